@@ -10,4 +10,5 @@ mod names;
 mod source;
 
 pub use graph::{circles, upward_imports};
+pub use module::is_production;
 pub use source::{Crate, SourceFile};

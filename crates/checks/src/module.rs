@@ -45,7 +45,7 @@ pub(crate) fn attributes(item: &Item) -> &[Attribute] {
 }
 
 /// Whether an item with these attributes is in a build that is neither a test, a model nor documentation.
-pub(crate) fn is_production(attrs: &[Attribute]) -> bool {
+pub fn is_production(attrs: &[Attribute]) -> bool {
     let conditions = attrs.iter().filter(|attr| attr.path().is_ident("cfg"));
     conditions
         .filter_map(|attr| attr.parse_args::<Meta>().ok())

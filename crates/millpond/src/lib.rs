@@ -76,6 +76,7 @@ mod workers;
 mod advice;
 mod copy;
 mod error;
+mod event;
 mod file_id;
 mod latency;
 mod memory;

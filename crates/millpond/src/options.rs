@@ -68,8 +68,9 @@ pub enum WriteMode {
     #[default]
     Through,
     /// Later: written pages stay in the cache, and reach the back end by age, by amount, or with a
-    /// sync. They are written back, too, when the last handle of the file is dropped. A process
-    /// that is killed before loses them, unless the engine has a keeper.
+    /// sync. They are written back, too, when the last handle of the file is dropped, before the drop returns, or
+    /// before the completion of the request that had it; of a handle that a waker drops, a moment later by another
+    /// thread. A process that is killed before loses them, unless the engine has a keeper.
     ///
     /// Writes that make a file longer reach it before they return, too, where each of the last ones was followed by
     /// a sync: nothing would be written with them.
@@ -188,7 +189,8 @@ impl EngineBuilder {
 
     /// Has a thread report each operation that waits for `limit` or longer, once, to `report` and as a warning
     /// of `tracing`. It looks twice in that time, every 5 ms at most, and every second at least; what it calls may
-    /// take its time, but must not wait for the operation. Default: nobody looks.
+    /// take its time, but must not wait for the operation. After a panic of the report it goes on with the next.
+    /// Default: nobody looks.
     ///
     /// # Examples
     ///

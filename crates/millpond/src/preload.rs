@@ -20,14 +20,14 @@ use std::task::Waker;
 use millpond_rangelock::Mode;
 
 use crate::error::Result;
-use crate::face::file::File;
+use crate::face::file::{File, release_handle};
 use crate::face::unattended::Around;
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
-use crate::queue::task::{Reading, Task, let_go};
+use crate::queue::task::{Reading, Task};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::read::unguarded::{self, Begun, UnguardedRead};
 use crate::units::PageIndex;
@@ -67,8 +67,8 @@ impl Reading for RawReading {
     }
 
     fn end(self, result: Result<usize>) {
-        let_go(self.file);
-        (self.done)(result);
+        let done = self.done;
+        release_handle(self.file, move || done(result));
     }
 }
 

@@ -23,6 +23,8 @@
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
+use millpond_rangelock::callback::TaskWaker;
+
 use crate::io::pool::Pool;
 
 /// Threads of one engine. Chosen, not measured.
@@ -37,8 +39,10 @@ pub(crate) fn workers() -> Arc<Pool> {
 pub(crate) struct Outcome<T>(Arc<Mutex<Told<T>>>);
 
 enum Told<T> {
-    Waits(Option<Waker>),
+    Waits(Option<TaskWaker>),
     Done(T),
+    /// The job has panicked.
+    Lost,
     Taken,
 }
 
@@ -47,12 +51,26 @@ pub(crate) struct Teller<T>(Arc<Mutex<Told<T>>>);
 
 impl<T> Teller<T> {
     pub(crate) fn tell(self, done: T) {
+        self.set(Told::Done(done));
+    }
+
+    fn set(&self, after: Told<T>) {
         let mut told = self.0.lock().expect("no panic under the lock");
-        let before = std::mem::replace(&mut *told, Told::Done(done));
+        if !matches!(*told, Told::Waits(_)) {
+            return;
+        }
+        let before = std::mem::replace(&mut *told, after);
         drop(told);
         if let Told::Waits(Some(waker)) = before {
             waker.wake();
         }
+    }
+}
+
+impl<T> Drop for Teller<T> {
+    /// Without an outcome: the job has unwound. Its task is woken, and panics as well.
+    fn drop(&mut self) {
+        self.set(Told::Lost);
     }
 }
 
@@ -71,7 +89,7 @@ impl<T: Send + 'static> Outcome<T> {
     }
 
     pub(crate) fn poll(&self, waker: &Waker) -> Poll<T> {
-        let fresh = waker.clone();
+        let fresh = TaskWaker::new(waker);
         let mut told = self.0.lock().expect("no panic under the lock");
         match std::mem::replace(&mut *told, Told::Taken) {
             Told::Done(done) => Poll::Ready(done),
@@ -81,6 +99,7 @@ impl<T: Send + 'static> Outcome<T> {
                 drop(old);
                 Poll::Pending
             }
+            Told::Lost => panic!("the operation has panicked, on a thread of the engine"),
             Told::Taken => panic!("polled after it was ready"),
         }
     }

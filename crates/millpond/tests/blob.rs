@@ -218,3 +218,31 @@ fn pages_are_read_in_place_from_a_direct_file() {
     drop(front);
     assert!(!is_cached(&blob, PAGE..PAGE + 1), "dropped");
 }
+
+/// Goal: a read that finds a byte missing leaves a vector with the bytes and the memory that it had.
+///
+/// Incident: each try reserved room for all of its range, a gigabyte for a look at nothing.
+#[test]
+fn a_read_that_misses_reserves_nothing() {
+    const PAGES: u64 = 300;
+    let engine = Engine::builder().cache_bytes(8 << 20).build().unwrap();
+    let blob = engine.blob(1 << 40, 4096).unwrap();
+    let range = 0..PAGES * 4096;
+    for missing in [1, 70, PAGES - 1] {
+        blob.claim(range.clone()).fills.into_iter().for_each(|fill| {
+            let len = fill.range().end - fill.range().start;
+            fill.bring(&vec![7; len as usize]);
+        });
+        let mut bytes = b"a pond".to_vec();
+        bytes.shrink_to_fit();
+        let capacity = bytes.capacity();
+        assert!(blob.try_read(&mut bytes, range.clone()), "{missing}: all is there");
+        assert_eq!(bytes.len(), 6 + range.end as usize);
+        bytes.truncate(6);
+        bytes.shrink_to_fit();
+        blob.forget(missing * 4096..(missing + 1) * 4096);
+        assert!(!blob.try_read(&mut bytes, range.clone()), "{missing}");
+        assert!(!blob.try_read(&mut bytes, range.start..1 << 40), "{missing}");
+        assert_eq!((&bytes[..], bytes.capacity()), (&b"a pond"[..], capacity), "{missing}");
+    }
+}

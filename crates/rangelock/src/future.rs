@@ -29,14 +29,23 @@ impl<L: RawRangeLock> Stage<L> {
         mode: Mode,
         cx: &mut Context<'_>,
     ) -> Poll<L::Held> {
-        let notify = || Notify::task(cx.waker());
-        let answer = match std::mem::replace(self, Stage::Done) {
-            Stage::Idle => raw.request(range, mode, notify),
-            Stage::Queued(queued) => raw.poll(range, mode, queued, notify),
+        let answer = match self {
+            Stage::Idle => raw.request(range, mode, || Notify::task(cx.waker())),
+            Stage::Queued(_) => {
+                // A clone that panics leaves the request in the queue, for `cancel` (callback.C3).
+                let notify = Notify::task(cx.waker());
+                let Stage::Queued(queued) = std::mem::replace(self, Stage::Done) else {
+                    unreachable!("looked at above")
+                };
+                raw.poll(range, mode, queued, || notify)
+            }
             Stage::Done => panic!("a lock future was polled after it was ready"),
         };
         match answer {
-            Request::Granted(held) => Poll::Ready(held),
+            Request::Granted(held) => {
+                *self = Stage::Done;
+                Poll::Ready(held)
+            }
             Request::Queued(queued) => {
                 *self = Stage::Queued(queued);
                 Poll::Pending

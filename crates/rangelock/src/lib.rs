@@ -49,6 +49,10 @@
 //! A future of [`RangeLock::lock_async`] that has been granted and is not polled is passed over
 //! after [`OFFER_GRACE`], and keeps its place.
 //!
+//! A waker is called by the thread that releases a range, with no lock held. It may come back to this lock, but should
+//! not wait: that thread waits with it. A panic of a waker ends there; the thread that releases goes on, and so do the
+//! others that it wakes.
+//!
 //! # Where it comes from
 //!
 //! Linux file systems that make reads atomic with respect to writes lock the whole file for it;
@@ -64,6 +68,8 @@
 extern crate millpond_schedule as std;
 
 mod budget;
+#[doc(hidden)] // for the crates that are built on this one
+pub mod callback;
 mod face;
 mod front;
 mod future;

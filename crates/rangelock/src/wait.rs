@@ -21,6 +21,7 @@ use std::cell::Cell;
 use std::task::Waker;
 use std::time::Instant;
 
+use crate::callback::TaskWaker;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Arc, futex_wait, futex_wake_one, spin_hint, yield_now};
 
@@ -158,12 +159,12 @@ pub struct Notify(Kind);
 #[derive(Debug)]
 enum Kind {
     Thread(Arc<Signal>, u32),
-    Task(Waker),
+    Task(TaskWaker),
 }
 
 impl Notify {
     pub(crate) fn task(waker: &Waker) -> Notify {
-        Notify(Kind::Task(waker.clone()))
+        Notify(Kind::Task(TaskWaker::new(waker)))
     }
 
     /// Whether it is up to somebody else when the grant is taken.

@@ -17,7 +17,8 @@
 //! - **A3** Being woken means to look again: the page may be EMPTY because its fill failed, in
 //!   somebody else's hands, or another page altogether.
 //! - **A4** Wakers run without the lock, on the thread that ended the state and in the middle of
-//!   its work: they may not wait for anything but locks that are held for moments.
+//!   its work: they may not wait for anything but locks that are held for moments. One that panics
+//!   keeps no other from being woken (`millpond_rangelock::callback`).
 //!
 //! The key is the address of the word, as a futex's is. One table serves the process: the waker
 //! knows the word and nothing else.
@@ -25,6 +26,8 @@
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
 use std::task::Waker;
+
+use millpond_rangelock::callback::TaskWaker;
 
 #[cfg(not(loom))]
 use crate::sync::futex;
@@ -53,7 +56,7 @@ struct Bucket {
 struct Waiting {
     word: usize,
     number: u64,
-    waker: Waker,
+    waker: TaskWaker,
 }
 
 /// A waker that was left with a page.
@@ -77,7 +80,7 @@ impl Parking {
     /// Leaves `waker` with a page that is FILLING or HIDDEN; `None` if it is neither (A1).
     pub(crate) fn arm(&self, word: &PageWord, waker: &Waker) -> Option<Parked> {
         let key = std::ptr::from_ref(word).addr();
-        let waker = waker.clone();
+        let waker = TaskWaker::new(waker);
         let mut bucket = self.bucket(key).lock().expect("no panic under the lock");
         // The table was made before WAITERS is looked at; pairs with the fence in `wake`.
         fence(SeqCst);
@@ -318,7 +321,7 @@ mod loom_tests {
             let key = std::ptr::from_ref(word).addr();
             let mut bucket = self.bucket(key).lock().unwrap();
             word.arm(seen)?;
-            bucket.waiting.push(Waiting { word: key, number: 0, waker: waker.clone() });
+            bucket.waiting.push(Waiting { word: key, number: 0, waker: TaskWaker::new(waker) });
             Some(Parked { word: key, number: 0 })
         }
     }

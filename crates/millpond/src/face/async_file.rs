@@ -29,6 +29,10 @@ use crate::workers::Outcome;
 /// No thread waits for it. A future of a read may be dropped at any time, or forgotten: nobody else
 /// ever has its buffer, and nobody waits for it.
 ///
+/// A waker is called by the thread that ends an operation, which may be another caller's. It may poll futures, submit
+/// requests and drop handles, but must not wait for the engine: that thread may have to end the operation that it waits
+/// for. A panic of a waker ends there, after the panic hook: no other operation is harmed, and its task is not woken.
+///
 /// What has no asynchronous form here never blocks, or is for the owner of the file's description:
 /// see [`AsyncFile::file`].
 ///

@@ -133,19 +133,25 @@ impl Blob {
         }
         let (was, end) = (dst.len(), range.end.min(self.len()));
         let mut offset = range.start.min(end);
-        if dst.try_reserve((end - offset) as usize).is_err() {
-            return false;
-        }
+        let capacity = dst.capacity();
         let slot = self.cached.cache().counters.mine();
         let most = (HIT_PAGES_MAX as u64 - 1) * u64::from(self.page_bytes());
         while offset < end {
             let part = (end - offset).min(most) as usize;
+            // Room for all once the first part has been a hit.
+            let room = if dst.len() == was { part } else { (end - offset) as usize };
+            if dst.try_reserve(room).is_err() {
+                dst.truncate(was);
+                dst.shrink_to(capacity);
+                return false;
+            }
             let path = HitPath::new(&self.cached, slot, TRIES_MAX);
-            // SAFETY: room for all of the range was reserved behind `was`.
+            // SAFETY: room for the part was reserved behind what `dst` has.
             let memory = unsafe { dst.as_mut_ptr().add(dst.len()) };
             // SAFETY: as above.
             if unsafe { path.try_read(memory, part, offset) } != Some(part) {
                 dst.truncate(was);
+                dst.shrink_to(capacity);
                 return false;
             }
             // SAFETY: the hit wrote that many bytes there.

@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
 
+use millpond_rangelock::callback::contain;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::buffers::Buffer;
 use crate::cache::Cache;
 use crate::error::{Error, Op, Result};
+use crate::event::event;
 use crate::face::blob::Blob;
 use crate::face::file::File;
 use crate::face::pipeline::Pipeline;
@@ -136,7 +138,7 @@ impl Engine {
         }
         let backend = &engine.shared.backend;
         let (back_end, reason) = (backend.name(), &backend.reason);
-        tracing::debug!(target: "millpond", cache_bytes, back_end, reason, "an engine");
+        event!(debug, cache_bytes, back_end, reason, "an engine");
         if let Some(limit) = watch {
             watch::begin(&engine.shared, limit).map_err(failed)?;
         }
@@ -150,7 +152,11 @@ impl Engine {
     ) -> io::Result<()> {
         let shared = Arc::downgrade(&self.shared);
         publish::begin(fd_min, move || {
-            shared.upgrade().map(|shared| Engine { shared }.text() + more().as_ref())
+            let shared = shared.upgrade()?;
+            let mut text = Engine { shared }.text();
+            // The callback does not keep the engine, and its panic does not keep the counts from being published.
+            contain(|| text += more().as_ref());
+            Some(text)
         })
     }
 
@@ -374,7 +380,7 @@ impl Engine {
         flusher.limits.set_cache_bytes(cache_bytes);
         cache.ledger.set_limits(flusher.limits.dirty_bytes_max(), cache_bytes);
         let holds = cache.set_limit(cache_bytes);
-        tracing::info!(target: "millpond", cache_bytes, holds, "another limit");
+        event!(info, cache_bytes, holds, "another limit");
         if holds > cache_bytes {
             flusher.starve(cache.ledger.kept());
         }

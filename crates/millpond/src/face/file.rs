@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
+use millpond_rangelock::callback;
+
 use crate::direct::{Extent, Operation};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -246,15 +248,35 @@ impl Drop for File {
         if cached.handles.fetch_sub(1, AcqRel) > 1 {
             return;
         }
-        if batch::is_open() {
+        if batch::is_open() || callback::is_running() {
             // A thread with an open batch must not wait: a fill may be ending here, whose guard
-            // it would wait for.
+            // it would wait for. So it is in a waker (`millpond_rangelock::callback`).
             let workers = Arc::clone(&cached.shared.workers);
             workers.run(Box::new(move || cached.leave()));
         } else {
             cached.leave();
         }
     }
+}
+
+/// Gives a handle back on a thread that must not wait, and then calls `end`. The last handle of a file writes back as it
+/// is dropped: that is left to a worker, and so is the call, which finds the bytes written.
+#[inline]
+pub(crate) fn release_handle(handle: Arc<File>, end: impl FnOnce() + Send + 'static) {
+    match Arc::into_inner(handle) {
+        None => end(),
+        Some(last) => release_last_handle(last, end),
+    }
+}
+
+/// [`release_handle`] of one that is known to be the last.
+#[cold]
+pub(crate) fn release_last_handle(last: File, end: impl FnOnce() + Send + 'static) {
+    let workers = Arc::clone(&last.cached.shared.workers);
+    workers.run(Box::new(move || {
+        drop(last);
+        end();
+    }));
 }
 
 impl std::fmt::Debug for File {

@@ -14,8 +14,8 @@
 //! - **O2** Guard and slot borrow from the file, and what it keeps, which is kept beside them and goes after
 //!   them.
 //! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the file's new
-//!   length, the last handle's write-back) is left to a worker. Not before its guard is gone, for which
-//!   all workers may wait: the rest of a short read goes to the back end again.
+//!   length, the last handle's write-back) is left to a worker, which reports the end afterwards. Not before its
+//!   guard is gone, for which all workers may wait: the rest of a short read goes to the back end again.
 //!
 //! Writes are carried out by workers. Of a ring that any thread submits to, a direct write may end in
 //! the thread that submitted it only, and if that truncates the file meanwhile, the kernel has it wait
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use crate::buffers::Buffer;
 use crate::direct::{self, Ended, Extent, Held};
 use crate::error::{Op, Result};
-use crate::face::file::{File, check_range};
+use crate::face::file::{File, check_range, release_handle};
 use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::flight::{Flight, KeptSlot};
@@ -265,12 +265,8 @@ impl<T: Tell> Ending for Read<T> {
 /// Gives the handle back, and then tells.
 #[inline(always)]
 fn end(handle: Arc<File>, buffers: Vec<Buffer>, tell: impl Tell, outcome: Result<usize>) {
-    if let Some(last) = Arc::into_inner(handle) {
-        // O3.
-        let workers = Arc::clone(&last.cached.shared.workers);
-        workers.run(Box::new(move || drop(last)));
-    }
-    tell(outcome, buffers);
+    // O3.
+    release_handle(handle, move || tell(outcome, buffers));
 }
 
 /// Reads into all of `buffers`, and waits for it.

@@ -5,6 +5,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millpond_rangelock::callback::contain;
+
+use crate::event::event;
 use crate::inode::Shared;
 use crate::thread::spawn;
 use crate::waits::{Dump, Waiting, Watch};
@@ -43,8 +46,8 @@ pub(crate) fn begin(shared: &Arc<Shared>, watch: Watch) -> io::Result<()> {
             drop(shared);
             for waiting in &long {
                 if !reported.contains(&waiting.key) {
-                    tracing::warn!(target: "millpond", "{waiting}");
-                    (watch.report)(waiting);
+                    event!(warn, "{waiting}");
+                    contain(|| (watch.report)(waiting));
                 }
             }
             reported = long.iter().map(|waiting| waiting.key).collect();

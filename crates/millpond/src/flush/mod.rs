@@ -24,6 +24,7 @@ use millpond_rangelock::Mode;
 
 use crate::cache::class::Class;
 use crate::cache::page::{State as PageState, Word, WritebackEnd};
+use crate::event::event;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::io::batch;
@@ -411,7 +412,7 @@ impl Run {
         let unknown = io::Error::from(io::ErrorKind::WriteZero);
         let error = self.error.as_ref().unwrap_or(&unknown);
         let (offset, len) = (self.written, self.end - self.written);
-        tracing::warn!(target: "millpond", offset, len, %error, "write-back failed");
+        event!(warn, offset, len, %error, "write-back failed");
         Failure::new(offset, len, error)
     }
 }

@@ -22,6 +22,7 @@ use millpond_rangelock::Mode;
 
 use crate::cache::pageset::PageSet;
 use crate::error::{Error, Op, Result};
+use crate::event::event;
 use crate::flush::owed::tell_flusher;
 use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
@@ -138,7 +139,7 @@ fn sync_locked(
             }
         }
         Err(error) => {
-            tracing::error!(target: "millpond", inode = file.id.inode, %error, "a sync failed");
+            event!(error, inode = file.id.inode, %error, "a sync failed");
             let failure = Failure::new(0, 0, &error);
             generations.fail(pass, failure);
             failure

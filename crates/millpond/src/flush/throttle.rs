@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::error::{Op, Result};
+use crate::event::event;
 use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
@@ -136,7 +137,7 @@ pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
             sync_in_background(file, Blocking::Try);
         }
     }
-    tracing::debug!(target: "millpond", kept, "write-back keeps what a write or a view needs");
+    event!(debug, kept, "write-back keeps what a write or a view needs");
     let _waits = file.waits(WaitFor::Room, 0, u64::MAX);
     let deadline = Instant::now() + patience;
     flusher.starve(ledger.kept());

@@ -18,6 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+use crate::event::event;
 use crate::inode::CachedFile;
 use crate::survival::{EntryUse, Intent, Survival};
 use crate::units::{FrameIndex, PageIndex};
@@ -45,7 +46,7 @@ impl CachedFile {
         if self.kept.slot.load(Acquire) != 0 {
             return true;
         }
-        let _one = self.kept.adopting.lock().expect("no panic under the lock");
+        let one = self.kept.adopting.lock().expect("no panic under the lock");
         if self.kept.slot.load(Acquire) != 0 {
             return true;
         }
@@ -63,7 +64,8 @@ impl CachedFile {
             }
             Err(error) => {
                 let inode = self.id.inode;
-                tracing::debug!(target: "millpond", inode, %error, "a file without a keeper: its writes go through");
+                drop(one);
+                event!(debug, inode, %error, "a file without a keeper: its writes go through");
                 false
             }
         }

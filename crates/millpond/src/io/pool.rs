@@ -6,6 +6,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use millpond_rangelock::callback::catch;
+
 use crate::io::batch;
 use crate::thread::spawn;
 
@@ -105,7 +107,8 @@ impl Pool {
         loop {
             if let Some(job) = state.queue.pop_front() {
                 drop(state);
-                job();
+                // A job that panics must not take the thread along: it counts.
+                catch(job);
                 state = self.state();
             } else if state.stopped {
                 return;

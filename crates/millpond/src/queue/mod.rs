@@ -44,6 +44,7 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 
 use crate::error::{Error, Op, Result};
+use crate::face::file::release_last_handle;
 use crate::face::unattended::{self, Around};
 use crate::io::backend::driver::{AbortOnUnwind, Driver};
 use crate::io::backend::shared_ring::{Held, SharedRing};
@@ -80,7 +81,8 @@ const BATCH_MAX: usize = 32;
 /// nothing is copied. Writes, syncs, and reads of more than 64 pages or an eighth of the cache, are carried
 /// out by a few threads of the engine.
 ///
-/// Dropping a queue does not stop what it was asked for.
+/// Dropping a queue does not stop its operations. Wakers of [`Queue::wait_async`] are called as those of an
+/// [`AsyncFile`](crate::AsyncFile) are.
 ///
 /// # Examples
 ///
@@ -411,7 +413,7 @@ impl Inner {
     fn start(self: &Arc<Self>, mut request: Request) -> Option<Completion> {
         request.kind.make_list(&request.file);
         if let Err(error) = request.check() {
-            return Some(request.fail(error));
+            return self.complete_at_once(request, Err(error));
         }
         // Of an engine that may have no queue.
         if let Err(error) = request.file.cached.shared.workers.start() {
@@ -422,7 +424,7 @@ impl Inner {
         let may_hit = request.file.hits;
         if request.kind.is_read() && may_hit {
             if let Some(moved) = try_hit(&mut request) {
-                return Some(request.complete(Ok(moved)));
+                return self.complete_at_once(request, Ok(moved));
             }
             let request = self.start_around(request)?;
             let mut pending = self.pending();
@@ -443,6 +445,21 @@ impl Inner {
                 queue.finish(number, request.carry_out());
             }
         }));
+        None
+    }
+
+    /// Completes a request of the open batch: it is returned, but where it has the last handle of its file a worker
+    /// completes it (task.T5).
+    #[inline]
+    fn complete_at_once(
+        self: &Arc<Self>,
+        request: Request,
+        result: Result<usize>,
+    ) -> Option<Completion> {
+        let (file, completion) = request.into_completion(result);
+        let Some(last) = Arc::into_inner(file) else { return Some(completion) };
+        let queue = Arc::clone(self);
+        release_last_handle(last, move || queue.complete(completion));
         None
     }
 

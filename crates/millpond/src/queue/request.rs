@@ -16,6 +16,9 @@ use crate::read::hit::HIT_PAGES_MAX;
 /// one queue are carried out in any order, at the same time: what must come after something else is
 /// submitted after that has completed.
 ///
+/// The handle is dropped before the completion is reported. Where it is the last one of its file, dirty pages of
+/// [`WriteMode::Back`](crate::WriteMode::Back) are written back first.
+///
 /// # Examples
 ///
 /// ```
@@ -256,8 +259,14 @@ impl Request {
     }
 
     pub(super) fn complete(self, result: Result<usize>) -> Completion {
+        self.into_completion(result).1
+    }
+
+    /// Its file's handle, which is to be dropped before the completion is reported, and that.
+    #[inline]
+    pub(super) fn into_completion(self, result: Result<usize>) -> (Arc<File>, Completion) {
         let (buffer, buffers) = self.kind.into_memory();
-        Completion { user_data: self.user_data, result, buffer, buffers }
+        (self.file, Completion { user_data: self.user_data, result, buffer, buffers })
     }
 
     /// ECANCELED.

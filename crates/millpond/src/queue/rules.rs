@@ -291,17 +291,20 @@ impl<E, S> Rules<E, S> {
         }
     }
 
-    /// A waiter goes away and wants nothing (Q6).
-    pub(crate) fn abandon(&mut self, ticket: Ticket, wakes: &mut Wakes<S>) {
+    /// A waiter goes away and wants nothing (Q6). Its signal, if it was not granted, is to be dropped outside of the
+    /// lock.
+    pub(crate) fn abandon(&mut self, ticket: Ticket, wakes: &mut Wakes<S>) -> Option<S> {
+        let mut signal = None;
         match self.collect(ticket) {
             Some(_) if !self.keeps(Rule::Return) => {}
             Some(events) if !self.keeps(Rule::ReturnToFront) => self.ready.extend(events),
             Some(events) => {
                 events.into_iter().rev().for_each(|event| self.ready.push_front(event));
             }
-            None => drop(self.unlink(ticket)),
+            None => signal = self.unlink(ticket).and_then(|waiter| waiter.signal),
         }
         self.dispatch_departure(wakes);
+        signal
     }
 
     /// How many events became unassigned since this was last asked (Q8).

@@ -166,7 +166,7 @@ fn a_dropped_grant_goes_to_the_next() {
     woken(|wakes| queue.complete(0, wakes));
     assert_eq!(woken(|wakes| queue.complete(1, wakes)), [1]);
     assert_eq!(woken(|wakes| queue.complete(2, wakes)), []);
-    assert_eq!(woken(|wakes| queue.abandon(dropped, wakes)), [2]);
+    assert_eq!(woken(|wakes| _ = queue.abandon(dropped, wakes)), [2]);
     assert_eq!(queue.collect(next), Some(vec![0, 1, 2]));
 }
 
@@ -183,7 +183,7 @@ fn a_senior_that_leaves_sets_its_reserve_free() {
     queue.admit(2);
     woken(|wakes| queue.complete(5, wakes));
     let one = wait(&mut queue, 1, 1, 1);
-    assert_eq!(woken(|wakes| queue.abandon(two, wakes)), [1]);
+    assert_eq!(woken(|wakes| _ = queue.abandon(two, wakes)), [1]);
     assert_eq!(queue.collect(one), Some(vec![5]));
 }
 

@@ -17,8 +17,8 @@
 //!   worker.
 //! - **T4** Who takes the request out of the body completes it: the runner that finished it, or a
 //!   cancel. The body's lock is held for a step; nobody waits under it.
-//! - **T5** The last handle of a file writes back as it goes: not here, where a fill may be ending, but on
-//!   a worker. Any other handle is gone before the completion is told.
+//! - **T5** The file's handle is dropped before the completion is reported. The last one writes back as it is
+//!   dropped: not here, where a fill may be ending, but on a worker, which then reports the completion.
 //!
 //! [`File::start_read_raw`]: crate::File::start_read_raw
 
@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
 use crate::error::Result;
-use crate::face::file::File;
+use crate::face::file::{File, release_handle};
 use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Request};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
@@ -81,7 +81,7 @@ pub(crate) trait Reading: Send + Sized + 'static {
     /// Goes on with `miss`, which is always the one of this read.
     fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step;
 
-    /// Tells the result. The file's handle is to go by [`let_go`], before that.
+    /// Reports the result, after the file's handle was dropped by [`release_handle`] (T5).
     fn end(self, result: Result<usize>);
 }
 
@@ -136,16 +136,10 @@ impl Reading for OfQueue {
     fn end(self, result: Result<usize>) {
         let Request { file, user_data, kind } = self.request;
         let (buffer, buffers) = kind.into_memory();
-        let_go(file);
-        self.queue.finish(self.number, Completion { user_data, result, buffer, buffers });
-    }
-}
-
-/// Drops a handle where a fill may be ending (T5).
-pub(crate) fn let_go(file: Arc<File>) {
-    let workers = Arc::clone(&file.cached.shared.workers);
-    if let Some(last) = Arc::into_inner(file) {
-        workers.run(Box::new(move || drop(last)));
+        let (queue, number) = (self.queue, self.number);
+        release_handle(file, move || {
+            queue.finish(number, Completion { user_data, result, buffer, buffers });
+        });
     }
 }
 

@@ -10,12 +10,14 @@
 //! finds its events there even if it was not told yet, and a later wake touches a signal that
 //! nobody reads.
 //!
-//! Locks: the rules'; nothing is called under it.
+//! Locks: the rules'; nothing is called under it, and no waker is cloned or dropped (`millpond_rangelock::callback`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::{Poll, Waker};
 use std::time::Instant;
+
+use millpond_rangelock::callback::TaskWaker;
 
 use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::signal::{Signal, Woken};
@@ -25,7 +27,7 @@ use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 /// What to tell of a grant: once, and that is the last touch (signal.G1).
 pub(crate) enum Notify {
     Thread(Arc<Signal>),
-    Task(Waker),
+    Task(TaskWaker),
 }
 
 /// Until when a waiter waits, and for how many.
@@ -212,19 +214,20 @@ impl<E> Waiting<E> {
         waker: &Waker,
     ) -> Poll<Vec<E>> {
         let mut wakes = Wakes::new();
+        let mut fresh = Some(TaskWaker::new(waker));
+        let mut notify = || Notify::Task(fresh.take().expect("for one waiter"));
         let mut rules = self.lock();
         if let Some(waiting) = *ticket {
             if let Some(events) = rules.collect(waiting) {
                 *ticket = None;
                 return Poll::Ready(events);
             }
-            let old = rules.resignal(waiting, Notify::Task(waker.clone()));
+            let old = rules.resignal(waiting, notify());
             drop(rules);
-            // A waker may do anything as it goes: not under the lock.
+            // A waker may do anything as it is dropped: not under the lock.
             drop(old);
             return Poll::Pending;
         }
-        let notify = || Notify::Task(waker.clone());
         let arrival = rules.arrive(min, max, notify, &mut wakes);
         self.tell(rules, wakes);
         match arrival {
@@ -240,7 +243,8 @@ impl<E> Waiting<E> {
     pub(crate) fn abandon(&self, ticket: Ticket) {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
-        rules.abandon(ticket, &mut wakes);
+        let old = rules.abandon(ticket, &mut wakes);
         self.tell(rules, wakes);
+        drop(old);
     }
 }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
+use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Guard, Mode, OwnedGuard};
 use smallvec::SmallVec;
 
@@ -203,7 +204,7 @@ impl Aside {
             first,
             frames: SmallVec::new(),
             size,
-            arrival: Arrival::new(waker.clone()),
+            arrival: Arrival::new(TaskWaker::new(waker)),
         };
         for _ in first.to(last) {
             let Some(frame) = cache.take_frame(class) else { return Err(guard) };

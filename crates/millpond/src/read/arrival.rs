@@ -12,6 +12,8 @@
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::Waker;
 
+use millpond_rangelock::callback::TaskWaker;
+
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 const UNDER_WAY: u64 = u64::MAX;
@@ -19,20 +21,20 @@ const UNDER_WAY: u64 = u64::MAX;
 pub(crate) struct Arrival {
     /// How many bytes, or [`UNDER_WAY`].
     bytes: AtomicU64,
-    waker: Mutex<Option<Waker>>,
+    waker: Mutex<Option<TaskWaker>>,
 }
 
 impl Arrival {
-    pub(crate) fn new(waker: Waker) -> Arrival {
+    pub(crate) fn new(waker: TaskWaker) -> Arrival {
         Arrival { bytes: AtomicU64::new(UNDER_WAY), waker: Mutex::new(Some(waker)) }
     }
 
-    fn waker(&self) -> MutexGuard<'_, Option<Waker>> {
+    fn waker(&self) -> MutexGuard<'_, Option<TaskWaker>> {
         self.waker.lock().expect("no panic under the lock")
     }
 
     /// So many bytes have arrived, and no more will; whom to wake.
-    pub(crate) fn end(&self, bytes: u64) -> Option<Waker> {
+    pub(crate) fn end(&self, bytes: u64) -> Option<TaskWaker> {
         // Release: AR2.
         self.bytes.store(bytes, Release);
         self.waker().take()
@@ -43,11 +45,12 @@ impl Arrival {
         if self.bytes() != UNDER_WAY {
             return true;
         }
+        // Cloned before the lock is taken, and dropped after it (`millpond_rangelock::callback`).
+        let fresh = TaskWaker::new(waker);
         let mut told = self.waker();
-        if told.as_ref().is_some_and(|told| !told.will_wake(waker)) {
-            *told = Some(waker.clone());
-        }
+        let old = if told.is_some() { told.replace(fresh) } else { Some(fresh) };
         drop(told);
+        drop(old);
         self.bytes() != UNDER_WAY
     }
 
@@ -82,8 +85,8 @@ mod loom_tests {
     /// A read that ends beside a task that is called with another waker; `call` is what the task does.
     fn ends_beside_a_call(call: fn(&Arrival, &Waker) -> bool) {
         loom::model(move || {
-            let first = Waker::from(Untracked::new(Woken(AtomicBool::new(false))));
-            let shared = Arc::new((Arrival::new(first), UnsafeCell::new(0)));
+            let first = &Waker::from(Untracked::new(Woken(AtomicBool::new(false))));
+            let shared = Arc::new((Arrival::new(TaskWaker::new(first)), UnsafeCell::new(0)));
             let task = Untracked::new(Woken(AtomicBool::new(false)));
             let caller = thread::spawn({
                 let (shared, task) = (Arc::clone(&shared), Untracked::clone(&task));
@@ -100,7 +103,9 @@ mod loom_tests {
             let (arrival, byte) = &*shared;
             // SAFETY: as above.
             byte.with_mut(|byte| unsafe { *byte = 7 });
-            arrival.end(1).inspect(|waker| waker.wake_by_ref());
+            if let Some(waker) = arrival.end(1) {
+                waker.wake();
+            }
             let has_ended = caller.join().unwrap();
             assert!(has_ended || task.0.load(Relaxed), "nobody wakes it");
         });

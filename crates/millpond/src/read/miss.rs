@@ -48,6 +48,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::page::State;
@@ -303,7 +304,7 @@ impl Miss {
                 Err(guard) => guard,
             };
             let progress = self.progress.get_or_insert_default();
-            let reads = Reads { progress, waker, ring };
+            let mut reads = Reads { progress, waker: Some(TaskWaker::new(waker)), ring };
             match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
                 // Acquire: pairs with the release in `Telling`. Argued: there.
                 Started::All if progress.ended.load(Acquire) => {}
@@ -443,7 +444,7 @@ impl Drop for Miss {
 /// Tells of the end of a read as it goes.
 struct Telling {
     progress: Arc<Progress>,
-    waker: Waker,
+    waker: Option<TaskWaker>,
 }
 
 impl Drop for Telling {
@@ -451,15 +452,17 @@ impl Drop for Telling {
         // Release: who finds it set finds the pages as the read has left them. Argued: a shortcut; who
         // does not is woken.
         self.progress.ended.store(true, Release);
-        self.waker.wake_by_ref();
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
     }
 }
 
 /// How reads are started.
 struct Reads<'r> {
     progress: &'r Arc<Progress>,
-    /// For the end of a read that brings all pages.
-    waker: &'r Waker,
+    /// For the end of a read that brings all pages, which takes it. Cloned before a page is claimed (`millpond_rangelock::callback`).
+    waker: Option<TaskWaker>,
     ring: Option<&'r Arc<SharedRing>>,
 }
 
@@ -467,7 +470,7 @@ impl Reads<'_> {
     /// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with
     /// `spare`, if there is one.
     fn start_missing(
-        &self,
+        &mut self,
         file: &Arc<CachedFile>,
         guard: OwnedGuard,
         pages: RangeInclusive<PageIndex>,
@@ -499,10 +502,8 @@ impl Reads<'_> {
             };
             file.cache().counters.mine().missed(run.frames.len() as u64);
             let brings_all = run.frames.len() == count;
-            let telling = brings_all.then(|| Telling {
-                progress: Arc::clone(self.progress),
-                waker: self.waker.clone(),
-            });
+            let telling = brings_all
+                .then(|| Telling { progress: Arc::clone(self.progress), waker: self.waker.take() });
             // They go in this order.
             let keep = (own.take(), shared.clone(), spare.take(), telling);
             // Where it is refused, it has failed.
@@ -522,19 +523,22 @@ fn offer(
     waker: &Waker,
 ) -> Offer {
     let (file, ring) = (Arc::clone(wanted.file), wanted.ring.cloned());
-    let (progress, waker) = (Arc::clone(progress), waker.clone());
+    let (progress, mut waker) = (Arc::clone(progress), Some(TaskWaker::new(waker)));
     Box::new(move |slot| {
         let mut spare = Some(slot);
         let range = file.pages(file.start_of(*pages.start()), file.start_of(*pages.end() + 1));
         // Where there is no guard or no frame now, the task looks what to do.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
             let ring = SharedRing::of_this_batch(ring.as_ref());
-            let reads = Reads { progress: &progress, waker: &waker, ring };
+            let mut reads = Reads { progress: &progress, waker: waker.take(), ring };
             if matches!(reads.start_missing(&file, guard, pages, &mut spare), Started::All) {
                 return spare;
             }
+            waker = reads.waker;
         }
-        waker.wake();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
         spare
     })
 }

@@ -28,6 +28,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::process::{PidfdFlags, Resource};
 
+use crate::event::event;
 use crate::survival::layout::{EntryUse, FREE, Intent, Layout, OPS, RECORD_BYTES, boot_id};
 use crate::survival::life::Seen;
 use crate::survival::tables::{Tables, unbroken};
@@ -78,7 +79,7 @@ impl Survival {
         survival.id = answer.value;
         survival.keeper = Some((Trust::Peer(answer.keeper), Seen::new(life)?));
         survival.said_goodbye = AtomicBool::new(false);
-        tracing::debug!(target: "millpond", keeper = %address, "a keeper has the cache");
+        event!(debug, keeper = %address, "a keeper has the cache");
         Ok(survival)
     }
 
@@ -140,7 +141,7 @@ impl Survival {
     pub(crate) fn tell_lost(&self) {
         // Relaxed: who is first says it.
         if self.has_lost_keeper() && !self.told_lost.swap(true, Relaxed) {
-            tracing::warn!(target: "millpond", keeper = %self.address, "the keeper is lost: writes go through from now on");
+            event!(warn, keeper = %self.address, "the keeper is lost: writes go through from now on");
         }
     }
 

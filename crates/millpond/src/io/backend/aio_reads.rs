@@ -152,9 +152,10 @@ impl Reads {
                 read.done.end(event.outcome());
                 files.push(descriptors);
             }
-            drop(batch);
             let ended = files.len();
+            // Within the batch: a close may wait.
             drop(files);
+            drop(batch);
             let mut state = self.state();
             state.in_flight -= ended;
             if state.stopped && state.in_flight == 0 {

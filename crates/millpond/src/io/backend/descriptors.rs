@@ -23,7 +23,9 @@ use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{OpenedFor, Seek};
+use crate::io::batch;
 use crate::io::transfer::TransferCounts;
+use crate::thread::spawn;
 
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: i32 = 0x20;
@@ -75,6 +77,20 @@ pub(crate) struct Descriptors {
     checked_in: AtomicU64,
     /// One of them is somebody else's by now. A hint: then transfers go to no ring, which could wait for that.
     is_lost: AtomicBool,
+}
+
+impl Drop for Descriptors {
+    /// A close may wait for a server, as those of network file systems do. The last reference may be that of a read on
+    /// the thread that reaps others' reads as well (with an open batch): then a thread of its own closes.
+    fn drop(&mut self) {
+        if !batch::is_open() {
+            return;
+        }
+        let shared = [self.read.take(), self.write.take()];
+        let own = [self.direct_read.take(), self.direct_write.take(), self.seek.take()];
+        // Without a thread they are closed here, as the closure is dropped.
+        let _ = spawn("millpond-close", move || drop((shared, own)));
+    }
 }
 
 impl Descriptors {
@@ -469,5 +485,53 @@ mod tests {
         assert!(unsafe { libc::dup2(other.as_raw_fd(), number) } >= 0);
         let error = descriptors.sync(true).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+    }
+
+    /// Goal: a close that waits does not keep the thread that ends other reads.
+    /// Method: a socket whose close waits until its peer has taken all, or half a minute.
+    #[test]
+    fn a_close_in_a_batch_keeps_no_other_read_waiting() {
+        use std::io::{ErrorKind, Write};
+        use std::net::{TcpListener, TcpStream};
+        use std::time::{Duration, Instant};
+        static LINGER: libc::linger = libc::linger { l_onoff: 1, l_linger: 30 };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut full = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap();
+        full.set_nonblocking(true).unwrap();
+        while full.write(&[0; 1 << 16]).map_err(|error| error.kind()) != Err(ErrorKind::WouldBlock)
+        {
+        }
+        full.set_nonblocking(false).unwrap();
+        // SAFETY: the argument is valid for the call.
+        let set = unsafe {
+            let (linger, len) = (&raw const LINGER, size_of::<libc::linger>() as u32);
+            libc::setsockopt(
+                full.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                linger.cast(),
+                len,
+            )
+        };
+        assert_eq!(set, 0);
+        let number = full.as_raw_fd();
+        let file = tempfile::tempfile().unwrap();
+        let descriptors = buffered(&file);
+        descriptors.read.set(Arc::new(full.into())).unwrap();
+        let begun = Instant::now();
+        let batch = batch::open();
+        drop(descriptors);
+        drop(batch);
+        assert!(begun.elapsed() < Duration::from_secs(20), "the close has been waited for");
+        // It ends when the peer is gone.
+        drop(peer);
+        let link = format!("/proc/self/fd/{number}");
+        let is_socket =
+            || std::fs::read_link(&link).is_ok_and(|to| to.to_string_lossy().starts_with("socket"));
+        while is_socket() && begun.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!is_socket(), "it is not closed");
     }
 }
