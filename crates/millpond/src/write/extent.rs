@@ -26,6 +26,7 @@ use crate::flush;
 use crate::inode::CachedFile;
 use crate::inode::space;
 use crate::io::backend::Seek;
+use crate::io::backend::allocation::Overwrites;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::survival::Intent;
@@ -156,6 +157,10 @@ impl CachedFile {
         }
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
         let edges = self.edges(offset, end, size);
+        if op == Op::Zero && self.backing.overwrites() == Overwrites::InPlaceUnlessShared {
+            // space.S1: XFS frees the range first, and may then find no space for it.
+            flush::write_back(self, first, last, op)?;
+        }
         self.hide_and_settle(op, first, last, edges)?;
         let (start, stop) = (offset, end.min(size));
         let intent = match op {
@@ -178,6 +183,10 @@ impl CachedFile {
             }
             outcome
         });
+        if outcome.as_ref().is_err_and(|failure| !failure.refused) {
+            // space.S1. What fails is noted, and stays dirty.
+            let _ = flush::write_back(self, first, last, op);
+        }
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
     }
