@@ -46,7 +46,7 @@ impl Mount {
 
     #[track_caller]
     fn of(make: &str, args: &[&str], bytes: u64) -> Option<Mount> {
-        let dir = temp_dir();
+        let dir = memory_dir().unwrap_or_else(temp_dir);
         let (image, point) = (dir.path().join("image"), dir.path().join("mounted"));
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         std::fs::create_dir(&point).unwrap();
@@ -67,12 +67,19 @@ impl Mount {
                 at += len;
             }
         }
-        filler.sync_all().unwrap();
     }
 
     pub fn free_blocks(&self) -> u64 {
         rustix::fs::statvfs(&self.point).unwrap().f_bfree
     }
+}
+
+/// A directory in memory, where there is room: a full file system waits for its disk at each turn.
+fn memory_dir() -> Option<tempfile::TempDir> {
+    const SPARE_BYTES: u64 = 2 << 30;
+    let dir = tempfile::tempdir_in("/dev/shm").ok()?;
+    let system = rustix::fs::statvfs(dir.path()).ok()?;
+    (system.f_bavail * system.f_frsize >= SPARE_BYTES).then_some(dir)
 }
 
 /// Runs a command of root's; what is in the way is a skip.

@@ -14,7 +14,7 @@ const FILE_BYTES_MAX: u64 = 3 << 20;
 /// What is free in the beginning, at most.
 const FREE_BYTES_MAX: u64 = 4 << 20;
 /// On each file system and backing.
-const STEPS: u32 = 40;
+const STEPS: u32 = 30;
 
 struct Subject {
     what: String,
@@ -295,8 +295,8 @@ impl Subject {
     /// The other program takes what is free, or gives some back.
     fn fill(&mut self) {
         match self.random.below(10) {
-            0..=5 => self.mount.fill_up(&self.filler),
-            6 => {
+            0..=4 => self.mount.fill_up(&self.filler),
+            5 => {
                 let filler = std::fs::File::options().write(true).open(&self.filler).unwrap();
                 let given = self.random.below(1 << 20);
                 filler.set_len(filler.metadata().unwrap().len().saturating_sub(given)).unwrap();
