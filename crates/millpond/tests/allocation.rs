@@ -10,25 +10,11 @@ use std::time::Duration;
 
 use millpond::{BackendChoice, Backing, File};
 
-use rustix::fs::FallocateFlags;
-
 use common::mount::Mount;
 use common::{engine, in_own_process, same, set_limit, temp_dir, write_back};
 
 const PAGE: usize = 4096;
 const FILE_BYTES: usize = 8 << 20;
-
-/// Takes all the space that is left.
-fn fill_up(mount: &Mount) {
-    let filler = std::fs::File::create(mount.point.join("filler")).unwrap();
-    let mut at = 0;
-    for len in [64 << 20, 1 << 20, 64 << 10, PAGE as u64] {
-        while rustix::fs::fallocate(&filler, FallocateFlags::empty(), at, len).is_ok() {
-            at += len;
-        }
-    }
-    filler.sync_all().unwrap();
-}
 
 /// Overwrites pages of the file here and there. What was acknowledged must be stored by a sync.
 fn overwrite(path: &Path, backing: Backing, what: &str) {
@@ -73,7 +59,7 @@ fn overwriting_is_told_of_a_full_disk_where_it_takes_new_blocks() {
                 let cloned = cp.arg("--reflink=always").args([&path, &clone]).status();
                 assert!(cloned.unwrap().success());
             }
-            fill_up(&mount);
+            mount.fill_up(&mount.point.join("filler"));
             overwrite(&path, backing, &format!("{what}, {backing:?}"));
         }
     }

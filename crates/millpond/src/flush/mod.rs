@@ -13,7 +13,7 @@ mod attend;
 
 pub(crate) mod throttle;
 
-pub(crate) mod space;
+pub(crate) mod at_risk;
 
 pub(crate) mod through;
 
@@ -27,6 +27,7 @@ use crate::cache::page::{State as PageState, Word, WritebackEnd};
 use crate::event::event;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
+use crate::inode::space;
 use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
@@ -35,6 +36,7 @@ use crate::writeback::Failure;
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
 
+pub(crate) use crate::flush::at_risk::{has_pages_at_risk, write_back_at_risk};
 pub(crate) use crate::flush::durable::{Durability, conclude, conclude_apart, tell_of_others};
 pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back};
 pub(crate) use crate::flush::sync::{redirty_suspects, sync, sync_written};
@@ -79,6 +81,8 @@ pub(crate) struct Flushed {
     pub(crate) failure: Option<Failure>,
     /// All went in one durable transfer, if anything did.
     pub(crate) durable: bool,
+    /// The end of the last run of which a transfer failed.
+    failed_end: u64,
 }
 
 impl Flushed {
@@ -89,6 +93,7 @@ impl Flushed {
             _ => false,
         };
         self.pages += other.pages;
+        self.failed_end = self.failed_end.max(other.failed_end);
         self.failure = self.failure.or(other.failure);
     }
 }
@@ -96,6 +101,32 @@ impl Flushed {
 /// Writes back the pages from `first` to `last` that are DIRTY when it begins (dirty.B3). `durable`: in one
 /// durable transfer, if one is enough.
 pub(crate) fn flush(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    busy_pages: BusyPages,
+    durable: bool,
+) -> Flushed {
+    let flushed = flush_range(file, first, last, busy_pages, durable);
+    after_failure(file, &flushed, last == PageIndex::LAST);
+    flushed
+}
+
+/// A write-back that failed may have freed the blocks of other dirty pages (space.S3): they are written back
+/// at once, while the blocks are free. `is_rest`: they were, as far as they are beyond the end.
+fn after_failure(file: &CachedFile, flushed: &Flushed, is_rest: bool) {
+    if flushed.failed_end == 0 {
+        return;
+    }
+    if let Some(end) = space::write_back_failed(file, flushed.failed_end)
+        && !is_rest
+    {
+        // Its failures are noted in the state. Skip: the caller may have hidden pages there.
+        flush_range(file, file.page_of(end), PageIndex::LAST, BusyPages::Skip, false);
+    }
+}
+
+fn flush_range(
     file: &CachedFile,
     first: PageIndex,
     last: PageIndex,
@@ -134,7 +165,7 @@ pub(crate) fn flush(
         // the holder of the guard may wait for that.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let _guard = file.ranges.lock(range, Mode::Shared);
-        all.add(flush(file, page, page, BusyPages::Wait, false));
+        all.add(flush_range(file, page, page, BusyPages::Wait, false));
     }
     all
 }
@@ -143,7 +174,9 @@ pub(crate) fn flush(
 pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
     let (number, pages) = file.writeback.state().dirty.begin_some(at_most);
-    Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0
+    let flushed = Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0;
+    after_failure(file, &flushed, false);
+    flushed
 }
 
 /// A flush that has taken its pages.
@@ -272,7 +305,11 @@ impl Flush<'_> {
             }
         }
         let mut ends = Vec::with_capacity(claimed.len());
+        let mut failed_end = 0;
         for run in &mut runs {
+            if run.written < run.end {
+                failed_end = failed_end.max(run.end);
+            }
             let pages = &claimed[run.claimed.clone()];
             for &(page, _) in pages {
                 let is_written = run.written >= run.end.min(file.start_of(page + 1));
@@ -291,6 +328,7 @@ impl Flush<'_> {
             pages: claimed.len(),
             durable: durable && ends.iter().all(|&end| end == WritebackEnd::Stable),
             failure: failure.or(suspicion),
+            failed_end,
         }
     }
 

@@ -7,7 +7,7 @@ use millpond_rangelock::Mode;
 
 use crate::error::{Op, Result};
 use crate::flush::owed::write_back;
-use crate::flush::space;
+use crate::inode::space;
 use crate::inode::{CachedFile, Shared, registry};
 use crate::options::WriteMode;
 use crate::units::PageIndex;

@@ -48,7 +48,7 @@ use crate::inode::backend::Backend;
 use crate::inode::kept::Kept;
 use crate::inode::mapped::Mapped;
 use crate::inode::registry::Registry;
-use crate::inode::space::Space;
+use crate::inode::space::account::Space;
 use crate::inode::turns::{Turn, Turns};
 use crate::inode::unguarded::Unguarded;
 use crate::io::backend::BackingFile;

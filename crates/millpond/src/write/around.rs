@@ -11,6 +11,7 @@ use crate::cache::step::Hiding;
 use crate::cache::table::Held;
 use crate::error::{Op, Result};
 use crate::flush::{self, Durability};
+use crate::inode::space;
 use crate::inode::{Blocking, CachedFile};
 use crate::options::WriteMode;
 use crate::units::{FrameIndex, PageIndex};
@@ -37,6 +38,9 @@ impl Write<'_> {
     /// has found that it [`Write::has_to_wait`] for nothing.
     pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<Around> {
         let file = self.file;
+        if blocking == Blocking::Wait {
+            self.clear_end()?;
+        }
         // What is cached keeps its leaf. Nothing comes in: the guard is ours (page.W3).
         let is_there = |word: Word| word.state() != State::Empty;
         if !file.core().any_word(&file.cache().frames, self.first, self.last, is_there) {
@@ -59,7 +63,27 @@ impl Write<'_> {
     /// write-backs of pages that it hides, as the flusher may claim a DIRTY one at any time. Under the
     /// guard, what is not so stays not so.
     pub(crate) fn has_to_wait(&self) -> bool {
+        let end = self.offset + self.len;
         flush::owes(self.file, self.first, self.last)
+            || flush::has_pages_at_risk(self.file, end)
+            || (self.offset > self.size && space::has_reserved_ahead(self.file, self.size))
+    }
+
+    /// Before a write past the cache: no dirty page counts on blocks that it may free (space.S2), and none are
+    /// reserved where it leaves a hole (space.S5). No page of the file is hidden by the caller.
+    pub(super) fn clear_end(&self) -> Result<()> {
+        flush::write_back_at_risk(self.file, self.offset + self.len)?;
+        if self.offset > self.size && space::has_reserved_ahead(self.file, self.size) {
+            space::trim(self.file, self.size);
+        }
+        Ok(())
+    }
+
+    /// After a write past the cache, of which `moved` bytes were taken, and the file's size is set.
+    pub(super) fn end_cleared(&self, moved: u64) {
+        if self.offset + self.len > self.size {
+            space::end_moved(self.file, self.size, moved == self.len);
+        }
     }
 
     /// The pages that must be clean before the back end is given new bytes of theirs: those that are
@@ -93,6 +117,7 @@ impl Write<'_> {
             let last = file.page_of(whole.end) - 1;
             file.writeback.generations.overwritten(file.page_of(whole.start), last);
         }
+        self.end_cleared(moved);
         if around.is_cached {
             self.drop_or_show(end);
         }
@@ -126,7 +151,7 @@ impl Write<'_> {
         }
         match self.file.backing.len() {
             // Not left there: the next write beyond it would have what was kept come back.
-            Ok(kept) if kept > size && self.file.backing.set_len(size).is_err() => kept.min(end),
+            Ok(kept) if kept > size && space::set_len(self.file, size).is_err() => kept.min(end),
             _ => size,
         }
     }

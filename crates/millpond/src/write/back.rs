@@ -8,8 +8,8 @@ use crate::cache::step;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
-use crate::flush::space;
 use crate::inode::leaves::Leaves;
+use crate::inode::space;
 use crate::io::flight::Slots;
 use crate::io::segment::Segment;
 use crate::io::transfer::Transfer;
@@ -29,13 +29,15 @@ impl Write<'_> {
             return Ok(false);
         }
         let leaves = &mut Leaves::new(self.file);
-        if !space::reserve(self.file, start, end, self.size) {
-            return Ok(false);
+        let losses = self.file.space.losses();
+        let reserved = space::reserve(self.file, start, end, self.size);
+        let waits = reserved
+            && ((pages == 1 && self.overwrite(leaves)?) || self.back_many(leaves, pages)?);
+        if self.file.space.losses() != losses {
+            // space.S1, S3: dirty pages of the range, this write's among them, may have no blocks.
+            flush::write_back(self.file, self.first, self.last, Op::Write)?;
         }
-        if pages == 1 && self.overwrite(leaves)? {
-            return Ok(true);
-        }
-        self.back_many(leaves, pages)
+        Ok(waits)
     }
 
     /// The same of any pages.
@@ -240,7 +242,7 @@ impl Write<'_> {
     pub(super) fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {
-            return Ok(self.file.backing.set_len(start).is_ok());
+            return Ok(space::extend(self.file, self.size, start).is_ok());
         }
         Ok(true)
     }

@@ -23,9 +23,10 @@ use crate::cache::page::{Shown, State};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
-use crate::flush::space;
 use crate::inode::CachedFile;
+use crate::inode::space;
 use crate::io::backend::Seek;
+use crate::io::backend::allocation::Overwrites;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::survival::Intent;
@@ -70,7 +71,7 @@ impl CachedFile {
         let (guard, size) = self.lock_from_end(len);
         let intent = Intent::Truncate { len };
         let outcome = if len >= size {
-            self.intending(intent, || self.extend(len))
+            self.intending(intent, || self.extend(size, len))
         } else {
             let first = self.page_of(len);
             let tail = (len > self.start_of(first)).then_some(first);
@@ -81,9 +82,12 @@ impl CachedFile {
         outcome
     }
 
-    /// Moves the end of the file up to `len`.
-    fn extend(&self, len: u64) -> Result<()> {
-        self.backing.set_len(len).map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
+    /// Moves the end of the file from `size` up to `len`.
+    fn extend(&self, size: u64, len: u64) -> Result<()> {
+        let is_longer = len > size && self.backing.len().is_ok_and(|now| now < len);
+        let set =
+            if is_longer { space::extend(self, size, len) } else { space::set_len(self, len) };
+        set.map_err(|error| Error::io(Op::Truncate, len, 0, error))?;
         self.set_size(len);
         Ok(())
     }
@@ -91,7 +95,7 @@ impl CachedFile {
     /// Cuts the file, whose pages from `first` on are hidden, to `len`, which lies in page `tail`.
     fn cut(&self, len: u64, first: PageIndex, tail: Option<PageIndex>) -> Result<()> {
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
-        if let Err(error) = self.backing.set_len(len) {
+        if let Err(error) = space::set_len(self, len) {
             self.show_hidden(first, PageIndex::LAST);
             if let Some(frame) = fresh {
                 self.cache().frames.free(frame, Class::page(self.core().page_shift));
@@ -104,7 +108,6 @@ impl CachedFile {
         }
         drop_pages(self, first, PageIndex::LAST);
         self.writeback.forget(first + u64::from(tail.is_some()), PageIndex::LAST);
-        self.space.forget(len, u64::MAX);
         Ok(())
     }
 
@@ -113,7 +116,7 @@ impl CachedFile {
         self.clear(Op::Punch, offset, end, |size| {
             // To the end of the file's last page, so that its block goes, too.
             let end = end.min(size.next_multiple_of(self.core().page_bytes() as u64));
-            Ok(self.backing.zero(offset, end - offset, false)?)
+            Ok(space::zero(self, offset, end - offset, false)?)
         })
     }
 
@@ -121,7 +124,7 @@ impl CachedFile {
     pub(crate) fn zero(&self, offset: u64, end: u64) -> Result<()> {
         self.clear(Op::Zero, offset, end, |size| {
             let end = end.min(size);
-            match self.backing.zero(offset, end - offset, true) {
+            match space::zero(self, offset, end - offset, true) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     let epoch = self.writeback.generations.epoch();
                     let written = self.write_zeros(offset, end);
@@ -154,6 +157,10 @@ impl CachedFile {
         }
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
         let edges = self.edges(offset, end, size);
+        if op == Op::Zero && self.backing.overwrites() == Overwrites::InPlaceUnlessShared {
+            // space.S1: XFS frees the range first, and may then find no space for it.
+            flush::write_back(self, first, last, op)?;
+        }
         self.hide_and_settle(op, first, last, edges)?;
         let (start, stop) = (offset, end.min(size));
         let intent = match op {
@@ -162,9 +169,6 @@ impl CachedFile {
         };
         let outcome = self.intending(intent, || {
             let outcome = act(size);
-            if op == Op::Punch {
-                self.space.forget(offset, end);
-            }
             match outcome {
                 Ok(()) => {
                     drop_pages(self, first, last);
@@ -179,6 +183,10 @@ impl CachedFile {
             }
             outcome
         });
+        if outcome.as_ref().is_err_and(|failure| !failure.refused) {
+            // space.S1. What fails is noted, and stays dirty.
+            let _ = flush::write_back(self, first, last, op);
+        }
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
     }
@@ -200,10 +208,15 @@ impl CachedFile {
                 size = 0;
                 continue;
             }
-            let reserved = self.backing.allocate(offset, end - offset, end <= now);
+            let reserved = space::allocate(self, offset, end - offset, end <= now);
             if reserved.is_ok() && end > now {
                 // write.W5: no page beyond the old end is READY, and the old tail page is zero there.
                 self.set_size(end);
+            }
+            if reserved.is_err() {
+                // space.S1. What fails is noted there, and stays dirty.
+                let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+                let _ = flush::write_back(self, first, last, Op::Allocate);
             }
             drop(guard);
             return match reserved {
@@ -378,8 +391,11 @@ impl CachedFile {
             flush::write_back(self, first, last, Op::Stat)?;
             self.hide_and_settle(Op::Stat, first, last, [None, None])?;
             drop_pages(self, first, last);
+            self.space.forget(offset, end);
             drop(guard);
         }
+        // A change of the length, if only for a moment, has freed what was reserved beyond the end.
+        space::lost_from(self, self.core().size.get());
         self.adopt_size().map(drop)
     }
 
@@ -399,6 +415,7 @@ impl CachedFile {
             let first = self.page_of(end);
             self.hide_and_settle(Op::Stat, first, PageIndex::LAST, [None, None])?;
             self.set_size(new);
+            self.space.forget(end, u64::MAX);
             drop_pages(self, first, PageIndex::LAST);
         }
         drop(guard);

@@ -37,6 +37,7 @@ impl<'a> Write<'a> {
 
     /// A write to the back end, of few enough pages to cache them.
     pub(super) fn through(&self, pages: usize) -> Result<usize> {
+        self.clear_end()?;
         let leaves = &mut Leaves::new(self.file);
         if pages == 1 {
             // A page that is READY; else as any other.
@@ -70,6 +71,7 @@ impl<'a> Write<'a> {
         let Written { moved, error, epoch, durability } = self.transfer(source);
         let is_cached = !fresh.contains(&FrameIndex::NONE);
         self.install(leaves, fresh, moved, self.size_after(moved), false);
+        self.end_cleared(moved);
         let is_durable = matches!(durability, Durability::Durable);
         if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);

@@ -1,7 +1,9 @@
 //! File systems of their own, on loop devices.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rustix::fs::FallocateFlags;
 
 use super::{skip, temp_dir};
 
@@ -31,23 +33,23 @@ impl Mount {
         Mount::of("mkfs.btrfs", &["-q"], bytes)
     }
 
-    fn of(make: &str, args: &[&str], bytes: u64) -> Option<Mount> {
+    #[track_caller]
+    pub fn tmpfs(bytes: u64) -> Option<Mount> {
         let dir = temp_dir();
+        let point = dir.path().join("mounted");
+        std::fs::create_dir(&point).unwrap();
+        let size = format!("size={bytes}");
+        let mut mount = Command::new("mount");
+        let made = run(mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&point));
+        made.then_some(Mount { point, _dir: dir })
+    }
+
+    #[track_caller]
+    fn of(make: &str, args: &[&str], bytes: u64) -> Option<Mount> {
+        let dir = memory_dir().unwrap_or_else(temp_dir);
         let (image, point) = (dir.path().join("image"), dir.path().join("mounted"));
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         std::fs::create_dir(&point).unwrap();
-        let run = |command: &mut Command| match command.output() {
-            Ok(output) if output.status.success() => true,
-            Ok(output) => {
-                let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
-                skip(format_args!("{command:?}: {text}"));
-                false
-            }
-            Err(error) => {
-                skip(format_args!("{command:?}: {error}"));
-                false
-            }
-        };
         // The tools are where root's path is.
         let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
         let made = run(Command::new(make).args(args).arg(&image).env("PATH", &path))
@@ -55,8 +57,45 @@ impl Mount {
         made.then_some(Mount { point, _dir: dir })
     }
 
+    /// Has the file at `path` take all blocks that are free, and those that become free later: by
+    /// another call.
+    pub fn fill_up(&self, path: &Path) {
+        let filler = std::fs::File::options().append(true).create(true).open(path).unwrap();
+        let mut at = filler.metadata().unwrap().len();
+        for len in [64 << 20, 1 << 20, 64 << 10, 4096] {
+            while rustix::fs::fallocate(&filler, FallocateFlags::empty(), at, len).is_ok() {
+                at += len;
+            }
+        }
+    }
+
     pub fn free_blocks(&self) -> u64 {
         rustix::fs::statvfs(&self.point).unwrap().f_bfree
+    }
+}
+
+/// A directory in memory, where there is room: a full file system waits for its disk at each turn.
+fn memory_dir() -> Option<tempfile::TempDir> {
+    const SPARE_BYTES: u64 = 2 << 30;
+    let dir = tempfile::tempdir_in("/dev/shm").ok()?;
+    let system = rustix::fs::statvfs(dir.path()).ok()?;
+    (system.f_bavail * system.f_frsize >= SPARE_BYTES).then_some(dir)
+}
+
+/// Runs a command of root's; what is in the way is a skip.
+#[track_caller]
+fn run(command: &mut Command) -> bool {
+    match command.output() {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
+            skip(format_args!("{command:?}: {text}"));
+            false
+        }
+        Err(error) => {
+            skip(format_args!("{command:?}: {error}"));
+            false
+        }
     }
 }
 

@@ -186,11 +186,21 @@ pub(crate) fn alone<T>(fd: BorrowedFd<'_>, body: impl FnOnce() -> T) -> Option<T
     outcome
 }
 
-/// Whether others may make the file longer.
-pub(crate) fn company(fd: BorrowedFd<'_>) -> Company {
+/// Whether there is a write lease on the description already.
+pub(crate) fn is_leased(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: no memory involved.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLEASE) } == libc::F_WRLCK {
+    unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLEASE) == libc::F_WRLCK }
+}
+
+/// Whether another process may make the file longer. Takes a lease for a moment.
+pub(crate) fn company(fd: BorrowedFd<'_>) -> Company {
+    if is_leased(fd) {
         return Company::Leased;
     }
     alone(fd, || Company::Alone).unwrap_or(Company::Others)
+}
+
+/// What the file system has free for this process, as far as it reports that.
+pub(crate) fn free_bytes(fd: BorrowedFd<'_>) -> u64 {
+    rustix::fs::fstatvfs(fd).map_or(u64::MAX, |it| it.f_bavail.saturating_mul(it.f_frsize))
 }

@@ -398,10 +398,14 @@ impl Writer<'_> {
             let block = UNIT_BYTES as u64;
             rustix::fs::fallocate(self.fd(), FallocateFlags::KEEP_SIZE, 0, block)
         });
-        if drained.is_ok() {
-            return self.changed(true);
+        match drained {
+            Ok(()) => return self.changed(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            // Not by the length: to cut the file would free the blocks that are reserved beyond its end for the
+            // pages that are to be written. An allocation that finds no space has waited before it looked.
+            Err(error) => return [Errno::NOSPC, Errno::DQUOT].contains(&error),
         }
-        // Only where nobody else can make it longer meanwhile.
+        // Only where no other process can make it longer meanwhile.
         if self.is_alone()
             && let Ok(len) = self.len()
         {

@@ -1,32 +1,37 @@
-//! The blocks that a file is known to have, as ranges of bytes, a few thousand at most (see
-//! [`flush::space`](crate::flush::space)).
+//! The account of the blocks that a file is known to have, as ranges of bytes, a few thousand at most.
+//! [`space`](crate::inode::space) has the rules (S1 to S5) and is the only caller that changes it.
 //!
 //! Locks: the ranges'; the back end is asked under it, so that a range is asked about once.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rustix::process::Resource;
 
 use crate::cache::heap::HeapCharge;
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 /// Ranges that are remembered of a file; before there are more, all are forgotten. Chosen, not
 /// measured.
 const RANGES_MAX: usize = 4096;
+
 /// The blocks that a file is known to have.
 #[derive(Default)]
 pub(crate) struct Space {
     known: Mutex<Known>,
     /// All before it is known to have its blocks: what most writes ask, without the lock. The
-    /// caller holds the range, so nobody forgets what is asked about meanwhile; that others forget
-    /// or learn about their own ranges does not matter to it.
+    /// caller's guard keeps its range from being forgotten, but for losses.
     prefix: AtomicU64,
+    /// How often blocks may have been freed under no guard (S3).
+    losses: AtomicU64,
     /// What the ranges take.
     pub(crate) heap: HeapCharge,
 }
+
+/// The losses that a writer has seen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Losses(u64);
 
 impl Space {
     /// What lies beyond the limit on the size of files is to be asked about again.
@@ -39,15 +44,31 @@ impl Space {
         self.known().reserved_end > 0
     }
 
-    /// The blocks of `start..end` are gone.
+    /// The blocks of `start..end` may be gone. Caller: exclusive guard over them.
     pub(crate) fn forget(&self, start: u64, end: u64) {
         self.known().remove(start, end);
+    }
+
+    /// The same without a guard (S3).
+    pub(crate) fn lose(&self, start: u64, end: u64) {
+        self.forget(start, end);
+        // Release: pairs with the Acquire of `losses`: a writer that sees this loss before it asks for
+        // blocks sees no prefix from before.
+        self.losses.fetch_add(1, Release);
+    }
+
+    /// For a writer, before it asks for blocks; and after its pages are in the set of dirty ones, when a loss
+    /// that it does not see is followed by a flush of the set (the set's lock orders them).
+    #[inline]
+    pub(crate) fn losses(&self) -> Losses {
+        // Acquire: see `lose`.
+        Losses(self.losses.load(Acquire))
     }
 
     /// Whether all before `end` is known to have its blocks. Caller: exclusive guard.
     #[inline]
     pub(crate) fn has_all_before(&self, end: u64) -> bool {
-        // Relaxed: the guard orders it; see `prefix`.
+        // Relaxed: the guard orders it; see `prefix` and `lose`.
         end <= self.prefix.load(Relaxed)
     }
 
@@ -56,7 +77,7 @@ impl Space {
     }
 }
 
-/// What is known, under its lock; tells of the prefix in the end.
+/// What is known, under its lock; publishes the prefix when it is dropped.
 pub(crate) struct Locked<'a> {
     known: MutexGuard<'a, Known>,
     prefix: &'a AtomicU64,
@@ -86,10 +107,16 @@ impl Drop for Locked<'_> {
 pub(crate) struct Known {
     /// From start to end; they neither touch nor overlap.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// The end of what was reserved ahead.
+    /// The end of what was reserved.
     pub(crate) reserved_end: u64,
+    /// The end of what was reserved ahead of the end of the file, for writes to come.
+    pub(crate) ahead_end: u64,
     /// There was a lease on the file when that was.
     pub(crate) leased: bool,
+    /// How long the file was when it was last asked whether another process has it open.
+    pub(crate) asked_at: u64,
+    /// The answer.
+    pub(crate) is_shared: bool,
 }
 
 impl Known {
@@ -103,6 +130,17 @@ impl Known {
 
     pub(crate) fn covers(&self, start: u64, end: u64) -> bool {
         self.ranges.range(..=start).next_back().is_some_and(|(_, &known)| known >= end)
+    }
+
+    /// The end of the known range that holds `at`, or `at`.
+    pub(crate) fn end_from(&self, at: u64) -> u64 {
+        let range = self.ranges.range(..=at).next_back();
+        range.map_or(at, |(_, &end)| end.max(at))
+    }
+
+    /// The start of the first known range from `at` on.
+    pub(crate) fn next_from(&self, at: u64) -> u64 {
+        self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start)
     }
 
     pub(crate) fn add(&mut self, mut start: u64, mut end: u64) {

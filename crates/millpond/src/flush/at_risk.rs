@@ -1,0 +1,34 @@
+//! Dirty pages whose blocks a write past the cache may free (space.S2): they are written back first.
+
+use crate::error::{Op, Result};
+use crate::flush::owed::write_back;
+use crate::inode::CachedFile;
+use crate::options::WriteMode;
+use crate::units::PageIndex;
+
+/// Writes back the pages that a write up to `end`, past the cache, puts at risk: those beyond the back end's
+/// end. Then that is the end of the file, until the caller's guard is released.
+///
+/// # Errors
+///
+/// Of that write-back: the write is not to be made then.
+pub(crate) fn write_back_at_risk(file: &CachedFile, end: u64) -> Result<()> {
+    match first_at_risk(file, end) {
+        Some(first) => write_back(file, first, PageIndex::LAST, Op::Write),
+        None => Ok(()),
+    }
+}
+
+/// Whether [`write_back_at_risk`] would have to write back pages.
+pub(crate) fn has_pages_at_risk(file: &CachedFile, end: u64) -> bool {
+    first_at_risk(file, end).is_some()
+}
+
+fn first_at_risk(file: &CachedFile, end: u64) -> Option<PageIndex> {
+    // What owes nothing is as long below the cache as it is here (writeback.B1).
+    if file.opened_mode == WriteMode::Through || !file.writeback.has_begun() || !file.owes() {
+        return None;
+    }
+    let len = file.backing.len().unwrap_or(0);
+    (end > len && len < file.core().size.get()).then(|| file.page_of(len))
+}
