@@ -24,6 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use crate::io::pool::Pool;
+use crate::process::ProcessLocal;
 
 /// Threads of one engine. Chosen, not measured.
 pub(crate) const THREADS_MAX: usize = 4;
@@ -34,7 +35,7 @@ pub(crate) fn workers() -> Arc<Pool> {
 }
 
 /// The outcome of a job, to be polled for.
-pub(crate) struct Outcome<T>(Arc<Mutex<Told<T>>>);
+pub(crate) struct Outcome<T>(ProcessLocal<Arc<Mutex<Told<T>>>>);
 
 enum Told<T> {
     Waits(Option<Waker>),
@@ -60,7 +61,7 @@ impl<T: Send + 'static> Outcome<T> {
     /// An outcome, and the side that tells of it.
     pub(crate) fn new() -> (Outcome<T>, Teller<T>) {
         let told = Arc::new(Mutex::new(Told::Waits(None)));
-        (Outcome(Arc::clone(&told)), Teller(told))
+        (Outcome(ProcessLocal::new(Arc::clone(&told))), Teller(told))
     }
 
     /// Has the workers carry out `body`. It runs even if the outcome is dropped.

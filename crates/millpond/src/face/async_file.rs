@@ -19,6 +19,7 @@ use crate::face::unattended;
 use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
+use crate::process::ProcessLocal;
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::workers::Outcome;
 
@@ -613,7 +614,7 @@ pub struct ReadAt<'a> {
     dst: &'a mut [u8],
     offset: u64,
     /// From the first miss on.
-    miss: Option<Miss>,
+    miss: Option<ProcessLocal<Miss>>,
 }
 
 impl Future for ReadAt<'_> {
@@ -635,7 +636,7 @@ pub struct ReadVectoredAt<'a, 'b> {
     file: &'a File,
     dst: &'a mut [IoSliceMut<'b>],
     offset: u64,
-    miss: Option<Miss>,
+    miss: Option<ProcessLocal<Miss>>,
 }
 
 impl Future for ReadVectoredAt<'_, '_> {
@@ -658,7 +659,7 @@ fn poll_read(
     file: &File,
     dst: SegmentIter<'_>,
     offset: u64,
-    miss: &mut Option<Miss>,
+    miss: &mut Option<ProcessLocal<Miss>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
     let wanted = Wanted {
@@ -683,7 +684,7 @@ fn poll_read(
 fn poll_missed(
     file: &File,
     wanted: &Wanted<'_>,
-    miss: &mut Option<Miss>,
+    miss: &mut Option<ProcessLocal<Miss>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
     let (offset, len) = (wanted.offset, wanted.dst.left());
@@ -697,7 +698,11 @@ fn poll_missed(
         let started = file.cached.shared.workers.start();
         started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
     }
-    match miss.get_or_insert_with(Miss::new).step(wanted, cx.waker(), Pace::Full) {
+    match miss.get_or_insert_with(|| ProcessLocal::new(Miss::new())).step(
+        wanted,
+        cx.waker(),
+        Pace::Full,
+    ) {
         Step::Done(result) => {
             *miss = None;
             Poll::Ready(result)

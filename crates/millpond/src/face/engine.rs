@@ -25,6 +25,7 @@ use crate::inode::{CachedFile, Shared};
 use crate::io::flight::{self, Flight};
 use crate::latency::LatencyKind;
 use crate::options::{EngineBuilder, OpenOptions, Published};
+use crate::process::ProcessLocal;
 use crate::queue::Queue;
 use crate::stats::Stats;
 use crate::survival::mark::Marks;
@@ -67,7 +68,7 @@ const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 /// ```
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: ProcessLocal<Arc<Shared>>,
 }
 
 impl EngineBuilder {
@@ -111,7 +112,7 @@ impl Engine {
         let limits = Limits::new(options.dirty_bytes_max, options.dirty_age_max, cache_bytes);
         let (published, watch) = (options.published, options.watch);
         let engine = Engine {
-            shared: Arc::new(Shared {
+            shared: ProcessLocal::new(Arc::new(Shared {
                 flusher: Flusher::new(limits),
                 cache: Cache::new(cache_bytes, options.admission, options.keeper.as_ref())
                     .map_err(failed)?,
@@ -124,7 +125,7 @@ impl Engine {
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),
                 workers: workers(),
                 tasks: TaskWaits::default(),
-            }),
+            })),
         };
         let shared = &engine.shared;
         shared.cache.ledger.set_limits(shared.flusher.limits.dirty_bytes_max(), cache_bytes);
@@ -150,7 +151,10 @@ impl Engine {
     ) -> io::Result<()> {
         let shared = Arc::downgrade(&self.shared);
         publish::begin(fd_min, move || {
-            shared.upgrade().map(|shared| Engine { shared }.text() + more().as_ref())
+            shared.upgrade().map(|shared| {
+                let engine = Engine { shared: ProcessLocal::new(shared) };
+                engine.text() + more().as_ref()
+            })
         })
     }
 
@@ -388,8 +392,18 @@ impl Engine {
     }
 
     /// What the engine has done so far. Takes the lock of the eviction queues, for a moment.
+    /// In a child of fork all counts are zero.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        if self.shared.cache.frames.are_the_parents() {
+            // Other threads of the parent may have held the locks below.
+            let back_end_reason = "of the parent's engine".into();
+            return Stats {
+                back_end: self.shared.backend.name(),
+                back_end_reason,
+                ..Stats::default()
+            };
+        }
         let readahead = self.shared.cache.readahead_use();
         Stats {
             readahead_used: readahead.used,
@@ -418,6 +432,9 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn dump(&self) -> Dump {
+        if self.shared.cache.frames.are_the_parents() {
+            return Dump::default();
+        }
         watch::dump(&self.shared)
     }
 
@@ -427,7 +444,10 @@ impl Engine {
     /// Waits for writes that are under way. Call it before the process becomes another program (exec):
     /// the keeper would wait for the end of that one.
     pub fn leave_keeper(&self) {
-        CachedFile::leave_keeper(&self.shared);
+        // The keeper has the memory of the parent, which goes on.
+        if !self.shared.cache.frames.are_the_parents() {
+            CachedFile::leave_keeper(&self.shared);
+        }
     }
 
     /// Whether the keeper, if there is one, died before the engine parted from it: then writes go through,
@@ -438,11 +458,11 @@ impl Engine {
         self.shared.has_lost_keeper()
     }
 
-    /// To be called in a child of `fork`, before any other use of the crate there. The parent's
-    /// engines must not be dropped in the child; files that the child opens belong to engines that it
-    /// builds. A child has nothing of its parent's cache: operations on its parent's files fail
-    /// with [`Error::Forked`], and views of theirs panic (on systems before Linux 4.14, and some that
-    /// imitate Linux, it has a copy instead, and must not touch them).
+    /// To be called in a child of `fork`, before any other use of the crate there. Files that the child opens
+    /// belong to engines that it builds. A child has nothing of its parent's cache: operations on its
+    /// parent's files and queues fail with [`Error::Forked`], and views of theirs panic (on systems before
+    /// Linux 4.14, and some that imitate Linux, it has a copy instead, and must not touch them). The child may drop
+    /// its parent's objects: their memory and descriptors stay in the child until it ends or becomes another program.
     ///
     /// # Examples
     ///

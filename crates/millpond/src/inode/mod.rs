@@ -52,7 +52,6 @@ use crate::inode::space::Space;
 use crate::inode::turns::{Turn, Turns};
 use crate::inode::unguarded::Unguarded;
 use crate::io::backend::BackingFile;
-use crate::io::backend::uring;
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::io::request;
@@ -181,7 +180,6 @@ pub(crate) fn forget_parent() {
     REGISTRY.store(std::ptr::null_mut(), Release);
     untold::forget_parent();
     parked::forget_parent();
-    uring::forget_parent();
 }
 
 /// The core of a file, and room for the rest of it.
