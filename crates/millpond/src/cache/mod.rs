@@ -104,6 +104,8 @@ use crate::units::{FrameIndex, PageIndex};
 const GOES_MORE: u64 = 8;
 /// Pages that are taken off the shelf in one hold of the queues' lock: as many as newcomers are put in.
 const UNSHELVED_TOGETHER: usize = NEWCOMERS_MAX;
+/// Batches of pages that are evicted for one frame while the system gives no memory. Chosen, not measured.
+const TRIES_SHORT_MAX: u32 = 16;
 /// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
 const LOCKS_PART: u64 = 16;
 
@@ -167,9 +169,17 @@ impl Cache {
                 return None;
             }
         }
+        let mut tries_short = 0;
         loop {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
+            }
+            // Pages of other classes would be evicted in vain.
+            if self.frames.is_short() {
+                tries_short += 1;
+                if self.frames.has_no_memory(class) || tries_short > TRIES_SHORT_MAX {
+                    return None;
+                }
             }
             let found = self.frames.break_nest()
                 || self.frames.decommit_unspared(class)
