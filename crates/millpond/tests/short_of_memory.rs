@@ -16,8 +16,8 @@ use common::{Random, hard_limit, in_own_process, read_write, scaled, set_limit, 
 
 const FILE_BYTES: u64 = 8 << 20;
 const CACHE_BYTES: u64 = 32 << 20;
-/// Room for the heap and for threads while memory is short.
-const SLACK_BYTES: u64 = 256 << 10;
+/// Room for small allocations while memory is short: less than a chunk of the cache takes.
+const SLACK_BYTES: u64 = 1 << 20;
 
 /// Why the system gives no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
 use crate::face::unattended;
 use crate::face::view::View;
+use crate::io::copies;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::process::ProcessLocal;
@@ -336,18 +337,16 @@ impl AsyncFile {
         self.move_buffers(Op::Write, buffers, offset).await
     }
 
-    /// [`File::write_at`] of a copy of `src`, by a worker. Dropped after its first poll, the write is
-    /// carried out all the same.
+    /// [`File::write_at`] of a copy of `src`, by a worker. The copies of all pending writes take an eighth of the memory
+    /// limit, and one more copy at most: a write waits for room first. Dropped after it has been copied, at its
+    /// first poll where there is room, the write is carried out all the same.
     ///
     /// # Errors
     ///
     /// As for [`File::write_at`].
     pub async fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
-        let src = copied(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_at(&src, offset)
-        })
-        .await
+        self.by_writer(&[IoSlice::new(src)], offset, move |file, src| file.write_at(src, offset))
+            .await
     }
 
     /// [`File::write_vectored_at`], as [`AsyncFile::write_at`]: of a copy of all buffers, in turn.
@@ -356,11 +355,7 @@ impl AsyncFile {
     ///
     /// As for [`File::write_vectored_at`].
     pub async fn write_vectored_at(&self, src: &[IoSlice<'_>], offset: u64) -> Result<usize> {
-        let src = gathered(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_at(&src, offset)
-        })
-        .await
+        self.by_writer(src, offset, move |file, src| file.write_at(src, offset)).await
     }
 
     /// [`File::write_at_dsync`], as [`AsyncFile::write_at`].
@@ -369,11 +364,8 @@ impl AsyncFile {
     ///
     /// As for [`File::write_at_dsync`].
     pub async fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
-        let src = copied(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_at_dsync(&src, offset)
-        })
-        .await
+        let write = move |file: &File, src: &[u8]| file.write_at_dsync(src, offset);
+        self.by_writer(&[IoSlice::new(src)], offset, write).await
     }
 
     /// [`File::write_all_at`], as [`AsyncFile::write_at`].
@@ -382,11 +374,8 @@ impl AsyncFile {
     ///
     /// As for [`File::write_all_at`].
     pub async fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
-        let src = copied(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_all_at(&src, offset)
-        })
-        .await
+        let write = move |file: &File, src: &[u8]| file.write_all_at(src, offset);
+        self.by_writer(&[IoSlice::new(src)], offset, write).await
     }
 
     /// [`File::append`], as [`AsyncFile::write_at`].
@@ -395,8 +384,7 @@ impl AsyncFile {
     ///
     /// As for [`File::append`].
     pub async fn append(&self, src: &[u8]) -> Result<u64> {
-        let src = copied(src, 0)?;
-        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
+        self.by_writer(&[IoSlice::new(src)], 0, move |file, src| file.append(src)).await
     }
 
     /// [`File::append_vectored`], as [`AsyncFile::write_vectored_at`].
@@ -405,8 +393,7 @@ impl AsyncFile {
     ///
     /// As for [`File::append_vectored`].
     pub async fn append_vectored(&self, src: &[IoSlice<'_>]) -> Result<u64> {
-        let src = gathered(src, 0)?;
-        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
+        self.by_writer(src, 0, move |file, src| file.append(src)).await
     }
 
     /// [`File::truncate`], by a worker. Dropped after its first poll, it is carried out all the same;
@@ -552,6 +539,30 @@ impl AsyncFile {
         self.worked(body).await
     }
 
+    /// Has a worker write a copy of `src`, for which there may have to be room first.
+    async fn by_writer<T: Send + 'static>(
+        &self,
+        src: &[IoSlice<'_>],
+        offset: u64,
+        write: impl FnOnce(&File, &[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let len = src.iter().map(|slice| slice.len() as u64).sum();
+        self.file.check_process(Op::Write)?;
+        self.start_workers(Op::Write, offset, len)?;
+        let shared = &self.file.cached.shared;
+        let mut waiting = ProcessLocal::new(copies::Waiting::new(shared, len));
+        let counted = std::future::poll_fn(|cx| waiting.poll(cx.waker())).await;
+        drop(waiting);
+        let copy = gathered(src, offset)?;
+        self.worked(move |file| {
+            let outcome = write(file, &copy);
+            // The copy is freed before the task is woken (copies.C1).
+            drop((copy, counted));
+            outcome
+        })
+        .await
+    }
+
     async fn move_buffers(
         &self,
         op: Op,
@@ -591,11 +602,6 @@ impl AsyncFile {
 
 fn total(buffers: &[Buffer]) -> u64 {
     buffers.iter().map(|buffer| buffer.len() as u64).sum()
-}
-
-/// What a worker writes: the caller may drop the future, and with it what it lent.
-fn copied(src: &[u8], offset: u64) -> Result<Vec<u8>> {
-    gathered(&[IoSlice::new(src)], offset)
 }
 
 fn gathered(src: &[IoSlice<'_>], offset: u64) -> Result<Vec<u8>> {

@@ -22,6 +22,7 @@ use crate::face::watch;
 use crate::inode::backend::Backend;
 use crate::inode::open::Given;
 use crate::inode::{CachedFile, Shared};
+use crate::io::copies::Copies;
 use crate::io::flight::{self, Flight};
 use crate::latency::LatencyKind;
 use crate::options::{EngineBuilder, OpenOptions, Published};
@@ -125,6 +126,7 @@ impl Engine {
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),
                 workers: workers(),
                 tasks: TaskWaits::default(),
+                copies: Copies::default(),
             })),
         };
         let shared = &engine.shared;

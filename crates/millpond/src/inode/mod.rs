@@ -52,6 +52,7 @@ use crate::inode::space::Space;
 use crate::inode::turns::{Turn, Turns};
 use crate::inode::unguarded::Unguarded;
 use crate::io::backend::BackingFile;
+use crate::io::copies::Copies;
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::io::request;
@@ -94,6 +95,7 @@ pub(crate) struct Shared {
     pub(crate) flight: crate::sync::Arc<Flight>,
     pub(crate) workers: Arc<Pool>,
     pub(crate) tasks: TaskWaits,
+    pub(crate) copies: Copies,
 }
 
 impl Shared {

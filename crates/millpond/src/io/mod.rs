@@ -31,6 +31,8 @@ pub(crate) mod flight;
 
 pub(crate) mod batch;
 
+pub(crate) mod copies;
+
 pub(crate) mod signal;
 
 pub(crate) mod reaping;
