@@ -471,62 +471,6 @@ impl Cache {
             if word.load().is_kept() {
                 self.ledger.note(word.forget_writeback(), core.page_bytes());
             }
-            let seen = word.load();
-            if seen.is_ready() && word.try_evict(seen, &core.epoch) {
-                held.vacated();
-                queues.remove(&self.frames, seen.frame(), used);
-                drop(queues);
-                self.frames.release(seen.frame(), class);
-            }
-        });
-    }
-
-    pub(crate) fn readahead_use(&self) -> ReadaheadUse {
-        self.queues().readahead_use()
-    }
-
-    /// Does `act` while the calling thread has the locks that all misses share, and all writes.
-    #[cfg(test)]
-    pub(crate) fn with_shared_locks<R>(&self, act: impl FnOnce() -> R) -> R {
-        let _queues = self.queues();
-        let _free: Vec<_> =
-            Class::all().map(|class| self.frames.free_frames(class).lock()).collect();
-        act()
-    }
-
-    /// How often the locks that all misses share were taken, and forgets it: the queues', and those of the
-    /// free lists.
-    #[cfg(test)]
-    pub(crate) fn take_holds(&self) -> (u64, u64) {
-        let lists = Class::all().map(|class| self.frames.free_frames(class).holds.swap(0, Relaxed));
-        (self.holds.swap(0, Relaxed), lists.sum())
-    }
-
-    /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.
-    #[cfg(test)]
-    pub(crate) fn take_most_looks(&self) -> u64 {
-        std::mem::take(&mut self.queues.lock().unwrap().most_looks)
-    }
-
-    /// The bytes of the pages that are queued or on the shelf, and how many pages are there.
-    #[cfg(test)]
-    pub(crate) fn queued(&self) -> (u64, u64) {
-        let queues = self.queues();
-        (queues.bytes(), queues.shelved())
-    }
-
-    /// Empties a file that nobody uses any more and gives its nodes back.
-    pub(crate) fn tear_down(&self, core: &FileCore) {
-        let class = Class::page(core.page_shift);
-        let (first, last) = (PageIndex::FIRST, PageIndex::LAST);
-        core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
-            // evict.E1: out of the queues before the core goes. Nobody else can touch a READY page
-            // of this file but the evictor, which works under the lock.
-            let mut queues = self.queues();
-            let used = word.take_referenced();
-            if word.load().is_kept() {
-                self.ledger.note(word.forget_writeback(), core.page_bytes());
-            }
             // A late reader of a leaf whose memory was another file's before may mark the page at any moment.
             let mut seen = word.load();
             while seen.is_ready() && !seen.is_kept() && !word.try_evict(seen, &core.epoch) {
