@@ -70,6 +70,7 @@ const ENGINE: &[&[&str]] = &[
         "file_id.rs",
         "latency.rs",
         "memory.rs",
+        "process.rs",
         "sync.rs",
         "units.rs",
     ],

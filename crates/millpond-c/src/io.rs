@@ -76,7 +76,7 @@ unsafe fn try_hit(
     offset: u64,
 ) -> Result<Option<usize>, Refusal> {
     FILES.with(file.id, move |file| {
-        // SAFETY: our caller's promise.
+        // SAFETY: our caller's promise; the record is the thread's, in static thread-local storage.
         unsafe { file.try_read_hit_counted(&thread::record().counts, memory.cast(), len, offset) }
     })
 }

@@ -265,6 +265,13 @@ impl Recorder {
         add(&recorded[BUCKETS], ns);
     }
 
+    /// Adds all times to those of `total`, which no other thread changes now.
+    pub(crate) fn merge_into(&self, total: &Recorder) {
+        for (to, from) in total.0.iter().zip(&self.0) {
+            to.store(to.load(Relaxed).wrapping_add(from.load(Relaxed)), Relaxed);
+        }
+    }
+
     pub(crate) fn add_to(&self, all: &mut Latencies) {
         for (to, from) in all.0.iter_mut().zip(self.0.chunks(RECORDED)) {
             to.counts.iter_mut().zip(from).for_each(|(to, from)| *to += from.load(Relaxed));

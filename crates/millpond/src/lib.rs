@@ -81,6 +81,7 @@ mod file_id;
 mod latency;
 mod memory;
 mod options;
+mod process;
 mod stats;
 mod sync;
 mod thread;

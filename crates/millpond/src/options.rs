@@ -144,9 +144,12 @@ impl Default for EngineBuilder {
 
 impl EngineBuilder {
     /// The hard memory limit, in bytes: page frames, the tables that find them, and the objects of
-    /// open files with all that grows with them. What is not counted ends with the operation that
-    /// needs it, and is small: about 150 bytes for each that waits, and 8 for each page that is being
-    /// written back. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
+    /// open files with all that grows with them, and the copies of pending asynchronous writes, which get an
+    /// eighth of it. Not counted are: about 150 bytes for each operation that waits, and 8 for each page that is
+    /// being written back; of the copies, one that is longer than the room that was left of the eighth; for an
+    /// asynchronous read of more than 64 pages, or of more than an eighth of the cache, a buffer of its length
+    /// until its future is polled or dropped; 9 KiB for each living thread that uses the engine; the stacks
+    /// of the engine's threads; buffers of the caller's own. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
     /// cgroup's limit, whichever is less.
     /// Below 1 MiB, sets of dirty pages that lie more than 2 MiB apart in a file may pass the limit by a
     /// few KiB while write-back keeps all of the cache; frames never do.

@@ -1,20 +1,23 @@
 //! Counters that cost a cached read nothing but three adds to memory of its own.
 //!
 //! Reads are counted in a slot that belongs to the thread (plain loads and stores, no shared
-//! cache line is written); what happens once per miss or less is counted in shared atomics. A
-//! thread that ends leaves its slot, and what it counted, to the next one. How long operations took is in the
-//! slot, too; of hits one in 64 is timed ([`ThreadCounts::is_sampled`]).
+//! cache line is written); what happens once per miss or less is counted in shared atomics. How long operations took
+//! is in the slot, too; of hits one in 64 is timed ([`ThreadCounts::is_sampled`]).
+//!
+//! The end of a thread adds its slot to a sum and frees it: so 9 KiB are in use for each living thread that has used
+//! the engine, which the memory limit does not count.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64, compiler_fence};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, compiler_fence};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 use crossbeam_utils::CachePadded;
 
 use crate::io::transfer::{Direction, TransferCounts};
 use crate::latency::{Latencies, LatencyKind, Recorder};
+use crate::process::{self, ProcessLocal};
 use crate::waits::{ThreadWait, Waiting};
 
 /// What an engine has done since it was built. Counts are those of single moments: read while
@@ -208,6 +211,24 @@ impl ThreadCounts {
         add_owned(&self.evictions, pages);
     }
 
+    /// Adds all counts to those of `total`, which no other thread changes now.
+    fn add_to(&self, total: &ThreadCounts) {
+        let fields: [fn(&ThreadCounts) -> &AtomicU64; 10] = [
+            |counts| &counts.hits,
+            |counts| &counts.hits_of_several,
+            |counts| &counts.hit_bytes,
+            |counts| &counts.hit_retries,
+            |counts| &counts.tries_of_several,
+            |counts| &counts.passed_bytes,
+            |counts| &counts.misses,
+            |counts| &counts.fills,
+            |counts| &counts.evictions,
+            |counts| &counts.slow_bytes,
+        ];
+        fields.iter().for_each(|field| add_owned(field(total), field(self).load(Relaxed)));
+        self.latencies.merge_into(&total.latencies);
+    }
+
     /// Bytes that were read or written under a guard.
     pub(crate) fn moved_slowly(&self, bytes: u64) {
         add_owned(&self.slow_bytes, bytes);
@@ -232,19 +253,32 @@ fn is_nth(counter: &AtomicU64, one_in: u64) -> bool {
     counter.load(Relaxed) & (one_in - 1) == 0
 }
 
-/// The counts of a thread, and whether one has them. A thread that looks for free ones goes through all: what it
-/// looks at, and writes, is in no line with what others count.
+/// The counts of a thread, in lines of their own.
+type Slot = CachePadded<ThreadCounts>;
+
+/// The slots of an engine.
 #[derive(Default)]
-struct Slot {
-    counts: CachePadded<ThreadCounts>,
-    taken: AtomicBool,
+struct Slots {
+    living: Vec<Arc<Slot>>,
+    /// The sum of those of ended threads.
+    ended: Slot,
+}
+
+impl Slots {
+    /// Adds the counts of a thread that ends to the sum.
+    fn end(&mut self, slot: &Arc<Slot>) {
+        slot.add_to(&self.ended);
+        self.living.retain(|living| !Arc::ptr_eq(living, slot));
+    }
 }
 
 /// The counters of an engine.
 pub(crate) struct Counters {
     /// Each hit reads it, and so it is in no line with what is written.
     id: CachePadded<u64>,
-    slots: Mutex<Vec<Arc<Slot>>>,
+    slots: Arc<Mutex<Slots>>,
+    /// In a child of fork, other threads of the parent may have held the lock of the slots.
+    origin: ProcessLocal<()>,
     /// For threads whose thread-local storage is gone already. Adds may get lost between several
     /// such threads.
     orphan: CachePadded<ThreadCounts>,
@@ -255,8 +289,8 @@ pub(crate) struct Counters {
 
 thread_local! {
     static LAST: Last = const { Last { engine: Cell::new(0), slot: Cell::new(std::ptr::null()) } };
-    /// Keeps the slots alive, and gives them back when the thread ends.
-    static TAKEN: RefCell<Taken> = const { RefCell::new(Taken(Vec::new())) };
+    /// Keeps the slots alive until the thread ends.
+    static TAKEN: RefCell<Taken> = const { RefCell::new(Taken { slots: Vec::new(), kept: Vec::new() }) };
 }
 
 /// The engine used last by a thread; 0 is none. One variable, as in a shared library each is a call.
@@ -300,17 +334,41 @@ fn set_last(engine: u64, slot: *const ThreadCounts) {
     });
 }
 
-struct Taken(Vec<(u64, Arc<Slot>)>);
+/// The slot of a thread at one engine.
+struct TakenSlot {
+    engine: u64,
+    slot: Arc<Slot>,
+    slots: Weak<Mutex<Slots>>,
+    /// The process that took it.
+    process: u64,
+}
+
+struct Taken {
+    slots: Vec<TakenSlot>,
+    /// The cells in which the thread keeps pointers to its slots.
+    kept: Vec<*const Cell<HitCounts>>,
+}
 
 impl Drop for Taken {
     fn drop(&mut self) {
         set_last(0, std::ptr::null());
-        for (_, slot) in &self.0 {
-            // Argued: pairs with the swap in `take_slot`, whose owner goes on with counters that only
-            // it adds to, by a load and a store.
-            slot.taken.store(false, std::sync::atomic::Ordering::Release);
+        for kept in self.kept.drain(..) {
+            // SAFETY: the promise of the caller of `Counters::kept`.
+            unsafe { &*kept }.set(HitCounts::NONE);
+        }
+        for taken in self.slots.drain(..) {
+            if taken.process != process::number() {
+                // The lock may be held by a thread that this child of fork does not have.
+                std::mem::forget(taken);
+            } else if let Some(slots) = taken.slots.upgrade() {
+                lock(&slots).end(&taken.slot);
+            }
         }
     }
+}
+
+fn lock(slots: &Mutex<Slots>) -> MutexGuard<'_, Slots> {
+    slots.lock().expect("no panic under the lock")
 }
 
 impl Counters {
@@ -318,7 +376,8 @@ impl Counters {
         static IDS: AtomicU64 = AtomicU64::new(1);
         Counters {
             id: CachePadded::new(IDS.fetch_add(1, Relaxed)),
-            slots: Mutex::default(),
+            slots: Arc::default(),
+            origin: ProcessLocal::new(()),
             orphan: CachePadded::default(),
             uncached_reads: Counter::default(),
             bytes_passed: Counter::default(),
@@ -341,23 +400,42 @@ impl Counters {
     #[inline]
     pub(crate) fn mine(&self) -> &ThreadCounts {
         if let Some(slot) = LAST.with(|last| last.slot_of(*self.id)) {
-            // SAFETY: set by `find` for this engine, whose `slots` keep every slot alive, to a
-            // slot that is this thread's until its thread-local storage ends and resets it.
+            // SAFETY: set by `find` for this engine, to a slot that this thread's `TAKEN` keeps alive until the end
+            // of its thread-local storage, which resets it.
             return unsafe { &*slot };
         }
         self.find()
     }
 
     /// [`Counters::mine`] of a thread that keeps them at hand.
+    ///
+    /// # Safety
+    ///
+    /// The cell is the calling thread's, and lives as long as its thread-local storage.
     #[inline]
-    pub(crate) fn kept(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
+    pub(crate) unsafe fn kept(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
         let kept = counts.get();
         if kept.engine == *self.id {
-            // SAFETY: a slot of this engine, whose `slots` keep it alive; ids are not used again.
+            // SAFETY: a slot of this engine, which the thread's `TAKEN` keeps alive and whose end resets the cell;
+            // ids are not used again.
             return unsafe { &*kept.slot };
         }
+        self.keep(counts)
+    }
+
+    #[cold]
+    fn keep(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
         let slot = self.find();
-        counts.set(HitCounts { engine: *self.id, slot });
+        let is_listed = TAKEN.try_with(|taken| {
+            let kept = &mut taken.borrow_mut().kept;
+            if !kept.contains(&std::ptr::from_ref(counts)) {
+                kept.push(counts);
+            }
+        });
+        // Else no destructor would reset the cell.
+        if is_listed.is_ok() {
+            counts.set(HitCounts { engine: *self.id, slot });
+        }
         slot
     }
 
@@ -366,62 +444,52 @@ impl Counters {
         set_last(0, std::ptr::null());
         let found = TAKEN.try_with(|taken| {
             let mut taken = taken.borrow_mut();
-            let slot = match taken.0.iter().find(|(id, _)| *id == *self.id) {
-                Some((_, slot)) => Arc::clone(slot),
+            let slot = match taken.slots.iter().find(|taken| taken.engine == *self.id) {
+                Some(taken) => Arc::clone(&taken.slot),
+                None if self.origin.is_inherited() => return &raw const *self.orphan,
                 None => {
-                    // Slots of engines that are gone are held by this thread alone.
-                    taken.0.retain(|(_, slot)| Arc::strong_count(slot) > 1);
-                    let slot = self.take_slot();
-                    taken.0.push((*self.id, Arc::clone(&slot)));
+                    // Engines that are gone need them no more.
+                    taken.slots.retain(|taken| taken.slots.strong_count() > 0);
+                    let (slot, slots) = (self.new_slot(), Arc::downgrade(&self.slots));
+                    let (engine, process) = (*self.id, process::number());
+                    taken.slots.push(TakenSlot { engine, slot: Arc::clone(&slot), slots, process });
                     slot
                 }
             };
-            let slot: *const ThreadCounts = &*slot.counts;
+            let slot: *const ThreadCounts = &**slot;
             set_last(*self.id, slot);
             slot
         });
         match found {
-            // SAFETY: `self.slots` keeps every slot alive.
+            // SAFETY: the thread's `TAKEN` keeps it alive; or it is our own.
             Ok(slot) => unsafe { &*slot },
             Err(_) => &self.orphan,
         }
     }
 
-    fn take_slot(&self) -> Arc<Slot> {
-        let mut slots = self.slots.lock().expect("no panic under the lock");
-        // Acquire: pairs with the release of the thread that gave the slot back; its last adds
-        // come before our first. Argued: that is all there is to it.
-        let is_free = |slot: &&Arc<Slot>| {
-            !slot.taken.load(Relaxed)
-                && !slot.taken.swap(true, std::sync::atomic::Ordering::Acquire)
-        };
-        let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-        if let Some(slot) = slots.iter().find(is_free) {
-            slot.counts.wait.is_of(thread);
-            return Arc::clone(slot);
-        }
+    fn new_slot(&self) -> Arc<Slot> {
         let slot = Arc::new(Slot::default());
-        slot.counts.wait.is_of(thread);
-        slot.taken.store(true, Relaxed);
-        slots.push(Arc::clone(&slot));
+        slot.wait.is_of(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
+        lock(&self.slots).living.push(Arc::clone(&slot));
         slot
     }
 
     /// The threads that wait.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
-        let slots = self.slots.lock().expect("no panic under the lock");
-        slots.iter().filter_map(|slot| slot.counts.wait.seen()).collect()
+        lock(&self.slots).living.iter().filter_map(|slot| slot.wait.seen()).collect()
     }
 
     pub(crate) fn snapshot(&self) -> Stats {
-        let slots = self.slots.lock().expect("no panic under the lock");
+        let slots = lock(&self.slots);
+        let all = || {
+            let living = slots.living.iter().map(|slot| &***slot);
+            living.chain([&*slots.ended, &*self.orphan])
+        };
         let sum = |field: fn(&ThreadCounts) -> &AtomicU64| {
-            let slots = slots.iter().map(|slot| &*slot.counts);
-            slots.chain([&*self.orphan]).map(|slot| field(slot).load(Relaxed)).sum::<u64>()
+            all().map(|slot| field(slot).load(Relaxed)).sum::<u64>()
         };
         let mut latencies = Latencies::default();
-        let all = slots.iter().map(|slot| &*slot.counts).chain([&*self.orphan]);
-        all.for_each(|slot| slot.latencies.add_to(&mut latencies));
+        all().for_each(|slot| slot.latencies.add_to(&mut latencies));
         Stats {
             latencies,
             hits: sum(|slot| &slot.hits) + sum(|slot| &slot.hits_of_several),
@@ -449,15 +517,15 @@ mod tests {
         let counters = Counters::new();
         for _ in 0..4 {
             std::thread::scope(|scope| {
-                for _ in 0..3 {
-                    scope.spawn(|| counters.mine().hit(10));
-                }
+                let threads = [(); 3].map(|()| scope.spawn(|| counters.mine().hit(10)));
+                // To the end of their thread-local storage, which the scope does not wait for.
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
             });
         }
         counters.mine().hit(10);
         let stats = counters.snapshot();
         assert_eq!((stats.hits, stats.bytes_served), (13, 130));
-        assert!(counters.slots.lock().unwrap().len() <= 4);
+        assert_eq!(lock(&counters.slots).living.len(), 1, "slots of ended threads are freed");
     }
 
     /// Goal: a thread that comes, and misses, take no line from those that hit.
@@ -472,8 +540,6 @@ mod tests {
             |at: *const u8, bytes: usize| line_of(at)..=line_of(at.wrapping_add(bytes - 1));
         let counts: *const ThreadCounts = counters.mine();
         let counted = lines_of(counts.cast(), size_of::<ThreadCounts>());
-        let slots = counters.slots.lock().unwrap();
-        assert!(!counted.contains(&line_of((&raw const slots[0].taken).cast())));
         let id = line_of((&raw const *counters.id).cast());
         let written: [*const u8; 4] = [
             (&raw const counters.slots).cast(),
@@ -484,6 +550,40 @@ mod tests {
         written
             .into_iter()
             .for_each(|at| assert!(line_of(at) != id && !counted.contains(&line_of(at))));
+    }
+
+    /// Goal: no slot is used after the destructors of its thread have freed it.
+    /// Method: a destructor that runs later, and counts by the same cell.
+    #[test]
+    fn a_late_destructor_finds_no_freed_slot() {
+        struct Late(Arc<Counters>);
+        thread_local! {
+            static COUNTS: Cell<HitCounts> = const { Cell::new(HitCounts::NONE) };
+            static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+        }
+        impl Late {
+            fn hit(&self) {
+                // SAFETY: thread-local, without a destructor.
+                COUNTS.with(|counts| unsafe { self.0.kept(counts) }.hit(1));
+            }
+        }
+        impl Drop for Late {
+            fn drop(&mut self) {
+                self.hit();
+            }
+        }
+        let counters = Arc::new(Counters::new());
+        let late = Late(Arc::clone(&counters));
+        std::thread::spawn(move || {
+            // Registered first, its destructor runs last.
+            LATE.with(|place| *place.borrow_mut() = Some(late));
+            LATE.with(|place| place.borrow().as_ref().unwrap().hit());
+        })
+        .join()
+        .unwrap();
+        let slots = lock(&counters.slots);
+        assert!(slots.living.is_empty());
+        assert_eq!(slots.ended.hits.load(Relaxed) + counters.orphan.hits.load(Relaxed), 2);
     }
 
     #[test]

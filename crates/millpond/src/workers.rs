@@ -26,6 +26,7 @@ use std::task::{Poll, Waker};
 use millpond_rangelock::callback::TaskWaker;
 
 use crate::io::pool::Pool;
+use crate::process::ProcessLocal;
 
 /// Threads of one engine. Chosen, not measured.
 pub(crate) const THREADS_MAX: usize = 4;
@@ -36,7 +37,7 @@ pub(crate) fn workers() -> Arc<Pool> {
 }
 
 /// The outcome of a job, to be polled for.
-pub(crate) struct Outcome<T>(Arc<Mutex<Told<T>>>);
+pub(crate) struct Outcome<T>(ProcessLocal<Arc<Mutex<Told<T>>>>);
 
 enum Told<T> {
     Waits(Option<TaskWaker>),
@@ -78,7 +79,7 @@ impl<T: Send + 'static> Outcome<T> {
     /// An outcome, and the side that tells of it.
     pub(crate) fn new() -> (Outcome<T>, Teller<T>) {
         let told = Arc::new(Mutex::new(Told::Waits(None)));
-        (Outcome(Arc::clone(&told)), Teller(told))
+        (Outcome(ProcessLocal::new(Arc::clone(&told))), Teller(told))
     }
 
     /// Has the workers carry out `body`. It runs even if the outcome is dropped.

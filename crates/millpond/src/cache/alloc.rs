@@ -1,7 +1,8 @@
 //! Which frames are free: handing them out, taking them back, and giving memory back to the system.
 //!
-//! Locks: one per class around its free list; leaf locks, nothing is called under them.
+//! Locks: one per class around its free list; under it that of the chunks. Nothing is called under them but the kernel.
 
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::mm::{Advice, MprotectFlags};
@@ -136,6 +137,12 @@ impl Frames {
             free.cold = self.seat(group).next.load(Relaxed);
             return Some(self.open_group(free, group, class));
         }
+        if free.fresh.is_empty()
+            && let Some(first) = free.later.take()
+        {
+            free.fresh = first..first + CHUNK_UNITS;
+            free.fresh_is_warm = false;
+        }
         let charge = u64::from(frames) * self.charge(class);
         if !self.try_charge(charge) {
             return None;
@@ -176,39 +183,45 @@ impl Frames {
             return None;
         }
         let mut free = self.free_frames(class).lock();
-        if free.warm != 0 {
+        if free.warm != 0 || free.later.is_some() {
             return None;
         }
         let (first, huge) = self.new_chunk(class)?;
         if huge {
             return Some(first);
         }
-        // Somebody took the room: the chunk serves as any other, after the one in use.
-        let group_units = self.group_frames(class) * class.units();
-        for frame in (first..first + CHUNK_UNITS).step_by(group_units as usize) {
-            self.seat(FrameIndex(frame)).next.store(free.cold, Relaxed);
-            free.cold = frame;
-        }
+        // Another thread took the room: the chunk serves as any other, after the one in use.
+        free.later = Some(first);
         None
     }
 
     /// Sets up a chunk; its first unit, and whether it is committed as a whole.
     fn new_chunk(&self, class: Class) -> Option<(u32, bool)> {
-        let chunks = self.units / CHUNK_UNITS;
-        let chunk = self
-            .next_chunk
-            .fetch_update(Relaxed, Relaxed, |next| (next < chunks).then_some(next + 1))
-            .ok()?;
+        let mut next_chunk = self.chunks_lock();
+        let chunk = *next_chunk;
+        if chunk >= self.units / CHUNK_UNITS {
+            return None;
+        }
         let first = chunk * CHUNK_UNITS;
         // SAFETY: the chunk lies within the reservation.
         let at = unsafe { self.base.add((first as usize) << UNIT_SHIFT) }.cast();
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        match self.records(class) {
+        let is_set_up = match self.records(class) {
             // SAFETY: our own mapping; nobody but late readers knows the chunk yet.
-            None => unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }.ok()?,
+            None => unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }
+                .map(|()| true)
+                .map_err(io::Error::from),
             // SAFETY: as above, and nothing was ever written there.
-            Some(survival) => unsafe { survival.place(first, CHUNK_UNITS, at.cast()) }.ok()?,
+            Some(survival) => unsafe { survival.place(first, CHUNK_UNITS, at.cast()) },
+        };
+        self.is_short.store(!matches!(is_set_up, Ok(true)), Relaxed);
+        // Where nothing has changed, the chunk stays for the next try.
+        *next_chunk += u32::from(is_set_up.is_ok());
+        drop(next_chunk);
+        if !matches!(is_set_up, Ok(true)) {
+            return None;
         }
+        self.free_frames(class).has_chunk.store(true, Relaxed);
         let whole_charge = u64::from(CHUNK_UNITS / class.units()) * self.charge(class);
         // Leaves, too, once a chunk of them is little beside the cache: the word of a random page
         // is seldom in the processor's caches, and a walk of its page tables comes on top of that.
@@ -230,6 +243,16 @@ impl Frames {
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
         Some((first, huge))
+    }
+
+    /// Whether no eviction brings a frame of `class`: the system gave no memory for its first chunk.
+    pub(crate) fn has_no_memory(&self, class: Class) -> bool {
+        self.is_short() && !self.free_frames(class).has_chunk()
+    }
+
+    /// Whether the system gave no memory for the last chunk.
+    pub(crate) fn is_short(&self) -> bool {
+        self.is_short.load(Relaxed)
     }
 
     /// Frees a frame that belongs to nobody any more.

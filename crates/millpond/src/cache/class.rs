@@ -30,7 +30,7 @@ impl Class {
         UNIT_BYTES << self.0.saturating_sub(Self::SLAB.0 + 1)
     }
 
-    pub(super) fn units(self) -> u32 {
+    pub(crate) fn units(self) -> u32 {
         (self.bytes() / UNIT_BYTES) as u32
     }
 

@@ -35,7 +35,7 @@
 //!   viewer finds the word changed. A pinned frame that left its page is an orphan: the last pin
 //!   frees it.
 //!
-//! Locks: one per class around its free list; leaf locks, nothing is called under them.
+//! Locks: one per class around its free list; under it that of the chunks, a leaf.
 
 use std::io;
 use std::ptr;
@@ -170,6 +170,8 @@ pub(super) struct FreeList {
     pub(super) fresh: std::ops::Range<u32>,
     /// Whether the rest of the newest chunk is committed already.
     pub(super) fresh_is_warm: bool,
+    /// The first unit of a chunk that is used after the newest one, and is not committed.
+    pub(super) later: Option<u32>,
 }
 
 /// The free frames of one class, under their lock.
@@ -178,6 +180,8 @@ pub(super) struct FreeFrames {
     list: Mutex<FreeList>,
     /// False: none is committed. A hint that spares the lock.
     pub(super) may_be_warm: AtomicBool,
+    /// Whether the class has a chunk. Changes under the lock, and is a hint without it.
+    pub(super) has_chunk: AtomicBool,
     /// How many are committed. Changes under the lock, and is a hint without it.
     warm_frames: AtomicU32,
     /// How often the lock was taken.
@@ -190,6 +194,11 @@ impl FreeFrames {
         #[cfg(test)]
         self.holds.fetch_add(1, Relaxed);
         self.list.lock().expect("no panic under the lock")
+    }
+
+    /// Whether a frame of the class may come free.
+    pub(super) fn has_chunk(&self) -> bool {
+        self.has_chunk.load(Relaxed)
     }
 
     /// The caller has the lock, and has added some that are committed.
@@ -238,7 +247,10 @@ pub(crate) struct Frames {
     limit_bytes: AtomicU64,
     /// In lines of its own: hits read what is beside it.
     committed_bytes: CachePadded<AtomicU64>,
-    pub(super) next_chunk: AtomicU32,
+    /// The first chunk that no class has. It goes on when a chunk has been set up.
+    pub(super) next_chunk: Mutex<u32>,
+    /// Whether the system gave no memory for the last chunk. A hint.
+    pub(super) is_short: AtomicBool,
     pub(super) huge_chunks: Box<[AtomicBool]>,
     classes: [FreeFrames; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
@@ -300,7 +312,8 @@ impl Frames {
             limit_bytes: AtomicU64::new(limit_bytes),
             committed_bytes: CachePadded::new(AtomicU64::new(fixed_bytes)),
             // Chunk 0 is left out, so that index 0 is no frame.
-            next_chunk: AtomicU32::new(1),
+            next_chunk: Mutex::new(1),
+            is_short: AtomicBool::new(false),
             huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             classes: Default::default(),
             nests: Mutex::default(),
@@ -331,13 +344,17 @@ impl Frames {
         self.survival.as_deref().filter(|_| class.is_page())
     }
 
+    pub(super) fn chunks_lock(&self) -> MutexGuard<'_, u32> {
+        self.next_chunk.lock().expect("no panic under the lock")
+    }
+
     pub(super) fn free_frames(&self, class: Class) -> &FreeFrames {
         &self.classes[usize::from(class.tag())]
     }
 
     /// What one frame counts against the limit from its first use on. The part for its metadata,
     /// which stays resident, is never given back.
-    pub(super) fn charge(&self, class: Class) -> u64 {
+    pub(crate) fn charge(&self, class: Class) -> u64 {
         let record_bytes = self.records(class).map_or(0, |_| Survival::RECORD_BYTES);
         (class.bytes() + class.units() as usize * (size_of::<FrameMeta>() + record_bytes)) as u64
     }
@@ -451,10 +468,11 @@ impl Frames {
     /// that was ever committed.
     #[cfg(test)]
     pub(crate) fn metas_committed_bytes(&self) -> u64 {
-        let chunks = u64::from(self.next_chunk.load(Relaxed)) - 1;
+        let chunks = u64::from(*self.chunks_lock()) - 1;
         let fresh = Class::all().map(|class| {
             let free = self.free_frames(class).lock();
-            if free.fresh_is_warm { 0 } else { free.fresh.len() as u64 }
+            let fresh = if free.fresh_is_warm { 0 } else { free.fresh.len() as u64 };
+            fresh + free.later.map_or(0, |_| u64::from(CHUNK_UNITS))
         });
         (chunks * u64::from(CHUNK_UNITS) - fresh.sum::<u64>()) * size_of::<FrameMeta>() as u64
     }
@@ -463,7 +481,7 @@ impl Frames {
     /// they were.
     #[cfg(test)]
     pub(crate) fn protect(&self, read_only: bool) {
-        let used = self.next_chunk.load(Relaxed) as usize * CHUNK_BYTES as usize;
+        let used = *self.chunks_lock() as usize * CHUNK_BYTES as usize;
         let access = if read_only {
             MprotectFlags::READ
         } else {

@@ -9,9 +9,10 @@
 //! files whose dirty pages lie more than 2 MiB (of small pages) apart can pass the limit.
 //!
 //! Not counted is what ends with a request, or an operation under way: its guard where it waits for
-//! one (150 bytes), its waker, the pages that a flush has in hand (8 bytes each); nor a slot of 128
-//! bytes for each thread that reads. What goes with a file (its entries in the registry and in the
-//! flusher's list) is in what it is charged for when it is opened.
+//! one (150 bytes), its waker, the pages that a flush has in hand (8 bytes each). A long asynchronous
+//! read has a buffer that is not counted; nor is a slot of 9 KiB for each living thread that uses the
+//! engine. What goes with a file (its entries in the registry and in the flusher's list) is in what it
+//! is charged for when it is opened.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

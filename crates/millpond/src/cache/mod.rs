@@ -18,6 +18,8 @@ pub(crate) mod frame;
 
 pub(crate) mod class;
 
+pub(crate) mod copies;
+
 pub(crate) mod admission;
 mod alloc;
 
@@ -104,6 +106,8 @@ use crate::units::{FrameIndex, PageIndex};
 const GOES_MORE: u64 = 8;
 /// Pages that are taken off the shelf in one hold of the queues' lock: as many as newcomers are put in.
 const UNSHELVED_TOGETHER: usize = NEWCOMERS_MAX;
+/// Batches of pages that are evicted for one frame while the system gives no memory. Chosen, not measured.
+const TRIES_SHORT_MAX: u32 = 16;
 /// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
 const LOCKS_PART: u64 = 16;
 
@@ -167,9 +171,17 @@ impl Cache {
                 return None;
             }
         }
+        let mut tries_short = 0;
         loop {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
+            }
+            // Pages of other classes would be evicted in vain.
+            if self.frames.is_short() {
+                tries_short += 1;
+                if self.frames.has_no_memory(class) || tries_short > TRIES_SHORT_MAX {
+                    return None;
+                }
             }
             let found = self.frames.break_nest()
                 || self.frames.decommit_unspared(class)
@@ -459,8 +471,12 @@ impl Cache {
             if word.load().is_kept() {
                 self.ledger.note(word.forget_writeback(), core.page_bytes());
             }
-            let seen = word.load();
-            if seen.is_ready() && word.try_evict(seen, &core.epoch) {
+            // A late reader of a leaf whose memory was another file's before may mark the page at any moment.
+            let mut seen = word.load();
+            while seen.is_ready() && !seen.is_kept() && !word.try_evict(seen, &core.epoch) {
+                seen = word.load();
+            }
+            if seen.is_ready() && !seen.is_kept() {
                 held.vacated();
                 queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);

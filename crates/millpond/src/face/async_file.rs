@@ -13,12 +13,14 @@ use std::task::{Context, Poll};
 
 use crate::advice::Advice;
 use crate::buffers::Buffer;
+use crate::cache::copies;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
 use crate::face::unattended;
 use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
+use crate::process::ProcessLocal;
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::workers::Outcome;
 
@@ -339,18 +341,16 @@ impl AsyncFile {
         self.move_buffers(Op::Write, buffers, offset).await
     }
 
-    /// [`File::write_at`] of a copy of `src`, by a worker. Dropped after its first poll, the write is
-    /// carried out all the same.
+    /// [`File::write_at`] of a copy of `src`, by a worker. The copies of all pending writes take an eighth of the memory
+    /// limit, and one more copy at most: a write waits for room first. Dropped after it has been copied, at its
+    /// first poll where there is room, the write is carried out all the same.
     ///
     /// # Errors
     ///
     /// As for [`File::write_at`].
     pub async fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
-        let src = copied(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_at(&src, offset)
-        })
-        .await
+        self.by_writer(&[IoSlice::new(src)], offset, move |file, src| file.write_at(src, offset))
+            .await
     }
 
     /// [`File::write_vectored_at`], as [`AsyncFile::write_at`]: of a copy of all buffers, in turn.
@@ -359,11 +359,7 @@ impl AsyncFile {
     ///
     /// As for [`File::write_vectored_at`].
     pub async fn write_vectored_at(&self, src: &[IoSlice<'_>], offset: u64) -> Result<usize> {
-        let src = gathered(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_at(&src, offset)
-        })
-        .await
+        self.by_writer(src, offset, move |file, src| file.write_at(src, offset)).await
     }
 
     /// [`File::write_at_dsync`], as [`AsyncFile::write_at`].
@@ -372,11 +368,8 @@ impl AsyncFile {
     ///
     /// As for [`File::write_at_dsync`].
     pub async fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
-        let src = copied(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_at_dsync(&src, offset)
-        })
-        .await
+        let write = move |file: &File, src: &[u8]| file.write_at_dsync(src, offset);
+        self.by_writer(&[IoSlice::new(src)], offset, write).await
     }
 
     /// [`File::write_all_at`], as [`AsyncFile::write_at`].
@@ -385,11 +378,8 @@ impl AsyncFile {
     ///
     /// As for [`File::write_all_at`].
     pub async fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
-        let src = copied(src, offset)?;
-        self.by_worker((Op::Write, offset, src.len() as u64), move |file| {
-            file.write_all_at(&src, offset)
-        })
-        .await
+        let write = move |file: &File, src: &[u8]| file.write_all_at(src, offset);
+        self.by_writer(&[IoSlice::new(src)], offset, write).await
     }
 
     /// [`File::append`], as [`AsyncFile::write_at`].
@@ -398,8 +388,7 @@ impl AsyncFile {
     ///
     /// As for [`File::append`].
     pub async fn append(&self, src: &[u8]) -> Result<u64> {
-        let src = copied(src, 0)?;
-        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
+        self.by_writer(&[IoSlice::new(src)], 0, move |file, src| file.append(src)).await
     }
 
     /// [`File::append_vectored`], as [`AsyncFile::write_vectored_at`].
@@ -408,8 +397,7 @@ impl AsyncFile {
     ///
     /// As for [`File::append_vectored`].
     pub async fn append_vectored(&self, src: &[IoSlice<'_>]) -> Result<u64> {
-        let src = gathered(src, 0)?;
-        self.by_worker((Op::Write, 0, src.len() as u64), move |file| file.append(&src)).await
+        self.by_writer(src, 0, move |file, src| file.append(src)).await
     }
 
     /// [`File::truncate`], by a worker. Dropped after its first poll, it is carried out all the same;
@@ -555,6 +543,30 @@ impl AsyncFile {
         self.worked(body).await
     }
 
+    /// Has a worker write a copy of `src`, for which there may have to be room first.
+    async fn by_writer<T: Send + 'static>(
+        &self,
+        src: &[IoSlice<'_>],
+        offset: u64,
+        write: impl FnOnce(&File, &[u8]) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let len = src.iter().map(|slice| slice.len() as u64).sum();
+        self.file.check_process(Op::Write)?;
+        self.start_workers(Op::Write, offset, len)?;
+        let shared = &self.file.cached.shared;
+        let mut waiting = ProcessLocal::new(copies::Waiting::new(shared, len));
+        let counted = std::future::poll_fn(|cx| waiting.poll(cx.waker())).await;
+        drop(waiting);
+        let copy = gathered(src, offset)?;
+        self.worked(move |file| {
+            let outcome = write(file, &copy);
+            // The copy is freed before the task is woken (copies.C1).
+            drop((copy, counted));
+            outcome
+        })
+        .await
+    }
+
     async fn move_buffers(
         &self,
         op: Op,
@@ -596,11 +608,6 @@ fn total(buffers: &[Buffer]) -> u64 {
     buffers.iter().map(|buffer| buffer.len() as u64).sum()
 }
 
-/// What a worker writes: the caller may drop the future, and with it what it lent.
-fn copied(src: &[u8], offset: u64) -> Result<Vec<u8>> {
-    gathered(&[IoSlice::new(src)], offset)
-}
-
 fn gathered(src: &[IoSlice<'_>], offset: u64) -> Result<Vec<u8>> {
     let (mut bytes, total) = (Vec::new(), src.iter().map(|slice| slice.len()).sum());
     bytes
@@ -617,7 +624,7 @@ pub struct ReadAt<'a> {
     dst: &'a mut [u8],
     offset: u64,
     /// From the first miss on.
-    miss: Option<Miss>,
+    miss: Option<ProcessLocal<Miss>>,
 }
 
 impl Future for ReadAt<'_> {
@@ -639,7 +646,7 @@ pub struct ReadVectoredAt<'a, 'b> {
     file: &'a File,
     dst: &'a mut [IoSliceMut<'b>],
     offset: u64,
-    miss: Option<Miss>,
+    miss: Option<ProcessLocal<Miss>>,
 }
 
 impl Future for ReadVectoredAt<'_, '_> {
@@ -662,7 +669,7 @@ fn poll_read(
     file: &File,
     dst: SegmentIter<'_>,
     offset: u64,
-    miss: &mut Option<Miss>,
+    miss: &mut Option<ProcessLocal<Miss>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
     let wanted = Wanted {
@@ -687,7 +694,7 @@ fn poll_read(
 fn poll_missed(
     file: &File,
     wanted: &Wanted<'_>,
-    miss: &mut Option<Miss>,
+    miss: &mut Option<ProcessLocal<Miss>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
     let (offset, len) = (wanted.offset, wanted.dst.left());
@@ -701,7 +708,11 @@ fn poll_missed(
         let started = file.cached.shared.workers.start();
         started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
     }
-    match miss.get_or_insert_with(Miss::new).step(wanted, cx.waker(), Pace::Full) {
+    match miss.get_or_insert_with(|| ProcessLocal::new(Miss::new())).step(
+        wanted,
+        cx.waker(),
+        Pace::Full,
+    ) {
         Step::Done(result) => {
             *miss = None;
             Poll::Ready(result)

@@ -32,6 +32,7 @@ use crate::io::backend::nowhere::Nowhere;
 use crate::io::segment::Segment;
 use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
+use crate::process::ProcessLocal;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::run::{Claims, Next, Run};
 use crate::workers::Outcome;
@@ -88,7 +89,7 @@ use crate::workers::Outcome;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct Blob {
-    cached: Arc<CachedFile>,
+    cached: ProcessLocal<Arc<CachedFile>>,
 }
 
 impl Blob {
@@ -104,7 +105,7 @@ impl Blob {
             return Err(Error::Forked { op: Op::Open });
         }
         let cached = CachedFile::on(shared, Arc::new(Nowhere { len }), &options)?;
-        Ok(Blob { cached })
+        Ok(Blob { cached: ProcessLocal::new(cached) })
     }
 
     /// Its length in bytes.
@@ -179,7 +180,7 @@ impl Blob {
         let file = &self.cached;
         let end = range.end.min(self.len());
         let mut claim = Claim { fills: Vec::new(), has_no_room: self.is_the_parents() };
-        if range.start >= end {
+        if range.start >= end || claim.has_no_room {
             return claim;
         }
         let pages = file.page_of(range.start)..file.page_of(end - 1) + 1;
@@ -188,7 +189,7 @@ impl Blob {
             match claims.next_run(&mut || true) {
                 Next::Run(run) => {
                     file.cache().counters.mine().missed(run.frames.len() as u64);
-                    claim.fills.push(Fill { cached: Arc::clone(file), run: Some(run), read: 0 });
+                    claim.fills.push(Fill { cached: self.cached.clone(), run: Some(run), read: 0 });
                 }
                 Next::NoFrame => {
                     claim.has_no_room = true;
@@ -304,7 +305,7 @@ pub struct Claim {
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct Fill {
-    cached: Arc<CachedFile>,
+    cached: ProcessLocal<Arc<CachedFile>>,
     /// `None`: done with.
     run: Option<Run>,
     /// Bytes that were read in place.
@@ -335,7 +336,7 @@ impl Fill {
         let bytes = at * self.cached.core().page_bytes();
         let read = self.read.min(bytes);
         self.read -= read;
-        Fill { cached: Arc::clone(&self.cached), run: Some(front), read }
+        Fill { cached: self.cached.clone(), run: Some(front), read }
     }
 
     /// Hands over the bytes, from the first on: what is cached afterwards. Pages that they don't cover
@@ -498,7 +499,9 @@ pub struct Arrival<'b> {
 
 impl Arrival<'_> {
     fn leave(&mut self) {
-        if let Some(parked) = self.parked.take() {
+        if let Some(parked) = self.parked.take()
+            && !self.blob.is_the_parents()
+        {
             parking().leave(&parked);
         }
     }

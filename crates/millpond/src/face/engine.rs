@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::buffers::Buffer;
 use crate::cache::Cache;
+use crate::cache::copies::Copies;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::face::blob::Blob;
@@ -27,6 +28,7 @@ use crate::inode::{CachedFile, Shared};
 use crate::io::flight::{self, Flight};
 use crate::latency::LatencyKind;
 use crate::options::{EngineBuilder, OpenOptions, Published};
+use crate::process::ProcessLocal;
 use crate::queue::Queue;
 use crate::stats::Stats;
 use crate::survival::mark::Marks;
@@ -69,7 +71,7 @@ const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 /// ```
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    shared: ProcessLocal<Arc<Shared>>,
 }
 
 impl EngineBuilder {
@@ -113,7 +115,7 @@ impl Engine {
         let limits = Limits::new(options.dirty_bytes_max, options.dirty_age_max, cache_bytes);
         let (published, watch) = (options.published, options.watch);
         let engine = Engine {
-            shared: Arc::new(Shared {
+            shared: ProcessLocal::new(Arc::new(Shared {
                 flusher: Flusher::new(limits),
                 cache: Cache::new(cache_bytes, options.admission, options.keeper.as_ref())
                     .map_err(failed)?,
@@ -126,7 +128,8 @@ impl Engine {
                 flight: Flight::new(options.reads_in_flight_max, cache_bytes),
                 workers: workers(),
                 tasks: TaskWaits::default(),
-            }),
+                copies: Copies::default(),
+            })),
         };
         let shared = &engine.shared;
         shared.cache.ledger.set_limits(shared.flusher.limits.dirty_bytes_max(), cache_bytes);
@@ -153,7 +156,8 @@ impl Engine {
         let shared = Arc::downgrade(&self.shared);
         publish::begin(fd_min, move || {
             let shared = shared.upgrade()?;
-            let mut text = Engine { shared }.text();
+            let engine = Engine { shared: ProcessLocal::new(shared) };
+            let mut text = engine.text();
             // The callback does not keep the engine, and its panic does not keep the counts from being published.
             contain(|| text += more().as_ref());
             Some(text)
@@ -394,8 +398,18 @@ impl Engine {
     }
 
     /// What the engine has done so far. Takes the lock of the eviction queues, for a moment.
+    /// In a child of fork all counts are zero.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        if self.shared.cache.frames.are_the_parents() {
+            // Other threads of the parent may have held the locks below.
+            let back_end_reason = "of the parent's engine".into();
+            return Stats {
+                back_end: self.shared.backend.name(),
+                back_end_reason,
+                ..Stats::default()
+            };
+        }
         let readahead = self.shared.cache.readahead_use();
         Stats {
             readahead_used: readahead.used,
@@ -424,6 +438,9 @@ impl Engine {
     /// ```
     #[must_use]
     pub fn dump(&self) -> Dump {
+        if self.shared.cache.frames.are_the_parents() {
+            return Dump::default();
+        }
         watch::dump(&self.shared)
     }
 
@@ -433,7 +450,10 @@ impl Engine {
     /// Waits for writes that are under way. Call it before the process becomes another program (exec):
     /// the keeper would wait for the end of that one.
     pub fn leave_keeper(&self) {
-        CachedFile::leave_keeper(&self.shared);
+        // The keeper has the memory of the parent, which goes on.
+        if !self.shared.cache.frames.are_the_parents() {
+            CachedFile::leave_keeper(&self.shared);
+        }
     }
 
     /// Whether the keeper, if there is one, died before the engine parted from it: then writes go through,
@@ -444,11 +464,11 @@ impl Engine {
         self.shared.has_lost_keeper()
     }
 
-    /// To be called in a child of `fork`, before any other use of the crate there. The parent's
-    /// engines must not be dropped in the child; files that the child opens belong to engines that it
-    /// builds. A child has nothing of its parent's cache: operations on its parent's files fail
-    /// with [`Error::Forked`], and views of theirs panic (on systems before Linux 4.14, and some that
-    /// imitate Linux, it has a copy instead, and must not touch them).
+    /// To be called in a child of `fork`, before any other use of the crate there. Files that the child opens
+    /// belong to engines that it builds. A child has nothing of its parent's cache: operations on its
+    /// parent's files and queues fail with [`Error::Forked`], and views of theirs panic (on systems before
+    /// Linux 4.14, and some that imitate Linux, it has a copy instead, and must not touch them). The child may drop
+    /// its parent's objects: their memory and descriptors stay in the child until it ends or becomes another program.
     ///
     /// # Examples
     ///

@@ -32,6 +32,7 @@ use crate::io::backend::fixed_ring::{Ended, FixedRing};
 use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
 use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
+use crate::process::ProcessLocal;
 use crate::writeback::Ticket;
 
 /// The most requests that a pipeline has under way. Chosen, not measured.
@@ -311,7 +312,7 @@ pub struct Registration {
 /// ```
 #[derive(Debug)]
 pub struct Pipeline {
-    carrier: Carrier,
+    carrier: ProcessLocal<Carrier>,
     depth: usize,
     ended: VecDeque<Ended>,
     /// The ring takes requests from the thread that made it alone.
@@ -346,7 +347,7 @@ impl Pipeline {
             _ => Carrier::Calls,
         };
         Ok(Pipeline {
-            carrier,
+            carrier: ProcessLocal::new(carrier),
             depth,
             ended: VecDeque::with_capacity(depth),
             not_send: PhantomData,
@@ -406,7 +407,7 @@ impl Pipeline {
     /// ```
     #[must_use]
     pub fn registration(&self) -> Registration {
-        match &self.carrier {
+        match &*self.carrier {
             Carrier::Ring(ring) => Registration {
                 registered_bytes: ring.registered_bytes,
                 refused_bytes: ring.refused_bytes,
@@ -425,7 +426,7 @@ struct Slot<'a> {
 }
 
 struct Lanes<'p, 'a> {
-    carrier: &'p mut Carrier,
+    carrier: &'p mut ProcessLocal<Carrier>,
     /// What has ended and was not looked at yet.
     ended: &'p mut VecDeque<Ended>,
     slots: Vec<Slot<'a>>,
@@ -555,7 +556,8 @@ impl<'a> Lanes<'_, 'a> {
 
     #[inline]
     fn wait(&mut self) {
-        if let Carrier::Ring(ring) = self.carrier {
+        assert!(!self.carrier.is_inherited(), "requests that the process's parent has under way");
+        if let Carrier::Ring(ring) = &mut **self.carrier {
             ring.wait(usize::from(self.ended.is_empty()), self.ended);
         }
     }
@@ -586,7 +588,7 @@ impl<'a> Lanes<'_, 'a> {
             // What the back end kept of it may have to be cut off, for which the kernel waits for all
             // direct I/O of the file (P2).
             let others = self.under_way - 1 - self.ended.len();
-            if let Carrier::Ring(ring) = self.carrier {
+            if let Carrier::Ring(ring) = &mut **self.carrier {
                 ring.wait(others, self.ended);
             }
         }
@@ -670,6 +672,10 @@ fn push(
 impl Drop for Lanes<'_, '_> {
     /// P1, also when `step` unwinds.
     fn drop(&mut self) {
+        if self.carrier.is_inherited() {
+            // Its requests, with their guards, are the parent's.
+            return std::mem::forget(std::mem::take(&mut self.slots));
+        }
         loop {
             while let Some((number, outcome)) = self.ended.pop_front() {
                 let _ = self.end(number, outcome);
@@ -679,7 +685,7 @@ impl Drop for Lanes<'_, '_> {
             }
             self.wait();
         }
-        if let Carrier::Ring(ring) = self.carrier {
+        if let Carrier::Ring(ring) = &mut **self.carrier {
             ring.release_files();
         }
     }

@@ -20,6 +20,7 @@ use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
+use crate::process::ProcessLocal;
 use crate::read::fill::{self, Alone};
 use crate::units::{FrameIndex, PageIndex};
 
@@ -78,13 +79,14 @@ impl View<'_> {
     pub(crate) fn detach(mut self, cached: Arc<CachedFile>) -> Detached {
         debug_assert!(std::ptr::eq(self.file, &*cached), "another file's view");
         let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);
+        let cached = ProcessLocal::new(cached);
         Detached { cached, frame, from: self.from, len: self.len }
     }
 }
 
 /// A view that keeps its file.
 pub(crate) struct Detached {
-    cached: Arc<CachedFile>,
+    cached: ProcessLocal<Arc<CachedFile>>,
     frame: FrameIndex,
     from: usize,
     len: usize,
@@ -98,7 +100,7 @@ impl Detached {
 
     /// The view, for a caller that keeps `file`, which is its file.
     pub(crate) fn attach(mut self, file: &CachedFile) -> View<'_> {
-        debug_assert!(std::ptr::eq(file, &*self.cached), "another file's view");
+        debug_assert!(std::ptr::eq(file, &**self.cached), "another file's view");
         let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);
         View { file, frame, from: self.from, len: self.len }
     }

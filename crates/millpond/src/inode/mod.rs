@@ -39,6 +39,7 @@ use std::sync::{Arc, Mutex, Weak};
 use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
 use crate::cache::Cache;
+use crate::cache::copies::{Copies, CopyOwner};
 use crate::cache::page::Change;
 use crate::cache::parked;
 use crate::cache::table::FileCore;
@@ -52,7 +53,6 @@ use crate::inode::space::account::Space;
 use crate::inode::turns::{Turn, Turns};
 use crate::inode::unguarded::Unguarded;
 use crate::io::backend::BackingFile;
-use crate::io::backend::uring;
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::io::request;
@@ -95,6 +95,7 @@ pub(crate) struct Shared {
     pub(crate) flight: crate::sync::Arc<Flight>,
     pub(crate) workers: Arc<Pool>,
     pub(crate) tasks: TaskWaits,
+    pub(crate) copies: Copies,
 }
 
 impl Shared {
@@ -119,6 +120,16 @@ impl Budget for Shared {
 
     fn give_back(&self, bytes: usize) {
         self.cache.uncharge_locks(bytes as u64);
+    }
+}
+
+impl CopyOwner for Shared {
+    fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    fn copies(&self) -> &Copies {
+        &self.copies
     }
 }
 
@@ -181,7 +192,6 @@ pub(crate) fn forget_parent() {
     REGISTRY.store(std::ptr::null_mut(), Release);
     untold::forget_parent();
     parked::forget_parent();
-    uring::forget_parent();
 }
 
 /// The core of a file, and room for the rest of it.

@@ -51,6 +51,7 @@ use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment_list::SegmentList;
+use crate::process::ProcessLocal;
 use crate::queue::inner::{Inner, Pending, take_request};
 use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
@@ -83,6 +84,8 @@ const BATCH_MAX: usize = 32;
 ///
 /// Dropping a queue does not stop its operations. Wakers of [`Queue::wait_async`] are called as those of an
 /// [`AsyncFile`](crate::AsyncFile) are.
+///
+/// A child of fork can submit nothing to its parent's queues.
 ///
 /// # Examples
 ///
@@ -144,7 +147,7 @@ const BATCH_MAX: usize = 32;
 /// ```
 #[derive(Debug)]
 pub struct Queue {
-    inner: Arc<Inner>,
+    inner: ProcessLocal<Arc<Inner>>,
 }
 
 impl Queue {
@@ -170,13 +173,13 @@ impl Queue {
         // Without, the driver reads.
         let ring = driver.and_then(|driver| SharedRing::new(driver).ok());
         Ok(Queue {
-            inner: Arc::new(Inner {
+            inner: ProcessLocal::new(Arc::new(Inner {
                 waiting: Waiting::new(capacity, Box::new(tell), ring.clone()),
                 ring,
                 capacity,
                 eventfd,
                 pending: Mutex::default(),
-            }),
+            })),
         })
     }
 
@@ -202,6 +205,10 @@ impl Queue {
         ring: Option<&'r SharedRing>,
     ) -> (usize, Option<Held<'r>>) {
         let inner = &self.inner;
+        // Another thread of the parent may have held the lock.
+        if inner.is_inherited() {
+            return (0, None);
+        }
         let admitted = inner.waiting.admit(requests.len());
         let mut left = requests.drain(..admitted);
         if let Some(ring) = &inner.ring {
@@ -287,6 +294,7 @@ impl Queue {
     /// # Errors
     ///
     /// [`Error::InvalidInput`]: `min` is more than the capacity or than `max`, or `max` is 0.
+    /// [`Error::Forked`]: the queue is the parent's.
     pub fn wait(
         &self,
         min: usize,
@@ -332,6 +340,7 @@ impl Queue {
     }
 
     fn check(&self, min: usize, max: usize) -> Result<()> {
+        self.check_process()?;
         if self.inner.waiting.permits(min, max) {
             return Ok(());
         }
@@ -343,12 +352,19 @@ impl Queue {
         Err(Error::InvalidInput { op: Op::Wait, what })
     }
 
+    fn check_process(&self) -> Result<()> {
+        if self.inner.is_inherited() { Err(Error::Forked { op: Op::Wait }) } else { Ok(()) }
+    }
+
     /// Cancels one operation that was submitted with `user_data` and has not completed; false if there
     /// is none, or it can't be stopped any more. It completes with ECANCELED, and has done nothing.
     /// Reads that miss can be stopped at any time, unless the device reads into their own memory; writes and syncs
     /// until a thread begins with them.
     pub fn cancel(&self, user_data: u64) -> bool {
         let inner = &self.inner;
+        if inner.is_inherited() {
+            return false;
+        }
         let pending = inner.pending();
         let found: Vec<(usize, Pending)> = (pending.iter())
             .filter(|(_, pending)| pending.user_data() == user_data)
@@ -390,6 +406,7 @@ impl Queue {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn eventfd(&self) -> Result<BorrowedFd<'_>> {
+        self.check_process()?;
         let inner = &self.inner;
         if inner.eventfd.get().is_none() {
             let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -404,6 +421,9 @@ impl Queue {
     /// How many operations have completed and were given to nobody, and how many are under way.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
+        if self.inner.is_inherited() {
+            return (0, 0);
+        }
         self.inner.waiting.counts()
     }
 }
@@ -538,7 +558,9 @@ impl Future for WaitFuture<'_> {
 
 impl Drop for WaitFuture<'_> {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
+        if let Some(ticket) = self.ticket.take()
+            && !self.queue.inner.is_inherited()
+        {
             self.queue.inner.waiting.abandon(ticket);
         }
     }

@@ -168,22 +168,36 @@ impl Survival {
     /// Puts the shared memory of the frames from `first` on at `at`, readable and writable, in
     /// place of what is mapped there.
     ///
+    /// False: it failed, and the target must not be used again. An error: nothing has changed.
+    ///
     /// # Safety
     ///
     /// The `units * UNIT_BYTES` bytes at `at` are a mapping of the caller's that holds nothing but
     /// zeros, and may be read meanwhile, but not written.
-    pub(crate) unsafe fn place(&self, first: u32, units: u32, at: *mut u8) -> io::Result<()> {
+    pub(crate) unsafe fn place(&self, first: u32, units: u32, at: *mut u8) -> io::Result<bool> {
         let bytes = units as usize * UNIT_BYTES;
         let from = self.layout.frames_at() + first as usize * UNIT_BYTES;
         debug_assert!(from + bytes <= self.layout.bytes());
-        // SAFETY: the source lies within our mapping, which stays as it is, as the old length is 0;
-        // the target is the caller's promise. A reader sees the old zeros, or those of untouched
-        // shared memory.
-        unsafe {
-            let from = self.mapped.add(from).cast();
-            rustix::mm::mremap_fixed(from, 0, bytes, MremapFlags::MAYMOVE, at.cast())?;
+        // By way of another place: a call that copies to the target unmaps it before it finds that the limits have no
+        // room for a copy.
+        // SAFETY: the source lies within our mapping, which stays as it is, as the old length is 0.
+        let copy = unsafe {
+            rustix::mm::mremap(self.mapped.add(from).cast(), 0, bytes, MremapFlags::MAYMOVE)
+        }?;
+        // SAFETY: the copy is ours; the target is the caller's promise. A reader sees the old zeros, or those of
+        // untouched shared memory.
+        let moved = unsafe {
+            rustix::mm::mremap_fixed(copy, bytes, bytes, MremapFlags::MAYMOVE, at.cast())
+        };
+        if moved.is_err() {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+            // SAFETY: the copy, which no other thread knows, and a new mapping where none is.
+            unsafe {
+                let _ = rustix::mm::munmap(copy, bytes);
+                let _ = rustix::mm::mmap_anonymous(at.cast(), bytes, ProtFlags::READ, flags);
+            }
         }
-        Ok(())
+        Ok(moved.is_ok())
     }
 
     /// The frame belongs to no page, and so is not dirty (survival.K2). Caller: a release fence

@@ -6,7 +6,7 @@
 
 use crate::cache::class::Class;
 use crate::cache::frame::{Frames, SYSTEM_PAGE_BYTES};
-use crate::units::FrameIndex;
+use crate::units::{CHUNK_UNITS, FrameIndex};
 use crate::{Engine, OpenOptions, WriteMode};
 
 const SIZES: [usize; 3] = [4096, 16 << 10, 64 << 10];
@@ -157,4 +157,21 @@ fn other_system_pages_are_refused() {
             assert!(refused.to_string().contains("pages"), "{refused}");
         });
     }
+}
+
+/// Goal: each frame of a chunk that was taken ahead of its use, and was not committed as a whole, counts with its
+/// metadata.
+/// Method: a chunk of leaves, which are committed frame by frame below a limit of 128 MiB; two chunks' worth of them.
+/// Incident: such a chunk was listed with groups whose memory had been given back, and whose metadata counted already.
+#[test]
+fn chunks_taken_ahead_count_with_their_metadata() {
+    let frames = Frames::new(64 << 20, None).unwrap();
+    let before = frames.committed_bytes();
+    assert_eq!(frames.take_chunk(Class::LEAF), None);
+    assert_eq!(frames.take_chunk(Class::LEAF), None, "one chunk is enough");
+    let count = 2 * u64::from(CHUNK_UNITS) / u64::from(Class::LEAF.units());
+    for _ in 0..count {
+        frames.try_alloc(Class::LEAF).unwrap();
+    }
+    assert!(frames.committed_bytes() - before >= count * frames.charge(Class::LEAF));
 }

@@ -256,7 +256,7 @@ impl File {
     ///
     /// # Safety
     ///
-    /// As for [`File::read_raw_at`].
+    /// As for [`File::read_raw_at`]. The cell is the calling thread's, and lives as long as its thread-local storage.
     #[doc(hidden)]
     #[inline]
     pub unsafe fn try_read_hit_counted(
@@ -269,7 +269,8 @@ impl File {
         if !self.hits || !in_range(offset, len as u64) {
             return None;
         }
-        let slot = self.cached.cache().counters.kept(counts);
+        // SAFETY: the caller's promise is the same.
+        let slot = unsafe { self.cached.cache().counters.kept(counts) };
         let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
         // SAFETY: the caller's promise is the same.
         unsafe { path.try_read(dst, len, offset) }

@@ -2,7 +2,7 @@
 //!
 //! A ring is a descriptor, and where a program's numbers are its own there is to be none. Linux AIO
 //! has contexts instead, which are memory. It is asynchronous for direct I/O alone, and that is all
-//! it is used for. Where it is forbidden, or there are too many contexts, transfers go one after the
+//! it is used for. Where it is forbidden, or as long as there are too many contexts, transfers go one after the
 //! other.
 //!
 //! - **A1** Memory that was given to the kernel is in its hands until its completion was reaped:
@@ -97,8 +97,11 @@ impl Contexts {
         let free = self.free.lock().expect("no panic under the lock").pop();
         let context = match free.map_or_else(|| Context::new(IN_FLIGHT_MAX), Ok) {
             Ok(context) => context,
-            Err(_) => {
-                self.refused.store(true, Relaxed);
+            Err(error) => {
+                // Memory or contexts may be short for a moment.
+                let is_for_now =
+                    [Some(libc::EAGAIN), Some(libc::ENOMEM)].contains(&error.raw_os_error());
+                self.refused.store(!is_for_now, Relaxed);
                 return None;
             }
         };

@@ -167,10 +167,13 @@ impl Driver {
         let entries = ENTRIES as usize;
         let (together, jobs_max) = (entries, usize::MAX);
         let usage = Use { together, entries, jobs_max, outlives_submitters: false };
-        match new_ring(ENTRIES, COMPLETIONS) {
-            Ok(ring) => self.serve_ring(&ReadRing::new(ring, usage)),
-            // Rings worked when the engine was built. Serve without, one read at a time.
-            Err(_) => self.serve_without_ring(),
+        loop {
+            // Rings worked when the engine was built: memory or descriptors are short, maybe for a moment.
+            match new_ring(ENTRIES, COMPLETIONS) {
+                Ok(ring) => return self.serve_ring(&ReadRing::new(ring, usage)),
+                Err(_) if self.serve_without_ring() => return,
+                Err(_) => {}
+            }
         }
     }
 
@@ -249,17 +252,16 @@ impl Driver {
         }
     }
 
-    fn serve_without_ring(&self) {
-        loop {
-            let mut count = [0; 8];
-            let _ = rustix::io::read(&self.bell, &mut count);
-            self.look();
-            let (jobs, ended) = self.take();
-            if ended {
-                return;
-            }
+    /// Waits for the bell once, and carries out the queued reads one at a time; whether the thread is to end.
+    fn serve_without_ring(&self) -> bool {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.bell, &mut count);
+        self.look();
+        let (jobs, ended) = self.take();
+        if !ended {
             self.read(jobs);
         }
+        ended
     }
 }
 

@@ -17,6 +17,7 @@ use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
 use crate::io::backend::read_ring::RingRead;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer, is_transient};
+use crate::process::ProcessLocal;
 
 /// So many of a batch are under way at once. Chosen, not measured.
 const RING_ENTRIES: u32 = 64;
@@ -45,13 +46,7 @@ impl Carrier for Arc<Driver> {
 
 thread_local! {
     /// What a thread has for its synchronous transfers.
-    static RING: RefCell<Option<Box<LocalRing>>> = const { RefCell::new(None) };
-}
-
-/// In a forked child: gives up the ring that this thread had in the parent, whose memory the two
-/// share.
-pub(crate) fn forget_parent() {
-    let _ = RING.try_with(|ring| ring.try_borrow_mut().map(|mut ring| *ring = None));
+    static RING: RefCell<Option<ProcessLocal<Box<LocalRing>>>> = const { RefCell::new(None) };
 }
 
 /// Carries out `batch` in the ring of this thread. `None`: there is no ring to be had, and nothing
@@ -60,8 +55,9 @@ fn try_in_ring(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) -> Option<
     RING.try_with(|ring| {
         // A signal handler that reads while its thread is in here goes without the ring.
         let mut ring = ring.try_borrow_mut().ok()?;
-        if ring.is_none() {
-            *ring = Some(Box::new(LocalRing::new(RING_ENTRIES).ok()?));
+        // A child of fork has no ring yet: the memory of its parent's is not mapped there.
+        if ring.as_ref().is_none_or(|ring| ring.is_inherited()) {
+            *ring = Some(ProcessLocal::new(Box::new(LocalRing::new(RING_ENTRIES).ok()?)));
         }
         try_all_in(ring.as_mut().expect("made above"), descriptors, batch);
         Some(())
