@@ -278,6 +278,42 @@ impl Descriptors {
         Ok(rustix::io::retry_on_intr(sync)?)
     }
 
+    /// Has the kernel drop its copy of the file.
+    ///
+    /// A file system may not be able to write a page again after its write-back has failed: ext4 leaves the
+    /// extent unwritten and the page's buffers mapped, so the second write-back reaches the block, and never
+    /// converts the extent. A page that was dropped finds its extent afresh.
+    ///
+    /// The kernel drops clean pages only. The first call has it write the dirty ones, and the last one drops
+    /// them. A large folio that reaches beyond a given range would stay, so the range is the whole file.
+    pub(crate) fn drop_kernel_copy(&self) {
+        const SYNC_FILE_RANGE_WAIT_BEFORE: libc::c_long = 1;
+        let Some(fd) = self.write.get().or(self.read.get()) else { return };
+        if self.check(fd).is_err() {
+            return;
+        }
+        let drop_clean = || rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
+        // Advice: where the kernel refuses it, it has no pages to drop.
+        let _ = drop_clean();
+        // An error that this takes from the description belongs to the failure that the caller handles: it
+        // concerns bytes that the kernel took before the caller raises the epoch (generations.G2).
+        // SAFETY: no memory involved.
+        let waited = unsafe {
+            libc::syscall(
+                libc::SYS_sync_file_range,
+                fd.as_raw_fd(),
+                0u64,
+                0u64,
+                SYNC_FILE_RANGE_WAIT_BEFORE,
+            )
+        };
+        if waited < 0 {
+            let error = io::Error::last_os_error();
+            tracing::debug!(target: "millpond", %error, "a wait for failed write-back");
+        }
+        let _ = drop_clean();
+    }
+
     /// Whether what writes go to is still the file.
     pub(crate) fn verify(&self) -> io::Result<()> {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);

@@ -1,0 +1,124 @@
+//! A file system on a loop device that can be made to fail.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::common::{skip, temp_dir};
+
+/// A kind of file system: how to make it, and how to mount it.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub name: &'static str,
+    make: &'static [&'static str],
+    mount: &'static str,
+    image_bytes: u64,
+    tmpfs_bytes: u64,
+}
+
+impl Kind {
+    /// Without a journal, which would abort with its first failed write.
+    pub const EXT4: Kind = Kind {
+        name: "ext4",
+        make: &["-q", "-b", "4096", "-O", "^has_journal"],
+        mount: "loop",
+        image_bytes: 32 << 20,
+        tmpfs_bytes: 6 << 20,
+    };
+}
+
+/// The image lies in the tmpfs at `outer`, and its file system is mounted at `inner`.
+pub struct FailingDisk {
+    kind: Kind,
+    outer: PathBuf,
+    inner: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+fn run(program: &str, args: &[&str]) -> Result<(), String> {
+    // The tools are where root's path is.
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let output = Command::new(program).args(args).env("PATH", path).output();
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
+    output.status.success().then_some(()).ok_or_else(|| format!("{program} {args:?}: {text}"))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+impl FailingDisk {
+    /// None where rights or programs are missing, which is a skip.
+    #[track_caller]
+    pub fn new(kind: Kind) -> Option<FailingDisk> {
+        let dir = temp_dir();
+        let (outer, inner) = (dir.path().join("outer"), dir.path().join("inner"));
+        std::fs::create_dir(&outer).unwrap();
+        std::fs::create_dir(&inner).unwrap();
+        let size = format!("size={}", kind.tmpfs_bytes);
+        let disk = FailingDisk { kind, outer, inner, _dir: dir };
+        let made = run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", text(&disk.outer)])
+            .and_then(|()| {
+                let image = disk.image();
+                File::create(&image).unwrap().set_len(kind.image_bytes).unwrap();
+                let make = format!("mkfs.{}", kind.name);
+                run(&make, &[kind.make, &[text(&image)]].concat())
+            })
+            .and_then(|()| disk.mount());
+        match made {
+            Ok(()) => Some(disk),
+            Err(reason) => {
+                skip(reason);
+                None
+            }
+        }
+    }
+
+    fn image(&self) -> PathBuf {
+        self.outer.join("image")
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.outer.join("filler")
+    }
+
+    fn mount(&self) -> Result<(), String> {
+        run("mount", &["-o", self.kind.mount, text(&self.image()), text(&self.inner)])
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.inner.join(name)
+    }
+
+    /// Has the device refuse writes of blocks that its image has no space for yet.
+    pub fn fail(&mut self) {
+        let mut filler = File::create(self.filler()).unwrap();
+        while filler.write_all(&[9; 4096]).is_ok() {}
+    }
+
+    /// Has the device take all writes again.
+    pub fn work(&mut self) {
+        let _ = std::fs::remove_file(self.filler());
+    }
+
+    /// Mounts the file system afresh: only what reached the device is left. All files on it are closed.
+    pub fn remount(&mut self) {
+        run("umount", &[text(&self.inner)]).unwrap();
+        self.mount().unwrap();
+    }
+}
+
+impl Drop for FailingDisk {
+    fn drop(&mut self) {
+        // Lazily: after a failure a file may still be open.
+        for point in [&self.inner, &self.outer] {
+            let _ = Command::new("umount")
+                .arg("--lazy")
+                .arg(point)
+                .stderr(std::process::Stdio::null())
+                .status();
+        }
+    }
+}
