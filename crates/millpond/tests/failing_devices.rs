@@ -9,10 +9,17 @@ mod common;
 #[path = "failing_devices/device.rs"]
 mod device;
 
-use millpond::{BackendChoice, Backing, File, OpenOptions, WriteMode};
+#[path = "failing_devices/server.rs"]
+mod server;
 
-use common::{engine, has_uring, read_write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond::{AsyncFile, BackendChoice, Backing, File, OpenOptions, Request, WriteMode};
+
+use common::{block_on, engine, has_uring, read_write, sync_in_the_end, within};
 use device::{FailingDisk, Kind};
+use server::{Faults, Server};
 
 const PAGE: usize = 4096;
 
@@ -129,4 +136,61 @@ fn a_durable_write_after_a_failed_one_is_stored() {
             assert_eq!(first_wrong(&found, pages, 2), None, "{what}");
         }
     }
+}
+
+/// Goal: an operation that meets a server's EAGAIN, EINTR or ECANCELED time after time says so, and gives up
+/// its range. Once the server answers, the same operation succeeds.
+/// Incident: a read of a FUSE file whose server said EAGAIN kept a processor busy and its range locked, and a
+/// write of the page waited behind it, without end.
+#[test]
+fn transient_errors_without_end_are_told() {
+    // Mostly pauses: all cases at once.
+    std::thread::scope(|threads| {
+        for backend in back_ends() {
+            for errno in [libc::EAGAIN, libc::EINTR, libc::ECANCELED] {
+                let backend = backend.clone();
+                threads.spawn(move || transient_errors(backend, errno));
+            }
+        }
+    });
+}
+
+fn transient_errors(backend: BackendChoice, errno: i32) {
+    let Some(server) = Server::new(1, vec![7; 1 << 20]) else { return };
+    let what = format!("{backend:?}, {errno}");
+    within(Duration::from_secs(120), &what.clone(), move || {
+        let engine = engine(1 << 20, backend);
+        let options = read_write().create(false);
+        let through = Arc::new(engine.open(server.path("f"), &options).unwrap());
+        let direct = engine.open(server.path("f"), &options.clone().direct(true)).map(Arc::new);
+        let always = (1000, errno);
+        let (read_error, write_error, sync_error) = (always, always, always);
+        let faults = Faults { read_error, write_error, sync_error, ..Faults::default() };
+        let tell = |operation: &str, outcome: millpond::Result<()>| {
+            let error = outcome.expect_err(operation);
+            assert_eq!(error.errno(), errno, "{what}, {operation}: {error}");
+        };
+        server.set(faults);
+        let handles = [("cached", Some(&through)), ("direct", direct.as_ref().ok())];
+        for (name, file) in handles.into_iter().filter_map(|(name, file)| Some((name, file?))) {
+            let mut memory = engine.alloc_buffers(1, PAGE).unwrap();
+            let queue = engine.queue(4).unwrap();
+            let task = AsyncFile::from(Arc::clone(file));
+            let at = |operation: &str| format!("{name} {operation}");
+            tell(&at("read"), file.read_at(&mut memory[0], 0).map(drop));
+            tell(&at("write"), file.write_at(&memory[0], 0).map(drop));
+            tell(&at("durable write"), file.write_at_dsync(&memory[0], 0).map(drop));
+            tell(&at("sync"), file.sync_all());
+            let (read, buffers) = block_on(task.read_buffers_at(memory, 0));
+            tell(&at("asynchronous read"), read.map(drop));
+            let mut requests = vec![Request::read_buffers(file, buffers, 0)];
+            let (_, mut done) = queue.submit_and_wait(&mut requests, 1, 1, None).unwrap();
+            tell(&at("queued read"), done.remove(0).into_parts().0.map(drop));
+        }
+        server.set(Faults::default());
+        assert_eq!(through.read_at(&mut [0; PAGE], 0).unwrap(), PAGE);
+        through.write_all_at(&[8; PAGE], 0).unwrap();
+        sync_in_the_end(&through);
+        assert_eq!(server.state().data[..PAGE], [8; PAGE]);
+    });
 }

@@ -105,7 +105,18 @@ impl FailingDisk {
 
     /// Mounts the file system afresh: only what reached the device is left. All files on it are closed.
     pub fn remount(&mut self) {
-        run("umount", &[text(&self.inner)]).unwrap();
+        // A child that another test starts has our descriptors until it executes its program.
+        let mut outcome = Ok(());
+        for _ in 0..200 {
+            outcome = run("umount", &[text(&self.inner)]);
+            match &outcome {
+                Err(error) if error.contains("busy") => {
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                _ => break,
+            }
+        }
+        outcome.unwrap();
         self.mount().unwrap();
     }
 }

@@ -23,7 +23,7 @@ use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{OpenedFor, Seek};
-use crate::io::transfer::TransferCounts;
+use crate::io::transfer::{TransferCounts, retry_interrupted};
 
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: i32 = 0x20;
@@ -226,8 +226,7 @@ impl Descriptors {
 
     pub(crate) fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-        let allocated = rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, offset, len));
-        Ok(allocated?)
+        retry_interrupted(|| rustix::fs::fallocate(fd, flags, offset, len))
     }
 
     pub(crate) fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
@@ -275,7 +274,7 @@ impl Descriptors {
         let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
         self.check(fd)?;
         let sync = || if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
-        Ok(rustix::io::retry_on_intr(sync)?)
+        retry_interrupted(sync)
     }
 
     /// Has the kernel drop its copy of the file.
