@@ -391,7 +391,8 @@ impl Generations {
         }
     }
 
-    /// The bytes of the pages from `first` to `last` are gone from the file.
+    /// The bytes of the pages from `first` to `last` are gone from the file, or the back end has newer bytes of all
+    /// of them, which are durable. Caller: no page is UNSTABLE that stays in the cache.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
         if self.owes.load(Relaxed) {
             let State { young, covering, suspect, .. } = &mut *self.state();
