@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use millpond::{AsyncFile, BackendChoice, Backing, File, OpenOptions, Request, WriteMode};
 
-use common::{block_on, engine, has_uring, read_write, sync_in_the_end, within};
+use common::{Random, block_on, engine, has_uring, read_write, scaled, sync_in_the_end, within};
 use device::{FailingDisk, Kind};
 use server::{Faults, Server};
 
@@ -136,6 +136,246 @@ fn a_durable_write_after_a_failed_one_is_stored() {
             assert_eq!(first_wrong(&found, pages, 2), None, "{what}");
         }
     }
+}
+
+/// What a unit of a file may hold after a remount.
+#[derive(Clone, Default)]
+struct Unit {
+    /// The value that the last sync or durable write promised, or 0 of a hole.
+    stored: u8,
+    /// Values that were written since, whatever became of the write.
+    newer: Vec<u8>,
+    /// The value that the last write put there, if all of its bytes were acknowledged.
+    last: Option<u8>,
+}
+
+impl Unit {
+    fn write(&mut self, value: u8, is_acknowledged: bool) {
+        self.newer.push(value);
+        if is_acknowledged {
+            self.last = Some(value);
+        } else if let Some(last) = self.last.take() {
+            self.newer.push(last);
+        }
+    }
+
+    fn promise(&mut self) {
+        if let Some(last) = self.last {
+            (self.stored, self.newer) = (last, Vec::new());
+        }
+    }
+
+    fn may_hold(&self, byte: u8) -> bool {
+        byte == self.stored || self.newer.contains(&byte)
+    }
+}
+
+/// The engine's side of a file on a failing device.
+struct Handles {
+    engine: millpond::Engine,
+    file: Arc<File>,
+    task: AsyncFile,
+    direct: Option<File>,
+}
+
+impl Handles {
+    fn open(path: &std::path::Path, case: &Case) -> Handles {
+        let engine = engine(case.cache_bytes, case.backend.clone());
+        let options = read_write().write_mode(case.mode).backing(case.backing);
+        let file = Arc::new(engine.open(path, &options).unwrap());
+        let task = AsyncFile::from(Arc::clone(&file));
+        let direct = engine.open(path, &options.direct(true).bounce(true)).ok();
+        Handles { engine, file, task, direct }
+    }
+
+    fn write(&self, way: u64, bytes: &[u8], at: u64) -> millpond::Result<usize> {
+        match (way, &self.direct) {
+            (0, _) => block_on(self.task.write_at(bytes, at)),
+            (1, _) => self.queue(Request::write(&self.file, bytes.to_vec(), at)),
+            (2, Some(direct)) => direct.write_at(bytes, at),
+            _ => self.file.write_at(bytes, at),
+        }
+    }
+
+    fn write_durably(&self, way: u64, bytes: &[u8], at: u64) -> millpond::Result<usize> {
+        match (way, &self.direct) {
+            (0, _) => block_on(self.task.write_at_dsync(bytes, at)),
+            (1, Some(direct)) => direct.write_at_dsync(bytes, at),
+            _ => self.file.write_at_dsync(bytes, at),
+        }
+    }
+
+    fn sync(&self, way: u64) -> millpond::Result<()> {
+        match way {
+            0 => self.file.sync_data(),
+            1 => block_on(self.task.sync_all()),
+            2 => self.queue(Request::sync_all(&self.file)).map(drop),
+            3 => self.queue(Request::sync_data(&self.file)).map(drop),
+            _ => self.file.sync_all(),
+        }
+    }
+
+    fn queue(&self, request: Request) -> millpond::Result<usize> {
+        let queue = self.engine.queue(1).unwrap();
+        let (_, mut done) = queue.submit_and_wait(&mut vec![request], 1, 1, None).unwrap();
+        done.remove(0).into_parts().0
+    }
+}
+
+#[derive(Debug)]
+struct Case {
+    kind: Kind,
+    mode: WriteMode,
+    backing: Backing,
+    backend: BackendChoice,
+    cache_bytes: u64,
+}
+
+impl Case {
+    fn random(kind: Kind, random: &mut Random) -> Case {
+        let backends = back_ends();
+        Case {
+            kind,
+            mode: [WriteMode::Through, WriteMode::Back][random.below(2) as usize],
+            backing: [
+                Backing::Buffered,
+                Backing::Direct,
+                Backing::Uncached,
+                Backing::DirectInPlace,
+            ][random.below(4) as usize],
+            backend: backends[random.below(backends.len() as u64) as usize].clone(),
+            cache_bytes: [256 << 10, 4 << 20][random.below(2) as usize],
+        }
+    }
+}
+
+const UNIT: usize = 2048;
+const UNITS: usize = 512;
+
+/// Goal: what a sync or a durable write promised is what a remount finds, whichever way it was asked for, and
+/// however often the device failed before.
+/// Method: random operations by the plain, asynchronous and queued faces and by direct handles, while the
+/// device fails and works in turns; a remount after each round. `MILLPOND_TEST_SEED` replays the operations;
+/// where the device fails depends on the kernel's write-back, too.
+#[test]
+fn promised_bytes_are_on_the_device() {
+    let mut random = Random::from_environment();
+    let kinds = [Kind::EXT4, Kind::XFS, Kind::EXT4, Kind::BTRFS, Kind::EXT4_JOURNAL];
+    let mut promises = 0;
+    for round in 0..scaled(2) as usize {
+        let mut random = random.fork();
+        let case = Case::random(kinds[round % kinds.len()], &mut random);
+        let Some(mut disk) = FailingDisk::new(case.kind) else { continue };
+        println!("{case:?}");
+        promises += promised_bytes(&mut disk, &case, &mut random);
+    }
+    println!("{promises} promises after a failure");
+}
+
+/// One file's life on one device; how many promises it was given after the device had failed.
+fn promised_bytes(disk: &mut FailingDisk, case: &Case, random: &mut Random) -> usize {
+    let path = disk.path("file");
+    let mut units = vec![Unit::default(); UNITS];
+    let (mut value, mut promises) = (0u8, 0);
+    for life in 0..3 {
+        let what = format!("{case:?}, life {life}");
+        let handles = Handles::open(&path, case);
+        let mut is_failing = false;
+        let mut has_failed = false;
+        for step in 0..60 {
+            if step == 45 || random.chance(80) {
+                is_failing = !is_failing && step < 45;
+                if is_failing {
+                    disk.fail()
+                } else {
+                    disk.work()
+                }
+                has_failed |= is_failing;
+            }
+            let first = random.below(UNITS as u64) as usize;
+            let most = [4, 96][random.below(2) as usize];
+            let count = (1 + random.below(most) as usize).min(UNITS - first);
+            let range = first..first + count;
+            value = value % 250 + 1;
+            let (bytes, at) = (vec![value; count * UNIT], (first * UNIT) as u64);
+            let (action, way) = (random.below(12), random.below(5));
+            match action {
+                0..=6 => {
+                    let moved = handles.write(way, &bytes, at).unwrap_or(0) / UNIT;
+                    let note = |(n, unit): (usize, &mut Unit)| unit.write(value, n < moved);
+                    units[range].iter_mut().enumerate().for_each(note);
+                }
+                7 => {
+                    let moved = handles.write_durably(way, &bytes, at).unwrap_or(0) / UNIT;
+                    for (n, unit) in units[range].iter_mut().enumerate() {
+                        unit.write(value, n < moved);
+                        if n < moved {
+                            unit.promise();
+                            promises += usize::from(has_failed);
+                        }
+                    }
+                }
+                8 => {
+                    if handles.file.sync_range(at, bytes.len() as u64).is_ok() {
+                        units[range].iter_mut().for_each(Unit::promise);
+                        promises += usize::from(has_failed);
+                    }
+                }
+                9 | 10 => {
+                    if handles.sync(way).is_ok() {
+                        units.iter_mut().for_each(Unit::promise);
+                        promises += usize::from(has_failed);
+                    }
+                }
+                _ => {
+                    let mut found = vec![0; count * UNIT];
+                    let moved = handles.file.read_at(&mut found, at).unwrap_or(0);
+                    for (found, unit) in found[..moved].chunks(UNIT).zip(&units[range]) {
+                        let may_hold = |&byte: &u8| unit.may_hold(byte);
+                        assert!(found.iter().all(may_hold), "{what}, step {step}: {found:?}");
+                    }
+                }
+            }
+        }
+        disk.work();
+        if random.chance(700) {
+            // The first may tell of what failed before.
+            let synced = handles.file.sync_all().or_else(|_| handles.file.sync_all());
+            if synced.is_ok() {
+                units.iter_mut().for_each(Unit::promise);
+            }
+        }
+        drop(handles);
+        let is_remounted = disk.try_remount();
+        let found = match is_remounted {
+            true => std::fs::read(&path).unwrap(),
+            false => match disk.after_power_cut("file") {
+                Some(found) => found,
+                None => break,
+            },
+        };
+        for (number, unit) in units.iter_mut().enumerate() {
+            let start = found.len().min(number * UNIT);
+            let mut bytes = found[start..found.len().min(start + UNIT)].to_vec();
+            bytes.resize(UNIT, 0);
+            let wrong = bytes.iter().find(|byte| !unit.may_hold(**byte));
+            assert_eq!(
+                wrong, None,
+                "{what}: unit {number} of {UNIT} bytes, stored {}, newer {:?}",
+                unit.stored, unit.newer
+            );
+            // A mixture of what was promised and what was not: any of them may stay.
+            let is_even = bytes.iter().all(|byte| *byte == bytes[0]);
+            match is_even {
+                true => *unit = Unit { stored: bytes[0], newer: Vec::new(), last: Some(bytes[0]) },
+                false => unit.last = None,
+            }
+        }
+        if !is_remounted {
+            break;
+        }
+    }
+    promises
 }
 
 /// Goal: an operation that meets a server's EAGAIN, EINTR or ECANCELED time after time says so, and gives up
