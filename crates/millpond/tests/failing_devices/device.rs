@@ -22,7 +22,7 @@ impl Kind {
     pub const EXT4: Kind = Kind {
         name: "ext4",
         make: &["-q", "-b", "4096", "-O", "^has_journal"],
-        mount: "loop",
+        mount: "noatime",
         image_bytes: 32 << 20,
         tmpfs_bytes: 6 << 20,
     };
@@ -30,21 +30,21 @@ impl Kind {
     pub const EXT4_JOURNAL: Kind = Kind {
         name: "ext4",
         make: &["-q", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
-        mount: "loop",
+        mount: "noatime",
         image_bytes: 32 << 20,
         tmpfs_bytes: 12 << 20,
     };
     pub const XFS: Kind = Kind {
         name: "xfs",
         make: &["-q", "-f"],
-        mount: "loop,nouuid",
+        mount: "noatime,nouuid",
         image_bytes: 320 << 20,
         tmpfs_bytes: 80 << 20,
     };
     pub const BTRFS: Kind = Kind {
         name: "btrfs",
         make: &["-q", "-f"],
-        mount: "loop",
+        mount: "noatime",
         image_bytes: 160 << 20,
         tmpfs_bytes: 24 << 20,
     };
@@ -55,16 +55,21 @@ pub struct FailingDisk {
     kind: Kind,
     outer: PathBuf,
     inner: PathBuf,
+    /// The loop device, once there is one.
+    device: Option<String>,
     _dir: tempfile::TempDir,
 }
 
-fn run(program: &str, args: &[&str]) -> Result<(), String> {
+fn run(program: &str, args: &[&str]) -> Result<String, String> {
     // The tools are where root's path is.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = Command::new(program).args(args).env("PATH", path).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    output.status.success().then_some(()).ok_or_else(|| format!("{program} {args:?}: {text}"))
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
+    match output.status.success() {
+        true => Ok(text(&output.stdout)),
+        false => Err(format!("{program} {args:?}: {}", text(&output.stderr))),
+    }
 }
 
 fn text(path: &Path) -> &str {
@@ -80,14 +85,9 @@ impl FailingDisk {
         std::fs::create_dir(&outer).unwrap();
         std::fs::create_dir(&inner).unwrap();
         let size = format!("size={}", kind.tmpfs_bytes);
-        let disk = FailingDisk { kind, outer, inner, _dir: dir };
+        let mut disk = FailingDisk { kind, outer, inner, device: None, _dir: dir };
         let made = run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", text(&disk.outer)])
-            .and_then(|()| {
-                let image = disk.image();
-                File::create(&image).unwrap().set_len(kind.image_bytes).unwrap();
-                let make = format!("mkfs.{}", kind.name);
-                run(&make, &[kind.make, &[text(&image)]].concat())
-            })
+            .and_then(|_| disk.make())
             .and_then(|()| disk.mount());
         match made {
             Ok(()) => Some(disk),
@@ -96,6 +96,20 @@ impl FailingDisk {
                 None
             }
         }
+    }
+
+    fn make(&mut self) -> Result<(), String> {
+        let image = self.image();
+        File::create(&image).unwrap().set_len(self.kind.image_bytes).unwrap();
+        let device = run("losetup", &["--find", "--show", text(&image)])?;
+        // The loop driver takes a write for a whole one of which the tmpfs had space for a part. So no request
+        // is longer than a page of the tmpfs.
+        let name = device.trim_start_matches("/dev/");
+        self.device = Some(device.clone());
+        std::fs::write(format!("/sys/block/{name}/queue/max_sectors_kb"), "4")
+            .map_err(|error| format!("{device}: requests of one page: {error}"))?;
+        let make = format!("mkfs.{}", self.kind.name);
+        run(&make, &[self.kind.make, &[&device]].concat()).map(drop)
     }
 
     fn image(&self) -> PathBuf {
@@ -107,7 +121,8 @@ impl FailingDisk {
     }
 
     fn mount(&self) -> Result<(), String> {
-        run("mount", &["-o", self.kind.mount, text(&self.image()), text(&self.inner)])
+        let device = self.device.as_ref().expect("made");
+        run("mount", &["-o", self.kind.mount, device, text(&self.inner)]).map(drop)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -132,7 +147,7 @@ impl FailingDisk {
         // tries to write a file again after seconds.
         for _ in 0..400 {
             match run("umount", &[text(&self.inner)]) {
-                Ok(()) => {
+                Ok(_) => {
                     self.mount().unwrap();
                     return true;
                 }
@@ -160,7 +175,8 @@ impl FailingDisk {
         let (copy, point) = (dir.path().join("copy"), dir.path().join("point"));
         std::fs::create_dir(&point).unwrap();
         run("cp", &["--sparse=always", text(&self.image()), text(&copy)]).unwrap();
-        run("mount", &["-o", self.kind.mount, text(&copy), text(&point)]).unwrap();
+        let options = format!("loop,{}", self.kind.mount);
+        run("mount", &["-o", &options, text(&copy), text(&point)]).unwrap();
         let found = std::fs::read(point.join(name));
         run("umount", &["--lazy", text(&point)]).unwrap();
         Some(found.unwrap())
@@ -170,12 +186,11 @@ impl FailingDisk {
 impl Drop for FailingDisk {
     fn drop(&mut self) {
         // Lazily: after a failure a file may still be open.
-        for point in [&self.inner, &self.outer] {
-            let _ = Command::new("umount")
-                .arg("--lazy")
-                .arg(point)
-                .stderr(std::process::Stdio::null())
-                .status();
+        let _ = run("umount", &["--lazy", text(&self.inner)]);
+        if let Some(device) = &self.device {
+            // Once nothing is mounted from it.
+            let _ = run("losetup", &["--detach", device]);
         }
+        let _ = run("umount", &["--lazy", text(&self.outer)]);
     }
 }
