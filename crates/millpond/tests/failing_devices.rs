@@ -434,3 +434,39 @@ fn transient_errors(backend: BackendChoice, errno: i32) {
         assert_eq!(server.state().data[..PAGE], [8; PAGE]);
     });
 }
+
+/// Goal: a file that has bytes and claims none is refused; an empty one is not.
+/// Incident: `/proc/version` opened, and read as an empty file.
+#[test]
+fn files_that_claim_no_bytes_are_refused() {
+    let refused = |engine: &millpond::Engine, path: &std::path::Path| {
+        let opened = engine.open(path, &OpenOptions::new().read(true));
+        let error = opened.err().unwrap_or_else(|| panic!("{} opened", path.display()));
+        assert_eq!(error.errno(), libc::EOPNOTSUPP, "{}: {error}", path.display());
+        assert!(error.to_string().contains("length"), "{error}");
+    };
+    for backend in back_ends() {
+        let engine = engine(1 << 20, backend);
+        for path in
+            ["/proc/version", "/proc/self/status", "/sys/kernel/mm/transparent_hugepage/enabled"]
+        {
+            let path = std::path::Path::new(path);
+            match path.exists() {
+                true => refused(&engine, path),
+                false => common::skip(format_args!("no {}", path.display())),
+            }
+        }
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        engine.open(dir.path().join("empty"), &read_write()).unwrap();
+        let Some(server) = Server::new(1, vec![7; 100]) else { continue };
+        server.state().claimed_len = Some(0);
+        refused(&engine, &server.path("f"));
+        server.state().claimed_len = None;
+        let file = engine.open(server.path("f"), &OpenOptions::new().read(true)).unwrap();
+        assert_eq!(file.read_at(&mut [0; 200], 0).unwrap(), 100);
+        drop(file);
+        server.state().data.clear();
+        let file = engine.open(server.path("f"), &OpenOptions::new().read(true)).unwrap();
+        assert_eq!(file.read_at(&mut [0; 200], 0).unwrap(), 0);
+    }
+}

@@ -13,6 +13,8 @@
 
 pub(crate) mod open;
 
+mod length;
+
 pub(crate) mod registry;
 
 pub(crate) mod leaves;

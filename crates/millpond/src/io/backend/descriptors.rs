@@ -374,7 +374,7 @@ pub(crate) fn tells_of_others(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether a file system is known whose writes are told of no errors but their own.
-fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
     const BCACHEFS: u32 = 0xca45_1a4e;
     const F2FS: u32 = 0xf2f5_2010;
     const ZFS: u32 = 0x2fc1_2fc1;
