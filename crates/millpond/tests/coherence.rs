@@ -9,6 +9,7 @@ use millpond::{Advice, BackendChoice, Backing, Engine, Error, SimOptions};
 
 use common::{
     Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, then_stop, within,
+    write_back,
 };
 
 /// Goal: two engines and several handles of one file are one file: what one writes, all read.
@@ -245,4 +246,35 @@ fn hits_do_not_wait_for_the_device() {
         }
         assert!(hits > 1000, "{hits}");
     });
+}
+
+/// Goal: a call to end what was not begun takes nothing from the next begin.
+/// Incident: after one call of `end_through` too many, the count wrapped, and the next `begin_through` left writes in
+/// the cache, where other programs did not see them.
+#[test]
+fn ends_without_a_begin_have_no_effect() {
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let options = write_back().backing(Backing::DirectInPlace);
+    let file = engine.open(&path, &options).unwrap();
+    let is_below = |value: u8| {
+        file.write_all_at(&[value; 4096], 0).unwrap();
+        std::fs::read(&path).unwrap().first() == Some(&value)
+    };
+    file.end_through();
+    file.end_plain();
+    assert!(!is_below(1), "writes wait");
+    file.begin_through().unwrap();
+    assert!(is_below(2), "writes go through");
+    // Takes nothing from the begin above.
+    file.end_plain();
+    file.begin_through().unwrap();
+    file.end_through();
+    assert!(is_below(3), "one begin is left");
+    file.end_through();
+    file.end_through();
+    assert!(!is_below(4), "writes wait again");
+    file.sync_all().unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), [4; 4096]);
 }

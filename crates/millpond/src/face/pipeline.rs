@@ -31,7 +31,7 @@ use crate::inode::{Blocking, CachedFile, Shared};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
 use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
-use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
+use crate::io::transfer::{Direction, Retries, Transfer, is_end, is_transient};
 use crate::process::ProcessLocal;
 use crate::writeback::Ticket;
 
@@ -423,6 +423,7 @@ struct Slot<'a> {
     request: Option<DirectRequest<'a>>,
     begun: Option<Begun<'a>>,
     moved: u64,
+    retries: Retries,
 }
 
 struct Lanes<'p, 'a> {
@@ -544,6 +545,7 @@ impl<'a> Lanes<'_, 'a> {
         match direct::begin(request.extent(), blocking, &mut slot.begun) {
             Ok(Begin::Begun) => {
                 slot.moved = 0;
+                slot.retries.reset();
                 self.under_way += 1;
                 push(self.carrier, self.ended, number, request, 0);
                 Start::UnderWay
@@ -571,6 +573,9 @@ impl<'a> Lanes<'_, 'a> {
         let error = match outcome {
             Ok(moved) => {
                 slot.moved += moved as u64;
+                if moved > 0 {
+                    slot.retries.reset();
+                }
                 if slot.moved < total && !is_over(request, moved as u64) {
                     push(self.carrier, self.ended, number, request, slot.moved);
                     return None;
@@ -578,7 +583,8 @@ impl<'a> Lanes<'_, 'a> {
                 let is_short = slot.moved < total && request.direction == Direction::Write;
                 is_short.then(|| io::Error::from(io::ErrorKind::WriteZero))
             }
-            Err(error) if is_transient(&error) => {
+            // The others of the pipeline stay in flight during a pause.
+            Err(error) if is_transient(&error) && slot.retries.may_try() => {
                 push(self.carrier, self.ended, number, request, slot.moved);
                 return None;
             }

@@ -35,7 +35,8 @@ use crate::io::request;
 use crate::io::segment::{Front, Misalignment, Segment};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::{
-    self, BackgroundRead, Direction, Ending, SEGMENTS_MAX, Segments, Transfer, is_transient,
+    self, BackgroundRead, Direction, Ending, Retries, SEGMENTS_MAX, Segments, Transfer,
+    is_transient,
 };
 use crate::read::around::Lent;
 use crate::read::hit::wipe;
@@ -59,6 +60,7 @@ struct Read<T> {
     offset: u64,
     /// Bytes so far.
     moved: u64,
+    retries: Retries,
     handle: Arc<File>,
     tell: T,
 }
@@ -76,7 +78,7 @@ pub(crate) fn start_read(
         Err(error) => end(handle, list.into_buffers(), tell, Err(error)),
         Ok(Some((held, slot))) => {
             let passage = Passage::Direct(held);
-            Box::new(Read { passage, slot, list, offset, moved: 0, handle, tell }).submit(ring);
+            Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
         }
         Ok(None) => read_by_worker(handle, list, offset, tell),
     }
@@ -133,7 +135,7 @@ impl Around {
     ) {
         let Around { lent, slot, handle } = self;
         let passage = Passage::Around(lent);
-        Box::new(Read { passage, slot, list, offset, moved: 0, handle, tell }).submit(ring);
+        Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
     }
 }
 
@@ -163,7 +165,45 @@ fn begin(
     Ok(direct::try_begin_read(extent)?.map(|held| (held, slot)))
 }
 
+/// Has a worker read all of it again.
+#[cold]
+fn leave_to_worker(
+    passage: Passage,
+    slot: KeptSlot<'static>,
+    list: RawList<'static>,
+    offset: u64,
+    handle: Arc<File>,
+    tell: impl Tell,
+) {
+    // Guard and slot go first: the worker takes others.
+    drop((passage, slot));
+    // It may get less far, and says nothing of what is behind that.
+    wipe(list.iter(), 0, list.total());
+    read_by_worker(handle, list, offset, tell);
+}
+
 impl<T: Tell> Read<T> {
+    #[inline(always)]
+    fn new(
+        passage: Passage,
+        slot: KeptSlot<'static>,
+        list: RawList<'static>,
+        offset: u64,
+        handle: Arc<File>,
+        tell: T,
+    ) -> Read<T> {
+        let retries = Retries::default();
+        Read { passage, slot, list, offset, moved: 0, retries, handle, tell }
+    }
+
+    /// A worker may pause between attempts; the thread that reaps completions may not.
+    #[cold]
+    #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
+    fn leave_to_worker(self: Box<Self>) {
+        let Read { passage, slot, list, offset, handle, tell, .. } = *self;
+        leave_to_worker(passage, slot, list, offset, handle, tell);
+    }
+
     fn transfer(&self) -> Transfer<'_> {
         let mut all = Transfer::new(Direction::Read, self.offset, self.list.iter());
         all.direct = self.is_direct();
@@ -208,7 +248,7 @@ impl<T: Tell> Read<T> {
 
     #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
     fn finish(self: Box<Self>, error: Option<io::Error>) {
-        let Read { passage, slot, list, offset, moved, handle, tell } = *self;
+        let Read { passage, slot, list, offset, moved, handle, tell, .. } = *self;
         let held = match passage {
             Passage::Direct(held) => held,
             Passage::Around(lent) if moved == list.total() => {
@@ -217,11 +257,7 @@ impl<T: Tell> Read<T> {
                 return end(handle, list.into_buffers(), tell, Ok(moved as usize));
             }
             Passage::Around(lent) => {
-                // Guard and slot go first: the worker takes others.
-                drop((lent, slot));
-                // It may get less far, and says nothing of what is behind that.
-                wipe(list.iter(), 0, list.total());
-                return read_by_worker(handle, list, offset, tell);
+                return leave_to_worker(Passage::Around(lent), slot, list, offset, handle, tell);
             }
         };
         let ended = held.end_read(extent(&handle.cached, &list, offset), moved, error);
@@ -245,6 +281,9 @@ impl<T: Tell> Ending for Read<T> {
         match outcome {
             Ok(moved) => {
                 self.moved += moved as u64;
+                if moved > 0 {
+                    self.retries.reset();
+                }
                 if self.moved == self.list.total() {
                     return self.finish(None);
                 }
@@ -256,7 +295,10 @@ impl<T: Tell> Ending for Read<T> {
                     self.submit(None)
                 }
             }
-            Err(error) if is_transient(&error) => self.submit(None),
+            Err(error) if is_transient(&error) && self.retries.may_try_at_once() => {
+                self.submit(None)
+            }
+            Err(error) if is_transient(&error) => self.leave_to_worker(),
             Err(error) => self.finish(Some(error)),
         }
     }

@@ -48,6 +48,8 @@ pub(crate) fn conclude_apart(
     let is_refusal = |failure: &Failure| !tells_of_others(file) && failure.is_refusal(repeat);
     match told {
         Some(failure) if !is_refusal(&failure) => {
+            // generations.G8
+            file.backing.drop_kernel_copy();
             generations.fail(pass, failure);
             Durability::Lost(failure)
         }

@@ -141,6 +141,9 @@ fn sync_locked(
         Err(error) => {
             event!(error, inode = file.id.inode, %error, "a sync failed");
             let failure = Failure::new(0, 0, &error);
+            // Before the epoch rises: bytes that the kernel took before it dropped its copy are suspect, and
+            // later ones meet fresh pages (generations.G8).
+            file.backing.drop_kernel_copy();
             generations.fail(pass, failure);
             failure
         }

@@ -13,6 +13,8 @@
 
 pub(crate) mod open;
 
+mod length;
+
 pub(crate) mod registry;
 
 pub(crate) mod leaves;
@@ -32,7 +34,7 @@ pub(crate) mod unguarded;
 pub(crate) mod keeping;
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -73,6 +75,9 @@ const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024
 /// Of the range lock's regions: a direct request of 16 pages is one piece, and so is a page; of larger
 /// regions, many readers of one would share a word.
 const REGION_BYTES: u64 = 64 << 10;
+
+/// Of [`CachedFile::through`]: writes go through until the file is closed.
+const STAYS_THROUGH: usize = 1 << (usize::BITS - 1);
 
 /// Whether the caller may be made to wait: for range guards, for a flush, for others' syncs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -145,8 +150,11 @@ pub(crate) struct CachedFile {
     /// one would have to be closed, and the process's POSIX locks would go with it.
     pub(crate) attaching: Mutex<()>,
     pub(crate) opened_mode: WriteMode,
-    /// How many want writes to go through, whatever the mode; see [`CachedFile::begin_through`].
+    /// How many times writes are to go through, whatever the mode (see [`CachedFile::begin_through`]), and
+    /// [`STAYS_THROUGH`].
     pub(crate) through: AtomicUsize,
+    /// How many times callers have the descriptors' flags left alone.
+    plain: AtomicUsize,
     pub(crate) mapped: Mapped,
     pub(crate) unguarded: Unguarded,
     pub(crate) writeback: Writeback,
@@ -237,6 +245,7 @@ impl CachedFile {
             attaching: Mutex::new(()),
             opened_mode: write_mode,
             through: AtomicUsize::new(0),
+            plain: AtomicUsize::new(0),
             mapped: Mapped::default(),
             unguarded: Unguarded::default(),
             writeback: Writeback::default(),
@@ -261,17 +270,36 @@ impl CachedFile {
         if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
     }
 
+    /// Ends one [`CachedFile::begin_through`]; without one, has no effect.
     pub(crate) fn end_through(&self) {
+        let less_one = |count: usize| (count & !STAYS_THROUGH > 0).then(|| count - 1);
         // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
         // guards under which both are done say so, too.
-        self.through.fetch_sub(1, Release);
-        self.backing.set_plain(false);
+        if self.through.fetch_update(Release, Relaxed, less_one).is_ok() {
+            self.backing.set_plain(false);
+        }
     }
 
     /// Has writes go through for as long as the file is open.
     pub(crate) fn stay_through(&self) {
         // Argued: as in `begin_through`.
-        self.through.fetch_add(1, AcqRel);
+        self.through.fetch_or(STAYS_THROUGH, AcqRel);
+    }
+
+    /// Has the descriptors keep their flags until [`CachedFile::end_plain`].
+    pub(crate) fn begin_plain(&self) {
+        // Relaxed: a count; the gate below has a lock.
+        self.plain.fetch_add(1, Relaxed);
+        self.backing.set_plain(true);
+    }
+
+    /// Ends one [`CachedFile::begin_plain`]; without one, has no effect, so that it can't end one of the
+    /// engine's own.
+    pub(crate) fn end_plain(&self) {
+        // Relaxed: as in `begin_plain`.
+        if self.plain.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1)).is_ok() {
+            self.backing.set_plain(false);
+        }
     }
 
     pub(crate) fn cache(&self) -> &Cache {

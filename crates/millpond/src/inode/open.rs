@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::registry::Found;
-use crate::inode::{CachedFile, Shared, registry};
+use crate::inode::{CachedFile, Shared, length, registry};
 use crate::io::backend::{BackingFile, OpenedFor};
 use crate::options::{OpenOptions, PAGE_BYTES_MIN};
 use crate::survival::mark;
@@ -73,6 +73,9 @@ impl CachedFile {
             }
             // From here until it is entered, nobody else opens the file.
             Found::Place(place) => {
+                if shared.backend.has_files() {
+                    length::check(fd.as_fd(), &stat, options.read).map_err(failed)?;
+                }
                 // The first opener has waited.
                 if shared.backend.has_files() && !options.awaited {
                     let waited = shared.marks.await_written(&stat, mark::PATIENCE);

@@ -1,13 +1,13 @@
 //! Transfers brought to their end.
 //!
 //! A back end tries each transfer once and may move less than was asked for. Here short transfers
-//! are continued and interrupted ones repeated, so that the cache sees one of: all bytes, fewer
+//! are continued and interrupted ones repeated ([`Retries`]), so that the cache sees one of: all bytes, fewer
 //! because the file ended (reads), or an error with what was moved before it.
 
 use std::io;
 
 use crate::io::backend::BackingFile;
-use crate::io::transfer::{Direction, Transfer, is_end, is_transient};
+use crate::io::transfer::{Direction, Retries, Transfer, is_end, is_transient};
 
 /// Carries out all transfers of `batch`, all at once where the back end can, and returns when
 /// they have ended.
@@ -34,9 +34,10 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
     let total = transfer.segments.left();
     let block_bytes = block_bytes(file, transfer);
     let mut ended = transfer.error.is_none() && is_end(transfer.moved, block_bytes);
+    let mut retries = Retries::default();
     loop {
         match transfer.error.take() {
-            Some(error) if is_transient(&error) => {}
+            Some(error) if is_transient(&error) && retries.may_try() => {}
             Some(error) => {
                 transfer.error = Some(error);
                 return;
@@ -48,6 +49,9 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
         file.try_all(&mut attempt);
         let [attempt] = attempt;
         ended = attempt.error.is_none() && is_end(attempt.moved, block_bytes);
+        if attempt.moved > 0 {
+            retries.reset();
+        }
         transfer.moved += attempt.moved;
         transfer.error = attempt.error;
     }

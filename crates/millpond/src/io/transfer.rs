@@ -7,8 +7,10 @@
 use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
+use rustix::io::Errno;
 use smallvec::SmallVec;
 
 use crate::io::segment::{Segment, SegmentIter};
@@ -100,8 +102,61 @@ pub(crate) fn is_end(moved: u64, block_bytes: u64) -> bool {
     moved == 0 || !moved.is_multiple_of(block_bytes)
 }
 
+/// Whether an error says nothing of the bytes, so that a second attempt may succeed. A server may give such an
+/// answer each time: [`Retries`] bounds the attempts.
 pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
+}
+
+/// Attempts of a transfer that follow a transient error, without progress in between.
+///
+/// The first few follow at once, and the others after pauses that grow. All of them take about a third of a second, for
+/// which the operation holds its range; then the error is the operation's.
+#[derive(Default)]
+pub(crate) struct Retries(u8);
+
+impl Retries {
+    /// Chosen, not measured.
+    const AT_ONCE_MAX: u8 = 4;
+    const ALL_MAX: u8 = 14;
+    const PAUSE_MAX: Duration = Duration::from_millis(64);
+
+    /// The transfer has moved bytes.
+    pub(crate) fn reset(&mut self) {
+        self.0 = 0;
+    }
+
+    /// Whether to try again, for a thread that may not sleep: it leaves further attempts to a worker, or fails.
+    pub(crate) fn may_try_at_once(&mut self) -> bool {
+        self.0 += 1;
+        self.0 <= Retries::AT_ONCE_MAX
+    }
+
+    /// Whether to try again. Pauses first, after the first few.
+    pub(crate) fn may_try(&mut self) -> bool {
+        if self.may_try_at_once() {
+            return true;
+        }
+        if self.0 > Retries::ALL_MAX {
+            return false;
+        }
+        let doublings = u32::from(self.0 - Retries::AT_ONCE_MAX - 1).min(6);
+        std::thread::sleep(Duration::from_millis(1 << doublings).min(Retries::PAUSE_MAX));
+        true
+    }
+}
+
+/// Carries out a system call that a signal, or a server, may interrupt.
+pub(crate) fn retry_interrupted(
+    mut call: impl FnMut() -> rustix::io::Result<()>,
+) -> io::Result<()> {
+    let mut retries = Retries::default();
+    loop {
+        match call() {
+            Err(Errno::INTR) if retries.may_try() => {}
+            outcome => return Ok(outcome?),
+        }
+    }
 }
 
 /// Segments of their owner's. It may move while a transfer of them is under way: a single segment is not

@@ -239,6 +239,10 @@ impl BackingFile for ToldFile {
         self.inner.sync(data_only)
     }
 
+    fn drop_kernel_copy(&self) {
+        self.inner.drop_kernel_copy();
+    }
+
     fn overwrites(&self) -> Overwrites {
         self.inner.overwrites()
     }

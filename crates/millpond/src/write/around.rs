@@ -111,12 +111,7 @@ impl Write<'_> {
         if !is_durable && moved > 0 {
             file.writeback.took(file.cache(), self.first, self.last, Copy::None, epoch);
         }
-        let page_bytes = file.core().page_bytes() as u64;
-        let whole = self.offset.next_multiple_of(page_bytes)..self.offset + moved;
-        if whole.start + page_bytes <= whole.end {
-            let last = file.page_of(whole.end) - 1;
-            file.writeback.generations.overwritten(file.page_of(whole.start), last);
-        }
+        self.note_whole_pages(moved, is_durable);
         self.end_cleared(moved);
         if around.is_cached {
             self.drop_or_show(end);

@@ -363,6 +363,29 @@ impl<'a> Write<'a> {
         (from > start && self.size > start) || (to < end && self.size > to)
     }
 
+    /// Notes the pages all of whose bytes the back end took. Caller: has set the size after the write.
+    ///
+    /// Durable ones leave every generation: an error that a later sync meets is not about them.
+    fn note_whole_pages(&self, moved: u64, is_durable: bool) {
+        let file = self.file;
+        let page_bytes = file.core().page_bytes() as u64;
+        let start = self.offset.next_multiple_of(page_bytes);
+        let mut end = self.offset + moved;
+        if end >= file.core().size.get() {
+            // The last page ends with the file.
+            end = end.next_multiple_of(page_bytes);
+        }
+        if start + page_bytes > end {
+            return;
+        }
+        let (first, last) = (file.page_of(start), file.page_of(end - 1));
+        let generations = &file.writeback.generations;
+        match is_durable {
+            true => generations.forget(first, last),
+            false => generations.overwritten(first, last),
+        }
+    }
+
     /// Copies what the caller writes of a page into its fresh frame.
     fn copy_new(&self, page: PageIndex, fresh: FrameIndex) -> Result<()> {
         let (from, to) = self.part(page);

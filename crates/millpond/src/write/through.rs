@@ -78,6 +78,10 @@ impl<'a> Write<'a> {
             let copy = if is_cached { Copy::Cached } else { Copy::None };
             self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
         }
+        if is_durable {
+            // The new frames are not UNSTABLE, so no page waits for a sync to settle it.
+            self.note_whole_pages(moved, true);
+        }
         self.result(moved, error, durability)
     }
 

@@ -37,6 +37,9 @@
 //!   last handle is gone.
 //! - **G7** An error that nobody was told of outlives the file's last handle
 //!   ([`untold`](super::untold)).
+//! - **G8** The kernel drops its copy of the file after it has told of an error and before the epoch rises.
+//!   So bytes that are written again meet no page whose write-back has failed: some file systems can't store
+//!   such a page any more, and report success.
 //!
 //! Why syncs do not have the gate for themselves, which would do, too: durable writes would wait for
 //! a sync of a device that takes milliseconds. As it is, they run beside it.
@@ -388,7 +391,8 @@ impl Generations {
         }
     }
 
-    /// The bytes of the pages from `first` to `last` are gone from the file.
+    /// The bytes of the pages from `first` to `last` are gone from the file, or the back end has newer bytes of all
+    /// of them, which are durable. Caller: no page is UNSTABLE that stays in the cache.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
         if self.owes.load(Relaxed) {
             let State { young, covering, suspect, .. } = &mut *self.state();

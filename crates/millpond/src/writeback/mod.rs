@@ -15,7 +15,7 @@
 //! - **B1** A page that is EMPTY, as far as it lies below the size, is in the back end: a page
 //!   leaves the cache only when it is clean (page.W4), and a write that leaves a gap behind the old end
 //!   has the back end extend the file first.
-//! - **B2**, **dirty.B3**: [`dirty`]. **generations.G1** to **generations.G7**: [`generations`].
+//! - **B2**, **dirty.B3**: [`dirty`]. **generations.G1** to **generations.G8**: [`generations`].
 //! - **B4** Nobody waits for a page while it has claimed pages that are not submitted.
 //! - **B5** The size is read after the pages are claimed. A thread that cuts the file hides the
 //!   pages first, and waits for write-backs then, so the back end's file is never longer than the

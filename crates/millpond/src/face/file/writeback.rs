@@ -99,7 +99,7 @@ impl File {
         self.cached.begin_through()
     }
 
-    /// Ends what [`File::begin_through`] began.
+    /// Ends what [`File::begin_through`] began. A call without one before has no effect.
     pub fn end_through(&self) {
         self.cached.end_through();
     }
@@ -127,12 +127,12 @@ impl File {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn begin_plain(&self) {
-        self.cached.backing.set_plain(true);
+        self.cached.begin_plain();
     }
 
-    /// Ends what [`File::begin_plain`] began.
+    /// Ends what [`File::begin_plain`] began. A call without one before has no effect.
     pub fn end_plain(&self) {
-        self.cached.backing.set_plain(false);
+        self.cached.end_plain();
     }
 
     /// Whether transfers go past the kernel's cache where they are aligned, as far as the kernel has

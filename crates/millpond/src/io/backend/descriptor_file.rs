@@ -132,6 +132,10 @@ impl<C: Carrier> BackingFile for DescriptorFile<C> {
         self.descriptors.sync(data_only)
     }
 
+    fn drop_kernel_copy(&self) {
+        self.descriptors.drop_kernel_copy();
+    }
+
     fn overwrites(&self) -> Overwrites {
         self.descriptors.overwrites()
     }

@@ -24,7 +24,7 @@ use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::{OpenedFor, Seek};
 use crate::io::batch;
-use crate::io::transfer::TransferCounts;
+use crate::io::transfer::{TransferCounts, retry_interrupted};
 use crate::thread::spawn;
 
 /// Don't honour O_APPEND (Linux 6.9).
@@ -242,8 +242,7 @@ impl Descriptors {
 
     pub(crate) fn fallocate(&self, flags: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
-        let allocated = rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, offset, len));
-        Ok(allocated?)
+        retry_interrupted(|| rustix::fs::fallocate(fd, flags, offset, len))
     }
 
     pub(crate) fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
@@ -291,7 +290,43 @@ impl Descriptors {
         let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
         self.check(fd)?;
         let sync = || if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
-        Ok(rustix::io::retry_on_intr(sync)?)
+        retry_interrupted(sync)
+    }
+
+    /// Has the kernel drop its copy of the file.
+    ///
+    /// A file system may not be able to write a page again after its write-back has failed: ext4 leaves the
+    /// extent unwritten and the page's buffers mapped, so the second write-back reaches the block, and never
+    /// converts the extent. A page that was dropped finds its extent afresh.
+    ///
+    /// The kernel drops clean pages only. The first call has it write the dirty ones, and the last one drops
+    /// them. A large folio that reaches beyond a given range would stay, so the range is the whole file.
+    pub(crate) fn drop_kernel_copy(&self) {
+        const SYNC_FILE_RANGE_WAIT_BEFORE: libc::c_long = 1;
+        let Some(fd) = self.write.get().or(self.read.get()) else { return };
+        if self.check(fd).is_err() {
+            return;
+        }
+        let drop_clean = || rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
+        // Advice: where the kernel refuses it, it has no pages to drop.
+        let _ = drop_clean();
+        // An error that this takes from the description belongs to the failure that the caller handles: it
+        // concerns bytes that the kernel took before the caller raises the epoch (generations.G2).
+        // SAFETY: no memory involved.
+        let waited = unsafe {
+            libc::syscall(
+                libc::SYS_sync_file_range,
+                fd.as_raw_fd(),
+                0u64,
+                0u64,
+                SYNC_FILE_RANGE_WAIT_BEFORE,
+            )
+        };
+        if waited < 0 {
+            let error = io::Error::last_os_error();
+            tracing::debug!(target: "millpond", %error, "a wait for failed write-back");
+        }
+        let _ = drop_clean();
     }
 
     /// Whether what writes go to is still the file.
@@ -355,7 +390,7 @@ pub(crate) fn tells_of_others(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Whether a file system is known whose writes are told of no errors but their own.
-fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
     const BCACHEFS: u32 = 0xca45_1a4e;
     const F2FS: u32 = 0xf2f5_2010;
     const ZFS: u32 = 0x2fc1_2fc1;

@@ -177,6 +177,10 @@ pub(crate) trait BackingFile: Send + Sync {
 
     fn sync(&self, data_only: bool) -> io::Result<()>;
 
+    /// Drops the kernel's copy of the file. Called after a write-back below has failed, and before the same
+    /// bytes are written again.
+    fn drop_kernel_copy(&self) {}
+
     /// What overwriting bytes takes.
     fn overwrites(&self) -> Overwrites {
         Overwrites::InPlace

@@ -41,7 +41,7 @@ use crate::io::backend::BackingFile;
 use crate::io::backend::entry::entry;
 use crate::io::backend::ring::{PAUSE, is_broken, outcome};
 use crate::io::request;
-use crate::io::transfer::BackgroundRead;
+use crate::io::transfer::{BackgroundRead, Retries};
 
 /// The user data of a completion that stands for nothing.
 pub(crate) const POKE: u64 = u64::MAX;
@@ -64,9 +64,14 @@ const TOGETHER_OF_FEW: usize = 3;
 pub(crate) struct RingRead {
     pub(crate) file: Arc<dyn BackingFile>,
     pub(crate) read: BackgroundRead,
+    retries: Retries,
 }
 
 impl RingRead {
+    pub(crate) fn new(file: Arc<dyn BackingFile>, read: BackgroundRead) -> RingRead {
+        RingRead { file, read, retries: Retries::default() }
+    }
+
     /// `None`: it can't be in a ring.
     fn entry(&self) -> Option<squeue::Entry> {
         let transfer = self.read.transfer();
@@ -395,13 +400,13 @@ impl ReadRing {
                 POKE => {}
                 BELL => bell(),
                 // It stays, so that the ring is not over.
-                _ if self.says_nothing(result) => again.push(number as usize),
+                _ if self.says_nothing(result) => again.push((number as usize, result)),
                 _ => reaped.ended.push((jobs.places.remove(number as usize), outcome(result))),
             }
         }
         drop(jobs);
-        for number in again {
-            self.read_again(number, &mut reaped);
+        for (number, result) in again {
+            self.read_again(number, result, &mut reaped);
         }
         reaped
     }
@@ -416,8 +421,19 @@ impl ReadRing {
     }
 
     #[cold]
-    fn read_again(&self, number: usize, reaped: &mut Reaped) {
-        let entry = self.jobs().places[number].entry();
+    fn read_again(&self, number: usize, result: i32, reaped: &mut Reaped) {
+        let mut jobs = self.jobs();
+        let job = &mut jobs.places[number];
+        let may_try = job.retries.may_try_at_once();
+        // EFAULT concerns the thread that submitted it, and another one has the memory.
+        if !may_try && -result != libc::EFAULT {
+            let job = jobs.places.remove(number);
+            drop(jobs);
+            reaped.ended.push((job, outcome(result)));
+            return;
+        }
+        let entry = job.entry().filter(|_| may_try);
+        drop(jobs);
         if let Some(entry) = entry {
             // SAFETY: B1.
             reaped.untaken.append(&mut unsafe { self.push(&entry.user_data(number as u64), 0) });
@@ -504,7 +520,7 @@ mod tests {
         let (tell, told) = mpsc::channel();
         let done = Box::new(move |outcome| tell.send(outcome).unwrap());
         let read = BackgroundRead { offset: 0, wanted: true, direct: false, segments, done };
-        (RingRead { file: Arc::clone(file) as Arc<dyn BackingFile>, read }, told)
+        (RingRead::new(Arc::clone(file) as Arc<dyn BackingFile>, read), told)
     }
 
     fn ring_for(jobs_max: usize) -> Option<ReadRing> {

@@ -96,7 +96,7 @@ pub(crate) fn start_read(
     read: BackgroundRead,
 ) -> Result<(), BackgroundRead> {
     let Some(ring) = ring else { return file.start(read) };
-    ring.start(RingRead { file, read }).or_else(|RingRead { file, read }| file.start(read))
+    ring.start(RingRead::new(file, read)).or_else(|RingRead { file, read, .. }| file.start(read))
 }
 
 impl SharedRing {
@@ -227,7 +227,7 @@ impl Led {
             let file = Arc::clone(&job.file);
             if let Err(read) = self.driver.start(job) {
                 // There is no thread for it.
-                let job = RingRead { file, read };
+                let job = RingRead::new(file, read);
                 let outcome = job.attempt();
                 job.finish(outcome);
             }

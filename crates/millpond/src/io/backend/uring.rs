@@ -40,7 +40,7 @@ impl Carrier for Arc<Driver> {
     }
 
     fn start(file: Arc<UringFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        Arc::clone(&file.carrier).start(RingRead { file, read })
+        Arc::clone(&file.carrier).start(RingRead::new(file, read))
     }
 }
 

@@ -39,9 +39,9 @@ impl Retries {
     /// Whether it is worth it; waits a moment before.
     pub(super) fn may_try_again(&mut self, error: &io::Error) -> bool {
         match error.raw_os_error() {
-            Some(libc::EINTR) => return true,
             Some(
-                libc::ENOSPC
+                libc::EINTR
+                | libc::ENOSPC
                 | libc::EDQUOT
                 | libc::EIO
                 | libc::EAGAIN

@@ -9,7 +9,7 @@ use crate::io::backend::alignment::Alignment;
 use crate::io::backend::descriptors::{Descriptors, RWF_NOAPPEND, can_ignore_append};
 use crate::io::backend::in_place::Inside;
 use crate::io::batch;
-use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
+use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer, retry_interrupted};
 
 /// Drop what was moved from the kernel's cache (Linux 6.14).
 const RWF_DONTCACHE: i32 = 0x80;
@@ -207,7 +207,7 @@ impl Descriptors {
             let moved = call(flags & !libc::RWF_DSYNC)?;
             // SAFETY: open for as long as the descriptors, which the caller has.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            rustix::io::retry_on_intr(|| rustix::fs::fdatasync(fd))?;
+            retry_interrupted(|| rustix::fs::fdatasync(fd))?;
             return Ok(moved);
         }
         moved
