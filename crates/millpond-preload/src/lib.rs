@@ -67,6 +67,7 @@ mod aio;
 mod files;
 mod fork;
 mod report;
+mod retirement;
 mod runtime;
 
 use files::{late, registry, streams, table, watch};
@@ -86,8 +87,10 @@ extern "C" fn load() {
             table::set(fd, table::Known::Internal);
         }
         fork::initialise();
+        retirement::initialise();
     });
     libc_calls::resolve_all();
+    thread::begin_work();
 }
 
 /// A panic must not unwind into the program: it says its message, and ends the process.
@@ -101,6 +104,9 @@ fn end_on_panic() {
 
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn unload() {
+    if thread::is_away() {
+        return;
+    }
     without(|| {
         streams::flush();
         late::end();

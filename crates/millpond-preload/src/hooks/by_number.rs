@@ -15,6 +15,7 @@ use crate::files::registry::leave_all;
 use crate::files::seek::seek;
 use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};
 use crate::hooks::{aio, clone, descriptor, io, kernel, open, process, stat};
+use crate::retirement;
 use crate::runtime::c::*;
 use crate::runtime::cancel::point::without;
 use crate::runtime::elf::libcs;

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -17,9 +18,13 @@ ssize_t pread(int fd, void *memory, size_t bytes, off_t offset)
 	return next(fd, memory, bytes, offset);
 }
 
-int open(const char *path, int flags, int mode)
+int open(const char *path, int flags, ...)
 {
 	static int (*next)(const char *, int, int);
+	va_list rest;
+	va_start(rest, flags);
+	int mode = va_arg(rest, int);
+	va_end(rest);
 	if (!next)
 		next = dlsym(RTLD_NEXT, "open");
 	return next(path, flags, mode);

@@ -319,7 +319,7 @@ static void enter_namespace(int kind, int flags)
 
 static volatile int told;
 
-static void child_of_vfork(int by_number)
+static void child_of_vfork(void)
 {
 	int fd = begin(O_RDWR);
 	lseek(fd, 2 * PAGE, SEEK_SET);
@@ -327,7 +327,7 @@ static void child_of_vfork(int by_number)
 	for (int i = 0; i < 3; i++) {
 		char *const arguments[] = { (char *)programs[i], NULL };
 		told = 0;
-		pid_t child = by_number ? syscall(SYS_vfork) : vfork();
+		pid_t child = vfork();
 		if (child == 0) {
 			execve(programs[i], arguments, environ);
 			told = errno;
@@ -600,8 +600,7 @@ int main(int count, char **arguments)
 	CASE("namespace-user-by-number", enter_namespace(2, CLONE_NEWUSER))
 	CASE("namespace-mount", enter_namespace(0, CLONE_NEWNS))
 	CASE("namespace-setns", enter_namespace(1, CLONE_NEWNS))
-	CASE("vfork", child_of_vfork(0))
-	CASE("vfork-by-number", child_of_vfork(1))
+	CASE("vfork", child_of_vfork())
 	CASE("vfork-beside-threads", vfork_beside_threads())
 	CASE("sigio-sigwait", wait_for(SIGIO, "sigwait"))
 	CASE("sigio-signalfd", wait_for(SIGIO, "signalfd"))
