@@ -507,6 +507,8 @@ macro_rules! calls {
             => signal::__sysv_signal(number, handler), else libc::SIG_ERR }
         $row! { watched fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t
             => signal::sigset(number, handler), else libc::SIG_ERR }
+        $row! { watched fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int
+            => signal::sigaltstack(new, old), else -1, number SYS_sigaltstack }
         $row! { watched fn sigignore(number: c_int) -> c_int => signal::sigignore(number), else -1 }
 
         // Other ways to all of these: `lookup`, `by_number`

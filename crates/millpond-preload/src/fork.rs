@@ -73,6 +73,10 @@ unsafe extern "C" fn prepare() {
         start_afresh(&[], None);
     }
     let mut registry = registry::lock();
+    // Asked again: it changes under the lock, and not before `parent` or `child`.
+    if thread::is_away() {
+        return;
+    }
     let inheritance = registry.share_watched();
     // From here on the engine's threads close nothing.
     let mut internal_fds = process_locks::before_fork();

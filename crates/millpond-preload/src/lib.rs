@@ -41,11 +41,11 @@
 //! - **a system call that the program makes by an instruction of its own is not seen**: on a file
 //!   that it uses through libc, too, it may read old bytes, and its writes may be lost. Nor is it
 //!   noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;
-//! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting
-//!   EFAULT;
+//! - a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
 //! - a thread of asynchronous cancel type that waits for Linux AIO of served files is cancelled
 //!   when it is done;
-//! - a program whose main thread ends by `pthread_exit` lives on with our threads;
+//! - all files of a program that forbids itself system calls, locks its memory, or ends its main thread first
+//!   (`retirement`);
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
 //!

@@ -67,9 +67,12 @@ pub fn retire() {
     }
     section::run(|_| registry::lock().leave_all());
     report::put_by(registry::before_report);
-    thread::leave_for_good();
     section::run(|_| {
-        registry::lock().end_serving();
+        let mut registry = registry::lock();
+        // Under the lock, so that a fork is wholly before it or after it.
+        thread::leave_for_good();
+        registry.end_serving();
+        drop(registry);
         pressure::end();
         share::end();
         lease::end();

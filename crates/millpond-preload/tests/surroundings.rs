@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::{Adoption, Mode, Pond, library, skip};
 
 /// A run that takes longer hangs: some fifty times what the longest one takes on a busy machine.
-const HANG: Duration = Duration::from_secs(12);
+const HANG: Duration = Duration::from_secs(90);
 
 /// When files are served, and how writes are: the modes that a user may choose.
 const MODES: [(&str, Mode, Adoption); 4] = [
@@ -151,7 +151,12 @@ fn end_of_the_main_thread() {
 /// Incident: the read that had the file served ran off a thread's stack of 16 KiB.
 #[test]
 fn small_stacks() {
-    run_rows(&[same("stack-thread-min"), same("stack-handler-min"), same("stack-fiber")]);
+    run_rows(&[
+        same("stack-thread-min"),
+        same("stack-handler-min"),
+        same("stack-fiber"),
+        same("stack-handlers-nested"),
+    ]);
 }
 
 /// Goal: a program that forbids itself system calls makes none but its own.
@@ -219,6 +224,9 @@ fn what_a_program_is_told() {
 const THREADS: &str = "A process with served files has threads of the library";
 const OFFSETS: &str = "The offset in `/proc/self/fdinfo`";
 const ASAN: &str = "AddressSanitizer's runtime wants to be loaded first";
+const TSAN: &str = "ThreadSanitizer may report races in the library";
+const MUSL: &str = "Programs of another C library (musl) do not start";
+const NARROW: &str = "Programs of 32 bits, and those in a `chroot`";
 
 /// Where Debian has jemalloc.
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
@@ -302,11 +310,12 @@ fn build_with(compiler: &Pond, sanitizer: &str) -> Option<PathBuf> {
 fn sanitizers() {
     let compiler = Pond::new();
     let mut failures = Vec::new();
-    for (sanitizer, limit, variable) in [
-        ("thread", None, None),
+    for (sanitizer, limit, options) in [
+        ("thread", Some(TSAN), None),
+        ("thread", None, Some(("TSAN_OPTIONS", "ignore_noninstrumented_modules=1"))),
         ("undefined", None, None),
         ("address", Some(ASAN), None),
-        ("address", None, Some("verify_asan_link_order=0:detect_leaks=0")),
+        ("address", None, Some(("ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0"))),
     ] {
         let Some(program) = build_with(&compiler, sanitizer) else { continue };
         let row = Row { name: sanitizer, limit };
@@ -314,10 +323,37 @@ fn sanitizers() {
             continue;
         }
         let differences = compare(&row, &program, &["plain"], &|command| {
-            if let Some(options) = variable {
-                command.env("ASAN_OPTIONS", options);
-            }
+            command.envs(options);
         });
+        check(&row, differences, &mut failures);
+    }
+    assert_none(&failures);
+}
+
+/// Goal: programs that the library can't be loaded into run as ever, or the documents say that they do not.
+/// Incident: a program of another C library ended with status 127.
+#[test]
+fn programs_without_the_library() {
+    let compiler = Pond::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/elementary.c");
+    let mut failures = Vec::new();
+    let kinds: [(&str, &[&str], Option<&str>); 3] = [
+        ("static", &["gcc", "-static"], None),
+        ("musl", &["musl-gcc"], Some(MUSL)),
+        ("32 bits", &["gcc", "-m32"], Some(NARROW)),
+    ];
+    for (name, words, limit) in kinds {
+        let binary = compiler.aside(&name.replace(' ', "-"));
+        let mut build = Command::new(words[0]);
+        build.args(&words[1..]).args(["-w", "-O1", "-o"]).arg(&binary).arg(&source);
+        if !build.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            skip(format!("no compiler for programs of the kind {name}"));
+            continue;
+        }
+        let row = Row { name, limit };
+        let script = "\"$0\"; echo status $?";
+        let differences =
+            compare(&row, Path::new("sh"), &["-c", script, binary.to_str().unwrap()], &|_| {});
         check(&row, differences, &mut failures);
     }
     assert_none(&failures);

@@ -2,8 +2,7 @@
 //! `fork`.)
 //!
 //! Before exec and spawn the files of descriptors that are not close-on-exec are left to the
-//! kernel: only those reach the new program. `vfork` is `fork`: a child that shares our memory but
-//! not our descriptors would spoil the table.
+//! kernel: only those reach the new program. For `vfork` see `vfork`.
 
 use std::os::fd::RawFd;
 

@@ -120,7 +120,13 @@ fn run_in<R>(section: Section, work: impl FnOnce(&'static Record) -> R) -> R {
     let record = section.record();
     let result = match record.stack() {
         // SAFETY: stack.ST1: the outermost section of this thread.
-        Some(end) if record.inside_depth() == 1 => unsafe { stack::run(end, || work(record)) },
+        Some(end) if record.inside_depth() == 1 => unsafe {
+            let is_on_handlers = record.is_on_handler_stack();
+            stack::run(end, || {
+                let _disabled = is_on_handlers.then(stack::Disabled::begin);
+                work(record)
+            })
+        },
         _ => work(record),
     };
     std::mem::forget(abort);

@@ -6,6 +6,8 @@
 //!
 //! - **ST1** A stack is in use only while its thread is in a section; no handler of the program's runs there but
 //!   those of signals that the thread's own instructions raise.
+//! - **ST2** Where the section begins in a handler on the thread's stack for handlers (`sigaltstack`), that one is
+//!   disabled meanwhile: the kernel would take it for unused, and begin another handler at its end.
 
 use std::ffi::c_void;
 
@@ -30,6 +32,28 @@ pub fn make() -> Option<usize> {
         start
     };
     Some(start as usize + bytes)
+}
+
+/// ST2: keeps the stack for handlers disabled until this is dropped. To be made on another stack, as the kernel
+/// refuses to change one that is in use.
+pub struct Disabled(libc::stack_t);
+
+impl Disabled {
+    pub fn begin() -> Self {
+        // SAFETY: all integers and a null pointer.
+        let (mut none, mut old): (libc::stack_t, libc::stack_t) = unsafe { std::mem::zeroed() };
+        none.ss_flags = libc::SS_DISABLE;
+        // SAFETY: both are ours.
+        unsafe { sys!(libc::SYS_sigaltstack, &raw const none, &raw mut old) };
+        Self(old)
+    }
+}
+
+impl Drop for Disabled {
+    fn drop(&mut self) {
+        // SAFETY: what the kernel has told.
+        unsafe { sys!(libc::SYS_sigaltstack, &raw const self.0, 0) };
+    }
 }
 
 /// Runs `work` on the stack that ends at `end`.

@@ -48,6 +48,8 @@ pub struct Record {
     bytes_at_miss: AtomicU64,
     /// Where the stack for sections ends; zero: not made yet. See `stack`.
     stack: AtomicUsize,
+    /// Where the thread's stack for handlers begins, and its size; zero: it has none.
+    handler_stack: [AtomicUsize; 2],
     /// What the thread keeps while the child of its vfork runs.
     vfork: AtomicPtr<c_void>,
     next: AtomicPtr<Record>,
@@ -193,6 +195,19 @@ impl Record {
 
     pub fn keep_over_vfork(&self, kept: *mut c_void) {
         self.vfork.store(kept, Relaxed);
+    }
+
+    /// The program has set the thread's stack for handlers.
+    pub fn set_handler_stack(&self, start: usize, bytes: usize) {
+        self.handler_stack[0].store(start, Relaxed);
+        self.handler_stack[1].store(bytes, Relaxed);
+    }
+
+    /// Whether the thread runs there.
+    pub fn is_on_handler_stack(&self) -> bool {
+        let [start, bytes] = self.handler_stack.each_ref().map(|word| word.load(Relaxed));
+        let here = 0_u8;
+        (&raw const here).addr().wrapping_sub(start) < bytes
     }
 
     /// Where the thread's stack for sections ends; `None`: there is no memory for it.
@@ -472,6 +487,7 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     record.cancel_disabled.store(false, Relaxed);
     record.inside.store(0, Relaxed);
     record.is_mask_noted.store(false, Relaxed);
+    record.set_handler_stack(0, 0);
     // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
     while record.is_reading() {
         record.exit();

@@ -21,6 +21,7 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -193,6 +194,53 @@ static void stack_of_handler(size_t bytes)
 	sigaction(SIGUSR1, &action, NULL);
 	for (int i = 0; i < 3; i++)
 		raise(SIGUSR1);
+}
+
+static void on_timer(int signal)
+{
+	volatile char frame[1500];
+	memset((void *)frame, 0xee, sizeof frame);
+}
+
+/* A handler on the stack for handlers, which others interrupt that are called on the same one. */
+static void on_signal_interrupted(int signal)
+{
+	volatile unsigned char frame[6000];
+	struct timespec begun, now;
+	int fd = open("nested", O_RDWR | O_CREAT, 0644);
+	memset((void *)frame, 0x11, sizeof frame);
+	clock_gettime(CLOCK_MONOTONIC, &begun);
+	do {
+		for (int i = 0; i < 100; i++) {
+			pwrite(fd, page, PAGE, i % PAGES * PAGE);
+			pread(fd, other, PAGE, i * 7 % PAGES * PAGE);
+		}
+		clock_gettime(CLOCK_MONOTONIC, &now);
+	} while (now.tv_sec - begun.tv_sec < 2);
+	for (unsigned i = 0; i < sizeof frame; i++)
+		if (frame[i] != 0x11) {
+			say("the frame is OVERWRITTEN\n");
+			break;
+		}
+	close(fd);
+	say("handled\n");
+}
+
+static void nested_handlers(void)
+{
+	static const size_t bytes = 128 << 10;
+	stack_t stack = { .ss_sp = guarded(bytes), .ss_size = bytes }, found;
+	struct sigaction action = { .sa_handler = on_signal_interrupted, .sa_flags = SA_ONSTACK };
+	struct sigaction timer = { .sa_handler = on_timer, .sa_flags = SA_ONSTACK | SA_RESTART };
+	struct itimerval often = { { 0, 1000 }, { 0, 1000 } }, never = { { 0, 0 }, { 0, 0 } };
+	sigaltstack(&stack, NULL);
+	sigaction(SIGUSR1, &action, NULL);
+	sigaction(SIGALRM, &timer, NULL);
+	setitimer(ITIMER_REAL, &often, NULL);
+	raise(SIGUSR1);
+	setitimer(ITIMER_REAL, &never, NULL);
+	sigaltstack(NULL, &found);
+	say(found.ss_sp == stack.ss_sp && found.ss_size == bytes && !found.ss_flags ? "kept\n" : "LOST\n");
 }
 
 static ucontext_t main_context, fiber;
@@ -587,6 +635,7 @@ int main(int count, char **arguments)
 	CASE("stack-thread-min", stack_of_thread(16384))
 	CASE("stack-handler-min", stack_of_handler(8192))
 	CASE("stack-fiber", stack_of_fiber(8192))
+	CASE("stack-handlers-nested", nested_handlers())
 	CASE("seccomp-strict", in_strict_mode(0))
 	CASE("seccomp-strict-by-number", in_strict_mode(1))
 	CASE("seccomp-kill", in_filter(SECCOMP_RET_KILL_PROCESS, 1))
