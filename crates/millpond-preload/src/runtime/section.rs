@@ -60,7 +60,9 @@ impl Section {
 
     /// With signals open, which are put off as they come.
     fn enter_open() -> Self {
-        if must_block() { Self::enter() } else { Self::enter_with(None) }
+        // stack.ST2.
+        let is_blocked = must_block() || record().is_on_handler_stack();
+        if is_blocked { Self::enter() } else { Self::enter_with(None) }
     }
 
     fn enter_with(mask: Option<u64>) -> Self {

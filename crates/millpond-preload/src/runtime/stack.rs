@@ -7,7 +7,8 @@
 //! - **ST1** A stack is in use only while its thread is in a section; no handler of the program's runs there but
 //!   those of signals that the thread's own instructions raise.
 //! - **ST2** Where the section begins in a handler on the thread's stack for handlers (`sigaltstack`), that one is
-//!   disabled meanwhile: the kernel would take it for unused, and begin another handler at its end.
+//!   disabled meanwhile: the kernel would take it for unused, and begin another handler at its end. Such a section
+//!   blocks signals, as it is on neither stack for a moment.
 
 use std::ffi::c_void;
 
