@@ -169,6 +169,7 @@ fn filters_of_system_calls() {
         same("seccomp-kill"),
         same("seccomp-kill-one-thread"),
         same("seccomp-errno"),
+        same("seccomp-errno-unseen"),
         same("seccomp-trap"),
     ]);
 }
