@@ -406,7 +406,7 @@ macro_rules! calls {
         $row! { passed routed clone/__clone => clone::route_clone }
         $row! { passed fn unshare(flags: c_int) -> c_int
             ; after process::before_unshare(flags), else -1, number SYS_unshare }
-        // What the program has from here on is the kernel's alone, for good: `retirement`.
+        // Calls before which the library leaves the program alone: `retirement`.
         $row! { passed fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int
             ; after process::before_prctl(option), else -1, number SYS_prctl }
         $row! { passed number SYS_seccomp (); after retirement::retire() }

@@ -1,16 +1,15 @@
 //! The library leaves a program alone, for good: its files are the kernel's, the library's threads end, and a hook
 //! makes the caller's call and no other.
 //!
-//! That comes before what a process of several threads, with memory and system calls of the library's, would not do as
-//! on the kernel:
+//! This comes before calls whose outcome depends on the threads, the memory and the system calls of the whole process:
 //!
 //! - the program forbids itself system calls (seccomp), or ends its main thread and goes on with others;
 //! - it locks its memory ([`lock_memory`]);
 //! - it enters a name space that takes no process of several threads ([`end_threads`]).
 //!
 //! ```text
-//! all files to the kernel, what waits is written     Registry::leave_all
-//! what was counted is told: no exit will tell it     report::put_by
+//! dirty pages are written, files are the kernel's    Registry::leave_all
+//! counts are reported: no exit will report them      report::put_by
 //! hooks go straight to the kernel                    thread::leave_for_good
 //! descriptions, engine and watcher end               Registry::end_serving, lease::end
 //! the kernel has no thread of the library any more   own_threads
@@ -38,7 +37,7 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// Its value in the main thread is not null.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// While the library is loaded, by the main thread: libc tells of its end, by `pthread_exit` or a cancellation.
+/// While the library is loaded, by the main thread: libc calls `end_main` when that ends by `pthread_exit` or a cancellation.
 pub fn initialise() {
     unsafe extern "C" fn end_main(_: *mut c_void) {
         retire();
@@ -106,13 +105,13 @@ pub fn lock_memory(call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Gives back pages that nobody needs any more.
+/// Gives back pages whose contents are not needed any more.
 fn release(start: *const c_void, bytes: usize) {
     if start == null() {
         return;
     }
-    // SAFETY: whole pages of the library's own, which hold zeros from here on: what hooks that are away find there
-    // is that no number is known.
+    // SAFETY: whole pages of the library's own, which hold zeros from here on: hooks that are
+    // away find no number known there.
     unsafe {
         sys!(libc::SYS_munlock, start, bytes);
         sys!(libc::SYS_madvise, start, bytes, libc::MADV_DONTNEED);

@@ -1,5 +1,5 @@
-//! What a program's surroundings may be: a table of them, by the modes of the library. In each the program finds
-//! what the kernel alone gives, or the row names the sentence of docs/run.md that tells the difference.
+//! A table of surroundings of programs, by the modes of the library. In each the outcome is that of the kernel alone,
+//! or the row names the sentence of docs/run.md about the difference.
 //!
 //! `MILLPOND_TEST_ROWS=word,word` runs the rows whose names contain one of the words.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Adoption, Mode, Pond, library, skip};
 
-/// A run that takes longer hangs: some fifty times what the longest one takes on a busy machine.
+/// A run that takes longer hangs: the longest one takes a few seconds on a busy machine.
 const HANG: Duration = Duration::from_secs(90);
 
 /// When files are served, and how writes are: the modes that a user may choose.
@@ -23,7 +23,7 @@ const MODES: [(&str, Mode, Adoption); 4] = [
     ("back and eager", Mode::Back, Adoption::AtOpen),
 ];
 
-/// What a program did.
+/// A program's exit and output.
 #[derive(PartialEq, Debug)]
 struct Outcome {
     /// `None`: it did not end.
@@ -105,7 +105,7 @@ fn compare(
     differences
 }
 
-/// Checks a row's differences: there are none, or the documents tell them.
+/// Checks a row's differences: there are none, or the documents have a sentence about them.
 fn check(row: &Row, differences: Vec<String>, failures: &mut Vec<String>) {
     match row.limit {
         None => failures.extend(differences),
@@ -174,7 +174,21 @@ fn filters_of_system_calls() {
     ]);
 }
 
-/// Goal: what a program locks in memory is about what it locks on the kernel.
+/// Goal: a program that is left alone has its counts reported before.
+#[test]
+fn counts_are_reported_before() {
+    let compiler = Pond::new();
+    let program = compiler.compile("surroundings.c", &["-O1"]);
+    for name in ["seccomp-kill", "main-pthread-exit", "mlockall-current"] {
+        let pond = Pond::new().adopting(Adoption::AtOpen);
+        let outcome = run(pond.served(&program).arg(name), &pond.aside("served"));
+        assert_eq!(outcome.status, Some(Ok(0)), "{name}: {outcome:?}");
+        let report = pond.report();
+        assert!(report.served_bytes > 1 << 20, "{name}: {}", report.lines);
+    }
+}
+
+/// Goal: a program that locks its memory has about as much resident as on the kernel.
 /// Incident: `mlockall` after a file was served took 9 s and 736 MB.
 #[test]
 fn locked_memory() {
@@ -214,10 +228,10 @@ fn awaited_signals() {
     ]);
 }
 
-/// Goal: a program is told of its descriptors and of itself what the kernel tells.
-/// Incident: `F_GETLEASE` told of the library's lease.
+/// Goal: system calls about a descriptor or the process answer as on the kernel.
+/// Incident: `F_GETLEASE` answered with the library's lease.
 #[test]
-fn what_a_program_is_told() {
+fn answers_about_descriptors() {
     run_rows(&[same("flags"), same("lease"), same("high-numbers"), same("own-name")]);
     run_rows(&[limited("threads", THREADS), limited("fdinfo", OFFSETS)]);
 }
@@ -263,7 +277,7 @@ fn allocators() {
     assert_none(&failures);
 }
 
-/// Has `other` loaded before or after what the command preloads.
+/// Loads `other` before or after the command's own preloaded libraries.
 fn preload(command: &mut Command, other: &Path, is_first: bool) {
     let is_served = command.get_envs().any(|(name, value)| name == "LD_PRELOAD" && value.is_some());
     let (other, own) = (other.display(), library().display());
@@ -331,7 +345,7 @@ fn sanitizers() {
     assert_none(&failures);
 }
 
-/// Goal: programs that the library can't be loaded into run as ever, or the documents say that they do not.
+/// Goal: programs that the library can't be loaded into run as ever, or the documents name them.
 /// Incident: a program of another C library ended with status 127.
 #[test]
 fn programs_without_the_library() {

@@ -10,8 +10,8 @@
 //!   opener continues and finds a file that only the kernel serves.
 //!
 //! The signal is directed at the watcher by thread id, and blocked there: the watcher waits with `sigtimedwait`, so no
-//! thread of the program is interrupted. It is one that a program can neither send nor wait for, as such a wait
-//! takes what the process is sent, too. If the queue of signals is full the kernel sends a plain SIGIO instead,
+//! thread of the program is interrupted. A program can neither send this signal nor wait for it: a wait
+//! by the watcher for any other signal could take one that the process was sent. If the queue of signals is full the kernel sends a plain SIGIO instead,
 //! and the watcher asks every lease how it stands.
 //!
 //! Limits. An opener is let in after `/proc/sys/fs/lease-break-time` (45 s) whether we answer or
@@ -48,17 +48,17 @@ struct OwnerEx {
     pid: i32,
 }
 
-/// What the watcher has found.
+/// A break, as far as the watcher knows it.
 pub enum Break {
     /// Another process waits for the lease on this descriptor.
     Of(RawFd),
     /// Another process waits for some lease.
     OfSome,
-    /// The kernel refuses to tell: no lease may be held.
+    /// The kernel refuses the watcher's wait: no lease may be held.
     Untold,
 }
 
-/// What the watcher calls.
+/// Called by the watcher.
 pub type Broken = fn(Break);
 
 /// Takes the lease that protects `access` on the description behind `fd`. The registry is locked.
@@ -122,7 +122,7 @@ pub fn after_fork() {
     WATCHER.store(NO_WATCHER, Relaxed);
 }
 
-/// Ends the watcher, of whom no lease is left. It is not started again.
+/// Ends the watcher, after the last lease was given up. It is not started again.
 pub fn end() {
     IS_OVER.store(true, Release);
     let watcher = WATCHER.load(Acquire);
@@ -205,7 +205,7 @@ fn has_overflowed() -> bool {
     }
     // Those of the thread come before those of the process.
     let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the set is eight bytes; what came with the signal is not asked for.
+    // SAFETY: the set is eight bytes; a null pointer asks for no siginfo.
     unsafe { sys!(libc::SYS_rt_sigtimedwait, &raw const SIGIO, 0, &raw const none, 8) };
     true
 }

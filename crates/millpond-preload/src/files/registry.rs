@@ -314,7 +314,8 @@ impl Registry {
     }
 
     /// After [`Registry::leave_all`]: forgets all files, and the engine, which ends when no call uses it any more.
-    /// What is one description of several (`several.G3`), or could not be written back, stays.
+    /// Descriptions that still share one of the kernel's (`several.G3`), and those with bytes that could
+    /// not be written back, stay.
     pub fn end_serving(&mut self) {
         let stays =
             |description: &Description| description.is_served() || description.is_unwritten();

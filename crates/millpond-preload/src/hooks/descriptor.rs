@@ -314,7 +314,7 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         (Known::File(description), libc::F_GETLEASE) if description.is_served() => libc::F_UNLCK,
         (Known::File(description), libc::F_GETOWN | F_GETSIG) if description.is_served() => 0,
         (Known::File(description), F_GETOWN_EX) if description.is_served() => {
-            // What the kernel tells of a description that nobody is to be told of.
+            // As the kernel answers for a description without an owner.
             let none = [0_i32; 2];
             let told = std::ptr::with_exposed_provenance_mut::<u8>(arg);
             // SAFETY: `none` has so many bytes; `arg` may be any address, as a file is served.

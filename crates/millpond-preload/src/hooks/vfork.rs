@@ -3,11 +3,11 @@
 //! ```text
 //! before:  as before a fork (`fork`): files are the kernel's, and watched as those of several processes
 //! child:   runs on with the parent's memory: its hooks go straight to the kernel (Record::begin_vfork)
-//! parent:  the child's part of the files is over; what the child has given another program is left for good
+//! parent:  the child's part of the files is over; files that the child has given another program are left for good
 //! ```
 //!
-//! - **V1** The child takes no lock: it may be killed at any time, and other threads of its parent go on. What it
-//!   changes of the library's is atomic.
+//! - **V1** The child takes no lock: it may be killed at any time, and other threads of its parent go on. Its
+//!   changes to the library's state are single atomic operations.
 //! - **V2** The registry's lock is held from `before` until the kernel has made the child, so that no other thread
 //!   opens a file in between (`forked.K7`); the child gives it back, or the parent, if the child did not run.
 
@@ -27,7 +27,7 @@ use crate::runtime::section::{self, BLOCKED, change_mask};
 use crate::runtime::sys::{sys, to_libc};
 use crate::runtime::thread;
 
-/// What the forking thread keeps.
+/// State of the forking thread across the call.
 struct Crossing {
     inheritance: Inheritance,
     /// The thread's signals, as the program has them blocked.
@@ -93,8 +93,8 @@ pub fn note_duplicated(fd: RawFd) {
     }
 }
 
-/// Before an exec: whether it is the kernel's alone, as the library is away, or the child of a vfork makes it. What such
-/// a child does not have closed another program gets.
+/// Before an exec: whether the library does nothing, as it is away, or the child of a vfork makes the call. Another program
+/// gets the descriptors that such a child does not close.
 pub fn is_left_alone() -> bool {
     let record = thread::record();
     if record.is_in_vfork() {
@@ -112,8 +112,8 @@ pub fn is_left_alone() -> bool {
     record.is_inside() && record.inside_depth() == 0
 }
 
-/// The system call, which returns twice: the child's calls overwrite what is on the stack below the caller's frame, so
-/// the return address is kept in a register.
+/// The system call, which returns twice. The child's calls overwrite the stack below the caller's frame, so the return
+/// address is kept in a register.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn share_memory() {

@@ -118,7 +118,7 @@ pub fn find_loaded<R>(
         found = look(info, headers);
         found.is_some()
     };
-    // SAFETY: libc's function of that signature; `visit` takes what it is given, which outlives the call.
+    // SAFETY: libc's function of that signature; `visit` takes the pointer to `look`, which outlives the call.
     unsafe {
         let iterate = std::mem::transmute::<*mut c_void, Iterate>(libcs_iterate());
         iterate(Some(visit), (&raw mut look).cast());
@@ -131,7 +131,7 @@ type Iterate = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// What the loader tells debuggers of an object (`<link.h>`).
+/// The loader's entry for an object (`<link.h>`).
 #[repr(C)]
 struct LinkMap {
     base: usize,
@@ -140,7 +140,7 @@ struct LinkMap {
     next: *const LinkMap,
 }
 
-/// What is loaded (`<link.h>`).
+/// The loader's list of objects (`<link.h>`).
 #[repr(C)]
 struct Loaded {
     version: c_int,
@@ -157,7 +157,7 @@ fn libcs_iterate() -> *mut c_void {
     let mut found = ITERATE.load(Relaxed);
     if found.is_null() {
         // SAFETY: first called while this library is loaded, or before, by the only thread: the list does not
-        // change meanwhile. The loader's strings are NUL-terminated.
+        // change. The loader's strings are NUL-terminated.
         found = unsafe {
             let mut map = (&raw const _r_debug).read().first;
             loop {

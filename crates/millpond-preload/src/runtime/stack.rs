@@ -1,20 +1,20 @@
 //! Stacks for the library's own work: a thread of the program may have little of its own.
 //!
-//! POSIX allows a thread 16 KiB, and the kernel a handler 8 KiB (SIGSTKSZ): what the library does there beside a hit
-//! needs more. So the outermost [`section`](crate::runtime::section) of a thread runs on a stack of the
+//! POSIX allows a thread 16 KiB, and the kernel a handler 8 KiB (SIGSTKSZ): the library's slow paths
+//! need more. So the outermost [`section`](crate::runtime::section) of a thread runs on a stack of the
 //! thread's [`Record`](crate::runtime::thread::Record), which is made at the first one and never unmapped.
 //!
 //! - **ST1** A stack is in use only while its thread is in a section; no handler of the program's runs there but
 //!   those of signals that the thread's own instructions raise.
-//! - **ST2** Where the section begins in a handler on the thread's stack for handlers (`sigaltstack`), that one is
-//!   disabled meanwhile: the kernel would take it for unused, and begin another handler at its end. Such a section
-//!   blocks signals, as it is on neither stack for a moment.
+//! - **ST2** Where the section begins in a handler on the thread's stack for handlers (`sigaltstack`), that stack is
+//!   disabled until the section ends: the kernel would take it for unused, and begin another handler at its end. Such
+//!   a section blocks signals, as the disabling takes effect after the switch of stacks.
 
 use std::ffi::c_void;
 
 use crate::runtime::sys::sys;
 
-/// Chosen: twice what the lease's thread has. Only pages that are used take memory.
+/// Chosen: twice the stack of the lease's thread. Only pages that are used take memory.
 const STACK_BYTES: usize = 256 << 10;
 const GUARD_BYTES: usize = 4096;
 
@@ -52,7 +52,7 @@ impl Disabled {
 
 impl Drop for Disabled {
     fn drop(&mut self) {
-        // SAFETY: what the kernel has told.
+        // SAFETY: the kernel has filled it.
         unsafe { sys!(libc::SYS_sigaltstack, &raw const self.0, 0) };
     }
 }
@@ -73,7 +73,7 @@ pub unsafe fn run<R, W: FnOnce() -> R>(end: usize, work: W) -> R {
         job.result = job.work.take().map(|work| work());
     }
     let mut job = Job { work: Some(work), result: None };
-    // SAFETY: the caller's duty; `carry_out` takes what it is given.
+    // SAFETY: the caller's duty; `carry_out` takes the job.
     unsafe { call_on((&raw mut job).cast(), carry_out::<R, W>, end) };
     match job.result {
         Some(result) => result,
@@ -130,7 +130,7 @@ unsafe extern "C" fn call_on(job: *mut c_void, function: extern "C" fn(*mut c_vo
 mod tests {
     use super::*;
 
-    /// Goal: work on another stack gets there what it has captured, and its result comes back.
+    /// Goal: work on another stack has its captured values there, and its result comes back.
     #[test]
     fn work_runs_on_the_other_stack() {
         let end = make().unwrap();

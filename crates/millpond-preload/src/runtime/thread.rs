@@ -50,7 +50,7 @@ pub struct Record {
     stack: AtomicUsize,
     /// Where the thread's stack for handlers begins, and its size; zero: it has none.
     handler_stack: [AtomicUsize; 2],
-    /// What the thread keeps while the child of its vfork runs.
+    /// The thread's state while the child of its vfork runs.
     vfork: AtomicPtr<c_void>,
     next: AtomicPtr<Record>,
 }
@@ -188,7 +188,7 @@ impl Record {
         self.inside.store(self.inside.load(Relaxed) & !IN_VFORK, Relaxed);
     }
 
-    /// What [`Record::keep_over_vfork`] has kept.
+    /// The value of the last [`Record::keep_over_vfork`].
     pub fn kept_over_vfork(&self) -> *mut c_void {
         self.vfork.load(Relaxed)
     }

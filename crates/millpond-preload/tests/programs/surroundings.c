@@ -1,6 +1,6 @@
 /*
  * One surrounding of a program for each name: usage: surroundings NAME. Each uses a file, before and after,
- * and prints what it finds; the test compares that with what the kernel alone gives.
+ * and prints the outcome; the test compares it with that on the kernel alone.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -406,7 +406,7 @@ static void child_of_vfork(void)
 		waitpid(child, &how, 0);
 		dprintf(1, "%s: %s, status %d\n", programs[i], told ? strerror(told) : "started", WEXITSTATUS(how));
 	}
-	/* The parent waits; and the child may use what the parent has open. */
+	/* The parent waits; and the child may use the parent's descriptors. */
 	pid_t child = vfork();
 	if (child == 0) {
 		usleep(50000);
@@ -533,7 +533,7 @@ static void wait_for(int signal, const char *how)
 	dprintf(1, "sent %d, got %d, %d of them with their value\n", rounds, got, valued);
 }
 
-/* --- what a program is told of its descriptors and itself --- */
+/* --- a program's view of its descriptors and of itself --- */
 
 static void own_flags(void)
 {
