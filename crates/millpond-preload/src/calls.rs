@@ -394,7 +394,9 @@ macro_rules! calls {
         $row! { passed number SYS_io_uring_enter SYS_io_uring_register (); after leave_all() }
 
         // Processes: `process`
-        $row! { passed fn vfork/__vfork() -> libc::pid_t => libc::fork(), x86 SYS_vfork }
+        $row! { passed routed vfork/__vfork => vfork::route_vfork }
+        // It comes back twice by one frame, which libc's `syscall` does not keep: in memory of its own.
+        $row! { passed x86 SYS_vfork () => libc::fork() }
         $row! { passed fn _Fork() -> libc::pid_t
             => fork_by(|| libc_calls::_Fork() as isize) as libc::pid_t, else -1 }
         $row! { passed x86 SYS_fork () => clone::fork() }
@@ -404,6 +406,13 @@ macro_rules! calls {
         $row! { passed routed clone/__clone => clone::route_clone }
         $row! { passed fn unshare(flags: c_int) -> c_int
             ; after process::before_unshare(flags), else -1, number SYS_unshare }
+        // Calls before which the library leaves the program alone: `retirement`.
+        $row! { passed fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int
+            ; after process::before_prctl(option), else -1, number SYS_prctl }
+        $row! { passed number SYS_seccomp (); after retirement::retire() }
+        $row! { passed fn mlockall(flags: c_int) -> c_int
+            => retirement::lock_memory(|| libc_calls::mlockall(flags)), else -1, number SYS_mlockall }
+        $row! { passed number SYS_exit (); after process::before_thread_exit() }
         $row! { passed fn execve(path: Text, argv: Argv, env: Argv) -> c_int
             => process::exec(|| libc_calls::execve(path, argv, env)), else -1, number SYS_execve }
         $row! { passed fn execv(path: Text, argv: Argv) -> c_int
@@ -467,7 +476,8 @@ macro_rules! calls {
         $row! { passed fn chroot(path: Text) -> c_int
             ; after process::before_rights(), else -1, number SYS_chroot }
         $row! { passed fn setns(fd: c_int, kind: c_int) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setns }
+            ; after process::before_setns(), else -1, number SYS_setns }
+        $row! { passed number SYS_landlock_restrict_self (); after process::before_rights() }
         $row! { passed fn capset(header: Bytes, sets: Bytes) -> c_int
             ; after process::before_rights(), else -1, number SYS_capset }
         $row! { passed fn seteuid(user: Id) -> c_int
@@ -497,6 +507,8 @@ macro_rules! calls {
             => signal::__sysv_signal(number, handler), else libc::SIG_ERR }
         $row! { watched fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t
             => signal::sigset(number, handler), else libc::SIG_ERR }
+        $row! { watched fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int
+            => signal::sigaltstack(new, old), else -1, number SYS_sigaltstack }
         $row! { watched fn sigignore(number: c_int) -> c_int => signal::sigignore(number), else -1 }
 
         // Other ways to all of these: `lookup`, `by_number`

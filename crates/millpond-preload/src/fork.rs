@@ -20,10 +20,11 @@ use crate::files::{
 };
 use crate::report;
 use crate::report::reason::Reason;
+use crate::retirement;
 use crate::runtime::alloc::HEAP;
 use crate::runtime::section::{self, Section};
 use crate::runtime::sys::sys;
-use crate::runtime::{fault, handlers, thread};
+use crate::runtime::{fault, handlers, own_threads, thread};
 
 /// What the forking thread carries across the fork. The registry lock protects it.
 struct Crossing(UnsafeCell<Option<(Section, Vec<RawFd>, Inheritance)>>);
@@ -64,11 +65,18 @@ pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
 }
 
 unsafe extern "C" fn prepare() {
+    if thread::is_away() {
+        return;
+    }
     let section = Section::enter();
     if !table::is_initialised() {
         start_afresh(&[], None);
     }
     let mut registry = registry::lock();
+    // Asked again: it changes under the lock, and not before `parent` or `child`.
+    if thread::is_away() {
+        return;
+    }
     let inheritance = registry.share_watched();
     // From here on the engine's threads close nothing.
     let mut internal_fds = process_locks::before_fork();
@@ -89,6 +97,9 @@ unsafe extern "C" fn parent() {
 }
 
 fn end_in_parent(is_failed: bool) {
+    if thread::is_away() {
+        return;
+    }
     HEAP.after_fork();
     handlers::after_fork();
     fault::after_fork();
@@ -105,6 +116,9 @@ fn end_in_parent(is_failed: bool) {
 }
 
 unsafe extern "C" fn child() {
+    if thread::is_away() {
+        return;
+    }
     HEAP.after_fork();
     handlers::after_fork();
     fault::after_fork();
@@ -124,6 +138,8 @@ fn start_afresh(internal_fds: &[RawFd], inheritance: Option<&Inheritance>) {
         unsafe { sys!(libc::SYS_close, *fd) };
     }
     thread::after_fork();
+    own_threads::after_fork();
+    retirement::after_fork();
     lease::after_fork();
     // SAFETY: a child of fork has one thread, this one.
     unsafe {
@@ -144,7 +160,7 @@ fn start_afresh(internal_fds: &[RawFd], inheritance: Option<&Inheritance>) {
 
 /// Called first by hooks that describe files: notices a child of a fork that no handler saw.
 pub fn ensure_initialised() {
-    if !table::is_initialised() {
+    if !table::is_initialised() && !thread::is_away() {
         section::run(|_| start_afresh(&[], None));
     }
 }

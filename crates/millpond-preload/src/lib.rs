@@ -41,11 +41,11 @@
 //! - **a system call that the program makes by an instruction of its own is not seen**: on a file
 //!   that it uses through libc, too, it may read old bytes, and its writes may be lost. Nor is it
 //!   noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;
-//! - `vfork` is `fork`; a program that blocks SIGSEGV dies of a bad buffer instead of getting
-//!   EFAULT;
+//! - a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
 //! - a thread of asynchronous cancel type that waits for Linux AIO of served files is cancelled
 //!   when it is done;
-//! - a program whose main thread ends by `pthread_exit` lives on with our threads;
+//! - all files of a program that forbids itself system calls, locks its memory, or ends its main thread first
+//!   (`retirement`);
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
 //!
@@ -67,6 +67,7 @@ mod aio;
 mod files;
 mod fork;
 mod report;
+mod retirement;
 mod runtime;
 
 use files::{late, registry, streams, table, watch};
@@ -86,8 +87,10 @@ extern "C" fn load() {
             table::set(fd, table::Known::Internal);
         }
         fork::initialise();
+        retirement::initialise();
     });
     libc_calls::resolve_all();
+    thread::begin_work();
 }
 
 /// A panic must not unwind into the program: it says its message, and ends the process.
@@ -101,6 +104,9 @@ fn end_on_panic() {
 
 /// Runs when the program ends by `exit` or by returning from `main`.
 extern "C" fn unload() {
+    if thread::is_away() {
+        return;
+    }
     without(|| {
         streams::flush();
         late::end();

@@ -94,7 +94,7 @@ pub type InUse = places::InUse<'static, Context>;
 
 /// The context of a handle; `None` for one of the kernel's.
 pub fn find(handle: usize) -> Option<InUse> {
-    if handle == 0 || thread::record().is_inside() {
+    if handle == 0 || thread::record().inside_depth() > 0 {
         return None;
     }
     CONTEXTS.find(handle)

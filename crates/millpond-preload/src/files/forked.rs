@@ -186,6 +186,11 @@ pub fn cancel(inheritance: &Inheritance) {
     }
 }
 
+/// In a child that has its parent's memory: K5.
+pub fn hide_from_child(inheritance: &Inheritance) {
+    inheritance.together.iter().for_each(|fd| hide(*fd));
+}
+
 /// In a child, whose table knows nothing yet. One that no handler saw inherits nothing.
 pub fn inherit(inheritance: Option<&Inheritance>) {
     FORKS.reset();

@@ -9,10 +9,10 @@
 //! - on a break, the *watcher* thread passes the file to the kernel, then gives the lease up. The
 //!   opener continues and finds a file that only the kernel serves.
 //!
-//! The signal is real-time, directed at the watcher by thread id, and blocked there: it waits with
-//! `sigwaitinfo`, so no thread of the program is ever interrupted. If the queue of signals is
-//! full the kernel sends a plain SIGIO instead, and the watcher asks every lease how it stands; a
-//! SIGIO that was not about a lease is handed on to the main thread.
+//! The signal is directed at the watcher by thread id, and blocked there: the watcher waits with `sigtimedwait`, so no
+//! thread of the program is interrupted. A program can neither send this signal nor wait for it: a wait
+//! by the watcher for any other signal could take one that the process was sent. If the queue of signals is full the kernel sends a plain SIGIO instead,
+//! and the watcher asks every lease how it stands.
 //!
 //! Limits. An opener is let in after `/proc/sys/fs/lease-break-time` (45 s) whether we answer or
 //! not: a process stopped for longer may serve one more hit from before. Only open breaks leases;
@@ -20,23 +20,27 @@
 //! need the file's owner or CAP_LEASE; without, the file is passed.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use crate::files::description::Access;
 use crate::files::pressure::{Gauge, PAUSE};
+use crate::files::process_locks::read_whole;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{wait, wake};
 use crate::runtime::sys::sys;
 
-/// High among the real-time signals, where programs seldom look for one.
-const BREAK_SIGNAL: i32 = 61;
+/// libc's own for `pthread_cancel`, which no function of libc lets a program send or wait for. It comes to the
+/// watcher's thread alone, which is never cancelled and has it blocked.
+const BREAK_SIGNAL: i32 = 32;
 const F_OWNER_TID: i32 = 0;
 
 const NO_WATCHER: u32 = 0;
 const STARTING: u32 = u32::MAX;
 /// The watcher's thread id, once it waits.
 static WATCHER: AtomicU32 = AtomicU32::new(NO_WATCHER);
+/// The watcher is to end.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 #[repr(C)]
 struct OwnerEx {
@@ -44,9 +48,18 @@ struct OwnerEx {
     pid: i32,
 }
 
-/// What the watcher calls when somebody waits for a lease of ours: on which descriptor, if the
-/// kernel says so. Returns whether there was one.
-pub type Broken = fn(Option<RawFd>) -> bool;
+/// A break, as far as the watcher knows it.
+pub enum Break {
+    /// Another process waits for the lease on this descriptor.
+    Of(RawFd),
+    /// Another process waits for some lease.
+    OfSome,
+    /// The kernel refuses the watcher's wait: no lease may be held.
+    Untold,
+}
+
+/// Called by the watcher.
+pub type Broken = fn(Break);
 
 /// Takes the lease that protects `access` on the description behind `fd`. The registry is locked.
 pub fn take(fd: RawFd, access: Access, broken: Broken) -> Result<(), Reason> {
@@ -109,11 +122,26 @@ pub fn after_fork() {
     WATCHER.store(NO_WATCHER, Relaxed);
 }
 
+/// Ends the watcher, after the last lease was given up. It is not started again.
+pub fn end() {
+    IS_OVER.store(true, Release);
+    let watcher = WATCHER.load(Acquire);
+    if watcher != NO_WATCHER && watcher != STARTING {
+        // SAFETY: to our own thread, which waits for it.
+        unsafe { sys!(libc::SYS_tgkill, std::process::id(), watcher, BREAK_SIGNAL) };
+    }
+}
+
+/// Whether there is a watcher.
+pub fn is_watched() -> bool {
+    WATCHER.load(Relaxed) != NO_WATCHER
+}
+
 fn watch(broken: Broken) {
     let everything = !0u64;
-    let awaited = 1u64 << (BREAK_SIGNAL - 1) | 1u64 << (libc::SIGIO - 1);
-    // glibc's two internal signals stay open: setuid waits for every thread to take one.
-    let blocked = everything & !(0b11 << 31);
+    let awaited = 1u64 << (BREAK_SIGNAL - 1);
+    // glibc's other internal signal stays open: setuid waits for every thread to take one.
+    let blocked = everything & !(1 << BREAK_SIGNAL);
     // SAFETY: the set is eight bytes, and this thread runs no code but ours.
     let tid = unsafe {
         sys!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const blocked, 0, 8);
@@ -123,33 +151,63 @@ fn watch(broken: Broken) {
     wake(&WATCHER);
     let mut gauge = Gauge::find();
     let pause = libc::timespec { tv_sec: PAUSE.as_secs() as i64, tv_nsec: 0 };
-    // For ever, where there is nothing else to look at.
-    let pause = if gauge.is_some() { &raw const pause } else { std::ptr::null() };
-    loop {
+    // Acquire: pairs with the Release in `end`.
+    while !IS_OVER.load(Acquire) {
         gauge.as_mut().map(Gauge::look);
         let mut info = std::mem::MaybeUninit::<Info>::zeroed();
         // SAFETY: the set is eight bytes; `info` is as large as the kernel's siginfo.
         let signal = unsafe {
-            sys!(libc::SYS_rt_sigtimedwait, &raw const awaited, info.as_mut_ptr(), pause, 8)
+            sys!(
+                libc::SYS_rt_sigtimedwait,
+                &raw const awaited,
+                info.as_mut_ptr(),
+                &raw const pause,
+                8
+            )
         };
         // SAFETY: zeroed, then filled by the kernel; all bytes are plain integers.
         let info = unsafe { info.assume_init() };
         match signal as i32 {
-            BREAK_SIGNAL if info.code > 0 => {
-                broken(Some(info.fd));
-            }
+            BREAK_SIGNAL if info.code > 0 => broken(Break::Of(info.fd)),
             BREAK_SIGNAL => {}
-            libc::SIGIO => {
-                let pid = std::process::id();
-                if !broken(None) {
-                    // SAFETY: signals our own main thread, as the kernel would have.
-                    unsafe { sys!(libc::SYS_tgkill, pid, pid, libc::SIGIO) };
+            error if error == -libc::EAGAIN || error == -libc::EINTR => {
+                if has_overflowed() {
+                    broken(Break::OfSome);
                 }
-                continue;
             }
-            _ => continue,
-        };
+            // A filter of system calls: the next try would be refused, too.
+            _ => {
+                broken(Break::Untold);
+                break;
+            }
+        }
     }
+    WATCHER.store(NO_WATCHER, Relaxed);
+}
+
+/// Whether the kernel had no room to queue the signal of a break, and has sent this thread SIGIO. One that the
+/// process was sent is the program's, and stays where it is: so the thread does not wait for SIGIO, and looks for it
+/// once a second.
+fn has_overflowed() -> bool {
+    static SIGIO: u64 = 1 << (libc::SIGIO - 1);
+    let mut pending = 0u64;
+    // SAFETY: the set is eight bytes.
+    unsafe { sys!(libc::SYS_rt_sigpending, &raw mut pending, 8) };
+    if pending & SIGIO == 0 {
+        return false;
+    }
+    let Some(text) = read_whole(c"/proc/thread-self/status") else { return true };
+    let text = String::from_utf8_lossy(&text);
+    let own = text.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let own = own.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    if own.is_some_and(|own| own & SIGIO == 0) {
+        return false;
+    }
+    // Those of the thread come before those of the process.
+    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the set is eight bytes; a null pointer asks for no siginfo.
+    unsafe { sys!(libc::SYS_rt_sigtimedwait, &raw const SIGIO, 0, &raw const none, 8) };
+    true
 }
 
 /// The kernel's siginfo, as far as a lease break fills it.

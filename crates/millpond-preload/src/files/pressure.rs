@@ -42,6 +42,11 @@ pub fn begin(engine: &Engine, most_bytes: u64) {
     *ENGINE.lock() = Some((engine.clone(), most_bytes));
 }
 
+/// The engine is given up.
+pub fn end() {
+    *ENGINE.lock() = None;
+}
+
 /// In a forked child: it has no engine yet.
 ///
 /// # Safety

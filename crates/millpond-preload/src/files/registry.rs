@@ -30,6 +30,7 @@ use millpond::{Backing, Engine, File, Stats};
 use crate::files::description::{Access, Description};
 use crate::files::hand_over::{count_moved_by_libc, pass};
 use crate::files::identity::{self, FileId};
+use crate::files::lease::Break;
 use crate::files::offset::{IN_KERNEL, push_offset};
 use crate::files::parting::{part, pass_together};
 use crate::files::pin::{Pin, unpin};
@@ -101,16 +102,25 @@ pub unsafe fn after_fork_child() {
     FILES_LEASED.store(0, Relaxed);
 }
 
+/// Whether the engine was made.
+pub fn has_engine() -> bool {
+    lock().serving.made().is_some()
+}
+
 /// Whether some file here holds a lease, which an open of the program could break.
 #[inline]
 pub fn holds_leases() -> bool {
     FILES_LEASED.load(Relaxed) != 0
 }
 
-/// The kernel says that somebody waits for a lease of ours; on which descriptor, if it knows.
-/// Returns whether there was one.
-pub fn lease_broken(fd: Option<RawFd>) -> bool {
+/// Another process waits for a lease of ours.
+pub fn lease_broken(found: Break) {
     let mut registry = lock();
+    let fd = match found {
+        Break::Of(fd) => Some(fd),
+        Break::OfSome => None,
+        Break::Untold => return registry.leave_all(),
+    };
     let broken: Vec<FileId> = registry
         .inodes
         .iter()
@@ -128,7 +138,6 @@ pub fn lease_broken(fd: Option<RawFd>) -> bool {
     for id in &broken {
         registry.pass_file(*id, Reason::OpenedElsewhere);
     }
-    !broken.is_empty()
 }
 
 impl Registry {
@@ -304,6 +313,36 @@ impl Registry {
         }
     }
 
+    /// After [`Registry::leave_all`]: forgets all files, and the engine, which ends when no call uses it any more.
+    /// Descriptions that still share one of the kernel's (`several.G3`), and those with bytes that could
+    /// not be written back, stay.
+    pub fn end_serving(&mut self) {
+        let stays =
+            |description: &Description| description.is_served() || description.is_unwritten();
+        for (fd, slot) in table::known(0, u32::MAX) {
+            match slot {
+                Known::Internal => {}
+                Known::File(description) if stays(description) => {}
+                _ => {
+                    table::set(fd, Known::Foreign);
+                }
+            }
+        }
+        let closing = &mut self.closing;
+        self.inodes.retain(|_, inode| {
+            inode.descriptions.retain(|description| {
+                if !stays(description) {
+                    description.stop_hits();
+                    closing.push((Snapshot::take(), description));
+                }
+                stays(description)
+            });
+            !inode.descriptions.is_empty()
+        });
+        self.serving.end();
+        self.end_closing();
+    }
+
     /// Leaves the file behind `fd` to the kernel, if it is served, or may be some day.
     pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
         self.leave(fd, reason);
@@ -424,7 +463,7 @@ impl Registry {
         is_closing(&mut self.closing, id)
     }
 
-    pub(in crate::files) fn end_closing(&mut self) {
+    pub fn end_closing(&mut self) {
         end_closing(&mut self.closing);
     }
 }

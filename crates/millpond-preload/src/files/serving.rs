@@ -46,6 +46,11 @@ impl Serving {
         self.engine.as_ref()
     }
 
+    /// Gives the engine up.
+    pub fn end(&mut self) {
+        self.engine = None;
+    }
+
     /// Says, once, if there was a keeper and it died.
     pub fn tell_lost_keeper(&self) {
         static IS_TOLD: AtomicBool = AtomicBool::new(false);

@@ -48,6 +48,16 @@ static MISSED_IN_ALL: AtomicU64 = AtomicU64::new(0);
 static CAP_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
 static IS_CHANGING: AtomicBool = AtomicBool::new(false);
 
+/// The engine is given up, and its steps with it.
+pub fn end() {
+    let mut engine = ENGINE.lock();
+    let slot = SLOT.swap(NONE, Relaxed);
+    if let Some(budget) = budget().filter(|_| slot != NONE) {
+        budget.give(slot, STEPS);
+    }
+    *engine = None;
+}
+
 /// In a forked child: it has no engine yet, and a slot of its own when it makes one.
 ///
 /// # Safety

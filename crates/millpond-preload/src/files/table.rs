@@ -21,6 +21,7 @@
 //! the fork was made: in the child every number is UNKNOWN, and [`is_initialised`] is false until
 //! the library has started afresh there.
 
+use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -84,6 +85,11 @@ pub fn initialise() {
     // the kernel refuses, the handler of `fork` clears the table instead.
     unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<Table>(), WIPE_ON_FORK) };
     TABLE.initialised[0].store(1, Release);
+}
+
+/// The table's whole pages.
+pub fn memory() -> (*const c_void, usize) {
+    ((&raw const TABLE).cast(), size_of::<Table>())
 }
 
 pub fn is_initialised() -> bool {

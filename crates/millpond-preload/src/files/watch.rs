@@ -9,6 +9,7 @@
 //! (they have a *group*), and what was done to it that outlasts a call. That changes under the
 //! registry's lock, or in a call that names its number (`in_flight`).
 
+use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -74,7 +75,10 @@ pub struct Watch {
 /// Nanoseconds, as a power of two: 66 microseconds, of which 32 bits are three days.
 const TICK: u32 = 16;
 
-static WATCHES: [Watch; NUMBERS] = [const { Watch::blank() }; NUMBERS];
+#[repr(align(4096))]
+struct Watches([Watch; NUMBERS]);
+
+static WATCHES: Watches = Watches([const { Watch::blank() }; NUMBERS]);
 // One page for 32 numbers: a child of fork has the pages anew that it writes to.
 const _: () = assert!(size_of::<Watch>() == 128);
 static LAST_GROUP: AtomicU32 = AtomicU32::new(0);
@@ -83,7 +87,12 @@ static RANDOM: AtomicU64 = AtomicU64::new(0);
 /// The number's.
 #[inline]
 pub fn of(fd: RawFd) -> Option<&'static Watch> {
-    WATCHES.get(fd as usize)
+    WATCHES.0.get(fd as usize)
+}
+
+/// Their whole pages.
+pub fn memory() -> (*const c_void, usize) {
+    ((&raw const WATCHES).cast(), size_of::<Watches>())
 }
 
 /// The number was opened with `flags`, and is watched: counts afresh. Whether it can be.

@@ -11,7 +11,7 @@ use crate::files::table::{self, Known};
 use crate::files::under_way::during;
 use crate::files::watch::{self, CLOSES_CHANGED, forget_watched};
 use crate::files::{io, late, process_locks};
-use crate::hooks::lock;
+use crate::hooks::{lock, vfork};
 use crate::report::lines;
 use crate::report::reason::Reason;
 use crate::runtime::cancel::point::point;
@@ -21,7 +21,18 @@ use crate::runtime::{config, fault, section, thread};
 
 type Off = libc::off64_t;
 
+/// Whether the caller is the program, and its calls are the kernel's: the library is away, or the thread runs the
+/// child of a vfork.
+fn is_kernels_alone() -> bool {
+    let record = thread::record();
+    record.is_inside() && record.inside_depth() == 0
+}
+
 pub unsafe fn close(fd: c_int) -> c_int {
+    if is_kernels_alone() {
+        // SAFETY: no memory involved; the number is the caller's to close.
+        return unsafe { libc_calls::close(fd) };
+    }
     if thread::record().is_inside() {
         return to_libc(process_locks::close(fd)) as c_int;
     }
@@ -74,6 +85,10 @@ fn close_file(fd: c_int) -> c_int {
 pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     const CLOSE_RANGE_UNSHARE: c_int = 2;
     const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if is_kernels_alone() {
+        // SAFETY: no memory involved.
+        return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
+    }
     if flags & CLOSE_RANGE_UNSHARE != 0 {
         registry::leave_all();
     }
@@ -146,6 +161,7 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 /// (`several.G1`).
 fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
     if thread::record().is_inside() {
+        vfork::note_duplicated(fd);
         return to_libc(call()) as c_int;
     }
     section::run(|_| {
@@ -177,6 +193,12 @@ pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
 }
 
 pub unsafe fn dup2(fd: c_int, new: c_int) -> c_int {
+    #[cfg(target_arch = "x86_64")]
+    if is_kernels_alone() {
+        vfork::note_duplicated(fd);
+        // SAFETY: no memory involved.
+        return to_libc(unsafe { sys!(libc::SYS_dup2, fd, new) }) as c_int;
+    }
     if fd == new {
         // SAFETY: no memory involved.
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
@@ -197,6 +219,11 @@ pub unsafe fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
 /// kernel gets the new file, too. (A number that was not open is no such case: a call on it fails,
 /// or races with an open.)
 fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
+    if is_kernels_alone() {
+        vfork::note_duplicated(fd);
+        // SAFETY: no memory involved.
+        return to_libc(unsafe { sys!(libc::SYS_dup3, fd, new, flags) }) as c_int;
+    }
     let closing = if fd == new { None } else { late::before_close(new) };
     let result = section::run(|record| {
         let mut registry = registry::lock();
@@ -271,14 +298,29 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     if !is_outside {
         return call();
     }
+    const F_GETSIG: c_int = 11;
+    const F_GETOWN_EX: c_int = 16;
     // Not adopted meanwhile: what it is about is this number's description.
     during([fd, -1], || match (table::get(fd), command) {
         (Known::File(description), libc::F_GETFL) => {
             description.shared_flags().unwrap_or_else(|| {
                 let hides_direct = late::hides_direct(fd);
                 let flags = call();
-                if flags >= 0 && hides_direct { flags & !libc::O_DIRECT } else { flags }
+                // The kernel sets O_ASYNC on what carries a lease, and on no other regular file.
+                let hidden = libc::O_ASYNC | if hides_direct { libc::O_DIRECT } else { 0 };
+                if flags >= 0 { flags & !hidden } else { flags }
             })
+        }
+        (Known::File(description), libc::F_GETLEASE) if description.is_served() => libc::F_UNLCK,
+        (Known::File(description), libc::F_GETOWN | F_GETSIG) if description.is_served() => 0,
+        (Known::File(description), F_GETOWN_EX) if description.is_served() => {
+            // As the kernel answers for a description without an owner.
+            let none = [0_i32; 2];
+            let told = std::ptr::with_exposed_provenance_mut::<u8>(arg);
+            // SAFETY: `none` has so many bytes; `arg` may be any address, as a file is served.
+            let is_told =
+                unsafe { fault::copy_out(told, none.as_ptr().cast(), size_of_val(&none)) };
+            if is_told { 0 } else { fail(libc::EFAULT) as c_int }
         }
         (Known::File(_), libc::F_SETFL | libc::F_OFD_SETLK | libc::F_OFD_SETLKW)
             if is_stuck(fd) =>

@@ -10,8 +10,9 @@ use crate::hooks::jump::{routed, variadic};
 use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};
 use crate::hooks::{
     aio, by_number, cancel, clone, descriptor, io, kernel, lookup, open, process, signal, stat,
-    stdio,
+    stdio, vfork,
 };
+use crate::retirement;
 use crate::runtime::c::*;
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;

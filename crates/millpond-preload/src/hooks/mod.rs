@@ -18,3 +18,4 @@ pub mod process;
 pub mod signal;
 pub mod stat;
 pub mod stdio;
+pub mod vfork;

@@ -82,6 +82,10 @@ fn without_waiting(flags: c_int, open: impl Fn() -> c_int, make_way: impl Fn()) 
 
 /// `openat2`, by number only: libc has no function for it.
 pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) -> isize {
+    if thread::record().is_inside() {
+        // SAFETY: the caller's duty.
+        return to_libc(unsafe { sys!(libc::SYS_openat2, dir, path, how, bytes) });
+    }
     ensure_initialised();
     let mut flags = 0u64;
     // They come first; the kernel refuses a shorter structure, and one that can't be read.

@@ -2,8 +2,7 @@
 //! `fork`.)
 //!
 //! Before exec and spawn the files of descriptors that are not close-on-exec are left to the
-//! kernel: only those reach the new program. `vfork` is `fork`: a child that shares our memory but
-//! not our descriptors would spoil the table.
+//! kernel: only those reach the new program. For `vfork` see `vfork`.
 
 use std::os::fd::RawFd;
 
@@ -11,14 +10,16 @@ use crate::files::pin::Pin;
 use crate::files::table::{self, Known};
 use crate::files::watch::{self, Watch};
 use crate::files::{given, late, process_locks, registry};
+use crate::hooks::vfork;
 use crate::report::reason::Reason;
 use crate::report::{self, tally};
+use crate::retirement;
 use crate::runtime::c::{Start, c_int, c_void};
 use crate::runtime::cancel::point::without;
 use crate::runtime::cancel::state::disable;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::sys;
-use crate::runtime::{section, thread};
+use crate::runtime::{own_threads, section, thread};
 
 /// Threads that the engine starts are inside the library for good: what they open, read and close
 /// is its own.
@@ -30,18 +31,21 @@ pub unsafe fn pthread_create(
 ) -> c_int {
     extern "C" fn run(job: *mut c_void) -> *mut c_void {
         thread::record().enter_inside();
+        own_threads::note_started();
         // SAFETY: made below, for this thread alone.
         let (start, argument) = *unsafe { Box::from_raw(job.cast::<(Start, *mut c_void)>()) };
         start(argument)
     }
-    if !thread::record().is_inside() {
+    if thread::record().inside_depth() == 0 {
         // SAFETY: as the caller vouches to `pthread_create`.
         return unsafe { libc_calls::pthread_create(thread, attributes, start, argument) };
     }
     let job = Box::into_raw(Box::new((start, argument)));
+    own_threads::begin_start();
     // SAFETY: as above; `run` takes what it is given.
     let result = unsafe { libc_calls::pthread_create(thread, attributes, run, job.cast()) };
     if result != 0 {
+        own_threads::cancel_start();
         // SAFETY: no thread has taken it.
         drop(unsafe { Box::from_raw(job) });
     }
@@ -50,6 +54,9 @@ pub unsafe fn pthread_create(
 
 /// Leaves to the kernel what another program will inherit. What it may look at is in the files.
 pub fn give_inherited() {
+    if thread::record().is_inside() {
+        return;
+    }
     late::settle_all();
     section::run(|_| {
         // An exec that nobody was told had failed.
@@ -84,6 +91,9 @@ fn is_closed_by_exec(fd: RawFd) -> bool {
 
 /// What is written from now on is not for this process to write back later.
 pub extern "C" fn before_exec() {
+    if vfork::is_left_alone() {
+        return;
+    }
     let paused = prepare_exec();
     section::run(|_| drop(paused));
 }
@@ -105,6 +115,9 @@ fn prepare_exec() -> Vec<Pin> {
 
 /// An exec: returns where it failed.
 pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
+    if vfork::is_left_alone() {
+        return call();
+    }
     let paused = prepare_exec();
     let failed = call();
     tally::keep_over_exec(false);
@@ -115,7 +128,9 @@ pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
 
 /// The child of a later spawn gets `fd` under another number, close-on-exec or not.
 pub fn give_spawned(fd: c_int) {
-    section::run(|_| registry::lock().pass_fd(fd, Reason::Given));
+    if !thread::record().is_inside() {
+        section::run(|_| registry::lock().pass_fd(fd, Reason::Given));
+    }
 }
 
 /// Descriptors that the calling thread alone has: the library's threads and table have others then.
@@ -123,6 +138,33 @@ pub fn before_unshare(flags: c_int) {
     before_rights();
     if flags & libc::CLONE_FILES != 0 {
         registry::leave_all();
+    }
+    // Of a process with several threads the kernel refuses these.
+    if flags & (libc::CLONE_NEWUSER | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD)
+        != 0
+    {
+        retirement::end_threads();
+    }
+}
+
+/// Another name space: the kernel refuses some to a process with several threads.
+pub fn before_setns() {
+    before_rights();
+    retirement::end_threads();
+}
+
+/// A filter of system calls, by `prctl`.
+pub fn before_prctl(option: c_int) {
+    if option == libc::PR_SET_SECCOMP {
+        retirement::retire();
+    }
+}
+
+/// The calling thread ends by the system call: if it is the main one, the others go on without it.
+pub fn before_thread_exit() {
+    // SAFETY: no memory involved.
+    if unsafe { sys!(libc::SYS_gettid) == sys!(libc::SYS_getpid) } {
+        retirement::retire();
     }
 }
 
@@ -135,6 +177,9 @@ pub fn before_rights() {
 
 /// Handlers of the program's follow, which may be cancelled.
 pub fn before_quick_exit() {
+    if thread::record().is_inside() {
+        return;
+    }
     without(late::end);
     report::say(registry::before_report);
 }
@@ -142,8 +187,10 @@ pub fn before_quick_exit() {
 pub unsafe fn _exit(status: c_int) -> ! {
     // For good: the process ends here, cancelled or not.
     disable();
-    late::end();
-    report::say(registry::before_report);
+    if !thread::record().is_inside() {
+        late::end();
+        report::say(registry::before_report);
+    }
     loop {
         // SAFETY: ends the process.
         unsafe { sys!(libc::SYS_exit_group, status) };

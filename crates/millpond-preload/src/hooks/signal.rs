@@ -6,7 +6,7 @@ use libc::sighandler_t;
 
 use crate::runtime::libc_calls;
 use crate::runtime::section::change_mask;
-use crate::runtime::{fault, handlers};
+use crate::runtime::{fault, handlers, thread};
 
 pub unsafe fn sigaction(
     signal: c_int,
@@ -69,6 +69,21 @@ pub unsafe fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
         let bit = 1 << (number - 1);
         if change_mask(libc::SIG_UNBLOCK, bit) & bit != 0 { SIG_HOLD } else { old.sa_sigaction }
     }
+}
+
+/// A stack for handlers: `stack` has to know of it.
+pub unsafe fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
+    // SAFETY: as the caller vouches to `sigaltstack`.
+    let result = unsafe { libc_calls::sigaltstack(new, old) };
+    // SAFETY: as above; the kernel has read it.
+    if result == 0
+        && let Some(new) = unsafe { new.as_ref() }
+    {
+        let is_disabled = new.ss_flags & libc::SS_DISABLE != 0;
+        thread::record()
+            .set_handler_stack(new.ss_sp.addr(), if is_disabled { 0 } else { new.ss_size });
+    }
+    result
 }
 
 pub unsafe fn sigignore(signal: c_int) -> c_int {

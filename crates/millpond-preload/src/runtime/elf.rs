@@ -118,8 +118,65 @@ pub fn find_loaded<R>(
         found = look(info, headers);
         found.is_some()
     };
-    // SAFETY: `visit` takes what it is given, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut look).cast()) };
+    // SAFETY: libc's function of that signature; `visit` takes the pointer to `look`, which outlives the call.
+    unsafe {
+        let iterate = std::mem::transmute::<*mut c_void, Iterate>(libcs_iterate());
+        iterate(Some(visit), (&raw mut look).cast());
+    }
+    found
+}
+
+type Iterate = unsafe extern "C" fn(
+    Option<unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int>,
+    *mut c_void,
+) -> c_int;
+
+/// The loader's entry for an object (`<link.h>`).
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    path: *const c_char,
+    dynamic: usize,
+    next: *const LinkMap,
+}
+
+/// The loader's list of objects (`<link.h>`).
+#[repr(C)]
+struct Loaded {
+    version: c_int,
+    first: *const LinkMap,
+}
+
+/// libc's own `dl_iterate_phdr`. By its name a sanitizer's may be found, which calls libc's by an address that the
+/// runtime looks up later than this library is first called.
+fn libcs_iterate() -> *mut c_void {
+    static ITERATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    unsafe extern "C" {
+        static _r_debug: Loaded;
+    }
+    let mut found = ITERATE.load(Relaxed);
+    if found.is_null() {
+        // SAFETY: first called while this library is loaded, or before, by the only thread: the list does not
+        // change. The loader's strings are NUL-terminated.
+        found = unsafe {
+            let mut map = (&raw const _r_debug).read().first;
+            loop {
+                let Some(object) = map.as_ref() else { break std::ptr::null_mut() };
+                let path = CStr::from_ptr(object.path).to_bytes();
+                let file_name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+                if file_name == b"libc.so.6" {
+                    let libc = Object { base: object.base, dynamic: object.dynamic, file_name };
+                    break libc.find(c"dl_iterate_phdr").unwrap_or(std::ptr::null_mut());
+                }
+                map = object.next;
+            }
+        };
+        if found.is_null() {
+            // Another name for it: then no sanitizer's comes between.
+            found = libc::dl_iterate_phdr as *mut c_void;
+        }
+        ITERATE.store(found, Relaxed);
+    }
     found
 }
 

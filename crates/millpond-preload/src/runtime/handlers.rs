@@ -236,7 +236,7 @@ unsafe extern "C-unwind" fn deliver(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
-    if let Some(record) = thread::try_record().filter(|record| record.is_inside()) {
+    if let Some(record) = thread::try_record().filter(|record| record.inside_depth() > 0) {
         // S3.
         change_mask(libc::SIG_BLOCK, BLOCKED);
         // SAFETY: the kernel's context; the part of the mask that it has is the first word.

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::runtime::cancel::state::{disable, restore};
+use crate::runtime::stack;
 use crate::runtime::sys::sys;
 use crate::runtime::thread::{Record, record};
 
@@ -59,7 +60,9 @@ impl Section {
 
     /// With signals open, which are put off as they come.
     fn enter_open() -> Self {
-        if must_block() { Self::enter() } else { Self::enter_with(None) }
+        // stack.ST2.
+        let is_blocked = must_block() || record().is_on_handler_stack();
+        if is_blocked { Self::enter() } else { Self::enter_with(None) }
     }
 
     fn enter_with(mask: Option<u64>) -> Self {
@@ -79,7 +82,7 @@ impl Drop for Section {
         restore(self.cancel_state);
         self.record.exit_inside();
         // handlers.S2. A section around this one sets what was noted.
-        let noted = || (!self.record.is_inside()).then(|| self.record.take_mask()).flatten();
+        let noted = || (self.record.inside_depth() == 0).then(|| self.record.take_mask()).flatten();
         // Handlers of signals that came meanwhile run now, and may end the thread.
         if let Some(mask) = self.mask.or_else(noted) {
             change_mask(libc::SIG_SETMASK, mask);
@@ -116,7 +119,18 @@ fn run_in<R>(section: Section, work: impl FnOnce(&'static Record) -> R) -> R {
         }
     }
     let abort = Abort;
-    let result = work(section.record());
+    let record = section.record();
+    let result = match record.stack() {
+        // SAFETY: stack.ST1: the outermost section of this thread.
+        Some(end) if record.inside_depth() == 1 => unsafe {
+            let is_on_handlers = record.is_on_handler_stack();
+            stack::run(end, || {
+                let _disabled = is_on_handlers.then(stack::Disabled::begin);
+                work(record)
+            })
+        },
+        _ => work(record),
+    };
     std::mem::forget(abort);
     result
 }

@@ -6,16 +6,20 @@
 //! adopted, how deep it is *inside* the library; and where its counts are (`block`).
 
 use std::cell::UnsafeCell;
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, compiler_fence};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, compiler_fence,
+};
 
 use crate::runtime::block::{PASSED_BYTES, REASONS_MAX, SERVED_BYTES, WORDS};
 use crate::runtime::blocks::{self, Block};
 use crate::runtime::cancel::request::{self, CancelRequest, Mark};
 use crate::runtime::in_flight::{Before, InFlight, after_claim};
 use crate::runtime::reading::{Readers, Sections};
+use crate::runtime::stack;
 use crate::runtime::sys::sys;
 
 /// Per-thread state; see the module header. Padded so that two threads never share a line.
@@ -42,6 +46,12 @@ pub struct Record {
     is_counting: AtomicBool,
     /// What the bytes served were at the thread's last miss.
     bytes_at_miss: AtomicU64,
+    /// Where the stack for sections ends; zero: not made yet. See `stack`.
+    stack: AtomicUsize,
+    /// Where the thread's stack for handlers begins, and its size; zero: it has none.
+    handler_stack: [AtomicUsize; 2],
+    /// The thread's state while the child of its vfork runs.
+    vfork: AtomicPtr<c_void>,
     next: AtomicPtr<Record>,
 }
 
@@ -52,6 +62,28 @@ static HAS_COUNTED_BEFORE: AtomicBool = AtomicBool::new(false);
 /// Readers must issue a full fence themselves.
 static STRONG: AtomicBool = AtomicBool::new(false);
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+/// Every hook goes straight to the kernel: until the library is loaded, as allocators and sanitizers call hooks
+/// while they are set up; and after [`leave_for_good`].
+static AWAY: AtomicBool = AtomicBool::new(true);
+/// In a record's `inside`, beside the depth: the thread runs the child of its vfork.
+const IN_VFORK: u32 = 1 << 16;
+
+/// Whether every hook goes straight to the kernel.
+#[inline]
+pub fn is_away() -> bool {
+    // Relaxed: a hook that finds the old value is waited for by the thread that set it.
+    AWAY.load(Relaxed)
+}
+
+/// The library is loaded: hooks do their work.
+pub fn begin_work() {
+    AWAY.store(false, Relaxed);
+}
+
+/// From here on every hook goes straight to the kernel, in children of fork too.
+pub fn leave_for_good() {
+    AWAY.store(true, SeqCst);
+}
 
 impl Record {
     /// Enters a reading section. Paired with [`Record::exit`].
@@ -135,13 +167,59 @@ impl Record {
         timer
     }
 
+    /// Whether a hook goes straight to the kernel: the thread does the library's own work, or runs the child of
+    /// a vfork, or the library [is away](is_away).
     #[inline]
     pub fn is_inside(&self) -> bool {
-        self.inside.load(Relaxed) != 0
+        self.inside.load(Relaxed) != 0 || is_away()
     }
 
+    /// How deep the thread is in the library's own work.
     pub fn inside_depth(&self) -> u32 {
-        self.inside.load(Relaxed)
+        self.inside.load(Relaxed) & (IN_VFORK - 1)
+    }
+
+    /// The thread is about to run the child of its vfork, until [`Record::end_vfork`].
+    pub fn begin_vfork(&self) {
+        self.inside.store(self.inside.load(Relaxed) | IN_VFORK, Relaxed);
+    }
+
+    pub fn end_vfork(&self) {
+        self.inside.store(self.inside.load(Relaxed) & !IN_VFORK, Relaxed);
+    }
+
+    /// The value of the last [`Record::keep_over_vfork`].
+    pub fn kept_over_vfork(&self) -> *mut c_void {
+        self.vfork.load(Relaxed)
+    }
+
+    pub fn keep_over_vfork(&self, kept: *mut c_void) {
+        self.vfork.store(kept, Relaxed);
+    }
+
+    /// The program has set the thread's stack for handlers.
+    pub fn set_handler_stack(&self, start: usize, bytes: usize) {
+        self.handler_stack[0].store(start, Relaxed);
+        self.handler_stack[1].store(bytes, Relaxed);
+    }
+
+    /// Whether the thread runs there.
+    pub fn is_on_handler_stack(&self) -> bool {
+        let [start, bytes] = self.handler_stack.each_ref().map(|word| word.load(Relaxed));
+        let here = 0_u8;
+        (&raw const here).addr().wrapping_sub(start) < bytes
+    }
+
+    /// Where the thread's stack for sections ends; `None`: there is no memory for it.
+    pub fn stack(&self) -> Option<usize> {
+        match self.stack.load(Relaxed) {
+            0 => stack::make().inspect(|end| self.stack.store(*end, Relaxed)),
+            end => Some(end),
+        }
+    }
+
+    pub fn is_in_vfork(&self) -> bool {
+        self.inside.load(Relaxed) & IN_VFORK != 0
     }
 
     pub fn enter_inside(&self) {
@@ -409,6 +487,7 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     record.cancel_disabled.store(false, Relaxed);
     record.inside.store(0, Relaxed);
     record.is_mask_noted.store(false, Relaxed);
+    record.set_handler_stack(0, 0);
     // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
     while record.is_reading() {
         record.exit();

@@ -153,7 +153,8 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut Info, context: *
         return;
     };
     // SAFETY: the kernel's context.
-    let is_busy = record.is_inside() || record.is_reading() || text::holds(unsafe { pc(context) });
+    let is_busy =
+        record.inside_depth() > 0 || record.is_reading() || text::holds(unsafe { pc(context) });
     if is_busy {
         look_again(record);
     } else {

@@ -1,0 +1,119 @@
+//! The library leaves a program alone, for good: its files are the kernel's, the library's threads end, and a hook
+//! makes the caller's call and no other.
+//!
+//! This comes before calls whose outcome depends on the threads, the memory and the system calls of the whole process:
+//!
+//! - the program forbids itself system calls (seccomp), or ends its main thread and goes on with others;
+//! - it locks its memory ([`lock_memory`]);
+//! - it enters a name space that takes no process of several threads ([`end_threads`]).
+//!
+//! ```text
+//! dirty pages are written, files are the kernel's    Registry::leave_all
+//! counts are reported: no exit will report them      report::put_by
+//! hooks go straight to the kernel                    thread::leave_for_good
+//! descriptions, engine and watcher end               Registry::end_serving, lease::end
+//! the kernel has no thread of the library any more   own_threads
+//! ```
+//!
+//! A child of fork is left alone, too, and an exec'ed program is not.
+//!
+//! Locks: none is held; the registry's is taken.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crate::files::{lease, pressure, registry, share, table, watch};
+use crate::report;
+use crate::runtime::sys::sys;
+use crate::runtime::{own_threads, section, thread};
+
+/// For how long the end of a thread is awaited, which may be writing to a device that hangs. Chosen.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Its value in the main thread is not null.
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// While the library is loaded, by the main thread: libc calls `end_main` when that ends by `pthread_exit` or a cancellation.
+pub fn initialise() {
+    unsafe extern "C" fn end_main(_: *mut c_void) {
+        retire();
+    }
+    let mut key = 0;
+    // SAFETY: `key` is ours to write, and `end_main` takes any value.
+    if unsafe { libc::pthread_key_create(&mut key, Some(end_main)) } == 0 {
+        KEY.store(key, Relaxed);
+        after_fork();
+    }
+}
+
+/// In a forked child: its main thread is the one that forked.
+pub fn after_fork() {
+    let key = KEY.load(Relaxed);
+    if key != u32::MAX {
+        // SAFETY: made in `initialise`; the value is not used.
+        unsafe { libc::pthread_setspecific(key, (&raw const KEY).cast()) };
+    }
+}
+
+/// See the module header. Nothing, where a hook goes straight to the kernel anyhow.
+pub fn retire() {
+    if thread::record().is_inside() {
+        return;
+    }
+    section::run(|_| registry::lock().leave_all());
+    report::put_by(registry::before_report);
+    section::run(|_| {
+        let mut registry = registry::lock();
+        // Under the lock, so that a fork is wholly before it or after it.
+        thread::leave_for_good();
+        registry.end_serving();
+        drop(registry);
+        pressure::end();
+        share::end();
+        lease::end();
+        let end = Instant::now() + PATIENCE;
+        while !own_threads::are_gone() && Instant::now() < end {
+            std::thread::sleep(PAUSE);
+            // A call that was under way may have had the last use of a description.
+            registry::lock().end_closing();
+        }
+    });
+}
+
+/// [`retire`], if the library has threads.
+pub fn end_threads() {
+    if !thread::record().is_inside()
+        && (lease::is_watched() || section::run(|_| registry::has_engine()))
+    {
+        retire();
+    }
+}
+
+/// `mlockall`: of the library's memory nothing is locked but a few pages.
+pub fn lock_memory(call: impl FnOnce() -> c_int) -> c_int {
+    retire();
+    let result = call();
+    if result == 0 && thread::is_away() {
+        for (start, bytes) in [table::memory(), watch::memory()] {
+            release(start, bytes);
+        }
+    }
+    result
+}
+
+/// Gives back pages whose contents are not needed any more.
+fn release(start: *const c_void, bytes: usize) {
+    if start == null() {
+        return;
+    }
+    // SAFETY: whole pages of the library's own, which hold zeros from here on: hooks that are
+    // away find no number known there.
+    unsafe {
+        sys!(libc::SYS_munlock, start, bytes);
+        sys!(libc::SYS_madvise, start, bytes, libc::MADV_DONTNEED);
+    }
+}
