@@ -85,12 +85,20 @@ impl Call<'_> {
         objects.filter(move |(_, meta)| is_named(meta)).map(|(bytes, meta)| (bytes, meta))
     }
 
+    /// The metadata that the cache may have of a version: with ETags of the content, also those of other versions with
+    /// the same content.
+    fn same<'a>(&'a self, meta: &'a ObjectMeta) -> impl Iterator<Item = &'a ObjectMeta> {
+        let is_kept = self.options.tags == Tags::OfContent;
+        let others = self.log.iter().filter_map(|entry| entry.object.as_ref());
+        let others = others.map(|(_, other)| other);
+        let others = others.filter(move |other| is_kept && other.e_tag == meta.e_tag);
+        std::iter::once(meta).chain(others)
+    }
+
     fn is_of(&self, meta: &ObjectMeta, got: &ObjectMeta) -> bool {
-        // The entry of a content that was written twice may have the time of the first write.
-        let is_time_known = self.options.tags != Tags::OfContent;
         (&meta.location, meta.size, &meta.e_tag, &meta.version)
             == (&got.location, got.size, &got.e_tag, &got.version)
-            && (meta.last_modified == got.last_modified || !is_time_known)
+            && self.same(meta).any(|meta| meta.last_modified == got.last_modified)
     }
 
     fn is_replaced(&self) -> bool {
@@ -119,7 +127,8 @@ impl Call<'_> {
             }
             Error::Precondition { .. } | Error::NotModified { .. } => self
                 .versions(&options.version)
-                .any(|(_, meta)| gives(options.check_preconditions(meta))),
+                .flat_map(|(_, meta)| self.same(meta))
+                .any(|meta| gives(options.check_preconditions(meta))),
             Error::Generic { .. } => self.versions(&options.version).any(|(_, meta)| {
                 let ranges = ranges.iter().cloned().map(GetRange::Bounded);
                 let mut ranges = ranges.chain(options.range.clone());
@@ -156,7 +165,8 @@ impl Call<'_> {
         got: &Answer,
     ) -> Result<(), String> {
         if !self.options.ignores_conditions
-            && let Err(error) = options.check_preconditions(meta)
+            // With the time that the caller gets, which `is_of` has checked.
+            && let Err(error) = options.check_preconditions(&got.meta)
         {
             return Err(format!("a condition does not hold ({error})"));
         }
