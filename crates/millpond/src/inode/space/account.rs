@@ -25,7 +25,7 @@ pub(crate) struct Space {
     prefix: AtomicU64,
     /// How often blocks may have been freed under no guard (S3).
     losses: AtomicU64,
-    /// What the ranges take.
+    /// The heap bytes of the ranges.
     pub(crate) heap: HeapCharge,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Space {
 pub(crate) struct Losses(u64);
 
 impl Space {
-    /// What lies beyond the limit on the size of files is to be asked about again.
+    /// Forgets the blocks beyond the limit on the size of files.
     pub(crate) fn look_at_limit(&self) {
         self.known().cut(size_limit());
     }
@@ -77,7 +77,7 @@ impl Space {
     }
 }
 
-/// What is known, under its lock; publishes the prefix when it is dropped.
+/// The known ranges, under their lock; publishes the prefix when it is dropped.
 pub(crate) struct Locked<'a> {
     known: MutexGuard<'a, Known>,
     prefix: &'a AtomicU64,
@@ -107,9 +107,9 @@ impl Drop for Locked<'_> {
 pub(crate) struct Known {
     /// From start to end; they neither touch nor overlap.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// The end of what was reserved.
+    /// The end of the furthest reservation.
     pub(crate) reserved_end: u64,
-    /// The end of what was reserved ahead of the end of the file, for writes to come.
+    /// The end of the furthest reservation ahead of the end of the file, for later appends.
     pub(crate) ahead_end: u64,
     /// There was a lease on the file when that was.
     pub(crate) leased: bool,
@@ -120,7 +120,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// What the ranges take of the heap, at most: nodes of 11, of which but the first five are used.
+    /// The heap bytes of the ranges, at most: nodes of 11, of which but the first five are used.
     pub(crate) fn heap_bytes(&self) -> u64 {
         match self.ranges.len() as u64 {
             0 => 0,
@@ -160,7 +160,7 @@ impl Known {
         }
     }
 
-    /// Forgets what lies beyond `limit`.
+    /// Forgets the blocks beyond `limit`.
     pub(crate) fn cut(&mut self, limit: u64) {
         if self.ranges.last_key_value().is_some_and(|(_, &end)| end > limit) {
             self.remove(limit, u64::MAX);
