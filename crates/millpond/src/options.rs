@@ -74,6 +74,12 @@ pub enum WriteMode {
     ///
     /// Writes that make a file longer reach it before they return, too, where each of the last ones was followed by
     /// a sync: nothing would be written with them.
+    ///
+    /// The file system reserves the blocks first, so that a full disk fails the write and no later sync. Ahead
+    /// of a file that grows by appends up to 32 MiB are reserved. They are given back when the last handle is
+    /// dropped, or when the end of the file moves past them, unless another process has the file open or there
+    /// is another description of it, as with direct backing; a write lease is on the file in that moment, and
+    /// an `open` with `O_NONBLOCK` of another process fails with EWOULDBLOCK.
     Back,
 }
 

@@ -68,7 +68,7 @@ impl Case {
         self.mount.fill_up(&self.filler);
     }
 
-    /// The other program takes what has become free; a sync still succeeds, and the file has `expected`.
+    /// The other program takes the freed blocks; a sync still succeeds, and the file has `expected`.
     fn syncs(self, expected: &[u8]) {
         self.fill_up();
         let Case { what, path, file, mount, .. } = self;
@@ -144,7 +144,7 @@ const FAILING_WRITES: [(&str, Fail); 5] = [
 ///
 /// Goal: a write that fails takes no blocks from writes that were acknowledged.
 /// Method: 64 KiB wait, the disk fills up, 1 MiB more finds no space by each way of writing, and another
-/// program takes what has become free.
+/// program takes the freed blocks.
 #[test]
 fn a_write_that_fails_takes_no_reserved_blocks() {
     each_case(|case| case.syncs_after_failing_write(0));
@@ -285,7 +285,7 @@ fn blocks_that_the_file_system_may_take_back_do_not_count() {
         file.append(&[2; 16 * PAGE]).unwrap();
         expected.resize(expected.len() + 16 * PAGE, 2);
         case.fill_up();
-        // The kernel looks for what it can take back.
+        // The kernel looks for blocks that it can take back.
         let _ = std::fs::write(path.with_file_name("more"), vec![0; 1 << 20]);
         case.fill_up();
         file.sync_all().unwrap_or_else(|error| panic!("{backing:?}: {error}"));
@@ -346,7 +346,7 @@ fn an_allocation_that_fails_takes_no_reserved_blocks() {
             case.file.allocate(0, 64 << 20).unwrap_err();
         }),
         ("a write over it", |case| {
-            // Of what is in the way nothing is overwritten whole.
+            // It overwrites no dirty page as a whole.
             let _ = case.file.write_at(&vec![2; 1 << 20], (3 * PAGE / 2) as u64);
         }),
         ("a write in a hole", |case| {
@@ -415,7 +415,7 @@ fn sparse_files_take_no_blocks_for_their_holes() {
 /// Incident: blocks are reserved ahead of a file that grows. On a disk that was nearly full that failed, and had
 /// taken all blocks that were left: another program found none until the file was closed.
 ///
-/// Goal: what is reserved ahead is a small part of what is free.
+/// Goal: the blocks reserved ahead are a small part of the free space.
 #[test]
 fn little_is_reserved_ahead_on_a_disk_that_is_nearly_full() {
     for (name, make) in IN_PLACE {

@@ -25,7 +25,7 @@ pub(crate) fn has_pages_at_risk(file: &CachedFile, end: u64) -> bool {
 }
 
 fn first_at_risk(file: &CachedFile, end: u64) -> Option<PageIndex> {
-    // What owes nothing is as long below the cache as it is here (writeback.B1).
+    // A file without dirty pages is as long at the back end as here (writeback.B1).
     if file.opened_mode == WriteMode::Through || !file.writeback.has_begun() || !file.owes() {
         return None;
     }

@@ -34,7 +34,7 @@ impl Write<'_> {
         let waits = reserved
             && ((pages == 1 && self.overwrite(leaves)?) || self.back_many(leaves, pages)?);
         if self.file.space.losses() != losses {
-            // space.S1, S3: dirty pages of the range, this write's among them, may have no blocks.
+            // space.S1, space.S3: dirty pages of the range, this write's among them, may have no blocks.
             flush::write_back(self.file, self.first, self.last, Op::Write)?;
         }
         Ok(waits)

@@ -394,7 +394,7 @@ impl CachedFile {
             self.space.forget(offset, end);
             drop(guard);
         }
-        // A change of the length, if only for a moment, has freed what was reserved beyond the end.
+        // Even if the length is as before: a change to another length has freed the blocks beyond the end.
         space::lost_from(self, self.core().size.get());
         self.adopt_size().map(drop)
     }

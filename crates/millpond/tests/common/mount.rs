@@ -82,7 +82,7 @@ fn memory_dir() -> Option<tempfile::TempDir> {
     (system.f_bavail * system.f_frsize >= SPARE_BYTES).then_some(dir)
 }
 
-/// Runs a command of root's; what is in the way is a skip.
+/// Runs a command that needs root; a failure is a skip.
 #[track_caller]
 fn run(command: &mut Command) -> bool {
     match command.output() {

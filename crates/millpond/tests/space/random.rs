@@ -11,7 +11,7 @@ use crate::common::{Random, has_uring, scaled, within};
 
 /// The file is cut when it is longer.
 const FILE_BYTES_MAX: u64 = 3 << 20;
-/// What is free in the beginning, at most.
+/// The free space at the start, at most.
 const FREE_BYTES_MAX: u64 = 4 << 20;
 /// On each file system and backing.
 const STEPS: u32 = 30;
@@ -33,7 +33,7 @@ struct Subject {
     stamp: u8,
 }
 
-/// What an operation makes of the file, if it succeeds.
+/// The effect of an operation on the file, if it succeeds.
 enum Effect {
     /// Bytes at an offset, of which a part may be taken.
     Write(u64, Vec<u8>),
@@ -103,7 +103,7 @@ impl Subject {
         vec![self.stamp; len as usize]
     }
 
-    /// One operation, what it would make of the file, and its outcome.
+    /// Performs one operation; returns its name, its effect on the file, and its outcome.
     fn operate(&mut self) -> (String, Effect, Result<usize>) {
         match self.random.below(24) {
             0..=4 => {
@@ -187,7 +187,7 @@ impl Subject {
         }
     }
 
-    /// Another program changes the file, and the engine is told.
+    /// Another program changes the file, and the test calls `invalidate`.
     fn change_below(&mut self) -> (String, Effect, Result<usize>) {
         if let Err(error) = self.file().write_back() {
             return ("write back".into(), Effect::Nothing, Err(error));
@@ -292,7 +292,7 @@ impl Subject {
         true
     }
 
-    /// The other program takes what is free, or gives some back.
+    /// The other program takes the free space, or gives some back.
     fn fill(&mut self) {
         match self.random.below(10) {
             0..=4 => self.mount.fill_up(&self.filler),
@@ -336,7 +336,7 @@ impl Subject {
 /// Goal: each byte that a write was acknowledged for is in the file when that is closed, or the write, a sync or
 /// the close failed; on file systems that overwrite in place, only the write.
 /// Method: random writes, appends, truncations, punches and changes by another program, on a disk on which
-/// another file takes what becomes free; a model.
+/// another file takes the freed blocks; a model.
 #[test]
 fn acknowledged_bytes_are_stored_on_a_full_disk() {
     let btrfs: (&str, Make) = ("btrfs", || Mount::btrfs(XFS_BYTES));
@@ -357,5 +357,97 @@ fn acknowledged_bytes_are_stored_on_a_full_disk() {
             let limit = Duration::from_secs(120 + u64::from(scaled(10)));
             within(limit, name, move || subject.run());
         }
+    }
+}
+
+/// Goal: the same with several writers at once, and while the other program takes blocks at any moment.
+/// Method: threads append little, that waits in the cache, append more than a write leaves there, and overwrite;
+/// another takes the free blocks, and gives some back; all that was acknowledged is in the file in the end.
+#[test]
+fn acknowledged_bytes_are_stored_beside_other_writers() {
+    let mut random = Random::from_environment();
+    for (name, make) in IN_PLACE {
+        let backing = BACKINGS[random.below(BACKINGS.len() as u64) as usize];
+        let Some(case) = Case::new(name, make, backing) else { continue };
+        let random = random.fork();
+        let limit = Duration::from_secs(120 + u64::from(scaled(10)));
+        within(limit, name, move || write_beside(case, random));
+    }
+}
+
+fn write_beside(case: Case, mut random: Random) {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    // Within this part the length never changes; each thread overwrites its own third of it.
+    const BASE: u64 = 300 << 10;
+    let (case, stop) = (&case, &AtomicBool::new(false));
+    let mut expected = vec![1; BASE as usize];
+    case.file.write_all_at(&expected, 0).unwrap();
+    let acknowledged = std::thread::scope(|scope| {
+        let writers: Vec<_> = [8 << 10, 60 << 10, 2 << 20]
+            .into_iter()
+            .enumerate()
+            .map(|(number, len_max)| {
+                let mut random = random.fork();
+                scope.spawn(move || {
+                    let mut done = Vec::new();
+                    for step in 0..scaled(25) {
+                        let stamp = (number as u32 * 80 + step % 80 + 2) as u8;
+                        let bytes = vec![stamp; 1 + random.below(len_max) as usize];
+                        if random.chance(300) {
+                            let at = number as u64 * BASE / 3 + random.below(BASE / 6);
+                            let bytes = &bytes[..bytes.len().min(BASE as usize / 6)];
+                            if let Ok(moved) = case.file.write_at(bytes, at) {
+                                done.push((at, moved, stamp));
+                            }
+                            continue;
+                        }
+                        match case.file.append(&bytes) {
+                            Ok(at) => done.push((at, bytes.len(), stamp)),
+                            Err(Error::Io { offset, len, ref source, .. })
+                                if source.kind() == std::io::ErrorKind::WriteZero =>
+                            {
+                                done.push((offset, len as usize, stamp));
+                            }
+                            Err(error) => {
+                                let what = &case.what;
+                                assert_eq!(error.errno(), libc::ENOSPC, "{what}: {error}");
+                            }
+                        }
+                    }
+                    done
+                })
+            })
+            .collect();
+        let other = scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                case.fill_up();
+                if random.chance(200) {
+                    let filler = std::fs::File::options().write(true).open(&case.filler).unwrap();
+                    let len = filler.metadata().unwrap().len();
+                    filler.set_len(len.saturating_sub(random.below(300 << 10))).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(random.below(4)));
+            }
+        });
+        let done = writers.into_iter().map(|writer| writer.join());
+        let done: Vec<_> = done.collect();
+        stop.store(true, Relaxed);
+        other.join().unwrap();
+        done.into_iter().flat_map(|done| done.unwrap()).collect::<Vec<_>>()
+    });
+    let what = &case.what;
+    case.fill_up();
+    case.file.sync_all().unwrap_or_else(|error| panic!("{what}: {error}"));
+    let found = std::fs::read(&case.path).unwrap();
+    assert_eq!(found.len() as u64, case.file.len().unwrap(), "{what}");
+    expected.resize(found.len(), 0);
+    let mut is_known = vec![false; found.len()];
+    for (at, len, stamp) in acknowledged {
+        let range = at as usize..at as usize + len;
+        expected[range.clone()].fill(stamp);
+        is_known[range].fill(true);
+    }
+    for (at, (&byte, &wanted)) in found.iter().zip(&expected).enumerate() {
+        assert!(!is_known[at] || byte == wanted, "{what}: {byte} at {at}, expected {wanted}");
     }
 }

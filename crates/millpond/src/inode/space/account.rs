@@ -1,5 +1,5 @@
 //! The account of the blocks that a file is known to have, as ranges of bytes, a few thousand at most.
-//! [`space`](crate::inode::space) has the rules (S1 to S5) and is the only caller that changes it.
+//! [`space`](crate::inode::space) has the rules (space.S1 to space.S5) and is the only caller that changes it.
 //!
 //! Locks: the ranges'; the back end is asked under it, so that a range is asked about once.
 
@@ -23,9 +23,9 @@ pub(crate) struct Space {
     /// All before it is known to have its blocks: what most writes ask, without the lock. The
     /// caller's guard keeps its range from being forgotten, but for losses.
     prefix: AtomicU64,
-    /// How often blocks may have been freed under no guard (S3).
+    /// How often blocks may have been freed under no guard (space.S3).
     losses: AtomicU64,
-    /// What the ranges take.
+    /// The heap bytes of the ranges.
     pub(crate) heap: HeapCharge,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Space {
 pub(crate) struct Losses(u64);
 
 impl Space {
-    /// What lies beyond the limit on the size of files is to be asked about again.
+    /// Forgets the blocks beyond the limit on the size of files.
     pub(crate) fn look_at_limit(&self) {
         self.known().cut(size_limit());
     }
@@ -49,7 +49,7 @@ impl Space {
         self.known().remove(start, end);
     }
 
-    /// The same without a guard (S3).
+    /// The same without a guard (space.S3).
     pub(crate) fn lose(&self, start: u64, end: u64) {
         self.forget(start, end);
         // Release: pairs with the Acquire of `losses`: a writer that sees this loss before it asks for
@@ -77,7 +77,7 @@ impl Space {
     }
 }
 
-/// What is known, under its lock; publishes the prefix when it is dropped.
+/// The known ranges, under their lock; publishes the prefix when it is dropped.
 pub(crate) struct Locked<'a> {
     known: MutexGuard<'a, Known>,
     prefix: &'a AtomicU64,
@@ -107,9 +107,9 @@ impl Drop for Locked<'_> {
 pub(crate) struct Known {
     /// From start to end; they neither touch nor overlap.
     pub(crate) ranges: BTreeMap<u64, u64>,
-    /// The end of what was reserved.
+    /// The end of the furthest reservation.
     pub(crate) reserved_end: u64,
-    /// The end of what was reserved ahead of the end of the file, for writes to come.
+    /// The end of the furthest reservation ahead of the end of the file, for later appends.
     pub(crate) ahead_end: u64,
     /// There was a lease on the file when that was.
     pub(crate) leased: bool,
@@ -120,7 +120,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// What the ranges take of the heap, at most: nodes of 11, of which but the first five are used.
+    /// The heap bytes of the ranges, at most: nodes of 11, of which but the first five are used.
     pub(crate) fn heap_bytes(&self) -> u64 {
         match self.ranges.len() as u64 {
             0 => 0,
@@ -160,7 +160,7 @@ impl Known {
         }
     }
 
-    /// Forgets what lies beyond `limit`.
+    /// Forgets the blocks beyond `limit`.
     pub(crate) fn cut(&mut self, limit: u64) {
         if self.ranges.last_key_value().is_some_and(|(_, &end)| end > limit) {
             self.remove(limit, u64::MAX);

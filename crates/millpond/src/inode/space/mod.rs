@@ -20,10 +20,10 @@
 //! - **S2** A write past the cache that moves the end of the file may free all blocks beyond the end: ext4
 //!   truncates the file when such a write fails, and may then succeed with the freed blocks. So the dirty
 //!   pages beyond the back end's end are written back first (`flush::at_risk`), and then no dirty page counts
-//!   on such blocks; after the write, what lies beyond the old end is forgotten.
+//!   on such blocks; after the write, the ranges beyond the old end are forgotten.
 //! - **S3** A write-back that fails may free them, too, and holds no guard: a writer may be between `reserve`
-//!   and its DIRTY pages. [`lost_from`] forgets the blocks, then counts a loss; the flush writes back what is
-//!   dirty there, and a writer that finds more losses than before it asked writes back its own pages. The
+//!   and its DIRTY pages. [`lost_from`] forgets the blocks, then counts a loss; the flush writes back the
+//!   dirty pages there, and a writer that finds more losses than before it asked writes back its own pages. The
 //!   set's lock orders both, so one of the two finds the pages.
 //! - **S4** Beyond the end only blocks count that this module reserved. XFS allocates more than a write needs
 //!   there, reports it, and takes it back when the disk is full.
@@ -34,12 +34,15 @@
 //! blocks no other file shares; a file that is cloned while it is open is as safe as it was until then. Files
 //! on file systems that never overwrite in place, and on unknown ones, stay through.
 //!
-//! A file that grows by appends has space reserved ahead of its end, a small part of what is free. It is given
+//! A file that grows by appends has space reserved ahead of its end, a small part of the free space. It is given
 //! back when the last handle is closed, if that cannot cut off what another process appends: it stays while
 //! another process has the file open, or there is another description of it, like those for direct I/O. So a
 //! file that is opened elsewhere has little reserved ahead.
 
 pub(crate) mod account;
+
+#[cfg(all(test, loom))]
+mod loom_tests;
 
 use std::io;
 
@@ -56,7 +59,7 @@ const AHEAD_BYTES_MIN: u64 = 64 << 10;
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
 /// Of a file that another process may have open: it may be left there.
 const AHEAD_BYTES_MAX_SHARED: u64 = 1 << 20;
-/// What is reserved ahead is at most this part of what the file system has free.
+/// At most one part in so many of the free space is reserved ahead.
 const AHEAD_PART_OF_FREE: u64 = 8;
 /// The unit of `st_blocks`: no file system has smaller blocks.
 const BLOCK_BYTES_MIN: u64 = 512;
@@ -114,7 +117,7 @@ fn reserve_unknown(
         file.stay_through();
         return Reserved::Refused;
     }
-    // Not what is known: see S1 of allocations that fail.
+    // Only the unknown gaps: see S1 of allocations that fail.
     let mut at = known.end_from(start);
     while at < end {
         let gap = Gap { start: at, end: known.next_from(at).min(end), limit, size };
@@ -178,7 +181,7 @@ impl Gap {
                 known.add(start, end);
                 Reserved::All
             }
-            // Nothing can be reserved, but data may be told from holes.
+            // The file system reserves nothing, but may report where data ends and a hole begins.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 let hole = file.backing.seek(start, Seek::Hole).ok().flatten().unwrap_or(start);
                 known.add(start, hole.min(limit));
@@ -220,7 +223,7 @@ pub(crate) fn set_len(file: &CachedFile, len: u64) -> io::Result<()> {
 }
 
 /// Makes the back end's file as long as `len`, where it is shorter, with no bytes written from `size` on: gives
-/// back what was reserved there (S5). Caller: exclusive guard from `size` to `len`, and no page between is
+/// back the blocks reserved there (S5). Caller: exclusive guard from `size` to `len`, and no page between is
 /// DIRTY.
 pub(crate) fn extend(file: &CachedFile, size: u64, len: u64) -> io::Result<()> {
     let gap_start = end_of_last_page(file, size);
@@ -265,8 +268,8 @@ pub(crate) fn zero(file: &CachedFile, offset: u64, len: u64, keep_space: bool) -
     outcome
 }
 
-/// Allocates blocks for the caller of the engine (S1). After a failure, what is dirty in the range is to be
-/// written back.
+/// Allocates blocks for the caller of the engine (S1). After a failure, the caller writes back the dirty
+/// pages of the range.
 pub(crate) fn allocate(
     file: &CachedFile,
     offset: u64,
@@ -280,8 +283,8 @@ pub(crate) fn allocate(
     outcome
 }
 
-/// Gives back what was reserved beyond `size`. Caller: exclusive guard from `size` on, and all that
-/// was written is written back.
+/// Gives back the blocks reserved beyond `size`. Caller: exclusive guard from `size` on, and no page is
+/// DIRTY.
 pub(crate) fn trim(file: &CachedFile, size: u64) {
     let mut known = file.space.known();
     let leased = std::mem::take(&mut known.leased);

@@ -200,7 +200,7 @@ pub(crate) fn company(fd: BorrowedFd<'_>) -> Company {
     alone(fd, || Company::Alone).unwrap_or(Company::Others)
 }
 
-/// What the file system has free for this process, as far as it reports that.
+/// The bytes that this process may still allocate on the file system, `u64::MAX` where it reports none.
 pub(crate) fn free_bytes(fd: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstatvfs(fd).map_or(u64::MAX, |it| it.f_bavail.saturating_mul(it.f_frsize))
 }

@@ -405,7 +405,7 @@ impl Writer<'_> {
             // pages that are to be written. An allocation that finds no space has waited before it looked.
             Err(error) => return [Errno::NOSPC, Errno::DQUOT].contains(&error),
         }
-        // Only where no other process can make it longer meanwhile.
+        // Only where no other process can make the file longer in between.
         if self.is_alone()
             && let Ok(len) = self.len()
         {
