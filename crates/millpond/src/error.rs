@@ -119,8 +119,8 @@ impl fmt::Display for PersistStep {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The back end failed `op` on `len` bytes at byte `offset`. Before EAGAIN, EINTR and ECANCELED are told, the
-    /// engine tries again for about a third of a second.
+    /// The back end failed `op` on `len` bytes at byte `offset`. The engine reports EAGAIN, EINTR and ECANCELED
+    /// after it has tried again for about a third of a second.
     Io {
         /// The operation that failed.
         op: Op,

@@ -248,7 +248,7 @@ fn hits_do_not_wait_for_the_device() {
     });
 }
 
-/// Goal: a call to end what was not begun takes nothing from the next begin.
+/// Goal: an `end_through` or `end_plain` without a begin leaves later begins alone.
 /// Incident: after one call of `end_through` too many, the count wrapped, and the next `begin_through` left writes in
 /// the cache, where other programs did not see them.
 #[test]
@@ -267,7 +267,7 @@ fn ends_without_a_begin_have_no_effect() {
     assert!(!is_below(1), "writes wait");
     file.begin_through().unwrap();
     assert!(is_below(2), "writes go through");
-    // Takes nothing from the begin above.
+    // The begin above still counts.
     file.end_plain();
     file.begin_through().unwrap();
     file.end_through();

@@ -126,7 +126,7 @@ fn a_durable_write_after_a_failed_one_is_stored() {
             assert!(refused > 0, "{what}: the device did not fail");
             disk.work();
             for page in pages.clone() {
-                // One may be told of an error that an earlier write left behind.
+                // The first attempt may report the error of an earlier write.
                 write(page)
                     .or_else(|_| write(page))
                     .unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -139,7 +139,7 @@ fn a_durable_write_after_a_failed_one_is_stored() {
     }
 }
 
-/// What a unit of a file may hold after a remount.
+/// The values that a unit of the file may hold after a remount.
 #[derive(Clone, Default)]
 struct Unit {
     /// The value that the last sync or durable write promised, or 0 of a hole.
@@ -253,8 +253,8 @@ impl Case {
 const UNIT: usize = 2048;
 const UNITS: usize = 512;
 
-/// Goal: what a sync or a durable write promised is what a remount finds, whichever way it was asked for, and
-/// however often the device failed before.
+/// Goal: a remount finds the bytes that a sync or a durable write has reported as stored, after any number of
+/// device failures, by every face.
 /// Method: random operations by the plain, asynchronous and queued faces and by direct handles, while the
 /// device fails and works in turns; a remount after each round. `MILLPOND_TEST_SEED` replays the operations;
 /// where the device fails depends on the kernel's write-back, too.
@@ -340,7 +340,7 @@ fn promised_bytes(disk: &mut FailingDisk, case: &Case, random: &mut Random) -> u
         }
         disk.work();
         if random.chance(700) {
-            // The first may tell of what failed before.
+            // The first sync may report an earlier failure.
             let synced = handles.file.sync_all().or_else(|_| handles.file.sync_all());
             if synced.is_ok() {
                 units.iter_mut().for_each(Unit::promise);
@@ -365,7 +365,7 @@ fn promised_bytes(disk: &mut FailingDisk, case: &Case, random: &mut Random) -> u
                 "{what}: unit {number} of {UNIT} bytes, stored {}, newer {:?}",
                 unit.stored, unit.newer
             );
-            // A mixture of what was promised and what was not: any of them may stay.
+            // A mixture of stored and newer values: each of them may stay.
             let is_even = bytes.iter().all(|byte| *byte == bytes[0]);
             match is_even {
                 true => *unit = Unit { stored: bytes[0], newer: Vec::new(), last: Some(bytes[0]) },
@@ -474,9 +474,10 @@ fn files_that_claim_no_bytes_are_refused() {
 
 const SECTOR: usize = 512;
 
-/// Goal: whatever a server answers, reads find what was acknowledged, and after a good sync the server has it.
-/// Method: random operations on a FUSE file whose answers are errors, short or late. A sector may hold what
-/// was acknowledged last, or what a failed operation since may have put there. `MILLPOND_TEST_SEED` replays.
+/// Goal: reads find the acknowledged bytes whatever a server answers, and a good sync means that the server has
+/// them.
+/// Method: random operations on a FUSE file whose answers are errors, short or late. A sector may hold the value
+/// acknowledged last, or one of a later operation that failed. `MILLPOND_TEST_SEED` replays.
 #[test]
 fn servers_that_fail_keep_what_is_acknowledged() {
     let mut random = Random::from_environment();
@@ -562,7 +563,7 @@ fn served(
                 }
             }
             8 => {
-                // What it drops is read from the server again.
+                // Later reads of the range go to the server.
                 let _ = file.invalidate(at, (count * SECTOR) as u64);
             }
             _ => {

@@ -190,8 +190,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] with what `open(2)` answered, or with EOPNOTSUPP for a file whose length does not tell how
-    /// many bytes it has, as in `/proc` and `/sys`; [`Error::NotRegular`] for anything but a regular
+    /// [`Error::Io`] with what `open(2)` answered, or with EOPNOTSUPP for a file whose length is not the
+    /// number of its bytes, as in `/proc` and `/sys`; [`Error::NotRegular`] for anything but a regular
     /// file; [`Error::InvalidInput`] for options that contradict each other or the file as it is
     /// open already; [`Error::NoBuffers`] if the memory limit has no room for another open file.
     ///

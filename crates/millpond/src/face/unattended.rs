@@ -177,7 +177,7 @@ fn leave_to_worker(
 ) {
     // Guard and slot go first: the worker takes others.
     drop((passage, slot));
-    // It may get less far, and says nothing of what is behind that.
+    // The second read may bring fewer bytes.
     wipe(list.iter(), 0, list.total());
     read_by_worker(handle, list, offset, tell);
 }

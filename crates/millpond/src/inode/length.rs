@@ -1,4 +1,4 @@
-//! Files whose length does not tell how many bytes they have.
+//! Files whose length is not the number of their bytes.
 //!
 //! The cache reads up to the length. The kernel makes the bytes of a file in `/proc` or `/sys` as they are
 //! read, and its length is 0, or a page. A FUSE server may do the same. Such a file would read as empty, or
@@ -35,7 +35,7 @@ fn is_plain(stat: &Stat) -> bool {
     stat.st_blocks != 0 || rustix::fs::major(stat.st_dev) != 0
 }
 
-/// Refuses a file whose length does not tell how many bytes it has. `reads`: `fd` permits to read.
+/// Refuses a file whose length is not the number of its bytes. `reads`: `fd` permits to read.
 pub(super) fn check(fd: BorrowedFd<'_>, stat: &Stat, reads: bool) -> io::Result<()> {
     if is_plain(stat) {
         return Ok(());
@@ -43,7 +43,7 @@ pub(super) fn check(fd: BorrowedFd<'_>, stat: &Stat, reads: bool) -> io::Result<
     let system = rustix::fs::fstatfs(fd)?;
     let is_made = MADE_BY_THE_KERNEL.contains(&(system.f_type as u32));
     if is_made || (stat.st_size == 0 && reads && !is_of_this_machine(fd) && has_bytes(fd)?) {
-        let what = "the file's length does not tell how many bytes it has, as in /proc and /sys";
+        let what = "the file's length is not the number of its bytes, as in /proc and /sys";
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }
     Ok(())

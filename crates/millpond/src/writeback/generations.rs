@@ -37,7 +37,7 @@
 //!   last handle is gone.
 //! - **G7** An error that nobody was told of outlives the file's last handle
 //!   ([`untold`](super::untold)).
-//! - **G8** The kernel drops its copy of the file after it has told of an error and before the epoch rises.
+//! - **G8** The kernel drops its copy of the file after a durable operation has failed, before the epoch rises.
 //!   So bytes that are written again meet no page whose write-back has failed: some file systems can't store
 //!   such a page any more, and report success.
 //!

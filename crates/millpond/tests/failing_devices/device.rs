@@ -140,8 +140,8 @@ impl FailingDisk {
         let _ = std::fs::remove_file(self.filler());
     }
 
-    /// Mounts the file system afresh: only what reached the device is left. All files on it are closed. False
-    /// where it can't be unmounted: after its journal has aborted, the flusher keeps what it can't write.
+    /// Mounts the file system afresh, so that only bytes of the device are left. All files on it are closed. False
+    /// where it can't be unmounted: after its journal has aborted, the flusher keeps files that it can't write.
     pub fn try_remount(&mut self) -> bool {
         // A child that another test starts has our descriptors until it executes its program, and the flusher
         // tries to write a file again after seconds.
@@ -165,7 +165,7 @@ impl FailingDisk {
         assert!(self.try_remount(), "the file system has aborted");
     }
 
-    /// The file `name` as a mount of a copy of the device shows it, which is what a power cut leaves.
+    /// The file `name` as a mount of a copy of the device shows it: as a power cut leaves it.
     pub fn after_power_cut(&self, name: &str) -> Option<Vec<u8>> {
         // Of two file systems with one identifier, btrfs takes the second for the first.
         if self.kind.name == "btrfs" {

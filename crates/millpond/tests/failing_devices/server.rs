@@ -34,7 +34,7 @@ pub struct Faults {
     pub late: u64,
 }
 
-/// What the server has.
+/// The server's file, and the faults that it meets.
 pub struct State {
     pub data: Vec<u8>,
     pub faults: Faults,

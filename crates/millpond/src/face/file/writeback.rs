@@ -13,7 +13,8 @@ impl File {
     /// # Errors
     ///
     /// [`Error::Io`](crate::Error::Io) with what the back end answered. Nothing is dropped: what could
-    /// not be written stays cached, and the next sync, through whatever handle, tries again.
+    /// not be written stays cached, and the next sync, through whatever handle, tries again. The kernel drops
+    /// its own copy of the file, so that other programs read the device's bytes until then.
     /// [`Error::Lost`](crate::Error::Lost) where an earlier failure concerned bytes that had left the cache
     /// since they were written.
     pub fn sync_all(&self) -> Result<()> {
