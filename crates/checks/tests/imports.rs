@@ -63,7 +63,16 @@ const ENGINE: &[&[&str]] = &[
     &["io"],
     &["waits.rs"],
     &["advice.rs", "buffers.rs", "fault.rs", "thread.rs"],
-    &["copy.rs", "error.rs", "file_id.rs", "latency.rs", "memory.rs", "sync.rs", "units.rs"],
+    &[
+        "copy.rs",
+        "error.rs",
+        "file_id.rs",
+        "latency.rs",
+        "memory.rs",
+        "process.rs",
+        "sync.rs",
+        "units.rs",
+    ],
     &["copy"],
 ];
 

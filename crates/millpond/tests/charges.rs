@@ -29,6 +29,9 @@ type Write<'a> = Pin<Box<dyn Future<Output = Result<usize, Error>> + 'a>>;
 fn pending_writes_keep_to_the_limit() {
     in_own_process("pending_writes_keep_to_the_limit", Duration::from_secs(300), || {
         let mut random = Random::from_environment();
+        // A copy that is freed goes back to the system.
+        // SAFETY: changes a setting of the heap.
+        assert_eq!(unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10) }, 1);
         for _ in 0..scaled(2) {
             let cache_bytes = [1, 4, 16][random.below(3) as usize] << 20;
             let mode = [WriteMode::Through, WriteMode::Back][random.below(2) as usize];
@@ -78,7 +81,9 @@ fn pending_writes_keep_to_the_limit() {
                 look();
             }
             println!("{} dropped, resident set grew by {peak}", dropped.len());
-            assert!(peak <= cache_bytes + longest + SLACK_BYTES, "{peak} bytes beside the source");
+            // One copy beyond the limit, and the bytes that are read back here.
+            let most = cache_bytes + 2 * longest + SLACK_BYTES;
+            assert!(peak <= most, "{peak} bytes beside the source, of {most}");
             block_on(file.sync_all()).unwrap();
             // With nothing pending, copies take a 64th of the limit at most.
             assert!(engine.stats().memory_bytes <= cache_bytes);

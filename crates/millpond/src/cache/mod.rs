@@ -18,6 +18,8 @@ pub(crate) mod frame;
 
 pub(crate) mod class;
 
+pub(crate) mod copies;
+
 pub(crate) mod admission;
 mod alloc;
 

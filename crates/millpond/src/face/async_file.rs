@@ -13,11 +13,11 @@ use std::task::{Context, Poll};
 
 use crate::advice::Advice;
 use crate::buffers::Buffer;
+use crate::cache::copies;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
 use crate::face::unattended;
 use crate::face::view::View;
-use crate::io::copies;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::process::ProcessLocal;

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use crate::buffers::Buffer;
 use crate::cache::Cache;
+use crate::cache::copies::Copies;
 use crate::error::{Error, Op, Result};
 use crate::face::blob::Blob;
 use crate::face::file::File;
@@ -22,7 +23,6 @@ use crate::face::watch;
 use crate::inode::backend::Backend;
 use crate::inode::open::Given;
 use crate::inode::{CachedFile, Shared};
-use crate::io::copies::Copies;
 use crate::io::flight::{self, Flight};
 use crate::latency::LatencyKind;
 use crate::options::{EngineBuilder, OpenOptions, Published};

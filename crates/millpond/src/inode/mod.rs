@@ -39,6 +39,7 @@ use std::sync::{Arc, Mutex, Weak};
 use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
 use crate::cache::Cache;
+use crate::cache::copies::{Copies, CopyOwner};
 use crate::cache::page::Change;
 use crate::cache::parked;
 use crate::cache::table::FileCore;
@@ -52,7 +53,6 @@ use crate::inode::space::Space;
 use crate::inode::turns::{Turn, Turns};
 use crate::inode::unguarded::Unguarded;
 use crate::io::backend::BackingFile;
-use crate::io::copies::Copies;
 use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::io::request;
@@ -120,6 +120,16 @@ impl Budget for Shared {
 
     fn give_back(&self, bytes: usize) {
         self.cache.uncharge_locks(bytes as u64);
+    }
+}
+
+impl CopyOwner for Shared {
+    fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
+    fn copies(&self) -> &Copies {
+        &self.copies
     }
 }
 

@@ -31,8 +31,6 @@ pub(crate) mod flight;
 
 pub(crate) mod batch;
 
-pub(crate) mod copies;
-
 pub(crate) mod signal;
 
 pub(crate) mod reaping;

@@ -18,12 +18,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
 use crate::cache::Cache;
-use crate::inode::Shared;
 
 /// The part of the limit that copies may take.
 const PART: u64 = 8;
 /// The part that stays charged (C2). Chosen, not measured.
 const KEPT_PART: u64 = 64;
+
+/// An engine, as its copies see it.
+pub(crate) trait CopyOwner {
+    fn cache(&self) -> &Cache;
+    fn copies(&self) -> &Copies;
+}
 
 /// The copies of one engine.
 #[derive(Default)]
@@ -84,25 +89,24 @@ impl Copies {
 }
 
 /// A write that wants a copy of so many bytes.
-pub(crate) struct Waiting {
-    shared: Arc<Shared>,
+pub(crate) struct Waiting<O: CopyOwner> {
+    owner: Arc<O>,
     bytes: u64,
     /// While its waker may be in the list.
     number: Option<u64>,
 }
 
-impl Waiting {
-    pub(crate) fn new(shared: &Arc<Shared>, bytes: u64) -> Waiting {
-        Waiting { shared: Arc::clone(shared), bytes, number: None }
+impl<O: CopyOwner> Waiting<O> {
+    pub(crate) fn new(owner: &Arc<O>, bytes: u64) -> Waiting<O> {
+        Waiting { owner: Arc::clone(owner), bytes, number: None }
     }
 
-    pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Counted> {
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Counted<O>> {
         let fresh = waker.clone();
-        let copies = &self.shared.copies;
-        let mut state = copies.state();
+        let mut state = self.owner.copies().state();
         let number = self.number.take();
         let old = number.and_then(|number| state.waiting.remove(&number));
-        let is_admitted = Copies::try_admit(&mut state, &self.shared.cache, self.bytes);
+        let is_admitted = Copies::try_admit(&mut state, self.owner.cache(), self.bytes);
         if !is_admitted {
             let number = number.unwrap_or_else(|| {
                 state.next_number += 1;
@@ -115,29 +119,29 @@ impl Waiting {
         // A waker may do anything as it is dropped: not under the lock.
         drop(old);
         if is_admitted {
-            return Poll::Ready(Counted { shared: Arc::clone(&self.shared), bytes: self.bytes });
+            return Poll::Ready(Counted { owner: Arc::clone(&self.owner), bytes: self.bytes });
         }
         Poll::Pending
     }
 }
 
-impl Drop for Waiting {
+impl<O: CopyOwner> Drop for Waiting<O> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            let old = self.shared.copies.state().waiting.remove(&number);
+            let old = self.owner.copies().state().waiting.remove(&number);
             drop(old);
         }
     }
 }
 
 /// A copy that is counted until this is dropped.
-pub(crate) struct Counted {
-    shared: Arc<Shared>,
+pub(crate) struct Counted<O: CopyOwner> {
+    owner: Arc<O>,
     bytes: u64,
 }
 
-impl Drop for Counted {
+impl<O: CopyOwner> Drop for Counted<O> {
     fn drop(&mut self) {
-        self.shared.copies.release(&self.shared.cache, self.bytes);
+        self.owner.copies().release(self.owner.cache(), self.bytes);
     }
 }
