@@ -4,13 +4,16 @@
 //!   find -> OPEN                            another handle of a file that is known
 //!        -> OPENING, by the caller          enter -> OPEN;  dropped -> gone
 //!        -> OPENING, by another thread      waits for it, and looks again
-//!   a file's drop: OPEN -> gone
+//!        -> OPEN, but in its drop         CLOSING: waits for that, and looks again
+//!   a file's drop: OPEN or CLOSING -> gone
 //! ```
 //!
 //! - **N1** What asks the kernel is done outside of the lock: it may take as long as somebody's lease, or a
 //!   server that does not answer. It holds up other openers of the same inode, as there may be one
 //!   file of an inode only, and nobody else.
 //! - **N2** An entry is OPENING until the thread that made it so has entered a file or given up.
+//! - **N3** A file is opened again only when the drop of the one before has left: that one keeps its errors for the
+//!   next opener (`untold`).
 //!
 //! Locks: the map's; nothing is called under it, and no file is dropped.
 
@@ -23,6 +26,8 @@ use crate::file_id::FileId;
 enum Known<F> {
     Open(Weak<F>),
     Opening(Arc<Opening>),
+    /// Its drop has begun, and an opener waits for `leave` (N3).
+    Closing(Arc<Opening>),
 }
 
 /// Somebody opens the file.
@@ -76,14 +81,14 @@ impl<F> Registry<F> {
         loop {
             let opening = match self.files().entry(id) {
                 Entry::Occupied(mut entry) => match entry.get() {
-                    Known::Opening(opening) => Arc::clone(opening),
+                    Known::Opening(opening) | Known::Closing(opening) => Arc::clone(opening),
                     Known::Open(file) => {
                         if let Some(file) = file.upgrade() {
                             return Found::Open(file);
                         }
-                        let opening = Arc::default();
-                        entry.insert(Known::Opening(Arc::clone(&opening)));
-                        return Found::Place(Place { registry: self, id, opening });
+                        let closing = Arc::default();
+                        entry.insert(Known::Closing(Arc::clone(&closing)));
+                        closing
                     }
                 },
                 Entry::Vacant(entry) => {
@@ -101,18 +106,25 @@ impl<F> Registry<F> {
         let files = self.files();
         let open = files.values().filter_map(|known| match known {
             Known::Open(file) => Some(Weak::clone(file)),
-            Known::Opening(_) => None,
+            Known::Opening(_) | Known::Closing(_) => None,
         });
         open.collect()
     }
 
-    /// The last reference to a file is gone.
+    /// The last reference to a file is gone, and its errors are kept. Called once for each file that was entered.
     pub(crate) fn leave(&self, id: FileId) {
-        // It may have been opened anew since.
-        if let Entry::Occupied(entry) = self.files().entry(id)
-            && matches!(entry.get(), Known::Open(file) if file.strong_count() == 0)
-        {
-            entry.remove();
+        let mut files = self.files();
+        let Entry::Occupied(entry) = files.entry(id) else { return };
+        let closing = match entry.get() {
+            Known::Open(file) if file.strong_count() == 0 => None,
+            Known::Closing(closing) => Some(Arc::clone(closing)),
+            // Of a file that was never entered: another one is open, or being opened.
+            Known::Open(_) | Known::Opening(_) => return,
+        };
+        entry.remove();
+        drop(files);
+        if let Some(closing) = closing {
+            closing.end();
         }
     }
 }
@@ -139,5 +151,40 @@ impl<F> Drop for Place<'_, F> {
             entry.remove();
         }
         self.opening.end();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Goal: an opener waits for the drop of the file before, which keeps errors for it.
+    /// Method: a file whose last reference is gone, and which leaves later.
+    /// Incident: an opener took the place of a file that was still in its drop, and missed its errors.
+    #[test]
+    fn an_opener_waits_for_the_drop_of_the_file_before() {
+        let registry = Registry::<u8>::default();
+        let id = FileId { device: 1, inode: 2 };
+        let Found::Place(place) = registry.find(id) else { panic!("no file is open") };
+        let file = Arc::new(1);
+        place.enter(&file);
+        drop(file);
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let (registry, tell) = (&registry, tell.clone());
+                scope.spawn(move || {
+                    let is_place = matches!(registry.find(id), Found::Place(_));
+                    tell.send(is_place).unwrap();
+                });
+            }
+            assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "it has not left");
+            registry.leave(id);
+            assert!(told.recv().unwrap() && told.recv().unwrap());
+        });
+        registry.leave(id);
     }
 }
