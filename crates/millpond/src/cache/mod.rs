@@ -471,8 +471,12 @@ impl Cache {
             if word.load().is_kept() {
                 self.ledger.note(word.forget_writeback(), core.page_bytes());
             }
-            let seen = word.load();
-            if seen.is_ready() && word.try_evict(seen, &core.epoch) {
+            // A late reader of a leaf whose memory was another file's before may mark the page at any moment.
+            let mut seen = word.load();
+            while seen.is_ready() && !seen.is_kept() && !word.try_evict(seen, &core.epoch) {
+                seen = word.load();
+            }
+            if seen.is_ready() && !seen.is_kept() {
                 held.vacated();
                 queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);
