@@ -110,6 +110,12 @@ fn handles_are_closed_while_others_use_them() {
     compile_and_run("tests/programs/threads.c", &WATCHED);
 }
 
+/// Goal: a child of fork loses none of the memory that it maps where rings of its parent lay.
+#[test]
+fn a_child_of_fork_keeps_its_memory() {
+    compile_and_run("tests/programs/forked.c", &["-std=gnu11"]);
+}
+
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn bad_memory_is_an_error_where_a_handler_helps() {

@@ -90,18 +90,18 @@ fn take_mappings() -> Vec<(*mut libc::c_void, usize)> {
             break;
         }
         taken.push((at, PAGES * PAGE));
+        let protect = |page: usize, access| {
+            // SAFETY: within the mapping above.
+            unsafe { libc::mprotect(at.byte_add(page * PAGE), PAGE, access) == 0 }
+        };
         let mut page = 1;
-        // SAFETY: within the mapping above.
-        while page < PAGES
-            && unsafe { libc::mprotect(at.byte_add(page * PAGE), PAGE, libc::PROT_READ) } == 0
-        {
+        while page < PAGES && protect(page, libc::PROT_READ) {
             page += 2;
         }
         if page < PAGES {
             // A few are free for thread stacks and the like.
             for page in (1..page).step_by(2).take(LEFT) {
-                // SAFETY: as above.
-                unsafe { libc::mprotect(at.byte_add(page * PAGE), PAGE, libc::PROT_NONE) };
+                protect(page, libc::PROT_NONE);
             }
             break;
         }
