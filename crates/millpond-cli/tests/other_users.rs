@@ -35,7 +35,9 @@ fn is_root() -> bool {
 /// `millpond` with none of the variables that name places.
 fn millpond() -> Command {
     let mut command = Command::new(MILLPOND);
-    PLACES.iter().for_each(|name| drop(command.env_remove(name)));
+    for name in PLACES {
+        command.env_remove(name);
+    }
     command.current_dir("/");
     command
 }
@@ -71,7 +73,11 @@ fn place() -> tempfile::TempDir {
 /// on it is a reason, too.
 fn distrust(path: &Path) -> Option<String> {
     for directory in path.parent()?.ancestors() {
-        let metadata = fs::symlink_metadata(directory).unwrap();
+        let metadata = match fs::symlink_metadata(directory) {
+            // The keeper has ended, and with it its own directories went.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            found => found.unwrap(),
+        };
         let is_open = metadata.mode() & 0o022 != 0 && metadata.mode() & 0o1000 == 0;
         if !metadata.is_dir() || metadata.uid() != 0 || is_open {
             let (uid, mode) = (metadata.uid(), metadata.mode());
@@ -270,10 +276,11 @@ fn random_chains_of_directories() {
         let is_safe = distrust(&resolved.join("millpond-0")).is_none();
         let [loaded, socket] = places_of_a_run(&[("TMPDIR", &path)]).unwrap();
         let case = format!("chain {number}: {chain}");
-        for found in [&loaded, &socket] {
-            assert_trusted(found, &case);
-            assert_eq!(found.starts_with(&resolved), is_safe, "{case}: {}", found.display());
-        }
+        assert_trusted(&loaded, &case);
+        assert_trusted(&socket, &case);
+        assert_eq!(loaded.starts_with(&resolved), is_safe, "{case}: {}", loaded.display());
+        // A path that is too long for a socket is safe, too, and not used.
+        assert!(is_safe || !socket.starts_with(&resolved), "{case}: {}", socket.display());
     }
 }
 
@@ -314,8 +321,19 @@ fn an_open_mask_opens_nothing() {
     }
     let dir = place();
     let mut command = Command::new("/bin/sh");
-    PLACES.iter().for_each(|name| drop(command.env_remove(name)));
-    command.args(["-c", "umask 0; exec \"$@\"", "sh", MILLPOND, "run", "--quiet", "--mode", "back"]);
+    for name in PLACES {
+        command.env_remove(name);
+    }
+    command.args([
+        "-c",
+        "umask 0; exec \"$@\"",
+        "sh",
+        MILLPOND,
+        "run",
+        "--quiet",
+        "--mode",
+        "back",
+    ]);
     command.args(["--path", "/usr", "--", "/bin/sh", "-c"]);
     command.arg("find \"$TMPDIR\" -mindepth 1 ! -type s -perm /022; find \"$TMPDIR\" -type s");
     let output = command.env("TMPDIR", dir.path()).current_dir("/").output().unwrap();
@@ -390,7 +408,8 @@ fn a_rescue_file_of_another_user_is_refused() {
     )
     .unwrap();
     chown(&rescue, Some(STRANGER), None).unwrap();
-    let run = |options: &[&str]| millpond().arg("rescue").arg(&rescue).args(options).output().unwrap();
+    let run =
+        |options: &[&str]| millpond().arg("rescue").arg(&rescue).args(options).output().unwrap();
     let refused = run(&[]);
     let told = text(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{told}");
@@ -492,7 +511,10 @@ fn a_report_is_opened_as_by_a_shell() {
 const SOURCES: [(&str, &str); 34] = [
     ("millpond-cli/src/descendants.rs", "/proc of the caller's own children"),
     ("millpond-cli/src/manual.rs", "named by the user, as by a shell"),
-    ("millpond-cli/src/run/explain.rs", "--report: named by the user, as by a shell; a memory file"),
+    (
+        "millpond-cli/src/run/explain.rs",
+        "--report: named by the user, as by a shell; a memory file",
+    ),
     ("millpond-cli/src/run/kept.rs", "/dev/tty"),
     ("millpond-cli/src/run/mod.rs", "--path: resolved"),
     ("millpond-cli/src/run/preload.rs", "the_library_and_the_socket_have_trusted_places"),

@@ -46,7 +46,11 @@ pub fn lingerer_role(name: &str, count: usize) {
     let (sockets, files): (Vec<_>, Vec<_>) =
         kept.into_iter().map(|(socket, reader, file)| ((socket, reader), file)).unzip();
     // Where the kernel has refused the descriptors, the close of the last reference would block here.
-    if refused == 0 { drop(files) } else { std::mem::forget(files) }
+    if refused == 0 {
+        drop(files)
+    } else {
+        std::mem::forget(files)
+    }
     actor::say("dropped");
     actor::wait_for_ever("waiting");
     drop(sockets);
