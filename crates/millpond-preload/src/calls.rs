@@ -476,8 +476,7 @@ macro_rules! calls {
         $row! { passed fn chroot(path: Text) -> c_int
             ; after process::before_rights(), else -1, number SYS_chroot }
         $row! { passed fn setns(fd: c_int, kind: c_int) -> c_int
-            ; after process::before_setns(), else -1, number SYS_setns }
-        $row! { passed number SYS_landlock_restrict_self (); after process::before_rights() }
+            ; after process::before_setns(fd), else -1, number SYS_setns }
         $row! { passed fn capset(header: Bytes, sets: Bytes) -> c_int
             ; after process::before_rights(), else -1, number SYS_capset }
         $row! { passed fn seteuid(user: Id) -> c_int

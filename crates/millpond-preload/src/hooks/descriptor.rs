@@ -316,10 +316,10 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         (Known::File(description), F_GETOWN_EX) if description.is_served() => {
             // As the kernel answers for a description without an owner.
             let none = [0_i32; 2];
-            let told = std::ptr::with_exposed_provenance_mut::<u8>(arg);
+            let place = std::ptr::with_exposed_provenance_mut::<u8>(arg);
             // SAFETY: `none` has so many bytes; `arg` may be any address, as a file is served.
             let is_told =
-                unsafe { fault::copy_out(told, none.as_ptr().cast(), size_of_val(&none)) };
+                unsafe { fault::copy_out(place, none.as_ptr().cast(), size_of_val(&none)) };
             if is_told { 0 } else { fail(libc::EFAULT) as c_int }
         }
         (Known::File(_), libc::F_SETFL | libc::F_OFD_SETLK | libc::F_OFD_SETLKW)

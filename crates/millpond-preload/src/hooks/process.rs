@@ -148,9 +148,13 @@ pub fn before_unshare(flags: c_int) {
 }
 
 /// Another name space: the kernel refuses some to a process with several threads.
-pub fn before_setns() {
+pub fn before_setns(fd: c_int) {
     before_rights();
-    retirement::end_threads();
+    // Else the call fails and changes nothing.
+    // SAFETY: no memory involved.
+    if unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0 {
+        retirement::end_threads();
+    }
 }
 
 /// A filter of system calls, by `prctl`.
