@@ -52,8 +52,6 @@ pub struct Registry {
     pub(in crate::files) former: Vec<(FileId, &'static Description, u32)>,
     /// Numbers without a description by which the process has taken POSIX locks.
     pub(in crate::files) locked: Vec<(FileId, RawFd)>,
-    /// Per device, whether its file system is one that can be served.
-    devices: BTreeMap<u64, bool>,
     /// The program has met the limit of open descriptors.
     is_crowded: bool,
 }
@@ -139,14 +137,13 @@ impl Registry {
             closing: Vec::new(),
             former: Vec::new(),
             locked: Vec::new(),
-            devices: BTreeMap::new(),
             is_crowded: false,
         }
     }
 
     /// Describes `fd`, which the program has just opened with `flags`, and decides who serves it.
     /// It is a regular file in a served directory; `refusal` is a reason not to serve it, if there
-    /// is one already.
+    /// is one already, such as its file system.
     pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
         self.serving.tell_lost_keeper();
@@ -213,10 +210,6 @@ impl Registry {
         }
         if flags & libc::O_DIRECT != 0 {
             return Some(Reason::Direct);
-        }
-        let is_local = || config::get().local_device == Some(id.0) || identity::is_local(fd);
-        if !*self.devices.entry(id.0).or_insert_with(is_local) {
-            return Some(Reason::FileSystem);
         }
         if access.append && !identity::can_ignore_append(fd) {
             return Some(Reason::Append);
