@@ -1,4 +1,4 @@
-//! Files on file systems whose mappings do not show what a read returns, or take space that a read does not take.
+//! File systems whose mappings differ from reads: in the bytes, or in the space that they take.
 
 mod common;
 

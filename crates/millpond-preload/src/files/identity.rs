@@ -31,7 +31,7 @@ pub fn len(fd: RawFd) -> Option<u64> {
     stat_of(fd).map(|stat| stat.st_size as u64)
 }
 
-/// From what the kernel has of the file: a server that does not answer can't hold the caller, who may have the
+/// Device and inode as the kernel has them cached: a server that does not answer can't hold the caller, who may have the
 /// registry locked.
 fn identify_known(fd: RawFd) -> Option<Identity> {
     const FLAGS: i32 = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
@@ -139,7 +139,7 @@ pub fn is_local(fd: RawFd) -> bool {
     is_on_named_device(fd) || file_system(fd).is_some_and(is_listed)
 }
 
-/// Whether a mapping of the description at `fd`, on a local file system, shows at each moment what a read returns,
+/// Whether a mapping of the description at `fd`, on a local file system, shows the bytes that a read returns,
 /// and costs the file system no space.
 pub fn maps_what_it_reads(fd: RawFd) -> bool {
     is_on_named_device(fd) || file_system(fd).is_some_and(|kind| PAGE_CACHED.contains(&kind))

@@ -78,7 +78,7 @@ static void holes(int flags)
 	for (int i = 0; i < 1000; i++)
 		check_page(fd, 5, 0);
 	CHECK(fstatvfs(fd, &after) == 0);
-	/* A page or two for what the file system has to note. */
+	/* The file system itself may take a page or two. */
 	CHECK(before.f_bfree - after.f_bfree < 8);
 	CHECK(close(fd) == 0);
 }
