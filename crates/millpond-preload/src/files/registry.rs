@@ -412,6 +412,14 @@ impl Registry {
         (cold.slots == 1 && self.inodes.get(&cold.id).is_none_or(is_alone)).then_some(cold.id)
     }
 
+    /// The file of the description at `fd`, if that has no other number.
+    pub fn last_number_of(&self, fd: RawFd) -> Option<FileId> {
+        let description = table::description(fd)?;
+        // SAFETY: the registry is locked.
+        let cold = unsafe { description.cold() };
+        (cold.slots == 1).then_some(cold.id)
+    }
+
     /// Whether a closed description of the file may still be looked at; ends those that are not.
     pub fn is_closing(&mut self, id: FileId) -> bool {
         is_closing(&mut self.closing, id)
@@ -435,6 +443,7 @@ fn end_closing(closing: &mut Closed) {
             index += 1;
         }
     }
+    lingering::count_closing(closing.len());
 }
 
 fn is_closing(closing: &mut Closed, id: FileId) -> bool {
