@@ -153,7 +153,7 @@ static void try_messages(int fd, void *bad)
 int main(void)
 {
 	char *edge = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	CHECK(edge != MAP_FAILED && munmap(edge + PAGE, PAGE) == 0);
+	CHECK(edge != MAP_FAILED && mprotect(edge + PAGE, PAGE, PROT_NONE) == 0);
 	int null = open("/dev/null", O_RDWR);
 	which = "messages, before any file";
 	try_messages(null, edge + PAGE);

@@ -91,6 +91,9 @@ static void all_modes_of_numbers(void)
 static void reopened(void)
 {
 	for (int i = 0; i < MODES; i++) {
+		/* A stream of the library's converts no characters. */
+		if (strstr(modes[i], ",ccs="))
+			continue;
 		put("first", "first");
 		put("second", "second");
 		if (strchr(modes[i], 'x'))
