@@ -15,7 +15,7 @@ fn ponds() -> impl Iterator<Item = (String, Pond)> {
     })
 }
 
-/// What the program prints has to be the same on the kernel alone and in all modes.
+/// The program's output must be the same on the kernel alone and in all modes.
 fn compare(source: &str, arguments: &[&str]) {
     let alone = Pond::new();
     let program = alone.compile(source, &["-O1"]);
@@ -59,7 +59,7 @@ fn bad_memory_is_refused() {
     compare("bad_memory.c", &[]);
 }
 
-/// Incident: with `--eager` a stream that appends told offset 0 before its first write, and `re+` was read-only.
+/// Incident: with `--eager` a stream that appends was at offset 0 before its first write, and `re+` was read-only.
 #[test]
 fn streams_begin_and_behave_as_their_modes_say() {
     compare("stdio_modes.c", &[]);

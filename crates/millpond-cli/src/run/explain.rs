@@ -21,6 +21,7 @@ use serde::Serialize;
 use super::layout::*;
 use super::reason;
 use crate::failure::{Context, Failure, REFUSED, Result};
+use crate::top::text::printable;
 
 /// What the preload library reads.
 pub const VARIABLE: &str = "MILLPOND_ACCOUNTS";
@@ -319,7 +320,8 @@ impl Row {
             let _ = write!(line, " ({reason})");
         }
         let Self { hits, misses, read, written, pid, program, path, .. } = self;
-        let program = program.rsplit('/').next().unwrap_or_default();
+        let program = printable(program.rsplit('/').next().unwrap_or_default());
+        let path = printable(path);
         let _ = writeln!(
             line,
             "; {hits} hits, {misses} misses; read {}+{}, written {}+{} bytes; {program}[{pid}] {path}",

@@ -17,7 +17,7 @@ static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
 /// do then. Its lock may be taken under that of [`LINGERING`].
 static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
 /// How many descriptions are closed and may still be looked at, and how many descriptors are in [`LINGERING`]: with none
-/// a close need not wait. Relaxed: what a thread has done before its close it has counted before.
+/// a close need not wait. Relaxed: a thread counts before it closes.
 static CLOSING_COUNT: AtomicUsize = AtomicUsize::new(0);
 static LINGERING_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// For so long a file may be in use after its number is free. Chosen, not measured.

@@ -96,10 +96,10 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let known = table::known(first, last);
         let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
         let mut registry = registry::lock();
-        // While the registry is locked: what is opened later is not the caller's to close.
+        // With the registry locked: the library opens no file of its own before the list is complete.
         let open = if flags == 0 { open_numbers(first, last) } else { None };
         let mut releases = Vec::new();
-        // What lies between the library's own numbers.
+        // The ranges between the library's own numbers.
         let mut ranges = Vec::new();
         let mut start = first;
         for (fd, slot) in table::known(first, last) {

@@ -66,7 +66,7 @@ pub fn is_installed() -> bool {
 ///
 /// # Safety
 ///
-/// All bit patterns are values of `T`. Where the handlers are not installed, no other thread unmaps `from` meanwhile.
+/// All bit patterns are values of `T`. Where the handlers are not installed, no other thread unmaps `from` during the call.
 pub unsafe fn try_read<T: Copy>(from: *const T) -> Option<T> {
     if !is_installed() && !is_readable(from.addr(), size_of::<T>()) {
         return None;

@@ -1,4 +1,4 @@
-/* Where locks land whose range is relative to the offset or to the end, and what F_GETLK tells. Prints what another
+/* Locks whose range is relative to the offset or to the end, and the results of F_GETLK. Prints the ranges that another
    process finds. */
 #define _GNU_SOURCE
 #include <signal.h>

@@ -1,5 +1,5 @@
-/* A close that waits, of a socket that lingers, keeps nobody else waiting: meanwhile another process opens a file that
-   this one has served, and other threads open and close files. `slow_close dup2|close_range|closefrom|close`. Prints
+/* The close of a socket that lingers does not delay other calls: another process opens a file that the library serves
+   here, and another thread opens and closes files, before that close returns. `slow_close dup2|close_range|closefrom|close`. Prints
    nothing and returns 0 where that is so. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -21,7 +21,7 @@ static const char *way;
 static volatile int has_begun, has_ended;
 static int lingering, peer;
 
-/* A socket whose close waits until the peer has taken what was sent, which it does not. */
+/* A socket with unsent bytes that the peer does not read: its close waits. */
 static void make_lingering(void)
 {
 	static char bytes[65536];

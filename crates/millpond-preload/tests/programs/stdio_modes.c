@@ -1,4 +1,4 @@
-/* Streams: where they begin, and what each mode string allows. Prints what it finds. */
+/* Streams: where they begin, and what each mode string allows. Prints the results. */
 #define _GNU_SOURCE
 #include <stdio_ext.h>
 #include <sys/stat.h>

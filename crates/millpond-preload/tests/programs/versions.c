@@ -117,7 +117,7 @@ static void *read_bulk(void *argument)
 	return NULL;
 }
 
-/* Another process, forked before the file is open. It is told when to open, so that the file is adopted in between. */
+/* Another process, forked before the file is open. The main thread asks for each open, so that the file is adopted in between. */
 static void disturb(void)
 {
 	uint64_t state = seed * 41;

@@ -96,7 +96,7 @@ fn read_after_a_write(rule: Rule) {
     });
 }
 
-/// Goal: a read that begins after a write has returned is of what was written, whichever description is found
+/// Goal: a read that begins after a write has returned finds the bytes of that write, whichever description is found
 /// bypassed first.
 #[test]
 fn loom_bypass_reads_what_was_written() {
