@@ -16,7 +16,7 @@ fn variable(name: &str) -> Option<f64> {
 /// Goal: no read returns a version older than that of the last write that had returned before it began.
 ///
 /// Incident: the descriptions of a file that was given back were bypassed one after the other. A write by one that was
-/// bypassed went to the kernel, and a read by one that was not returned what was cached.
+/// bypassed went to the kernel, and a read by one that was not returned old cached bytes.
 #[test]
 fn reads_are_never_older_than_the_last_write() {
     let pond = Pond::new();
