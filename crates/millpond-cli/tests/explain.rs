@@ -386,3 +386,14 @@ fn a_stranger_is_not_written_to() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(fs::read(stranger).unwrap() == vec![0; 4096], "written to");
 }
+
+/// Incident: a file whose name had escape codes changed the colours and the title of the terminal.
+#[test]
+fn names_are_told_without_control_characters() {
+    let place = Place::new();
+    let script = "fd = os.open('\\x1b[31mred\\x07', os.O_CREAT | os.O_RDWR); os.write(fd, b'x')";
+    let output = place.command(&["--explain"], script).output().unwrap();
+    let told = stderr(&output);
+    assert!(told.contains("?[31mred?"), "{told}");
+    assert!(!told.contains('\x1b'), "{told}");
+}

@@ -11,6 +11,7 @@ mod aio {
 }
 #[path = "../src/files"]
 mod files {
+    mod bypass;
     mod references;
 }
 #[path = "../src/runtime"]

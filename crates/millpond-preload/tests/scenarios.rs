@@ -6,7 +6,7 @@ mod common;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use common::{MODES, Mode, Pond, Report, succeed};
+use common::{MODES, Mode, Mount, Pond, Report, succeed};
 
 /// In all modes, and adopted at random; returns what mode through reported.
 fn run(scenario: &str) -> Report {
@@ -268,22 +268,5 @@ impl StandIn {
             assert!(accepted >= 0);
             OwnedFd::from_raw_fd(accepted)
         }
-    }
-}
-
-/// A file system, unmounted in the end.
-struct Mount(std::path::PathBuf);
-
-impl Mount {
-    fn tmpfs(at: &std::path::Path, options: &str) -> Option<Self> {
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(at);
-        mount.output().ok()?.status.success().then(|| Self(at.to_owned()))
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).output();
     }
 }

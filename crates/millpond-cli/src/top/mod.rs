@@ -2,7 +2,7 @@
 //! text or JSON, or over HTTP as Prometheus wants it.
 
 mod engines;
-mod text;
+pub(crate) mod text;
 mod view;
 
 use std::io::{self, BufRead, BufReader, IsTerminal as _, Read as _, Write as _};

@@ -85,6 +85,9 @@ fn try_inside(fd: RawFd) -> Result<(), Refused> {
     if flags < 0 {
         return Err(Refused::Later(None));
     }
+    if !identity::is_local(fd) {
+        return Err(Refused::Left(Reason::FileSystem));
+    }
     let claim = Claim { fd, id: identity.id, flags };
     registry::lock().adopt_watched(&claim).map_err(|reason| match reason {
         None => Refused::Later(None),

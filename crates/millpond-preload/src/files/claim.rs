@@ -235,7 +235,8 @@ impl Registry {
 
 /// Until it is changed, what the kernel has cached of the file need not be copied to be hit.
 fn map(file: &File, fd: RawFd, access: Access) {
-    if access.read && config::get().backing == Backing::Buffered {
+    let is_wanted = access.read && config::get().backing == Backing::Buffered;
+    if is_wanted && identity::maps_what_it_reads(fd) {
         // SAFETY: `fd` is open, and `file` its only user beside us. Nobody but this process changes the file
         // while there is the lease, which is given up after `File::invalidate`; what this process has the kernel
         // change comes after `File::end_mapping`. Faults are handled since there is an engine (`fault`).

@@ -23,8 +23,8 @@
 //! - D6. One that *shares* has no description of the kernel's: its numbers are duplicates of one that
 //!   all descriptions of the file have together (`several`). The kernel's offset there is nobody's.
 //! - D7. While it is *bypassed* it is SERVED by the kernel in the engine's place, at the offset that is
-//!   kept here: there are no hits, and no file for who begins a call. That changes with the offset
-//!   locked.
+//!   kept here: there are no hits, and no file for who begins a call. It is bypassed at the same moment as all
+//!   descriptions of its file: see `bypass`.
 //!
 //! Close racing with a read on another thread: the read found the slot before it was cleared and
 //! works on the file that was open then, or finds it cleared and asks the kernel, which knows the
@@ -39,6 +39,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
 
 use millpond::File;
 
+use crate::files::bypass::{Bypass, SWITCH};
 use crate::files::identity::FileId;
 use crate::files::mode_back;
 use crate::files::offset::Offset;
@@ -107,7 +108,7 @@ pub struct Description {
     /// D6.
     shares: AtomicBool,
     /// D7.
-    bypassed: AtomicBool,
+    bypass: Bypass,
     /// How the program has opened it, as the kernel would tell; of one that shares.
     flags: AtomicI32,
     /// Opened in mode back: what is written may wait in the cache; see `late`.
@@ -154,7 +155,7 @@ impl Description {
         description.moved_in_kernel.store(0, Relaxed);
         description.late.store(false, Relaxed);
         description.shares.store(false, Relaxed);
-        description.bypassed.store(false, Relaxed);
+        description.bypass.reset(false);
         description.unwritten.store(false, Relaxed);
         description.lock_noted.store(false, Relaxed);
         description.missed.store(0, Relaxed);
@@ -196,7 +197,7 @@ impl Description {
             reason: AtomicU32::new(0),
             kernel_fd: AtomicI32::new(-1),
             shares: AtomicBool::new(false),
-            bypassed: AtomicBool::new(false),
+            bypass: Bypass::none(),
             flags: AtomicI32::new(0),
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
@@ -274,21 +275,20 @@ impl Description {
 
     /// D7.
     pub fn is_bypassed(&self) -> bool {
-        // Acquire: pairs with the Release in `bypass`.
-        self.bypassed.load(Acquire)
+        self.bypass.is_set(&SWITCH, self.kernel_fd())
     }
 
-    /// D7. The registry is locked.
-    pub fn bypass(&self) {
-        let offset = self.offset.lock();
-        self.stop_hits();
-        self.bypassed.store(true, Release);
-        self.offset.unlock(offset);
+    /// D7: the kernel serves `all`, which share a description, from one moment on. The registry is locked.
+    pub fn bypass_together(all: &[&'static Self], real: RawFd) {
+        all.iter().for_each(|description| description.stop_hits());
+        SWITCH.begin(real);
+        all.iter().for_each(|description| description.bypass.set());
+        SWITCH.end();
     }
 
     /// D7, of one that was not served before. As for [`Description::set_sharing`].
     pub fn begin_bypassed(&self) {
-        self.bypassed.store(true, Relaxed);
+        self.bypass.reset(true);
         self.state.store(SERVED, Release);
     }
 
@@ -462,4 +462,5 @@ impl Description {
 pub unsafe fn after_fork() {
     // SAFETY: the caller's duty.
     unsafe { POOL.reset(Vec::new()) };
+    SWITCH.reset();
 }

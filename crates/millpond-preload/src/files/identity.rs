@@ -17,7 +17,8 @@ pub struct Identity {
 }
 
 pub fn identify(fd: RawFd) -> Option<Identity> {
-    stat_of(fd).as_ref().map(Identity::of)
+    // The older call where a filter of system calls refuses the newer one.
+    identify_known(fd).or_else(|| stat_of(fd).as_ref().map(Identity::of))
 }
 
 /// Who owns the file behind `fd`.
@@ -28,6 +29,25 @@ pub fn owner(fd: RawFd) -> Option<u32> {
 /// How long the file behind `fd` is in the kernel.
 pub fn len(fd: RawFd) -> Option<u64> {
     stat_of(fd).map(|stat| stat.st_size as u64)
+}
+
+/// Device and inode as the kernel has them cached: a server that does not answer can't hold the caller, who may have the
+/// registry locked.
+fn identify_known(fd: RawFd) -> Option<Identity> {
+    const FLAGS: i32 = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    const WANTED: u32 = libc::STATX_TYPE | libc::STATX_INO;
+    let mut stat = std::mem::MaybeUninit::<libc::statx>::uninit();
+    // SAFETY: the path is NUL-terminated, and the kernel fills `stat`.
+    unsafe {
+        let told = sys!(libc::SYS_statx, fd, c"".as_ptr(), FLAGS, WANTED, stat.as_mut_ptr());
+        (told == 0).then(|| {
+            let stat = stat.assume_init_ref();
+            Identity {
+                id: (libc::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino),
+                is_regular: u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG,
+            }
+        })
+    }
 }
 
 fn stat_of(fd: RawFd) -> Option<libc::stat64> {
@@ -71,8 +91,6 @@ pub fn can_ignore_append(fd: RawFd) -> bool {
 
 /// Whether the file behind `fd` can be read and written with `O_DIRECT`, as far as that is known.
 pub fn knows_direct(fd: RawFd) -> bool {
-    const TMPFS: i64 = 0x0102_1994;
-    const RAMFS: i64 = 0x8584_58F6;
     let is_in_memory = file_system(fd).is_none_or(|kind| [TMPFS, RAMFS].contains(&kind));
     let mut stat = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: the path is NUL-terminated, and the kernel fills `stat`.
@@ -87,23 +105,50 @@ pub fn knows_direct(fd: RawFd) -> bool {
     !is_in_memory && (!told || (1..=4096).contains(&alignment))
 }
 
-/// Whether the file system behind `fd` is a local one, whose files change only through this
-/// kernel's system calls, and which knows leases.
+/// File systems whose `read` copies from the pages that a mapping of the same description shows.
+const PAGE_CACHED: [i64; 6] = [
+    0xEF53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683E, // btrfs
+    0xF2F5_2010, // F2FS
+    0x3153_464A, // JFS
+    0x5265_4973, // ReiserFS
+];
+/// Local file systems whose mappings are not used:
+///
+/// - overlay: a mapping of a description that was opened before the copy-up shows the lower file, and `read`
+///   the upper one;
+/// - tmpfs, ramfs: a fault in a hole allocates a page of the file system, and `read` of a hole takes none;
+/// - ZFS: `read` copies from a cache of its own, and a mapping is a second copy of that.
+const LOCAL_UNMAPPED: [i64; 4] = [
+    0x794C_7630, // overlay
+    TMPFS,
+    RAMFS,
+    0x2FC1_2FC1, // ZFS
+];
+const TMPFS: i64 = 0x0102_1994;
+const RAMFS: i64 = 0x8584_58F6;
+
+/// Whether the file system behind `fd` is a local one: its files change only through this kernel's system calls,
+/// it knows leases, and device and inode name one file. bcachefs is none: a file and its snapshot have the same
+/// device and inode.
+///
+/// `fstatfs` may wait for the server of a network file system: no lock is held here.
 pub fn is_local(fd: RawFd) -> bool {
-    const LOCAL: &[i64] = &[
-        0xEF53,      // ext2, ext3, ext4
-        0x5846_5342, // XFS
-        0x9123_683E, // btrfs
-        0x0102_1994, // tmpfs
-        0x794C_7630, // overlay
-        0xF2F5_2010, // F2FS
-        0x2FC1_2FC1, // ZFS
-        0xCA45_1A4E, // bcachefs
-        0x3153_464A, // JFS
-        0x5265_4973, // ReiserFS
-        0x8584_58F6, // ramfs
-    ];
-    file_system(fd).is_some_and(|kind| LOCAL.contains(&kind))
+    let is_listed = |kind| PAGE_CACHED.contains(&kind) || LOCAL_UNMAPPED.contains(&kind);
+    is_on_named_device(fd) || file_system(fd).is_some_and(is_listed)
+}
+
+/// Whether a mapping of the description at `fd`, on a local file system, shows the bytes that a read returns,
+/// and costs the file system no space.
+pub fn maps_what_it_reads(fd: RawFd) -> bool {
+    is_on_named_device(fd) || file_system(fd).is_some_and(|kind| PAGE_CACHED.contains(&kind))
+}
+
+/// `MILLPOND_LOCAL_DEVICE` names the device of `fd`.
+fn is_on_named_device(fd: RawFd) -> bool {
+    let named = config::get().local_device;
+    named.is_some() && identify(fd).map(|identity| identity.id.0) == named
 }
 
 /// What kind of file system is behind `fd`, by its magic number.

@@ -14,7 +14,8 @@
 //!   altogether.
 //! - L4. At the last close what waits is written back before the lease is given up, and the call
 //!   returns when the engine's descriptors are closed: the next to open or execute the file finds
-//!   it whole, and not open for writing.
+//!   it whole, and not open for writing. In mode through, too, a close returns when they are closed: its file can be
+//!   executed, its file system unmounted, and the space of an unlinked file is free.
 //! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as
 //!   another one would cost the lease. While a call reads at the description in the kernel, or
 //!   changes its flags, it is clear: [`undirected`]. So it is in L2 and L3, and before a fork. A
@@ -38,7 +39,7 @@ use millpond::File;
 
 use crate::files::description::Description;
 use crate::files::identity::{self, FileId};
-use crate::files::lingering::is_lingering;
+use crate::files::lingering::{has_any, is_lingering};
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
 use crate::files::table::{self, Known};
@@ -222,10 +223,10 @@ pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
     })
 }
 
-/// L4, first half: before a number is given up. `None` unless it is the last of a file in mode
-/// back.
+/// L4, first half: before a number is given up. `None` where the library has nothing of its file open afterwards.
 pub fn before_close(fd: RawFd) -> Option<Closing> {
-    if !mode_back::is_any() || thread::record().is_inside() {
+    let may_be_ours = matches!(table::get(fd), Known::File(_)) || has_any();
+    if !may_be_ours || thread::record().is_inside() {
         return None;
     }
     section::run(|_| begin_close(fd))
@@ -233,8 +234,16 @@ pub fn before_close(fd: RawFd) -> Option<Closing> {
 
 /// The same in a section.
 pub fn begin_close(fd: RawFd) -> Option<Closing> {
-    let pin = Pin::of(fd)?;
-    let file = pin.late_file()?;
+    let Some(pin) = Pin::of(fd) else {
+        // The description that it had before it was given back.
+        let may_be_former = has_any() && matches!(table::get(fd), Known::Watched | Known::Left);
+        let id = may_be_former.then(|| identity::identify(fd)).flatten()?.id;
+        return Some(Closing { id, failed: None });
+    };
+    let Some(file) = pin.late_file() else {
+        let id = lock().last_number_of(fd).filter(|_| pin.kernel_fd() >= 0)?;
+        return Some(Closing { id, failed: None });
+    };
     let id = {
         let mut registry = lock();
         registry.last_slot_of(fd).or_else(|| registry.leave_last_writer(fd))?
@@ -257,15 +266,21 @@ impl Closing {
     /// is a read that this very handler has interrupted. Returns what could not be written.
     pub fn end(self) -> Option<c_int> {
         const TRIES_MAX: usize = 500;
+        const YIELDS: usize = 10;
         const PAUSE: Duration = Duration::from_micros(200);
         section::run(|record| {
             // An error was told already; the engine keeps the file then, and tries again.
-            for _ in 0..TRIES_MAX {
+            for attempt in 0..TRIES_MAX {
                 let is_open = lock().is_closing(self.id) || is_lingering(self.id);
                 if !is_open || self.failed.is_some() || record.is_reading() {
                     break;
                 }
-                std::thread::sleep(PAUSE);
+                if attempt < YIELDS {
+                    // A read of another thread, which takes microseconds.
+                    std::thread::yield_now();
+                } else {
+                    std::thread::sleep(PAUSE);
+                }
             }
         });
         self.failed

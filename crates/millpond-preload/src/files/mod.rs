@@ -8,6 +8,7 @@
 //! ```
 
 pub mod adoption;
+pub mod bypass;
 pub mod carried;
 pub mod claim;
 pub mod copy;

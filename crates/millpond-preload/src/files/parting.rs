@@ -26,10 +26,8 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
     if !go_through(first) {
         all.iter().for_each(|description| description.set_unwritten());
     }
-    for description in all {
-        description.bypass();
-        description.row().inspect(|row| row.end(Some(reason)));
-    }
+    Description::bypass_together(all, real);
+    all.iter().filter_map(|description| description.row()).for_each(|row| row.end(Some(reason)));
     if let Some(file) = first.file() {
         // As in `pass`.
         let _ = file.invalidate(0, i64::MAX as u64);

@@ -53,8 +53,6 @@ pub struct Registry {
     pub(in crate::files) former: Vec<(FileId, &'static Description, u32)>,
     /// Numbers without a description by which the process has taken POSIX locks.
     pub(in crate::files) locked: Vec<(FileId, RawFd)>,
-    /// Per device, whether its file system is one that can be served.
-    devices: BTreeMap<u64, bool>,
     /// The program has met the limit of open descriptors.
     is_crowded: bool,
 }
@@ -148,14 +146,13 @@ impl Registry {
             closing: Vec::new(),
             former: Vec::new(),
             locked: Vec::new(),
-            devices: BTreeMap::new(),
             is_crowded: false,
         }
     }
 
     /// Describes `fd`, which the program has just opened with `flags`, and decides who serves it.
     /// It is a regular file in a served directory; `refusal` is a reason not to serve it, if there
-    /// is one already.
+    /// is one already, such as its file system.
     pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
         self.serving.tell_lost_keeper();
@@ -222,10 +219,6 @@ impl Registry {
         }
         if flags & libc::O_DIRECT != 0 {
             return Some(Reason::Direct);
-        }
-        let is_local = || config::get().local_device == Some(id.0) || identity::is_local(fd);
-        if !*self.devices.entry(id.0).or_insert_with(is_local) {
-            return Some(Reason::FileSystem);
         }
         if access.append && !identity::can_ignore_append(fd) {
             return Some(Reason::Append);
@@ -458,6 +451,14 @@ impl Registry {
         (cold.slots == 1 && self.inodes.get(&cold.id).is_none_or(is_alone)).then_some(cold.id)
     }
 
+    /// The file of the description at `fd`, if that has no other number.
+    pub fn last_number_of(&self, fd: RawFd) -> Option<FileId> {
+        let description = table::description(fd)?;
+        // SAFETY: the registry is locked.
+        let cold = unsafe { description.cold() };
+        (cold.slots == 1).then_some(cold.id)
+    }
+
     /// Whether a closed description of the file may still be looked at; ends those that are not.
     pub fn is_closing(&mut self, id: FileId) -> bool {
         is_closing(&mut self.closing, id)
@@ -481,6 +482,7 @@ fn end_closing(closing: &mut Closed) {
             index += 1;
         }
     }
+    lingering::count_closing(closing.len());
 }
 
 fn is_closing(closing: &mut Closed, id: FileId) -> bool {

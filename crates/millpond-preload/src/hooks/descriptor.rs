@@ -1,6 +1,6 @@
 //! Calls on the descriptor itself: `close`, `dup`, `fcntl`, `lseek`, `ftruncate`.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{CStr, c_int, c_uint};
 
 use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
@@ -10,7 +10,7 @@ use crate::files::several::{self, make_real};
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
 use crate::files::watch::{self, CLOSES_CHANGED, forget_watched};
-use crate::files::{io, late, process_locks};
+use crate::files::{identity, io, late, lingering, process_locks};
 use crate::hooks::{lock, vfork};
 use crate::report::lines;
 use crate::report::reason::Reason;
@@ -42,7 +42,8 @@ pub unsafe fn close(fd: c_int) -> c_int {
         Known::Internal => return fail(libc::EBADF) as c_int,
         Known::File(_) | Known::Claimed => return close_file(fd),
         slot @ (Known::Watched | Known::Left) => {
-            if !forget_watched(fd, slot) {
+            // Its file may have been given back a moment ago.
+            if lingering::has_any() || !forget_watched(fd, slot) {
                 return close_file(fd);
             }
         }
@@ -64,8 +65,9 @@ fn close_file(fd: c_int) -> c_int {
         match registry.begin_release(fd) {
             Some(release) => {
                 registry.forget_released(fd);
+                drop(registry);
                 let result = close();
-                registry.end_release(release);
+                registry::lock().end_release(release);
                 result
             }
             None => {
@@ -109,19 +111,17 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let known = table::known(first, last);
         let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
         let mut registry = registry::lock();
+        // With the registry locked: the library opens no file of its own before the list is complete.
+        let open = if flags == 0 { open_numbers(first, last) } else { None };
         let mut releases = Vec::new();
-        // Whatever lies between the library's own numbers.
+        // The ranges between the library's own numbers.
+        let mut ranges = Vec::new();
         let mut start = first;
-        let mut result = 0;
-        let mut close_up_to = |start: c_uint, end: c_uint| {
-            // SAFETY: no memory involved; the numbers are the caller's to close.
-            result = unsafe { sys!(libc::SYS_close_range, start, end, flags) };
-        };
         for (fd, slot) in table::known(first, last) {
             match slot {
                 Known::Internal => {
                     if fd as c_uint > start {
-                        close_up_to(start, fd as c_uint - 1);
+                        ranges.push((start, fd as c_uint - 1));
                     }
                     start = fd as c_uint + 1;
                 }
@@ -135,7 +135,24 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
             }
         }
         if start <= last {
-            close_up_to(start, last);
+            ranges.push((start, last));
+        }
+        let mut result = 0;
+        if let Some(open) = open {
+            drop(registry);
+            let is_theirs =
+                |fd: &c_uint| ranges.iter().any(|(start, end)| (start..=end).contains(&fd));
+            for fd in open.into_iter().filter(is_theirs) {
+                // A close may wait, as of a socket that lingers. SAFETY: no memory involved; the number is the
+                // caller's to close.
+                unsafe { sys!(libc::SYS_close, fd) };
+            }
+            registry = registry::lock();
+        } else {
+            for (start, end) in ranges {
+                // SAFETY: as above.
+                result = unsafe { sys!(libc::SYS_close_range, start, end, flags) };
+            }
         }
         releases.into_iter().for_each(|release| registry.end_release(release));
         drop(registry);
@@ -145,6 +162,42 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         }
         to_libc(result) as c_int
     })
+}
+
+/// The open numbers from `first` to `last`; `None` where the kernel does not list them.
+fn open_numbers(first: c_uint, last: c_uint) -> Option<Vec<c_uint>> {
+    const FLAGS: c_int = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    /// Of `linux_dirent64`: the entry's length, and its name.
+    const LEN_AT: usize = 16;
+    const NAME_AT: usize = 19;
+    let mut numbers = Vec::new();
+    let mut entries = [0_u8; 2048];
+    // SAFETY: the path is NUL-terminated, and the kernel writes at most the length of `entries`.
+    unsafe {
+        let path = c"/proc/self/fd".as_ptr();
+        let list = sys!(libc::SYS_openat, libc::AT_FDCWD, path, FLAGS);
+        if list < 0 {
+            return None;
+        }
+        let read = loop {
+            let read = sys!(libc::SYS_getdents64, list, entries.as_mut_ptr(), entries.len());
+            if read <= 0 {
+                break read;
+            }
+            let mut rest = &entries[..read as usize];
+            while !rest.is_empty() {
+                let len = usize::from(u16::from_ne_bytes([rest[LEN_AT], rest[LEN_AT + 1]]));
+                let name = CStr::from_bytes_until_nul(&rest[NAME_AT..len]).ok();
+                // "." and ".." are none.
+                let number = name.and_then(|name| name.to_str().ok()?.parse::<c_uint>().ok());
+                numbers.extend(number.filter(|fd| (first..=last).contains(fd)));
+                rest = &rest[len..];
+            }
+        };
+        sys!(libc::SYS_close, list);
+        numbers.retain(|fd| *fd as isize != list);
+        (read == 0).then_some(numbers)
+    }
 }
 
 pub unsafe fn closefrom(first: c_int) {
@@ -225,13 +278,14 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         return to_libc(unsafe { sys!(libc::SYS_dup3, fd, new, flags) }) as c_int;
     }
     let closing = if fd == new { None } else { late::before_close(new) };
+    let may_wait = fd != new && may_wait_in_close(new);
     let result = section::run(|record| {
         let mut registry = registry::lock();
         // SAFETY: no memory involved.
         let call = || unsafe { sys!(libc::SYS_dup3, fd, new, flags) };
         // SAFETY: as above.
         let is_open = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0;
-        if !is_open || fd == new || new < 0 {
+        if !is_open || fd == new || new < 0 || flags & !libc::O_CLOEXEC != 0 {
             // Fails and changes nothing.
             return to_libc(call()) as c_int;
         }
@@ -248,7 +302,8 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         }
         // SAFETY: as above.
         let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
-        if replaces && !is_served(new) && !matches!(table::get(new), Known::Watched) {
+        let waits = may_wait && replaces && !is_served(new);
+        if replaces && !is_served(new) && (waits || !matches!(table::get(new), Known::Watched)) {
             registry.leave(fd, Reason::Changed);
         }
         if replaces && !is_served(new) && is_served(fd) {
@@ -259,6 +314,18 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
             }
         }
         let release = registry.begin_release(new);
+        if waits {
+            // The kernel has both, so the table may say so before.
+            registry.replace(fd, new);
+            drop(registry);
+            let result = call();
+            let mut registry = registry::lock();
+            if result < 0 {
+                registry.forget_lost(new);
+            }
+            release.into_iter().for_each(|release| registry.end_release(release));
+            return to_libc(result) as c_int;
+        }
         let result = call();
         if result >= 0 {
             registry.replace(fd, new);
@@ -273,6 +340,11 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
     process_locks::close_retired();
     closing.and_then(late::Closing::end);
     result
+}
+
+/// Whether a close of what `fd` is may wait for another computer, or for a server: so the registry must not be locked.
+fn may_wait_in_close(fd: c_int) -> bool {
+    !identity::identify(fd).is_some_and(|identity| identity.is_regular) || !identity::is_local(fd)
 }
 
 pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
@@ -363,29 +435,27 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
         libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
             section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
         }
-        // Locks may be relative to the file offset.
-        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => {
-            if is_at_start(arg) {
-                return;
-            }
-            tell_offset(fd);
-        }
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_base(fd, arg),
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
             before_flock(fd);
-            tell_offset(fd);
+            tell_base(fd, arg);
         }
         _ => make_real(fd),
     }
 }
 
-/// Whether the lock at `lock` begins at a byte that the program says, whatever the offset.
-fn is_at_start(lock: usize) -> bool {
+/// Before the kernel looks at the lock at `lock`: gives it the offset, or the size, that the range is relative to.
+fn tell_base(fd: c_int, lock: usize) {
     // `l_type` and `l_whence`, which come first.
-    let mut head = [0_i16; 2];
-    let lock = std::ptr::with_exposed_provenance::<u8>(lock);
-    // SAFETY: `head` has room; `lock` may be any address, as a file is served.
-    let is_read = unsafe { fault::copy_in(head.as_mut_ptr().cast(), lock, size_of_val(&head)) };
-    is_read && i32::from(head[1]) == libc::SEEK_SET
+    let head = std::ptr::with_exposed_provenance::<[i16; 2]>(lock);
+    // SAFETY: integers; the caller unmaps no argument during the call.
+    match unsafe { fault::try_read(head) }.map(|[_, whence]| i32::from(whence)) {
+        Some(libc::SEEK_CUR) => tell_offset(fd),
+        // In mode back the kernel may not have the last bytes yet.
+        Some(libc::SEEK_END) => late::settle(fd),
+        // From a byte that the program names; or refused.
+        _ => {}
+    }
 }
 
 /// A directory, whose number libc closes unseen in the end: the next file there is not this one.

@@ -24,7 +24,7 @@ use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
-use crate::runtime::{section, thread};
+use crate::runtime::{fault, section, thread};
 
 /// Leaves the file behind `fd` to the kernel.
 fn pass(fd: c_int, reason: Reason) {
@@ -250,8 +250,12 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     }
     let source = match request {
         FICLONE => arg as c_int,
-        // SAFETY: the caller vouches for a structure that begins with the source's descriptor.
-        _ => unsafe { std::ptr::with_exposed_provenance::<i64>(arg).read_unaligned() as c_int },
+        // It begins with the source's descriptor.
+        // SAFETY: integers; the caller unmaps no argument during the call.
+        _ => match unsafe { fault::try_read(std::ptr::with_exposed_provenance::<i64>(arg)) } {
+            Some(source) => source as c_int,
+            None => return call(),
+        },
     };
     during([fd, source], || {
         make_real(fd);
@@ -387,30 +391,48 @@ pub extern "C" fn before_dprintf(fd: c_int) {
 
 /// Leaves to the kernel the files whose descriptors a message carries to another process.
 pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
-    if message.is_null() {
-        return;
+    // SAFETY: integers and pointers; the caller unmaps no argument during the call.
+    if let Some(message) = unsafe { fault::try_read(message) } {
+        give_control(&message);
     }
-    // SAFETY: the macros walk the control data that the caller vouches for.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while let Some(control) = header.as_ref() {
-            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
-                let bytes = control.cmsg_len - libc::CMSG_LEN(0) as usize;
-                let fds = libc::CMSG_DATA(header).cast::<c_int>();
-                for index in 0..bytes / size_of::<c_int>() {
-                    give(fds.add(index).read_unaligned(), Reason::Given);
-                }
-            }
-            header = libc::CMSG_NXTHDR(message, header);
+}
+
+/// Walks the control data as the kernel does: up to a header that can't be read, or whose length the kernel refuses.
+fn give_control(message: &libc::msghdr) {
+    const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
+    let mut at = message.msg_control.cast::<u8>().cast_const();
+    // The field is narrower in other libcs.
+    let mut left = message.msg_controllen as usize;
+    while left >= HEADER_BYTES {
+        // SAFETY: as in `before_sendmsg`.
+        let Some(header) = (unsafe { fault::try_read(at.cast::<libc::cmsghdr>()) }) else { return };
+        let bytes = header.cmsg_len as usize;
+        if !(HEADER_BYTES..=left).contains(&bytes) {
+            return;
         }
+        if header.cmsg_level == libc::SOL_SOCKET && header.cmsg_type == libc::SCM_RIGHTS {
+            let fds = at.wrapping_add(HEADER_BYTES).cast::<c_int>();
+            for index in 0..(bytes - HEADER_BYTES) / size_of::<c_int>() {
+                // SAFETY: as above.
+                let Some(fd) = (unsafe { fault::try_read(fds.wrapping_add(index)) }) else {
+                    return;
+                };
+                give(fd, Reason::Given);
+            }
+        }
+        let step = bytes.next_multiple_of(align_of::<usize>());
+        (at, left) = (at.wrapping_add(step), left.saturating_sub(step));
     }
 }
 
 pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
-    if !messages.is_null() {
-        for index in 0..count as usize {
-            // SAFETY: the caller vouches for `count` messages.
-            unsafe { before_sendmsg(&raw const (*messages.add(index)).msg_hdr) };
+    // The kernel sends no more in one call.
+    const MESSAGES_MAX: usize = 1024;
+    for index in 0..(count as usize).min(MESSAGES_MAX) {
+        // SAFETY: as in `before_sendmsg`.
+        match unsafe { fault::try_read(messages.wrapping_add(index)) } {
+            Some(message) => give_control(&message.msg_hdr),
+            None => return,
         }
     }
 }

@@ -259,11 +259,14 @@ fn try_describe(fd: c_int, flags: c_int, before: Before, is_last: bool) -> bool 
         if !is_written && !is_last {
             return false;
         }
+        let is_local = identity::is_local(fd);
         let mut registry = registry::lock();
         let refusal = if FORKS.has_forked(before) {
             Some(Reason::Forked)
+        } else if !is_written {
+            Some(Reason::Engine)
         } else {
-            (!is_written).then_some(Reason::Engine)
+            (!is_local).then_some(Reason::FileSystem)
         };
         registry.adopt(fd, identity.id, flags, refusal);
     } else if matches!(table::get(fd), Known::File(_)) {

@@ -25,7 +25,7 @@ use crate::hooks::open::open_at;
 use crate::runtime::cancel::point::without;
 use crate::runtime::libc_calls;
 use crate::runtime::link::format_link;
-use crate::runtime::sys::{fail, set_errno, sys, to_libc};
+use crate::runtime::sys::{errno, fail, set_errno, sys, to_libc};
 use crate::runtime::{config, section, thread};
 
 #[repr(C)]
@@ -104,12 +104,10 @@ struct StreamMode {
 }
 
 impl StreamMode {
-    fn parse(mode: &CStr) -> Option<Self> {
+    /// `letters`: how many characters after the first glibc looks at, as [`FOPEN_LETTERS`].
+    fn parse(mode: &CStr, letters: usize) -> Option<Self> {
         let text = mode.to_bytes();
-        let (text, has_charset) = match text.iter().position(|byte| *byte == b',') {
-            Some(comma) => (&text[..comma], true),
-            None => (text, false),
-        };
+        let has_charset = text.windows(5).any(|part| part == b",ccs=");
         let (access, mut flags) = match text.first()? {
             b'r' => (libc::O_RDONLY, 0),
             b'w' => (libc::O_WRONLY, libc::O_CREAT | libc::O_TRUNC),
@@ -117,8 +115,7 @@ impl StreamMode {
             _ => return None,
         };
         let mut access = access;
-        // glibc looks at six more characters.
-        for byte in text[1..].iter().take(6) {
+        for byte in text[1..].iter().take(letters) {
             match byte {
                 b'+' => access = libc::O_RDWR,
                 b'x' => flags |= libc::O_EXCL,
@@ -128,11 +125,37 @@ impl StreamMode {
         }
         Some(Self { flags: access | flags, has_charset })
     }
+
+    /// The same for `fopencookie`, which knows a `+` in second or third place only.
+    fn plain(&self) -> &'static CStr {
+        let is_updating = self.flags & libc::O_ACCMODE == libc::O_RDWR;
+        match (self.flags & libc::O_APPEND != 0, self.flags & libc::O_CREAT != 0, is_updating) {
+            (true, _, false) => c"a",
+            (true, _, true) => c"a+",
+            (false, true, false) => c"w",
+            (false, true, true) => c"w+",
+            (false, false, false) => c"r",
+            (false, false, true) => c"r+",
+        }
+    }
+
+    /// Streams that only append begin at the end of the file.
+    fn seek_to_start(&self, fd: c_int) {
+        let is_write_only = self.flags & libc::O_ACCMODE == libc::O_WRONLY;
+        if self.flags & libc::O_APPEND != 0 && is_write_only {
+            seek(fd, 0, libc::SEEK_END);
+        }
+    }
 }
 
+/// See [`StreamMode::parse`]; `freopen` reads as many.
+const FOPEN_LETTERS: usize = 6;
+const FDOPEN_LETTERS: usize = 4;
+
 /// A stream on `fd`: one of ours if the file is, libc's own else.
-unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut FILE {
-    let is_ours = matches!(table::get(fd), Known::File(_)) && !has_charset && !wide::is_used();
+unsafe fn make_stream(fd: c_int, mode: *const c_char, parsed: &StreamMode) -> *mut FILE {
+    let is_file = matches!(table::get(fd), Known::File(_));
+    let is_ours = is_file && !parsed.has_charset && !wide::is_used();
     if !is_ours {
         registry::give_to_libc(fd);
         // SAFETY: the caller's duty.
@@ -145,10 +168,21 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut
         close: cookie_close,
     };
     let cookie = std::ptr::without_provenance_mut(fd as usize);
-    // SAFETY: the functions accept the cookie; `mode` is the caller's.
-    let stream = unsafe { fopencookie(cookie, mode, functions) };
+    // SAFETY: the functions accept the cookie.
+    let stream = unsafe { fopencookie(cookie, parsed.plain().as_ptr(), functions) };
     if !stream.is_null() {
         streams::insert(stream, fd);
+    }
+    stream
+}
+
+/// A stream of libc's own.
+unsafe fn open_by_libc(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    // SAFETY: the caller's duty.
+    let stream = unsafe { libc_calls::fopen64(path, mode) };
+    if !stream.is_null() {
+        // SAFETY: just opened.
+        forget_former(unsafe { libc_calls::fileno(stream) });
     }
     stream
 }
@@ -156,25 +190,26 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, has_charset: bool) -> *mut
 pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     if thread::record().is_inside() || mode.is_null() || !config::is_eager() {
         // SAFETY: as the caller vouches to `fopen64`.
-        let stream = unsafe { libc_calls::fopen64(path, mode) };
-        if !stream.is_null() {
-            // SAFETY: just opened.
-            forget_former(unsafe { libc_calls::fileno(stream) });
-        }
-        return stream;
+        return unsafe { open_by_libc(path, mode) };
     }
     // SAFETY: as the caller vouches to `fopen64`.
-    let Some(parsed) = StreamMode::parse(unsafe { CStr::from_ptr(mode) }) else {
+    let Some(parsed) = StreamMode::parse(unsafe { CStr::from_ptr(mode) }, FOPEN_LETTERS) else {
         set_errno(libc::EINVAL);
         return std::ptr::null_mut();
     };
+    if parsed.has_charset {
+        // Only libc converts characters.
+        // SAFETY: as above.
+        return unsafe { open_by_libc(path, mode) };
+    }
     // SAFETY: as above.
     let fd = unsafe { open_at(libc::AT_FDCWD, path, parsed.flags, 0o666) };
     if fd < 0 {
         return std::ptr::null_mut();
     }
+    parsed.seek_to_start(fd);
     // SAFETY: as above.
-    let stream = unsafe { make_stream(fd, mode, parsed.has_charset) };
+    let stream = unsafe { make_stream(fd, mode, &parsed) };
     if stream.is_null() {
         // SAFETY: opened above.
         without(|| unsafe { close(fd) });
@@ -197,7 +232,8 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
     // SAFETY: as the caller vouches to `fdopen`.
     unsafe {
-        let parsed = if mode.is_null() { None } else { StreamMode::parse(CStr::from_ptr(mode)) };
+        let mode_text = (!mode.is_null()).then(|| CStr::from_ptr(mode));
+        let parsed = mode_text.and_then(|mode| StreamMode::parse(mode, FDOPEN_LETTERS));
         match parsed {
             // The mode must not ask for more than the descriptor can do; libc says what it says.
             Some(parsed)
@@ -206,7 +242,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
                         || parsed.flags & libc::O_ACCMODE == flags & libc::O_ACCMODE)
                     && parsed.flags & libc::O_APPEND == flags & libc::O_APPEND =>
             {
-                make_stream(fd, mode, parsed.has_charset)
+                make_stream(fd, mode, &parsed)
             }
             _ => {
                 registry::give_to_libc(fd);
@@ -289,12 +325,19 @@ unsafe fn reopen_ours(
         libc::fflush(stream);
         let mut link = [0u8; 32];
         let path = if path.is_null() { format_link(fd, &mut link).as_ptr().cast() } else { path };
-        let opened = StreamMode::parse(CStr::from_ptr(mode))
-            .map(|parsed| (parsed.flags, open_at(libc::AT_FDCWD, path, parsed.flags, 0o666)));
-        let Some((flags, new)) = opened.filter(|(_, new)| *new >= 0) else {
+        let opened = StreamMode::parse(CStr::from_ptr(mode), FOPEN_LETTERS).map(|parsed| {
+            let new = open_at(libc::AT_FDCWD, path, parsed.flags, 0o666);
+            (parsed, new)
+        });
+        let is_bad_mode = opened.is_none();
+        let Some((parsed, new)) = opened.filter(|(_, new)| *new >= 0) else {
+            let told = if is_bad_mode { libc::EINVAL } else { errno() };
             fclose(stream);
+            set_errno(told);
             return std::ptr::null_mut();
         };
+        let flags = parsed.flags;
+        parsed.seek_to_start(new);
         dup3(new, fd, flags & libc::O_CLOEXEC);
         without(|| close(new));
         __fpurge(stream);

@@ -62,6 +62,37 @@ pub fn is_installed() -> bool {
     INSTALLED.load(Acquire)
 }
 
+/// Copies a structure of the program's, at any address; `None` where it can't be read, which the kernel refuses.
+///
+/// # Safety
+///
+/// All bit patterns are values of `T`. Where the handlers are not installed, no other thread unmaps `from` during the call.
+pub unsafe fn try_read<T: Copy>(from: *const T) -> Option<T> {
+    if !is_installed() && !is_readable(from.addr(), size_of::<T>()) {
+        return None;
+    }
+    let mut copy = std::mem::MaybeUninit::<T>::uninit();
+    // SAFETY: `copy` has room; `from` may be any address with the handlers, and can be read without them.
+    let is_read =
+        section::run(|_| unsafe { copy_in(copy.as_mut_ptr().cast(), from.cast(), size_of::<T>()) });
+    // SAFETY: all its bytes were copied, and any are a value.
+    is_read.then(|| unsafe { copy.assume_init() })
+}
+
+/// Whether the kernel can read `len` bytes at `address`, which are few: asks for a change of the signal mask that it
+/// refuses once it has read the set.
+fn is_readable(address: usize, len: usize) -> bool {
+    const WORD_BYTES: usize = 8;
+    const NO_CHANGE: isize = -1;
+    let Some(last) = address.checked_add(len.saturating_sub(1)) else { return false };
+    // Whole words, which are on one page each.
+    (address & !(WORD_BYTES - 1)..=last).step_by(WORD_BYTES).all(|word| {
+        // SAFETY: the kernel checks the address, and changes nothing.
+        let asked = unsafe { sys!(libc::SYS_rt_sigprocmask, NO_CHANGE, word, 0, WORD_BYTES) };
+        asked == -libc::EINVAL as isize
+    })
+}
+
 /// `sigaction` for a signal whose handler is ours: `None` if it is not. The old action is the
 /// program's, and so is the new one.
 pub fn exchange(signal: c_int, new: Option<libc::sigaction>) -> Option<libc::sigaction> {

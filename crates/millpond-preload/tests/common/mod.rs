@@ -7,6 +7,8 @@ mod skip;
 
 pub mod table;
 
+mod mount;
+
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -15,6 +17,7 @@ use std::time::Duration;
 
 use millpond::keeper::{Address, Server};
 
+pub use mount::Mount;
 pub use skip::skip;
 
 /// The preload library, built with the profile of this test: cargo does not build a cdylib for

@@ -1,0 +1,44 @@
+//! Reads and writes of one file by several descriptors, while it is given back and adopted again.
+//!
+//! `MILLPOND_TEST_SEED` replays one seed; `MILLPOND_TEST_SCALE` runs that many times as many.
+
+mod common;
+
+use common::{Adoption, MODES, Pond, succeed};
+
+const SEEDS: u64 = 1;
+const STEPS: u32 = 12;
+
+fn variable(name: &str) -> Option<f64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Goal: no read returns a version older than that of the last write that had returned before it began.
+///
+/// Incident: the descriptions of a file that was given back were bypassed one after the other. A write by one that was
+/// bypassed went to the kernel, and a read by one that was not returned old cached bytes.
+#[test]
+fn reads_are_never_older_than_the_last_write() {
+    let pond = Pond::new();
+    let program = pond.compile("versions.c", &["-O1"]);
+    let first = variable("MILLPOND_TEST_SEED").map_or(1, |seed| seed as u64);
+    let is_replay = variable("MILLPOND_TEST_SEED").is_some();
+    let scale = variable("MILLPOND_TEST_SCALE").unwrap_or(1.0).max(0.5);
+    let count = if is_replay { 1 } else { (SEEDS as f64 * scale) as u64 };
+    let steps = STEPS.to_string();
+    let mut served_bytes = 0;
+    for seed in first..first + count {
+        let arguments = [seed.to_string(), steps.clone()];
+        succeed(pond.plain(&program).args(&arguments));
+        for mode in MODES {
+            let adoptions = [Adoption::After(20), Adoption::Random(seed), Adoption::AtOpen];
+            for adoption in adoptions {
+                println!("MILLPOND_TEST_SEED={seed} in {mode:?}, {adoption:?}");
+                let pond = Pond::new().in_mode(mode).adopting(adoption);
+                succeed(pond.served(&program).args(&arguments));
+                served_bytes += pond.report().served_bytes;
+            }
+        }
+    }
+    assert!(served_bytes > 10 << 20, "served {served_bytes} bytes");
+}
