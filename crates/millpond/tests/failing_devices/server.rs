@@ -102,6 +102,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Before the directory below is removed.
         drop(self.session.take());
+        // A child that another test starts has our descriptors for a moment, and keeps it mounted.
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(self.dir.path()).output();
     }
 }
 
