@@ -123,8 +123,11 @@ fn fifo(path: &Path) {
     rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
 }
 
+/// Makes the entry at a path.
+type Put = fn(&Path);
+
 /// Entries that the other user can have made in place of a directory or a file.
-const SURROUNDINGS: [(&str, fn(&Path)); 7] = [
+const SURROUNDINGS: [(&str, Put); 7] = [
     ("a directory of another user", |path| {
         fs::create_dir(path).unwrap();
         chown(path, Some(STRANGER), None).unwrap();
