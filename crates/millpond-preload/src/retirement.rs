@@ -20,7 +20,6 @@
 //! Locks: none is held; the registry's is taken.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::null;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -107,9 +106,6 @@ pub fn lock_memory(call: impl FnOnce() -> c_int) -> c_int {
 
 /// Gives back pages whose contents are not needed any more.
 fn release(start: *const c_void, bytes: usize) {
-    if start == null() {
-        return;
-    }
     // SAFETY: whole pages of the library's own, which hold zeros from here on: hooks that are
     // away find no number known there.
     unsafe {

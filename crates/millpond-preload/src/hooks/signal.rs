@@ -75,8 +75,8 @@ pub unsafe fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
 pub unsafe fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
     // SAFETY: as the caller vouches to `sigaltstack`.
     let result = unsafe { libc_calls::sigaltstack(new, old) };
-    // SAFETY: as above; the kernel has read it.
     if result == 0
+        // SAFETY: as above; the kernel has read it.
         && let Some(new) = unsafe { new.as_ref() }
     {
         let is_disabled = new.ss_flags & libc::SS_DISABLE != 0;

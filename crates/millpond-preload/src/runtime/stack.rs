@@ -135,7 +135,7 @@ mod tests {
     fn work_runs_on_the_other_stack() {
         let end = make().unwrap();
         let mut place = 0;
-        let numbers = vec![1_u64, 2, 3];
+        let numbers = [1_u64, 2, 3];
         // SAFETY: made above, for this thread alone.
         let sum = unsafe {
             run(end, || {
