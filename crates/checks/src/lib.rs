@@ -7,8 +7,24 @@
 mod graph;
 mod module;
 mod names;
+mod prose;
 mod source;
 
 pub use graph::{circles, upward_imports};
 pub use module::is_production;
+pub use prose::{CONSTRUCTIONS, Hard, hard_clauses};
 pub use source::{Crate, SourceFile};
+
+/// The crates whose sources are checked: the name, and the root below `crates`.
+pub const CRATES: &[(&str, &str)] = &[
+    ("millpond", "millpond/src/lib.rs"),
+    ("millpond-preload", "millpond-preload/src/lib.rs"),
+    ("millpond-c", "millpond-c/src/lib.rs"),
+    ("millpond-objects", "millpond-objects/src/lib.rs"),
+    ("millpond-cli", "millpond-cli/src/main.rs"),
+    ("millpond-rangelock", "rangelock/src/lib.rs"),
+    ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),
+    ("millpond-bench-peers", "bench-peers/src/lib.rs"),
+    ("millpond-aside", "aside/src/lib.rs"),
+    ("millpond-checks", "checks/src/lib.rs"),
+];

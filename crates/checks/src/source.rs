@@ -24,6 +24,8 @@ pub struct Crate {
     pub name: String,
     /// By name.
     pub files: BTreeMap<String, SourceFile>,
+    /// The files that define a type of each name: structs, enums, unions, traits and aliases.
+    pub types: BTreeMap<String, Vec<String>>,
 }
 
 impl Crate {
@@ -49,7 +51,13 @@ impl Crate {
                 file.imports.entry(to).or_default().insert(what);
             }
         }
-        Crate { name: name.to_string(), files }
+        let mut types: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for module in modules.values() {
+            for name in module.items.iter().filter_map(name_of_type) {
+                types.entry(name).or_default().push(module.file.clone());
+            }
+        }
+        Crate { name: name.to_string(), files, types }
     }
 }
 
@@ -109,6 +117,17 @@ impl Reader<'_> {
             }
         }
         self.modules.insert(path, module);
+    }
+}
+
+fn name_of_type(item: &Item) -> Option<String> {
+    match item {
+        Item::Enum(it) => Some(it.ident.to_string()),
+        Item::Struct(it) => Some(it.ident.to_string()),
+        Item::Trait(it) => Some(it.ident.to_string()),
+        Item::Type(it) => Some(it.ident.to_string()),
+        Item::Union(it) => Some(it.ident.to_string()),
+        _ => None,
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use millpond_checks::{Crate, circles, upward_imports};
+use millpond_checks::{CRATES, Crate, circles, upward_imports};
 
 fn read(name: &str, root: &str) -> Crate {
     Crate::read(name, &Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(root))
@@ -28,18 +28,7 @@ fn has_no_circles(of: &Crate) {
 
 #[test]
 fn no_crate_has_an_import_circle() {
-    for (name, root) in [
-        ("millpond", "millpond/src/lib.rs"),
-        ("millpond-preload", "millpond-preload/src/lib.rs"),
-        ("millpond-c", "millpond-c/src/lib.rs"),
-        ("millpond-objects", "millpond-objects/src/lib.rs"),
-        ("millpond-cli", "millpond-cli/src/main.rs"),
-        ("millpond-rangelock", "rangelock/src/lib.rs"),
-        ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),
-        ("millpond-bench-peers", "bench-peers/src/lib.rs"),
-        ("millpond-aside", "aside/src/lib.rs"),
-        ("millpond-checks", "checks/src/lib.rs"),
-    ] {
+    for (name, root) in CRATES {
         has_no_circles(&read(name, root));
     }
 }
