@@ -8,9 +8,9 @@
 //!   dump:   sequence even? -> all of it -> the same sequence? else again
 //! ```
 //!
-//! - **D1** A place is written by its thread alone, and a wait within a wait only changes for what: told is
+//! - **WT1** A place is written by its thread alone, and a wait within a wait only changes for what: told is
 //!   the outermost one's range, and its beginning.
-//! - **D2** What a dump shows was so at one moment, of each wait by itself: it is of one sequence.
+//! - **WT2** What a dump shows was so at one moment, of each wait by itself: it is of one sequence.
 //!
 //! Orderings: those of a sequence lock. Release fence after the odd number, before the words; Release of the
 //! even one after them. The reader's Acquire of an even number sees the words of that sequence, and its Acquire
@@ -184,7 +184,7 @@ impl ThreadWait {
         ThreadWaits { place: self, outer }
     }
 
-    /// D1, D2.
+    /// WT1, WT2.
     fn set(&self, id: FileId, offset: u64, len: u64, since_ns: u64) {
         let sequence = self.sequence.load(Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Relaxed);
@@ -388,7 +388,7 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Of D2: whoever looks finds no mixture of two waits.
+/// Of WT2: whoever looks finds no mixture of two waits.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;

@@ -8,11 +8,11 @@
 //!   close: CLOSED -> sleep until nothing is under way
 //! ```
 //!
-//! - **S1** A request is counted before it has a slot, and until after it gave that back. So an
+//! - **SL1** A request is counted before it has a slot, and until after it gave that back. So an
 //!   admitted request that finds none that was freed finds one that was never used.
-//! - **S2** The word of the free list has a number that grows with every change: a thread that read
+//! - **SL2** The word of the free list has a number that grows with every change: a thread that read
 //!   the slot after the first changes nothing if the first went and came back meanwhile.
-//! - **S3** CLOSED and what is under way are one word: a request is waited for by the close, or
+//! - **SL3** CLOSED and what is under way are one word: a request is waited for by the close, or
 //!   refused.
 //!
 //! Locks: none.
@@ -26,11 +26,11 @@ pub struct Slots {
     /// Requests that are under way or not taken: for served files in the low half, others in the
     /// high.
     counts: AtomicU64,
-    /// The first free slot, plus one, and above it a number (S2).
+    /// The first free slot, plus one, and above it a number (SL2).
     list: AtomicU64,
     /// Slots from here on were never used.
     fresh: AtomicU32,
-    /// Requests for served files that have not ended, and CLOSED (S3).
+    /// Requests for served files that have not ended, and CLOSED (SL3).
     under_way: AtomicU32,
 }
 
@@ -113,13 +113,13 @@ impl Slots {
             (all < u64::from(self.capacity)).then_some(counts + SERVED_ONE)
         };
         // Acquire: pairs with the Release in `discount`, so that what was freed is in the list
-        // (S1).
+        // (SL1).
         self.counts.fetch_update(Acquire, Relaxed, admit).is_ok()
     }
 
     fn enter(&self) -> bool {
         // Relaxed: the closing thread looks at what was done by the threads that ended requests
-        // (S3).
+        // (SL3).
         let enter = |word| (word & CLOSED == 0).then_some(word + 1);
         self.under_way.fetch_update(Relaxed, Relaxed, enter).is_ok()
     }
@@ -134,7 +134,7 @@ impl Slots {
         let mut seen = self.list.load(Acquire);
         loop {
             let slot = (seen as u32).checked_sub(1)?;
-            // If somebody else has popped it meanwhile, what is read here is not used (S2).
+            // If somebody else has popped it meanwhile, what is read here is not used (SL2).
             let next = links.next(slot).load(Relaxed);
             let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(next);
             // No Release: an RMW leaves what was released to the word as it is.
@@ -163,7 +163,7 @@ impl Slots {
     /// Requests whose completions were taken, after the slots of those for served files were freed;
     /// or which the kernel did not take.
     pub fn discount(&self, served: u64, others: u64) {
-        // Release: pairs with the Acquire in `admit` (S1).
+        // Release: pairs with the Acquire in `admit` (SL1).
         self.counts.fetch_sub(served * SERVED_ONE + others * OTHERS_ONE, Release);
     }
 

@@ -4,38 +4,38 @@
 //! pays: each read of a page that was read before is a hit. What is to come is not known, so the past has to
 //! do: a file is adopted when its reads *would have* made up for that.
 //!
-//! - **U1** Adopted is after so many reads: those that are wanted, and for each page where one began one for
+//! - **EV1** Adopted is after so many reads: those that are wanted, and for each page where one began one for
 //!   itself and [`FILL`] for filling it, or [`FILL_MAPPED`]. What is read once, in order or not, never comes so far. Who
 //!   goes on as before has lost as much again as he would have spent on the kernel, at most.
-//! - **U2** A write takes one of the reads back where it costs more here than in the kernel (mode
+//! - **EV2** A write takes one of the reads back where it costs more here than in the kernel (mode
 //!   through), as long as there is one of a page that was read before; it counts as a read does where
 //!   it does not.
-//! - **U3** How many different pages there were is estimated, within a fifth or so: pages fall into parts by
+//! - **EV3** How many different pages there were is estimated, within a fifth or so: pages fall into parts by
 //!   a hash, and of each part the greatest of another hash is kept: the more there were, the greater
 //!   (Flajolet and others, HyperLogLog, 2007; here with the hashes themselves). It takes no notice of how
 //!   often a page was read.
-//! - **U4** Counts are approximate: plain loads and stores, by whichever threads use the number, and
+//! - **EV4** Counts are approximate: plain loads and stores, by whichever threads use the number, and
 //!   only when they change something. Nothing but the moment of the adoption depends on them.
-//! - **U5** Where pages need not be filled, a read that goes on within a page where the last one ended is
+//! - **EV5** Where pages need not be filled, a read that goes on within a page where the last one ended is
 //!   the same reading of it: what is read once in order, in pieces of half a page, is the kernel's, which reads
 //!   ahead.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
-/// U1: reads that would have hit, for each page that is to be filled. Measured (4 KiB at random from 64 MiB,
+/// EV1: reads that would have hit, for each page that is to be filled. Measured (4 KiB at random from 64 MiB,
 /// processor time, memory at hand, a busy machine): the kernel's read 1.1 us, a miss 3.5, a hit 0.45. So
 /// filling a page is paid for by four hits. Two, as who has read a file three times over mostly goes on:
 /// with four, whoever reads eight times over would never gain. Of what is read in order, in pieces of 2
 /// KiB and more the kernel is cheaper, with less the engine is (0.8 of its time at 1 KiB).
 const FILL: u32 = 2;
 /// The same of a file that nobody has written to: hits copy what the kernel has cached (`claim`), which
-/// takes no frames. One, as U3 may find 0.6 of the pages (the least of some orders of 200,000
+/// takes no frames. One, as EV3 may find 0.6 of the pages (the least of some orders of 200,000
 /// that were tried), and what is read once must not come so far.
 const FILL_MAPPED: u32 = 1;
 const PAGE_SHIFT: u32 = 12;
 const PAGE_MASK: u64 = (1 << PAGE_SHIFT) - 1;
-/// U3.
+/// EV3.
 const PARTS: usize = 32;
 const PART_SHIFT: u32 = 64 - PARTS.trailing_zeros();
 /// Nothing fell into the part.
@@ -58,7 +58,7 @@ pub struct Evidence {
     pages: AtomicU32,
     /// Where the description's offset should be.
     position: AtomicU64,
-    /// Where the last read ended, less what 32 bits do not hold (U4).
+    /// Where the last read ended, less what 32 bits do not hold (EV4).
     end: AtomicU32,
     /// The greatest hash of each part.
     greatest: [AtomicU16; PARTS],
@@ -135,7 +135,7 @@ impl Evidence {
         calls >= self.need()
     }
 
-    /// U3: seldom, the more pages there are.
+    /// EV3: seldom, the more pages there are.
     #[cold]
     fn note_page(&self) {
         let pages = self.estimate();

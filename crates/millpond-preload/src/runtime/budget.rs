@@ -13,16 +13,16 @@
 //!
 //! A process may be killed between any two instructions, and nobody has to be alive to clean up.
 //!
-//! - **B1** A transfer is one compare-and-swap of the pool. The grant follows: whoever comes next writes it there
+//! - **BU1** A transfer is one compare-and-swap of the pool. The grant follows: whoever comes next writes it there
 //!   before anything else (`finish`), as the pool says which number it has and a grant is changed from
 //!   the number before only. So a transfer happens as a whole, or not at all.
-//! - **B2** At most one transfer is unfinished. When it is finished, the pool's sum is that of all grants.
-//! - **B3** The numbers of a slot only grow, whoever owns it, so the pool never has a value twice: a
+//! - **BU2** At most one transfer is unfinished. When it is finished, the pool's sum is that of all grants.
+//! - **BU3** The numbers of a slot only grow, whoever owns it, so the pool never has a value twice: a
 //!   compare-and-swap that succeeds has seen no transfer in between. (Numbers have 40 bits.)
-//! - **B4** Steps of a slot are the owner's to take and give. Of one that is gone they are anybody's: who reads the
-//!   pool, *then* finds the owner gone, and then swaps the pool, has met no later owner (B3). A slot is free again
+//! - **BU4** Steps of a slot are the owner's to take and give. Of one that is gone they are anybody's: who reads the
+//!   pool, *then* finds the owner gone, and then swaps the pool, has met no later owner (BU3). A slot is free again
 //!   when it has no steps and the pool has not changed since the owner was found gone.
-//! - **B5** The owner uses steps after it has taken them, and gives them when it does not use them any more. So what
+//! - **BU5** The owner uses steps after it has taken them, and gives them when it does not use them any more. So what
 //!   all use together is within the budget at each moment.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -154,7 +154,7 @@ impl Budget {
     fn reclaim_one(&self, slot: usize, is_gone: &impl Fn(u64) -> bool) {
         loop {
             let pool = self.read_finished();
-            // Acquire: pairs with `claim`. B4: after the pool.
+            // Acquire: pairs with `claim`. BU4: after the pool.
             let owner = self.slots[slot].owner.load(Acquire);
             if owner == 0 || !is_gone(owner) {
                 return;
@@ -202,7 +202,7 @@ impl Budget {
         Pool::of(self.pool.load(Acquire))
     }
 
-    /// The pool, whose last transfer is finished (B1).
+    /// The pool, whose last transfer is finished (BU1).
     fn read_finished(&self) -> Pool {
         let pool = self.read_pool();
         self.finish(pool);
@@ -231,7 +231,7 @@ impl Budget {
         self.pool.compare_exchange(pool.word(), next.word(), AcqRel, Relaxed).is_ok()
     }
 
-    /// B1.
+    /// BU1.
     fn finish(&self, pool: Pool) {
         let Some(slot) = self.slots.get(pool.slot) else { return };
         let grant = self.grant(pool.slot);
@@ -371,7 +371,7 @@ mod loom_tests {
         }
     }
 
-    /// Goal: B1 is needed: a transfer that was not finished first.
+    /// Goal: BU1 is needed: a transfer that was not finished first.
     #[test]
     #[should_panic]
     fn unfinished_transfers_are_lost() {
@@ -410,7 +410,7 @@ mod loom_tests {
         });
     }
 
-    /// Goal: B4 is needed: the pool is read before the owner is found gone, not after. Else a step that a new
+    /// Goal: BU4 is needed: the pool is read before the owner is found gone, not after. Else a step that a new
     /// owner has taken is taken from it.
     #[test]
     #[should_panic]

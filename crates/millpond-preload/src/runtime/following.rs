@@ -3,9 +3,9 @@
 //! What `dlsym(RTLD_NEXT)` finds, without it: that takes 900 instructions a name, more than a third of what loading the
 //! library cost, and composes a message, in the user's language, for each name that nobody defines.
 //!
-//! - **F1** The order of the loaded objects, which `dl_iterate_phdr` tells, is the order in which the loader looks:
+//! - **FO1** The order of the loaded objects, which `dl_iterate_phdr` tells, is the order in which the loader looks:
 //!   the program's own, preloaded ones, then what they need, breadth first.
-//! - **F2** A name without a version is its default version: of an object's definitions the one that is not
+//! - **FO2** A name without a version is its default version: of an object's definitions the one that is not
 //!   hidden. Where that is not plain (there are several, or it is found by a function, or an object has tables of
 //!   another form) nothing is said, and `dlsym` is asked.
 
@@ -16,7 +16,7 @@ use crate::runtime::elf::{Object, Tables, find_loaded};
 /// More than most programs have.
 const OBJECTS_MAX: usize = 64;
 
-/// The objects after this library, in order (F1).
+/// The objects after this library, in order (FO1).
 pub struct Following {
     tables: [Option<Tables>; OBJECTS_MAX],
     count: usize,
@@ -29,7 +29,7 @@ pub struct Following {
 pub enum Found {
     Function(*mut c_void),
     Nothing,
-    /// F2.
+    /// FO2.
     Unclear,
 }
 
@@ -80,7 +80,7 @@ impl Following {
     }
 }
 
-/// F2.
+/// FO2.
 fn find_in(tables: &Tables, name: &CStr, hash: u32) -> Found {
     const FUNCTION: u8 = 2;
     let mut is_hidden_there = false;

@@ -5,23 +5,24 @@
 //! copies are freed; so the copies exceed an eighth by no more than the last one, and only one that is longer
 //! than the room that was left is not counted as a whole.
 //!
-//! - **C1** A copy is freed when its write has ended, whether or not its future is polled. A waiting write has no
+//! - **CO1** A copy is freed when its write has ended, whether or not its future is polled. A waiting write has no
 //!   place in a line: one whose future is not polled keeps no other one waiting.
-//! - **C2** A 64th of the limit stays charged once it was needed, as memory would be evicted for each small write again.
+//! - **CO2** A 64th of the limit stays charged once it was needed, as memory would be evicted for each small write again.
 //!
 //! Locks: that of the state; under it those of an eviction. Wakers are called without it.
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
+
+use millpond_rangelock::callback::TaskWaker;
 
 use crate::cache::Cache;
 
 /// The part of the limit that copies may take.
 const PART: u64 = 8;
-/// The part that stays charged (C2). Chosen, not measured.
+/// The part that stays charged (CO2). Chosen, not measured.
 const KEPT_PART: u64 = 64;
 
 /// An engine, as its copies see it.
@@ -43,7 +44,7 @@ struct State {
     /// Bytes that are charged for them.
     charged: u64,
     /// Writes that wait, by their numbers.
-    waiting: BTreeMap<u64, Waker>,
+    waiting: BTreeMap<u64, TaskWaker>,
     next_number: u64,
 }
 
@@ -81,10 +82,7 @@ impl Copies {
         state.charged = kept;
         let woken = mem::take(&mut state.waiting);
         drop(state);
-        for waker in woken.into_values() {
-            // The others are woken all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-        }
+        woken.into_values().for_each(TaskWaker::wake);
     }
 }
 
@@ -102,7 +100,7 @@ impl<O: CopyOwner> Waiting<O> {
     }
 
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Counted<O>> {
-        let fresh = waker.clone();
+        let fresh = TaskWaker::new(waker);
         let mut state = self.owner.copies().state();
         let number = self.number.take();
         let old = number.and_then(|number| state.waiting.remove(&number));

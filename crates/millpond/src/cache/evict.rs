@@ -40,7 +40,7 @@
 //!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
 //!   it is the oldest that was looked at.
 //! - **E5** Leaves are not held while their words are looked at, but the word is of a leaf, as no node was
-//!   recycled on the way to it. One that is READY with the frame that has a queued seat (seat.S2) is that of
+//!   recycled on the way to it. One that is READY with the frame that has a queued seat (seat.SE2) is that of
 //!   the seat's page: the frame is in no other word. So what empties it has found it in its leaf, which it
 //!   kept alive (table.T1), and has the hold that goes with it. A look alone may be at a leaf that was
 //!   recycled since; it clears a REFERENCED, no more.
@@ -527,7 +527,7 @@ struct Place<'f> {
 }
 
 impl<'f> Place<'f> {
-    /// `None`: the page is in transition (seat.S2).
+    /// `None`: the page is in transition (seat.SE2).
     fn of(frames: &'f Frames, seat: FrameIndex) -> Option<Place<'f>> {
         let meta = frames.meta(seat);
         // SAFETY: E1: the owner of a queued seat is a live core, and we are under the lock that its

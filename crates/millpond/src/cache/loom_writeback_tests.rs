@@ -26,7 +26,7 @@ enum Rule {
     Pin,
     /// A thread that cuts the file waits for write-backs after hiding.
     AwaitEnds,
-    /// The size is read after the claim (writeback.B5).
+    /// The size is read after the claim (writeback.WB5).
     SizeAfterClaim,
     /// A thread that reads a page back says so, before it is shown (generations.G5).
     ReadBack,

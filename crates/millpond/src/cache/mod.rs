@@ -384,7 +384,7 @@ impl Cache {
         self.queues.lock().expect("no panic under the lock")
     }
 
-    /// Fresh frames took the places of the `old` ones, and take their seats (seat.S1); the old ones are
+    /// Fresh frames took the places of the `old` ones, and take their seats (seat.SE1); the old ones are
     /// freed. Where one is NONE, there was none. Caller: still has the guard under which it replaced them.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
         let mut any = false;

@@ -18,7 +18,7 @@
 //!   ([`find`]). One of them finds the other. A page that the evictor does not find kept in its place, it
 //!   takes back.
 //! - **SH3** Who lets a page go has no guard over it, and may not find its seat: the page is overwritten
-//!   meanwhile, and its new frame has not got the seat yet (seat.S2). It says that there are [`Strays`]
+//!   meanwhile, and its new frame has not got the seat yet (seat.SE2). It says that there are [`Strays`]
 //!   then, and the evictor goes through the shelf before it says that nothing can go. What is not kept, or
 //!   is in transition, goes back to its queue.
 //! - **SH4** A seat that was found is taken off later, under the lock, and may be of another page then: if it
@@ -132,7 +132,7 @@ pub(super) fn find<'f>(
     // Acquire: pairs with the release of `describe`, if the seat is another page's by now. Then it was the
     // frame's spare one, which has been swapped for the page's, or the frame has left the page. If
     // neither is seen here, it was the frame's while it was in the page: the page's own, or a spare one
-    // still, which is in no queue (seat.S3).
+    // still, which is in no queue (seat.SE3).
     fence(Acquire);
     let is_sure = word.is_unchanged(change.now) && seat_of(frame) == seat;
     if !is_sure || tags & (QUEUE | NEWCOMER) == 0 {

@@ -560,7 +560,7 @@ impl AsyncFile {
         let copy = gathered(src, offset)?;
         self.worked(move |file| {
             let outcome = write(file, &copy);
-            // The copy is freed before the task is woken (copies.C1).
+            // The copy is freed before the task is woken (copies.CO1).
             drop((copy, counted));
             outcome
         })

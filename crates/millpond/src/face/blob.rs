@@ -7,11 +7,11 @@
 //!   dropped:      EMPTY again, wake
 //! ```
 //!
-//! - **B1** A blob is not written to, cut or extended: no page of it is ever HIDDEN or DIRTY, and its size is
+//! - **BO1** A blob is not written to, cut or extended: no page of it is ever HIDDEN or DIRTY, and its size is
 //!   what it was made with. So its fills hold no guard, which is there against writers (page.W3).
-//! - **B2** A page is FILLING as long as somebody has its [`Fill`], which may be for as long as a server
+//! - **BO2** A page is FILLING as long as somebody has its [`Fill`], which may be for as long as a server
 //!   far away takes. Nobody in the engine waits for that: only an [`Arrival`] does, whose owner knows.
-//! - **B3** A `Fill` keeps the file, so the table is not torn down while a page is FILLING.
+//! - **BO3** A `Fill` keeps the file, so the table is not torn down while a page is FILLING.
 
 use std::future::Future;
 use std::ops::Range;
@@ -401,7 +401,7 @@ impl Fill {
         let iovec =
             |one: &Segment<'_>| libc::iovec { iov_base: one.base().cast(), iov_len: one.len() };
         let memory: Vec<libc::iovec> = segments.iter().map(iovec).collect();
-        // SAFETY: frames of pages that are FILLING, which go with `tell`, and so after the read (B2, B3).
+        // SAFETY: frames of pages that are FILLING, which go with `tell`, and so after the read (BO2, BO3).
         let list = unsafe { RawList::lent(&memory, None) };
         let (outcome, teller) = Outcome::new();
         unattended::start_read(handle, list, offset, None, |moved, _| teller.tell((moved, self)));

@@ -11,13 +11,13 @@
 //! dir. synced  the file, whole                  the file
 //! ```
 //!
-//! - **N1** The file is durable before its name is. In another order the name could lead to a file without
+//! - **PN1** The file is durable before its name is. In another order the name could lead to a file without
 //!   its bytes. File systems that write a renamed file's bytes out of their own accord know of those in
 //!   the kernel's cache only, not of what waits in this engine's.
-//! - **N2** The directories are opened before anything is changed, and the rename, too, is by those
+//! - **PN2** The directories are opened before anything is changed, and the rename, too, is by those
 //!   descriptors: what is synced is the directory that was changed, whatever becomes of its path,
 //!   and nothing is renamed where that may not be synced.
-//! - **N3** Nothing is undone. After a failed sync of the directory the kernel has the new name already, and
+//! - **PN3** Nothing is undone. After a failed sync of the directory the kernel has the new name already, and
 //!   may or may not have stored it; renaming back could fail in the same way.
 //!
 //! No guards are held: a write beside it is in the file by whatever name, and durable if it came before

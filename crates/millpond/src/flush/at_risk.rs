@@ -1,4 +1,4 @@
-//! Dirty pages whose blocks a write past the cache may free (space.S2): they are written back first.
+//! Dirty pages whose blocks a write past the cache may free (space.SP2): they are written back first.
 
 use crate::error::{Op, Result};
 use crate::flush::owed::write_back;
@@ -25,7 +25,7 @@ pub(crate) fn has_pages_at_risk(file: &CachedFile, end: u64) -> bool {
 }
 
 fn first_at_risk(file: &CachedFile, end: u64) -> Option<PageIndex> {
-    // A file without dirty pages is as long at the back end as here (writeback.B1).
+    // A file without dirty pages is as long at the back end as here (writeback.WB1).
     if file.opened_mode == WriteMode::Through || !file.writeback.has_begun() || !file.owes() {
         return None;
     }

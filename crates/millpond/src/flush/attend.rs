@@ -114,7 +114,7 @@ impl Flusher<CachedFile> {
         None
     }
 
-    /// From here on, the thread may have to wait for the device of the file that it has in hand (flusher.F2).
+    /// From here on, the thread may have to wait for the device of the file that it has in hand (flusher.FL2).
     fn begin_work(self: &Arc<Self>, me: ThreadId) {
         let mut state = self.state();
         if let Some(hand) = state.hand(me)
@@ -154,7 +154,7 @@ impl Flusher<CachedFile> {
         }
         let mut is_listed = !try_unlist(&file);
         if !is_listed && self.state().strays.contains_key(&address(&file)) {
-            // flusher.F5: closed while it was in hand. The thread that put it there may have listed it.
+            // flusher.FL5: closed while it was in hand. The thread that put it there may have listed it.
             is_listed = !std::mem::replace(&mut file.writeback.state().listed, true);
         }
         let listed = is_listed.then(|| Weak::clone(&file.this));
@@ -256,7 +256,7 @@ impl Flusher<CachedFile> {
         unstable_bytes > 0 && (starved || unstable_bytes.saturating_sub(stuck) > most)
     }
 
-    /// Whether the thread may go to work on a file of `device`, where others may be already (flusher.F4).
+    /// Whether the thread may go to work on a file of `device`, where others may be already (flusher.FL4).
     fn place(&self, me: ThreadId, device: u64, role: Role) -> Place {
         let (mut others, mut moving, mut all, mut all_move) = (0, false, 0, true);
         for hand in self.state().hands.iter_mut() {
@@ -271,7 +271,7 @@ impl Flusher<CachedFile> {
             }
         }
         if role == Role::Help {
-            // flusher.F7
+            // flusher.FL7
             return if all_move && all < DEVICE_THREADS_MAX { Place::Free } else { Place::Later };
         }
         match others {
@@ -295,7 +295,7 @@ impl Flusher<CachedFile> {
     }
 }
 
-/// Takes a file off the list if it owes nothing; whether it did (flusher.F1).
+/// Takes a file off the list if it owes nothing; whether it did (flusher.FL1).
 fn try_unlist(file: &CachedFile) -> bool {
     let mut state = file.writeback.state();
     // What a flush has had written is in a generation before the flush ends.

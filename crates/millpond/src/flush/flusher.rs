@@ -6,7 +6,7 @@
 //! *watches* it:
 //!
 //! ```text
-//!   by the first DIRTY page             by who goes to work on a file, or lists one meanwhile (F3)
+//!   by the first DIRTY page             by who goes to work on a file, or lists one meanwhile (FL3)
 //!            |                                                  |
 //!            v        begin_work                                v
 //!         on duty <---------------> at work on a file         watch ----> ends: nobody is at work
@@ -17,38 +17,38 @@
 //!                        put_back <---- stuck with it        on duty
 //!                           |
 //!                           v
-//!                ends, or watches (F3)
+//!                ends, or watches (FL3)
 //! ```
 //!
-//! - **F1** A file of which a page is DIRTY, or was and is under write-back or unsynced, is listed: it is in
+//! - **FL1** A file of which a page is DIRTY, or was and is under write-back or unsynced, is listed: it is in
 //!   the queue once, or in a thread's hands. It leaves the list under the lock of its state, if that says
 //!   that it owes nothing, and is listed by the next thread that dirties it. So no two threads work
 //!   on one file, and the list is as long as there are files that owe something. (Closed ones leave
 //!   it sooner or later.)
-//! - **F2** The thread on duty waits for nothing but in its sleep, and when it is *at work*: it says so
+//! - **FL2** The thread on duty waits for nothing but in its sleep, and when it is *at work*: it says so
 //!   before it flushes or syncs, gives back space, or drops the last reference to a file, as that closes
 //!   descriptors.
-//! - **F3** While the thread on duty is at work and the queue is not empty there is a watch, if a thread is
+//! - **FL3** While the thread on duty is at work and the queue is not empty there is a watch, if a thread is
 //!   to be had. A thread that goes to work sees to it, and one that lists a file; and one that
 //!   comes back from one, as the thread on duty may have got stuck when there were too many for a
 //!   watch.
-//! - **F4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
+//! - **FL4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
 //!   server that died with many files has no more. Where write-backs of a device come to an end, however
 //!   slowly, one thread at a time is at its files; where none has for [`STUCK_AFTER`], one more is.
-//!   Helpers (F7) that move are not counted, else they would keep others from what is not for them.
-//! - **F5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
+//!   Helpers (FL7) that move are not counted, else they would keep others from what is not for them.
+//! - **FL5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
 //!   listed. A thread takes it out of the strays before it asks what it owes, so that a close
 //!   meanwhile makes it one again; and a thread that has taken a file off the list lists it if it
 //!   is one by then.
-//! - **F6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
-//! - **F7** A device takes many writes at once, and a small file is one: of many, one after the other, it would
+//! - **FL6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
+//! - **FL7** A device takes many writes at once, and a small file is one: of many, one after the other, it would
 //!   have one at a time. So from the [`HELP_AFTER`]th file on that the thread on duty is at work on in a
 //!   round, up to [`HELPERS_MAX`] *helpers* go through the list beside it. They are at files only that owe little
 //!   (`LITTLE_BYTES`), so that there is still room for reads at the device, and only where all of the
 //!   device's files in hand move. A helper ends when it has seen as many files as were listed, or [`IDLE_MAX`] in
 //!   a row with which there was nothing to be done. It has no duty, and nobody waits for it: one that is stuck
 //!   has a file in hand, and no more.
-//! - **F8** A thread that has a file in hand may come to have its last reference, and so its descriptors and memory. It is
+//! - **FL8** A thread that has a file in hand may come to have its last reference, and so its descriptors and memory. It is
 //!   in hand from the look at the list until that is dropped, all under the lock of the list: so the last handle, when it
 //!   has let go of the file, waits until that is out of hand, and an open that finds no memory until files that
 //!   are being let go are gone. Neither waits for longer than [`STUCK_AFTER`], nor a handle for a sync, which may
@@ -108,7 +108,7 @@ impl Flusher<CachedFile> {
     /// Keeps a file whose last handle is gone until it is written back.
     pub(crate) fn adopt(self: &Arc<Self>, file: Arc<CachedFile>) {
         // Before it is listed: the thread that takes it off the list looks whether it is a stray
-        // (F5).
+        // (FL5).
         let known = self.state().strays.insert(address(&file), Arc::clone(&file));
         if !std::mem::replace(&mut file.writeback.state().listed, true) {
             self.add(&file);
@@ -137,14 +137,14 @@ impl Flusher<CachedFile> {
     }
 
     /// Sees to it that somebody watches the one on duty, if there is anything to be done beside what it
-    /// does (F3).
+    /// does (FL3).
     pub(super) fn keep_watch(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
         if !state.has_watch && !state.queue.is_empty() && state.duty_at_work().is_some() {
             state.has_watch = self.spawn(state, Role::Watch).is_some();
         }
     }
 
-    /// Starts a helper, if there may be one more (F7). It leaves threads to those that get stuck.
+    /// Starts a helper, if there may be one more (FL7). It leaves threads to those that get stuck.
     pub(super) fn call_help(self: &Arc<Self>) {
         let mut state = self.state();
         let is_room = state.threads + DEVICE_THREADS_MAX < THREADS_MAX;
@@ -199,7 +199,7 @@ impl Flusher<CachedFile> {
     fn serve_on_duty(self: &Arc<Self>, me: ThreadId) -> Option<Role> {
         while self.make_round(me) {}
         let mut state = self.state();
-        // F3: the one on duty may have got stuck when there was no thread for a watch.
+        // FL3: the one on duty may have got stuck when there was no thread for a watch.
         if !state.has_watch && state.duty_at_work().is_some() {
             state.has_watch = true;
             return Some(Role::Watch);
@@ -236,7 +236,7 @@ impl Flusher<CachedFile> {
         true
     }
 
-    /// Looks at the files as a helper (F7).
+    /// Looks at the files as a helper (FL7).
     fn help(self: &Arc<Self>, me: ThreadId) {
         let mut left = self.state().queue.len();
         let mut round = Round::new(Role::Help);
@@ -297,7 +297,7 @@ mod tests {
     use crate::tests::slow::{Kind, Slow};
     use crate::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 
-    /// Goal: many small files are written back by several threads (F7).
+    /// Goal: many small files are written back by several threads (FL7).
     /// Method: their write-backs are held up, and go on one at a time as long as there is one.
     #[test]
     fn small_files_are_written_back_by_several_threads() {

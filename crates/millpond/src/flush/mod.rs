@@ -69,7 +69,7 @@ pub(crate) enum BusyPages {
 enum Claim {
     Own(FrameIndex),
     /// HIDDEN, or under write-back: maybe of what was DIRTY when the caller took the page out of the
-    /// set, by a flush that began later (dirty.B3).
+    /// set, by a flush that began later (dirty.DS3).
     Busy(Word),
     Clean,
 }
@@ -98,7 +98,7 @@ impl Flushed {
     }
 }
 
-/// Writes back the pages from `first` to `last` that are DIRTY when it begins (dirty.B3). `durable`: in one
+/// Writes back the pages from `first` to `last` that are DIRTY when it begins (dirty.DS3). `durable`: in one
 /// durable transfer, if one is enough.
 pub(crate) fn flush(
     file: &CachedFile,
@@ -112,7 +112,7 @@ pub(crate) fn flush(
     flushed
 }
 
-/// A write-back that failed may have freed the blocks of other dirty pages (space.S3): they are written back
+/// A write-back that failed may have freed the blocks of other dirty pages (space.SP3): they are written back
 /// at once, while the blocks are free. `is_rest`: they were, as far as they are beyond the end.
 fn after_failure(file: &CachedFile, flushed: &Flushed, is_rest: bool) {
     if flushed.failed_end == 0 {
@@ -246,7 +246,7 @@ impl Flush<'_> {
                         }
                     }
                     Claim::Busy(seen) => {
-                        // writeback.B4.
+                        // writeback.WB4.
                         write(&mut claimed, false);
                         runs = 0;
                         times_hidden += u32::from(!seen.is_ready());
@@ -281,7 +281,7 @@ impl Flush<'_> {
     /// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
     fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
         let file = self.file;
-        // writeback.B5.
+        // writeback.WB5.
         let size = file.core().size.get();
         let mut runs = runs(file, claimed, size);
         let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);

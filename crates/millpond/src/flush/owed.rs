@@ -10,7 +10,7 @@ use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
 
-/// Notes pages whose words the caller has made DIRTY, under its guard (writeback.B2).
+/// Notes pages whose words the caller has made DIRTY, under its guard (writeback.WB2).
 pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);

@@ -1,7 +1,7 @@
 //! Syncs: what was written before one begins is durable when it has succeeded.
 //!
 //! ```text
-//!   suspects become DIRTY -> write back what is DIRTY now (dirty.B3) -> the back end's sync -> settle
+//!   suspects become DIRTY -> write back what is DIRTY now (dirty.DS3) -> the back end's sync -> settle
 //! ```
 //!
 //! The back end is always asked: what it was given by others, by the kernel's own ways to copy, or

@@ -1,20 +1,20 @@
 //! Writers that have to wait: there is too much in the cache to be written back, or it keeps the
 //! frames that they need.
 //!
-//! - **T1** A file may owe as much as [`SHARES`] times what all files together leave free of the limit
+//! - **TH1** A file may owe as much as [`SHARES`] times what all files together leave free of the limit
 //!   (dynamic thresholds: Choudhury and Hahne, 1998). So one alone has four fifths of it, and n that owe
 //!   all they may have 4/(4n + 1) each; what is left grows by nobody's effort but theirs. A file whose
 //!   device takes nothing holds what it had, and there is always room beside it.
-//! - **T2** A writer that finds its file over its share waits for that file's pages, by writing them back,
+//! - **TH2** A writer that finds its file over its share waits for that file's pages, by writing them back,
 //!   or while somebody else does; or gets their error. A file that owes nothing has nobody to wait for:
 //!   its writes go through.
-//! - **T3** Writers take turns at writing back; were all of them at it, what they have in flight together
+//! - **TH3** Writers take turns at writing back; were all of them at it, what they have in flight together
 //!   would keep reads waiting at the device for as long as it takes to write it. A turn that lasts for
 //!   longer than [`STUCK_AFTER`](crate::writeback::turns::STUCK_AFTER) counts for its own file only, of whose writers one at a time has one.
-//! - **T4** The same shares hold for what can't be evicted, of all that write-back may ever keep: a file
+//! - **TH4** The same shares hold for what can't be evicted, of all that write-back may ever keep: a file
 //!   whose writes are taken, but whose syncs hang, leaves frames to the others.
-//! - **T5** Nobody flushes or syncs another file than its own.
-//! - **T6** While a sync of the file writes its pages, its writers wait for those, and write nothing beside:
+//! - **TH5** Nobody flushes or syncs another file than its own.
+//! - **TH6** While a sync of the file writes its pages, its writers wait for those, and write nothing beside:
 //!   the device would take what they have dirtied since as well, and the sync so much longer.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,7 +31,7 @@ use crate::waits::WaitFor;
 /// How long a writer over the limit waits without any progress before its write goes through.
 /// Chosen, not measured.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
-/// What a file may owe, in parts of what is free (T1). Chosen: one file alone has four fifths of
+/// What a file may owe, in parts of what is free (TH1). Chosen: one file alone has four fifths of
 /// it.
 const SHARES: u64 = 4;
 /// What write-back may keep, of all memory: an eighth is left for what is read. Chosen, not
@@ -43,7 +43,7 @@ pub(crate) const WRITE_RELIEF_MAX: Duration = Duration::from_millis(20);
 /// For a view, there is not.
 pub(crate) const VIEW_RELIEF_MAX: Duration = THROTTLED_MAX;
 
-/// Whether a file that has `own` may take `bytes` more of `max`, of which all have `taken` (T1).
+/// Whether a file that has `own` may take `bytes` more of `max`, of which all have `taken` (TH1).
 fn has_share(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
     let free = max.saturating_sub(taken);
     bytes <= free && own + bytes <= free.saturating_mul(SHARES)
@@ -58,7 +58,7 @@ fn has_room(file: &CachedFile, bytes: u64) -> bool {
         || has_share(own, ledger.unwritten(), bytes, max)
 }
 
-/// Whether there are frames (T4).
+/// Whether there are frames (TH4).
 fn has_frames(file: &CachedFile, bytes: u64) -> bool {
     let max = file.cache().frames.limit_bytes() / 8 * KEPT_EIGHTHS_MAX;
     let (own, ledger) = (file.writeback.share.kept(), &file.cache().ledger);
@@ -94,7 +94,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
         }
         let mut progress = false;
         if file.writeback.is_written_for_sync.load(Relaxed) {
-            // T6.
+            // TH6.
             flusher.await_progress();
         } else if let Some(_turn) = flusher.turns.take(std::ptr::from_ref(file).addr()) {
             let flushed = flush_some(file);
@@ -122,7 +122,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
 }
 
 /// Makes room in a cache of which write-back keeps too much; whether there may be some now. What other
-/// files keep, the flusher is asked for, and waited for no longer than `patience` (T5).
+/// files keep, the flusher is asked for, and waited for no longer than `patience` (TH5).
 pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
     let shared = &*file.shared;
     let (ledger, flusher) = (&shared.cache.ledger, &shared.flusher);

@@ -8,11 +8,11 @@
 //!   a file's drop: OPEN or CLOSING -> gone
 //! ```
 //!
-//! - **N1** What asks the kernel is done outside of the lock: it may take as long as somebody's lease, or a
+//! - **RG1** What asks the kernel is done outside of the lock: it may take as long as somebody's lease, or a
 //!   server that does not answer. It holds up other openers of the same inode, as there may be one
 //!   file of an inode only, and nobody else.
-//! - **N2** An entry is OPENING until the thread that made it so has entered a file or given up.
-//! - **N3** A file is opened again only when the drop of the one before has left: that one keeps its errors for the
+//! - **RG2** An entry is OPENING until the thread that made it so has entered a file or given up.
+//! - **RG3** A file is opened again only when the drop of the one before has left: that one keeps its errors for the
 //!   next opener (`untold`).
 //!
 //! Locks: the map's; nothing is called under it, and no file is dropped.
@@ -26,7 +26,7 @@ use crate::file_id::FileId;
 enum Known<F> {
     Open(Weak<F>),
     Opening(Arc<Opening>),
-    /// Its drop has begun, and an opener waits for `leave` (N3).
+    /// Its drop has begun, and an opener waits for `leave` (RG3).
     Closing(Arc<Opening>),
 }
 
@@ -129,7 +129,7 @@ impl<F> Registry<F> {
     }
 }
 
-/// The right, and the duty, to open a file that is not known (N2).
+/// The right, and the duty, to open a file that is not known (RG2).
 pub(crate) struct Place<'a, F> {
     registry: &'a Registry<F>,
     id: FileId,

@@ -8,13 +8,13 @@
 //! any -> grant -> GRANTED                            by who ends the wait, once; wakes a sleeper
 //! ```
 //!
-//! - **G1** A signal serves one wait. The waker has a share of it: the wake is its last touch, and
+//! - **SG1** A signal serves one wait. The waker has a share of it: the wake is its last touch, and
 //!   the signal outlives that whatever its owner does meanwhile.
-//! - **G2** The teller's exchange finds SLEEPING, or the owner's exchange finds what was told, or the
+//! - **SG2** The teller's exchange finds SLEEPING, or the owner's exchange finds what was told, or the
 //!   word changes before the kernel looks at it: no wake-up is lost.
-//! - **G3** All is Relaxed. The word only says when to look: what was granted is collected under the lock
+//! - **SG3** All is Relaxed. The word only says when to look: what was granted is collected under the lock
 //!   of the queue, and the holder of a ring is known under the lock of its role.
-//! - **G4** GRANTED is final: a promotion that meets it is void, and its owner finds out under the role's
+//! - **SG4** GRANTED is final: a promotion that meets it is void, and its owner finds out under the role's
 //!   lock that it was given the ring.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,7 +53,7 @@ impl Signal {
         }
     }
 
-    /// Ends the wait. The caller holds no lock, and does not touch the signal again (G1). True if the
+    /// Ends the wait. The caller holds no lock, and does not touch the signal again (SG1). True if the
     /// owner sleeps in its ring, out of which the caller is to bring it.
     #[must_use]
     pub(crate) fn grant(&self) -> bool {
@@ -66,7 +66,7 @@ impl Signal {
         }
     }
 
-    /// What the word was (G2).
+    /// What the word was (SG2).
     fn set_granted(&self) -> u32 {
         self.word.swap(GRANTED, Relaxed)
     }
@@ -75,7 +75,7 @@ impl Signal {
         self.word.load(Relaxed) == GRANTED
     }
 
-    /// Has the owner take over the ring (G4). As for `grant`, the last touch.
+    /// Has the owner take over the ring (SG4). As for `grant`, the last touch.
     pub(crate) fn promote(&self) {
         let promoted = self.word.fetch_update(Relaxed, Relaxed, |word| match word {
             WAITING | SLEEPING => Some(PROMOTED),
@@ -167,7 +167,7 @@ impl Signal {
     }
 }
 
-/// G2 as a model sees it, and without the swap: did the kernel put somebody to sleep, and was he woken?
+/// SG2 as a model sees it, and without the swap: did the kernel put somebody to sleep, and was he woken?
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;

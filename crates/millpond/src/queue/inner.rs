@@ -1,5 +1,5 @@
 //! What a queue shares with the operations that are under way: the table of them, and those that have
-//! just ended (rules queue.U1 to queue.U4 [queue](crate::queue)).
+//! just ended (rules queue.QU1 to queue.QU4 [queue](crate::queue)).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -33,7 +33,7 @@ pub(super) struct Inner {
 type Arrived = (Arc<Inner>, VecDeque<Completion>);
 
 thread_local! {
-    /// What completed in the batch that this thread has open, and is to be told of at its end (queue.U4):
+    /// What completed in the batch that this thread has open, and is to be told of at its end (queue.QU4):
     /// seldom of more than one queue.
     static ARRIVED: RefCell<Vec<Arrived>> = const { RefCell::new(Vec::new()) };
 
@@ -80,7 +80,7 @@ impl Inner {
         self.pending.lock().expect("no panic under the lock")
     }
 
-    /// Completes a pending operation. The caller took its request (queue.U1).
+    /// Completes a pending operation. The caller took its request (queue.QU1).
     pub(super) fn finish(self: &Arc<Self>, number: usize, completion: Completion) {
         let pending = self.pending().remove(number);
         self.complete(completion);
@@ -115,7 +115,7 @@ impl Inner {
         arrived.len() - 1
     }
 
-    /// Completes what arrived in this thread's batch (queue.U4).
+    /// Completes what arrived in this thread's batch (queue.QU4).
     fn tell_arrived(&self) {
         let mine = ARRIVED.try_with(|arrived| {
             let mut arrived = arrived.borrow_mut();

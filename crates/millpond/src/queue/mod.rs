@@ -8,10 +8,10 @@
 //!   end of an operation -> `waiting`: complete, dispatch by the `rules` -> wake whom they grant
 //! ```
 //!
-//! - **U1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
-//! - **U2** A completion is given to one waiter, by the rules (rules.Q1 to rules.Q8).
-//! - **U3** A queue that is dropped leaves its operations to their end; nobody learns of it.
-//! - **U4** What completes in a batch of one thread (`io::batch`) is told of together, at its end: the thread
+//! - **QU1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
+//! - **QU2** A completion is given to one waiter, by the rules (rules.Q1 to rules.Q8).
+//! - **QU3** A queue that is dropped leaves its operations to their end; nobody learns of it.
+//! - **QU4** What completes in a batch of one thread (`io::batch`) is told of together, at its end: the thread
 //!   keeps it until then, and nobody else's lock or line is touched for each.
 //!
 //! Locks: the table of what is pending, a task's body, the rules. None is taken under another, but a
@@ -469,7 +469,7 @@ impl Inner {
     }
 
     /// Completes a request of the open batch: it is returned, but where it has the last handle of its file a worker
-    /// completes it (task.T5).
+    /// completes it (task.TK5).
     #[inline]
     fn complete_at_once(
         self: &Arc<Self>,

@@ -8,16 +8,16 @@
 //!   RUNNING -- wake -> AGAIN -- pending --> RUNNING   by a waker; the runner runs again
 //! ```
 //!
-//! - **T1** One thread at a time runs a task: who changed IDLE to RUNNING, or made the task. It passes
+//! - **TK1** One thread at a time runs a task: who changed IDLE to RUNNING, or made the task. It passes
 //!   the role to a worker with a job, and gives it up only by IDLE.
-//! - **T2** A wake-up that meets a runner leaves AGAIN, also where another has left it, and the runner
+//! - **TK2** A wake-up that meets a runner leaves AGAIN, also where another has left it, and the runner
 //!   takes it when it wants to be IDLE: none is lost, and the next run sees what was done before each.
-//! - **T3** A waker runs at the pace of a moment (miss.M7): on the thread that ended a fill, a task
+//! - **TK3** A waker runs at the pace of a moment (miss.M7): on the thread that ended a fill, a task
 //!   whose pages are there copies and completes, without another thread. What needs more goes to a
 //!   worker.
-//! - **T4** Who takes the request out of the body completes it: the runner that finished it, or a
+//! - **TK4** Who takes the request out of the body completes it: the runner that finished it, or a
 //!   cancel. The body's lock is held for a step; nobody waits under it.
-//! - **T5** The file's handle is dropped before the completion is reported. The last one writes back as it is
+//! - **TK5** The file's handle is dropped before the completion is reported. The last one writes back as it is
 //!   dropped: not here, where a fill may be ending, but on a worker, which then reports the completion.
 //!
 //! [`File::start_read_raw`]: crate::File::start_read_raw
@@ -37,7 +37,7 @@ const IDLE: u32 = 0;
 const RUNNING: u32 = 1;
 const AGAIN: u32 = 2;
 
-/// Who runs a task, and whether it was woken meanwhile (T1, T2).
+/// Who runs a task, and whether it was woken meanwhile (TK1, TK2).
 pub(super) struct Running(AtomicU32);
 
 impl Running {
@@ -81,7 +81,7 @@ pub(crate) trait Reading: Send + Sized + 'static {
     /// Goes on with `miss`, which is always the one of this read.
     fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step;
 
-    /// Reports the result, after the file's handle was dropped by [`release_handle`] (T5).
+    /// Reports the result, after the file's handle was dropped by [`release_handle`] (TK5).
     fn end(self, result: Result<usize>);
 }
 
@@ -152,7 +152,7 @@ impl<R: Reading> Task<R> {
         })
     }
 
-    /// Steps until the task is pending or done. The caller is the runner (T1).
+    /// Steps until the task is pending or done. The caller is the runner (TK1).
     pub(crate) fn run(self: &Arc<Self>, pace: Pace) {
         let waker = Waker::from(Arc::clone(self));
         loop {

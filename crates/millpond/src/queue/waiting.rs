@@ -24,7 +24,7 @@ use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
-/// What to tell of a grant: once, and that is the last touch (signal.G1).
+/// What to tell of a grant: once, and that is the last touch (signal.SG1).
 pub(crate) enum Notify {
     Thread(Arc<Signal>),
     Task(TaskWaker),

@@ -7,7 +7,7 @@
 //! frames that no word has (*aside*). Its bytes are copied from there when the task is called again, and then
 //! the frames are free again.
 //!
-//! - **A1** The end of a read aside lets go of guard and slot, and tells its [`Arrival`](crate::read::arrival).
+//! - **BY1** The end of a read aside lets go of guard and slot, and tells its [`Arrival`](crate::read::arrival).
 
 use std::ptr;
 use std::sync::Arc;
@@ -232,7 +232,7 @@ impl Aside {
         Ok(aside)
     }
 
-    /// Whether the read has ended; else `waker` is woken when it has (A1).
+    /// Whether the read has ended; else `waker` is woken when it has (BY1).
     pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
         self.arrival.has_ended_or_wakes(waker)
     }

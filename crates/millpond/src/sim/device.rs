@@ -1,8 +1,8 @@
 //! A simulated device as a test sees it: what is stored, what was asked for, and what was wrong.
 //!
-//! - **V1** Of two transfers that overlap in space and time, none is a write; nor is the file cut,
+//! - **DV1** Of two transfers that overlap in space and time, none is a write; nor is the file cut,
 //!   or a hole punched, where it is being written.
-//! - **V2** The memory of a write does not change until it ends.
+//! - **DV2** The memory of a write does not change until it ends.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

@@ -9,12 +9,12 @@
 //!   crash: each sector durable or any one of its pending versions; the size durable or any set since
 //! ```
 //!
-//! - **D1** Sizes change in order, as a journal keeps them: a crash that finds the size of some
+//! - **SD1** Sizes change in order, as a journal keeps them: a crash that finds the size of some
 //!   moment finds every cut up to then, and every hole that was punched. Such a version of a
 //!   sector is outlived by nothing older; a failed sync loses none, and no size.
-//! - **D2** Versions of a sector that nobody asks for apart may be merged: the older one is
+//! - **SD2** Versions of a sector that nobody asks for apart may be merged: the older one is
 //!   forgotten, as by a device that overwrote it before it stored it. So histories stay short.
-//! - **D3** A sync covers what ended before it began, and nothing else for certain.
+//! - **SD3** A sync covers what ended before it began, and nothing else for certain.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::sim::memory;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
-/// Versions kept of a sector (D2).
+/// Versions kept of a sector (SD2).
 const VERSIONS_MAX: usize = 6;
 /// Sizes kept beside the durable one.
 const SIZES_MAX: usize = 64;
@@ -34,11 +34,11 @@ type Sector = [u8; SECTOR_BYTES];
 pub(crate) type Moment = u64;
 
 struct Version {
-    /// From when on the sector had these contents, or later ones (D2).
+    /// From when on the sector had these contents, or later ones (SD2).
     moment: Moment,
     /// When they were written.
     written: Moment,
-    /// Whether it is due to a cut (D1).
+    /// Whether it is due to a cut (SD1).
     cut: bool,
     bytes: Box<Sector>,
 }
@@ -197,7 +197,7 @@ impl Disk {
         self.sizes.drain(..count);
     }
 
-    /// A failed sync: each sector that it should have covered, as D3 has it, is stored, stays
+    /// A failed sync: each sector that it should have covered, as SD3 has it, is stored, stays
     /// pending, or is lost. Of the lost ones some are seen to be; others are read as if they were
     /// there, as from pages that a kernel marked clean.
     pub(crate) fn fail_sync(&mut self, moment: Moment, mut random: impl FnMut(u64) -> u64) {
@@ -209,7 +209,7 @@ impl Disk {
             }
             let cut = versions.iter().rposition(|version| version.cut);
             let left = if let Some(cut) = cut {
-                // D1: it stays, and what is older with it.
+                // SD1: it stays, and what is older with it.
                 versions.truncate(cut + 1);
                 *versions[cut].bytes
             } else {
@@ -238,7 +238,7 @@ impl Disk {
         };
         let mut bytes = self.durable.clone();
         for (&sector, versions) in &self.pending {
-            // D1: not what is older than the last cut that was stored, nor newer than the next.
+            // SD1: not what is older than the last cut that was stored, nor newer than the next.
             let is_stored = |version: &Version| version.moment <= moment;
             let cut = versions.iter().rposition(|version| version.cut && is_stored(version));
             let next = versions.iter().position(|version| version.cut && !is_stored(version));

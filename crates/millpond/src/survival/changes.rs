@@ -1,7 +1,7 @@
 //! What an engine with a keeper does to a file below its cache, told to the keeper as it happens.
 //!
-//! The keeper must know afterwards whether somebody else has changed the file (target.T2), and
-//! which length a change that was in flight can have given to it (replay.R6). So whoever changes
+//! The keeper must know afterwards whether somebody else has changed the file (target.TG2), and
+//! which length a change that was in flight can have given to it (replay.RP6). So whoever changes
 //! the file says so before and after:
 //!
 //! ```text

@@ -4,9 +4,9 @@
 //! close of the connection. A TCP socket that lingers, or a file of a FUSE server, blocks that close for as long as its
 //! sender likes. So no thread that serves clients closes such a connection itself.
 //!
-//! - **C1** At most [`THREADS_MAX`] threads close connections. Each ends when the queue is empty.
-//! - **C2** A connection is shut down before it is queued. Its peer sees the end at once, and can send nothing more.
-//! - **C3** With [`OPEN_MAX`] connections the closer is full, and the keeper accepts none until a close has returned. So a
+//! - **CL1** At most [`THREADS_MAX`] threads close connections. Each ends when the queue is empty.
+//! - **CL2** A connection is shut down before it is queued. Its peer sees the end at once, and can send nothing more.
+//! - **CL3** With [`OPEN_MAX`] connections the closer is full, and the keeper accepts none until a close has returned. So a
 //!   stranger can use up neither the keeper's threads nor its descriptors.
 
 use std::collections::VecDeque;
@@ -47,7 +47,7 @@ impl Closer {
         self.queue.lock().expect("no panic under the lock")
     }
 
-    /// C3. Without a thread it is true, so that the next connection starts one.
+    /// CL3. Without a thread it is true, so that the next connection starts one.
     pub(super) fn has_room(&self) -> bool {
         let queue = self.queue();
         queue.open < OPEN_MAX || queue.threads == 0
@@ -55,7 +55,7 @@ impl Closer {
 
     /// Ends a connection without waiting for its close.
     pub(super) fn hang_up(self: &Arc<Self>, socket: OwnedFd) {
-        // C2. Fails for a connection that its peer has ended.
+        // CL2. Fails for a connection that its peer has ended.
         let _ = rustix::net::shutdown(&socket, Shutdown::Both);
         let mut queue = self.queue();
         queue.sockets.push_back(socket);

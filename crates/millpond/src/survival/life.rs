@@ -10,10 +10,10 @@
 //!   0 -- the holder starts --> its thread id -- it ends, or is killed --> FUTEX_OWNER_DIED (or 0)
 //! ```
 //!
-//! - **H1** The list that the kernel walks at the holder's death is in the keeper's own memory, and
+//! - **LF1** The list that the kernel walks at the holder's death is in the keeper's own memory, and
 //!   the word in a mapping that no client can write to (sealed): so a client can make the kernel or
 //!   the keeper believe nothing.
-//! - **H2** The kernel marks the word before the process counts as dead, and so before the program
+//! - **LF2** The kernel marks the word before the process counts as dead, and so before the program
 //!   can learn of the death in another way.
 
 use std::io;

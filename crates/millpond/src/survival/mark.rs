@@ -19,11 +19,11 @@
 //! one. A lease would, but keeps everybody out while the program lives; `replay` takes one once it
 //! is dead.
 //!
-//! - **M1** One keeper has an inode: a file that is marked already is not adopted, and its writes
+//! - **MK1** One keeper has an inode: a file that is marked already is not adopted, and its writes
 //!   go through.
-//! - **M2** A mark that belongs to somebody who is neither our user, nor the file's owner, nor root
+//! - **MK2** A mark that belongs to somebody who is neither our user, nor the file's owner, nor root
 //!   is none: it could keep us waiting for nothing.
-//! - **M3** Any user may connect to a mark, and send messages that nothing receives. No connection of one is closed by a
+//! - **MK3** Any user may connect to a mark, and send messages that nothing receives. No connection of one is closed by a
 //!   thread that serves clients or writes files, unless the kernel has refused all descriptors that were sent
 //!   (`closer`).
 //!
@@ -76,10 +76,10 @@ fn socket() -> io::Result<OwnedFd> {
 }
 
 impl Mark {
-    /// Marks a file; EBUSY if it is marked (M1).
+    /// Marks a file; EBUSY if it is marked (MK1).
     pub(super) fn set(device: u64, inode: u64, closer: &Arc<Closer>) -> io::Result<Mark> {
         let listener = socket()?;
-        // Before it listens: M3.
+        // Before it listens: MK3.
         let refuses_descriptors = wire::refuse_descriptors(&listener);
         match rustix::net::bind(&listener, &name(device, inode)?) {
             Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
@@ -116,7 +116,7 @@ impl Mark {
         self.waiting.lock().expect("no panic under the lock").extend(connections);
     }
 
-    /// Ends connections (M3).
+    /// Ends connections (MK3).
     pub(super) fn hang_up(&self, connections: Vec<OwnedFd>) {
         for socket in connections {
             if self.refuses_descriptors {
@@ -228,7 +228,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
             // There is no mark; or there is none for us, by the rules of a sandbox.
             Err(_) => return Ok(()),
         }
-        // M2.
+        // MK2.
         let peer = wire::peer(socket.as_fd())?;
         let own = rustix::process::geteuid().as_raw();
         if ![own, file.st_uid, 0].contains(&peer.uid) {

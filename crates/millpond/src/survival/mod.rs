@@ -110,8 +110,8 @@
 //! *Trust.* The keeper takes the mapping for bytes that anybody may have written: it reads them
 //! with `pread` (a hole stays a hole, and a shrunken file is an error, not a signal), and checks
 //! each index. A process can harm the files that it has handed over, and nothing else: they are
-//! written through its own descriptors. Both ends know whom they talk to (wire.D1), and neither
-//! waits for ever (wire.D2): what may take as long as somebody else likes (a file system of another
+//! written through its own descriptors. Both ends know whom they talk to (wire.WR1), and neither
+//! waits for ever (wire.WR2): what may take as long as somebody else likes (a file system of another
 //! machine, closing a stranger's descriptor) is done by threads, of which strangers can start a bounded number
 //! (`closer`).
 //!

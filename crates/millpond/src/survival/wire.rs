@@ -5,10 +5,10 @@
 //! program, which may close all that it has. A request names its mapping by the id that the keeper
 //! gave it, and is taken only from the process that the mapping came from.
 //!
-//! - **D1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the
+//! - **WR1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the
 //!   moment at which the one listened and the other connected) before they send or receive
 //!   anything. So a descriptor is neither handed to a stranger nor taken from one.
-//! - **D2** Nobody waits for the other for ever, but for a goodbye, which takes as long as writing
+//! - **WR2** Nobody waits for the other for ever, but for a goodbye, which takes as long as writing
 //!   does. The keeper does not wait at all: it receives what is there, and answers without waiting.
 
 use std::fmt;
@@ -260,7 +260,7 @@ pub(super) fn ask_within(
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, patience)?;
     retry_on_intr(|| rustix::net::connect(&socket, &to)).map_err(timed_out)?;
-    // D1.
+    // WR1.
     let peer = peer(socket.as_fd())?;
     if !keeper.is(peer) {
         return Err(Errno::PERM.into());

@@ -69,8 +69,8 @@ impl Write<'_> {
             || (self.offset > self.size && space::has_reserved_ahead(self.file, self.size))
     }
 
-    /// Before a write past the cache: no dirty page counts on blocks that it may free (space.S2), and none are
-    /// reserved where it leaves a hole (space.S5). No page of the file is hidden by the caller.
+    /// Before a write past the cache: no dirty page counts on blocks that it may free (space.SP2), and none are
+    /// reserved where it leaves a hole (space.SP5). No page of the file is hidden by the caller.
     pub(super) fn clear_end(&self) -> Result<()> {
         flush::write_back_at_risk(self.file, self.offset + self.len)?;
         if self.offset > self.size && space::has_reserved_ahead(self.file, self.size) {

@@ -34,7 +34,7 @@ impl Write<'_> {
         let waits = reserved
             && ((pages == 1 && self.overwrite(leaves)?) || self.back_many(leaves, pages)?);
         if self.file.space.losses() != losses {
-            // space.S1, space.S3: dirty pages of the range, this write's among them, may have no blocks.
+            // space.SP1, space.SP3: dirty pages of the range, this write's among them, may have no blocks.
             flush::write_back(self.file, self.first, self.last, Op::Write)?;
         }
         Ok(waits)
@@ -238,7 +238,7 @@ impl Write<'_> {
     }
 
     /// Has the back end extend the file up to the first page of a write beyond its end, so that
-    /// what lies between is there to be read (writeback.B1-back). False if it refuses.
+    /// what lies between is there to be read (writeback.WB1-back). False if it refuses.
     pub(super) fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {

@@ -158,7 +158,7 @@ impl CachedFile {
         let (first, last) = (self.page_of(offset), self.page_of(end.min(size) - 1));
         let edges = self.edges(offset, end, size);
         if op == Op::Zero && self.backing.overwrites() == Overwrites::InPlaceUnlessShared {
-            // space.S1: XFS frees the range first, and may then find no space for it.
+            // space.SP1: XFS frees the range first, and may then find no space for it.
             flush::write_back(self, first, last, op)?;
         }
         self.hide_and_settle(op, first, last, edges)?;
@@ -184,7 +184,7 @@ impl CachedFile {
             outcome
         });
         if outcome.as_ref().is_err_and(|failure| !failure.refused) {
-            // space.S1. What fails is noted, and stays dirty.
+            // space.SP1. What fails is noted, and stays dirty.
             let _ = flush::write_back(self, first, last, op);
         }
         drop(guard);
@@ -214,7 +214,7 @@ impl CachedFile {
                 self.set_size(end);
             }
             if reserved.is_err() {
-                // space.S1. What fails is noted there, and stays dirty.
+                // space.SP1. What fails is noted there, and stays dirty.
                 let (first, last) = (self.page_of(offset), self.page_of(end - 1));
                 let _ = flush::write_back(self, first, last, Op::Allocate);
             }
@@ -259,7 +259,7 @@ impl CachedFile {
         last: PageIndex,
         edges: Edges,
     ) -> Result<()> {
-        // The last page in any case: what will be EMPTY must lie within the back end's file (writeback.B1).
+        // The last page in any case: what will be EMPTY must lie within the back end's file (writeback.WB1).
         for page in edges.into_iter().flatten().chain([last]) {
             flush::write_back(self, page, page, op)?;
         }

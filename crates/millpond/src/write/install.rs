@@ -56,7 +56,7 @@ impl Write<'_> {
         let were_dirty = self.show_all(leaves, fresh, old, moved, dirty);
         // Those that are left have a fresh frame each, which is in place by now.
         self.file.cache().replaced(old, fresh, Class::page(self.file.core().page_shift));
-        // Pages that were DIRTY before are in the set, or will be put back (writeback.B2).
+        // Pages that were DIRTY before are in the set, or will be put back (writeback.WB2).
         if dirty && !were_dirty {
             flush::dirtied(self.file, self.first, self.last);
         }

@@ -4,19 +4,19 @@
 //! word, and puts back what it could not write. What it has taken is in its hands until its *flush*
 //! ends.
 //!
-//! - **B2** A page enters the set when its word is DIRTY already, before the guard of its writer is
+//! - **DS2** A page enters the set when its word is DIRTY already, before the guard of its writer is
 //!   released; a flush that takes it out of the set claims it, finds it clean, or puts it back. So
 //!   a page that is DIRTY and whose writer has returned is in the set, or in the hands of a flush.
-//! - **B3** Each flush has a number, given together with taking its pages. One that waits owes what was
+//! - **DS3** Each flush has a number, given together with taking its pages. One that waits owes what was
 //!   DIRTY of its range when it began, and no more: what it took itself; and what flushes with smaller
 //!   numbers had in hand then. It waits for those of them to end whose ranges meet its own, and writes
 //!   what they have put back by then.
 //!
-//! - **B6** What the set took of the heap for pages that a flush has in hand stays counted until they are in
+//! - **DS6** What the set took of the heap for pages that a flush has in hand stays counted until they are in
 //!   the set of what a sync owes, or back in this one, or the flush ends: else others are given that room
 //!   meanwhile, and as all of the cache may be kept by write-back, what a sync owes has none.
 //!
-//! - **B7** A flush that takes some of the pages goes on where the last such one ended, and around. So each page
+//! - **DS7** A flush that takes some of the pages goes on where the last such one ended, and around. So each page
 //!   has its turn; and those ahead, which have been dirty for longest, lie densest, so that several are one write.
 //!   Were it the first ones each time, pages that are dirtied at random at the beginning of a file would be written
 //!   soon after, each alone, and those at its end would stay.
@@ -40,7 +40,7 @@ pub(crate) struct Dirty {
     under_way: Vec<UnderWay>,
     next: u64,
     waiting: Vec<Waiting>,
-    /// Where the next flush of some pages begins (B7).
+    /// Where the next flush of some pages begins (DS7).
     sweep: PageIndex,
 }
 
@@ -49,7 +49,7 @@ type Pages = RangeInclusive<PageIndex>;
 struct UnderWay {
     number: FlushNumber,
     range: Pages,
-    /// What stays counted for its pages (B6).
+    /// What stays counted for its pages (DS6).
     heap_bytes: u64,
 }
 
@@ -86,7 +86,7 @@ impl Dirty {
         self.since
     }
 
-    /// B2.
+    /// DS2.
     pub(crate) fn insert(&mut self, pages: impl Iterator<Item = PageIndex>) {
         pages.for_each(|page| self.set.insert(page));
         if self.since.is_none() && !self.set.is_empty() {
@@ -105,7 +105,7 @@ impl Dirty {
         self.begin_with(range.clone(), |set, _| set.take(*range.start(), *range.end(), usize::MAX))
     }
 
-    /// Begins one of about `at_most` pages (B7). They are in ascending order.
+    /// Begins one of about `at_most` pages (DS7). They are in ascending order.
     pub(crate) fn begin_some(&mut self, at_most: usize) -> (FlushNumber, Vec<PageIndex>) {
         self.begin_with(PageIndex::FIRST..=PageIndex::LAST, |set, sweep| {
             let ahead = set.take(*sweep, PageIndex::LAST, at_most);
@@ -133,7 +133,7 @@ impl Dirty {
         (number, pages)
     }
 
-    /// Begins one that waits for those before it (B3); `None` if there is nothing to do.
+    /// Begins one that waits for those before it (DS3); `None` if there is nothing to do.
     pub(crate) fn begin_waiting(&mut self, range: Pages) -> Option<(FlushNumber, Vec<PageIndex>)> {
         let is_in_hand = self.under_way.iter().any(|other| meet(&other.range, &range));
         if !is_in_hand && !self.set.intersects(*range.start(), *range.end()) {
@@ -155,7 +155,7 @@ impl Dirty {
         }
     }
 
-    /// Flush `number` ends; whether one that began after it may wait for that (B3). Most have nobody wait, and
+    /// Flush `number` ends; whether one that began after it may wait for that (DS3). Most have nobody wait, and
     /// to wake nobody is a system call, too.
     #[must_use]
     pub(crate) fn end(&mut self, number: FlushNumber) -> bool {
@@ -208,7 +208,7 @@ mod tests {
         pages.map(PageIndex)
     }
 
-    /// Goal: room for the pages that a flush has in hand is given to nobody else (B6).
+    /// Goal: room for the pages that a flush has in hand is given to nobody else (DS6).
     /// Incident: a flush of 2,400 pages that lay far apart had 460 KiB for what a sync owes then, after others
     /// had been given all of the limit.
     #[test]
@@ -228,7 +228,7 @@ mod tests {
         assert!(dirty.heap_bytes() < all / 5);
     }
 
-    /// Goal: flushes of some pages go around, so that each has its turn (B7).
+    /// Goal: flushes of some pages go around, so that each has its turn (DS7).
     /// Method: all of a few leaves are dirtied again after each flush of one leaf.
     /// Incident: it was the first leaf each time.
     #[test]

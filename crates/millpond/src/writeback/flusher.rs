@@ -68,7 +68,7 @@ pub(crate) struct Flusher<F> {
 }
 
 pub(crate) struct FlusherState<F> {
-    /// The files that are listed, but for those in `hands` (F1). Weak: a file that is closed meanwhile
+    /// The files that are listed, but for those in `hands` (FL1). Weak: a file that is closed meanwhile
     /// must not stay open here.
     pub(crate) queue: VecDeque<Weak<F>>,
     /// With how many it is looked for those that are closed.
@@ -98,7 +98,7 @@ pub(crate) struct Hand {
     pub(crate) helps: bool,
     pub(crate) share: Arc<Share>,
     pub(crate) device: u64,
-    /// Since when the thread may have to wait for the file's device (F2).
+    /// Since when the thread may have to wait for the file's device (FL2).
     pub(crate) at_work: Option<Instant>,
     /// How many write-backs of the file had ended when somebody last looked, and since when.
     pub(crate) ended: u64,

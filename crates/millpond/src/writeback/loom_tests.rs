@@ -24,11 +24,11 @@ const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = PageIndex::FIRST..=PageI
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// A sync waits for a page of its own that a later flush has in hand (dirty.B3).
+    /// A sync waits for a page of its own that a later flush has in hand (dirty.DS3).
     LaterFlush,
-    /// It waits for flushes that began before it (dirty.B3).
+    /// It waits for flushes that began before it (dirty.DS3).
     EarlierFlush,
-    /// It writes what these put back (dirty.B3).
+    /// It writes what these put back (dirty.DS3).
     Owed,
     /// The epoch is asked for before the back end is given bytes (generations.G1).
     EpochFirst,
@@ -173,7 +173,7 @@ fn run(book: &Arc<Book>, body: fn(&Book)) -> thread::JoinHandle<()> {
 }
 
 /// Goal: a sync does not return before the device has what was DIRTY when it began, or newer bytes,
-/// from any flush (dirty.B3).
+/// from any flush (dirty.DS3).
 /// Method: a writer that hides the page and shows a newer content, a flush after it, and a sync.
 /// `apart`: the flush does not wait for the writer.
 fn sync_races_a_flush(without: Rule, apart: bool) {

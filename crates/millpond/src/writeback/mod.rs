@@ -12,12 +12,12 @@
 //! guard. What the back end took is in one of three [`generations`] until a
 //! [`sync`](mod@crate::flush::sync) has covered it.
 //!
-//! - **B1** A page that is EMPTY, as far as it lies below the size, is in the back end: a page
+//! - **WB1** A page that is EMPTY, as far as it lies below the size, is in the back end: a page
 //!   leaves the cache only when it is clean (page.W4), and a write that leaves a gap behind the old end
 //!   has the back end extend the file first.
-//! - **B2**, **dirty.B3**: [`dirty`]. **generations.G1** to **generations.G8**: [`generations`].
-//! - **B4** Nobody waits for a page while it has claimed pages that are not submitted.
-//! - **B5** The size is read after the pages are claimed. A thread that cuts the file hides the
+//! - **WB2**, **dirty.DS3**: [`dirty`]. **generations.G1** to **generations.G8**: [`generations`].
+//! - **WB4** Nobody waits for a page while it has claimed pages that are not submitted.
+//! - **WB5** The size is read after the pages are claimed. A thread that cuts the file hides the
 //!   pages first, and waits for write-backs then, so the back end's file is never longer than the
 //!   size.
 //!
@@ -136,7 +136,7 @@ impl Writeback {
         self.owed_heap.set(cache, owed);
     }
 
-    /// Counts what a sync owes from now on, for which room was kept with the pages of flush `number` (dirty.B6).
+    /// Counts what a sync owes from now on, for which room was kept with the pages of flush `number` (dirty.DS6).
     pub(crate) fn count_owed(&self, cache: &Cache, number: FlushNumber, owed: u64) {
         let mut state = self.state();
         state.dirty.let_go(number, owed.saturating_sub(self.owed_heap.counted()));

@@ -30,7 +30,7 @@ impl WritersTurns {
     pub(crate) fn take(&self, file: usize) -> Option<WritersTurn<'_>> {
         let now = Instant::now();
         let mut taken = self.taken();
-        // throttle.T3.
+        // throttle.TH3.
         let young = taken.iter().filter(|turn| now - turn.since < STUCK_AFTER).count();
         if young >= TURNS_MAX || taken.iter().any(|turn| turn.file == file) {
             return None;

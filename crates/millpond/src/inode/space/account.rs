@@ -1,5 +1,5 @@
 //! The account of the blocks that a file is known to have, as ranges of bytes, a few thousand at most.
-//! [`space`](crate::inode::space) has the rules (space.S1 to space.S5) and is the only caller that changes it.
+//! [`space`](crate::inode::space) has the rules (space.SP1 to space.SP5) and is the only caller that changes it.
 //!
 //! Locks: the ranges'; the back end is asked under it, so that a range is asked about once.
 
@@ -23,7 +23,7 @@ pub(crate) struct Space {
     /// All before it is known to have its blocks: what most writes ask, without the lock. The
     /// caller's guard keeps its range from being forgotten, but for losses.
     prefix: AtomicU64,
-    /// How often blocks may have been freed under no guard (space.S3).
+    /// How often blocks may have been freed under no guard (space.SP3).
     losses: AtomicU64,
     /// The heap bytes of the ranges.
     pub(crate) heap: HeapCharge,
@@ -49,7 +49,7 @@ impl Space {
         self.known().remove(start, end);
     }
 
-    /// The same without a guard (space.S3).
+    /// The same without a guard (space.SP3).
     pub(crate) fn lose(&self, start: u64, end: u64) {
         self.forget(start, end);
         // Release: pairs with the Acquire of `losses`: a writer that sees this loss before it asks for

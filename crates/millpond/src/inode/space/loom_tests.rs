@@ -1,4 +1,4 @@
-//! Loom models of losses (space.S3): a page whose blocks are freed under no guard is written back, by the flush
+//! Loom models of losses (space.SP3): a page whose blocks are freed under no guard is written back, by the flush
 //! or by its writer.
 //!
 //! The account is the real one; the set of dirty pages is a flag under a lock, and the disk is a bit: whether the

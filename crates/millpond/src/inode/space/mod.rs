@@ -14,20 +14,20 @@
 //! This module owns the account of known blocks ([`Space`](account::Space)) and makes each call that can
 //! free blocks of the file:
 //!
-//! - **S1** [`set_len`], [`zero`], [`allocate`] and [`trim`] forget each range that the call may have freed,
+//! - **SP1** [`set_len`], [`zero`], [`allocate`] and [`trim`] forget each range that the call may have freed,
 //!   whatever the call returns. (XFS frees a range before it zeroes it; tmpfs, when an allocation fails, frees
 //!   all pages of the range that are not written yet.)
-//! - **S2** A write past the cache that moves the end of the file may free all blocks beyond the end: ext4
+//! - **SP2** A write past the cache that moves the end of the file may free all blocks beyond the end: ext4
 //!   truncates the file when such a write fails, and may then succeed with the freed blocks. So the dirty
 //!   pages beyond the back end's end are written back first (`flush::at_risk`), and then no dirty page counts
 //!   on such blocks; after the write, the ranges beyond the old end are forgotten.
-//! - **S3** A write-back that fails may free them, too, and holds no guard: a writer may be between `reserve`
+//! - **SP3** A write-back that fails may free them, too, and holds no guard: a writer may be between `reserve`
 //!   and its DIRTY pages. [`lost_from`] forgets the blocks, then counts a loss; the flush writes back the
 //!   dirty pages there, and a writer that finds more losses than before it asked writes back its own pages. The
 //!   set's lock orders both, so one of the two finds the pages.
-//! - **S4** Beyond the end only blocks count that this module reserved. XFS allocates more than a write needs
+//! - **SP4** Beyond the end only blocks count that this module reserved. XFS allocates more than a write needs
 //!   there, reports it, and takes it back when the disk is full.
-//! - **S5** Where the end moves past blocks that were reserved ahead, they are given back ([`extend`],
+//! - **SP5** Where the end moves past blocks that were reserved ahead, they are given back ([`extend`],
 //!   [`trim`]): a hole stays a hole.
 //!
 //! That blocks are there is no promise where they are not overwritten in place. Of XFS, ranges are taken whose
@@ -77,7 +77,7 @@ pub(crate) fn reserve(file: &CachedFile, start: u64, end: u64, size: u64) -> boo
     let heap_bytes = known.heap_bytes();
     drop(known);
     if reserved == Reserved::Failed {
-        // S1: of an allocation that failed, the file system may have freed what earlier ones took.
+        // SP1: of an allocation that failed, the file system may have freed what earlier ones took.
         file.space.lose(start, end);
     }
     if !file.space.heap.try_set(file.cache(), heap_bytes) {
@@ -117,7 +117,7 @@ fn reserve_unknown(
         file.stay_through();
         return Reserved::Refused;
     }
-    // Only the unknown gaps: see S1 of allocations that fail.
+    // Only the unknown gaps: see SP1 of allocations that fail.
     let mut at = known.end_from(start);
     while at < end {
         let gap = Gap { start: at, end: known.next_from(at).min(end), limit, size };
@@ -147,7 +147,7 @@ impl Gap {
         match file.backing.blocks(start) {
             Ok(blocks) => {
                 let own_until = if may_be_shared { blocks.own_until } else { u64::MAX };
-                // S4.
+                // SP4.
                 let unit =
                     if may_be_shared { BLOCK_BYTES_MIN } else { file.core().page_bytes() as u64 };
                 let end_of_file = size.next_multiple_of(unit).max(start);
@@ -214,7 +214,7 @@ impl Gap {
     }
 }
 
-/// Sets the length of the back end's file (S1): blocks beyond `len` are gone, unless that makes the file
+/// Sets the length of the back end's file (SP1): blocks beyond `len` are gone, unless that makes the file
 /// longer.
 pub(crate) fn set_len(file: &CachedFile, len: u64) -> io::Result<()> {
     let outcome = file.backing.set_len(len);
@@ -223,7 +223,7 @@ pub(crate) fn set_len(file: &CachedFile, len: u64) -> io::Result<()> {
 }
 
 /// Makes the back end's file as long as `len`, where it is shorter, with no bytes written from `size` on: gives
-/// back the blocks reserved there (S5). Caller: exclusive guard from `size` to `len`, and no page between is
+/// back the blocks reserved there (SP5). Caller: exclusive guard from `size` to `len`, and no page between is
 /// DIRTY.
 pub(crate) fn extend(file: &CachedFile, size: u64, len: u64) -> io::Result<()> {
     let gap_start = end_of_last_page(file, size);
@@ -261,14 +261,14 @@ fn lengthen(file: &CachedFile, len: u64) -> io::Result<()> {
     }
 }
 
-/// Makes `len` bytes at `offset` zero below the cache (S1).
+/// Makes `len` bytes at `offset` zero below the cache (SP1).
 pub(crate) fn zero(file: &CachedFile, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
     let outcome = file.backing.zero(offset, len, keep_space);
     file.space.forget(offset, offset + len);
     outcome
 }
 
-/// Allocates blocks for the caller of the engine (S1). After a failure, the caller writes back the dirty
+/// Allocates blocks for the caller of the engine (SP1). After a failure, the caller writes back the dirty
 /// pages of the range.
 pub(crate) fn allocate(
     file: &CachedFile,
@@ -307,7 +307,7 @@ fn end_of_last_page(file: &CachedFile, size: u64) -> u64 {
     size.next_multiple_of(file.core().page_bytes() as u64)
 }
 
-/// A write past the cache that moved the end of the file, from `size` on, has ended (S2). Caller: its guard.
+/// A write past the cache that moved the end of the file, from `size` on, has ended (SP2). Caller: its guard.
 pub(crate) fn end_moved(file: &CachedFile, size: u64, is_whole: bool) {
     if file.opened_mode == WriteMode::Through {
         return;
@@ -319,7 +319,7 @@ pub(crate) fn end_moved(file: &CachedFile, size: u64, is_whole: bool) {
     }
 }
 
-/// A write-back of bytes before `failed_end` failed (S3); returns the back end's end if blocks beyond it may be
+/// A write-back of bytes before `failed_end` failed (SP3); returns the back end's end if blocks beyond it may be
 /// gone.
 pub(crate) fn write_back_failed(file: &CachedFile, failed_end: u64) -> Option<u64> {
     if file.opened_mode == WriteMode::Through {
@@ -334,7 +334,7 @@ pub(crate) fn write_back_failed(file: &CachedFile, failed_end: u64) -> Option<u6
     is_beyond.then_some(len)
 }
 
-/// Blocks from `start` on may be gone without a guard (S3).
+/// Blocks from `start` on may be gone without a guard (SP3).
 pub(crate) fn lost_from(file: &CachedFile, start: u64) {
     file.space.lose(start, u64::MAX);
 }

@@ -10,11 +10,11 @@
 //!         -> refused: one of the `readers`
 //! ```
 //!
-//! - **Q1** What was handed to the kernel is a leaked job, which has the segments and keeps their memory
+//! - **AQ1** What was handed to the kernel is a leaked job, which has the segments and keeps their memory
 //!   and the descriptor. Only the thread that reaps its completion takes it back.
-//! - **Q2** Jobs are counted before they are handed over, and counted off when they have let go of
+//! - **AQ2** Jobs are counted before they are handed over, and counted off when they have let go of
 //!   all they had. The reaper ends when it was stopped and none is counted, not before.
-//! - **Q3** The first to leave a read in the queue submits what is there at the end of its batch;
+//! - **AQ3** The first to leave a read in the queue submits what is there at the end of its batch;
 //!   those that come before that rely on it.
 //!
 //! Submitting may wait in the kernel for moments, as any AIO may: for a place in the device's
@@ -52,7 +52,7 @@ pub(crate) struct Reads {
 #[derive(Default)]
 struct ReadsState {
     queue: Vec<AioRead>,
-    /// Handed over, or about to be (Q2).
+    /// Handed over, or about to be (AQ2).
     in_flight: usize,
     context: Option<Arc<Context>>,
     /// There is no context to be had, or no thread.
@@ -122,7 +122,7 @@ impl Reads {
         state.context.clone()
     }
 
-    /// Q3.
+    /// AQ3.
     fn submit_queue(self: &Arc<Self>) {
         let context = self.context();
         let mut state = self.state();
@@ -147,7 +147,7 @@ impl Reads {
             let mut files = Vec::with_capacity(came);
             for event in events[..came].iter().filter(|event| event.number != NUDGE) {
                 let job = std::ptr::with_exposed_provenance_mut(event.number as usize);
-                // SAFETY: Q1: its completion was reaped, just now.
+                // SAFETY: AQ1: its completion was reaped, just now.
                 let AioRead { descriptors, read } = *unsafe { Box::<AioRead>::from_raw(job) };
                 read.done.end(event.outcome());
                 files.push(descriptors);
@@ -209,7 +209,7 @@ fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
         };
         inside.extend(gate);
         let job = Box::into_raw(Box::new(job));
-        // SAFETY: Q1: leaked above, and not handed over yet.
+        // SAFETY: AQ1: leaked above, and not handed over yet.
         let transfer = unsafe { (*job).transfer() };
         requests.push(AioRequest::new(&transfer, fd, flags));
         handed.push(job);
@@ -220,13 +220,13 @@ fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
     let pointers: Vec<*mut libc::iocb> = blocks.iter_mut().map(std::ptr::from_mut).collect();
     let mut next = 0;
     while next < pointers.len() {
-        // SAFETY: Q1.
+        // SAFETY: AQ1.
         match unsafe { context.submit(&pointers[next..]) } {
             Ok(submitted) => next += submitted,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(_) => {
                 // It is about the first of the rest.
-                // SAFETY: Q1: leaked above, and not taken by the kernel.
+                // SAFETY: AQ1: leaked above, and not taken by the kernel.
                 refused.push(*unsafe { Box::from_raw(handed[next]) });
                 next += 1;
             }

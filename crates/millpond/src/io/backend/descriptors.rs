@@ -19,6 +19,7 @@ use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, St
 use rustix::io::Errno;
 
 use crate::file_id::FileId;
+use crate::event::event;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
@@ -324,7 +325,7 @@ impl Descriptors {
         };
         if waited < 0 {
             let error = io::Error::last_os_error();
-            tracing::debug!(target: "millpond", %error, "a wait for failed write-back");
+            event!(debug, %error, "a wait for failed write-back");
         }
         let _ = drop_clean();
     }

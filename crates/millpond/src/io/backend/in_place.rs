@@ -9,15 +9,15 @@
 //!   flag clear ---------------------------> set ---------------------> clear
 //! ```
 //!
-//! - **G1** The flag is set while, and only while, direct transfers are inside.
-//! - **G2** A transfer that needs it clear is counted first, and then waits for the direct
+//! - **IP1** The flag is set while, and only while, direct transfers are inside.
+//! - **IP2** A transfer that needs it clear is counted first, and then waits for the direct
 //!   transfers that are inside. While somebody is counted, no direct one gets in: it goes without,
 //!   not counted, as an aligned transfer works with the flag and without. So the one that needs it
 //!   clear waits for what the kernel is doing at that moment, and nobody else waits at all; and a
 //!   moment of it does not go on for as long as there are transfers.
-//! - **G3** Flags are read, changed and written back: a change of other flags meanwhile may be
+//! - **IP3** Flags are read, changed and written back: a change of other flags meanwhile may be
 //!   undone, so the caller that makes one holds the gate plain.
-//! - **G4** Flags are set only on the file: see [`Switch`].
+//! - **IP4** Flags are set only on the file: see [`Switch`].
 //!
 //! Locks: the gate's own, a leaf; the switch is thrown under it.
 
@@ -72,7 +72,7 @@ impl Gate {
         Some(Inside { gate: self, switch })
     }
 
-    /// G2: when this returns the flag is clear, until [`Gate::end_plain`].
+    /// IP2: when this returns the flag is clear, until [`Gate::end_plain`].
     pub(crate) fn begin_plain(&self) {
         let mut inside = self.inside();
         inside.plain += 1;
@@ -112,7 +112,7 @@ impl<S: Switch> Drop for Inside<'_, S> {
         let mut inside = self.gate.inside();
         inside.direct -= 1;
         if inside.direct == 0 {
-            // Fails only where the descriptor is not the file's any more (G4).
+            // Fails only where the descriptor is not the file's any more (IP4).
             let _ = self.switch.set_direct(false);
             if inside.plain > 0 {
                 self.gate.cleared.notify_all();
@@ -173,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Goal: G1 and G2, with transfers of both kinds on several threads.
+    /// Goal: IP1 and IP2, with transfers of both kinds on several threads.
     #[test]
     fn the_flag_is_as_each_needs_it() {
         let (gate, flag) = (Gate::default(), Flag::default());

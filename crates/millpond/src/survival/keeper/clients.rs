@@ -159,7 +159,7 @@ impl Keeper {
             Err(error) => return Err(error.into()),
         };
         let Ok(peer) = wire::peer(socket.as_fd()) else { return Ok(()) };
-        // wire.D1: nothing is received from others, descriptors least of all. A client whose
+        // wire.WR1: nothing is received from others, descriptors least of all. A client whose
         // process is dead is none any more, so that nobody speaks for it who has got its number.
         let is_own = peer.uid == rustix::process::geteuid().as_raw() && peer.pid != 0;
         let is_client =

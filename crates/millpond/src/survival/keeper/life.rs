@@ -45,7 +45,7 @@ impl Life {
         let memory = rustix::fs::memfd_create("millpond-keeper-life", flags)?;
         rustix::fs::ftruncate(&memory, PAGE_BYTES as u64)?;
         let page = Arc::new(Page::map(memory.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?);
-        // life.H1: nobody maps it for writing any more.
+        // life.LF1: nobody maps it for writing any more.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memory, seals)?;
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());

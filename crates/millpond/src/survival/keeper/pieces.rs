@@ -24,7 +24,7 @@ pub(super) fn count_pages(pieces: &[Piece], page_shift: u32) -> u64 {
     pages.len() as u64
 }
 
-/// What of the pages is written (replay.R2).
+/// What of the pages is written (replay.RP2).
 pub(super) struct Clip {
     pub(super) size: u64,
     pub(super) hole: Range<u64>,

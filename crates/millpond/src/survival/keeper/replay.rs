@@ -8,25 +8,25 @@
 //!                    +-> rescue file
 //! ```
 //!
-//! - **R1** Before the first write, direct I/O that the dead process left in flight is waited for:
+//! - **RP1** Before the first write, direct I/O that the dead process left in flight is waited for:
 //!   it could land after ours. `fsync` does not wait for it; `fallocate` does, on ext4, XFS and
 //!   btrfs, as it takes the inode's lock and waits for direct I/O under it. Where a file system has
 //!   no `fallocate`, making the file a byte longer and as short again does (NFS, FAT), as shrinking
 //!   must not overtake direct I/O either; that is done only where nobody else can have the file
 //!   open, and is not known of every file system, so the report says [`FileReport::drained`] is
 //!   false.
-//! - **R2** Nothing is written at or beyond the size, or where the intent removed bytes.
-//! - **R3** An intent that can't be redone did not happen: what it would remove is written.
-//! - **R4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost
+//! - **RP2** Nothing is written at or beyond the size, or where the intent removed bytes.
+//! - **RP3** An intent that can't be redone did not happen: what it would remove is written.
+//! - **RP4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost
 //!   what it covered: all of it is written again, from the frames, before the next one.
-//! - **R5** Before each change it is looked whether somebody else has changed the file since the
-//!   dead process did (target.T2). If so nothing more is changed: which bytes are right is not ours
+//! - **RP5** Before each change it is looked whether somebody else has changed the file since the
+//!   dead process did (target.TG2). If so nothing more is changed: which bytes are right is not ours
 //!   to say.
-//! - **R6** The file is cut only if it is no longer than the dead process's own changes can have
+//! - **RP6** The file is cut only if it is no longer than the dead process's own changes can have
 //!   made it (`changes`). What is beyond is somebody else's.
-//! - **R7** What was dirty and is not in the file for certain goes to a rescue file, before its
+//! - **RP7** What was dirty and is not in the file for certain goes to a rescue file, before its
 //!   frames are given up.
-//! - **R8** Space that was reserved beyond the size is given back only where nobody else can have
+//! - **RP8** Space that was reserved beyond the size is given back only where nobody else can have
 //!   the file open: not every file system has a way that could not cut what others append meanwhile
 //!   (ext4 has none). Else it stays until the file's next last close.
 //!
@@ -61,7 +61,7 @@ const SPARE_BYTES: u64 = 60 << 10;
 pub(super) struct Dead {
     pub(super) pid: i32,
     pub(super) memory: Memory,
-    /// R4.
+    /// RP4.
     pub(super) patience: Duration,
 }
 
@@ -240,7 +240,7 @@ impl Replay<'_> {
         self.finish(writer, work, &pieces, report);
     }
 
-    /// R6.
+    /// RP6.
     fn set_size(
         &mut self,
         writer: &mut Writer<'_>,
@@ -275,11 +275,11 @@ impl Replay<'_> {
                 (report.pages, report.bytes) = (0, 0);
                 break;
             }
-            // R4.
+            // RP4.
             let again = self.write(writer, pieces, work.file, &mut work.file.report());
             work.unwritten = again.failed;
         }
-        // R8. In this order: an open of the file waits, if we are alone.
+        // RP8. In this order: an open of the file waits, if we are alone.
         let is_whole = |writer: &Writer<'_>| writer.len().is_ok_and(|len| len == work.size);
         let end = work.size.next_multiple_of(1 << work.file.page_shift);
         if work.entry.changes.is_reserved()
@@ -292,7 +292,7 @@ impl Replay<'_> {
         }
     }
 
-    /// R7.
+    /// RP7.
     fn rescue(&self, work: &Work<'_>, report: &mut FileReport) {
         if work.unwritten.is_empty() {
             return;
@@ -330,7 +330,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Does again what the process was about to do; false if that fails (R3).
+    /// Does again what the process was about to do; false if that fails (RP3).
     fn redo(
         &mut self,
         writer: &mut Writer<'_>,

@@ -125,7 +125,7 @@ impl Server {
             // Acquire: pairs with the Release of `stop_when_idle`. Argued: there.
             let stopping =
                 self.stop.asked.load(Acquire) || (self.until.is_some() && until.is_none());
-            // closer.C3: `told` is readable when there is room.
+            // closer.CL3: `told` is readable when there is room.
             let accepts = if keeper.closer.has_room() { PollFlags::IN } else { PollFlags::empty() };
             let mut polled = vec![
                 PollFd::new(&self.listener, accepts),

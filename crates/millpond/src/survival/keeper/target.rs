@@ -1,9 +1,9 @@
 //! A file that a process handed over, as the keeper writes it: whether it may, and how.
 //!
-//! - **T1** The file is written through the description that was handed over, and no other: so with
+//! - **TG1** The file is written through the description that was handed over, and no other: so with
 //!   no more right than its sender had. Only on file systems that are known to hold files
 //!   ([`Medium`]): those of a pseudo file system do things when they are written.
-//! - **T2** Nothing is written, cut or given back unless nobody else can have changed the file
+//! - **TG2** Nothing is written, cut or given back unless nobody else can have changed the file
 //!   since the dead process did, or else it is not known to be so ([`Writer::check`]):
 //!
 //! | the keeper's description has           | somebody else has changed the file              |
@@ -167,7 +167,7 @@ impl Adopted {
         Ok(Adopted { entry, device, inode, page_shift, target, noted: None, mark: None })
     }
 
-    /// Its process is dead: changes of the file from now on are somebody else's (T2). Asks no other
+    /// Its process is dead: changes of the file from now on are somebody else's (TG2). Asks no other
     /// machine.
     pub(super) fn note(&mut self) {
         if self.target.medium == Medium::Local {
@@ -189,7 +189,7 @@ pub(super) struct Stamp {
     pub(super) size: u64,
 }
 
-/// The description through which a file is written (T1).
+/// The description through which a file is written (TG1).
 pub(super) struct Target {
     fd: OwnedFd,
     pub(super) medium: Medium,
@@ -372,7 +372,7 @@ impl Writer<'_> {
         stands(self.fd())
     }
 
-    /// T2; StaleNetworkFileHandle if somebody else has changed the file.
+    /// TG2; StaleNetworkFileHandle if somebody else has changed the file.
     pub(super) fn check(&self) -> io::Result<()> {
         // In this order: an open that breaks the lease now changes the file after the look.
         let now = self.target.stamp()?;
@@ -392,7 +392,7 @@ impl Writer<'_> {
         outcome
     }
 
-    /// replay.R1; false where it can't be sure.
+    /// replay.RP1; false where it can't be sure.
     pub(super) fn drain(&mut self) -> bool {
         let drained = retry_on_intr(|| {
             let block = UNIT_BYTES as u64;

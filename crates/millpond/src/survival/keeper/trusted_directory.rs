@@ -4,7 +4,7 @@
 //! if no other user can rename a directory on it or change a symbolic link on it. `millpond run` includes
 //! this file by its path.
 //!
-//! - **T1** The path has no symbolic link, and each directory on it, from the root down, belongs to root or to the
+//! - **TD1** The path has no symbolic link, and each directory on it, from the root down, belongs to root or to the
 //!   calling user. Only its owner can write in it, or its sticky bit is set. The order matters: the
 //!   entries of a directory that passed the check are stable, so no later rename invalidates the next check.
 
@@ -12,7 +12,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The path of `directory` without symbolic links, if T1 holds for it; else the reason.
+/// The path of `directory` without symbolic links, if TD1 holds for it; else the reason.
 pub fn resolve(directory: &Path) -> Result<PathBuf, String> {
     let resolved = fs::canonicalize(directory).map_err(|error| error.to_string())?;
     let mut from_root: Vec<&Path> = resolved.ancestors().collect();
@@ -21,7 +21,7 @@ pub fn resolve(directory: &Path) -> Result<PathBuf, String> {
     Ok(resolved)
 }
 
-/// T1 for one directory.
+/// TD1 for one directory.
 fn check(directory: &Path) -> Result<(), String> {
     let name = directory.display();
     // A link that was put here since the path was resolved is not followed.

@@ -11,7 +11,7 @@ use crate::survival::keeper::target::Writer;
 /// Between two attempts at what fails: short beside what a person notices, long beside an attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// For how long failures of one file are tried again (replay.R4).
+/// For how long failures of one file are tried again (replay.RP4).
 pub(super) struct Retries {
     pub(super) patience: Duration,
     /// Set by the first failure.
