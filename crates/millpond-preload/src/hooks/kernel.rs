@@ -401,12 +401,11 @@ pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
 fn give_control(message: &libc::msghdr) {
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
     let mut at = message.msg_control.cast::<u8>().cast_const();
-    // The field is narrower in other libcs.
-    let mut left = message.msg_controllen as usize;
+    let mut left = message.msg_controllen;
     while left >= HEADER_BYTES {
         // SAFETY: as in `before_sendmsg`.
         let Some(header) = (unsafe { fault::try_read(at.cast::<libc::cmsghdr>()) }) else { return };
-        let bytes = header.cmsg_len as usize;
+        let bytes = header.cmsg_len;
         if !(HEADER_BYTES..=left).contains(&bytes) {
             return;
         }
