@@ -77,6 +77,7 @@ const PRELOAD: &[&[&str]] = &[
     &["lib.rs"],
     &["hooks"],
     &["fork.rs"],
+    &["retirement.rs"],
     &["aio"],
     &["files"],
     &["report"],
