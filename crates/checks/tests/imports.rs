@@ -76,6 +76,7 @@ const PRELOAD: &[&[&str]] = &[
     &["lib.rs"],
     &["hooks"],
     &["fork.rs"],
+    &["retirement.rs"],
     &["aio"],
     &["files"],
     &["report"],

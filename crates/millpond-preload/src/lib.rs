@@ -16,7 +16,7 @@
 //! A file is the kernel's when it is opened, and *watched*. When its use shows that serving it pays,
 //! it is taken over, between two calls (`files/adoption`, `runtime/in_flight`).
 //!
-//! Folders, each of which knows only those below it: `hooks`, `fork`, `aio`, `files`, `report`,
+//! Folders, each of which knows only those below it: `hooks`, `fork`, `retirement`, `aio`, `files`, `report`,
 //! `runtime`.
 //!
 //! What keeps it coherent: each served descriptor *is* a real one, so whatever no hook catches
