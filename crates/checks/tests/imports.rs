@@ -59,7 +59,7 @@ const ENGINE: &[&[&str]] = &[
         "file_id.rs",
         "latency.rs",
         "memory.rs",
-        "process.rs",
+        "process_local.rs",
         "sync.rs",
         "units.rs",
     ],

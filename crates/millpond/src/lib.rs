@@ -81,7 +81,7 @@ mod file_id;
 mod latency;
 mod memory;
 mod options;
-mod process;
+mod process_local;
 mod stats;
 mod sync;
 mod thread;

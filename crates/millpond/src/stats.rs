@@ -17,7 +17,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::io::transfer::{Direction, TransferCounts};
 use crate::latency::{Latencies, LatencyKind, Recorder};
-use crate::process::{self, ProcessLocal};
+use crate::process_local::{self, ProcessLocal};
 use crate::waits::{ThreadWait, Waiting};
 
 /// What an engine has done since it was built. Counts are those of single moments: read while
@@ -258,13 +258,13 @@ type Slot = CachePadded<ThreadCounts>;
 
 /// The slots of an engine.
 #[derive(Default)]
-struct Slots {
+struct CounterSlots {
     living: Vec<Arc<Slot>>,
     /// The sum of those of ended threads.
     ended: Slot,
 }
 
-impl Slots {
+impl CounterSlots {
     /// Adds the counts of a thread that ends to the sum.
     fn end(&mut self, slot: &Arc<Slot>) {
         slot.add_to(&self.ended);
@@ -276,7 +276,7 @@ impl Slots {
 pub(crate) struct Counters {
     /// Each hit reads it, and so it is in no line with what is written.
     id: CachePadded<u64>,
-    slots: Arc<Mutex<Slots>>,
+    slots: Arc<Mutex<CounterSlots>>,
     /// In a child of fork, other threads of the parent may have held the lock of the slots.
     origin: ProcessLocal<()>,
     /// For threads whose thread-local storage is gone already. Adds may get lost between several
@@ -338,7 +338,7 @@ fn set_last(engine: u64, slot: *const ThreadCounts) {
 struct TakenSlot {
     engine: u64,
     slot: Arc<Slot>,
-    slots: Weak<Mutex<Slots>>,
+    slots: Weak<Mutex<CounterSlots>>,
     /// The process that took it.
     process: u64,
 }
@@ -357,7 +357,7 @@ impl Drop for Taken {
             unsafe { &*kept }.set(HitCounts::NONE);
         }
         for taken in self.slots.drain(..) {
-            if taken.process != process::number() {
+            if taken.process != process_local::number() {
                 // The lock may be held by a thread that this child of fork does not have.
                 std::mem::forget(taken);
             } else if let Some(slots) = taken.slots.upgrade() {
@@ -367,7 +367,7 @@ impl Drop for Taken {
     }
 }
 
-fn lock(slots: &Mutex<Slots>) -> MutexGuard<'_, Slots> {
+fn lock(slots: &Mutex<CounterSlots>) -> MutexGuard<'_, CounterSlots> {
     slots.lock().expect("no panic under the lock")
 }
 
@@ -451,7 +451,7 @@ impl Counters {
                     // Engines that are gone need them no more.
                     taken.slots.retain(|taken| taken.slots.strong_count() > 0);
                     let (slot, slots) = (self.new_slot(), Arc::downgrade(&self.slots));
-                    let (engine, process) = (*self.id, process::number());
+                    let (engine, process) = (*self.id, process_local::number());
                     taken.slots.push(TakenSlot { engine, slot: Arc::clone(&slot), slots, process });
                     slot
                 }

@@ -26,7 +26,7 @@ use std::task::{Poll, Waker};
 use millpond_rangelock::callback::TaskWaker;
 
 use crate::io::pool::Pool;
-use crate::process::ProcessLocal;
+use crate::process_local::ProcessLocal;
 
 /// Threads of one engine. Chosen, not measured.
 pub(crate) const THREADS_MAX: usize = 4;

@@ -8,7 +8,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::disk::index::Index;
 use crate::disk::layout::{ALIGN_BYTES, HEAD_BYTES, Layout};
-use crate::disk::owned::Directory;
+use crate::disk::owned::OwnedDirectory;
 use crate::disk::shared::{Counts, Shared};
 use crate::disk::writer::{DRAFTS_MIN, Ring, Writer};
 use crate::disk::{DiskOptions, Tier};
@@ -52,7 +52,7 @@ impl Tier {
             format!("the disk tier in {}: {what}: {error}", dir.display()).into()
         };
         let directory =
-            Directory::open(dir).map_err(|error| failed("the directory", error.into()))?;
+            OwnedDirectory::open(dir).map_err(|error| failed("the directory", error.into()))?;
         let lock = directory.open_file("lock");
         let lock = lock.map_err(|error| failed("its lock", error.into()))?;
         match flock(lock.as_fd(), FlockOperation::NonBlockingLockExclusive) {

@@ -21,15 +21,15 @@ use rustix::process::geteuid;
 const SHARED_WRITE: u32 = 0o022;
 
 /// The directory of a tier.
-pub(crate) struct Directory(OwnedFd);
+pub(crate) struct OwnedDirectory(OwnedFd);
 
 fn refused(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, what)
 }
 
-impl Directory {
+impl OwnedDirectory {
     /// Opens a directory under O1; creates it, and those above, for this user alone.
-    pub(crate) fn open(path: &Path) -> io::Result<Directory> {
+    pub(crate) fn open(path: &Path) -> io::Result<OwnedDirectory> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = open(path, flags, Mode::empty())?;
@@ -48,7 +48,7 @@ impl Directory {
                  in it"
             )));
         }
-        Ok(Directory(dir))
+        Ok(OwnedDirectory(dir))
     }
 
     /// Opens a file of the directory to read and write, under O2; creates it if it does not exist.

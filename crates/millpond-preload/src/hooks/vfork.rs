@@ -28,7 +28,7 @@ use crate::runtime::sys::{sys, to_libc};
 use crate::runtime::thread;
 
 /// State of the forking thread across the call.
-struct Crossing {
+struct VforkCrossing {
     inheritance: Inheritance,
     /// The thread's signals, as the program has them blocked.
     mask: u64,
@@ -45,7 +45,7 @@ pub extern "C" fn route_vfork() -> *const c_void {
     section::run(|record| {
         let mut registry = registry::lock();
         let inheritance = registry.share_watched();
-        let crossing = Crossing { inheritance, mask, has_begun: AtomicBool::new(false) };
+        let crossing = VforkCrossing { inheritance, mask, has_begun: AtomicBool::new(false) };
         record.keep_over_vfork(Box::into_raw(Box::new(crossing)).cast());
         registry::before_fork(registry);
     });
@@ -56,7 +56,7 @@ pub extern "C" fn route_vfork() -> *const c_void {
 /// In the child, before it returns to the program.
 extern "C" fn in_child() {
     // SAFETY: made in `route_vfork`, and freed when this process has gone.
-    let crossing = unsafe { &*thread::record().kept_over_vfork().cast::<Crossing>() };
+    let crossing = unsafe { &*thread::record().kept_over_vfork().cast::<VforkCrossing>() };
     // Release: pairs with the Acquire in `in_parent`.
     crossing.has_begun.store(true, Release);
     FORKS.end();
@@ -69,7 +69,7 @@ extern "C" fn in_child() {
 extern "C" fn in_parent(child_pid: isize) -> isize {
     let record = thread::record();
     // SAFETY: made in `route_vfork`, and taken once.
-    let crossing = unsafe { Box::from_raw(record.kept_over_vfork().cast::<Crossing>()) };
+    let crossing = unsafe { Box::from_raw(record.kept_over_vfork().cast::<VforkCrossing>()) };
     record.keep_over_vfork(null_mut());
     record.end_vfork();
     // Acquire: pairs with the Release in `in_child`.

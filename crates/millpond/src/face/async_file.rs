@@ -20,7 +20,7 @@ use crate::face::unattended;
 use crate::face::view::View;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
-use crate::process::ProcessLocal;
+use crate::process_local::ProcessLocal;
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::workers::Outcome;
 

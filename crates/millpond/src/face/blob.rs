@@ -32,7 +32,7 @@ use crate::io::backend::nowhere::Nowhere;
 use crate::io::segment::Segment;
 use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
-use crate::process::ProcessLocal;
+use crate::process_local::ProcessLocal;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::run::{Claims, Next, Run};
 use crate::workers::Outcome;

@@ -28,7 +28,7 @@ use crate::inode::{CachedFile, Shared};
 use crate::io::flight::{self, Flight};
 use crate::latency::LatencyKind;
 use crate::options::{EngineBuilder, OpenOptions, Published};
-use crate::process::ProcessLocal;
+use crate::process_local::ProcessLocal;
 use crate::queue::Queue;
 use crate::stats::Stats;
 use crate::survival::mark::Marks;

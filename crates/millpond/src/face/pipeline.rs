@@ -31,8 +31,8 @@ use crate::inode::{Blocking, CachedFile, Shared};
 use crate::io::backend::fixed_ring::{Ended, FixedRing};
 use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
-use crate::io::transfer::{Direction, Retries, Transfer, is_end, is_transient};
-use crate::process::ProcessLocal;
+use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_transient};
+use crate::process_local::ProcessLocal;
 use crate::writeback::Ticket;
 
 /// The most requests that a pipeline has under way. Chosen, not measured.
@@ -423,7 +423,7 @@ struct Slot<'a> {
     request: Option<DirectRequest<'a>>,
     begun: Option<Begun<'a>>,
     moved: u64,
-    retries: Retries,
+    retries: TransientRetries,
 }
 
 struct Lanes<'p, 'a> {

@@ -35,7 +35,7 @@ use crate::io::request;
 use crate::io::segment::{Front, Misalignment, Segment};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::{
-    self, BackgroundRead, Direction, Ending, Retries, SEGMENTS_MAX, Segments, Transfer,
+    self, BackgroundRead, Direction, Ending, SEGMENTS_MAX, Segments, Transfer, TransientRetries,
     is_transient,
 };
 use crate::read::around::Lent;
@@ -60,7 +60,7 @@ struct Read<T> {
     offset: u64,
     /// Bytes so far.
     moved: u64,
-    retries: Retries,
+    retries: TransientRetries,
     handle: Arc<File>,
     tell: T,
 }
@@ -192,7 +192,7 @@ impl<T: Tell> Read<T> {
         handle: Arc<File>,
         tell: T,
     ) -> Read<T> {
-        let retries = Retries::default();
+        let retries = TransientRetries::default();
         Read { passage, slot, list, offset, moved: 0, retries, handle, tell }
     }
 

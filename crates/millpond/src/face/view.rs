@@ -20,7 +20,7 @@ use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
-use crate::process::ProcessLocal;
+use crate::process_local::ProcessLocal;
 use crate::read::fill::{self, Alone};
 use crate::units::{FrameIndex, PageIndex};
 

@@ -1,13 +1,13 @@
 //! Transfers brought to their end.
 //!
 //! A back end tries each transfer once and may move less than was asked for. Here short transfers
-//! are continued and interrupted ones repeated ([`Retries`]), so that the cache sees one of: all bytes, fewer
+//! are continued and interrupted ones repeated ([`TransientRetries`]), so that the cache sees one of: all bytes, fewer
 //! because the file ended (reads), or an error with what was moved before it.
 
 use std::io;
 
 use crate::io::backend::BackingFile;
-use crate::io::transfer::{Direction, Retries, Transfer, is_end, is_transient};
+use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_transient};
 
 /// Carries out all transfers of `batch`, all at once where the back end can, and returns when
 /// they have ended.
@@ -34,7 +34,7 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
     let total = transfer.segments.left();
     let block_bytes = block_bytes(file, transfer);
     let mut ended = transfer.error.is_none() && is_end(transfer.moved, block_bytes);
-    let mut retries = Retries::default();
+    let mut retries = TransientRetries::default();
     loop {
         match transfer.error.take() {
             Some(error) if is_transient(&error) && retries.may_try() => {}

@@ -103,7 +103,7 @@ pub(crate) fn is_end(moved: u64, block_bytes: u64) -> bool {
 }
 
 /// Whether an error says nothing of the bytes, so that a second attempt may succeed. A server may give such an
-/// answer each time: [`Retries`] bounds the attempts.
+/// answer each time: [`TransientRetries`] bounds the attempts.
 pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
 }
@@ -113,9 +113,9 @@ pub(crate) fn is_transient(error: &io::Error) -> bool {
 /// The first few follow at once, and the others after pauses that grow. All of them take about a third of a second, for
 /// which the operation holds its range; then the error is the operation's.
 #[derive(Default)]
-pub(crate) struct Retries(u8);
+pub(crate) struct TransientRetries(u8);
 
-impl Retries {
+impl TransientRetries {
     /// Chosen, not measured.
     const AT_ONCE_MAX: u8 = 4;
     const ALL_MAX: u8 = 14;
@@ -129,7 +129,7 @@ impl Retries {
     /// Whether to try again, for a thread that may not sleep: it leaves further attempts to a worker, or fails.
     pub(crate) fn may_try_at_once(&mut self) -> bool {
         self.0 += 1;
-        self.0 <= Retries::AT_ONCE_MAX
+        self.0 <= TransientRetries::AT_ONCE_MAX
     }
 
     /// Whether to try again. Pauses first, after the first few.
@@ -137,11 +137,11 @@ impl Retries {
         if self.may_try_at_once() {
             return true;
         }
-        if self.0 > Retries::ALL_MAX {
+        if self.0 > TransientRetries::ALL_MAX {
             return false;
         }
-        let doublings = u32::from(self.0 - Retries::AT_ONCE_MAX - 1).min(6);
-        std::thread::sleep(Duration::from_millis(1 << doublings).min(Retries::PAUSE_MAX));
+        let doublings = u32::from(self.0 - TransientRetries::AT_ONCE_MAX - 1).min(6);
+        std::thread::sleep(Duration::from_millis(1 << doublings).min(TransientRetries::PAUSE_MAX));
         true
     }
 }
@@ -150,7 +150,7 @@ impl Retries {
 pub(crate) fn retry_interrupted(
     mut call: impl FnMut() -> rustix::io::Result<()>,
 ) -> io::Result<()> {
-    let mut retries = Retries::default();
+    let mut retries = TransientRetries::default();
     loop {
         match call() {
             Err(Errno::INTR) if retries.may_try() => {}

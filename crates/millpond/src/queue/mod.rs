@@ -51,7 +51,7 @@ use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment_list::SegmentList;
-use crate::process::ProcessLocal;
+use crate::process_local::ProcessLocal;
 use crate::queue::inner::{Inner, Pending, take_request};
 use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;

@@ -18,8 +18,8 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use crate::file_id::FileId;
 use crate::event::event;
+use crate::file_id::FileId;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};

@@ -41,7 +41,7 @@ use crate::io::backend::BackingFile;
 use crate::io::backend::entry::entry;
 use crate::io::backend::ring::{PAUSE, is_broken, outcome};
 use crate::io::request;
-use crate::io::transfer::{BackgroundRead, Retries};
+use crate::io::transfer::{BackgroundRead, TransientRetries};
 
 /// The user data of a completion that stands for nothing.
 pub(crate) const POKE: u64 = u64::MAX;
@@ -64,12 +64,12 @@ const TOGETHER_OF_FEW: usize = 3;
 pub(crate) struct RingRead {
     pub(crate) file: Arc<dyn BackingFile>,
     pub(crate) read: BackgroundRead,
-    retries: Retries,
+    retries: TransientRetries,
 }
 
 impl RingRead {
     pub(crate) fn new(file: Arc<dyn BackingFile>, read: BackgroundRead) -> RingRead {
-        RingRead { file, read, retries: Retries::default() }
+        RingRead { file, read, retries: TransientRetries::default() }
     }
 
     /// `None`: it can't be in a ring.

@@ -5,7 +5,7 @@
 //!
 //! - **R1** Memory given to a ring is kept until its completion was reaped.
 //! - **R2** EINTR, EAGAIN and ECANCELED say nothing of a transfer: it is tried again, a
-//!   limited number of times ([`Retries`](crate::io::transfer::Retries)).
+//!   limited number of times ([`TransientRetries`](crate::io::transfer::TransientRetries)).
 //! - **R3** A ring that the kernel refuses for good (a sandbox that was entered later, a program that closes
 //!   descriptors that it does not know) is *broken*: nothing is submitted to it again. Plain system
 //!   calls carry out the entries that it had not taken, which are the last. What is in flight ends

@@ -17,7 +17,7 @@ use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
 use crate::io::backend::read_ring::RingRead;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer, is_transient};
-use crate::process::ProcessLocal;
+use crate::process_local::ProcessLocal;
 
 /// So many of a batch are under way at once. Chosen, not measured.
 const RING_ENTRIES: u32 = 64;
