@@ -1,6 +1,6 @@
 //! Reads of a device: 64 in flight, 4 KiB at random, nothing cached on either side.
 //!
-//! The kernel's side is what a program does without asynchronous I/O: a thread for each read in flight.
+//! A program without asynchronous I/O needs a thread for each read in flight: that is the kernel's side.
 //! Millpond's side is one thread with a [`millpond::Queue`]. Both count the threads of the process.
 
 use std::io;
