@@ -426,8 +426,8 @@ impl OpenOptions {
     /// The page size: a power of two from 4 KiB to 64 KiB. A page is read, cached and seen by
     /// readers as one piece. (After a power cut the file may have a part of a page that was on its way to
     /// the device, as with the kernel's cache: what is larger than a sector is atomic in memory only.)
-    /// Default 4 KiB, or the page size of the file where it is open already;
-    /// asking for another one than that is an error.
+    /// Default 4 KiB, or the page size of the file where it is open already; asking for another one than that
+    /// is an error. With direct backing it is at least the kernel's page size, 16 or 64 KiB on some AArch64 systems.
     #[must_use]
     pub fn page_bytes(mut self, bytes: u32) -> Self {
         self.page_bytes = Some(bytes);

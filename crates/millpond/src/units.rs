@@ -99,3 +99,8 @@ impl FrameIndex {
 pub const PAGE_BYTES_MIN: u32 = 4096;
 /// The largest page size, in bytes.
 pub const PAGE_BYTES_MAX: u32 = 65536;
+
+/// The page size of the kernel's cache: 4 KiB on x86-64; 4, 16 or 64 KiB on AArch64.
+pub(crate) fn kernel_page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}

@@ -31,7 +31,7 @@ use crate::inode::space;
 use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
-use crate::units::{FrameIndex, PageIndex};
+use crate::units::{FrameIndex, PageIndex, kernel_page_bytes};
 use crate::writeback::Failure;
 use crate::writeback::dirty::FlushNumber;
 use crate::writeback::generations::{Copy, Epoch, Pass};
@@ -47,8 +47,6 @@ pub(crate) const BATCH_BYTES: u64 = 16 << 20;
 /// Runs of pages that are written together at most: writers over the dirty limit get their room when all of
 /// them have ended. Chosen, not measured.
 const BATCH_RUNS: usize = 256;
-/// Direct I/O and the kernel's cache do not share one of its pages.
-const KERNEL_PAGE_BYTES: u64 = 4096;
 /// Pages that fail in a row before the rest of their transfer counts as failed, too. Chosen, not
 /// measured.
 const FAILURES_MAX: usize = 8;
@@ -459,7 +457,9 @@ fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Ve
     let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
     let block_bytes = match file.backing.alignment(false).offset_bytes {
         1 => 1,
-        bytes => u64::from(bytes).max(KERNEL_PAGE_BYTES),
+        // Direct I/O and the kernel's cache do not share a page of the kernel, and a tail lies within one page of
+        // the file. An open with direct backing chose file pages that are at least as large.
+        bytes => u64::from(bytes).max(kernel_page_bytes()).min(file.core().page_bytes() as u64),
     };
     let mut runs = Vec::new();
     let mut from = 0;

@@ -9,8 +9,9 @@ use crate::file_id::FileId;
 use crate::inode::registry::Found;
 use crate::inode::{CachedFile, Shared, length, registry};
 use crate::io::backend::{BackingFile, OpenedFor};
-use crate::options::{OpenOptions, PAGE_BYTES_MIN};
+use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
 use crate::survival::mark;
+use crate::units::kernel_page_bytes;
 
 /// A descriptor to open a file by.
 pub(crate) enum Given<'a> {
@@ -83,7 +84,7 @@ impl CachedFile {
                 }
                 let backing =
                     shared.backend.open(fd.as_fd(), id, options.backing).map_err(failed)?;
-                let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
+                let page_bytes = page_bytes_of(options, kernel_page_bytes())?;
                 // Asked for only now: the last handle of the file may have changed it since `stat`.
                 let size = match backing.len() {
                     Ok(size) => size,
@@ -128,5 +129,44 @@ impl CachedFile {
         let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
         let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
         Self::new(shared, backing, id, size, page_bytes, options.write_mode)
+    }
+}
+
+/// The page size of a file that `options` open. With direct backing a page is at least one of the kernel's: the last
+/// bytes of a file go through the kernel's cache, and a page there that a direct write also covers would
+/// hold old bytes of it.
+fn page_bytes_of(options: &OpenOptions, kernel_page_bytes: u64) -> Result<u32> {
+    let least = match options.backing {
+        Backing::Direct | Backing::DirectInPlace => PAGE_BYTES_MIN.max(kernel_page_bytes as u32),
+        _ => PAGE_BYTES_MIN,
+    };
+    match options.page_bytes {
+        Some(bytes) if bytes < least => {
+            let what = format!(
+                "pages of {bytes} bytes with direct backing: the kernel's pages have {least} bytes"
+            );
+            Err(Error::InvalidInput { op: Op::Open, what })
+        }
+        chosen => Ok(chosen.unwrap_or(least)),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Goal: where the kernel's pages are larger than 4 KiB, no page of the kernel holds bytes of two pages of a file
+    /// with direct backing.
+    #[test]
+    fn direct_backing_has_pages_of_the_kernels_size_at_least() {
+        let direct = OpenOptions::new().read(true).backing(Backing::Direct);
+        let buffered = OpenOptions::new().read(true);
+        assert_eq!(page_bytes_of(&direct, 16384).unwrap(), 16384);
+        assert_eq!(page_bytes_of(&direct, 4096).unwrap(), 4096);
+        assert_eq!(page_bytes_of(&buffered, 65536).unwrap(), 4096);
+        assert_eq!(page_bytes_of(&direct.clone().page_bytes(65536), 16384).unwrap(), 65536);
+        assert_eq!(page_bytes_of(&buffered.page_bytes(8192), 65536).unwrap(), 8192);
+        let refused = page_bytes_of(&direct.page_bytes(4096), 16384);
+        assert!(matches!(refused, Err(Error::InvalidInput { .. })), "{refused:?}");
     }
 }
