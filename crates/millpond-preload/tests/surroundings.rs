@@ -347,7 +347,7 @@ fn sanitizers() {
     assert_none(&failures);
 }
 
-/// Goal: programs that the library can't be loaded into run as ever, or the documents name them.
+/// Goal: programs that cannot load the library run as on the kernel, or the documents name them.
 /// Incident: a program of another C library ended with status 127.
 #[test]
 fn programs_without_the_library() {
@@ -359,7 +359,9 @@ fn programs_without_the_library() {
         ("musl", &["musl-gcc"], Some(MUSL)),
         ("32 bits", &["gcc", "-m32"], Some(NARROW)),
     ];
-    for (name, words, limit) in kinds {
+    // Other architectures have no programs of this kind.
+    let exists = |name: &str| cfg!(target_arch = "x86_64") || name != "32 bits";
+    for (name, words, limit) in kinds.into_iter().filter(|(name, ..)| exists(name)) {
         let binary = compiler.aside(&name.replace(' ', "-"));
         let mut build = Command::new(words[0]);
         build.args(&words[1..]).args(["-w", "-O1", "-o"]).arg(&binary).arg(&source);
