@@ -44,6 +44,9 @@ pub struct Args {
     dir: PathBuf,
 }
 
+/// Measures one mechanism and adds its rows.
+type Demonstration = fn(&Scratch, &mut Table) -> Result<()>;
+
 /// Runs all demonstrations and prints their table.
 ///
 /// # Errors
@@ -54,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
     let scratch = Scratch::new(&args.dir)?;
     let mut table = Table::new(&args.dir);
     println!("{}", table.heading());
-    let demonstrations: [(&str, fn(&Scratch, &mut Table) -> Result<()>); 6] = [
+    let demonstrations: [(&str, Demonstration); 6] = [
         ("cached reads", cached_reads::run),
         ("readers and writers of one file", shared_file::run),
         ("reads in flight", cold_reads::run),
