@@ -19,7 +19,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millpond::keeper::{self, Address, Server};
 use millpond::{BackendChoice, Engine, EngineBuilder, OpenOptions, WriteMode};

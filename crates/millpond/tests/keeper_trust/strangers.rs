@@ -120,8 +120,14 @@ fn connections_to_a_door_block_a_bounded_number_of_threads() {
     keeper.signal(libc::SIGCONT);
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "dirty"], None);
     assert_eq!(std::fs::read(&path).unwrap(), [], "kept, and not written through");
+    // The keeper may not have taken the connections yet.
+    let started = Instant::now();
+    while closing_threads(keeper.child.id()) == 0 {
+        assert!(started.elapsed() < Duration::from_secs(60), "no thread closes a connection");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let threads = closing_threads(keeper.child.id());
-    assert!((1..=4).contains(&threads), "{threads} threads close {BLOCKING} connections");
+    assert!(threads <= 4, "{threads} threads close {BLOCKING} connections");
     writer.kill();
     assert!(keeper.hears("report").contains("pages: 1"));
     assert_eq!(std::fs::read(&path).unwrap(), [1; PAGE]);
