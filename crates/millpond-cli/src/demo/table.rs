@@ -104,7 +104,7 @@ impl Table {
             "millpond run --stats -- PROGRAM ARGS    runs a program on the engine, and says which reads it served"
         );
         println!(
-            "cargo add millpond                      the same engine in a Rust program; docs/guide/start.md also has C"
+            "cargo doc --open -p millpond            documents the engine for Rust programs; docs/guide/c.md does for C"
         );
         println!(
             "millpond bench all --dir DIR --quick    measures all of it against its peers, in 4 minutes"
