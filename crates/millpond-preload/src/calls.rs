@@ -143,7 +143,7 @@ macro_rules! calls {
             => descriptor::lockf64(fd, command, len) }
         $row! { served fn lseek64/lseek/__lseek/llseek(fd: c_int, offset: Off,
             whence: c_int) -> Off
-            => to_libc(seek(fd, offset, whence)) as Off, number SYS_lseek }
+            => descriptor::lseek64(fd, offset, whence), number SYS_lseek }
         $row! { served fn ftruncate64/ftruncate(fd: c_int, len: Off) -> c_int
             => descriptor::ftruncate64(fd, len), number SYS_ftruncate }
 
@@ -152,7 +152,7 @@ macro_rules! calls {
             fd: c_int, offset: Off) -> *mut c_void
             => kernel::mmap64(address, len, prot, flags, fd, offset), number SYS_mmap }
         $row! { passed fn truncate64/truncate(path: Text, len: Off) -> c_int
-            ; after kernel::before_truncate(path), else -1, number SYS_truncate }
+            => kernel::truncate64(path, len), else -1, number SYS_truncate }
         $row! { served fn fallocate64/fallocate(fd: c_int, mode: c_int, offset: Off,
             len: Off) -> c_int
             => kernel::fallocate64(fd, mode, offset, len), else -1, number SYS_fallocate }
@@ -508,6 +508,16 @@ macro_rules! calls {
             => signal::sigset(number, handler), else libc::SIG_ERR }
         $row! { watched fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int
             => signal::sigaltstack(new, old), else -1, number SYS_sigaltstack }
+        // Whether a thread has faults open: `page_cache`.
+        $row! { watched fn pthread_sigmask(how: c_int, new: Bytes, old: *mut c_void) -> c_int
+            => signal::note_mask(|| libc_calls::pthread_sigmask(how, new, old)), else libc::ENOSYS }
+        $row! { watched fn sigprocmask(how: c_int, new: Bytes, old: *mut c_void) -> c_int
+            => signal::note_mask(|| libc_calls::sigprocmask(how, new, old)), else -1 }
+        $row! { watched number SYS_rt_sigprocmask (); after signal::forget_mask() }
+        $row! { watched variadic longjmp => before_jump }
+        $row! { watched variadic _longjmp => before_jump }
+        $row! { watched variadic siglongjmp => before_jump }
+        $row! { watched variadic __longjmp_chk => before_jump }
         $row! { watched fn sigignore(number: c_int) -> c_int => signal::sigignore(number), else -1 }
 
         // Other ways to all of these: `lookup`, `by_number`

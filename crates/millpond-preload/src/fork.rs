@@ -18,6 +18,7 @@ use crate::files::{
     description, lease, lingering, mode_back, pressure, process_locks, registry, share, streams,
     table, unfinished,
 };
+use crate::page_cache;
 use crate::report;
 use crate::report::reason::Reason;
 use crate::retirement;
@@ -42,6 +43,9 @@ pub fn initialise() {
 
 /// Leaves to the kernel what a child shares that may not come by libc's fork.
 pub fn give_to_child() {
+    if page_cache::is_on() {
+        page_cache::release_for_fork();
+    }
     section::run(|_| {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
@@ -78,6 +82,10 @@ unsafe extern "C" fn prepare() {
         return;
     }
     let inheritance = registry.share_watched();
+    if page_cache::is_on() {
+        page_cache::release_for_fork();
+    }
+    page_cache::before_fork();
     // From here on the engine's threads close nothing.
     let mut internal_fds = process_locks::before_fork();
     internal_fds.extend(registry.internal_fds());
@@ -100,6 +108,7 @@ fn end_in_parent(is_failed: bool) {
     if thread::is_away() {
         return;
     }
+    page_cache::end_fork();
     HEAP.after_fork();
     handlers::after_fork();
     fault::after_fork();
@@ -133,6 +142,7 @@ unsafe extern "C" fn child() {
 /// else they would keep the parent's files open here, and their flocks held.
 fn start_afresh(internal_fds: &[RawFd], inheritance: Option<&Inheritance>) {
     table::after_fork();
+    page_cache::after_fork();
     for fd in internal_fds {
         // SAFETY: duplicates that the child's program knows nothing of.
         unsafe { sys!(libc::SYS_close, *fd) };

@@ -66,6 +66,7 @@ mod hooks;
 mod aio;
 mod files;
 mod fork;
+mod page_cache;
 mod report;
 mod retirement;
 mod runtime;
@@ -85,6 +86,9 @@ extern "C" fn load() {
         config::initialise(watch::READS_AGAIN);
         for fd in report::initialise() {
             table::set(fd, table::Known::Internal);
+        }
+        if config::get().is_mapped {
+            page_cache::initialise();
         }
         fork::initialise();
         retirement::initialise();

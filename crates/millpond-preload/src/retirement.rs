@@ -25,6 +25,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::files::{lease, pressure, registry, share, table, watch};
+use crate::page_cache;
 use crate::report;
 use crate::runtime::sys::sys;
 use crate::runtime::{own_threads, section, thread};
@@ -63,6 +64,7 @@ pub fn retire() {
     if thread::record().is_inside() {
         return;
     }
+    page_cache::retire();
     section::run(|_| registry::lock().leave_all());
     report::put_by(registry::before_report);
     section::run(|_| {
@@ -97,7 +99,7 @@ pub fn lock_memory(call: impl FnOnce() -> c_int) -> c_int {
     retire();
     let result = call();
     if result == 0 && thread::is_away() {
-        for (start, bytes) in [table::memory(), watch::memory()] {
+        for (start, bytes) in [table::memory(), watch::memory(), page_cache::memory()] {
             release(start, bytes);
         }
     }

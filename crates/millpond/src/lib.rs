@@ -75,6 +75,17 @@ mod workers;
 
 mod advice;
 mod copy;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod page_cache;
+/// The parts that have models.
+#[cfg(loom)]
+mod page_cache {
+    mod mapping;
+    mod versions;
+
+    const PAGE_BYTES: u64 = 4096;
+}
 mod error;
 mod event;
 mod file_id;

@@ -3,8 +3,8 @@
 
 use std::ffi::{c_int, c_long, c_void};
 
-use crate::files::registry::leave_all;
 use crate::fork::{fork_by, give_to_child};
+use crate::hooks::process::leave_all;
 use crate::runtime::elf::libcs;
 use crate::runtime::libc_calls::slots;
 use crate::runtime::sys::{sys, to_libc};

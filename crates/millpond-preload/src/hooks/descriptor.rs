@@ -5,13 +5,15 @@ use std::ffi::{CStr, c_int, c_uint};
 use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
-use crate::files::seek::tell_offset;
+use crate::files::seek::{seek, tell_offset};
 use crate::files::several::{self, make_real};
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
 use crate::files::watch::{self, CLOSES_CHANGED, forget_watched};
 use crate::files::{identity, io, late, lingering, process_locks};
+use crate::hooks::process::leave_all;
 use crate::hooks::{lock, vfork};
+use crate::page_cache;
 use crate::report::lines;
 use crate::report::reason::Reason;
 use crate::runtime::cancel::point::point;
@@ -37,6 +39,11 @@ pub unsafe fn close(fd: c_int) -> c_int {
         return to_libc(process_locks::close(fd)) as c_int;
     }
     point();
+    if page_cache::is_on() {
+        page_cache::forget(fd);
+        // SAFETY: no memory involved; the number is the caller's to close.
+        return unsafe { libc_calls::close(fd) };
+    }
     match table::get(fd) {
         Known::Foreign => table::forget_foreign(fd),
         Known::Internal => return fail(libc::EBADF) as c_int,
@@ -92,7 +99,10 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
     }
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        registry::leave_all();
+        leave_all();
+    }
+    if page_cache::is_on() && flags & CLOSE_RANGE_CLOEXEC == 0 && first <= last {
+        page_cache::forget_range(first, last);
     }
     if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
         // Ours are close-on-exec already. Under the lock, as `dup3` sets the flag again that was there
@@ -217,6 +227,15 @@ fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
         vfork::note_duplicated(fd);
         return to_libc(call()) as c_int;
     }
+    if page_cache::is_on() {
+        page_cache::share(fd);
+        let new = to_libc(call()) as c_int;
+        if new >= 0 {
+            // A number that was closed where no hook saw it.
+            page_cache::forget(new);
+        }
+        return new;
+    }
     section::run(|_| {
         let mut registry = registry::lock();
         let mut new = call();
@@ -276,6 +295,14 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         vfork::note_duplicated(fd);
         // SAFETY: no memory involved.
         return to_libc(unsafe { sys!(libc::SYS_dup3, fd, new, flags) }) as c_int;
+    }
+    if page_cache::is_on() {
+        // SAFETY: no memory involved.
+        let is_open = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) } >= 0;
+        if is_open && fd != new && flags & !libc::O_CLOEXEC == 0 && !is_library_number(new) {
+            page_cache::share(fd);
+            page_cache::forget(new);
+        }
     }
     let closing = if fd == new { None } else { late::before_close(new) };
     let may_wait = fd != new && may_wait_in_close(new);
@@ -342,6 +369,11 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
     result
 }
 
+/// Whether `fd` is a descriptor of the library's own.
+fn is_library_number(fd: c_int) -> bool {
+    matches!(table::get(fd), Known::Internal)
+}
+
 /// Whether a close of what `fd` is may wait for another computer, or for a server: so the registry must not be locked.
 fn may_wait_in_close(fd: c_int) -> bool {
     !identity::identify(fd).is_some_and(|identity| identity.is_regular) || !identity::is_local(fd)
@@ -356,9 +388,19 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
             // SAFETY: no memory involved.
             return duplicate(fd, || unsafe { sys!(libc::SYS_fcntl, fd, command, arg) });
         }
+        libc::F_SETFD if page_cache::is_on() => {
+            page_cache::note_flags_changed(fd, command, arg);
+            return call();
+        }
         libc::F_SETFD => return of_number(fd, call),
         libc::F_GETFD => return call(),
         _ => {}
+    }
+    if page_cache::is_on() {
+        if !thread::record().is_inside() {
+            before_fcntl_mapped(fd, command, arg);
+        }
+        return call();
     }
     let is_outside = !thread::record().is_inside();
     if is_outside && matches!(table::get(fd), Known::Watched | Known::Claimed) {
@@ -417,6 +459,20 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     })
 }
 
+/// Where files are read from the kernel's page cache.
+fn before_fcntl_mapped(fd: c_int, command: c_int, arg: usize) {
+    match command {
+        libc::F_SETFL => page_cache::note_flags_changed(fd, command, arg),
+        libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_GETLK
+        | libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW
+        | libc::F_OFD_GETLK => tell_base(fd, arg),
+        _ => {}
+    }
+}
+
 fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
@@ -450,6 +506,7 @@ fn tell_base(fd: c_int, lock: usize) {
     let head = std::ptr::with_exposed_provenance::<[i16; 2]>(lock);
     // SAFETY: integers; the caller unmaps no argument during the call.
     match unsafe { fault::try_read(head) }.map(|[_, whence]| i32::from(whence)) {
+        Some(libc::SEEK_CUR) if page_cache::is_on() => page_cache::release(fd),
         Some(libc::SEEK_CUR) => tell_offset(fd),
         // In mode back the kernel may not have the last bytes yet.
         Some(libc::SEEK_END) => late::settle(fd),
@@ -460,6 +517,9 @@ fn tell_base(fd: c_int, lock: usize) {
 
 /// A directory, whose number libc closes unseen in the end: the next file there is not this one.
 pub fn before_fdopendir(fd: c_int) {
+    if page_cache::is_on() {
+        page_cache::forget(fd);
+    }
     if !matches!(table::get(fd), Known::Unknown | Known::Foreign) && !thread::record().is_inside() {
         section::run(|_| registry::lock().forget_lost(fd));
     }
@@ -561,6 +621,15 @@ fn note_process_lock(fd: c_int) {
     });
 }
 
+pub unsafe fn lseek64(fd: c_int, offset: Off, whence: c_int) -> Off {
+    let moved = if page_cache::is_on() {
+        page_cache::seek(fd, offset, whence)
+    } else {
+        seek(fd, offset, whence)
+    };
+    to_libc(moved) as Off
+}
+
 pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
     to_libc(during([fd, -1], || truncate_open(fd, len))) as c_int
 }
@@ -568,6 +637,9 @@ pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
 fn truncate_open(fd: c_int, len: Off) -> isize {
     // SAFETY: no memory involved.
     let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
+    if page_cache::is_on() {
+        return page_cache::io::change(fd, u64::try_from(len).ok(), by_kernel);
+    }
     if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
         return by_kernel();
     }

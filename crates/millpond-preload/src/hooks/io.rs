@@ -9,13 +9,14 @@ use crate::files::segments::{Direction, Memory};
 use crate::files::table::{self, Known};
 use crate::files::under_way::{self, Way, begin};
 use crate::files::{late, mode_back, registry, several, watch};
+use crate::page_cache;
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::sys::{fail, to_libc};
 use crate::runtime::thread::record;
-use crate::runtime::{config, section};
+use crate::runtime::{config, fault, libc_calls, section};
 
 /// The memory of a vectored call.
 pub fn many(vectors: Vectors, count: c_int) -> Memory {
@@ -35,6 +36,10 @@ pub unsafe fn read_one(
     at: At,
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
+    if page_cache::is_on() {
+        // SAFETY: the caller's duty.
+        return unsafe { page_cache::io::read_one(fd, buf, len, at, by_libc) };
+    }
     if under_way::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
@@ -80,6 +85,9 @@ pub unsafe fn write_one(
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
     let buf = buf.cast_mut();
+    if page_cache::is_on() {
+        return page_cache::io::write(fd, len, at, || by_libc(fd, buf, len, offset_of(at)));
+    }
     if under_way::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
@@ -102,12 +110,58 @@ fn offset_of(at: At) -> Off {
 
 #[inline(always)]
 pub unsafe fn read(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
+    if page_cache::is_on() {
+        // SAFETY: the caller's duty.
+        return unsafe { read_many_mapped(fd, memory, at, by_libc) };
+    }
     // SAFETY: the caller's duty.
     unsafe { through(fd, memory, at, Direction::Read, by_libc) }
 }
 
+/// [`read`] where files are read from the kernel's page cache.
+unsafe fn read_many_mapped(
+    fd: c_int,
+    memory: Memory,
+    at: At,
+    by_libc: impl Fn() -> isize,
+) -> isize {
+    let Memory::Many(vectors, count) = memory else { return by_libc() };
+    let len = vectors_len(vectors, count);
+    page_cache::io::read_many(fd, len, at, |offset| match (at, offset) {
+        // SAFETY: the caller's duty.
+        (At::Offset, Some(offset)) => unsafe {
+            libc_calls::preadv64(fd, vectors, count as c_int, offset)
+        },
+        _ => by_libc(),
+    })
+}
+
+/// How many bytes the buffers have together; none where the kernel will refuse them.
+fn vectors_len(vectors: Vectors, count: usize) -> usize {
+    const IOV_MAX: usize = 1024;
+    if count > IOV_MAX {
+        return 0;
+    }
+    let mut len = 0_usize;
+    for index in 0..count {
+        // SAFETY: integers and pointers; the caller unmaps no argument during the call.
+        match unsafe { fault::try_read(vectors.wrapping_add(index)) } {
+            Some(vector) => len = len.saturating_add(vector.iov_len),
+            None => return 0,
+        }
+    }
+    len
+}
+
 #[inline(always)]
 pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isize) -> isize {
+    if page_cache::is_on() {
+        let len = match memory {
+            Memory::One(_, len) => len,
+            Memory::Many(vectors, count) => vectors_len(vectors, count),
+        };
+        return page_cache::io::write(fd, len, at, by_libc);
+    }
     // SAFETY: the caller's duty.
     unsafe { through(fd, memory, at, Direction::Write, by_libc) }
 }
@@ -255,6 +309,12 @@ pub unsafe fn preadv2(
     flags: c_int,
     by_libc: impl Fn() -> isize,
 ) -> isize {
+    if flags != 0 && page_cache::is_on() {
+        if offset == -1 {
+            page_cache::release(fd);
+        }
+        return by_libc();
+    }
     if flags != 0 {
         return by_kernel_alone(fd, Direction::Read, by_libc);
     }
@@ -272,6 +332,14 @@ pub unsafe fn pwritev2(
 ) -> isize {
     const DURABLE: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
     let at = at_or_current(offset);
+    if page_cache::is_on() {
+        if flags & libc::RWF_APPEND != 0 {
+            // It goes to the end of the file, whatever the offset says.
+            return page_cache::io::change(fd, None, || by_libc(flags));
+        }
+        // SAFETY: the caller's duty.
+        return unsafe { write(fd, memory, at, || by_libc(flags)) };
+    }
     if flags & !DURABLE == 0 && flags != 0 && mode_back::is_any() {
         // SAFETY: the caller's duty.
         let written = unsafe { write(fd, memory, at, || by_libc(0)) };

@@ -10,7 +10,7 @@
 //! are holes and reservations, where it has the same operation.
 
 use crate::files::pin::Pin;
-use crate::files::registry::{self, is_served, lock};
+use crate::files::registry::{holds_leases, is_served, lock};
 use crate::files::seek::tell_offset;
 use crate::files::segments::Direction;
 use crate::files::several::{is_bypassed, make_real, may_not_write};
@@ -19,6 +19,8 @@ use crate::files::under_way::{during, with_watch};
 use crate::files::watch::{self, MAPPED, WRITABLE};
 use crate::files::{copy, identity, io, late};
 use crate::hooks::descriptor;
+use crate::hooks::process::give_to_libc;
+use crate::page_cache;
 use crate::report::reason::Reason;
 use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
 use crate::runtime::cancel::point::point;
@@ -38,6 +40,9 @@ fn pass(fd: c_int, reason: Reason) {
 
 /// The same, and of one that may be served some day.
 fn give(fd: c_int, reason: Reason) {
+    if page_cache::is_on() && reason == Reason::Given {
+        page_cache::share(fd);
+    }
     leave(fd, reason);
     pass(fd, reason);
 }
@@ -163,6 +168,13 @@ pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_in
 }
 
 unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
+    if page_cache::is_on() {
+        const SHORTENS: c_int = libc::FALLOC_FL_COLLAPSE_RANGE;
+        let cut = (mode & SHORTENS != 0).then_some(0);
+        // SAFETY: as the caller vouches to `fallocate64`.
+        let call = || unsafe { libc_calls::fallocate64(fd, mode, offset, len) };
+        return page_cache::io::change(fd, cut, call);
+    }
     if may_not_write(fd) {
         return fail(libc::EBADF) as c_int;
     }
@@ -189,6 +201,11 @@ pub unsafe fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
 }
 
 unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
+    if page_cache::is_on() {
+        // SAFETY: as the caller vouches to `posix_fallocate64`.
+        let call = || unsafe { libc_calls::posix_fallocate64(fd, offset, len) };
+        return page_cache::io::change(fd, None, call);
+    }
     if may_not_write(fd) {
         return libc::EBADF;
     }
@@ -235,6 +252,21 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     };
     // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
     let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
+    if page_cache::is_on() {
+        return match request {
+            FICLONE | FICLONERANGE => page_cache::io::change(fd, None, call),
+            FIOCLEX | FIONCLEX => {
+                let flag = if request == FIOCLEX { libc::FD_CLOEXEC as usize } else { 0 };
+                page_cache::note_flags_changed(fd, libc::F_SETFD, flag);
+                call()
+            }
+            _ if is_terminals(request) && request != FIONREAD => call(),
+            _ => {
+                page_cache::release(fd);
+                call()
+            }
+        };
+    }
     if matches!(request, FIOCLEX | FIONCLEX) {
         return descriptor::of_number(fd, call);
     }
@@ -294,6 +326,10 @@ unsafe fn copy(
     len: usize,
     flags: u32,
 ) -> isize {
+    if page_cache::is_on() {
+        release_unless(from, !from_offset.is_null());
+        release_unless(to, !to_offset.is_null());
+    }
     if flags == 0
         && is_served(from)
         && is_served(to)
@@ -317,6 +353,10 @@ pub unsafe fn sendfile64(to: c_int, from: c_int, offset: *mut Off, len: usize) -
 }
 
 unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
+    if page_cache::is_on() {
+        release_unless(from, !offset.is_null());
+        page_cache::release(to);
+    }
     if is_served(from)
         && is_served(to)
         && let Some(copied) = copy::between_served(from, offset, to, std::ptr::null_mut(), len)
@@ -359,6 +399,10 @@ unsafe fn splice_open(
     len: usize,
     flags: u32,
 ) -> isize {
+    if page_cache::is_on() {
+        release_unless(from, !from_offset.is_null());
+        release_unless(to, !to_offset.is_null());
+    }
     make_real(from);
     make_real(to);
     if from_offset.is_null() {
@@ -374,9 +418,22 @@ unsafe fn splice_open(
     result
 }
 
+/// Before a call that uses the offset of `fd`, unless it has one of its own.
+fn release_unless(fd: c_int, has_offset: bool) {
+    if !has_offset {
+        page_cache::release(fd);
+    }
+}
+
+pub unsafe fn truncate64(path: Text, len: Off) -> c_int {
+    before_truncate(path);
+    // SAFETY: as the caller vouches to `truncate64`.
+    page_cache::truncate(HERE, path, len, || unsafe { libc_calls::truncate64(path, len) })
+}
+
 /// Before the kernel would wait for our lease.
-pub fn before_truncate(path: Text) {
-    if registry::holds_leases() && !thread::record().is_inside() {
+fn before_truncate(path: Text) {
+    if holds_leases() && !thread::record().is_inside() {
         section::run(|_| {
             if let Some(identity) = identity::identify_path(HERE, path, true) {
                 lock().pass_file(identity.id, Reason::Changed);
@@ -386,7 +443,7 @@ pub fn before_truncate(path: Text) {
 }
 
 pub extern "C" fn before_dprintf(fd: c_int) {
-    registry::give_to_libc(fd);
+    give_to_libc(fd);
 }
 
 /// Leaves to the kernel the files whose descriptors a message carries to another process.

@@ -17,7 +17,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 
-use crate::files::registry::leave_all;
+use crate::hooks::process::leave_all;
 use crate::runtime::elf::{LIBC, Lookup, home_of, libcs, next, own_object};
 use crate::runtime::libc_calls::slots;
 use crate::runtime::thread;

@@ -18,6 +18,7 @@ use crate::files::table::{self, Known};
 use crate::files::watch::forget_watched;
 use crate::files::{further, io, registry, watch};
 use crate::fork::ensure_initialised;
+use crate::page_cache;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
 use crate::runtime::cancel::point::point;
@@ -196,6 +197,10 @@ fn is_written(fd: c_int, id: FileId) -> bool {
 
 /// Describes a descriptor that was just opened with `flags`.
 pub fn describe(fd: c_int, flags: c_int, before: Before) {
+    if page_cache::is_on() {
+        page_cache::note_open(fd, flags);
+        return;
+    }
     let is_directory = flags & libc::O_DIRECTORY != 0 && flags & libc::O_TMPFILE != libc::O_TMPFILE;
     if flags & libc::O_PATH != 0 || is_directory || fd as usize >= table::SLOTS {
         describe_foreign(fd);

@@ -11,6 +11,7 @@ use crate::files::table::{self, Known};
 use crate::files::watch::{self, Watch};
 use crate::files::{given, late, process_locks, registry};
 use crate::hooks::vfork;
+use crate::page_cache;
 use crate::report::reason::Reason;
 use crate::report::{self, tally};
 use crate::retirement;
@@ -52,10 +53,29 @@ pub unsafe fn pthread_create(
     result
 }
 
+/// Something in this process does I/O that no hook sees; see `Registry::leave_all`. Not for the library's own work.
+pub fn leave_all() {
+    if !thread::record().is_inside() {
+        page_cache::leave_all();
+    }
+    registry::leave_all();
+}
+
+/// Before libc reads or writes `fd` inside itself, at the kernel's offset.
+pub fn give_to_libc(fd: RawFd) {
+    if page_cache::is_on() && !thread::record().is_inside() {
+        page_cache::share(fd);
+    }
+    registry::give_to_libc(fd);
+}
+
 /// Leaves to the kernel what another program will inherit. What it may look at is in the files.
 pub fn give_inherited() {
     if thread::record().is_inside() {
         return;
+    }
+    if page_cache::is_on() {
+        page_cache::release_for_exec();
     }
     late::settle_all();
     section::run(|_| {
@@ -129,6 +149,7 @@ pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
 /// The child of a later spawn gets `fd` under another number, close-on-exec or not.
 pub fn give_spawned(fd: c_int) {
     if !thread::record().is_inside() {
+        page_cache::share(fd);
         section::run(|_| registry::lock().pass_fd(fd, Reason::Given));
     }
 }
@@ -137,7 +158,7 @@ pub fn give_spawned(fd: c_int) {
 pub fn before_unshare(flags: c_int) {
     before_rights();
     if flags & libc::CLONE_FILES != 0 {
-        registry::leave_all();
+        leave_all();
     }
     // Of a process with several threads the kernel refuses these.
     if flags & (libc::CLONE_NEWUSER | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD)

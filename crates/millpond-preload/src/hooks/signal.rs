@@ -1,9 +1,12 @@
 //! The ways a program sets its handlers; see `handlers`, and for SIGSEGV and SIGBUS `fault`.
 
 use std::ffi::c_int;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use libc::sighandler_t;
 
+use crate::page_cache;
 use crate::runtime::libc_calls;
 use crate::runtime::section::change_mask;
 use crate::runtime::{fault, handlers, thread};
@@ -13,6 +16,10 @@ pub unsafe fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
+    if page_cache::is_on() {
+        // SAFETY: as the caller vouches to `sigaction`.
+        return unsafe { exchange_mapped(signal, new, old) };
+    }
     // SAFETY: as the caller vouches to `sigaction`.
     unsafe {
         match fault::exchange(signal, new.as_ref().copied()) {
@@ -24,6 +31,57 @@ pub unsafe fn sigaction(
             }
             None => handlers::exchange(signal, new, old),
         }
+    }
+}
+
+/// The numbers of signals whose handlers the program wants to run with SIGBUS or SIGSEGV blocked.
+static BLOCKS_BUS: AtomicU64 = AtomicU64::new(0);
+static BLOCKS_SEGV: AtomicU64 = AtomicU64::new(0);
+
+/// `sigaction` where files are read from the kernel's page cache. No handler is wrapped. A read in a handler may fault,
+/// so handlers run with the signals of faults open; the program finds the mask that it has set.
+unsafe fn exchange_mapped(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: as the caller vouches to `sigaction`; the sets are libc's.
+    unsafe {
+        let wanted = new.as_ref().copied();
+        if let Some(action) = fault::exchange(signal, wanted) {
+            if let Some(old) = old.as_mut() {
+                *old = action;
+            }
+            return 0;
+        }
+        let opened = wanted.map(|mut action| {
+            libc::sigdelset(&raw mut action.sa_mask, libc::SIGBUS);
+            libc::sigdelset(&raw mut action.sa_mask, libc::SIGSEGV);
+            action
+        });
+        let opened = opened.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let result = libc_calls::sigaction(signal, opened, old);
+        if result != 0 {
+            return result;
+        }
+        let bit = 1_u64 << ((signal - 1) & 63);
+        for (blocks, fault) in [(&BLOCKS_BUS, libc::SIGBUS), (&BLOCKS_SEGV, libc::SIGSEGV)] {
+            if let Some(old) = old.as_mut()
+                && blocks.load(Relaxed) & bit != 0
+            {
+                libc::sigaddset(&raw mut old.sa_mask, fault);
+            }
+            match wanted {
+                Some(action) if libc::sigismember(&raw const action.sa_mask, fault) == 1 => {
+                    blocks.fetch_or(bit, Relaxed);
+                }
+                Some(_) => {
+                    blocks.fetch_and(!bit, Relaxed);
+                }
+                None => {}
+            }
+        }
+        result
     }
 }
 
@@ -39,15 +97,21 @@ fn exchange_plain(signal: c_int, handler: sighandler_t, flags: c_int) -> Option<
 pub unsafe fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
     // SAFETY: as the caller vouches to `signal`.
     let call = |handler| unsafe { libc_calls::signal(signal, handler) };
-    exchange_plain(signal, handler, libc::SA_RESTART)
-        .unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
+    let exchanged = exchange_plain(signal, handler, libc::SA_RESTART);
+    if page_cache::is_on() {
+        return exchanged.unwrap_or_else(|| call(handler));
+    }
+    exchanged.unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
 }
 
 pub unsafe fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
     // SAFETY: as the caller vouches to `sysv_signal`.
     let call = |handler| unsafe { libc_calls::__sysv_signal(signal, handler) };
-    exchange_plain(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER)
-        .unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
+    let exchanged = exchange_plain(signal, handler, libc::SA_RESETHAND | libc::SA_NODEFER);
+    if page_cache::is_on() {
+        return exchanged.unwrap_or_else(|| call(handler));
+    }
+    exchanged.unwrap_or_else(|| handlers::exchange_plain(signal, handler, call))
 }
 
 pub unsafe fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
@@ -84,6 +148,21 @@ pub unsafe fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) ->
             .set_handler_stack(new.ss_sp.addr(), if is_disabled { 0 } else { new.ss_size });
     }
     result
+}
+
+/// A change of the calling thread's mask, which may block the signals of faults.
+pub fn note_mask(call: impl FnOnce() -> c_int) -> c_int {
+    let result = call();
+    forget_mask();
+    result
+}
+
+/// Before a change by number: the mask is asked for at the thread's next read. One that is in a handler then may
+/// find the old one.
+pub fn forget_mask() {
+    if let Some(record) = thread::try_record() {
+        record.forget_fault_mask();
+    }
 }
 
 pub unsafe fn sigignore(signal: c_int) -> c_int {

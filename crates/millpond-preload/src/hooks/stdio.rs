@@ -22,6 +22,8 @@ use crate::files::{late, process_locks, registry, streams};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
 use crate::hooks::open::open_at;
+use crate::hooks::process::give_to_libc;
+use crate::page_cache;
 use crate::runtime::cancel::point::without;
 use crate::runtime::libc_calls;
 use crate::runtime::link::format_link;
@@ -157,7 +159,7 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, parsed: &StreamMode) -> *m
     let is_file = matches!(table::get(fd), Known::File(_));
     let is_ours = is_file && !parsed.has_charset && !wide::is_used();
     if !is_ours {
-        registry::give_to_libc(fd);
+        give_to_libc(fd);
         // SAFETY: the caller's duty.
         return unsafe { libc_calls::fdopen(fd, mode) };
     }
@@ -220,6 +222,9 @@ pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
 /// libc has opened a file of its own at `fd`: what is known of the number is of a file that was closed
 /// where no hook saw it.
 fn forget_former(fd: c_int) {
+    if page_cache::is_on() {
+        page_cache::forget(fd);
+    }
     if matches!(table::get(fd), Known::Watched | Known::Left | Known::File(_))
         && !thread::record().is_inside()
     {
@@ -245,7 +250,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
                 make_stream(fd, mode, &parsed)
             }
             _ => {
-                registry::give_to_libc(fd);
+                give_to_libc(fd);
                 libc_calls::fdopen(fd, mode)
             }
         }
@@ -254,6 +259,12 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
 
 /// Before libc closes the number `fd` of its stream.
 unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<late::Closing> {
+    if page_cache::is_on() && fd >= 0 {
+        // SAFETY: the stream is open until libc closes it.
+        unsafe { libc::fflush(stream) };
+        page_cache::forget(fd);
+        return None;
+    }
     match table::get(fd) {
         Known::File(_) | Known::Claimed => {}
         slot @ (Known::Watched | Known::Left) if !forget_watched(fd, slot) => {}

@@ -21,6 +21,7 @@ use crate::files::forked::{self, FORKS, Inheritance};
 use crate::files::table::{self, Known};
 use crate::files::{given, registry};
 use crate::fork::ensure_initialised;
+use crate::page_cache;
 use crate::runtime::elf::libcs;
 use crate::runtime::libc_calls::slots;
 use crate::runtime::section::{self, BLOCKED, change_mask};
@@ -41,6 +42,9 @@ pub extern "C" fn route_vfork() -> *const c_void {
         return libcs(&slots::vfork, c"vfork");
     }
     ensure_initialised();
+    if page_cache::is_on() {
+        page_cache::release_for_fork();
+    }
     let mask = change_mask(libc::SIG_BLOCK, BLOCKED);
     section::run(|record| {
         let mut registry = registry::lock();

@@ -5,7 +5,7 @@
 //! | `MILLPOND_PATHS` | the directories whose files are served: absolute, canonical, `:` between; default: the current one |
 //! | `MILLPOND_CACHE_BYTES` | the engine's memory limit; default: the engine's |
 //! | `MILLPOND_CACHE_SHARED` | `1`: that limit is for all processes of the run together; see `files::share` |
-//! | `MILLPOND_BACKING` | `buffered` (default) or `direct` |
+//! | `MILLPOND_BACKING` | `mapped` (default of mode through), `buffered` (default of mode back) or `direct` |
 //! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
 //! | `MILLPOND_PRESSURE_FILE` | for tests: a file in place of `/proc/pressure/memory` |
 //! | `MILLPOND_LOCAL_DEVICE` | the number of a device whose files are served though its kind of file system is not known to be local: whoever sets it knows that it is, and that it has leases |
@@ -30,6 +30,8 @@ pub struct Config {
     pub cache_bytes: Option<u64>,
     pub is_cache_shared: bool,
     pub backing: Backing,
+    /// Mode through on the kernel's page cache: no engine.
+    pub is_mapped: bool,
     pub mode: WriteMode,
     /// Served, whatever its file system says of itself.
     pub local_device: Option<u64>,
@@ -57,6 +59,8 @@ static CONFIG: OnceLock<Config> = OnceLock::new();
 /// Files are served from their open on.
 static IS_EAGER: AtomicBool = AtomicBool::new(false);
 static WRITES_WAIT: AtomicBool = AtomicBool::new(false);
+/// [`is_eager`], where files are read from the kernel's page cache.
+static IS_EAGER_MAPPED: AtomicBool = AtomicBool::new(false);
 static IS_RANDOM: AtomicBool = AtomicBool::new(false);
 static IS_EXPLAINED: AtomicBool = AtomicBool::new(false);
 /// One of the two above, or eager.
@@ -65,6 +69,11 @@ static IS_LOOKED_AT: AtomicBool = AtomicBool::new(false);
 #[inline]
 pub fn is_eager() -> bool {
     IS_EAGER.load(Relaxed)
+}
+
+/// Files are mapped from their first read on.
+pub fn is_eager_mapped() -> bool {
+    IS_EAGER_MAPPED.load(Relaxed)
 }
 
 /// Mode back was asked for.
@@ -110,10 +119,12 @@ pub fn initialise(reads_again: u32) {
         }
         config
     });
-    IS_EAGER.store(variable(c"MILLPOND_EAGER") == Some(b"1"), Relaxed);
+    let is_eager = variable(c"MILLPOND_EAGER") == Some(b"1");
+    IS_EAGER.store(is_eager && !config.is_mapped, Relaxed);
+    IS_EAGER_MAPPED.store(is_eager && config.is_mapped, Relaxed);
     WRITES_WAIT.store(config.mode == WriteMode::Back, Relaxed);
     IS_RANDOM.store(matches!(config.adopt, Adopt::Random(_)), Relaxed);
-    IS_LOOKED_AT.store(is_random() || is_eager(), Relaxed);
+    IS_LOOKED_AT.store(is_random() || self::is_eager(), Relaxed);
 }
 
 fn read() -> Config {
@@ -123,20 +134,24 @@ fn read() -> Config {
         }
         None => current_directory().into_iter().collect(),
     };
+    let mode = match variable(c"MILLPOND_MODE") {
+        Some(b"back") => WriteMode::Back,
+        _ => WriteMode::Through,
+    };
+    let backing = variable(c"MILLPOND_BACKING");
     let number =
         |name| variable(name).and_then(|text| std::str::from_utf8(text).ok()?.parse::<u64>().ok());
     Config {
         paths,
         cache_bytes: number(c"MILLPOND_CACHE_BYTES"),
         is_cache_shared: variable(c"MILLPOND_CACHE_SHARED") == Some(b"1"),
-        backing: match variable(c"MILLPOND_BACKING") {
+        backing: match backing {
             Some(b"direct") => Backing::Direct,
             _ => Backing::Buffered,
         },
-        mode: match variable(c"MILLPOND_MODE") {
-            Some(b"back") => WriteMode::Back,
-            _ => WriteMode::Through,
-        },
+        is_mapped: mode == WriteMode::Through
+            && !matches!(backing, Some(b"direct" | b"buffered")),
+        mode,
         local_device: number(c"MILLPOND_LOCAL_DEVICE"),
         keeper: variable(c"MILLPOND_KEEPER")
             .and_then(|text| std::str::from_utf8(text).ok())

@@ -52,8 +52,16 @@ pub struct Record {
     handler_stack: [AtomicUsize; 2],
     /// The thread's state while the child of its vfork runs.
     vfork: AtomicPtr<c_void>,
+    /// The innermost write in progress on the thread's stack; see `page_cache::io`.
+    writes: AtomicPtr<c_void>,
+    /// Whether the thread has SIGBUS and SIGSEGV open: [`FAULTS_UNKNOWN`] and the next two.
+    faults: AtomicU32,
     next: AtomicPtr<Record>,
 }
+
+const FAULTS_UNKNOWN: u32 = 0;
+const FAULTS_OPEN: u32 = 1;
+const FAULTS_BLOCKED: u32 = 2;
 
 /// All records ever made, newest first. Records are never freed.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
@@ -247,6 +255,47 @@ impl Record {
         // Nothing interrupts: all is blocked.
         self.is_mask_noted.store(false, Relaxed);
         Some(self.mask.load(Relaxed))
+    }
+
+    /// The innermost write in progress on the thread's stack, or null.
+    pub fn writes(&self) -> *const c_void {
+        self.writes.load(Relaxed)
+    }
+
+    pub fn set_writes(&self, writes: *const c_void) {
+        self.writes.store(writes.cast_mut(), Relaxed);
+        compiler_fence(SeqCst);
+    }
+
+    /// Whether the thread is in a write: then it runs a signal handler that has interrupted it.
+    pub fn has_writes(&self) -> bool {
+        !self.writes().is_null()
+    }
+
+    /// Whether the thread may copy from a mapping: a fault of it is handled, and no request for its cancellation is
+    /// to be looked at first.
+    #[inline(always)]
+    pub fn is_ready_to_copy(&self) -> bool {
+        self.is_warm() && self.faults.load(Relaxed) == FAULTS_OPEN
+    }
+
+    /// Whether the thread blocks SIGBUS or SIGSEGV: a fault of it would end the process. Asks the kernel once.
+    pub fn is_fault_blocked(&self) -> bool {
+        if self.faults.load(Relaxed) == FAULTS_UNKNOWN {
+            let faults = 1 << (libc::SIGBUS - 1) | 1 << (libc::SIGSEGV - 1);
+            let mut mask = 0_u64;
+            // SAFETY: the kernel writes the eight bytes of `mask`.
+            unsafe { sys!(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK, 0, &raw mut mask, 8) };
+            let is_blocked = mask & faults != 0;
+            let known = if is_blocked { FAULTS_BLOCKED } else { FAULTS_OPEN };
+            self.faults.store(known, Relaxed);
+        }
+        self.faults.load(Relaxed) == FAULTS_BLOCKED
+    }
+
+    /// The thread's mask may have changed.
+    pub fn forget_fault_mask(&self) {
+        self.faults.store(FAULTS_UNKNOWN, Relaxed);
     }
 
     #[inline]
@@ -486,6 +535,8 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     record.asynchronous.store(false, Relaxed);
     record.cancel_disabled.store(false, Relaxed);
     record.inside.store(0, Relaxed);
+    record.set_writes(std::ptr::null());
+    record.forget_fault_mask();
     record.is_mask_noted.store(false, Relaxed);
     record.set_handler_stack(0, 0);
     // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.

@@ -1,0 +1,361 @@
+//! `read` and `write` of a number, with their positional and vectored forms.
+
+use std::cell::Cell;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::ptr;
+
+use millpond::page_cache::{Change, Inode, Writing};
+
+use crate::files::io::At;
+use crate::files::segments::Direction;
+use crate::page_cache::inodes::Entry;
+use crate::page_cache::numbers::{
+    self, APPENDS, FILE, IS_AMBIGUOUS, IS_UNMAPPED, KERNEL, Number, OPENED, kind,
+};
+use crate::page_cache::offset;
+use crate::report::reason::Reason;
+use crate::runtime::c::{Off, c_int, c_void};
+use crate::runtime::cancel::point::point;
+use crate::runtime::thread::{Record, record};
+use crate::runtime::{libc_calls, section};
+
+/// A number that is a FILE, as a call has found it.
+struct Open {
+    fd: RawFd,
+    number: &'static Number,
+    entry: &'static Entry,
+    state: u64,
+    record: &'static Record,
+}
+
+impl Open {
+    /// `None`: the call is the program's own, and nothing else. A number that is not known yet is looked at if it is
+    /// to be written, or was read often.
+    #[inline(always)]
+    fn of(fd: RawFd, direction: Direction) -> Option<Open> {
+        let number = numbers::get(fd)?;
+        let state = number.state();
+        if kind(state) == KERNEL {
+            return None;
+        }
+        let record = record();
+        if record.is_inside() {
+            return None;
+        }
+        if kind(state) != FILE {
+            return Open::first(fd, number, direction, record);
+        }
+        Some(Open { fd, number, entry: number.entry()?, state, record })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn first(
+        fd: RawFd,
+        number: &'static Number,
+        direction: Direction,
+        record: &'static Record,
+    ) -> Option<Open> {
+        let is_read = matches!(direction, Direction::Read);
+        if is_read && kind(number.state()) == OPENED && !number.count_read() {
+            return None;
+        }
+        if section::run(|_| numbers::identify(fd, number)) != FILE {
+            return None;
+        }
+        Some(Open { fd, number, entry: number.entry()?, state: number.state(), record })
+    }
+
+    fn inode(&self) -> &'static Inode {
+        &self.entry.inode
+    }
+
+    /// The number stands for the same file as in the beginning.
+    #[inline(always)]
+    fn is_same(&self) -> bool {
+        self.number.state() == self.state
+    }
+
+    /// A read that the mapping serves.
+    ///
+    /// # Safety
+    ///
+    /// As `pread`: the memory is the caller's to give; it may be any address.
+    #[inline(always)]
+    unsafe fn try_mapped(&self, buf: *mut c_void, len: usize, offset: u64) -> bool {
+        // SAFETY: the number is open as long as the caller's call lasts, or the result does not count.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        self.record.is_ready_to_copy()
+            // SAFETY: the caller's duty; a mapping means that the handler of faults is installed.
+            && unsafe { self.inode().read(fd, buf.cast(), len, offset) }
+            && self.is_same()
+    }
+
+    #[inline(always)]
+    fn count_served(&self, bytes: usize) {
+        self.record.count_served(bytes as u64);
+        if let Some(row) = self.number.row() {
+            row.read(bytes, true);
+        }
+    }
+
+    fn count_passed(&self, direction: Direction, result: isize) {
+        if result > 0 {
+            self.record.count_passed(Reason::Once as usize, result as u64);
+            let writes = matches!(direction, Direction::Write);
+            self.number.row().inspect(|row| row.passed(result, writes));
+        }
+    }
+
+    /// Before a read that was not served: a cancellation point, and the moment at which a file is mapped.
+    #[inline(never)]
+    fn prepare_slow(&self) {
+        point();
+        self.record.request().warm_up();
+        let may_fault = !self.record.is_fault_blocked();
+        if self.number.count_read()
+            && !self.inode().is_mapped()
+            && !self.number.has(IS_UNMAPPED)
+            && may_fault
+        {
+            section::run(|_| numbers::try_map(self.fd, self.number, self.entry));
+        }
+    }
+
+    /// A read by the kernel, `len` bytes at `offset`, atomic against this process's writes.
+    fn read_by_kernel(&self, offset: u64, len: usize, call: impl Fn() -> isize) -> isize {
+        let end = offset.saturating_add(len as u64);
+        let may_wait = !self.record.has_writes();
+        let result = self.inode().read_by(offset, end, may_wait, call);
+        if result > 0 {
+            self.inode().note_size(offset + result as u64);
+        }
+        result
+    }
+}
+
+/// A read of one buffer.
+///
+/// # Safety
+///
+/// As `read` and `pread`.
+#[inline(always)]
+pub unsafe fn read_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    at: At,
+    by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
+) -> isize {
+    let Some(open) = Open::of(fd, Direction::Read) else {
+        return by_libc(fd, buf, len, offset_of(at));
+    };
+    match at {
+        At::Byte(offset) if offset >= 0 => {
+            // SAFETY: the caller's duty.
+            if unsafe { open.try_mapped(buf, len, offset as u64) } {
+                open.count_served(len);
+                return len as isize;
+            }
+        }
+        At::Offset => {
+            if let Some((start, word)) = offset::begin_read(fd, open.number)
+                // SAFETY: the caller's duty.
+                && unsafe { open.try_mapped(buf, len, start) }
+                && offset::end_read(open.number, word, start + len as u64)
+            {
+                open.count_served(len);
+                return len as isize;
+            }
+        }
+        At::Byte(_) => {}
+    }
+    read_slow(&open, len, at, |at| match at {
+        // SAFETY: the caller's duty.
+        Some(offset) => unsafe { libc_calls::pread64(fd, buf, len, offset) },
+        None => by_libc(fd, buf, len, offset_of(at_of(at))),
+    })
+}
+
+fn at_of(offset: Option<Off>) -> At {
+    offset.map_or(At::Offset, At::Byte)
+}
+
+/// What the kernel gets for it: nothing that it looks at, if it is the description's own.
+#[inline(always)]
+fn offset_of(at: At) -> Off {
+    match at {
+        At::Offset => 0,
+        At::Byte(offset) => offset,
+    }
+}
+
+/// A read of several buffers, `len` bytes together. `call`: at an offset, or at the description's own.
+pub fn read_many(
+    fd: c_int,
+    len: usize,
+    at: At,
+    call: impl Fn(Option<Off>) -> isize,
+) -> isize {
+    match Open::of(fd, Direction::Read) {
+        Some(open) => read_slow(&open, len, at, call),
+        None => call(match at {
+            At::Offset => None,
+            At::Byte(offset) => Some(offset),
+        }),
+    }
+}
+
+#[inline(never)]
+fn read_slow(open: &Open, len: usize, at: At, call: impl Fn(Option<Off>) -> isize) -> isize {
+    open.prepare_slow();
+    let result = match at {
+        At::Byte(offset) if offset >= 0 => {
+            open.read_by_kernel(offset as u64, len, || call(Some(offset)))
+        }
+        At::Byte(offset) => call(Some(offset)),
+        At::Offset => loop {
+            let Some((start, word)) = offset::begin_read(open.fd, open.number) else {
+                break call(None);
+            };
+            let result = open.read_by_kernel(start, len, || call(Some(start as Off)));
+            let end = start + result.max(0) as u64;
+            if result <= 0 || offset::end_read(open.number, word, end) {
+                break result;
+            }
+        },
+    };
+    open.count_passed(Direction::Read, result);
+    result
+}
+
+/// A write that a thread has in progress, on its stack. A signal handler's writes lie before those that it has
+/// interrupted.
+pub struct InProgress {
+    previous: *const InProgress,
+    record: &'static Record,
+    number: &'static Number,
+    writing: Cell<Option<Writing<'static>>>,
+}
+
+impl InProgress {
+    fn new(open: &Open) -> InProgress {
+        InProgress {
+            previous: open.record.writes().cast(),
+            record: open.record,
+            number: open.number,
+            writing: Cell::new(None),
+        }
+    }
+
+    /// From here on [`before_jump`] knows of it. It does not move until it is dropped.
+    fn enlist(&self) {
+        self.record.set_writes(ptr::from_ref(self).cast());
+    }
+
+    /// Whether the thread may wait for other writes: it has none of its own, which the call would wait for in vain.
+    fn may_wait(&self) -> bool {
+        self.previous.is_null()
+    }
+
+    /// The owner of the offset's lock.
+    fn owner(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
+    fn end(&self) {
+        drop(self.writing.take());
+        offset::unlock(self.number, self.owner(), None);
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        self.end();
+        if ptr::eq(self.record.writes().cast(), self) {
+            self.record.set_writes(self.previous.cast());
+        }
+    }
+}
+
+/// Before a jump that may leave the frames of writes in progress: they end for readers.
+pub extern "C" fn before_jump() {
+    let record = record();
+    let mut next = record.writes().cast::<InProgress>();
+    record.set_writes(ptr::null());
+    record.forget_fault_mask();
+    // SAFETY: the list is this thread's; its frames are there until the jump.
+    while let Some(write) = unsafe { next.as_ref() } {
+        write.end();
+        next = write.previous;
+    }
+}
+
+/// A write of `len` bytes.
+///
+/// The program's own call, `call`, on its own descriptor, between two changes of the counters.
+#[inline(always)]
+pub fn write(fd: c_int, len: usize, at: At, call: impl FnOnce() -> isize) -> isize {
+    match Open::of(fd, Direction::Write) {
+        Some(open) if len > 0 => write_file(&open, len as u64, at, call),
+        _ => call(),
+    }
+}
+
+#[inline]
+fn write_file(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> isize {
+    let number = open.number;
+    let in_progress = InProgress::new(open);
+    let may_wait = in_progress.may_wait();
+    in_progress.enlist();
+    let mut start = None;
+    let change = match at {
+        _ if number.has(IS_AMBIGUOUS) => Change::Whole,
+        _ if number.has(APPENDS) => Change::Append,
+        At::Byte(offset) => u64::try_from(offset).map_or(Change::Whole, |offset| {
+            start = Some(offset);
+            Change::Range(offset, len)
+        }),
+        At::Offset => match offset::lock(open.fd, number, in_progress.owner(), may_wait) {
+            Some(offset) => {
+                start = Some(offset);
+                Change::Range(offset, len)
+            }
+            None => Change::Whole,
+        },
+    };
+    if matches!(at, At::Offset) && start.is_none() {
+        offset::release(open.fd);
+        offset::disturb(number);
+    }
+    in_progress.writing.set(Some(open.inode().begin_write(change, may_wait)));
+    let result = call();
+    drop(in_progress.writing.take());
+    if result > 0
+        && let Some(start) = start
+    {
+        let end = start + result as u64;
+        open.inode().note_size(end);
+        if matches!(at, At::Offset) {
+            offset::unlock(number, in_progress.owner(), Some(end));
+        }
+    }
+    drop(in_progress);
+    open.count_passed(Direction::Write, result);
+    result
+}
+
+/// A change of the file at `fd` that is no write: `cut` is the size that it has then at most, if it may get shorter.
+pub fn change<R>(fd: c_int, cut: Option<u64>, call: impl FnOnce() -> R) -> R {
+    let Some(open) = Open::of(fd, Direction::Write) else { return call() };
+    let in_progress = InProgress::new(&open);
+    let may_wait = in_progress.may_wait();
+    in_progress.enlist();
+    in_progress.writing.set(Some(open.inode().begin_write(Change::Whole, may_wait)));
+    if let Some(size) = cut {
+        open.inode().note_cut(size);
+    }
+    let result = call();
+    drop(in_progress);
+    result
+}

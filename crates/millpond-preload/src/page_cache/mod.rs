@@ -1,0 +1,72 @@
+//! Mode through on the kernel's page cache: the default of a run.
+//!
+//! The kernel has every byte at every moment. The library answers reads from the same pages, through a read-only
+//! mapping; each other call is the program's own, on its own descriptor. So there is no second copy of the data,
+//! no lease, no thread, no descriptor of the library's, and no file that has to be handed back.
+//!
+//! ```text
+//! read   -> numbers: what is known of the descriptor -> FILE: copy from the mapping, checked by counters
+//!                                                    -> else the program's own call, between two checks
+//! write  -> FILE: counters, the program's own call, counters
+//! close, dup, fork, exec, .. -> forget or release what the library has, then the program's own call
+//! ```
+//!
+//! Files: [`numbers`] has the state of each descriptor number, [`inodes`] that of each file, [`io`] reads and writes,
+//! [`offset`] the file offset. The counters and the mapping are the engine's (`millpond::page_cache`).
+//!
+//! Rules:
+//!
+//! - **P1** A number is looked at by its first write, or by its 64th small read ([`numbers::READS`]); with `--eager` by
+//!   its first read. Before that the library has made no system call for it.
+//! - **P2** A mapping holds the open file description of the number that it was made by. It ends before that number
+//!   is closed or replaced.
+//! - **P3** The offset of a description is kept here only if this process opened it and no other process can have
+//!   it. It goes to the kernel before the description is shared (fork, exec, spawn, a socket message, `dup`), and
+//!   before a call of the kernel's that uses it.
+//! - **P4** The library holds no lock while a program's call runs, so a signal handler may interrupt any call, make any
+//!   other, and leave by `longjmp` ([`io::before_jump`]).
+//! - **P5** Locks are held in sections alone, which block signals. Order: inodes, then the engine's ranges.
+//!
+//! What the program does past the hooks (system calls of its own instructions, io_uring, mappings, libc's own reads
+//! and writes inside a stream) reaches the same pages, so no bytes are stale or lost. Such a write is not atomic
+//! for a read beside it, and such a `read` finds the kernel's offset.
+
+mod inodes;
+pub mod io;
+mod numbers;
+mod offset;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub use inodes::{after_fork, before_fork, end_fork, truncate};
+pub use numbers::{forget, forget_range, memory, note_flags_changed, note_open};
+pub use offset::{release, release_for_exec, release_for_fork, seek, share};
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+/// Whether files are read from the kernel's page cache.
+#[inline(always)]
+pub fn is_on() -> bool {
+    IS_ON.load(Relaxed)
+}
+
+/// When the library is loaded.
+pub fn initialise() {
+    numbers::initialise();
+    IS_ON.store(true, Relaxed);
+}
+
+/// Ends all mappings and gives all offsets to the kernel, for good.
+pub fn retire() {
+    if IS_ON.swap(false, Relaxed) {
+        release_for_fork();
+        inodes::unmap_all();
+    }
+}
+
+/// Something in this process does I/O that no hook sees: descriptors may change hands unnoticed, so offsets are the
+/// kernel's, and mappings end.
+pub fn leave_all() {
+    retire();
+}

@@ -1,0 +1,322 @@
+//! What is known of each descriptor number.
+//!
+//! ```text
+//! UNSEEN   opened where no hook saw it, inherited, or after a fork: its offset is the kernel's
+//! OPENED   opened by a hook; its reads are counted
+//! KERNEL   not a regular file: the program's own calls, and nothing else
+//! FILE     a regular file with an inode
+//!
+//! open -> OPENED -> KERNEL or FILE          UNSEEN -> KERNEL or FILE          close -> UNSEEN
+//! ```
+//!
+//! The state has a generation, which rises with each open and close: a read that finds the same state after its
+//! copy has read the file that the number stood for.
+//!
+//! The table lies in memory that the kernel zeroes in a child of fork: there each number is UNSEEN.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+
+use crate::files::identity;
+use crate::page_cache::inodes::{self, Entry};
+use crate::page_cache::offset::UNKNOWN;
+use crate::report::accounts::{self, Row};
+use crate::report::counts;
+use crate::report::reason::Reason;
+use crate::runtime::sys::sys;
+use crate::runtime::{config, link, section};
+
+/// Numbers from here on are the kernel's.
+pub const NUMBERS: usize = 1 << 16;
+/// After so many reads a file is mapped: the mapping costs as much as 30 to 60 small reads save.
+pub const READS: u32 = 64;
+
+pub const UNSEEN: u64 = 0;
+pub const OPENED: u64 = 1;
+pub const KERNEL: u64 = 2;
+pub const FILE: u64 = 3;
+const KIND: u64 = 0xFF;
+const GENERATION: u64 = 0x100;
+
+/// This process opened the description, and no other process has had a part of it.
+pub const IS_OWN: u32 = 1;
+/// Each write goes to the end of the file (`O_APPEND`).
+pub const APPENDS: u32 = 2;
+/// Where a write goes is not known: the flags have changed.
+pub const IS_AMBIGUOUS: u32 = 4;
+/// Reads may not be served from a mapping.
+pub const IS_UNMAPPED: u32 = 8;
+/// Exec closes the number.
+pub const CLOSES: u32 = 16;
+/// `IS_UNMAPPED` was decided.
+pub const IS_ASKED: u32 = 32;
+
+/// See the module header.
+#[repr(C, align(64))]
+pub struct Number {
+    state: AtomicU64,
+    entry: AtomicPtr<Entry>,
+    /// See `offset`.
+    pub offset: AtomicU64,
+    flags: AtomicU32,
+    reads: AtomicU32,
+    row: AtomicPtr<Row>,
+}
+
+#[repr(C, align(4096))]
+struct Table {
+    numbers: [Number; NUMBERS],
+}
+
+static TABLE: Table = Table { numbers: [const { Number::new() }; NUMBERS] };
+/// One more than the highest number that was not UNSEEN, in any ancestor too.
+static USED: AtomicUsize = AtomicUsize::new(0);
+static IS_EAGER: AtomicBool = AtomicBool::new(false);
+
+impl Number {
+    const fn new() -> Number {
+        Number {
+            state: AtomicU64::new(UNSEEN),
+            entry: AtomicPtr::new(std::ptr::null_mut()),
+            offset: AtomicU64::new(UNKNOWN),
+            flags: AtomicU32::new(0),
+            reads: AtomicU32::new(0),
+            row: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// Its state, which changes with each open and close.
+    #[inline(always)]
+    pub fn state(&self) -> u64 {
+        // Acquire: pairs with the Release of the change to FILE, for the inode.
+        self.state.load(Acquire)
+    }
+
+    /// The inode of a number that is a FILE.
+    #[inline(always)]
+    pub fn entry(&self) -> Option<&'static Entry> {
+        // SAFETY: null, or an entry, which is never freed.
+        unsafe { self.entry.load(Relaxed).as_ref() }
+    }
+
+    #[inline(always)]
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags.load(Relaxed) & flag != 0
+    }
+
+    pub fn set(&self, flag: u32) {
+        self.flags.fetch_or(flag, Relaxed);
+    }
+
+    pub fn unset(&self, flag: u32) {
+        self.flags.fetch_and(!flag, Relaxed);
+    }
+
+    /// Counts a read. Whether there were enough for the library to look at the file.
+    #[inline(always)]
+    pub fn count_read(&self) -> bool {
+        // Additions of other threads may be lost.
+        let reads = self.reads.load(Relaxed) + 1;
+        self.reads.store(reads, Relaxed);
+        reads >= READS || IS_EAGER.load(Relaxed)
+    }
+
+    pub fn row(&self) -> Option<&'static Row> {
+        // SAFETY: null, or a row, which is never freed.
+        unsafe { self.row.load(Relaxed).as_ref() }
+    }
+}
+
+#[inline(always)]
+pub fn kind(state: u64) -> u64 {
+    state & KIND
+}
+
+#[inline(always)]
+pub fn get(fd: RawFd) -> Option<&'static Number> {
+    TABLE.numbers.get(fd as usize)
+}
+
+/// The table's whole pages.
+pub fn memory() -> (*const std::ffi::c_void, usize) {
+    ((&raw const TABLE).cast(), size_of::<Table>())
+}
+
+pub fn initialise() {
+    const WIPE_ON_FORK: usize = 18;
+    // SAFETY: advice about a static of the library's, page-aligned and a whole number of pages long.
+    unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<Table>(), WIPE_ON_FORK) };
+    IS_EAGER.store(config::is_eager_mapped() || accounts::is_kept(), Relaxed);
+}
+
+/// All numbers that may be known.
+pub fn all() -> impl Iterator<Item = (RawFd, &'static Number)> {
+    let used = USED.load(Relaxed).min(NUMBERS);
+    TABLE.numbers[..used].iter().enumerate().map(|(fd, number)| (fd as RawFd, number))
+}
+
+fn use_number(fd: RawFd) {
+    if USED.load(Relaxed) <= fd as usize {
+        USED.fetch_max(fd as usize + 1, Relaxed);
+    }
+}
+
+/// The program has opened `fd` by a hook, with `flags`.
+pub fn note_open(fd: RawFd, flags: i32) {
+    let Some(number) = get(fd) else { return };
+    forget(fd);
+    use_number(fd);
+    let mut known = IS_OWN;
+    if flags & libc::O_CLOEXEC != 0 {
+        known |= CLOSES;
+    }
+    number.flags.store(known, Relaxed);
+    number.offset.store(UNKNOWN, Relaxed);
+    number.reads.store(0, Relaxed);
+    let state = number.state.load(Relaxed);
+    let is_other = flags & (libc::O_PATH | libc::O_DIRECTORY) != 0;
+    let kind = if is_other && flags & libc::O_TMPFILE != libc::O_TMPFILE { KERNEL } else { OPENED };
+    number.state.store((state & !KIND) + GENERATION | kind, Release);
+    if flags & libc::O_TRUNC != 0 && inodes::are_any() && kind == OPENED {
+        // Reads from a mapping know a size that is no more.
+        section::run(|_| {
+            if identify(fd, number) == FILE
+                && let Some(entry) = number.entry()
+            {
+                entry.inode.note_cut(0);
+            }
+        });
+    }
+}
+
+/// The number is closed, replaced, or opened where no hook saw it. Before the kernel closes it (P2).
+#[inline]
+pub fn forget(fd: RawFd) {
+    let Some(number) = get(fd) else { return };
+    let state = number.state();
+    match kind(state) {
+        UNSEEN => {}
+        FILE => forget_file(fd, number),
+        _ => {
+            // A lost race means that another thread has identified the file.
+            let next = (state & !KIND) + GENERATION | UNSEEN;
+            if number.state.compare_exchange(state, next, AcqRel, Relaxed).is_err() {
+                forget_file(fd, number);
+            }
+        }
+    }
+}
+
+#[cold]
+fn forget_file(fd: RawFd, number: &'static Number) {
+    section::run(|_| {
+        let mut inodes = inodes::lock();
+        let state = number.state.load(Relaxed);
+        number.state.store((state & !KIND) + GENERATION | UNSEEN, Release);
+        if kind(state) == FILE
+            && let Some(entry) = number.entry()
+        {
+            number.row.store(std::ptr::null_mut(), Relaxed);
+            inodes.release(entry, fd);
+        }
+    });
+}
+
+pub fn forget_range(first: u32, last: u32) {
+    for (fd, _) in all().filter(|(fd, _)| (first..=last).contains(&(*fd as u32))) {
+        forget(fd);
+    }
+}
+
+/// The program changes the status flags of the description at `fd`, or of the number.
+pub fn note_flags_changed(fd: RawFd, command: i32, arg: usize) {
+    let Some(number) = get(fd) else { return };
+    match command {
+        libc::F_SETFD if arg & libc::FD_CLOEXEC as usize != 0 => number.set(CLOSES),
+        libc::F_SETFD => number.unset(CLOSES),
+        libc::F_SETFL if kind(number.state()) == FILE => {
+            let flags = identity::status_flags(fd);
+            if (flags ^ arg as i32) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
+                number.set(IS_AMBIGUOUS | IS_UNMAPPED);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Looks what `fd` is. Its kind from then on. In a section.
+pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
+    let state = number.state();
+    if matches!(kind(state), KERNEL | FILE) {
+        return kind(state);
+    }
+    let Some(identity) = identity::identify(fd) else { return kind(state) };
+    use_number(fd);
+    if !identity.is_regular {
+        let next = state & !KIND | KERNEL;
+        let _ = number.state.compare_exchange(state, next, AcqRel, Relaxed);
+        return KERNEL;
+    }
+    let flags = identity::status_flags(fd).max(0);
+    let mut inodes = inodes::lock();
+    let Some(entry) = inodes.find_or_make(identity.id) else { return KERNEL };
+    if kind(state) == UNSEEN {
+        number.flags.store(0, Relaxed);
+        number.offset.store(UNKNOWN, Relaxed);
+        number.reads.store(0, Relaxed);
+    }
+    number.entry.store(std::ptr::from_ref(entry).cast_mut(), Relaxed);
+    if flags & libc::O_APPEND != 0 {
+        number.set(APPENDS);
+    }
+    if flags & libc::O_DIRECT != 0 || flags & libc::O_ACCMODE == libc::O_WRONLY {
+        number.set(IS_UNMAPPED | IS_ASKED);
+    }
+    if accounts::is_kept() {
+        let path = &mut [0; libc::PATH_MAX as usize];
+        let path = link::path_of(fd, path);
+        if !path.is_empty() && config::is_served_path(path) {
+            let row = accounts::open(identity.id, path).map_or(std::ptr::null(), std::ptr::from_ref);
+            number.row.store(row.cast_mut(), Relaxed);
+        }
+    }
+    let next = state & !KIND | FILE;
+    // AcqRel: pairs with the Acquire in `state`.
+    if number.state.compare_exchange(state, next, AcqRel, Relaxed).is_err() {
+        // The number was closed, or is another file's.
+        inodes.release(entry, -1);
+        return kind(number.state());
+    }
+    FILE
+}
+
+/// Maps the file behind `fd` if that pays and can be. In a section.
+#[cold]
+pub fn try_map(fd: RawFd, number: &'static Number, entry: &'static Entry) {
+    if !number.has(IS_ASKED) {
+        number.set(IS_ASKED);
+        let reason = if !identity::is_in_served_directory(fd) {
+            Some(Reason::Once)
+        } else if !identity::maps_what_it_reads(fd) {
+            Some(Reason::FileSystem)
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            number.set(IS_UNMAPPED);
+            number.row().inspect(|row| row.left(reason));
+            return;
+        }
+    }
+    if number.has(IS_UNMAPPED) {
+        return;
+    }
+    let Some(len) = identity::len(fd) else { return };
+    let mut inodes = inodes::lock();
+    // Asked under the lock: the number may have been closed.
+    if kind(number.state()) == FILE && inodes.map(entry, fd, len) {
+        counts::count_file_served();
+        number.row().inspect(|row| row.begin());
+    }
+}

@@ -1,0 +1,212 @@
+//! The file offset of descriptions that this process alone has.
+//!
+//! ```text
+//! UNKNOWN       the kernel has it
+//! SYNCED value  the kernel has it, and this is it
+//! HERE value    the kernel's is old
+//! LOCKED owner  a call of the kernel's that moves it is under way; the kernel has it
+//! ```
+//!
+//! A read moves it by one compare-exchange. A write by `write` is the kernel's, which takes the kernel's offset: it
+//! locks the word, gives the offset to the kernel if that is old, and unlocks the word with the new offset.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::page_cache::numbers::{self, CLOSES, FILE, IS_OWN, Number, kind};
+use crate::page_cache::{is_on, numbers::OPENED};
+use crate::runtime::sys::sys;
+use crate::runtime::thread;
+
+const TAG: u64 = 0b11 << 62;
+pub const UNKNOWN: u64 = 0;
+const SYNCED: u64 = 0b01 << 62;
+const HERE: u64 = 0b10 << 62;
+const LOCKED: u64 = 0b11 << 62;
+/// In a locked word, whose owner is an even address: another call has moved the offset.
+const DISTURBED: u64 = 1;
+/// Offsets up to here are valid on every file system.
+const SURELY_VALID: i64 = i32::MAX as i64;
+/// How often a thread looks whether a word is unlocked, before the call is the kernel's alone.
+const LOOKS: u32 = 10_000;
+
+fn word_of(tag: u64, value: i64) -> u64 {
+    tag | value as u64
+}
+
+/// The kernel's offset, or a negative errno.
+fn kernels(fd: RawFd) -> i64 {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR) as i64 }
+}
+
+fn set_kernels(fd: RawFd, value: i64) {
+    // SAFETY: no memory involved.
+    unsafe { sys!(libc::SYS_lseek, fd, value, libc::SEEK_SET) };
+}
+
+/// The offset at which a read of the file at `fd` begins, and the word that said so; `None`: the kernel's.
+#[inline]
+pub fn begin_read(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
+    if !number.has(IS_OWN) {
+        return None;
+    }
+    let word = number.offset.load(Relaxed);
+    match word & TAG {
+        SYNCED | HERE => Some((word & !TAG, word)),
+        _ => begin_read_slow(fd, number),
+    }
+}
+
+#[cold]
+fn begin_read_slow(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
+    let word = await_unlocked(number, !thread::record().has_writes())?;
+    if word != UNKNOWN {
+        return Some((word & !TAG, word));
+    }
+    let value = kernels(fd);
+    if value < 0 {
+        return None;
+    }
+    let word = word_of(SYNCED, value);
+    number.offset.compare_exchange(UNKNOWN, word, Relaxed, Relaxed).ok()?;
+    Some((value as u64, word))
+}
+
+/// The read that began with `word` has ended at `end`. Whether no other call has moved the offset.
+#[inline]
+pub fn end_read(number: &Number, word: u64, end: u64) -> bool {
+    number.offset.compare_exchange(word, word_of(HERE, end as i64), Relaxed, Relaxed).is_ok()
+}
+
+/// The word, when it is not locked. `None`: it stays so, or the caller may not wait, as its thread may have the lock
+/// in a call that a signal handler has interrupted.
+fn await_unlocked(number: &Number, may_wait: bool) -> Option<u64> {
+    for _ in 0..LOOKS {
+        let word = number.offset.load(Relaxed);
+        if word & TAG != LOCKED {
+            return Some(word);
+        }
+        if !may_wait {
+            return None;
+        }
+        std::thread::yield_now();
+    }
+    None
+}
+
+/// Locks the offset of `fd` for a call of the kernel's that moves it, and has the kernel know it: where the call
+/// begins. `None`: the offset is the kernel's alone. `owner`: an address of the caller's, which [`unlock`] gets in any
+/// case.
+pub fn lock(fd: RawFd, number: &Number, owner: usize, may_wait: bool) -> Option<u64> {
+    if !number.has(IS_OWN) {
+        return None;
+    }
+    loop {
+        let word = await_unlocked(number, may_wait)?;
+        let locked = LOCKED | owner as u64;
+        if number.offset.compare_exchange(word, locked, Relaxed, Relaxed).is_err() {
+            continue;
+        }
+        let value = word & !TAG;
+        return match word & TAG {
+            HERE => {
+                set_kernels(fd, value as i64);
+                Some(value)
+            }
+            SYNCED => Some(value),
+            _ => u64::try_from(kernels(fd)).ok(),
+        };
+    }
+}
+
+/// Ends a lock, if `owner` has it. `value`: where the offset is now; `None`: the kernel knows.
+pub fn unlock(number: &Number, owner: usize, value: Option<u64>) {
+    let locked = LOCKED | owner as u64;
+    let next = value.map_or(UNKNOWN, |value| word_of(SYNCED, value as i64));
+    if number.offset.compare_exchange(locked, next, Relaxed, Relaxed).is_err() {
+        let disturbed = locked | DISTURBED;
+        let _ = number.offset.compare_exchange(disturbed, UNKNOWN, Relaxed, Relaxed);
+    }
+}
+
+/// A call of the kernel's moves the offset, whether it is locked or not: only the kernel knows it then.
+pub fn disturb(number: &Number) {
+    let next = |word| Some(if word & TAG == LOCKED { word | DISTURBED } else { UNKNOWN });
+    let _ = number.offset.fetch_update(Relaxed, Relaxed, next);
+}
+
+/// Before a call of the kernel's that uses the offset of `fd`: the kernel has it.
+pub fn release(fd: RawFd) {
+    let Some(number) = numbers::get(fd).filter(|number| kind(number.state()) == FILE) else {
+        return;
+    };
+    let may_wait = !thread::record().has_writes();
+    while let Some(word) = await_unlocked(number, may_wait) {
+        if word & TAG == HERE {
+            set_kernels(fd, (word & !TAG) as i64);
+        }
+        if number.offset.compare_exchange(word, UNKNOWN, Relaxed, Relaxed).is_ok() {
+            return;
+        }
+    }
+}
+
+/// Before another number or another process gets the description at `fd`: its offset is the kernel's from then on.
+pub fn share(fd: RawFd) {
+    if let Some(number) = numbers::get(fd) {
+        number.unset(IS_OWN);
+        release(fd);
+    }
+}
+
+/// Before a fork: the child has a part of every description.
+pub fn release_for_fork() {
+    numbers::all().filter(|(_, number)| is_kept(number)).for_each(|(fd, _)| share(fd));
+}
+
+/// Before an exec or a spawn: the new program gets the numbers that exec does not close.
+pub fn release_for_exec() {
+    let inherited = |number: &Number| is_kept(number) && !number.has(CLOSES);
+    numbers::all().filter(|(_, number)| inherited(number)).for_each(|(fd, _)| share(fd));
+}
+
+fn is_kept(number: &Number) -> bool {
+    number.has(IS_OWN) && matches!(kind(number.state()), OPENED | FILE)
+}
+
+/// `lseek`, in the kernel's form.
+pub fn seek(fd: RawFd, offset: i64, whence: i32) -> isize {
+    // SAFETY: no memory involved.
+    let by_kernel = || unsafe { sys!(libc::SYS_lseek, fd, offset, whence) };
+    let known = numbers::get(fd)
+        .filter(|number| kind(number.state()) == FILE && number.has(IS_OWN) && is_on());
+    let Some(number) = known.filter(|_| !thread::record().is_inside()) else { return by_kernel() };
+    let word = number.offset.load(Relaxed);
+    if matches!(word & TAG, SYNCED | HERE) {
+        let old = (word & !TAG) as i64;
+        let new = match whence {
+            libc::SEEK_SET => Some(offset),
+            libc::SEEK_CUR => old.checked_add(offset),
+            _ => None,
+        };
+        let new = new.filter(|new| (0..=SURELY_VALID).contains(new));
+        if let Some(new) = new {
+            let next = if new == old { word } else { word_of(HERE, new) };
+            if number.offset.compare_exchange(word, next, Relaxed, Relaxed).is_ok() {
+                return new as isize;
+            }
+        }
+    }
+    if whence == libc::SEEK_CUR {
+        release(fd);
+    } else {
+        disturb(number);
+    }
+    let result = by_kernel();
+    if result >= 0 {
+        let word = word_of(SYNCED, result as i64);
+        let _ = number.offset.compare_exchange(UNKNOWN, word, Relaxed, Relaxed);
+    }
+    result
+}

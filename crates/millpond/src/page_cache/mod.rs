@@ -1,0 +1,463 @@
+//! Reads of a file from the kernel's page cache, through a shared mapping, with versions for pages that change.
+//!
+//! The page cache is the frame store. A read copies from the mapping: no system call, no lock, no second copy of
+//! the data. A write is the caller's own `pwrite` on its own descriptor, between two counter changes. The kernel
+//! always has every byte, so a write by another process, `mmap` or `copy_file_range` is visible at once; the
+//! counters only make a read atomic against the writes that pass through this module.
+//!
+//! ```text
+//! read:   counters quiet? -> copy from the mapping -> counters and mapping unchanged? -> size still covers it?
+//!         any "no" -> retry, then hold new writers off, then the kernel's `pread` alone
+//! write:  begun += 1 -> pwrite -> ended += 1
+//! ```
+//!
+//! Folders and files: [`versions`] has the counters and the order of accesses, [`mapping`] the mapping and its
+//! address range, [`residency`] the question whether the kernel has the pages.
+//!
+//! Protocol:
+//!
+//! - **Atomicity.** Each page has two counters, writes begun and writes ended ([`versions`]). Writers do not
+//!   exclude each other: the kernel holds the inode's lock for a whole `write` on every file system that is
+//!   mapped here. No thread holds a lock across a `pwrite`, so a writer that a signal handler interrupts, that is
+//!   stopped, or that leaves by `longjmp` costs other threads time only, never a deadlock.
+//! - **Starvation.** A reader that fails a few times announces itself ([`Inode::waiting`]). A writer that sees the
+//!   announcement waits for the reader, at most [`WRITER_PATIENCE`]; the reader waits for the writes in flight, at
+//!   most [`READER_PATIENCE`], and then reads as the kernel does.
+//! - **Size.** The mapping is used below `readable` alone: whole pages below a size that was seen once. A file that
+//!   another process cuts has zeros from the new end to the end of that page, and no pages beyond it. So a copy
+//!   that ends in a byte other than zero lies below the end; a copy that ends in a zero byte asks `fstat`. The
+//!   last byte is loaded again after the copy: it was there throughout.
+//! - **The tail.** A read that reaches past `readable` is the kernel's `pread` between two looks at the counters.
+//!   An append (`O_APPEND`) has no offset before it is done: it counts in the tail's counters. Where this process
+//!   has cut the file, an append counts in the counters of the whole file.
+//! - **Truncation, allocation, writes of more than [`versions::PAGES_MAX`] pages** count in the counters of the
+//!   whole file, which each read checks.
+//! - **Faults.** A copy that faults (a device error, a cut, a mapping that ended) resumes in the copy routine and
+//!   reports failure; the caller then asks the kernel. So the process needs a handler that consults
+//!   [`crate::fault::resume_address`].
+//! - **Fork.** The counters lie in memory that the kernel zeroes in a child, and the mappings are not inherited. The
+//!   child's first use of an inode finds another process number and begins without a mapping.
+//! - **Death inside a write** ends the process, its counters and its mapping. Other processes have their own.
+
+mod mapping;
+mod residency;
+pub(crate) mod versions;
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::time::Duration;
+
+use mapping::Mapping;
+use residency::Windows;
+use versions::{Counters, Mark, Span};
+
+use crate::copy::{Source, copy_from};
+use crate::process_local;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+
+/// The unit of the counters: the smallest page of the kernel.
+pub const PAGE_BYTES: u64 = 4096;
+/// For how long a read waits for writes in flight before it reads as the kernel does. Chosen.
+const READER_PATIENCE: Duration = Duration::from_secs(1);
+/// For how long a write waits for a reader that announced itself. Chosen.
+const WRITER_PATIENCE: Duration = Duration::from_millis(2);
+/// How often a read retries before it announces itself.
+const TRIES: u32 = 4;
+/// Longer reads are the kernel's: at this length its copy costs as much as the mapping's faults and copy.
+const COPY_BYTES_MAX: usize = 256 << 10;
+/// A copy of that many bytes comes from memory rather than from a cache of the processor.
+const FAR_BYTES: usize = 4096;
+
+/// A regular file in this process: its counters, and its mapping if it has one.
+///
+/// One object for each device and inode number, however many descriptors the process has of it.
+pub struct Inode {
+    mapping: Mapping,
+    /// Where the file's counters begin in the table.
+    salt: AtomicU64,
+    /// A write of this process has begun: from then on reads look at the counters.
+    is_written: AtomicBool,
+    /// This process has cut the file: `readable` may lie beyond its end.
+    is_cut: AtomicBool,
+    /// Readers that hold new writers off.
+    waiting: AtomicU32,
+    /// Rises with each event that a waiting reader or writer waits for: a futex.
+    events: AtomicU32,
+    /// The process that made the mapping; a child of fork has another number.
+    process: AtomicU64,
+}
+
+/// What a write changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// `len` bytes from this offset on.
+    Range(u64, u64),
+    /// Bytes from the end of the file on.
+    Append,
+    /// Any byte, or the size.
+    Whole,
+}
+
+/// A write in progress: dropping it ends the write for readers.
+#[must_use]
+pub struct Writing<'i> {
+    inode: &'i Inode,
+    marks: [Option<Mark>; 2],
+    process: u64,
+}
+
+impl Inode {
+    /// An inode without a mapping. `id`: what tells files apart, such as device and inode number.
+    #[must_use]
+    pub fn new(id: (u64, u64)) -> Inode {
+        versions::are_wiped_in_children();
+        Inode {
+            mapping: Mapping::none(),
+            salt: AtomicU64::new(salt_of(id)),
+            is_written: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
+            events: AtomicU32::new(0),
+            process: AtomicU64::new(process_local::number()),
+        }
+    }
+
+    /// Gives the object to another file. The caller holds the lock under which mappings change; no descriptor
+    /// of the former file is left. A reader that still has the object finds that its mapping has ended.
+    pub fn reuse(&self, id: (u64, u64)) {
+        self.unmap();
+        self.salt.store(salt_of(id), Relaxed);
+        self.is_written.store(false, Relaxed);
+        self.is_cut.store(false, Relaxed);
+        self.process.store(process_local::number(), Relaxed);
+    }
+
+    /// Maps the file behind `fd`, which is `size` bytes long, for reads. Whether it is mapped now. The caller holds
+    /// the lock under which mappings change.
+    ///
+    /// The mapping holds the open file description of `fd` until [`Inode::unmap`].
+    pub fn map(&self, fd: BorrowedFd<'_>, size: u64) -> bool {
+        if !self.is_of_this_process() {
+            // Fork: the addresses are not mapped here.
+            self.mapping.forget();
+            self.process.store(process_local::number(), Relaxed);
+        }
+        versions::are_wiped_in_children() && self.mapping.begin(fd, size)
+    }
+
+    /// Ends the mapping, before the last descriptor of its description is closed. The caller holds the lock under
+    /// which mappings change.
+    pub fn unmap(&self) {
+        if self.is_of_this_process() {
+            self.mapping.end();
+        } else {
+            self.mapping.forget();
+        }
+    }
+
+    /// Whether reads may be served from a mapping.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        self.mapping.is_there() && self.is_of_this_process()
+    }
+
+    /// Whether a write of this process has begun since the inode is known.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        // Acquire: pairs with the fence in `Counters::begin`, as the loads of counters do.
+        self.is_written.load(Acquire)
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        self.process.load(Relaxed) == process_local::number()
+    }
+
+    /// Reads `len` bytes at `offset` to `dst` from the mapping, all or none; `false`: the kernel is to be asked.
+    /// Takes no lock. `fd` is a descriptor of the file, and is used for residency and size alone.
+    ///
+    /// # Safety
+    ///
+    /// `dst` is the caller's for `len` bytes, or may fault where a handler consults
+    /// [`crate::fault::resume_address`]. No reference to those bytes exists.
+    #[inline]
+    pub unsafe fn read(&self, fd: BorrowedFd<'_>, dst: *mut u8, len: usize, offset: u64) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.read_parts(fd, &[(dst, len)], len, offset) }
+    }
+
+    /// [`Inode::read`] to several buffers, which have `len` bytes together.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Inode::read`], for each buffer.
+    #[inline]
+    pub unsafe fn read_parts(
+        &self,
+        fd: BorrowedFd<'_>,
+        parts: &[(*mut u8, usize)],
+        len: usize,
+        offset: u64,
+    ) -> bool {
+        let Some(end) = offset.checked_add(len as u64) else { return false };
+        let Some(view) = self.mapping.view(end) else { return false };
+        if len == 0 || len > COPY_BYTES_MAX || !self.is_of_this_process() {
+            return false;
+        }
+        if !self.windows().is_resident(self.salt.load(Relaxed), fd, offset, end, view.readable()) {
+            return false;
+        }
+        let counters = versions::table();
+        let is_written = self.is_written();
+        let seen = if is_written {
+            match counters.observe(&self.span(offset, end)) {
+                Some(seen) => seen,
+                None => return false,
+            }
+        } else {
+            0
+        };
+        let mut from = view.at(offset);
+        for (dst, part) in parts {
+            let source = if *part >= FAR_BYTES { Source::Far } else { Source::Near };
+            // SAFETY: the caller's promise for `dst`. The source is a mapping that may end at any moment; its
+            // addresses stay reserved for mappings of this module, so the copy reads one of those or faults.
+            if unsafe { copy_from(*dst, from, *part, source) } != 0 {
+                return false;
+            }
+            from = from.wrapping_add(*part);
+        }
+        // Loaded again: the byte was there while all others were copied.
+        let mut last = 0_u8;
+        // SAFETY: as above, to a byte of our own.
+        if unsafe { copy_from(&raw mut last, view.at(end - 1), 1, Source::Near) } != 0 {
+            return false;
+        }
+        let is_unchanged = if is_written {
+            counters.is_unchanged(&self.span(offset, end), seen)
+        } else {
+            counters.is_unchanged_flag(&self.is_written)
+        };
+        is_unchanged && self.mapping.is_current(&view) && (last != 0 || size_of_file(fd) >= end)
+    }
+
+    fn windows(&self) -> &'static Windows {
+        residency::windows()
+    }
+
+    /// The counters of a read of the bytes from `offset` to `end`.
+    fn span(&self, offset: u64, end: u64) -> Span {
+        let past_tail = end > self.mapping.readable();
+        Span::new(self.salt.load(Relaxed), offset, end, past_tail)
+    }
+
+    /// Makes `read`, a call of the kernel's for the bytes from `offset` to `end`, atomic against the writes of
+    /// this process: repeats it while writes overlap it. Blocks for [`READER_PATIENCE`] at most, not counting the
+    /// calls. `may_wait`: the calling thread has no write in progress, for which it would wait in vain.
+    pub fn read_by<R>(
+        &self,
+        offset: u64,
+        end: u64,
+        may_wait: bool,
+        mut read: impl FnMut() -> R,
+    ) -> R {
+        let counters = versions::table();
+        for _ in 0..TRIES {
+            let is_written = self.is_written();
+            let span = self.span(offset, end);
+            if !is_written {
+                let result = read();
+                if counters.is_unchanged_flag(&self.is_written) || !may_wait {
+                    return result;
+                }
+            } else if let Some(seen) = counters.observe(&span) {
+                let result = read();
+                if counters.is_unchanged(&span, seen) || !may_wait {
+                    return result;
+                }
+            } else if !may_wait {
+                return read();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        self.read_with_writers_held(offset, end, read)
+    }
+
+    #[cold]
+    fn read_with_writers_held<R>(
+        &self,
+        offset: u64,
+        end: u64,
+        mut read: impl FnMut() -> R,
+    ) -> R {
+        let counters = versions::table();
+        let begin = std::time::Instant::now();
+        let announced = Announced::new(self);
+        loop {
+            let span = self.span(offset, end);
+            match announced.await_quiet(counters, &span, READER_PATIENCE / 20) {
+                Some(seen) => {
+                    let result = read();
+                    if counters.is_unchanged(&span, seen) || begin.elapsed() >= READER_PATIENCE {
+                        return result;
+                    }
+                }
+                None if begin.elapsed() >= READER_PATIENCE => return read(),
+                None => {}
+            }
+        }
+    }
+
+    /// Begins a write of this process. The caller's system call follows, and then the drop of what is returned.
+    /// Waits for [`WRITER_PATIENCE`] at most, for a reader that could not finish beside writes; `may_wait` as for
+    /// [`Inode::read_by`]. Allocates nothing, and may be called in a signal handler.
+    #[inline]
+    pub fn begin_write(&self, change: Change, may_wait: bool) -> Writing<'_> {
+        if self.waiting.load(Relaxed) != 0 && may_wait {
+            self.await_readers();
+        }
+        let counters = versions::table();
+        let salt = self.salt.load(Relaxed);
+        let marks = match change {
+            Change::Range(offset, len) => match offset.checked_add(len) {
+                Some(end) if len.div_ceil(PAGE_BYTES) < versions::PAGES_MAX => {
+                    [Some(Mark::range(salt, offset, end)), None]
+                }
+                _ => [Some(Mark::whole(salt)), Some(Mark::tail(salt))],
+            },
+            Change::Append if !self.is_cut.load(Relaxed) => [Some(Mark::tail(salt)), None],
+            Change::Append | Change::Whole => [Some(Mark::whole(salt)), Some(Mark::tail(salt))],
+        };
+        counters.begin(&self.is_written, &marks);
+        Writing { inode: self, marks, process: process_local::number() }
+    }
+
+    /// The file will be cut by this process, to `size` bytes: reads beyond it ask the kernel. Between
+    /// [`Inode::begin_write`] and the call that cuts.
+    pub fn note_cut(&self, size: u64) {
+        self.is_cut.store(true, Relaxed);
+        self.mapping.lower_readable(size);
+    }
+
+    /// The file was seen to be `size` bytes long at least: by `fstat`, or by a read or write that reached there.
+    #[inline]
+    pub fn note_size(&self, size: u64) {
+        self.mapping.raise_readable(size);
+    }
+
+    /// Pages of the file may have left the page cache: by a hole, or by advice.
+    pub fn forget_residency(&self) {
+        self.windows().forget(self.salt.load(Relaxed));
+    }
+
+    #[cold]
+    fn await_readers(&self) {
+        let begin = std::time::Instant::now();
+        loop {
+            let event = self.events.load(Acquire);
+            let waited = begin.elapsed();
+            if self.waiting.load(SeqCst) == 0 || waited >= WRITER_PATIENCE {
+                return;
+            }
+            wait_for(&self.events, event, WRITER_PATIENCE - waited);
+        }
+    }
+}
+
+impl Drop for Writing<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.process != process_local::number() {
+            // A child of fork, whose counters know nothing of the write.
+            return;
+        }
+        versions::table().end(&self.marks);
+        if self.inode.waiting.load(SeqCst) != 0 {
+            announce(&self.inode.events);
+        }
+    }
+}
+
+/// A reader that holds new writers off; see the module header, "Starvation".
+struct Announced<'i> {
+    inode: &'i Inode,
+}
+
+impl<'i> Announced<'i> {
+    fn new(inode: &'i Inode) -> Announced<'i> {
+        // SeqCst: the writer's end and its load of `waiting`, and this store and the loads of counters that
+        // follow, are in one order. So the reader sees the end, or the writer sees the reader.
+        inode.waiting.fetch_add(1, SeqCst);
+        versions::order_for_loom();
+        Announced { inode }
+    }
+
+    /// Waits until no write is in progress on the pages of `span`; their count of begun writes. `None` after
+    /// `limit`.
+    fn await_quiet(&self, counters: Counters<'_>, span: &Span, limit: Duration) -> Option<u64> {
+        let begin = std::time::Instant::now();
+        loop {
+            let event = self.inode.events.load(SeqCst);
+            if let Some(seen) = counters.observe(span) {
+                return Some(seen);
+            }
+            let waited = begin.elapsed();
+            if waited >= limit {
+                return None;
+            }
+            wait_for(&self.inode.events, event, limit - waited);
+        }
+    }
+}
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        self.inode.waiting.fetch_sub(1, SeqCst);
+        announce(&self.inode.events);
+    }
+}
+
+fn salt_of((device, number): (u64, u64)) -> u64 {
+    let mixed = (number ^ device.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    mixed ^ (mixed >> 29)
+}
+
+#[inline]
+fn size_of_file(fd: BorrowedFd<'_>) -> u64 {
+    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
+    // SAFETY: the kernel fills `stat`, whose layout is the kernel's on 64-bit targets.
+    let result = unsafe { libc::syscall(libc::SYS_fstat, fd.as_raw_fd(), stat.as_mut_ptr()) };
+    if result != 0 {
+        return 0;
+    }
+    // SAFETY: filled by the kernel.
+    unsafe { stat.assume_init() }.st_size as u64
+}
+
+fn wait_for(word: &AtomicU32, value: u32, limit: Duration) {
+    #[cfg(not(any(loom, scheduled)))]
+    {
+        let limit = libc::timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the word lives as long as the inode; the kernel reads it and the time.
+        unsafe { libc::syscall(libc::SYS_futex, ptr::from_ref(word), operation, value, &raw const limit) };
+    }
+    #[cfg(any(loom, scheduled))]
+    {
+        let _ = (word, value, limit, ptr::null::<u8>());
+    }
+}
+
+fn announce(word: &AtomicU32) {
+    word.fetch_add(1, SeqCst);
+    #[cfg(not(any(loom, scheduled)))]
+    {
+        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the kernel uses the address as a key alone.
+        unsafe { libc::syscall(libc::SYS_futex, ptr::from_ref(word), operation, i32::MAX) };
+    }
+}
