@@ -16,7 +16,7 @@ use crate::page_cache::offset;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, c_int, c_void};
 use crate::runtime::cancel::point::point;
-use crate::runtime::thread::{Record, record};
+use crate::runtime::thread::{self, Record, record};
 use crate::runtime::{libc_calls, section};
 
 /// A number that is a FILE, as a call has found it.
@@ -126,7 +126,7 @@ impl Open {
     fn read_by_kernel(&self, offset: u64, len: usize, call: impl Fn() -> isize) -> isize {
         let end = offset.saturating_add(len as u64);
         let may_wait = !self.record.has_writes();
-        let result = self.inode().read_by(offset, end, may_wait, call);
+        let result = self.inode().read_by(offset, end, may_wait, thread::is_any_writing, call);
         if result > 0 {
             self.inode().note_size(offset + result as u64);
         }
@@ -229,7 +229,7 @@ fn read_slow(open: &Open, len: usize, at: At, call: impl Fn(Option<Off>) -> isiz
     result
 }
 
-/// A write that a thread has in progress, on its stack. A signal handler's writes lie before those that it has
+/// A write that a thread has in progress, on its stack, where it stays. A signal handler's writes lie before those that it has
 /// interrupted.
 pub struct InProgress {
     previous: *const InProgress,
@@ -282,13 +282,14 @@ impl Drop for InProgress {
 pub extern "C" fn before_jump() {
     let record = record();
     let mut next = record.writes().cast::<InProgress>();
-    record.set_writes(ptr::null());
-    record.forget_fault_mask();
     // SAFETY: the list is this thread's; its frames are there until the jump.
     while let Some(write) = unsafe { next.as_ref() } {
         write.end();
         next = write.previous;
     }
+    // After their ends: `Inode::read_by`.
+    record.set_writes(ptr::null());
+    record.forget_fault_mask();
 }
 
 /// A write of `len` bytes.
@@ -304,7 +305,15 @@ pub fn write(fd: c_int, len: usize, at: At, call: impl FnOnce() -> isize) -> isi
 
 #[inline]
 fn write_file(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> isize {
+    let result = write_counted(open, len, at, call);
+    open.count_passed(Direction::Write, result);
+    result
+}
+
+#[inline]
+fn write_counted(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> isize {
     let number = open.number;
+    // It is in the thread's list by its address: it is not moved.
     let in_progress = InProgress::new(open);
     let may_wait = in_progress.may_wait();
     in_progress.enlist();
@@ -340,8 +349,6 @@ fn write_file(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> is
             offset::unlock(number, in_progress.owner(), Some(end));
         }
     }
-    drop(in_progress);
-    open.count_passed(Direction::Write, result);
     result
 }
 
@@ -355,7 +362,5 @@ pub fn change<R>(fd: c_int, cut: Option<u64>, call: impl FnOnce() -> R) -> R {
     if let Some(size) = cut {
         open.inode().note_cut(size);
     }
-    let result = call();
-    drop(in_progress);
-    result
+    call()
 }

@@ -83,6 +83,14 @@ pub fn is_away() -> bool {
     AWAY.load(Relaxed)
 }
 
+/// Whether some thread is in a write.
+pub fn is_any_writing() -> bool {
+    let mut is_any = false;
+    // Acquire: pairs with the Release in `set_writes`.
+    for_each(|record| is_any |= !record.writes.load(Acquire).is_null());
+    is_any
+}
+
 /// The library is loaded: hooks do their work.
 pub fn begin_work() {
     AWAY.store(false, Relaxed);
@@ -263,7 +271,8 @@ impl Record {
     }
 
     pub fn set_writes(&self, writes: *const c_void) {
-        self.writes.store(writes.cast_mut(), Relaxed);
+        // Release: pairs with the Acquire in `is_any_writing`: whatever the thread has done to counters comes before.
+        self.writes.store(writes.cast_mut(), Release);
         compiler_fence(SeqCst);
     }
 

@@ -75,9 +75,12 @@ impl Default for Adoption {
     }
 }
 
-/// The library's modes; see its module `late`.
+/// The library's modes; see its modules `page_cache` and `late`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
+    /// Mode through on the kernel's page cache, as in a run without options.
+    Mapped,
+    /// Mode through with a cache of the library's own.
     Through,
     Back,
     /// `Back`, and with `O_DIRECT` where the served directory's file system knows it.
@@ -85,6 +88,13 @@ pub enum Mode {
 }
 
 pub const MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
+
+/// Whether `mode` is on the kernel's page cache. With `MILLPOND_TEST_MAPPED` mode through is, too: to run tests so that
+/// are not written for it, and expect other files to be served.
+fn is_mapped(mode: Mode) -> bool {
+    mode == Mode::Mapped
+        || mode == Mode::Through && std::env::var_os("MILLPOND_TEST_MAPPED").is_some()
+}
 
 /// The keeper of all programs of this test.
 pub fn keeper() -> &'static Address {
@@ -211,7 +221,11 @@ impl Pond {
         if self.mode == Mode::BackDirect {
             command.env("MILLPOND_BACKING", "direct");
         }
-        if self.mode != Mode::Through {
+        if is_mapped(self.mode) {
+            command.env("MILLPOND_BACKING", "mapped");
+        } else if self.mode == Mode::Through {
+            command.env("MILLPOND_BACKING", "buffered");
+        } else {
             command.env("MILLPOND_MODE", "back");
             command.env("MILLPOND_KEEPER", keeper().to_string());
         }

@@ -49,7 +49,7 @@ use std::time::Duration;
 
 use mapping::Mapping;
 use residency::Windows;
-use versions::{Counters, Mark, Span};
+use versions::{Mark, Span};
 
 use crate::copy::{Source, copy_from};
 use crate::process_local;
@@ -62,6 +62,8 @@ pub const PAGE_BYTES: u64 = 4096;
 const READER_PATIENCE: Duration = Duration::from_secs(1);
 /// For how long a write waits for a reader that announced itself. Chosen.
 const WRITER_PATIENCE: Duration = Duration::from_millis(2);
+/// After so long a read looks whether a write that it waits for was abandoned. Chosen.
+const ABANDONED_AFTER: Duration = Duration::from_millis(4);
 /// How often a read retries before it announces itself.
 const TRIES: u32 = 4;
 /// Longer reads are the kernel's: at this length its copy costs as much as the mapping's faults and copy.
@@ -80,8 +82,9 @@ pub struct Inode {
     is_written: AtomicBool,
     /// This process has cut the file: `readable` may lie beyond its end.
     is_cut: AtomicBool,
-    /// Readers that hold new writers off.
-    waiting: AtomicU32,
+    /// Until when new writers make way for a reader, in nanoseconds of the monotonic clock; 0: there is none. A time
+    /// and not a count: a reader that a jump has taken away holds nothing for long.
+    waiting: AtomicU64,
     /// Rises with each event that a waiting reader or writer waits for: a futex.
     events: AtomicU32,
     /// The process that made the mapping; a child of fork has another number.
@@ -117,7 +120,7 @@ impl Inode {
             salt: AtomicU64::new(salt_of(id)),
             is_written: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
-            waiting: AtomicU32::new(0),
+            waiting: AtomicU64::new(0),
             events: AtomicU32::new(0),
             process: AtomicU64::new(process_local::number()),
         }
@@ -254,11 +257,14 @@ impl Inode {
     /// Makes `read`, a call of the kernel's for the bytes from `offset` to `end`, atomic against the writes of
     /// this process: repeats it while writes overlap it. Blocks for [`READER_PATIENCE`] at most, not counting the
     /// calls. `may_wait`: the calling thread has no write in progress, for which it would wait in vain.
+    /// `is_any_writing`: whether some thread has one, noted before [`Inode::begin_write`] and until after the drop of
+    /// what that returned (`versions`, V6); its loads are Acquire.
     pub fn read_by<R>(
         &self,
         offset: u64,
         end: u64,
         may_wait: bool,
+        is_any_writing: impl Fn() -> bool,
         mut read: impl FnMut() -> R,
     ) -> R {
         let counters = versions::table();
@@ -281,7 +287,7 @@ impl Inode {
                 std::thread::yield_now();
             }
         }
-        self.read_with_writers_held(offset, end, read)
+        self.read_with_writers_held(offset, end, &is_any_writing, read)
     }
 
     #[cold]
@@ -289,24 +295,34 @@ impl Inode {
         &self,
         offset: u64,
         end: u64,
+        is_any_writing: &dyn Fn() -> bool,
         mut read: impl FnMut() -> R,
     ) -> R {
         let counters = versions::table();
-        let begin = std::time::Instant::now();
-        let announced = Announced::new(self);
-        loop {
+        let abandoned_after = now_ns() + ABANDONED_AFTER.as_nanos() as u64;
+        let patience_end = now_ns() + READER_PATIENCE.as_nanos() as u64;
+        let result = loop {
+            // SeqCst: V5. Stored again in each turn, as another reader may have ended its own.
+            self.waiting.store(now_ns() + WRITER_PATIENCE.as_nanos() as u64, SeqCst);
+            let event = self.events.load(SeqCst);
             let span = self.span(offset, end);
-            match announced.await_quiet(counters, &span, READER_PATIENCE / 20) {
-                Some(seen) => {
-                    let result = read();
-                    if counters.is_unchanged(&span, seen) || begin.elapsed() >= READER_PATIENCE {
-                        return result;
-                    }
+            let seen = counters.observe(&span);
+            if seen.is_none() && now_ns() < patience_end {
+                if now_ns() >= abandoned_after {
+                    counters.end_abandoned(&span, is_any_writing);
                 }
-                None if begin.elapsed() >= READER_PATIENCE => return read(),
-                None => {}
+                wait_for(&self.events, event, WRITER_PATIENCE);
+                continue;
             }
-        }
+            let result = read();
+            let is_whole = seen.is_some_and(|seen| counters.is_unchanged(&span, seen));
+            if is_whole || now_ns() >= patience_end {
+                break result;
+            }
+        };
+        self.waiting.store(0, SeqCst);
+        announce(&self.events);
+        result
     }
 
     /// Begins a write of this process. The caller's system call follows, and then the drop of what is returned.
@@ -353,14 +369,18 @@ impl Inode {
 
     #[cold]
     fn await_readers(&self) {
-        let begin = std::time::Instant::now();
         loop {
-            let event = self.events.load(Acquire);
-            let waited = begin.elapsed();
-            if self.waiting.load(SeqCst) == 0 || waited >= WRITER_PATIENCE {
+            let event = self.events.load(SeqCst);
+            let end = self.waiting.load(SeqCst);
+            let now = now_ns();
+            if end == 0 {
                 return;
             }
-            wait_for(&self.events, event, WRITER_PATIENCE - waited);
+            if now >= end {
+                let _ = self.waiting.compare_exchange(end, 0, SeqCst, Relaxed);
+                return;
+            }
+            wait_for(&self.events, event, Duration::from_nanos(end - now));
         }
     }
 }
@@ -379,43 +399,12 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// A reader that holds new writers off; see the module header, "Starvation".
-struct Announced<'i> {
-    inode: &'i Inode,
-}
-
-impl<'i> Announced<'i> {
-    fn new(inode: &'i Inode) -> Announced<'i> {
-        // SeqCst: the writer's end and its load of `waiting`, and this store and the loads of counters that
-        // follow, are in one order. So the reader sees the end, or the writer sees the reader.
-        inode.waiting.fetch_add(1, SeqCst);
-        versions::order_for_loom();
-        Announced { inode }
-    }
-
-    /// Waits until no write is in progress on the pages of `span`; their count of begun writes. `None` after
-    /// `limit`.
-    fn await_quiet(&self, counters: Counters<'_>, span: &Span, limit: Duration) -> Option<u64> {
-        let begin = std::time::Instant::now();
-        loop {
-            let event = self.inode.events.load(SeqCst);
-            if let Some(seen) = counters.observe(span) {
-                return Some(seen);
-            }
-            let waited = begin.elapsed();
-            if waited >= limit {
-                return None;
-            }
-            wait_for(&self.inode.events, event, limit - waited);
-        }
-    }
-}
-
-impl Drop for Announced<'_> {
-    fn drop(&mut self) {
-        self.inode.waiting.fetch_sub(1, SeqCst);
-        announce(&self.inode.events);
-    }
+/// The monotonic clock, without a system call.
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is ours to write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 fn salt_of((device, number): (u64, u64)) -> u64 {

@@ -22,6 +22,10 @@
 //!   copy.
 //! - **V5** A reader announces itself (`Inode::waiting`) and then loads `ended`; a writer adds to `ended` and then loads
 //!   `waiting`. All four are SeqCst, so the reader sees the end or the writer sees the reader and wakes it.
+//! - **V6** A jump (`longjmp`) may take a writer away between two of its steps, and leave its page busy. A thread notes
+//!   that it writes before it adds to `begun`, and after it has added to `ended` that it does not. So a reader
+//!   that loads `begun`, then finds no thread writing, and then finds `begun` unchanged knows that each write it has
+//!   counted has ended or was abandoned: it sets `ended` to `begun`.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
@@ -122,7 +126,8 @@ impl<'t> Counters<'t> {
             is_written.store(true, Relaxed);
         }
         for counter in marks.iter().flatten().flat_map(|mark| self.each(mark)) {
-            counter.begun.fetch_add(1, Relaxed);
+            // Release: V6. What the thread has noted of the write comes before.
+            counter.begun.fetch_add(1, Release);
         }
         // Release: V1. Pairs with the fences in `is_unchanged` and `is_unchanged_flag`.
         fence(Release);
@@ -162,6 +167,27 @@ impl<'t> Counters<'t> {
         // Acquire: V1. Pairs with the fence in `begin`.
         fence(Acquire);
         !is_written.load(Relaxed)
+    }
+
+    /// Ends the writes of `span` that no thread carries out any more: V6. `is_any_writing`: whether a thread is in a
+    /// write; its loads are Acquire.
+    #[cold]
+    pub(crate) fn end_abandoned(self, span: &Span, is_any_writing: &dyn Fn() -> bool) {
+        for counter in span.marks().flat_map(|mark| self.each(mark)) {
+            // Acquire: V6. Pairs with the Release in `begin`.
+            let begun = counter.begun.load(Acquire);
+            if counter.ended.load(Relaxed) == begun {
+                continue;
+            }
+            if is_any_writing() {
+                return;
+            }
+            let ended = counter.ended.load(Relaxed);
+            if counter.begun.load(Relaxed) == begun && ended != begun {
+                // A lost race means that another reader has done it.
+                let _ = counter.ended.compare_exchange(ended, begun, SeqCst, Relaxed);
+            }
+        }
     }
 
     #[inline]

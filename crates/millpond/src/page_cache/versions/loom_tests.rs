@@ -155,7 +155,7 @@ fn no_wake_is_lost(order: fn()) {
         let reader = thread::spawn({
             let file = Arc::clone(&file);
             move || {
-                file.waiting.fetch_add(1, SeqCst);
+                file.waiting.store(1, SeqCst);
                 order();
                 let event = file.events.load(SeqCst);
                 let span = span(1);
@@ -173,6 +173,69 @@ fn no_wake_is_lost(order: fn()) {
             assert_ne!(file.events.load(SeqCst), event, "the reader sleeps, and nothing wakes it");
         }
     });
+}
+
+/// V6: a reader that ends abandoned writes, beside a write that is not. `begin` and `leave`: how the writer's thread
+/// notes that it writes, and that it does not.
+fn no_write_is_ended_twice(begin: fn(&AtomicU32, &File), leave: fn(&AtomicU32, &File)) {
+    loom::model(move || {
+        let shared = Arc::new((File::new(true), AtomicU32::new(0)));
+        // One write was abandoned before.
+        shared.0.counters[0].begun.fetch_add(1, Relaxed);
+        let writer = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                begin(&shared.1, &shared.0);
+                leave(&shared.1, &shared.0);
+            }
+        });
+        // Acquire: as `is_any_writing` promises.
+        shared.0.table().end_abandoned(&span(1), &|| shared.1.load(Acquire) != 0);
+        writer.join().unwrap();
+        let begun = shared.0.counters[0].begun.load(Relaxed);
+        let ended = shared.0.counters[0].ended.load(Relaxed);
+        assert_eq!(begun, 2);
+        assert!(ended == 1 || ended == 2, "{ended} of 2 ended");
+        shared.0.table().end_abandoned(&span(1), &|| false);
+        assert_eq!(shared.0.table().observe(&span(1)), Some(2), "the page is quiet in the end");
+    });
+}
+
+const PAGE_MARK: [Option<Mark>; 2] = [Some(Mark { first: 0, count: 1 }), None];
+
+fn note_and_begin(writing: &AtomicU32, file: &File) {
+    writing.store(1, Release);
+    file.table().begin(&file.is_written, &PAGE_MARK);
+}
+
+fn end_and_note(writing: &AtomicU32, file: &File) {
+    file.table().end(&PAGE_MARK);
+    writing.store(0, Release);
+}
+
+#[test]
+fn an_abandoned_write_is_ended_once() {
+    no_write_is_ended_twice(note_and_begin, end_and_note);
+}
+
+#[test]
+#[should_panic(expected = "of 2 ended")]
+fn twin_that_notes_after_it_begins() {
+    let begin = |writing: &AtomicU32, file: &File| {
+        file.table().begin(&file.is_written, &PAGE_MARK);
+        writing.store(1, Release);
+    };
+    no_write_is_ended_twice(begin, end_and_note);
+}
+
+#[test]
+#[should_panic(expected = "of 2 ended")]
+fn twin_that_notes_the_end_too_early() {
+    let leave = |writing: &AtomicU32, file: &File| {
+        writing.store(0, Release);
+        file.table().end(&PAGE_MARK);
+    };
+    no_write_is_ended_twice(note_and_begin, leave);
 }
 
 #[test]
