@@ -50,7 +50,7 @@ fn bad_arguments_are_refused() {
     assert_fails(&run(&["--cache", "4k", "--", "true"]), 2, "at least 12k");
     assert_fails(&run(&["--path", "/no/such", "--", "true"]), 2, "/no/such");
     assert_fails(&run(&["--path", "/dev/null", "--", "true"]), 2, "not a directory");
-    assert_fails(&run(&["--backing", "tape", "--", "true"]), 2, "buffered, direct");
+    assert_fails(&run(&["--backing", "tape", "--", "true"]), 2, "mapped, buffered, direct");
     assert_fails(&run(&["--mode", "late", "--", "true"]), 2, "through, back");
     assert_fails(&run(&["--mode", "back", "--cache", "64k", "--", "true"]), 2, "at least 256k");
 }

@@ -70,10 +70,9 @@ pub struct Args {
     #[arg(long = "path", value_name = "DIR")]
     paths: Vec<PathBuf>,
 
-    /// Serve files from their open on, not only when they show that it pays
+    /// Serve files from their first read on, not only when they show that it pays
     ///
-    /// Then all reads and writes are atomic, from the first byte. What is opened and read once costs
-    /// several times what it costs on the kernel.
+    /// A file that is opened and read once then costs several times what it costs on the kernel.
     #[arg(long)]
     eager: bool,
 
@@ -81,12 +80,13 @@ pub struct Args {
     #[arg(long)]
     quiet: bool,
 
-    /// How cached files are read and written: through the kernel's cache, or with O_DIRECT
+    /// Where cached pages are [default: mapped, and buffered in mode back]
     ///
-    /// Files that the program may write have O_DIRECT in mode back only. A last close then waits for
-    /// the device.
-    #[arg(long, value_enum, default_value_t = Backing::Buffered)]
-    backing: Backing,
+    /// `mapped`: in the kernel's page cache, which reads copy from. `buffered` and `direct`: in a cache of the program,
+    /// which is filled by reads of the kernel's cache, or with O_DIRECT. Files that the program may write have
+    /// O_DIRECT in mode back only; a last close then waits for the device.
+    #[arg(long, value_enum)]
+    backing: Option<Backing>,
 
     /// When a write reaches the kernel: before it returns, or later, and even if the program is
     /// killed first
@@ -119,6 +119,7 @@ pub struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Backing {
+    Mapped,
     Buffered,
     Direct,
 }
@@ -156,6 +157,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if args.mode == Mode::Back && args.cache.is_some_and(|bytes| bytes < CACHE_BYTES_MIN_BACK) {
         return Err(Failure::new(REFUSED, "--mode back needs a cache of at least 256k"));
     }
+    check_backing(args)?;
     let served = served_directories(&args.paths)?;
     let path = program::find(name)?;
     program::check(&path)?;
@@ -178,6 +180,34 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         _ => NOT_EXECUTABLE,
     };
     Err(Failure::new(status, format!("{}: {error}", path.display())))
+}
+
+impl Args {
+    fn backing(&self) -> Backing {
+        self.backing.unwrap_or(match self.mode {
+            Mode::Through => Backing::Mapped,
+            Mode::Back => Backing::Buffered,
+        })
+    }
+}
+
+/// With mapped backing the kernel has the pages, and the dirty ones too.
+fn check_backing(args: &Args) -> Result<()> {
+    if args.backing() != Backing::Mapped {
+        return Ok(());
+    }
+    let instead = "needs --backing buffered or --backing direct";
+    let refused = if args.mode == Mode::Back {
+        "--mode back"
+    } else if args.cache.is_some() {
+        "--cache"
+    } else if args.cache_shared {
+        "--cache-shared"
+    } else {
+        return Ok(());
+    };
+    let why = "with mapped backing the pages are the kernel's";
+    Err(Failure::new(REFUSED, format!("{refused} {instead}: {why}")))
 }
 
 /// Runs the program as a child, to its end. `Err` inside: it could not be started.
@@ -206,7 +236,7 @@ fn tally(args: &Args, command: &mut Command, is_exec: bool) -> Option<Tally> {
     if args.quiet {
         return None;
     }
-    let mut tally = Tally::new(args.backing == Backing::Direct).ok()?;
+    let mut tally = Tally::new(args.backing() == Backing::Direct).ok()?;
     if is_exec {
         tally.leave();
     }
@@ -232,7 +262,8 @@ fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str
     if args.quiet {
         environment.push((QUIET, "1".into()));
     }
-    let backing = match args.backing {
+    let backing = match args.backing() {
+        Backing::Mapped => "mapped",
         Backing::Buffered => "buffered",
         Backing::Direct => "direct",
     };

@@ -23,7 +23,7 @@ impl Args {
             paths: Vec::new(),
             eager: false,
             quiet: false,
-            backing: Backing::Buffered,
+            backing: None,
             mode: Mode::Through,
             stats: false,
             explain: false,
@@ -31,7 +31,6 @@ impl Args {
             report: None,
             program: Vec::new(),
         };
-        let mut backing = None;
         loop {
             let word = words.next()?;
             let is_new = match word.to_str()? {
@@ -45,7 +44,7 @@ impl Args {
                 }
                 "--backing" => {
                     let chosen = Backing::from_str(value(&mut words)?.to_str()?, false).ok()?;
-                    backing.replace(chosen).is_none()
+                    args.backing.replace(chosen).is_none()
                 }
                 "--path" => {
                     args.paths.push(PathBuf::from(value(&mut words)?));
@@ -57,7 +56,6 @@ impl Args {
                 return None;
             }
         }
-        args.backing = backing.unwrap_or(args.backing);
         args.program = words.collect();
         (!args.program.is_empty()).then_some(args)
     }
