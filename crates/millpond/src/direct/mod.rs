@@ -28,7 +28,7 @@ use crate::inode::{Blocking, CachedFile};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
-use crate::write::{self, Account, Around, Write};
+use crate::write::{self, Account, Around, Write, Written};
 use crate::writeback::Ticket;
 
 /// Bytes that a bounce buffer holds at most. Chosen, not measured: longer requests are carried out
@@ -356,12 +356,15 @@ impl<'a> Operation<'a> {
     }
 }
 
-impl Begun<'_> {
+impl<'f> Begun<'f> {
     /// Ends the operation, which the back end has ended. Waits for a guard where the file's length is in
     /// doubt, and of a durable write for others that are under way.
     fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
-        let Ended { outcome, is_len_in_doubt, .. } =
-            self.end_with(extent, transfer, Blocking::Wait);
+        let Ended { outcome, is_len_in_doubt } =
+            match self.end_with(extent, transfer, Blocking::Wait) {
+                Ending::Ended(ended) => ended,
+                Ending::Undecided(undecided) => undecided.settle(extent),
+            };
         if is_len_in_doubt {
             extent.file.adopt_size()?;
         }
@@ -370,34 +373,67 @@ impl Begun<'_> {
 
     /// Ends the operation, without waiting for anybody.
     #[inline]
-    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Ended {
+    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Ending<'f> {
         self.end_with(extent, transfer, Blocking::Try)
     }
 
     #[inline]
-    fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, blocking: Blocking) -> Ended {
+    fn end_with(
+        self,
+        extent: Extent<'_>,
+        transfer: Transfer<'_>,
+        blocking: Blocking,
+    ) -> Ending<'f> {
         let Begun { held, write } = self;
         let Some((around, account)) = write else {
-            return held.end_read(extent, transfer.moved, transfer.error);
+            return Ending::Ended(held.end_read(extent, transfer.moved, transfer.error));
         };
         let file = extent.file;
-        let slot = file.cache().counters.mine();
-        slot.took_if(LatencyKind::DirectWrite, held.since);
+        file.cache().counters.mine().took_if(LatencyKind::DirectWrite, held.since);
         file.end_change();
-        let write = extent.write(held.size);
         let written = account.close(file, transfer, blocking);
-        let pending = match written.durability {
-            Durability::Pending(ticket) => Some(ticket),
-            _ => None,
-        };
-        let outcome = write.end_around(written, around);
-        slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
-        let is_len_in_doubt = write.release_apart(held.guard, &outcome);
-        Ended { outcome, is_len_in_doubt, pending }
+        match written.durability {
+            Durability::Pending(ticket) => {
+                Ending::Undecided(Undecided { held, around, written, ticket })
+            }
+            _ => Ending::Ended(held.end_write(extent, around, written)),
+        }
+    }
+}
+
+/// A durable write that the back end has ended well. Whether it has succeeded depends on others that are
+/// under way (generations.G3). Its range is held until that is known: no page is noted as not durable that is.
+#[must_use]
+pub(crate) struct Undecided<'f> {
+    held: Held<'f>,
+    around: Around,
+    written: Written,
+    ticket: Ticket,
+}
+
+impl Undecided<'_> {
+    /// Whether [`Undecided::settle`] would not wait.
+    pub(crate) fn is_decided(&self, extent: Extent<'_>) -> bool {
+        extent.file.writeback.generations.verdict(self.ticket).is_some()
+    }
+
+    /// Ends the write. Waits for operations that have a pass of the gate; those wait for no guard and no page.
+    pub(crate) fn settle(self, extent: Extent<'_>) -> Ended {
+        let Undecided { held, around, mut written, ticket } = self;
+        written.durability = extent.file.writeback.generations.wait(ticket).into();
+        held.end_write(extent, around, written)
     }
 }
 
 impl Held<'_> {
+    fn end_write(self, extent: Extent<'_>, around: Around, written: Written) -> Ended {
+        let write = extent.write(self.size);
+        let outcome = write.end_around(written, around);
+        extent.file.cache().counters.mine().passed(*outcome.as_ref().unwrap_or(&0) as u64);
+        let is_len_in_doubt = write.release_apart(self.guard, &outcome);
+        Ended { outcome, is_len_in_doubt }
+    }
+
     /// Ends a read, of which so many bytes were moved, without waiting for anybody.
     #[inline(always)]
     pub(crate) fn end_read(
@@ -418,9 +454,16 @@ impl Held<'_> {
             // What lies before it, as the kernel has it.
             Some(_) => Ended::of(Ok(moved as usize)),
             // If it is short, somebody else cut the file below.
-            None => Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) },
+            None => Ended { outcome: Ok(moved as usize), is_len_in_doubt: moved < wanted },
         }
     }
+}
+
+/// How far an operation is that the back end has ended.
+#[must_use]
+pub(crate) enum Ending<'f> {
+    Ended(Ended),
+    Undecided(Undecided<'f>),
 }
 
 /// What became of an operation.
@@ -430,13 +473,11 @@ pub(crate) struct Ended {
     /// The file may have another length now than we think, and [`CachedFile::adopt_size`] is to be called
     /// when nobody has to be feared.
     pub(crate) is_len_in_doubt: bool,
-    /// Of a durable write that has ended well: whether it has succeeded, others decide.
-    pub(crate) pending: Option<Ticket>,
 }
 
 impl Ended {
     fn of(outcome: Result<usize>) -> Ended {
-        Ended { outcome, is_len_in_doubt: false, pending: None }
+        Ended { outcome, is_len_in_doubt: false }
     }
 }
 

@@ -16,14 +16,14 @@
 //!   is.
 //! - **P4** A durable write that the back end has ended has left the gate of write-back's generations;
 //!   whether it has succeeded is asked when others have left it, and waited for only while nothing is
-//!   under way.
+//!   under way. Its range is held until then. The thread waits for a guard only when it holds none (P2).
 
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 
 use crate::buffers::Buffer;
-use crate::direct::{self, Begin, Begun, Extent, Operation};
+use crate::direct::{self, Begin, Begun, Ending, Extent, Operation, Undecided};
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
 use crate::inode::backend::BackendKind;
@@ -33,7 +33,6 @@ use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
 use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_transient};
 use crate::process_local::ProcessLocal;
-use crate::writeback::Ticket;
 
 /// The most requests that a pipeline has under way. Chosen, not measured.
 pub const PIPELINE_DEPTH_MAX: usize = 4096;
@@ -382,14 +381,14 @@ impl Pipeline {
             slots: Vec::with_capacity(self.depth),
             stalled: VecDeque::with_capacity(self.depth),
             under_way: 0,
-            pending: VecDeque::new(),
+            undecided: VecDeque::new(),
             doubted: Vec::new(),
         };
         lanes.slots.resize_with(self.depth, Slot::default);
         for number in 0..self.depth as u32 {
             lanes.next(number, None, &mut step);
         }
-        while lanes.under_way > 0 || !lanes.stalled.is_empty() || !lanes.pending.is_empty() {
+        while lanes.under_way > 0 || !lanes.stalled.is_empty() || !lanes.undecided.is_empty() {
             lanes.turn(&mut step);
         }
     }
@@ -422,6 +421,8 @@ impl Pipeline {
 struct Slot<'a> {
     request: Option<DirectRequest<'a>>,
     begun: Option<Begun<'a>>,
+    /// The same after the back end has ended it (P4).
+    undecided: Option<Undecided<'a>>,
     moved: u64,
     retries: TransientRetries,
 }
@@ -435,9 +436,9 @@ struct Lanes<'p, 'a> {
     stalled: VecDeque<u32>,
     /// Slots that have begun.
     under_way: usize,
-    /// Durable writes that have ended well, and how much they moved: whether they have succeeded, others
-    /// decide that were under way with them (P4).
-    pending: VecDeque<(u32, Ticket, usize)>,
+    /// Lanes whose durable writes have ended well: whether they have succeeded, others decide that were under
+    /// way with them (P4).
+    undecided: VecDeque<u32>,
     /// Files whose length is to be looked at as soon as nothing is under way (P2).
     doubted: Vec<&'a CachedFile>,
 }
@@ -477,10 +478,10 @@ impl<'a> Lanes<'_, 'a> {
     /// Waits until something has ended, and goes on with its lane.
     fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
         if self.under_way == 0 {
-            if self.pending.is_empty() {
+            if self.undecided.is_empty() {
                 self.wake_stalled(step);
             } else {
-                self.settle_pending(Blocking::Wait, step);
+                self.settle_undecided(Blocking::Wait, step);
             }
             return;
         }
@@ -490,35 +491,34 @@ impl<'a> Lanes<'_, 'a> {
                 self.next(number, Some(outcome), step);
             }
         }
-        self.settle_pending(Blocking::Try, step);
+        self.settle_undecided(Blocking::Try, step);
     }
 
     /// Goes on with the lanes of which it is decided whether their writes have succeeded; waits for the
     /// first of them while nothing is under way (P4).
-    fn settle_pending(
+    fn settle_undecided(
         &mut self,
         mut blocking: Blocking,
         step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
     ) {
-        for _ in 0..self.pending.len() {
-            let (number, ticket, moved) = self.pending.pop_front().expect("counted");
-            let request = self.slots[number as usize].request.as_ref().expect("of its lane");
-            let generations = &request.file.cached().writeback.generations;
-            let verdict = match std::mem::replace(&mut blocking, Blocking::Try) {
-                Blocking::Wait => Some(generations.wait(ticket)),
-                Blocking::Try => generations.verdict(ticket),
-            };
-            match verdict {
-                None => self.pending.push_back((number, ticket, moved)),
-                Some(verdict) => {
-                    let outcome = verdict.map(|()| moved).map_err(|failure| {
-                        generations.tell();
-                        Error::io(Op::Write, request.offset, request.len(), failure.source())
-                    });
-                    self.next(number, Some(outcome), step);
-                }
+        for _ in 0..self.undecided.len() {
+            let number = self.undecided.pop_front().expect("counted");
+            match self.try_settle(number, std::mem::replace(&mut blocking, Blocking::Try)) {
+                Some(outcome) => self.next(number, Some(outcome), step),
+                None => self.undecided.push_back(number),
             }
         }
+    }
+
+    /// Ends a lane's durable write if it is decided whether it has succeeded.
+    fn try_settle(&mut self, number: u32, blocking: Blocking) -> Option<Result<usize>> {
+        let slot = &mut self.slots[number as usize];
+        let extent = slot.request.as_ref().expect("of its lane").extent();
+        let is_ready = |undecided: &mut Undecided<'_>| {
+            blocking == Blocking::Wait || undecided.is_decided(extent)
+        };
+        let ended = slot.undecided.take_if(is_ready)?.settle(extent);
+        Some(self.note(extent.file, ended))
     }
 
     /// Nothing is under way: waits for what the first of the stalled has met, and begins the others
@@ -601,24 +601,29 @@ impl<'a> Lanes<'_, 'a> {
         let begun = slot.begun.take().expect("under way");
         self.under_way -= 1;
         let transfer = Transfer { moved: slot.moved, error, ..request.operation().transfer() };
-        let direct::Ended { outcome, is_len_in_doubt, pending } =
-            begun.end_apart(request.extent(), transfer);
-        if is_len_in_doubt {
-            self.doubted.push(request.file.cached());
-        }
-        if self.under_way == 0 {
-            self.adopt_sizes();
-        }
-        match (pending, outcome) {
-            (Some(ticket), Ok(moved)) => {
-                self.pending.push_back((number, ticket, moved));
+        let extent = request.extent();
+        match begun.end_apart(extent, transfer) {
+            Ending::Undecided(undecided) => {
+                slot.undecided = Some(undecided);
+                self.undecided.push_back(number);
                 None
             }
-            (_, outcome) => Some(outcome),
+            Ending::Ended(ended) => Some(self.note(extent.file, ended)),
         }
     }
 
-    /// Nothing is under way.
+    /// A request has given up its range.
+    fn note(&mut self, file: &'a CachedFile, ended: direct::Ended) -> Result<usize> {
+        if ended.is_len_in_doubt {
+            self.doubted.push(file);
+        }
+        if self.under_way == 0 && self.undecided.is_empty() {
+            self.adopt_sizes();
+        }
+        ended.outcome
+    }
+
+    /// Nothing is under way, and no range is held.
     fn adopt_sizes(&mut self) {
         for file in self.doubted.drain(..) {
             // The next operation that finds the end elsewhere tries again.
@@ -690,6 +695,9 @@ impl Drop for Lanes<'_, '_> {
                 break;
             }
             self.wait();
+        }
+        while let Some(number) = self.undecided.pop_front() {
+            let _ = self.try_settle(number, Blocking::Wait);
         }
         if let Carrier::Ring(ring) = &mut **self.carrier {
             ring.release_files();
