@@ -143,8 +143,8 @@ impl Cache {
         keeper: Option<&Address>,
     ) -> io::Result<Cache> {
         let frames = Frames::new(limit_bytes, keeper)?;
-        let gate = Arc::new(Gate::new(admission, limit_bytes));
-        let queues = Queues::new(limit_bytes, Arc::clone(&gate));
+        let gate = Arc::new(Gate::new(admission, limit_bytes)?);
+        let queues = Queues::new(limit_bytes, Arc::clone(&gate))?;
         frames.try_charge(queues.ghost_bytes() + gate.bytes());
         Ok(Cache {
             frames,

@@ -28,6 +28,7 @@ use crate::inode::{Blocking, CachedFile};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
+use crate::memory::try_zeros;
 use crate::write::{self, Account, Around, Write, Written};
 use crate::writeback::Ticket;
 
@@ -187,10 +188,11 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     if !bounce {
         alignment?;
     }
+    let bounce = if is_aligned { None } else { operation.bounce()? };
     let begun = begin_write(operation.extent, since, guard, end, Blocking::Wait)?;
     let moved = match is_aligned {
         true => operation.finish(begun),
-        false => operation.write_bounced(begun),
+        false => operation.write_bounced(begun, bounce),
     };
     Ok((end, moved?))
 }
@@ -266,21 +268,42 @@ impl<'a> Operation<'a> {
 
     /// Carries an operation out that is not aligned.
     pub(crate) fn run_bounced(&self) -> Result<usize> {
+        // Before the pages of a write are hidden, and it has a pass.
+        let bounce = self.bounce()?;
         let Some(begun) = self.begin()? else { return Ok(0) };
-        match self.extent.direction {
-            Direction::Read => self.read_bounced(begun),
-            Direction::Write => self.write_bounced(begun),
+        match (self.extent.direction, bounce) {
+            (Direction::Read, Some(bounce)) => self.read_bounced(begun, bounce),
+            (Direction::Read, None) => unreachable!("all reads are bounced"),
+            (Direction::Write, bounce) => self.write_bounced(begun, bounce),
         }
     }
 
+    fn offset_block(&self) -> u64 {
+        u64::from(self.extent.file.backing.alignment(true).offset_bytes)
+    }
+
+    /// The memory by way of which the operation goes; `None` for a write that is not made of whole blocks.
+    fn bounce(&self) -> Result<Option<Bounce>> {
+        let Extent { direction, offset, len, .. } = self.extent;
+        let block = self.offset_block();
+        let bytes = match direction {
+            // The blocks around the range count in full.
+            Direction::Read => BOUNCE_BYTES_MAX.min(len) + 2 * block,
+            Direction::Write if !(offset | len).is_multiple_of(block) => return Ok(None),
+            Direction::Write => BOUNCE_BYTES_MAX.min(len),
+        };
+        Bounce::new(bytes)
+            .map(Some)
+            .map_err(|error| Error::io(self.extent.op(), offset, len, error))
+    }
+
     /// Reads whole blocks around what is wanted, and copies.
-    fn read_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+    fn read_bounced(&self, begun: Begun<'_>, mut bounce: Bounce) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
         let end = end.min(begun.held.size);
-        let block = u64::from(self.extent.file.backing.alignment(true).offset_bytes);
-        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
+        let block = self.offset_block();
         let mut dst = self.segments;
         let mut at = start;
         let mut failure = None;
@@ -311,17 +334,15 @@ impl<'a> Operation<'a> {
 
     /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
     /// kernel's cache, which keeps the bytes around it.
-    fn write_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+    fn write_bounced(&self, begun: Begun<'_>, bounce: Option<Bounce>) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
-        let block = u64::from(self.extent.file.backing.alignment(true).offset_bytes);
         let (offset, total) = (self.extent.offset, self.extent.len);
-        if !(offset | total).is_multiple_of(block) {
+        let Some(mut bounce) = bounce else {
             let mut batch = [Transfer { direct: false, ..self.transfer() }];
             self.extent.file.carry_out(&mut batch);
             let [transfer] = batch;
             return begun.end(self.extent, transfer);
-        }
-        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(total));
+        };
         let mut src = self.segments;
         let mut done = 0;
         let mut failure = None;
@@ -483,23 +504,25 @@ impl Ended {
 
 /// Aligned memory for what is not.
 struct Bounce {
-    memory: Vec<u8>,
+    memory: Box<[u64]>,
     skip: usize,
 }
 
 impl Bounce {
-    fn new(bytes: u64) -> Bounce {
-        let memory = vec![0; bytes as usize + BOUNCE_ALIGN_BYTES];
-        let skip = memory.as_ptr().align_offset(BOUNCE_ALIGN_BYTES);
-        Bounce { memory, skip }
+    fn new(bytes: u64) -> io::Result<Bounce> {
+        let words = (bytes as usize + BOUNCE_ALIGN_BYTES).div_ceil(size_of::<u64>());
+        let memory = try_zeros(words)?;
+        let skip = memory.as_ptr().cast::<u8>().align_offset(BOUNCE_ALIGN_BYTES);
+        Ok(Bounce { memory, skip })
     }
 
     fn len(&self) -> u64 {
-        (self.memory.len() - BOUNCE_ALIGN_BYTES) as u64
+        (size_of_val(&*self.memory) - BOUNCE_ALIGN_BYTES) as u64
     }
 
     fn base(&mut self) -> *mut u8 {
-        self.memory[self.skip..].as_mut_ptr()
+        // SAFETY: `skip` is less than the alignment, and the block is longer than the request by that.
+        unsafe { self.memory.as_mut_ptr().cast::<u8>().add(self.skip) }
     }
 
     /// Copies all of `part`; false if its memory faults.

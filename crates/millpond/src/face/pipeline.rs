@@ -32,6 +32,7 @@ use crate::io::backend::fixed_ring::{Ended, FixedRing};
 use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
 use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_transient};
+use crate::memory::no_memory;
 use crate::process_local::ProcessLocal;
 
 /// The most requests that a pipeline has under way. Chosen, not measured.
@@ -345,18 +346,15 @@ impl Pipeline {
             }
             _ => Carrier::Calls,
         };
-        Ok(Pipeline {
-            carrier: ProcessLocal::new(carrier),
-            depth,
-            ended: VecDeque::with_capacity(depth),
-            not_send: PhantomData,
-        })
+        let mut ended = VecDeque::new();
+        ended.try_reserve_exact(depth).map_err(|_| Error::io(Op::Build, 0, 0, no_memory()))?;
+        Ok(Pipeline { carrier: ProcessLocal::new(carrier), depth, ended, not_send: PhantomData })
     }
 
     /// Asks `step` for requests until it has no more, and returns when all have ended.
     ///
-    /// `step` is called for each [`Lane`], as many as the pipeline is deep, and again whenever the
-    /// lane's request has ended. It leaves the next request in the lane and returns true, or returns
+    /// `step` is called for each [`Lane`], as many as the pipeline is deep, or fewer where memory is short for
+    /// all of them, and again whenever the lane's request has ended. It leaves the next request in the lane and returns true, or returns
     /// false: then the lane is not used again, and a request that is left in it is dropped. Requests
     /// end in any order. Each is atomic with respect to all other operations of its file, and
     /// coherent with the cache; where one overlaps with what somebody else has under way, or with what
@@ -375,17 +373,17 @@ impl Pipeline {
     /// Where `step` does, or returns true for a lane without a request; after all that is under way
     /// has ended.
     pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'_, 'a>) -> bool) {
+        let (slots, depth) = slots(self.depth);
         let mut lanes = Lanes {
             carrier: &mut self.carrier,
             ended: &mut self.ended,
-            slots: Vec::with_capacity(self.depth),
-            stalled: VecDeque::with_capacity(self.depth),
+            slots,
+            stalled: VecDeque::with_capacity(depth),
             under_way: 0,
             undecided: VecDeque::new(),
             doubted: Vec::new(),
         };
-        lanes.slots.resize_with(self.depth, Slot::default);
-        for number in 0..self.depth as u32 {
+        for number in 0..depth as u32 {
             lanes.next(number, None, &mut step);
         }
         while lanes.under_way > 0 || !lanes.stalled.is_empty() || !lanes.undecided.is_empty() {
@@ -425,6 +423,16 @@ struct Slot<'a> {
     undecided: Option<Undecided<'a>>,
     moved: u64,
     retries: TransientRetries,
+}
+
+/// Slots for `depth` lanes, or as many as there is memory for.
+fn slots<'a>(mut depth: usize) -> (Vec<Slot<'a>>, usize) {
+    let mut slots = Vec::new();
+    while depth > 1 && slots.try_reserve_exact(depth).is_err() {
+        depth /= 2;
+    }
+    slots.resize_with(depth, Slot::default);
+    (slots, depth)
 }
 
 struct Lanes<'p, 'a> {
