@@ -7,6 +7,7 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -17,7 +18,10 @@ use millpond::{
 };
 
 use common::requests::each;
-use common::{block_on, direct, has_uring, in_own_process, read_write, temp_dir};
+use common::{
+    block_on, direct, hard_limit, has_uring, in_own_process, read_write, set_limit, status_field,
+    temp_dir,
+};
 
 /// The engine takes smaller blocks for batches and for tables of fixed size.
 const REFUSED_BYTES: usize = 96 << 10;
@@ -185,4 +189,133 @@ fn operations(backend: BackendChoice, mode: WriteMode) {
             Some(DirectRequest::write(&direct, SegmentList::from_slice(next.take()?), 0))
         });
     });
+}
+
+fn vm_data_bytes() -> u64 {
+    status_field(Path::new("/proc/self/status"), "VmData").unwrap() << 10
+}
+
+/// Errors of memory and of threads, which need memory for their stacks.
+#[track_caller]
+fn accept<T>(what: &str, outcome: Result<T, Error>) -> Option<T> {
+    match outcome {
+        Ok(done) => Some(done),
+        Err(error) => {
+            let errno = error.errno();
+            assert!(
+                [libc::ENOMEM, libc::EAGAIN, libc::ENOBUFS].contains(&errno),
+                "{what}: {error}"
+            );
+            None
+        }
+    }
+}
+
+/// Goal: a process that may not commit more memory gets errors from the engine, and none ends it: at any stage of an
+/// engine's life.
+/// Method: `RLIMIT_DATA` counts what strict overcommit (`vm.overcommit_memory=2`) counts, for one process. An engine
+/// is built and used with more and more left of it.
+#[test]
+fn a_limit_on_committed_memory_is_an_error() {
+    in_own_process("a_limit_on_committed_memory_is_an_error", Duration::from_secs(300), || {
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        let whole: Vec<u8> = (0..LEN).map(content).collect();
+        let mut bytes = vec![0; LEN];
+        let (mut refused, mut built) = (0, 0);
+        let most = hard_limit(libc::RLIMIT_DATA);
+        for slack_bytes in (0..9).map(|power| (1u64 << 20) << power) {
+            for backend in [BackendChoice::Threads, BackendChoice::Uring] {
+                if matches!(backend, BackendChoice::Uring) && !has_uring() {
+                    continue;
+                }
+                let modes = [WriteMode::Through, WriteMode::Back];
+                for (mode, cache_bytes) in
+                    modes.map(|mode| [(mode, 64 << 20), (mode, 1 << 30)]).concat()
+                {
+                    std::fs::write(&path, &whole).unwrap();
+                    let limit = vm_data_bytes() + slack_bytes;
+                    assert!(set_limit(libc::RLIMIT_DATA, limit.min(most), most));
+                    let builder =
+                        Engine::builder().cache_bytes(cache_bytes).backend(backend.clone());
+                    match accept("build", builder.build()) {
+                        Some(engine) => {
+                            built += 1;
+                            use_engine(&engine, &path, mode, &whole, &mut bytes);
+                        }
+                        None => refused += 1,
+                    }
+                    assert!(set_limit(libc::RLIMIT_DATA, most, most));
+                    assert!(std::fs::read(&path).unwrap() == whole, "{backend:?}, {mode:?}");
+                }
+            }
+        }
+        println!("{refused} engines were refused, {built} built");
+        assert!(refused > 0 && built > 0);
+    });
+}
+
+/// All bytes that are written are those that the file has.
+fn use_engine(engine: &Engine, path: &Path, mode: WriteMode, whole: &[u8], bytes: &mut [u8]) {
+    let Some(file) = accept("open", engine.open(path, &read_write().write_mode(mode))) else {
+        return;
+    };
+    let file = Arc::new(file);
+    let task = AsyncFile::from(Arc::clone(&file));
+    if accept("read", file.read_at(bytes, 0)).is_some() {
+        assert!(bytes == whole);
+    }
+    accept("write", file.write_at(whole, 0));
+    accept("asynchronous read", block_on(task.read_at(bytes, 0)));
+    accept("asynchronous write", block_on(task.write_at(whole, 0)));
+    accept("durable write", block_on(task.write_at_dsync(&whole[..8192], 0)));
+    accept("view", file.view(0, LEN).map(drop));
+    accept("sync", block_on(task.sync_all()));
+    if let Some(queue) = accept("queue", engine.queue(256)) {
+        let request = |at: u64| Request::read(&file, vec![0; 4096], at * 4096);
+        let mut requests: Vec<Request> = (0..64).map(request).collect();
+        let mut left = queue.submit(&mut requests);
+        while left > 0 {
+            for done in queue.wait(1, 64, None).unwrap() {
+                left -= 1;
+                accept("queued read", done.into_parts().0);
+            }
+        }
+    }
+    accept("buffers", engine.alloc_buffers(16, 1 << 20));
+    if let Some(blob) = accept("blob", engine.blob(LEN as u64, 4096)) {
+        for fill in blob.claim(0..LEN as u64).fills {
+            let range = fill.range();
+            fill.bring(&whole[range.start as usize..range.end as usize]);
+        }
+    }
+    let direct = direct().bounce(true);
+    if let Ok(direct) = engine.open(path, &direct) {
+        accept("bounced write", direct.write_at(&whole[4096..][..LEN / 2], 4096));
+        if let (Some(mut pipeline), Some(memory)) = (
+            accept("pipeline", engine.pipeline(64)),
+            accept("buffers", engine.alloc_buffers(1, 8192)),
+        ) {
+            let mut left = 100;
+            let mut memory = memory.into_iter().map(|mut buffer| {
+                buffer.copy_from_slice(&whole[..8192]);
+                buffer
+            });
+            let mut next = memory.next().map(|buffer| SegmentList::from_buffers(vec![buffer]));
+            each(&mut pipeline, |done| {
+                if let Some(done) = done {
+                    accept("direct write", done.outcome);
+                }
+                left -= 1;
+                let list = next.take().filter(|_| left > 0)?;
+                Some(DirectRequest::write(&direct, list, 0))
+            });
+        }
+    }
+    // With memory again the dirty pages are written back.
+    let most = hard_limit(libc::RLIMIT_DATA);
+    assert!(set_limit(libc::RLIMIT_DATA, most, most));
+    file.sync_all().unwrap();
+    file.read_exact_at(bytes, 0).unwrap();
+    assert!(bytes == whole);
 }
