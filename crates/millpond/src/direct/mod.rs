@@ -383,8 +383,8 @@ impl<'f> Begun<'f> {
     fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
         let Ended { outcome, is_len_in_doubt } =
             match self.end_with(extent, transfer, Blocking::Wait) {
-                Ending::Ended(ended) => ended,
-                Ending::Undecided(undecided) => undecided.settle(extent),
+                Conclusion::Ended(ended) => ended,
+                Conclusion::Undecided(undecided) => undecided.settle(extent),
             };
         if is_len_in_doubt {
             extent.file.adopt_size()?;
@@ -394,7 +394,7 @@ impl<'f> Begun<'f> {
 
     /// Ends the operation, without waiting for anybody.
     #[inline]
-    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Ending<'f> {
+    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Conclusion<'f> {
         self.end_with(extent, transfer, Blocking::Try)
     }
 
@@ -404,10 +404,10 @@ impl<'f> Begun<'f> {
         extent: Extent<'_>,
         transfer: Transfer<'_>,
         blocking: Blocking,
-    ) -> Ending<'f> {
+    ) -> Conclusion<'f> {
         let Begun { held, write } = self;
         let Some((around, account)) = write else {
-            return Ending::Ended(held.end_read(extent, transfer.moved, transfer.error));
+            return Conclusion::Ended(held.end_read(extent, transfer.moved, transfer.error));
         };
         let file = extent.file;
         file.cache().counters.mine().took_if(LatencyKind::DirectWrite, held.since);
@@ -415,9 +415,9 @@ impl<'f> Begun<'f> {
         let written = account.close(file, transfer, blocking);
         match written.durability {
             Durability::Pending(ticket) => {
-                Ending::Undecided(Undecided { held, around, written, ticket })
+                Conclusion::Undecided(Undecided { held, around, written, ticket })
             }
-            _ => Ending::Ended(held.end_write(extent, around, written)),
+            _ => Conclusion::Ended(held.end_write(extent, around, written)),
         }
     }
 }
@@ -482,7 +482,7 @@ impl Held<'_> {
 
 /// How far an operation is that the back end has ended.
 #[must_use]
-pub(crate) enum Ending<'f> {
+pub(crate) enum Conclusion<'f> {
     Ended(Ended),
     Undecided(Undecided<'f>),
 }

@@ -23,7 +23,7 @@ use std::io;
 use std::marker::PhantomData;
 
 use crate::buffers::Buffer;
-use crate::direct::{self, Begin, Begun, Ending, Extent, Operation, Undecided};
+use crate::direct::{self, Begin, Begun, Conclusion, Extent, Operation, Undecided};
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
 use crate::inode::backend::BackendKind;
@@ -611,12 +611,12 @@ impl<'a> Lanes<'_, 'a> {
         let transfer = Transfer { moved: slot.moved, error, ..request.operation().transfer() };
         let extent = request.extent();
         match begun.end_apart(extent, transfer) {
-            Ending::Undecided(undecided) => {
+            Conclusion::Undecided(undecided) => {
                 slot.undecided = Some(undecided);
                 self.undecided.push_back(number);
                 None
             }
-            Ending::Ended(ended) => Some(self.note(extent.file, ended)),
+            Conclusion::Ended(ended) => Some(self.note(extent.file, ended)),
         }
     }
 
