@@ -1,4 +1,34 @@
-//! How much memory the cache may take where nobody said.
+//! How much memory the cache takes by default, and large blocks of the heap that may be refused.
+
+use std::alloc::{Layout, alloc_zeroed};
+use std::io;
+
+/// So many zeros; ENOMEM where the heap has no room. The kernel gives the pages when they are first used.
+pub(crate) fn try_zeros(len: usize) -> io::Result<Box<[u64]>> {
+    if len == 0 {
+        return Ok(Box::default());
+    }
+    let layout = Layout::array::<u64>(len).map_err(|_| no_memory())?;
+    // SAFETY: the layout has a size.
+    let block = unsafe { alloc_zeroed(layout) }.cast::<u64>();
+    if block.is_null() {
+        return Err(no_memory());
+    }
+    // SAFETY: a block of that layout, of which all is zero.
+    Ok(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(block, len)) })
+}
+
+/// All of `items` in one block; ENOMEM where the heap has no room.
+pub(crate) fn try_collect<T>(items: impl ExactSizeIterator<Item = T>) -> io::Result<Vec<T>> {
+    let mut block = Vec::new();
+    block.try_reserve_exact(items.len()).map_err(|_| no_memory())?;
+    block.extend(items);
+    Ok(block)
+}
+
+pub(crate) fn no_memory() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOMEM)
+}
 
 /// A quarter of the machine's memory or of the cgroup's limit, whichever is less.
 pub(crate) fn default_cache_bytes() -> u64 {

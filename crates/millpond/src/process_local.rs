@@ -64,6 +64,8 @@ fn map() -> *mut AtomicU64 {
         Err(_) => none,
     };
     // AcqRel, Acquire: pairs with itself and the load in `number`. The page of a thread that was slower stays unused.
+    // Argued: the page is all zeros before and after the exchange, and its word is an atomic that carries nothing. A
+    // model can't map pages.
     match PAGE.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
         Ok(_) => fresh,
         Err(first) => first,

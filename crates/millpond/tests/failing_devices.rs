@@ -10,6 +10,9 @@ mod common;
 #[path = "failing_devices/device.rs"]
 mod device;
 
+#[path = "failing_devices/kept.rs"]
+mod kept;
+
 #[path = "failing_devices/server.rs"]
 mod server;
 

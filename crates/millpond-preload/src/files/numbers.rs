@@ -82,6 +82,7 @@ impl Registry {
                 let cold = unsafe { description.cold() };
                 if table::set(new, Known::File(description)) {
                     cold.slots += 1;
+                    watch::duplicate(fd, new);
                 }
                 if new as usize >= table::SLOTS {
                     let id = cold.id;

@@ -160,14 +160,20 @@ pub fn numbers(fd: RawFd) -> Vec<RawFd> {
         .collect()
 }
 
-/// `new` is a second number for the watched description at `fd`. The registry is locked.
-pub fn join(fd: RawFd, new: RawFd) -> bool {
-    let (Some(watch), Some(other)) = (of(fd), of(new)) else { return false };
-    let noted = watch.flags() & !(PROCESS_LOCKED | COUNTED | CLOSES) | CLOSES_CHANGED;
+/// `new` is a second number for the description at `fd`. Its watch forgets the file that it was before. The watches of
+/// both. The registry is locked.
+pub fn duplicate(fd: RawFd, new: RawFd) -> Option<(&'static Watch, &'static Watch)> {
+    let (watch, other) = (of(fd)?, of(new)?);
+    let noted = watch.flags() & !(PROCESS_LOCKED | CLOSES) | CLOSES_CHANGED | COUNTED;
     other.reset(noted, watch.evidence.need());
     other.reason.store(watch.reason.load(Relaxed), Relaxed);
     other.row.store(watch.row.load(Relaxed), Relaxed);
-    other.flags.fetch_or(COUNTED, Relaxed);
+    Some((watch, other))
+}
+
+/// The same of a description that is watched.
+pub fn join(fd: RawFd, new: RawFd) -> bool {
+    let Some((watch, other)) = duplicate(fd, new) else { return false };
     if watch.group.load(Relaxed) == 0 {
         watch.group.store(LAST_GROUP.fetch_add(1, Relaxed) + 1, Relaxed);
     }

@@ -208,6 +208,12 @@ static void kept(const char *self, int spawns)
 		/* The one that execs has closed it before; the one that it has made has not. */
 		CHECK(fcntl(fd, F_SETFD, FD_CLOEXEC) == 0);
 	}
+	if (spawns == 3) {
+		/* By a number that was another file's before, which an exec would have closed. */
+		int other = open("other", O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+		CHECK(other >= 0 && dup2(fd, other) == other && close(fd) == 0);
+		fd = other;
+	}
 	pid_t child;
 	char number[16];
 	snprintf(number, sizeof number, "%d", fd);

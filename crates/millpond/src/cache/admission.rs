@@ -41,6 +41,7 @@
 //! is right. So all is Relaxed. A miss reads one line that seldom changes, and where reads go around writes
 //! to one of many places, and one in four to a line that all share.
 
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
@@ -48,6 +49,7 @@ use crossbeam_utils::CachePadded;
 
 #[cfg(doc)]
 use crate::cache::frame::Frames;
+use crate::memory::try_collect;
 use crate::options::Admission;
 use crate::units::{PAGE_BYTES_MIN, PageIndex};
 
@@ -103,7 +105,7 @@ pub(super) struct Fates {
 
 impl Gate {
     /// For a cache of at most `limit_bytes`.
-    pub(super) fn new(policy: Admission, limit_bytes: u64) -> Gate {
+    pub(super) fn new(policy: Admission, limit_bytes: u64) -> io::Result<Gate> {
         let words = match policy {
             Admission::Adaptive if limit_bytes >= LIMIT_BYTES_MIN => {
                 // What it remembers much longer is of no use.
@@ -111,13 +113,14 @@ impl Gate {
             }
             _ => 0,
         };
-        Gate {
+        let words = words as usize;
+        Ok(Gate {
             is_around: CachePadded::new(AtomicBool::new(policy == Admission::Never)),
             missed: CachePadded::default(),
             is_full: AtomicBool::new(false),
             patience: AtomicU32::new(1),
-            door: (0..words).map(|_| AtomicU64::new(0)).collect(),
-        }
+            door: try_collect((0..words).map(|_| AtomicU64::new(0)))?.into(),
+        })
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -294,7 +297,8 @@ mod tests {
 
     #[test]
     fn pages_that_nobody_reads_again_are_not_cached() {
-        let (gate, mut fates) = (Gate::new(Admission::Adaptive, 1 << 30), Fates::default());
+        let (gate, mut fates) =
+            (Gate::new(Admission::Adaptive, 1 << 30).unwrap(), Fates::default());
         assert_eq!(around(&gate, 0, 100), 0);
         leave(&gate, &mut fates, 1, AROUND_MAX + 1);
         assert_eq!(around(&gate, 0, 100), 0);
@@ -314,7 +318,8 @@ mod tests {
 
     #[test]
     fn where_there_is_room_reads_are_admitted() {
-        let (gate, mut fates) = (Gate::new(Admission::Adaptive, 1 << 30), Fates::default());
+        let (gate, mut fates) =
+            (Gate::new(Admission::Adaptive, 1 << 30).unwrap(), Fates::default());
         leave(&gate, &mut fates, 1, 0);
         let window = u64::from(WINDOW * COUNTED_PART);
         assert!(around(&gate, 0, window * 9 / 8) > 0 && gate.is_around(), "the first is on trust");
@@ -333,7 +338,7 @@ mod tests {
             (Admission::Always, [false; 3]),
             (Admission::Never, [true; 3]),
         ] {
-            let gate = Gate::new(policy, 16 << 20);
+            let gate = Gate::new(policy, 16 << 20).unwrap();
             // The second has one page of the first.
             let pages = [(10, 11), (11, 12), (20, 20)];
             let asked = pages.map(|(a, b)| gate.is_first_miss(64, PageIndex(a), PageIndex(b)));
@@ -345,7 +350,7 @@ mod tests {
     fn who_asks_for_it_has_all_cached_or_none() {
         let mut fates = Fates::default();
         for (policy, expected) in [(Admission::Always, 0), (Admission::Never, 100)] {
-            let gate = Gate::new(policy, 16 << 20);
+            let gate = Gate::new(policy, 16 << 20).unwrap();
             for read_again in [0, WINDOW] {
                 leave(&gate, &mut fates, 20, read_again);
                 gate.admit();

@@ -48,6 +48,7 @@
 //! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
 //! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
 
+use std::io;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -135,12 +136,12 @@ struct Looks {
 
 impl Queues {
     /// The ghost stays as large as for this limit.
-    pub(crate) fn new(limit_bytes: u64, gate: Arc<Gate>) -> Queues {
-        Queues {
+    pub(crate) fn new(limit_bytes: u64, gate: Arc<Gate>) -> io::Result<Queues> {
+        Ok(Queues {
             young: Queue::default(),
             small: Queue::default(),
             main: Queue::default(),
-            ghost: Ghost::new(limit_bytes),
+            ghost: Ghost::new(limit_bytes)?,
             young_bytes_max: limit_bytes / YOUNG_PART,
             small_bytes_max: limit_bytes / SMALL_PART,
             readahead: ReadaheadUse::default(),
@@ -149,7 +150,7 @@ impl Queues {
             shelf: Shelf::default(),
             #[cfg(test)]
             most_looks: 0,
-        }
+        })
     }
 
     pub(crate) fn set_limit(&mut self, limit_bytes: u64) {

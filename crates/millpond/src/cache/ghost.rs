@@ -5,7 +5,10 @@
 //! what is older than the number of pages that the main queue can hold, and the oldest of a
 //! bucket; a false match (chance about 2^-30) only misplaces a page.
 
+use std::io;
+
 use crate::cache::admission::hash;
+use crate::memory::try_zeros;
 use crate::units::PageIndex;
 
 /// Half a line of the processor's caches.
@@ -20,14 +23,14 @@ pub(crate) struct Ghost {
 
 impl Ghost {
     /// For a cache of `limit_bytes`, in pages of 4 KiB.
-    pub(crate) fn new(limit_bytes: u64) -> Ghost {
+    pub(crate) fn new(limit_bytes: u64) -> io::Result<Ghost> {
         let pages = (limit_bytes / 4096).max(1) as usize;
         let entries = pages.next_power_of_two().max(WAYS);
-        Ghost {
-            entries: vec![0; entries].into_boxed_slice(),
+        Ok(Ghost {
+            entries: try_zeros(entries)?,
             clock: 1,
             lifetime: pages.min(u32::MAX as usize / 2) as u32,
-        }
+        })
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -79,7 +82,7 @@ mod tests {
 
     #[test]
     fn remembers_once_and_not_forever() {
-        let mut ghost = Ghost::new(64 * 4096);
+        let mut ghost = Ghost::new(64 * 4096).unwrap();
         ghost.remember(1, PageIndex(7));
         assert!(!ghost.take(2, PageIndex(7)));
         assert!(ghost.take(1, PageIndex(7)));

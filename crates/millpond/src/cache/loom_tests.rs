@@ -515,3 +515,22 @@ fn loom_a_size_comes_after_the_file_below_is_as_long() {
         truncation.join().unwrap();
     });
 }
+
+/// Goal: the last user of a file evicts each page, also one that a late reader marks at the same time.
+/// Incident: the mark came between the look and the exchange. The page stayed, and its frame and seat were lost
+/// until the engine's end.
+#[test]
+fn loom_tear_down_evicts_a_page_that_is_marked() {
+    loom::model(|| {
+        let pond = Pond::new(Rule::None);
+        let reader = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || pond.words[0].mark_referenced(pond.words[0].load())
+        });
+        pond.words[0].take_referenced();
+        let evicted = pond.words[0].evict_for_good(&pond.epoch);
+        assert_eq!(evicted.map(|seen| seen.frame()), Some(FrameIndex(1)));
+        reader.join().unwrap();
+        assert_eq!(pond.words[0].load().state(), State::Empty);
+    });
+}

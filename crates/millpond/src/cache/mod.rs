@@ -143,8 +143,8 @@ impl Cache {
         keeper: Option<&Address>,
     ) -> io::Result<Cache> {
         let frames = Frames::new(limit_bytes, keeper)?;
-        let gate = Arc::new(Gate::new(admission, limit_bytes));
-        let queues = Queues::new(limit_bytes, Arc::clone(&gate));
+        let gate = Arc::new(Gate::new(admission, limit_bytes)?);
+        let queues = Queues::new(limit_bytes, Arc::clone(&gate))?;
         frames.try_charge(queues.ghost_bytes() + gate.bytes());
         Ok(Cache {
             frames,
@@ -471,12 +471,7 @@ impl Cache {
             if word.load().is_kept() {
                 self.ledger.note(word.forget_writeback(), core.page_bytes());
             }
-            // A late reader of a leaf whose memory was another file's before may mark the page at any moment.
-            let mut seen = word.load();
-            while seen.is_ready() && !seen.is_kept() && !word.try_evict(seen, &core.epoch) {
-                seen = word.load();
-            }
-            if seen.is_ready() && !seen.is_kept() {
+            if let Some(seen) = word.evict_for_good(&core.epoch) {
                 held.vacated();
                 queues.remove(&self.frames, seen.frame(), used);
                 drop(queues);

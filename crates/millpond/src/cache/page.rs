@@ -329,6 +329,21 @@ impl PageWord {
         self.0.compare_exchange(seen.0, new, Release, Relaxed).is_ok()
     }
 
+    /// READY -> EMPTY by the last user of the file: a page that stayed would keep its frame. A late reader of a leaf
+    /// that was another file's before may mark the page at any moment. The word before; `None` if the page is not
+    /// READY, or kept.
+    pub(crate) fn evict_for_good(&self, epoch: &Epoch) -> Option<Word> {
+        loop {
+            let seen = self.load();
+            if !seen.is_ready() || seen.is_kept() {
+                return None;
+            }
+            if self.try_evict(seen, epoch) {
+                return Some(seen);
+            }
+        }
+    }
+
     /// READY -> READY with a fresh frame, in one step: a write of one page that leaves the size
     /// alone. Caller: holds an exclusive guard. Fails if the page was evicted. The caller then owns
     /// the frame that was there, and retires it (`pin`).

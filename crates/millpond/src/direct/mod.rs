@@ -28,7 +28,8 @@ use crate::inode::{Blocking, CachedFile};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
-use crate::write::{self, Account, Around, Write};
+use crate::memory::try_zeros;
+use crate::write::{self, Account, Around, Write, Written};
 use crate::writeback::Ticket;
 
 /// Bytes that a bounce buffer holds at most. Chosen, not measured: longer requests are carried out
@@ -187,10 +188,11 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     if !bounce {
         alignment?;
     }
+    let bounce = if is_aligned { None } else { operation.bounce()? };
     let begun = begin_write(operation.extent, since, guard, end, Blocking::Wait)?;
     let moved = match is_aligned {
         true => operation.finish(begun),
-        false => operation.write_bounced(begun),
+        false => operation.write_bounced(begun, bounce),
     };
     Ok((end, moved?))
 }
@@ -266,21 +268,42 @@ impl<'a> Operation<'a> {
 
     /// Carries an operation out that is not aligned.
     pub(crate) fn run_bounced(&self) -> Result<usize> {
+        // Before the pages of a write are hidden, and it has a pass.
+        let bounce = self.bounce()?;
         let Some(begun) = self.begin()? else { return Ok(0) };
-        match self.extent.direction {
-            Direction::Read => self.read_bounced(begun),
-            Direction::Write => self.write_bounced(begun),
+        match (self.extent.direction, bounce) {
+            (Direction::Read, Some(bounce)) => self.read_bounced(begun, bounce),
+            (Direction::Read, None) => unreachable!("all reads are bounced"),
+            (Direction::Write, bounce) => self.write_bounced(begun, bounce),
         }
     }
 
+    fn offset_block(&self) -> u64 {
+        u64::from(self.extent.file.backing.alignment(true).offset_bytes)
+    }
+
+    /// The memory by way of which the operation goes; `None` for a write that is not made of whole blocks.
+    fn bounce(&self) -> Result<Option<Bounce>> {
+        let Extent { direction, offset, len, .. } = self.extent;
+        let block = self.offset_block();
+        let bytes = match direction {
+            // The blocks around the range count in full.
+            Direction::Read => BOUNCE_BYTES_MAX.min(len) + 2 * block,
+            Direction::Write if !(offset | len).is_multiple_of(block) => return Ok(None),
+            Direction::Write => BOUNCE_BYTES_MAX.min(len),
+        };
+        Bounce::new(bytes)
+            .map(Some)
+            .map_err(|error| Error::io(self.extent.op(), offset, len, error))
+    }
+
     /// Reads whole blocks around what is wanted, and copies.
-    fn read_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+    fn read_bounced(&self, begun: Begun<'_>, mut bounce: Bounce) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
         let end = end.min(begun.held.size);
-        let block = u64::from(self.extent.file.backing.alignment(true).offset_bytes);
-        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(end - start) + 2 * block);
+        let block = self.offset_block();
         let mut dst = self.segments;
         let mut at = start;
         let mut failure = None;
@@ -311,17 +334,15 @@ impl<'a> Operation<'a> {
 
     /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
     /// kernel's cache, which keeps the bytes around it.
-    fn write_bounced(&self, begun: Begun<'_>) -> Result<usize> {
+    fn write_bounced(&self, begun: Begun<'_>, bounce: Option<Bounce>) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
-        let block = u64::from(self.extent.file.backing.alignment(true).offset_bytes);
         let (offset, total) = (self.extent.offset, self.extent.len);
-        if !(offset | total).is_multiple_of(block) {
+        let Some(mut bounce) = bounce else {
             let mut batch = [Transfer { direct: false, ..self.transfer() }];
             self.extent.file.carry_out(&mut batch);
             let [transfer] = batch;
             return begun.end(self.extent, transfer);
-        }
-        let mut bounce = Bounce::new(BOUNCE_BYTES_MAX.min(total));
+        };
         let mut src = self.segments;
         let mut done = 0;
         let mut failure = None;
@@ -356,12 +377,15 @@ impl<'a> Operation<'a> {
     }
 }
 
-impl Begun<'_> {
+impl<'f> Begun<'f> {
     /// Ends the operation, which the back end has ended. Waits for a guard where the file's length is in
     /// doubt, and of a durable write for others that are under way.
     fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
-        let Ended { outcome, is_len_in_doubt, .. } =
-            self.end_with(extent, transfer, Blocking::Wait);
+        let Ended { outcome, is_len_in_doubt } =
+            match self.end_with(extent, transfer, Blocking::Wait) {
+                Conclusion::Ended(ended) => ended,
+                Conclusion::Undecided(undecided) => undecided.settle(extent),
+            };
         if is_len_in_doubt {
             extent.file.adopt_size()?;
         }
@@ -370,34 +394,67 @@ impl Begun<'_> {
 
     /// Ends the operation, without waiting for anybody.
     #[inline]
-    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Ended {
+    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Conclusion<'f> {
         self.end_with(extent, transfer, Blocking::Try)
     }
 
     #[inline]
-    fn end_with(self, extent: Extent<'_>, transfer: Transfer<'_>, blocking: Blocking) -> Ended {
+    fn end_with(
+        self,
+        extent: Extent<'_>,
+        transfer: Transfer<'_>,
+        blocking: Blocking,
+    ) -> Conclusion<'f> {
         let Begun { held, write } = self;
         let Some((around, account)) = write else {
-            return held.end_read(extent, transfer.moved, transfer.error);
+            return Conclusion::Ended(held.end_read(extent, transfer.moved, transfer.error));
         };
         let file = extent.file;
-        let slot = file.cache().counters.mine();
-        slot.took_if(LatencyKind::DirectWrite, held.since);
+        file.cache().counters.mine().took_if(LatencyKind::DirectWrite, held.since);
         file.end_change();
-        let write = extent.write(held.size);
         let written = account.close(file, transfer, blocking);
-        let pending = match written.durability {
-            Durability::Pending(ticket) => Some(ticket),
-            _ => None,
-        };
-        let outcome = write.end_around(written, around);
-        slot.passed(*outcome.as_ref().unwrap_or(&0) as u64);
-        let is_len_in_doubt = write.release_apart(held.guard, &outcome);
-        Ended { outcome, is_len_in_doubt, pending }
+        match written.durability {
+            Durability::Pending(ticket) => {
+                Conclusion::Undecided(Undecided { held, around, written, ticket })
+            }
+            _ => Conclusion::Ended(held.end_write(extent, around, written)),
+        }
+    }
+}
+
+/// A durable write that the back end has ended well. Whether it has succeeded depends on others that are
+/// under way (generations.G3). Its range is held until that is known: no page is noted as not durable that is.
+#[must_use]
+pub(crate) struct Undecided<'f> {
+    held: Held<'f>,
+    around: Around,
+    written: Written,
+    ticket: Ticket,
+}
+
+impl Undecided<'_> {
+    /// Whether [`Undecided::settle`] would not wait.
+    pub(crate) fn is_decided(&self, extent: Extent<'_>) -> bool {
+        extent.file.writeback.generations.verdict(self.ticket).is_some()
+    }
+
+    /// Ends the write. Waits for operations that have a pass of the gate; those wait for no guard and no page.
+    pub(crate) fn settle(self, extent: Extent<'_>) -> Ended {
+        let Undecided { held, around, mut written, ticket } = self;
+        written.durability = extent.file.writeback.generations.wait(ticket).into();
+        held.end_write(extent, around, written)
     }
 }
 
 impl Held<'_> {
+    fn end_write(self, extent: Extent<'_>, around: Around, written: Written) -> Ended {
+        let write = extent.write(self.size);
+        let outcome = write.end_around(written, around);
+        extent.file.cache().counters.mine().passed(*outcome.as_ref().unwrap_or(&0) as u64);
+        let is_len_in_doubt = write.release_apart(self.guard, &outcome);
+        Ended { outcome, is_len_in_doubt }
+    }
+
     /// Ends a read, of which so many bytes were moved, without waiting for anybody.
     #[inline(always)]
     pub(crate) fn end_read(
@@ -418,9 +475,16 @@ impl Held<'_> {
             // What lies before it, as the kernel has it.
             Some(_) => Ended::of(Ok(moved as usize)),
             // If it is short, somebody else cut the file below.
-            None => Ended { is_len_in_doubt: moved < wanted, ..Ended::of(Ok(moved as usize)) },
+            None => Ended { outcome: Ok(moved as usize), is_len_in_doubt: moved < wanted },
         }
     }
+}
+
+/// How far an operation is that the back end has ended.
+#[must_use]
+pub(crate) enum Conclusion<'f> {
+    Ended(Ended),
+    Undecided(Undecided<'f>),
 }
 
 /// What became of an operation.
@@ -430,35 +494,35 @@ pub(crate) struct Ended {
     /// The file may have another length now than we think, and [`CachedFile::adopt_size`] is to be called
     /// when nobody has to be feared.
     pub(crate) is_len_in_doubt: bool,
-    /// Of a durable write that has ended well: whether it has succeeded, others decide.
-    pub(crate) pending: Option<Ticket>,
 }
 
 impl Ended {
     fn of(outcome: Result<usize>) -> Ended {
-        Ended { outcome, is_len_in_doubt: false, pending: None }
+        Ended { outcome, is_len_in_doubt: false }
     }
 }
 
 /// Aligned memory for what is not.
 struct Bounce {
-    memory: Vec<u8>,
+    memory: Box<[u64]>,
     skip: usize,
 }
 
 impl Bounce {
-    fn new(bytes: u64) -> Bounce {
-        let memory = vec![0; bytes as usize + BOUNCE_ALIGN_BYTES];
-        let skip = memory.as_ptr().align_offset(BOUNCE_ALIGN_BYTES);
-        Bounce { memory, skip }
+    fn new(bytes: u64) -> io::Result<Bounce> {
+        let words = (bytes as usize + BOUNCE_ALIGN_BYTES).div_ceil(size_of::<u64>());
+        let memory = try_zeros(words)?;
+        let skip = memory.as_ptr().cast::<u8>().align_offset(BOUNCE_ALIGN_BYTES);
+        Ok(Bounce { memory, skip })
     }
 
     fn len(&self) -> u64 {
-        (self.memory.len() - BOUNCE_ALIGN_BYTES) as u64
+        (size_of_val(&*self.memory) - BOUNCE_ALIGN_BYTES) as u64
     }
 
     fn base(&mut self) -> *mut u8 {
-        self.memory[self.skip..].as_mut_ptr()
+        // SAFETY: `skip` is less than the alignment, and the block is longer than the request by that.
+        unsafe { self.memory.as_mut_ptr().cast::<u8>().add(self.skip) }
     }
 
     /// Copies all of `part`; false if its memory faults.

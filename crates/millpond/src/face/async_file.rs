@@ -612,7 +612,7 @@ fn gathered(src: &[IoSlice<'_>], offset: u64) -> Result<Vec<u8>> {
     let (mut bytes, total) = (Vec::new(), src.iter().map(|slice| slice.len()).sum());
     bytes
         .try_reserve_exact(total)
-        .map_err(|_| Error::io(Op::Write, offset, total as u64, std::io::ErrorKind::OutOfMemory))?;
+        .map_err(|_| Error::io(Op::Write, offset, total as u64, crate::memory::no_memory()))?;
     src.iter().for_each(|slice| bytes.extend_from_slice(slice));
     Ok(bytes)
 }

@@ -16,14 +16,14 @@
 //!   is.
 //! - **P4** A durable write that the back end has ended has left the gate of write-back's generations;
 //!   whether it has succeeded is asked when others have left it, and waited for only while nothing is
-//!   under way.
+//!   under way. Its range is held until then. The thread waits for a guard only when it holds none (P2).
 
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
 
 use crate::buffers::Buffer;
-use crate::direct::{self, Begin, Begun, Extent, Operation};
+use crate::direct::{self, Begin, Begun, Conclusion, Extent, Operation, Undecided};
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
 use crate::inode::backend::BackendKind;
@@ -32,8 +32,8 @@ use crate::io::backend::fixed_ring::{Ended, FixedRing};
 use crate::io::request;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
 use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_transient};
+use crate::memory::no_memory;
 use crate::process_local::ProcessLocal;
-use crate::writeback::Ticket;
 
 /// The most requests that a pipeline has under way. Chosen, not measured.
 pub const PIPELINE_DEPTH_MAX: usize = 4096;
@@ -346,18 +346,15 @@ impl Pipeline {
             }
             _ => Carrier::Calls,
         };
-        Ok(Pipeline {
-            carrier: ProcessLocal::new(carrier),
-            depth,
-            ended: VecDeque::with_capacity(depth),
-            not_send: PhantomData,
-        })
+        let mut ended = VecDeque::new();
+        ended.try_reserve_exact(depth).map_err(|_| Error::io(Op::Build, 0, 0, no_memory()))?;
+        Ok(Pipeline { carrier: ProcessLocal::new(carrier), depth, ended, not_send: PhantomData })
     }
 
     /// Asks `step` for requests until it has no more, and returns when all have ended.
     ///
-    /// `step` is called for each [`Lane`], as many as the pipeline is deep, and again whenever the
-    /// lane's request has ended. It leaves the next request in the lane and returns true, or returns
+    /// `step` is called for each [`Lane`], as many as the pipeline is deep, or fewer where memory is short for
+    /// all of them, and again whenever the lane's request has ended. It leaves the next request in the lane and returns true, or returns
     /// false: then the lane is not used again, and a request that is left in it is dropped. Requests
     /// end in any order. Each is atomic with respect to all other operations of its file, and
     /// coherent with the cache; where one overlaps with what somebody else has under way, or with what
@@ -376,20 +373,20 @@ impl Pipeline {
     /// Where `step` does, or returns true for a lane without a request; after all that is under way
     /// has ended.
     pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'_, 'a>) -> bool) {
+        let (slots, depth) = slots(self.depth);
         let mut lanes = Lanes {
             carrier: &mut self.carrier,
             ended: &mut self.ended,
-            slots: Vec::with_capacity(self.depth),
-            stalled: VecDeque::with_capacity(self.depth),
+            slots,
+            stalled: VecDeque::with_capacity(depth),
             under_way: 0,
-            pending: VecDeque::new(),
+            undecided: VecDeque::new(),
             doubted: Vec::new(),
         };
-        lanes.slots.resize_with(self.depth, Slot::default);
-        for number in 0..self.depth as u32 {
+        for number in 0..depth as u32 {
             lanes.next(number, None, &mut step);
         }
-        while lanes.under_way > 0 || !lanes.stalled.is_empty() || !lanes.pending.is_empty() {
+        while lanes.under_way > 0 || !lanes.stalled.is_empty() || !lanes.undecided.is_empty() {
             lanes.turn(&mut step);
         }
     }
@@ -422,8 +419,20 @@ impl Pipeline {
 struct Slot<'a> {
     request: Option<DirectRequest<'a>>,
     begun: Option<Begun<'a>>,
+    /// The same after the back end has ended it (P4).
+    undecided: Option<Undecided<'a>>,
     moved: u64,
     retries: TransientRetries,
+}
+
+/// Slots for `depth` lanes, or as many as there is memory for.
+fn slots<'a>(mut depth: usize) -> (Vec<Slot<'a>>, usize) {
+    let mut slots = Vec::new();
+    while depth > 1 && slots.try_reserve_exact(depth).is_err() {
+        depth /= 2;
+    }
+    slots.resize_with(depth, Slot::default);
+    (slots, depth)
 }
 
 struct Lanes<'p, 'a> {
@@ -435,9 +444,9 @@ struct Lanes<'p, 'a> {
     stalled: VecDeque<u32>,
     /// Slots that have begun.
     under_way: usize,
-    /// Durable writes that have ended well, and how much they moved: whether they have succeeded, others
-    /// decide that were under way with them (P4).
-    pending: VecDeque<(u32, Ticket, usize)>,
+    /// Lanes whose durable writes have ended well: whether they have succeeded, others decide that were under
+    /// way with them (P4).
+    undecided: VecDeque<u32>,
     /// Files whose length is to be looked at as soon as nothing is under way (P2).
     doubted: Vec<&'a CachedFile>,
 }
@@ -477,10 +486,10 @@ impl<'a> Lanes<'_, 'a> {
     /// Waits until something has ended, and goes on with its lane.
     fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
         if self.under_way == 0 {
-            if self.pending.is_empty() {
+            if self.undecided.is_empty() {
                 self.wake_stalled(step);
             } else {
-                self.settle_pending(Blocking::Wait, step);
+                self.settle_undecided(Blocking::Wait, step);
             }
             return;
         }
@@ -490,35 +499,34 @@ impl<'a> Lanes<'_, 'a> {
                 self.next(number, Some(outcome), step);
             }
         }
-        self.settle_pending(Blocking::Try, step);
+        self.settle_undecided(Blocking::Try, step);
     }
 
     /// Goes on with the lanes of which it is decided whether their writes have succeeded; waits for the
     /// first of them while nothing is under way (P4).
-    fn settle_pending(
+    fn settle_undecided(
         &mut self,
         mut blocking: Blocking,
         step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
     ) {
-        for _ in 0..self.pending.len() {
-            let (number, ticket, moved) = self.pending.pop_front().expect("counted");
-            let request = self.slots[number as usize].request.as_ref().expect("of its lane");
-            let generations = &request.file.cached().writeback.generations;
-            let verdict = match std::mem::replace(&mut blocking, Blocking::Try) {
-                Blocking::Wait => Some(generations.wait(ticket)),
-                Blocking::Try => generations.verdict(ticket),
-            };
-            match verdict {
-                None => self.pending.push_back((number, ticket, moved)),
-                Some(verdict) => {
-                    let outcome = verdict.map(|()| moved).map_err(|failure| {
-                        generations.tell();
-                        Error::io(Op::Write, request.offset, request.len(), failure.source())
-                    });
-                    self.next(number, Some(outcome), step);
-                }
+        for _ in 0..self.undecided.len() {
+            let number = self.undecided.pop_front().expect("counted");
+            match self.try_settle(number, std::mem::replace(&mut blocking, Blocking::Try)) {
+                Some(outcome) => self.next(number, Some(outcome), step),
+                None => self.undecided.push_back(number),
             }
         }
+    }
+
+    /// Ends a lane's durable write if it is decided whether it has succeeded.
+    fn try_settle(&mut self, number: u32, blocking: Blocking) -> Option<Result<usize>> {
+        let slot = &mut self.slots[number as usize];
+        let extent = slot.request.as_ref().expect("of its lane").extent();
+        let is_ready = |undecided: &mut Undecided<'_>| {
+            blocking == Blocking::Wait || undecided.is_decided(extent)
+        };
+        let ended = slot.undecided.take_if(is_ready)?.settle(extent);
+        Some(self.note(extent.file, ended))
     }
 
     /// Nothing is under way: waits for what the first of the stalled has met, and begins the others
@@ -601,24 +609,29 @@ impl<'a> Lanes<'_, 'a> {
         let begun = slot.begun.take().expect("under way");
         self.under_way -= 1;
         let transfer = Transfer { moved: slot.moved, error, ..request.operation().transfer() };
-        let direct::Ended { outcome, is_len_in_doubt, pending } =
-            begun.end_apart(request.extent(), transfer);
-        if is_len_in_doubt {
-            self.doubted.push(request.file.cached());
-        }
-        if self.under_way == 0 {
-            self.adopt_sizes();
-        }
-        match (pending, outcome) {
-            (Some(ticket), Ok(moved)) => {
-                self.pending.push_back((number, ticket, moved));
+        let extent = request.extent();
+        match begun.end_apart(extent, transfer) {
+            Conclusion::Undecided(undecided) => {
+                slot.undecided = Some(undecided);
+                self.undecided.push_back(number);
                 None
             }
-            (_, outcome) => Some(outcome),
+            Conclusion::Ended(ended) => Some(self.note(extent.file, ended)),
         }
     }
 
-    /// Nothing is under way.
+    /// A request has given up its range.
+    fn note(&mut self, file: &'a CachedFile, ended: direct::Ended) -> Result<usize> {
+        if ended.is_len_in_doubt {
+            self.doubted.push(file);
+        }
+        if self.under_way == 0 && self.undecided.is_empty() {
+            self.adopt_sizes();
+        }
+        ended.outcome
+    }
+
+    /// Nothing is under way, and no range is held.
     fn adopt_sizes(&mut self) {
         for file in self.doubted.drain(..) {
             // The next operation that finds the end elsewhere tries again.
@@ -690,6 +703,9 @@ impl Drop for Lanes<'_, '_> {
                 break;
             }
             self.wait();
+        }
+        while let Some(number) = self.undecided.pop_front() {
+            let _ = self.try_settle(number, Blocking::Wait);
         }
         if let Carrier::Ring(ring) = &mut **self.carrier {
             ring.release_files();

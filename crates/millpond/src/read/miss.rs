@@ -386,7 +386,7 @@ impl Miss {
             let mut bytes: Vec<u8> = Vec::new();
             bytes
                 .try_reserve_exact(len as usize)
-                .map_err(|_| Error::io(Op::Read, offset, len, std::io::ErrorKind::OutOfMemory))?;
+                .map_err(|_| Error::io(Op::Read, offset, len, crate::memory::no_memory()))?;
             // SAFETY: the vector's own memory, of at least `len` bytes; it outlives the read, which
             // returns when nobody uses the memory any more.
             let segment = unsafe { [Segment::new(bytes.as_mut_ptr(), len as usize)] };

@@ -294,40 +294,14 @@ impl Descriptors {
         retry_interrupted(sync)
     }
 
-    /// Has the kernel drop its copy of the file.
-    ///
-    /// A file system may not be able to write a page again after its write-back has failed: ext4 leaves the
-    /// extent unwritten and the page's buffers mapped, so the second write-back reaches the block, and never
-    /// converts the extent. A page that was dropped finds its extent afresh.
-    ///
-    /// The kernel drops clean pages only. The first call has it write the dirty ones, and the last one drops
-    /// them. A large folio that reaches beyond a given range would stay, so the range is the whole file.
+    /// Has the kernel drop its copy of the file ([`drop_kernel_copy`]).
     pub(crate) fn drop_kernel_copy(&self) {
-        const SYNC_FILE_RANGE_WAIT_BEFORE: libc::c_long = 1;
         let Some(fd) = self.write.get().or(self.read.get()) else { return };
-        if self.check(fd).is_err() {
-            return;
+        if self.check(fd).is_ok() {
+            // An error that this takes from the description belongs to the failure that the caller handles: it
+            // concerns bytes that the kernel took before the caller raises the epoch (generations.G2).
+            drop_kernel_copy(fd);
         }
-        let drop_clean = || rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
-        // Advice: where the kernel refuses it, it has no pages to drop.
-        let _ = drop_clean();
-        // An error that this takes from the description belongs to the failure that the caller handles: it
-        // concerns bytes that the kernel took before the caller raises the epoch (generations.G2).
-        // SAFETY: no memory involved.
-        let waited = unsafe {
-            libc::syscall(
-                libc::SYS_sync_file_range,
-                fd.as_raw_fd(),
-                0u64,
-                0u64,
-                SYNC_FILE_RANGE_WAIT_BEFORE,
-            )
-        };
-        if waited < 0 {
-            let error = io::Error::last_os_error();
-            event!(debug, %error, "a wait for failed write-back");
-        }
-        let _ = drop_clean();
     }
 
     /// Whether what writes go to is still the file.
@@ -382,6 +356,38 @@ pub(crate) fn flush(fd: BorrowedFd<'_>) -> io::Result<()> {
     let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
     // SAFETY: the descriptor is ours, and not used again.
     Ok(unsafe { rustix::io::try_close(duplicate) }?)
+}
+
+/// Has the kernel drop its copy of a file.
+///
+/// A file system may not be able to write a page again after its write-back has failed: ext4 leaves the
+/// extent unwritten and the page's buffers mapped, so the second write-back reaches the block, and never
+/// converts the extent. A page that was dropped finds its extent afresh.
+///
+/// The kernel drops clean pages only. The first call has it write the dirty ones, and the last one drops
+/// them. A large folio that reaches beyond a given range would stay, so the range is the whole file. The wait
+/// between them takes an error from the description.
+pub(crate) fn drop_kernel_copy(fd: impl AsFd) {
+    const SYNC_FILE_RANGE_WAIT_BEFORE: libc::c_long = 1;
+    let fd = fd.as_fd();
+    let drop_clean = || rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
+    // Advice: where the kernel refuses it, it has no pages to drop.
+    let _ = drop_clean();
+    // SAFETY: no memory involved.
+    let waited = unsafe {
+        libc::syscall(
+            libc::SYS_sync_file_range,
+            fd.as_raw_fd(),
+            0u64,
+            0u64,
+            SYNC_FILE_RANGE_WAIT_BEFORE,
+        )
+    };
+    if waited < 0 {
+        let error = io::Error::last_os_error();
+        event!(debug, %error, "a wait for failed write-back");
+    }
+    let _ = drop_clean();
 }
 
 /// Whether a write to a file that is not durable may be told of an error of earlier ones, as on NFS. Asked

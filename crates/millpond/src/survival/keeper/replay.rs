@@ -18,7 +18,9 @@
 //! - **RP2** Nothing is written at or beyond the size, or where the intent removed bytes.
 //! - **RP3** An intent that can't be redone did not happen: what it would remove is written.
 //! - **RP4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost
-//!   what it covered: all of it is written again, from the frames, before the next one.
+//!   what it covered: all of it is written again, from the frames, before the next one. The kernel drops
+//!   its copy of the file before that (generations.G8), and before the pages go to a rescue file, from
+//!   which they may be restored.
 //! - **RP5** Before each change it is looked whether somebody else has changed the file since the
 //!   dead process did (target.TG2). If so nothing more is changed: which bytes are right is not ours
 //!   to say.
@@ -268,6 +270,7 @@ impl Replay<'_> {
         report: &mut FileReport,
     ) {
         while let Err(error) = writer.sync() {
+            writer.drop_kernel_copy();
             let again = self.retries.may_try_again(&error);
             if !again || pieces.is_empty() {
                 report.failed("syncing", 0..work.size, &error);

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::io::backend::descriptors::drop_kernel_copy;
 use crate::survival::keeper::report::printable;
 use crate::survival::keeper::target::{BUFFER_BYTES, Stamp};
 use crate::survival::layout::mtime_ns;
@@ -268,7 +269,11 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
     if target.metadata()?.len() < header.size {
         target.set_len(header.size)?;
     }
-    target.sync_all()?;
+    if let Err(error) = target.sync_all() {
+        // As a keeper does (replay.RP4): the next restore writes the same pages.
+        drop_kernel_copy(&target);
+        return Err(error);
+    }
     Ok(Restored { path, bytes, size: header.size })
 }
 

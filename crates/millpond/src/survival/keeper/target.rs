@@ -32,6 +32,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
+use crate::io::backend::descriptors::drop_kernel_copy;
 use crate::survival::keeper::report::FileReport;
 use crate::survival::layout::{EntryUse, mtime_ns};
 use crate::survival::mark::Mark;
@@ -436,6 +437,11 @@ impl Writer<'_> {
             return self.lose();
         }
         Ok(retry_on_intr(|| rustix::fs::fsync(self.fd()))?)
+    }
+
+    /// After a sync that failed (replay.RP4).
+    pub(super) fn drop_kernel_copy(&self) {
+        drop_kernel_copy(self.fd());
     }
 
     /// A sync that fails as on a device that has lost what was written.
