@@ -27,69 +27,69 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use foldhash::quality::RandomState;
 use object_store::{Attributes, ObjectMeta};
 
-use crate::place::Place;
+use crate::allocation::Allocation;
 
 /// Of locks. More than threads are at it at once, as a rule.
 const SHARDS: usize = 64;
 /// Of a ring, so many entries may be gone beside half of it. Chosen, not measured.
-const RING_GONE_MAX: usize = 16;
+const RING_REMOVED_MAX: usize = 16;
 /// Counts of writes of a shard, before those that are not needed are removed. Chosen, not measured.
 const WRITES_LEN_MIN: usize = 16;
 /// What an entry takes beside its strings: itself, its places in map and ring, and what the allocator adds.
-const ENTRY_BYTES: u64 = 128 + size_of::<Known>() as u64;
+const ENTRY_BYTES: u64 = 128 + size_of::<ObjectEntry>() as u64;
 
 /// An object of one version.
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct ObjectEntry {
     pub(crate) key: Box<str>,
     pub(crate) meta: ObjectMeta,
     pub(crate) attributes: Attributes,
-    pub(crate) place: Place,
+    pub(crate) allocation: Allocation,
     /// When the last request began whose answer names this version, in milliseconds of the cache's clock.
-    pub(crate) checked_ms: AtomicU64,
+    pub(crate) validated_ms: AtomicU64,
     /// Where a sequence of misses ended last, and the next may go on.
-    pub(crate) reached: AtomicU64,
+    pub(crate) sequential_end: AtomicU64,
     /// How far that is to be read ahead, in bytes.
-    pub(crate) window: AtomicU64,
+    pub(crate) readahead_bytes: AtomicU64,
     used: AtomicBool,
-    is_gone: AtomicBool,
+    is_removed: AtomicBool,
 }
 
-impl Known {
+impl ObjectEntry {
     pub(crate) fn new(
         key: &str,
         meta: ObjectMeta,
         attributes: Attributes,
-        place: Place,
-        asked_ms: u64,
-    ) -> Known {
-        Known {
+        allocation: Allocation,
+        requested_ms: u64,
+    ) -> ObjectEntry {
+        ObjectEntry {
             key: key.into(),
             meta,
             attributes,
-            place,
-            checked_ms: AtomicU64::new(asked_ms),
-            reached: AtomicU64::new(u64::MAX),
-            window: AtomicU64::new(0),
+            allocation,
+            validated_ms: AtomicU64::new(requested_ms),
+            sequential_end: AtomicU64::new(u64::MAX),
+            readahead_bytes: AtomicU64::new(0),
             used: AtomicBool::new(false),
-            is_gone: AtomicBool::new(false),
+            is_removed: AtomicBool::new(false),
         }
     }
 
     /// Whether that is an answer about the same version.
-    pub(crate) fn is_of(&self, meta: &ObjectMeta) -> bool {
+    pub(crate) fn is_same_version(&self, meta: &ObjectMeta) -> bool {
         // Without ETag and version, only what never changes is known.
         (&self.meta.e_tag, &self.meta.version, self.meta.size)
             == (&meta.e_tag, &meta.version, meta.size)
     }
 
     /// Answers about the object do not show which version they are of (N4).
-    pub(crate) fn is_blind(&self) -> bool {
-        is_blind(&self.meta)
+    pub(crate) fn is_unversioned(&self) -> bool {
+        is_unversioned(&self.meta)
     }
 
     /// Writes to shared memory only the first time after somebody looked.
-    pub(crate) fn note_use(&self) {
+    pub(crate) fn mark_used(&self) {
         // Relaxed, here and in `make_room`: a hint.
         if !self.used.load(Relaxed) {
             self.used.store(true, Relaxed);
@@ -105,7 +105,7 @@ impl Known {
 }
 
 /// Neither a strong ETag nor a version names the bytes of the object.
-pub(crate) fn is_blind(meta: &ObjectMeta) -> bool {
+pub(crate) fn is_unversioned(meta: &ObjectMeta) -> bool {
     strong_tag(meta).is_none() && meta.version.is_none()
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn strong_tag(meta: &ObjectMeta) -> Option<&str> {
 
 /// The writes of one object through this store. Relaxed throughout: read and changed under the shard's lock.
 #[derive(Debug, Default)]
-pub(crate) struct Writes {
+pub(crate) struct WriteCounts {
     begun: AtomicU64,
     ended: AtomicU64,
 }
@@ -124,27 +124,27 @@ pub(crate) struct Writes {
 /// The moment before a request; see N1.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
-    writes: Arc<Writes>,
+    writes: Arc<WriteCounts>,
     begun: u64,
     ended: u64,
     /// The age of the answer counts from here: the store may have looked at the object at once.
-    pub(crate) asked_ms: u64,
+    pub(crate) requested_ms: u64,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
     /// Also of some that are gone.
-    ring: VecDeque<Arc<Known>>,
+    ring: VecDeque<Arc<ObjectEntry>>,
     entries: usize,
     bytes: u64,
     /// Of objects with requests or writes under way, and of some without.
-    writes: HashMap<Box<str>, Weak<Writes>, RandomState>,
+    writes: HashMap<Box<str>, Weak<WriteCounts>, RandomState>,
     /// At this length those without are removed.
     writes_len_max: usize,
 }
 
 impl Shard {
-    fn writes_of(&mut self, key: &str) -> Arc<Writes> {
+    fn writes_of(&mut self, key: &str) -> Arc<WriteCounts> {
         if let Some(writes) = self.writes.get(key).and_then(Weak::upgrade) {
             return writes;
         }
@@ -157,25 +157,25 @@ impl Shard {
         writes
     }
 
-    fn stamp(&mut self, key: &str, asked_ms: u64) -> Stamp {
+    fn stamp(&mut self, key: &str, requested_ms: u64) -> Stamp {
         let writes = self.writes_of(key);
         let (begun, ended) = (writes.begun.load(Relaxed), writes.ended.load(Relaxed));
-        Stamp { writes, begun, ended, asked_ms }
+        Stamp { writes, begun, ended, requested_ms }
     }
 }
 
 impl Stamp {
     /// Whether an answer to a request that began at the stamp may be older than a write that has ended; if `is_blind`,
     /// whether a write was under way at any moment since (N4). Under the shard's lock.
-    fn is_overtaken(&self, is_blind: bool) -> bool {
+    fn may_predate_write(&self, is_unversioned: bool) -> bool {
         let (begun, ended) = (self.writes.begun.load(Relaxed), self.writes.ended.load(Relaxed));
-        ended != self.ended || (is_blind && (begun != self.begun || begun != ended))
+        ended != self.ended || (is_unversioned && (begun != self.begun || begun != ended))
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct Directory {
-    map: papaya::HashMap<Box<str>, Arc<Known>, RandomState>,
+    map: papaya::HashMap<Box<str>, Arc<ObjectEntry>, RandomState>,
     /// Seeded at random, and fast: each hit hashes a name.
     hasher: RandomState,
     shards: [Mutex<Shard>; SHARDS],
@@ -198,13 +198,17 @@ impl Directory {
     }
 
     /// Calls `look` with what is known of an object, without a lock.
-    pub(crate) fn with<R>(&self, key: &str, look: impl FnOnce(&Arc<Known>) -> R) -> Option<R> {
+    pub(crate) fn with_entry<R>(
+        &self,
+        key: &str,
+        look: impl FnOnce(&Arc<ObjectEntry>) -> R,
+    ) -> Option<R> {
         let map = self.map.pin();
         map.get(key).map(look)
     }
 
-    pub(crate) fn find(&self, key: &str) -> Option<Arc<Known>> {
-        self.with(key, Arc::clone)
+    pub(crate) fn find(&self, key: &str) -> Option<Arc<ObjectEntry>> {
+        self.with_entry(key, Arc::clone)
     }
 
     fn shard(&self, key: &str) -> MutexGuard<'_, Shard> {
@@ -217,69 +221,69 @@ impl Directory {
 
     /// A stamp for requests about an entry without ETag and version; `None`: the entry is out of the map, and the object
     /// may be of another version.
-    pub(crate) fn watch(&self, known: &Arc<Known>, now_ms: u64) -> Option<Stamp> {
-        let mut shard = self.shard(&known.key);
-        self.is_there(known).then(|| shard.stamp(&known.key, now_ms))
+    pub(crate) fn watch_entry(&self, entry: &Arc<ObjectEntry>, now_ms: u64) -> Option<Stamp> {
+        let mut shard = self.shard(&entry.key);
+        self.is_current(entry).then(|| shard.stamp(&entry.key, now_ms))
     }
 
     /// Whether an answer to a request since the stamp may be of another version than its entry (N4).
-    pub(crate) fn is_void(&self, watch: &Stamp, key: &str) -> bool {
+    pub(crate) fn may_be_of_another_version(&self, watch: &Stamp, key: &str) -> bool {
         let _shard = self.shard(key);
-        watch.is_overtaken(true)
+        watch.may_predate_write(true)
     }
 
-    fn is_there(&self, known: &Arc<Known>) -> bool {
-        self.map.pin().get(&known.key).is_some_and(|there| Arc::ptr_eq(there, known))
+    fn is_current(&self, entry: &Arc<ObjectEntry>) -> bool {
+        self.map.pin().get(&entry.key).is_some_and(|there| Arc::ptr_eq(there, entry))
     }
 
     /// Enters an object in place of another version of it, unless the answer to a request at `stamp` may be older than a
     /// write (N1, N4). Returns the entry of this version, if there is one afterwards.
-    pub(crate) fn admit(&self, stamp: &Stamp, known: Known) -> Option<Arc<Known>> {
-        let mut shard = self.shard(&known.key);
-        if stamp.is_overtaken(known.is_blind()) {
+    pub(crate) fn admit(&self, stamp: &Stamp, entry: ObjectEntry) -> Option<Arc<ObjectEntry>> {
+        let mut shard = self.shard(&entry.key);
+        if stamp.may_predate_write(entry.is_unversioned()) {
             return None;
         }
         let map = self.map.pin();
-        if let Some(there) = map.get(&known.key) {
-            if there.is_of(&known.meta) {
-                there.checked_ms.fetch_max(known.checked_ms.load(Relaxed), Relaxed);
+        if let Some(there) = map.get(&entry.key) {
+            if there.is_same_version(&entry.meta) {
+                there.validated_ms.fetch_max(entry.validated_ms.load(Relaxed), Relaxed);
                 return Some(Arc::clone(there));
             }
             let there = Arc::clone(there);
-            self.take_out(&mut shard, &there);
+            self.remove_entry(&mut shard, &there);
         }
-        if known.bytes() > self.shard_bytes_max {
+        if entry.bytes() > self.shard_bytes_max {
             return None;
         }
-        let known = Arc::new(known);
-        shard.bytes += known.bytes();
+        let entry = Arc::new(entry);
+        shard.bytes += entry.bytes();
         shard.entries += 1;
         // Before it is in the ring: others may all have been used.
-        self.make_room(&mut shard);
-        shard.ring.push_back(Arc::clone(&known));
-        map.insert(known.key.clone(), Arc::clone(&known));
-        Some(known)
+        self.evict_to_limit(&mut shard);
+        shard.ring.push_back(Arc::clone(&entry));
+        map.insert(entry.key.clone(), Arc::clone(&entry));
+        Some(entry)
     }
 
     /// A write of the object begins; each has an `end_write`.
-    pub(crate) fn begin_write(&self, key: &str) -> Arc<Writes> {
+    pub(crate) fn begin_write(&self, key: &str) -> Arc<WriteCounts> {
         let mut shard = self.shard(key);
         let writes = shard.writes_of(key);
         writes.begun.fetch_add(1, Relaxed);
         // N4
-        let there = self.find(key).filter(|known| known.is_blind());
+        let there = self.find(key).filter(|entry| entry.is_unversioned());
         if let Some(there) = there {
-            self.take_out(&mut shard, &there);
+            self.remove_entry(&mut shard, &there);
         }
         writes
     }
 
     /// A write of the object has ended, whether it succeeded or not: forgets the object.
-    pub(crate) fn end_write(&self, key: &str, writes: &Writes) {
+    pub(crate) fn end_write(&self, key: &str, writes: &WriteCounts) {
         let mut shard = self.shard(key);
         writes.ended.fetch_add(1, Relaxed);
         if let Some(there) = self.find(key) {
-            self.take_out(&mut shard, &there);
+            self.remove_entry(&mut shard, &there);
         }
     }
 
@@ -290,38 +294,38 @@ impl Directory {
     }
 
     /// Forgets an object if it is of that version still.
-    pub(crate) fn forget_version(&self, known: &Arc<Known>) {
-        let mut shard = self.shard(&known.key);
-        if self.is_there(known) {
-            self.take_out(&mut shard, known);
+    pub(crate) fn forget_version(&self, entry: &Arc<ObjectEntry>) {
+        let mut shard = self.shard(&entry.key);
+        if self.is_current(entry) {
+            self.remove_entry(&mut shard, entry);
         }
     }
 
     /// Its place in the ring is given up with others', or when the hand comes round.
-    fn take_out(&self, shard: &mut Shard, known: &Arc<Known>) {
-        if !known.is_gone.swap(true, AcqRel) {
-            shard.bytes -= known.bytes();
+    fn remove_entry(&self, shard: &mut Shard, entry: &Arc<ObjectEntry>) {
+        if !entry.is_removed.swap(true, AcqRel) {
+            shard.bytes -= entry.bytes();
             shard.entries -= 1;
-            self.map.pin().remove(&known.key);
-            if known.meta.size > 0 {
-                known.place.blob.forget(known.place.locate(&(0..known.meta.size)));
+            self.map.pin().remove(&entry.key);
+            if entry.meta.size > 0 {
+                entry.allocation.blob.forget(entry.allocation.to_blob(&(0..entry.meta.size)));
             }
         }
-        if shard.ring.len() > 2 * shard.entries + RING_GONE_MAX {
-            shard.ring.retain(|known| !known.is_gone.load(Relaxed));
+        if shard.ring.len() > 2 * shard.entries + RING_REMOVED_MAX {
+            shard.ring.retain(|entry| !entry.is_removed.load(Relaxed));
         }
     }
 
-    fn make_room(&self, shard: &mut Shard) {
+    fn evict_to_limit(&self, shard: &mut Shard) {
         while shard.bytes > self.shard_bytes_max {
-            let Some(known) = shard.ring.pop_front() else { return };
-            if known.is_gone.load(Relaxed) {
+            let Some(entry) = shard.ring.pop_front() else { return };
+            if entry.is_removed.load(Relaxed) {
                 continue;
             }
-            if known.used.swap(false, Relaxed) {
-                shard.ring.push_back(known);
+            if entry.used.swap(false, Relaxed) {
+                shard.ring.push_back(entry);
             } else {
-                self.take_out(shard, &known);
+                self.remove_entry(shard, &entry);
             }
         }
     }

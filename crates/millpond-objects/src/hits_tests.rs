@@ -16,7 +16,7 @@ use crate::{CachedStore, Freshness};
 /// Method: two threads read; a third one looks at that count all the time. One owner more at any of some 10^5 moments
 /// would be seen.
 #[tokio::test]
-async fn cached_ranges_have_no_owner_more() {
+async fn hits_add_no_owner() {
     let far = Arc::new(InMemory::new());
     let path = Path::from("object");
     let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 9) as u8).collect();
@@ -25,7 +25,7 @@ async fn cached_ranges_have_no_owner_more() {
     let store = store.build().unwrap();
     store.get_range(&path, 0..100_000).await.unwrap();
     let directory = &store.inner.directory;
-    let owners = || directory.with(path.as_ref(), Arc::strong_count).unwrap();
+    let owners = || directory.with_entry(path.as_ref(), Arc::strong_count).unwrap();
     let (expected, is_over) = (owners(), AtomicBool::new(false));
     let requests = store.stats().requests;
     let most = |read: &(dyn Fn(u64) + Sync)| {

@@ -54,18 +54,18 @@ compile_error!(
 #[cfg(feature = "object_store_0_13")]
 extern crate object_store_0_13 as object_store;
 
-mod answer;
+mod allocation;
 mod directory;
 mod disk;
 mod fetch;
 mod get;
 #[cfg(test)]
 mod hits_tests;
-mod home;
+mod home_runtime;
 mod inner;
-mod opening;
 mod options;
-mod place;
+mod response;
+mod single_flight;
 mod stats;
 mod store;
 mod stream;

@@ -111,9 +111,9 @@ impl fmt::Display for Stats {
 
 /// What hits count: each thread for itself, and no other line is written to.
 #[derive(Debug, Default)]
-pub(crate) struct Saved(ThreadLocal<CachePadded<AtomicU64>>);
+pub(crate) struct SavedRequests(ThreadLocal<CachePadded<AtomicU64>>);
 
-impl Saved {
+impl SavedRequests {
     pub(crate) fn add(&self) {
         let mine = self.0.get_or_default();
         // Relaxed, and no read-modify-write: its thread's alone.
@@ -131,7 +131,7 @@ pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) not_modified: AtomicU64,
-    pub(crate) saved: Saved,
+    pub(crate) saved: SavedRequests,
 }
 
 impl Counters {

@@ -16,12 +16,12 @@ use object_store::{
     UploadPart,
 };
 
-use crate::answer::{answer_of, collected};
-use crate::directory::{Known, Writes};
-use crate::disk::{DiskOptions, Tier};
-use crate::get::{COLLECTED_BYTES_MAX, Cached, Collected, resolve};
+use crate::directory::{ObjectEntry, WriteCounts};
+use crate::disk::{DiskOptions, DiskTier};
+use crate::get::{COLLECTED_BYTES_MAX, CachedRanges, Collected, resolve_range};
 use crate::inner::Inner;
 use crate::options::Builder;
+use crate::response::{collected_response, stream_response};
 use crate::stats::{Counters, Stats};
 
 /// A store that keeps what was read from another one in memory; see the [crate's documentation](crate).
@@ -69,7 +69,7 @@ impl CachedStore {
     /// What it has done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let engine = self.inner.places.engine().stats();
+        let engine = self.inner.allocator.engine().stats();
         let counters = &self.inner.counters;
         let mut stats = Stats {
             hits: engine.hits,
@@ -113,19 +113,19 @@ impl fmt::Display for CachedStore {
 }
 
 /// A call that may change objects. They are forgotten when it ends, also if it fails or is dropped.
-struct Changing {
+struct WriteScope {
     inner: Arc<Inner>,
-    writes: Vec<(Path, Arc<Writes>)>,
+    writes: Vec<(Path, Arc<WriteCounts>)>,
 }
 
-impl Changing {
+impl WriteScope {
     fn add(&mut self, location: &Path) {
         let writes = self.inner.directory.begin_write(location.as_ref());
         self.writes.push((location.clone(), writes));
     }
 }
 
-impl Drop for Changing {
+impl Drop for WriteScope {
     fn drop(&mut self) {
         for (location, writes) in &self.writes {
             self.inner.directory.end_write(location.as_ref(), writes);
@@ -134,15 +134,15 @@ impl Drop for Changing {
 }
 
 impl CachedStore {
-    fn changing(&self, locations: &[&Path]) -> Changing {
-        let mut changing = Changing { inner: Arc::clone(&self.inner), writes: Vec::new() };
+    fn write_scope(&self, locations: &[&Path]) -> WriteScope {
+        let mut changing = WriteScope { inner: Arc::clone(&self.inner), writes: Vec::new() };
         locations.iter().for_each(|location| changing.add(location));
         changing
     }
 }
 
 /// What is asked for, if it is a plain read.
-pub(crate) fn plain(options: &GetOptions) -> bool {
+pub(crate) fn is_plain_read(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
         && options.if_modified_since.is_none()
@@ -159,7 +159,7 @@ impl ObjectStore for CachedStore {
         payload: PutPayload,
         opts: PutOptions,
     ) -> Result<PutResult> {
-        let _changing = self.changing(&[location]);
+        let _changing = self.write_scope(&[location]);
         self.inner.store.put_opts(location, payload, opts).await
     }
 
@@ -173,8 +173,8 @@ impl ObjectStore for CachedStore {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        if let Some(answer) = self.inner.hit(location, &options) {
-            return Ok(answer);
+        if let Some(response) = self.inner.cached_response(location, &options) {
+            return Ok(response);
         }
         // Its future is kilobytes, which a hit shall not allocate.
         Box::pin(self.get(location, options)).await
@@ -183,15 +183,16 @@ impl ObjectStore for CachedStore {
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let is_odd = |range: &Range<u64>| range.start >= range.end;
         if !ranges.is_empty() && !ranges.iter().any(is_odd) {
-            let found = match self.inner.look_up(location, ranges) {
-                Cached::All(bytes) => return Ok(bytes),
-                Cached::Part(known, pieces) => Some((known, pieces)),
-                Cached::Unknown => None,
+            let found = match self.inner.cached_ranges(location, ranges) {
+                CachedRanges::All(bytes) => return Ok(bytes),
+                CachedRanges::Part(entry, pieces) => Some((entry, pieces)),
+                CachedRanges::Unknown => None,
             };
             let bounded = |range: &Range<u64>| Some(GetRange::Bounded(range.clone()));
             let asked: Vec<_> = ranges.iter().map(bounded).collect();
             let collected =
-                Box::pin(self.inner.ranges(location, &asked, &GetOptions::new(), found)).await?;
+                Box::pin(self.inner.read_ranges(location, &asked, &GetOptions::new(), found))
+                    .await?;
             if let Collected::Pieces(_, pieces) = collected {
                 return Ok(pieces.into_iter().map(|piece| piece.bytes).collect());
             }
@@ -204,7 +205,7 @@ impl ObjectStore for CachedStore {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        let asked = Arc::new(Mutex::new(self.changing(&[])));
+        let asked = Arc::new(Mutex::new(self.write_scope(&[])));
         let noted = Arc::clone(&asked);
         let locations = locations.inspect(move |location| {
             if let Ok(location) = location {
@@ -240,12 +241,12 @@ impl ObjectStore for CachedStore {
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let _changing = self.changing(&[to]);
+        let _changing = self.write_scope(&[to]);
         self.inner.store.copy_opts(from, to, options).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        let _changing = self.changing(&[from, to]);
+        let _changing = self.write_scope(&[from, to]);
         self.inner.store.rename_opts(from, to, options).await
     }
 }
@@ -257,23 +258,23 @@ impl CachedStore {
         if options.version.is_some() || !options.extensions.is_empty() {
             return pass(options).await;
         }
-        let fresh = inner.directory.find(key).filter(|known| inner.is_fresh(known));
+        let fresh = inner.directory.find(key).filter(|entry| inner.is_fresh(entry));
         match fresh {
-            Some(known) if options.head => {
-                options.check_preconditions(&known.meta)?;
+            Some(entry) if options.head => {
+                options.check_preconditions(&entry.meta)?;
                 inner.counters.saved.add();
-                return Ok(answer_of(&known, 0..0, futures_util::stream::empty().boxed()));
+                return Ok(stream_response(&entry, 0..0, futures_util::stream::empty().boxed()));
             }
             // The read below checks the conditions on the version that it returns.
             Some(_) => {}
-            None if options.head || !plain(&options) => return pass(options).await,
+            None if options.head || !is_plain_read(&options) => return pass(options).await,
             None => {}
         }
         // Only to choose how to read: the length may be that of an earlier version.
-        let size = inner.directory.with(key, |known| known.meta.size);
+        let size = inner.directory.with_entry(key, |entry| entry.meta.size);
         let range = match (&options.range, size) {
             (Some(GetRange::Bounded(range)), _) => Some(range.clone()),
-            (range, Some(size)) => resolve(range, size),
+            (range, Some(size)) => resolve_range(range, size),
             (_, None) => None,
         };
         let is_short = |range: &Range<u64>| {
@@ -281,37 +282,43 @@ impl CachedStore {
         };
         if range.is_some_and(|range| is_short(&range)) {
             let asked = std::slice::from_ref(&options.range);
-            match inner.ranges(location, asked, &options, None).await? {
+            match inner.read_ranges(location, asked, &options, None).await? {
                 Collected::Pieces(head, mut pieces) => {
                     let piece = pieces.pop().expect("one for each range");
-                    return Ok(head.answer(piece.range, piece.bytes));
+                    return Ok(head.response(piece.range, piece.bytes));
                 }
                 Collected::Stream => {}
-                Collected::Pass => return pass(options).await,
+                Collected::Bypass => return pass(options).await,
             }
         }
-        inner.stream(location, options).await
+        inner.read_stream(location, options).await
     }
 }
 
 impl Inner {
     /// The answer to a plain read of a range that is cached, and fresh; without a lock or a shared write.
-    fn hit(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
+    fn cached_response(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
         let Some(GetRange::Bounded(range)) = &options.range else { return None };
-        if options.head || !plain(options) {
+        if options.head || !is_plain_read(options) {
             return None;
         }
-        self.directory.with(location.as_ref(), |known| self.hit_of(known, range)).flatten()
+        self.directory
+            .with_entry(location.as_ref(), |entry| self.cached_response_of(entry, range))
+            .flatten()
     }
 
-    fn hit_of(&self, known: &Arc<Known>, range: &Range<u64>) -> Option<GetResult> {
-        if !self.is_fresh(known) || range.end > known.meta.size || range.start >= range.end {
+    fn cached_response_of(
+        &self,
+        entry: &Arc<ObjectEntry>,
+        range: &Range<u64>,
+    ) -> Option<GetResult> {
+        if !self.is_fresh(entry) || range.end > entry.meta.size || range.start >= range.end {
             return None;
         }
-        let bytes = known.cached(range)?;
-        known.note_use();
+        let bytes = entry.cached(range)?;
+        entry.mark_used();
         self.counters.saved.add();
-        Some(collected(known, range.clone(), bytes))
+        Some(collected_response(entry, range.clone(), bytes))
     }
 }
 
@@ -336,7 +343,7 @@ impl MultipartUpload for Upload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let _changing = self.store.changing(&[&self.location]);
+        let _changing = self.store.write_scope(&[&self.location]);
         self.upload.complete().await
     }
 
@@ -383,7 +390,7 @@ impl Builder {
         // Says what is wrong with the page size now, and not with the first object.
         engine.blob(0, self.page_bytes).map_err(failed)?;
         let tier = self.disk.as_ref().zip(layout).map(|(disk, layout)| {
-            Tier::open(disk, (layout, memory_bytes), &engine, self.inner.to_string())
+            DiskTier::open(disk, (layout, memory_bytes), &engine, self.inner.to_string())
         });
         let tier =
             tier.transpose().map_err(|source| Error::Generic { store: crate::NAME, source })?;
@@ -395,7 +402,7 @@ impl Builder {
             let lines = move || {
                 inner.upgrade().map_or(String::new(), |inner| CachedStore { inner }.lines())
             };
-            store.inner.places.engine().publish_with(lines).map_err(failed)?;
+            store.inner.allocator.engine().publish_with(lines).map_err(failed)?;
         }
         Ok(store)
     }

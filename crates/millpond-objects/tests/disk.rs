@@ -80,7 +80,7 @@ async fn read_all(store: &CachedStore, count: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_read_survives_a_restart() {
+async fn cached_pages_survive_a_restart() {
     let (far, dir) = (with_objects(20).await, temp_dir());
     // With room for all on its way to the disk.
     let store = over(&far, &dir).memory_bytes(64 << 20).build().unwrap();
@@ -123,7 +123,7 @@ async fn what_was_read_survives_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_bytes_on_the_disk_are_asked_of_the_store() {
+async fn corrupt_pages_are_fetched_from_the_store() {
     let (far, dir) = (with_objects(20).await, temp_dir());
     let store = over(&far, &dir).build().unwrap();
     read_all(&store, 20).await;
@@ -167,7 +167,7 @@ fn du(dir: &TempDir) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_directory_keeps_to_its_limit_and_what_is_used_stays() {
+async fn the_directory_keeps_to_its_limit_and_used_pages_stay() {
     let (far, dir) = (with_objects(60).await, temp_dir());
     let store = over(&far, &dir).build().unwrap();
     let (hot, hot_bytes) = object(0);
@@ -248,7 +248,7 @@ async fn read_until(
 
 /// Goal: pages that are overwritten while they are read, and bytes that change under the tier, make misses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_read_right_bytes_while_the_file_is_scribbled_on() {
+async fn reads_are_correct_while_the_file_is_overwritten() {
     let (far, dir) = (with_objects(30).await, temp_dir());
     let store = over(&far, &dir).disk(tier_dir(&dir), 1 << 20).build().unwrap();
     let is_warm = |stats: &Stats| stats.disk_hits > 0 && stats.disk_bytes_written > 2 << 20;
@@ -272,7 +272,7 @@ async fn tasks_read_right_bytes_while_the_file_is_scribbled_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_is_one_stores_and_may_be_removed() {
+async fn a_directory_has_one_store_and_may_be_removed() {
     let (far, dir) = (with_objects(20).await, temp_dir());
     let store = over(&far, &dir).build().unwrap();
     let refused = over(&far, &dir).build().unwrap_err().to_string();
@@ -356,7 +356,7 @@ async fn a_directory_that_another_user_can_change_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_what_has_a_version_is_kept_and_only_for_its_store() {
+async fn only_versioned_objects_are_stored_and_only_for_their_store() {
     let (far, dir) = (with_objects(5).await, temp_dir());
     far.faults.without_tags.store(true, Relaxed);
     let store = over(&far, &dir).build().unwrap();
@@ -425,7 +425,7 @@ impl Drop for Tmpfs {
 /// Goal: on a disk that is full from the start, full in the middle, and free again, bytes are right, the store
 /// tells of it, and goes on by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_is_told_of_and_makes_no_wrong_byte() {
+async fn a_full_disk_is_reported_and_corrupts_no_bytes() {
     let far = with_objects(30).await;
     let Some(tmpfs) = Tmpfs::new("size=1m") else { return };
     let dir = &tmpfs.0;
@@ -479,7 +479,7 @@ fn over_files(dir: &std::path::Path) -> Builder {
 /// Method: a child reads at random, by way of a tier in which few objects have room; killed at a random moment,
 /// over and over, on what its predecessors left; and after each kill all is read here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_process_left_is_right_or_missed() {
+async fn pages_of_a_killed_process_are_correct_or_missed() {
     const DIR: &str = "MILLPOND_OBJECTS_KILLED_IN";
     if let Some(dir) = std::env::var_os(DIR) {
         return read_until_killed(dir.into()).await;
@@ -492,7 +492,7 @@ async fn what_a_killed_process_left_is_right_or_missed() {
     }
     let (mut written, mut hits, mut recovered) = (0, 0, 0);
     for round in 0..10u64 {
-        let test = "what_a_killed_process_left_is_right_or_missed";
+        let test = "pages_of_a_killed_process_are_correct_or_missed";
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture"])
             .env(DIR, dir.path())

@@ -27,7 +27,7 @@ async fn with_object(len: usize) -> (Far, Path, Vec<u8>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_who_miss_one_page_make_one_request() {
+async fn concurrent_misses_of_a_page_make_one_request() {
     let (far, path, bytes) = with_object(100_000).await;
     let store = over(&far).build().unwrap();
     far.faults.delay_ms.store(20, Relaxed);
@@ -46,7 +46,7 @@ async fn many_who_miss_one_page_make_one_request() {
 }
 
 #[tokio::test]
-async fn what_is_cached_is_read_without_a_request_to_the_end_of_the_object() {
+async fn cached_ranges_are_read_without_a_request() {
     let (far, path, bytes) = with_object(3 * PAGE as usize + 77).await;
     let store = over(&far).build().unwrap();
     let len = bytes.len() as u64;
@@ -106,7 +106,7 @@ async fn near_ranges_are_one_request_and_far_ones_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn errors_reach_who_asked_and_leave_nothing_behind() {
+async fn errors_reach_the_caller_and_cache_nothing() {
     let (far, path, bytes) = with_object(40_000).await;
     let store = over(&far).build().unwrap();
     far.faults.fail_every.store(1, Relaxed);
@@ -129,7 +129,7 @@ async fn errors_reach_who_asked_and_leave_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_says_so_and_is_not_cached_as_whole() {
+async fn a_failed_stream_returns_the_error_and_is_not_cached_as_whole() {
     let (far, path, bytes) = with_object(9 << 20).await;
     let store = over(&far).memory_bytes(32 << 20).build().unwrap();
     let mut stream = store.get(&path).await.unwrap().into_stream();
@@ -145,7 +145,7 @@ async fn a_stream_that_fails_says_so_and_is_not_cached_as_whole() {
 }
 
 #[tokio::test]
-async fn each_freshness_is_what_it_says() {
+async fn each_freshness_keeps_its_promise() {
     let (far, path, _) = with_object(10_000).await;
     let immutable = over(&far).build().unwrap();
     let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
@@ -171,7 +171,7 @@ async fn each_freshness_is_what_it_says() {
 }
 
 #[tokio::test]
-async fn without_versions_only_the_immutable_are_cached() {
+async fn unversioned_objects_are_cached_only_if_immutable() {
     let (far, path, bytes) = with_object(10_000).await;
     far.faults.without_tags.store(true, Relaxed);
     let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
@@ -201,7 +201,7 @@ async fn a_body_that_is_too_long_is_an_error() {
 
 /// Goal: a weak ETag does not show that the bytes are the same, and no request can be made for its version.
 #[tokio::test]
-async fn objects_with_weak_tags_are_as_those_without() {
+async fn objects_with_weak_tags_count_as_unversioned() {
     let (far, path, bytes) = with_object(100_000).await;
     far.faults.weak_tag.store(true, Relaxed);
     let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
@@ -221,7 +221,7 @@ async fn objects_with_weak_tags_are_as_those_without() {
 }
 
 #[tokio::test]
-async fn what_is_read_in_order_is_read_ahead() {
+async fn sequential_reads_are_read_ahead() {
     let (far, path, bytes) = with_object(1 << 20).await;
     let store = over(&far).readahead_bytes_max(64 * PAGE).build().unwrap();
     for at in (0..1 << 20).step_by(PAGE as usize) {
@@ -238,7 +238,7 @@ async fn what_is_read_in_order_is_read_ahead() {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_outside_of_a_runtime_or_in_a_tiny_cache() {
+async fn reads_work_outside_of_a_runtime_and_in_a_tiny_cache() {
     let (far, path, bytes) = with_object(2 << 20).await;
     let store = over(&far).memory_bytes(1 << 20).build().unwrap();
     let read = || async {
@@ -257,7 +257,7 @@ async fn nothing_is_lost_outside_of_a_runtime_or_in_a_tiny_cache() {
 
 /// Goal: a runtime of one thread that nobody is in holds up nobody else.
 #[test]
-fn a_runtime_that_stands_still_holds_up_nobody() {
+fn a_stopped_runtime_blocks_no_other_reader() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();

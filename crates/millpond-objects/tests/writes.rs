@@ -106,7 +106,7 @@ async fn no_version_is_mixed_or_older_than_what_was_written() {
 }
 
 #[tokio::test]
-async fn an_answer_that_a_write_overtook_is_not_kept() {
+async fn a_response_that_a_write_overtook_is_not_cached() {
     for is_long in [false, true] {
         let far = Far::default();
         let builder = CachedStore::builder(Arc::new(far.clone())).freshness(Freshness::Immutable);
@@ -135,7 +135,7 @@ async fn an_answer_that_a_write_overtook_is_not_kept() {
 /// Incident: an object without ETag was replaced by one of the same size through the store while a get was under way. Its
 /// answer, of the old version, was taken for one of the new version, and later reads returned the old bytes.
 #[tokio::test]
-async fn a_late_answer_without_a_version_is_not_kept() {
+async fn a_late_response_without_a_version_is_not_cached() {
     for is_long in [false, true] {
         let far = Far::default();
         far.faults.without_tags.store(true, Relaxed);
@@ -241,7 +241,7 @@ async fn the_age_of_an_answer_counts_from_its_request() {
 }
 
 #[tokio::test]
-async fn what_is_gone_is_gone() {
+async fn deleted_and_renamed_objects_are_gone() {
     let far = Far::default();
     let builder = CachedStore::builder(Arc::new(far.clone())).freshness(Freshness::Immutable);
     let store = builder.memory_bytes(1 << 20).build().unwrap();

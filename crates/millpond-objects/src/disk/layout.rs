@@ -89,12 +89,12 @@ impl Layout {
     }
 
     /// Pages in all, which are numbered from 0 on.
-    pub(crate) fn places(&self) -> usize {
+    pub(crate) fn page_count(&self) -> usize {
         self.chunks as usize * self.slots as usize
     }
 
-    pub(crate) fn page_offset(&self, place: u32) -> u64 {
-        let (chunk, slot) = (place / self.slots, place % self.slots);
+    pub(crate) fn page_offset(&self, page_number: u32) -> u64 {
+        let (chunk, slot) = (page_number / self.slots, page_number % self.slots);
         let pages = u64::from(slot) * self.page_bytes;
         self.chunk_offset(chunk) + self.header_bytes() as u64 + pages
     }
@@ -213,7 +213,7 @@ mod tests {
 
     /// Goal: a header with any byte changed, or at another place, is none.
     #[test]
-    fn a_header_is_whole_and_of_its_place_or_none() {
+    fn a_damaged_or_misplaced_header_is_rejected() {
         let layout = Layout::new(8 << 20, 4096).unwrap();
         let entry = |page| Entry { id: id(page), checksum: id(page).checksum(&[page as u8; 4096]) };
         let entries: Vec<_> = (0..layout.slots.into()).map(entry).collect();
@@ -240,13 +240,13 @@ mod tests {
             for bytes in [1 << 22, 10_000_000, 1 << 26, (1 << 30) + 5, 1 << 40, u64::MAX] {
                 let layout = Layout::new(bytes, page_bytes).unwrap();
                 assert!(layout.file_bytes() <= bytes, "{layout:?}");
-                let used = layout.places() as u64 * page_bytes;
+                let used = layout.page_count() as u64 * page_bytes;
                 let most = bytes.min(u64::from(u32::MAX - 1) * page_bytes);
                 assert!(used >= most / 5 * 4 - layout.chunk_bytes(), "{layout:?}: {used}");
-                let last = layout.places() as u32 - 1;
+                let last = layout.page_count() as u32 - 1;
                 assert_eq!(layout.page_offset(last) + page_bytes, layout.file_bytes());
-                for place in [0, 1, layout.slots - 1, layout.slots, last] {
-                    assert_eq!(layout.page_offset(place) % ALIGN_BYTES, 0);
+                for page_number in [0, 1, layout.slots - 1, layout.slots, last] {
+                    assert_eq!(layout.page_offset(page_number) % ALIGN_BYTES, 0);
                 }
             }
             assert_eq!(Layout::new(20 * page_bytes, page_bytes), None);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_other_bytes_is_another_object() {
+    fn different_names_are_different_objects() {
         let names = [
             Object::new("s", "ab", [Some("t"), None], 5),
             Object::new("s", "a", [Some("bt"), None], 5),

@@ -46,11 +46,11 @@ use futures_util::future::join_all;
 use millpond::Fill;
 use object_store::ObjectMeta;
 
-use crate::directory::is_blind;
-use crate::disk::index::Found;
+use crate::directory::is_unversioned;
+use crate::disk::index::PageLocation;
 pub(crate) use crate::disk::layout::Object;
 use crate::disk::layout::PageId;
-use crate::disk::shared::{Counts, Shared};
+use crate::disk::shared::{DiskCounters, TierShared};
 use crate::disk::writer::Writer;
 use crate::stats::Stats;
 
@@ -62,8 +62,8 @@ pub(crate) struct DiskOptions {
 }
 
 #[derive(Debug)]
-pub(crate) struct Tier {
-    shared: Arc<Shared>,
+pub(crate) struct DiskTier {
+    shared: Arc<TierShared>,
     writer: Arc<Writer>,
     thread: Option<JoinHandle<()>>,
     /// A child of fork has no thread to wait for.
@@ -72,21 +72,22 @@ pub(crate) struct Tier {
     store: String,
 }
 
-impl Tier {
+impl DiskTier {
     /// What names an object's bytes; `None`: they are not kept (T7).
     pub(crate) fn object(&self, meta: &ObjectMeta) -> Option<Object> {
         let tags = [meta.e_tag.as_deref(), meta.version.as_deref()];
-        (!is_blind(meta)).then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
+        (!is_unversioned(meta))
+            .then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
     }
 
     /// How many bytes there may be of objects of that name, of whatever version.
-    pub(crate) fn bytes_at(&self, location: &str) -> u64 {
-        let pages = self.shared.index.pages_at(Object::location(&self.store, location));
+    pub(crate) fn bytes_of_location(&self, location: &str) -> u64 {
+        let pages = self.shared.index.pages_of_location(Object::location(&self.store, location));
         u64::from(pages) * self.shared.layout.page_bytes
     }
 
     /// How many of the pages from `first` on are as the first: there, or not.
-    pub(crate) fn run(&self, object: &Object, pages: std::ops::Range<u64>) -> (bool, u64) {
+    pub(crate) fn leading_run(&self, object: &Object, pages: std::ops::Range<u64>) -> (bool, u64) {
         let has = |page| self.shared.index.has(&PageId { object: *object, page });
         let is_there = has(pages.start);
         let others = (pages.start + 1..pages.end).take_while(|&page| has(page) == is_there);
@@ -94,12 +95,12 @@ impl Tier {
     }
 
     /// Keeps the pages that `bytes` are, from page `first` on; the last may be the object's end.
-    pub(crate) fn offer(&self, object: &Object, first: u64, bytes: &[u8]) {
+    pub(crate) fn enqueue_pages(&self, object: &Object, first: u64, bytes: &[u8]) {
         let page_bytes = self.shared.layout.page_bytes as usize;
         for (page, bytes) in (first..).zip(bytes.chunks(page_bytes)) {
             let id = PageId { object: *object, page };
             if !self.shared.index.has(&id) {
-                self.writer.offer(&self.shared, id, bytes);
+                self.writer.enqueue_page(&self.shared, id, bytes);
             }
         }
     }
@@ -112,7 +113,7 @@ impl Tier {
         let mut page = first;
         let (mut reads, mut left) = (Vec::new(), Vec::new());
         while page < end {
-            let run = self.next_run(object, page..end);
+            let run = self.next_adjacent_run(object, page..end);
             let part = fill.split_front(run.len().max(1));
             if run.is_empty() {
                 left.push(part);
@@ -128,15 +129,15 @@ impl Tier {
     }
 
     /// The first of the pages, and those that follow it in the file, too: one read.
-    fn next_run(&self, object: &Object, pages: std::ops::Range<u64>) -> Vec<Found> {
-        let mut run: Vec<Found> = Vec::new();
+    fn next_adjacent_run(&self, object: &Object, pages: std::ops::Range<u64>) -> Vec<PageLocation> {
+        let mut run: Vec<PageLocation> = Vec::new();
         for page in pages {
             let Some(found) = self.shared.index.use_page(&PageId { object: *object, page }) else {
                 break;
             };
-            let follows = |last: &Found| {
-                found.place == last.place + 1
-                    && !found.place.is_multiple_of(self.shared.layout.slots)
+            let follows = |last: &PageLocation| {
+                found.page_number == last.page_number + 1
+                    && !found.page_number.is_multiple_of(self.shared.layout.slots)
             };
             if !run.last().is_none_or(follows) {
                 break;
@@ -146,11 +147,18 @@ impl Tier {
         run
     }
 
-    async fn read_run(&self, object: Object, first: u64, run: Vec<Found>, fill: Fill) -> Vec<Fill> {
-        let Shared { layout, index, file, counts, .. } = &*self.shared;
-        let (outcome, mut fill) = fill.read_direct(file, layout.page_offset(run[0].place)).await;
+    async fn read_run(
+        &self,
+        object: Object,
+        first: u64,
+        run: Vec<PageLocation>,
+        fill: Fill,
+    ) -> Vec<Fill> {
+        let TierShared { layout, index, file, counts, .. } = &*self.shared;
+        let (outcome, mut fill) =
+            fill.read_direct(file, layout.page_offset(run[0].page_number)).await;
         if outcome.is_err() {
-            Counts::add(&counts.errors, 1);
+            DiskCounters::add(&counts.errors, 1);
         }
         let ids = || (first..).map(|page| PageId { object, page });
         let mut is_right: Vec<bool> = ids()
@@ -164,12 +172,12 @@ impl Tier {
             let page = fill.split_front(1);
             if is_right {
                 page.bring_read();
-                Counts::add(&counts.pages_read, 1);
+                DiskCounters::add(&counts.pages_read, 1);
                 continue;
             }
             // T6; overwritten meanwhile it is no damage.
             if index.remove(&id, found) && outcome.is_ok() {
-                Counts::add(&counts.pages_damaged, 1);
+                DiskCounters::add(&counts.pages_damaged, 1);
             }
             left.push(page);
         }
@@ -177,7 +185,7 @@ impl Tier {
     }
 
     pub(crate) fn add_to(&self, stats: &mut Stats) {
-        let Shared { layout, index, counts, .. } = &*self.shared;
+        let TierShared { layout, index, counts, .. } = &*self.shared;
         // Relaxed: as for `Counts::add`.
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         stats.disk_hits = get(&counts.pages_read);
@@ -191,7 +199,7 @@ impl Tier {
     }
 }
 
-impl Drop for Tier {
+impl Drop for DiskTier {
     /// What was brought is written before it returns.
     fn drop(&mut self) {
         self.writer.close();

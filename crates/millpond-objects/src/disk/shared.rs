@@ -10,7 +10,7 @@ use crate::disk::layout::Layout;
 
 /// What is counted.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct DiskCounters {
     pub(crate) pages_read: AtomicU64,
     pub(crate) bytes_written: AtomicU64,
     pub(crate) pages_dropped: AtomicU64,
@@ -19,7 +19,7 @@ pub(crate) struct Counts {
     pub(crate) is_off: AtomicBool,
 }
 
-impl Counts {
+impl DiskCounters {
     // Relaxed: nothing goes with a count.
     pub(crate) fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Relaxed);
@@ -28,11 +28,11 @@ impl Counts {
 
 /// What the tier and its writer share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TierShared {
     pub(crate) layout: Layout,
     pub(crate) index: Index,
     pub(crate) file: AsyncFile,
-    pub(crate) counts: Counts,
+    pub(crate) counts: DiskCounters,
     /// Held while it is open.
     pub(crate) _lock: std::fs::File,
 }

@@ -374,7 +374,7 @@ fn run(seed: u64) -> u64 {
 /// Goal: whatever happens to objects, each read is an answer of the store, as the model above has it.
 /// Method: histories of four tasks on three objects; each history has a store, caches and a freshness of its own.
 #[test]
-fn each_read_is_an_answer_of_the_store_for_one_version() {
+fn each_read_is_a_response_of_the_store_for_one_version() {
     let variable = |name| std::env::var(name).ok();
     let scale = variable("MILLPOND_TEST_SCALE").and_then(|scale| scale.parse().ok());
     let histories = (f64::from(HISTORIES) * scale.unwrap_or(1.0)).max(1.0) as u64;

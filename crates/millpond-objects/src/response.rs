@@ -7,19 +7,23 @@ use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::{Attributes, GetResult, GetResultPayload, ObjectMeta, Result};
 
-use crate::directory::Known;
+use crate::directory::ObjectEntry;
 
 /// An answer of collected bytes.
-pub(crate) fn collected(known: &Known, range: Range<u64>, bytes: Bytes) -> GetResult {
-    answer_of(known, range, stream::once(std::future::ready(Ok(bytes))).boxed())
+pub(crate) fn collected_response(
+    entry: &ObjectEntry,
+    range: Range<u64>,
+    bytes: Bytes,
+) -> GetResult {
+    stream_response(entry, range, stream::once(std::future::ready(Ok(bytes))).boxed())
 }
 
-pub(crate) fn answer_of(
-    known: &Known,
+pub(crate) fn stream_response(
+    entry: &ObjectEntry,
     range: Range<u64>,
     payload: BoxStream<'static, Result<Bytes>>,
 ) -> GetResult {
-    result(GetResultPayload::Stream(payload), known.meta.clone(), range, known.attributes.clone())
+    result(GetResultPayload::Stream(payload), entry.meta.clone(), range, entry.attributes.clone())
 }
 
 pub(crate) fn result(
@@ -39,23 +43,23 @@ pub(crate) fn result(
 }
 
 /// What an answer says beside its bytes.
-pub(crate) enum Head {
-    Known(Arc<Known>),
+pub(crate) enum ResponseHead {
+    Cached(Arc<ObjectEntry>),
     Uncached(ObjectMeta, Attributes),
 }
 
-impl Head {
+impl ResponseHead {
     pub(crate) fn meta(&self) -> &ObjectMeta {
         match self {
-            Head::Known(known) => &known.meta,
-            Head::Uncached(meta, _) => meta,
+            ResponseHead::Cached(entry) => &entry.meta,
+            ResponseHead::Uncached(meta, _) => meta,
         }
     }
 
-    pub(crate) fn answer(self, range: Range<u64>, bytes: Bytes) -> GetResult {
+    pub(crate) fn response(self, range: Range<u64>, bytes: Bytes) -> GetResult {
         match self {
-            Head::Known(known) => collected(&known, range, bytes),
-            Head::Uncached(meta, attributes) => {
+            ResponseHead::Cached(entry) => collected_response(&entry, range, bytes),
+            ResponseHead::Uncached(meta, attributes) => {
                 let stream = stream::once(std::future::ready(Ok(bytes))).boxed();
                 result(GetResultPayload::Stream(stream), meta, range, attributes)
             }

@@ -6,11 +6,11 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 
 /// The runtime of one thread whose tasks wait for each other, if there is one.
 #[derive(Debug, Default)]
-pub(crate) struct Home(OnceLock<Id>);
+pub(crate) struct HomeRuntime(OnceLock<Id>);
 
-impl Home {
+impl HomeRuntime {
     /// Whether what is spawned here runs while those run who wait for it.
-    pub(crate) fn may_claim(&self) -> bool {
+    pub(crate) fn may_claim_pages(&self) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         let is_home = || *self.0.get_or_init(|| runtime.id()) == runtime.id();
         runtime.runtime_flavor() != RuntimeFlavor::CurrentThread || is_home()
@@ -18,7 +18,7 @@ impl Home {
 
     /// Whether all who may have claimed go on while the caller waits: on a runtime of several threads they
     /// do, and in the home where the caller is there itself.
-    pub(crate) fn may_wait(&self) -> bool {
+    pub(crate) fn may_wait_for_claims(&self) -> bool {
         let Ok(runtime) = Handle::try_current() else { return false };
         self.0.get().is_none_or(|home| *home == runtime.id())
     }

@@ -16,35 +16,35 @@ const SHARING_BYTES_MAX: u64 = SHARED_BYTES / 16;
 
 /// The pages of an object.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Allocation {
     pub(crate) blob: Arc<Blob>,
     base: u64,
 }
 
-impl Place {
+impl Allocation {
     /// Where in the blob bytes of the object are.
-    pub(crate) fn locate(&self, range: &Range<u64>) -> Range<u64> {
+    pub(crate) fn to_blob(&self, range: &Range<u64>) -> Range<u64> {
         self.base + range.start..self.base + range.end
     }
 
     /// The other way round.
-    pub(crate) fn of_object(&self, range: &Range<u64>) -> Range<u64> {
+    pub(crate) fn to_object(&self, range: &Range<u64>) -> Range<u64> {
         range.start - self.base..range.end - self.base
     }
 }
 
 /// Hands out places.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct BlobAllocator {
     engine: Engine,
     page_bytes: u32,
     /// The blob that is being handed out, and how far.
     current: Mutex<Option<(Arc<Blob>, u64)>>,
 }
 
-impl Places {
-    pub(crate) fn new(engine: Engine, page_bytes: u32) -> Places {
-        Places { engine, page_bytes, current: Mutex::new(None) }
+impl BlobAllocator {
+    pub(crate) fn new(engine: Engine, page_bytes: u32) -> BlobAllocator {
+        BlobAllocator { engine, page_bytes, current: Mutex::new(None) }
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -63,11 +63,11 @@ impl Places {
     }
 
     /// Pages for an object of so many bytes; `None` if there is no memory for their table.
-    pub(crate) fn take(&self, bytes: u64) -> Option<Place> {
+    pub(crate) fn allocate(&self, bytes: u64) -> Option<Allocation> {
         let bytes = bytes.checked_next_multiple_of(self.page_bytes())?;
         let blob = |len| self.engine.blob(len, self.page_bytes).ok().map(Arc::new);
         if bytes > SHARING_BYTES_MAX {
-            return Some(Place { blob: blob(bytes)?, base: 0 });
+            return Some(Allocation { blob: blob(bytes)?, base: 0 });
         }
         let mut current = self.current.lock().expect("no panic under the lock");
         if let Some((blob, next)) = current.as_mut()
@@ -75,10 +75,10 @@ impl Places {
         {
             let base = *next;
             *next += bytes;
-            return Some(Place { blob: Arc::clone(blob), base });
+            return Some(Allocation { blob: Arc::clone(blob), base });
         }
         let blob = blob(SHARED_BYTES)?;
         *current = Some((Arc::clone(&blob), bytes));
-        Some(Place { blob, base: 0 })
+        Some(Allocation { blob, base: 0 })
     }
 }
