@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 /// An interval tree under a mutex.
@@ -47,7 +47,7 @@ impl IntervalTree {
     }
 
     fn unlock(&self, queue: MutexGuard<'_, Queue>) {
-        unlock_and_tell(&self.queue, queue, |queue| queue);
+        unlock_and_wake(&self.queue, queue, |queue| queue);
     }
 }
 

@@ -11,7 +11,7 @@ use super::btree::BTree;
 use std::time::Duration;
 
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 /// A B-tree under a mutex.
@@ -82,7 +82,7 @@ impl MutexBTree {
     }
 
     fn unlock(&self, state: MutexGuard<'_, State>) {
-        unlock_and_tell(&self.state, state, |state| &mut state.queue);
+        unlock_and_wake(&self.state, state, |state| &mut state.queue);
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use millpond_rangelock::parts::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 const GATE: u64 = 1;
@@ -101,7 +101,7 @@ impl WholeFile {
             // Release: pairs with the Acquire in `claim`.
             self.word.fetch_and(!GATE, Ordering::Release);
         }
-        unlock_and_tell(&self.queue, queue, |queue| queue);
+        unlock_and_wake(&self.queue, queue, |queue| queue);
     }
 
     /// Closes the word, and counts what is in it against a request.

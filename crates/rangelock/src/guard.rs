@@ -23,7 +23,7 @@ use crate::striped::Striped;
 #[must_use = "the range is released when the guard is dropped"]
 pub struct Guard<'a, L: RawRangeLock = Striped> {
     lock: &'a RangeLock<L>,
-    hold: Hold<L>,
+    state: GuardState<L>,
 }
 
 /// A held range that keeps its [`RangeLock`] alive; dropping it releases the range.
@@ -42,11 +42,11 @@ pub struct Guard<'a, L: RawRangeLock = Striped> {
 #[must_use = "the range is released when the guard is dropped"]
 pub struct OwnedGuard<L: RawRangeLock = Striped> {
     lock: Arc<RangeLock<L>>,
-    hold: Hold<L>,
+    state: GuardState<L>,
 }
 
 /// What both guards are, apart from the way to the lock.
-struct Hold<L: RawRangeLock> {
+struct GuardState<L: RawRangeLock> {
     range: ByteRange,
     mode: Mode,
     /// `None` only after the release.
@@ -56,13 +56,13 @@ struct Hold<L: RawRangeLock> {
     number: u64,
 }
 
-impl<L: RawRangeLock> Hold<L> {
+impl<L: RawRangeLock> GuardState<L> {
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
-    fn new(lock: &RangeLock<L>, range: ByteRange, mode: Mode, held: L::Held) -> Hold<L> {
+    fn new(lock: &RangeLock<L>, range: ByteRange, mode: Mode, held: L::Held) -> GuardState<L> {
         #[cfg(not(debug_assertions))]
         let _ = lock;
-        Hold {
+        GuardState {
             range,
             mode,
             held: Some(held),
@@ -126,13 +126,13 @@ macro_rules! guard_methods {
         /// The range that is held.
         #[inline]
         pub fn range(&self) -> ByteRange {
-            self.hold.range
+            self.state.range
         }
 
         /// How it is held.
         #[inline]
         pub fn mode(&self) -> Mode {
-            self.hold.mode
+            self.state.mode
         }
 
         /// Makes a shared hold exclusive, if that needs no waiting. True when the guard is
@@ -154,7 +154,7 @@ macro_rules! guard_methods {
         /// assert_eq!(guard.mode(), Mode::Exclusive);
         /// ```
         pub fn try_upgrade(&mut self) -> bool {
-            self.hold.try_upgrade(&self.lock)
+            self.state.try_upgrade(&self.lock)
         }
 
         /// Makes an exclusive hold shared, at once and without letting go; shared requests that
@@ -169,7 +169,7 @@ macro_rules! guard_methods {
         /// assert!(lock.try_lock(ByteRange::ALL, Mode::Shared).is_some());
         /// ```
         pub fn downgrade(&mut self) {
-            self.hold.downgrade(&self.lock)
+            self.state.downgrade(&self.lock)
         }
     };
 }
@@ -184,8 +184,8 @@ impl<'a, L: RawRangeLock> Guard<'a, L> {
         held: L::Held,
     ) -> Guard<'a, L> {
         {
-            let hold = Hold::new(lock, range, mode, held);
-            Guard { lock, hold }
+            let state = GuardState::new(lock, range, mode, held);
+            Guard { lock, state }
         }
     }
 
@@ -202,8 +202,8 @@ impl<L: RawRangeLock> OwnedGuard<L> {
         held: L::Held,
     ) -> OwnedGuard<L> {
         {
-            let hold = Hold::new(&lock, range, mode, held);
-            OwnedGuard { lock, hold }
+            let state = GuardState::new(&lock, range, mode, held);
+            OwnedGuard { lock, state }
         }
     }
 
@@ -213,25 +213,25 @@ impl<L: RawRangeLock> OwnedGuard<L> {
 impl<L: RawRangeLock> Drop for Guard<'_, L> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.hold.release(self.lock);
+        self.state.release(self.lock);
     }
 }
 
 impl<L: RawRangeLock> Drop for OwnedGuard<L> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.hold.release(&self.lock);
+        self.state.release(&self.lock);
     }
 }
 
 impl<L: RawRangeLock> fmt::Debug for Guard<'_, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.hold.fmt("Guard", f)
+        self.state.fmt("Guard", f)
     }
 }
 
 impl<L: RawRangeLock> fmt::Debug for OwnedGuard<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.hold.fmt("OwnedGuard", f)
+        self.state.fmt("OwnedGuard", f)
     }
 }

@@ -15,14 +15,14 @@ use std::time::Duration;
 use crate::range::{ByteRange, Mode};
 
 /// How long a wait is before it is looked into.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+pub(crate) const REPORT_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 struct Holder {
     range: ByteRange,
     mode: Mode,
     thread: u64,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
 }
 
 /// The calling thread's number. Unlike `thread::current`, a thread has it until its very end: a guard
@@ -58,11 +58,11 @@ impl Holders {
 
     #[track_caller]
     pub(crate) fn add(&self, range: ByteRange, mode: Mode) -> u64 {
-        let (thread, place) = (current_thread(), Location::caller());
+        let (thread, location) = (current_thread(), Location::caller());
         let mut inner = self.inner();
         inner.next += 1;
         let number = inner.next;
-        inner.guards.insert(number, Holder { range, mode, thread, place });
+        inner.guards.insert(number, Holder { range, mode, thread, location });
         number
     }
 
@@ -77,11 +77,11 @@ impl Holders {
     }
 
     /// What to say if the current thread holds what it waits for.
-    pub(crate) fn self_deadlock(
+    pub(crate) fn self_deadlock_message(
         &self,
         range: ByteRange,
         mode: Mode,
-        place: &Location<'_>,
+        location: &Location<'_>,
     ) -> Option<String> {
         let thread = current_thread();
         let inner = self.inner();
@@ -91,10 +91,10 @@ impl Holders {
                 && holder.mode.conflicts_with(mode)
         })?;
         Some(format!(
-            "millpond-rangelock: a thread waits at {place} for {range} ({mode:?}), which \
+            "millpond-rangelock: a thread waits at {location} for {range} ({mode:?}), which \
              conflicts with {} ({:?}) that it locked itself at {}; unless another thread releases \
              that, it waits for ever",
-            own.range, own.mode, own.place,
+            own.range, own.mode, own.location,
         ))
     }
 }
@@ -110,12 +110,13 @@ mod tests {
         let range = ByteRange::raw(0, 10);
         let number = holders.add(range, Mode::Shared);
         let here = Location::caller();
-        assert!(holders.self_deadlock(range, Mode::Shared, here).is_none());
-        let said = holders.self_deadlock(ByteRange::raw(5, 6), Mode::Exclusive, here).unwrap();
-        assert_eq!(said.matches("holders.rs").count(), 2, "{said}");
-        assert!(said.contains("0..10 (Shared)"), "{said}");
+        assert!(holders.self_deadlock_message(range, Mode::Shared, here).is_none());
+        let message =
+            holders.self_deadlock_message(ByteRange::raw(5, 6), Mode::Exclusive, here).unwrap();
+        assert_eq!(message.matches("holders.rs").count(), 2, "{message}");
+        assert!(message.contains("0..10 (Shared)"), "{message}");
         holders.remove(number);
-        assert!(holders.self_deadlock(range, Mode::Exclusive, here).is_none());
+        assert!(holders.self_deadlock_message(range, Mode::Exclusive, here).is_none());
     }
 
     #[test]
@@ -125,6 +126,6 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| holders.add(range, Mode::Exclusive));
         });
-        assert!(holders.self_deadlock(range, Mode::Shared, Location::caller()).is_none());
+        assert!(holders.self_deadlock_message(range, Mode::Shared, Location::caller()).is_none());
     }
 }

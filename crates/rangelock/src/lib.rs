@@ -67,10 +67,10 @@
 #[cfg(scheduled)]
 extern crate millpond_schedule as std;
 
+mod api;
 mod budget;
 #[doc(hidden)] // for the crates that are built on this one
 pub mod callback;
-mod face;
 mod front;
 mod future;
 mod guard;
@@ -97,7 +97,7 @@ pub use wait::Notify;
 /// waiting requests, and the primitives that loom and shuttle replace. Feature `parts`; not covered by the version.
 #[cfg(feature = "parts")]
 pub mod parts {
-    pub use crate::queue::{Queue, Ticket, unlock_and_tell};
+    pub use crate::queue::{Queue, Ticket, unlock_and_wake};
     pub use crate::wait::Notify;
 
     /// `std`'s primitives, or those of loom or shuttle under the `cfg` of that name.

@@ -75,11 +75,11 @@ impl<L: RawRangeLock> RangeLock<L> {
     #[cold]
     #[cfg_attr(debug_assertions, track_caller)]
     fn acquire_slow(&self, range: ByteRange, mode: Mode) -> L::Held {
-        if let Some(held) = self.spin(range, mode) {
+        if let Some(held) = self.spin_for_claim(range, mode) {
             return held;
         }
         let mut wait = None;
-        let notify = || wait.insert(ThreadWait::begin()).notify();
+        let notify = || wait.insert(ThreadWait::start()).notify();
         match self.raw.request(range, mode, notify) {
             Request::Granted(held) => held,
             Request::Queued(queued) => self.sleep(range, mode, queued, wait),
@@ -92,7 +92,7 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// holders need no hand-over: so two threads that fight for one range take turns of hundreds
     /// of holds each, rather than of one. It is the only way to be overtaken, and bounded by its
     /// time.
-    fn spin(&self, range: ByteRange, mode: Mode) -> Option<L::Held> {
+    fn spin_for_claim(&self, range: ByteRange, mode: Mode) -> Option<L::Held> {
         let mut backoff = Backoff::new();
         while !self.raw.is_crowded() && backoff.pause() {
             if let Some(held) = self.raw.claim(range, mode) {
@@ -113,7 +113,7 @@ impl<L: RawRangeLock> RangeLock<L> {
         // `request` asked for the notification before it queued.
         let wait = wait.expect("a queued request has somebody to tell");
         #[cfg(debug_assertions)]
-        self.watch(range, mode, &queued, &wait);
+        self.report_self_deadlock(range, mode, &queued, &wait);
         self.wait(&queued, &wait, None);
         self.collect(range, mode, queued)
     }
@@ -140,14 +140,20 @@ impl<L: RawRangeLock> RangeLock<L> {
     /// Says so if this thread turns out to wait for itself.
     #[cfg(debug_assertions)]
     #[track_caller]
-    fn watch(&self, range: ByteRange, mode: Mode, queued: &L::Queued, wait: &ThreadWait) {
-        let deadline = Instant::now() + crate::holders::PATIENCE;
+    fn report_self_deadlock(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        queued: &L::Queued,
+        wait: &ThreadWait,
+    ) {
+        let deadline = Instant::now() + crate::holders::REPORT_AFTER;
         if cfg!(any(loom, shuttle)) || self.wait(queued, wait, Some(deadline)) {
             return;
         }
-        let place = std::panic::Location::caller();
-        if let Some(said) = self.holders.self_deadlock(range, mode, place) {
-            eprintln!("{said}");
+        let location = std::panic::Location::caller();
+        if let Some(message) = self.holders.self_deadlock_message(range, mode, location) {
+            eprintln!("{message}");
         }
     }
 
@@ -157,11 +163,12 @@ impl<L: RawRangeLock> RangeLock<L> {
         mode: Mode,
         deadline: Instant,
     ) -> Option<L::Held> {
-        if let Some(held) = self.raw.claim(range, mode).or_else(|| self.spin(range, mode)) {
+        if let Some(held) = self.raw.claim(range, mode).or_else(|| self.spin_for_claim(range, mode))
+        {
             return Some(held);
         }
         let mut wait = None;
-        let notify = || wait.insert(ThreadWait::begin()).notify();
+        let notify = || wait.insert(ThreadWait::start()).notify();
         match self.raw.request(range, mode, notify) {
             Request::Granted(held) => Some(held),
             Request::Queued(queued) => {

@@ -82,7 +82,7 @@ impl Signal {
     }
 
     /// Opens the next wait of this thread (S1).
-    fn begin(&self) -> u32 {
+    fn start_wait(&self) -> u32 {
         let ticket = (self.word.load(Ordering::Relaxed) >> 2).wrapping_add(1) & (u32::MAX >> 2);
         // Relaxed: the waker learns the ticket through the lock that queues it.
         self.word.store(ticket << 2 | WAITING, Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl Notify {
         matches!(self.0, Kind::Task(_))
     }
 
-    pub(crate) fn tell(self) {
+    pub(crate) fn wake(self) {
         match self.0 {
             Kind::Thread(signal, ticket) => signal.grant(ticket),
             Kind::Task(waker) => waker.wake(),
@@ -193,10 +193,10 @@ pub(crate) struct ThreadWait {
 
 impl ThreadWait {
     /// Starts a wait. Allocates only the first time on each thread.
-    pub(crate) fn begin() -> ThreadWait {
+    pub(crate) fn start() -> ThreadWait {
         let idle = SIGNAL.try_with(Cell::take).ok().flatten();
         let signal = idle.unwrap_or_else(|| Arc::new(Signal::new()));
-        let ticket = signal.begin();
+        let ticket = signal.start_wait();
         ThreadWait { signal, ticket }
     }
 

@@ -48,7 +48,7 @@ fn hold(lock: &RangeLock, ranges: u64) -> Vec<Guard<'_>> {
 
 /// Goal: what a lock grows by comes out of the budget, all of it, and goes back with the lock.
 #[test]
-fn tables_are_paid_for_and_given_back() {
+fn tables_take_budget_and_return_it() {
     const PLENTY: usize = 64 << 20;
     let purse = Purse::new(PLENTY);
     let lock = lock_with(&purse);
@@ -77,7 +77,7 @@ fn tables_are_paid_for_and_given_back() {
 
 /// Goal: a lock that may not grow, or whose budget is gone, locks and excludes all the same.
 #[test]
-fn a_lock_that_may_not_grow_works_on() {
+fn a_lock_without_budget_still_excludes() {
     for gone in [false, true] {
         let purse = Purse::new(64 * 128 + 100);
         let lock = lock_with(&purse);

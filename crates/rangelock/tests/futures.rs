@@ -41,7 +41,7 @@ fn a_future_that_was_never_polled_is_not_in_the_queue() {
 }
 
 #[test]
-fn dropping_a_waiting_future_lets_those_behind_it_go() {
+fn dropping_a_waiting_future_grants_the_requests_behind_it() {
     let lock = RangeLock::new();
     let shared = lock.lock(r(0, 10), Mode::Shared);
     let (writer, reader) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
@@ -73,7 +73,7 @@ fn dropping_a_granted_future_releases_the_range() {
 }
 
 #[test]
-fn the_last_waker_is_the_one_that_is_told() {
+fn the_last_waker_is_woken() {
     let lock = RangeLock::new();
     let first = lock.lock(r(0, 10), Mode::Exclusive);
     let (before, after) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
@@ -126,7 +126,7 @@ fn wakers_may_use_the_lock() {
 }
 
 #[test]
-fn an_owned_future_may_go_anywhere() {
+fn an_owned_future_may_move_between_threads() {
     fn is_static_and_send<T: Send + 'static>(value: T) -> T {
         value
     }
@@ -185,7 +185,7 @@ fn an_offer_in_its_grace_excludes() {
 }
 
 #[test]
-fn an_offer_beyond_its_grace_is_taken_by_who_polls_first() {
+fn an_expired_offer_goes_to_the_first_poll() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(1));
     thread::sleep(Duration::from_millis(2));
@@ -195,7 +195,7 @@ fn an_offer_beyond_its_grace_is_taken_by_who_polls_first() {
 }
 
 #[test]
-fn a_lapsed_request_lets_others_go_and_keeps_its_place() {
+fn a_lapsed_request_is_overtaken_and_keeps_its_place() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(1));
     thread::sleep(Duration::from_millis(2));
@@ -226,7 +226,7 @@ fn a_lapsed_request_may_be_dropped() {
 }
 
 #[test]
-fn a_thread_behind_an_offer_sees_to_it() {
+fn a_waiting_thread_expires_an_offer() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(20));
     let begin = Instant::now();
@@ -238,7 +238,7 @@ fn a_thread_behind_an_offer_sees_to_it() {
 }
 
 #[test]
-fn a_thread_that_slept_before_the_offer_was_made_sees_to_it() {
+fn a_thread_that_slept_before_the_offer_expires_it() {
     let lock = Arc::new(RangeLock::new());
     let first = lock.lock_owned(r(0, 10), Mode::Exclusive);
     let woken = Arc::new(Woken::default());
@@ -256,7 +256,7 @@ fn a_thread_that_slept_before_the_offer_was_made_sees_to_it() {
 }
 
 #[test]
-fn a_task_behind_an_offer_is_woken_by_whoever_comes() {
+fn a_later_call_expires_an_offer_and_wakes_the_next_task() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(5));
     let behind_woken = Arc::new(Woken::default());

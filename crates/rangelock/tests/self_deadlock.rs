@@ -9,7 +9,7 @@ use millpond_rangelock::{ByteRange, Mode, RangeLock};
 
 /// The process that does it; run by the test below.
 #[test]
-#[ignore = "waits for itself; run by `a_thread_that_waits_for_itself_is_told`"]
+#[ignore = "waits for itself; run by `a_self_deadlock_is_reported`"]
 fn waits_for_itself() {
     std::thread::spawn(|| {
         // Should nobody kill us.
@@ -22,7 +22,7 @@ fn waits_for_itself() {
 }
 
 #[test]
-fn a_thread_that_waits_for_itself_is_told() {
+fn a_self_deadlock_is_reported() {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "waits_for_itself", "--ignored", "--nocapture"])
         .stderr(Stdio::piped())

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use millpond_rangelock::parts::sync::atomic::Ordering;
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 use node::EXCLUSIVE;
 use tree::{Outcome, Tree};
@@ -67,7 +67,7 @@ impl OlcBTree {
             // Release: pairs with the Acquire in `Tree::insert`.
             self.tree.gate.store(0, Ordering::Release);
         }
-        unlock_and_tell(&self.queue, queue, |queue| queue);
+        unlock_and_wake(&self.queue, queue, |queue| queue);
     }
 
     fn conflicts(&self, range: ByteRange, mode: Mode) -> u32 {

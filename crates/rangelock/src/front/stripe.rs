@@ -118,7 +118,7 @@ fn mode_bit(slot: u32, mode: Mode) -> u64 {
 }
 
 /// The slots that conflict with `mode` where they overlap.
-fn against(control: u64, mode: Mode) -> u64 {
+fn conflicting_slots(control: u64, mode: Mode) -> u64 {
     match mode {
         Mode::Exclusive => bits(control, OCCUPIED_SHIFT),
         Mode::Shared => bits(control, EXCLUSIVE_SHIFT),
@@ -126,7 +126,7 @@ fn against(control: u64, mode: Mode) -> u64 {
 }
 
 /// The numbers of the bits that are set.
-fn ones(mut mask: u64) -> impl Iterator<Item = u32> {
+fn set_bits(mut mask: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let one = (mask != 0).then(|| mask.trailing_zeros());
         mask &= mask.wrapping_sub(1);
@@ -161,7 +161,7 @@ impl Stripe {
             self.control.compare_exchange(control, claimed, Ordering::Acquire, Ordering::Relaxed);
         match exchanged {
             Ok(_) => {
-                self.fill(0, range);
+                self.store_range(0, range);
                 Ok(Claimed { slot: 0, control: claimed })
             }
             Err(_) => Err(1),
@@ -170,7 +170,7 @@ impl Stripe {
 
     /// Stores the range of a slot that has just been claimed.
     #[inline(always)]
-    fn fill(&self, slot: u32, range: ByteRange) {
+    fn store_range(&self, slot: u32, range: ByteRange) {
         let place = &self.slots[slot as usize];
         // Release: pairs with the fence in `name_conflict`: whose start is seen, that one's claim is.
         place.start.store(range.start(), Ordering::Release);
@@ -189,7 +189,7 @@ impl Stripe {
             }
             let occupied = bits(control, OCCUPIED_SHIFT);
             if occupied != 0 && self.may_conflict(control, range, mode) {
-                return self.name_conflict(control, range, mode);
+                return self.confirm_conflict(control, range, mode);
             }
             let slot = (!occupied).trailing_zeros();
             if slot >= SLOTS as u32 {
@@ -213,7 +213,7 @@ impl Stripe {
             );
             match exchanged {
                 Ok(_) => {
-                    self.fill(slot, range);
+                    self.store_range(slot, range);
                     return Claim::Slot(Claimed { slot, control: claimed });
                 }
                 Err(now) => control = now,
@@ -229,14 +229,15 @@ impl Stripe {
     /// Whether an occupied slot conflicts, or may (P3).
     #[inline]
     fn may_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> bool {
-        ones(against(control, mode)).any(|slot| self.read(slot).is_none_or(|r| r.overlaps(range)))
+        set_bits(conflicting_slots(control, mode))
+            .any(|slot| self.range_of_slot(slot).is_none_or(|r| r.overlaps(range)))
     }
 
     /// Whether the conflict that `may_conflict` found is certain.
     #[cold]
-    fn name_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> Claim {
-        let conflicts = |slot| self.read(slot).is_some_and(|held| held.overlaps(range));
-        let found = ones(against(control, mode)).any(conflicts);
+    fn confirm_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> Claim {
+        let conflicts = |slot| self.range_of_slot(slot).is_some_and(|held| held.overlaps(range));
+        let found = set_bits(conflicting_slots(control, mode)).any(conflicts);
         // Acquire: pairs with the Release in `fill`: if a start of a later owner was seen, the word is
         // another now. If it is still the same, so were the owners (P2).
         fence(Ordering::Acquire);
@@ -249,7 +250,7 @@ impl Stripe {
 
     /// The range of an occupied slot, if it is HELD (P3).
     #[inline]
-    fn read(&self, slot: u32) -> Option<ByteRange> {
+    fn range_of_slot(&self, slot: u32) -> Option<ByteRange> {
         let place = &self.slots[slot as usize];
         // Acquire: pairs with the Release in `claim` and `release`.
         let end = place.end.load(Ordering::Acquire);
@@ -266,7 +267,7 @@ impl Stripe {
     /// as half of another (3 of 23 ns a pair, measured); and if nobody came meanwhile, we know the
     /// word. In a crowd that guess costs as much when it is wrong.
     #[inline(always)]
-    pub(crate) fn release_first(
+    pub(crate) fn release_fast(
         &self,
         Claimed { slot, control: claimed }: Claimed,
     ) -> Result<(), u64> {
@@ -317,7 +318,8 @@ impl Stripe {
     pub(crate) fn any_held(&self, other: impl Fn(ByteRange) -> bool) -> bool {
         // Relaxed: all that hangs on it is whether to grow.
         let control = self.control.load(Ordering::Relaxed);
-        ones(bits(control, OCCUPIED_SHIFT)).any(|slot| self.read(slot).is_some_and(&other))
+        set_bits(bits(control, OCCUPIED_SHIFT))
+            .any(|slot| self.range_of_slot(slot).is_some_and(&other))
     }
 }
 
@@ -354,11 +356,11 @@ impl Stripe {
     pub(crate) fn for_each_held(&self, mut f: impl FnMut(u32, ByteRange, Mode)) {
         let control = self.control.load(Ordering::Relaxed);
         debug_assert!(control & GATE != 0, "P1");
-        for slot in ones(bits(control, OCCUPIED_SHIFT)) {
+        for slot in set_bits(bits(control, OCCUPIED_SHIFT)) {
             // P3: the owner is between two stores, one of which puts the range there.
             let mut tries = 0;
             let range = loop {
-                match self.read(slot) {
+                match self.range_of_slot(slot) {
                     Some(range) => break range,
                     None => relax(&mut tries),
                 }
@@ -382,7 +384,7 @@ impl Stripe {
     }
 
     /// Frees a slot. Gated.
-    pub(crate) fn clear(&self, slot: u32) {
+    pub(crate) fn free_slot(&self, slot: u32) {
         self.slots[slot as usize].end.store(0, Ordering::Relaxed);
         let moved = self.moved.load(Ordering::Relaxed);
         self.moved.store(moved & !(1 << slot), Ordering::Relaxed);

@@ -20,7 +20,7 @@
 use std::ptr::NonNull;
 
 use super::stripe::Stripe;
-use super::whole::Whole;
+use super::whole::WholeFileCounter;
 use crate::range::ByteRange;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 
@@ -54,12 +54,12 @@ pub(crate) struct Table {
     /// The stripes' address and log2 of their number; null for the one in here.
     word: AtomicPtr<Stripe>,
     region_shift: u32,
-    pub(crate) whole: Whole,
+    pub(crate) whole: WholeFileCounter,
 }
 
 /// A table as it was when it was looked up.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct View<'a> {
+pub(crate) struct TableView<'a> {
     stripes: &'a [Stripe],
     log2: u32,
     region_shift: u32,
@@ -71,16 +71,16 @@ pub(crate) type Allocated = Vec<NonNull<[Stripe]>>;
 impl Table {
     pub(crate) fn new(region_shift: u32) -> Table {
         let word = AtomicPtr::new(std::ptr::null_mut());
-        Table { first: Stripe::new(), word, region_shift, whole: Whole::new() }
+        Table { first: Stripe::new(), word, region_shift, whole: WholeFileCounter::new() }
     }
 
     #[inline]
-    pub(crate) fn view(&self) -> View<'_> {
+    pub(crate) fn view(&self) -> TableView<'_> {
         // Acquire: pairs with the Release in `publish`: the stripes are filled.
         let word = self.word.load(Ordering::Acquire);
         let region_shift = self.region_shift;
         if word.is_null() {
-            return View { stripes: std::slice::from_ref(&self.first), log2: 0, region_shift };
+            return TableView { stripes: std::slice::from_ref(&self.first), log2: 0, region_shift };
         }
         let log2 = word.addr() & TAG;
         let stripes = word.map_addr(|addr| addr & !TAG);
@@ -88,7 +88,7 @@ impl Table {
         // initialised stripes, which is shared from then on and lives until `free_all`, which
         // needs the lock for itself (B2).
         let stripes = unsafe { std::slice::from_raw_parts(stripes, 1 << log2) };
-        View { stripes, log2: log2 as u32, region_shift }
+        TableView { stripes, log2: log2 as u32, region_shift }
     }
 
     /// log2 of the stripes of the next table; `None` if there is none.
@@ -134,10 +134,10 @@ impl Table {
     }
 }
 
-impl<'a> View<'a> {
+impl<'a> TableView<'a> {
     /// The same file's, in another table.
-    pub(crate) fn with(self, stripes: &'a [Stripe], log2: u32) -> View<'a> {
-        View { stripes, log2, ..self }
+    pub(crate) fn with(self, stripes: &'a [Stripe], log2: u32) -> TableView<'a> {
+        TableView { stripes, log2, ..self }
     }
 
     #[inline]

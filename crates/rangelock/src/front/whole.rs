@@ -17,18 +17,18 @@ const OPEN: u64 = 1 << 63;
 /// See the module.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Whole {
+pub(crate) struct WholeFileCounter {
     word: AtomicU64,
 }
 
-impl Whole {
-    pub(crate) fn new() -> Whole {
-        Whole { word: AtomicU64::new(0) }
+impl WholeFileCounter {
+    pub(crate) fn new() -> WholeFileCounter {
+        WholeFileCounter { word: AtomicU64::new(0) }
     }
 
     /// Counts one more holder, if the word is open.
     #[inline]
-    pub(crate) fn try_raise(&self) -> bool {
+    pub(crate) fn try_increment(&self) -> bool {
         if self.word.load(Ordering::Relaxed) & OPEN == 0 {
             return false;
         }
@@ -44,7 +44,7 @@ impl Whole {
 
     /// Counts one holder less; true if the caller has to drain.
     #[inline]
-    pub(crate) fn lower(&self) -> bool {
+    pub(crate) fn decrement(&self) -> bool {
         // Release: pairs with the Acquire in `close` and `is_drained`: the next holder of the file
         // sees that we have finished reading.
         self.word.fetch_sub(1, Ordering::Release) == 1

@@ -7,7 +7,7 @@ use crate::wait::Notify;
 
 /// What an entry without blockers is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum GrantState {
     /// Of a thread; or held.
     Taken,
     /// Of a task that has to take its grant by polling.
@@ -25,7 +25,7 @@ pub(super) struct Entry {
     pub(super) sequence: u64,
     /// Waiting while not 0 (queue.Q1).
     pub(super) blockers: u32,
-    pub(super) stage: Stage,
+    pub(super) grant: GrantState,
     pub(super) mode: Mode,
     /// Came from the front when that was rebuilt; its guard does not know its ticket.
     pub(super) adopted: bool,
@@ -39,7 +39,7 @@ impl Entry {
     }
 
     pub(super) fn is_lapsed(&self) -> bool {
-        self.stage == Stage::Lapsed
+        self.grant == GrantState::Lapsed
     }
 
     /// Whether others have to wait for it to end (held, offered).

@@ -58,7 +58,7 @@ use crate::range::{ByteRange, Mode};
 use crate::raw::Request;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::wait::Notify;
-use entry::{Entry, Links, NIL, Stage};
+use entry::{Entry, GrantState, Links, NIL};
 use tree::Tree;
 
 /// How long a granted [`lock_async`](crate::RangeLock::lock_async) that is not polled keeps
@@ -97,7 +97,7 @@ pub struct Queue {
     sequence: u64,
     waiting: usize,
     /// Granted in this critical section, told after it (Q5).
-    told: VecDeque<Notify>,
+    wakeups: VecDeque<Notify>,
     /// No offer is older; some, if there is any offer.
     offers_since: Option<Instant>,
     /// How long an offer lasts at least.
@@ -110,7 +110,7 @@ impl Default for Queue {
             tree: Tree::new(),
             sequence: 0,
             waiting: 0,
-            told: VecDeque::new(),
+            wakeups: VecDeque::new(),
             offers_since: None,
             grace: OFFER_GRACE,
         }
@@ -119,8 +119,8 @@ impl Default for Queue {
 
 impl Queue {
     /// Has it keep memory for a few only from now on, while it is empty.
-    pub(crate) fn be_thrifty(&mut self) {
-        self.tree.is_thrifty = true;
+    pub(crate) fn free_memory_when_empty(&mut self) {
+        self.tree.frees_memory_when_empty = true;
     }
 
     /// Whether there is no entry.
@@ -148,7 +148,7 @@ impl Queue {
             let entry = &self.tree[at];
             if entry.mode.conflicts_with(mode) {
                 blockers += u32::from(!entry.is_lapsed());
-                behind_task |= entry.stage != Stage::Taken;
+                behind_task |= entry.grant != GrantState::Taken;
             }
             at = self.tree.next(at, range);
         }
@@ -213,7 +213,7 @@ impl Queue {
             range,
             sequence: self.sequence,
             blockers,
-            stage: if of_task { Stage::Pending } else { Stage::Taken },
+            grant: if of_task { GrantState::Pending } else { GrantState::Taken },
             mode,
             adopted: false,
             notify,
@@ -250,7 +250,7 @@ impl Queue {
         let entry = &mut self.tree[ticket.at];
         let granted = entry.is_granted();
         if granted {
-            entry.stage = Stage::Taken;
+            entry.grant = GrantState::Taken;
         }
         granted
     }
@@ -273,7 +273,7 @@ impl Queue {
             at = self.tree.next(at, range);
         }
         let entry = &mut self.tree[ticket.at];
-        entry.stage = Stage::Pending;
+        entry.grant = GrantState::Pending;
         entry.blockers = blockers;
         self.waiting += usize::from(blockers > 0);
     }
@@ -294,13 +294,13 @@ impl Queue {
         self.offers_since = None;
         let mut at = self.tree.first(ByteRange::ALL);
         while at != NIL {
-            let Entry { range, mode, stage, .. } = self.tree[at];
-            match stage {
-                Stage::Offered(since) if self.has_expired(since) => {
-                    self.tree[at].stage = Stage::Lapsed;
+            let Entry { range, mode, grant, .. } = self.tree[at];
+            match grant {
+                GrantState::Offered(since) if self.has_expired(since) => {
+                    self.tree[at].grant = GrantState::Lapsed;
                     self.unblock(range, 0, |other| other.conflicts_with(mode));
                 }
-                Stage::Offered(since) => self.note_offer(since),
+                GrantState::Offered(since) => self.note_offer(since),
                 _ => {}
             }
             at = self.tree.next(at, ByteRange::ALL);
@@ -427,10 +427,10 @@ impl Queue {
     fn grant(&mut self, at: u32) {
         let entry = &mut self.tree[at];
         self.waiting -= 1;
-        self.told.extend(entry.notify.take());
-        if entry.stage == Stage::Pending {
+        self.wakeups.extend(entry.notify.take());
+        if entry.grant == GrantState::Pending {
             let now = Instant::now();
-            entry.stage = Stage::Offered(now);
+            entry.grant = GrantState::Offered(now);
             self.note_offer(now);
         }
     }
@@ -463,26 +463,26 @@ impl Queue {
 }
 
 /// How many are told between two looks at the queue.
-const TOLD_BATCH: usize = 8;
+const WAKE_BATCH: usize = 8;
 
 /// Ends a critical section and tells those that were granted in it (Q5).
-pub fn unlock_and_tell<'a, T>(
+pub fn unlock_and_wake<'a, T>(
     mutex: &'a Mutex<T>,
     mut guard: MutexGuard<'a, T>,
     queue: impl Fn(&mut T) -> &mut Queue,
 ) {
     loop {
-        let told = &mut queue(&mut guard).told;
-        if told.is_empty() {
+        let wakeups = &mut queue(&mut guard).wakeups;
+        if wakeups.is_empty() {
             return;
         }
-        let mut batch: [Option<Notify>; TOLD_BATCH] = Default::default();
+        let mut batch: [Option<Notify>; WAKE_BATCH] = Default::default();
         for place in &mut batch {
-            *place = told.pop_front();
+            *place = wakeups.pop_front();
         }
-        let more = !told.is_empty();
+        let more = !wakeups.is_empty();
         drop(guard);
-        batch.into_iter().flatten().for_each(Notify::tell);
+        batch.into_iter().flatten().for_each(Notify::wake);
         if !more {
             return;
         }

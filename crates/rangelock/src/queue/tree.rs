@@ -17,7 +17,7 @@ use crate::range::ByteRange;
 
 /// Entries for which a thrifty tree keeps its memory: as many as a vector has room for at first, so that
 /// wide ranges, one at a time, do not allocate each time.
-const SPARE_MAX: usize = 4;
+const KEPT_NODES_MAX: usize = 4;
 
 /// See the module.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Tree {
     len: usize,
     random: u32,
     /// Keeps memory for a few only while it is empty.
-    pub(super) is_thrifty: bool,
+    pub(super) frees_memory_when_empty: bool,
 }
 
 impl Tree {
@@ -39,7 +39,7 @@ impl Tree {
             root: NIL,
             len: 0,
             random: 0x9E37_79B9,
-            is_thrifty: false,
+            frees_memory_when_empty: false,
         }
     }
 
@@ -183,7 +183,7 @@ impl Tree {
         self.free.push(at);
         self.len -= 1;
         let removed = self.nodes[at as usize].take().expect("a live node");
-        if self.len == 0 && self.is_thrifty && self.nodes.capacity() > SPARE_MAX {
+        if self.len == 0 && self.frees_memory_when_empty && self.nodes.capacity() > KEPT_NODES_MAX {
             (self.nodes, self.free) = (Vec::new(), Vec::new());
         }
         removed
@@ -268,7 +268,7 @@ impl IndexMut<u32> for Tree {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::super::entry::Stage;
+    use super::super::entry::GrantState;
     use super::*;
     use crate::range::Mode;
     use proptest::prelude::*;
@@ -279,7 +279,7 @@ mod tests {
             range: ByteRange::raw(start, start + len),
             sequence: 0,
             blockers: 0,
-            stage: Stage::Taken,
+            grant: GrantState::Taken,
             mode: Mode::Shared,
             adopted: false,
             notify: None,

@@ -43,7 +43,7 @@ unsafe impl Sync for Held {}
 
 /// The same, taken apart.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum HoldLocation {
     /// In a table of 2^`log2` stripes; `slots` has `SLOT_BITS` for each piece.
     Front {
         log2: u8,
@@ -93,26 +93,26 @@ impl Held {
     }
 
     /// Takes it apart. A ticket is still given back only once.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn location(&self) -> HoldLocation {
         if let Some((_, Claimed { slot, .. })) = self.as_single() {
-            return Place::Front { log2: (self.tag() & LOG2) as u8, slots: slot };
+            return HoldLocation::Front { log2: (self.tag() & LOG2) as u8, slots: slot };
         }
         match self.tag() {
-            FRONT => Place::Front { log2: self.data as u8, slots: (self.data >> 8) as u32 },
-            QUEUE => Place::Queue(Ticket::from_number(self.data as u32)),
-            _ => Place::Whole,
+            FRONT => HoldLocation::Front { log2: self.data as u8, slots: (self.data >> 8) as u32 },
+            QUEUE => HoldLocation::Queue(Ticket::from_number(self.data as u32)),
+            _ => HoldLocation::Whole,
         }
     }
 }
 
-impl From<Place> for Held {
-    fn from(place: Place) -> Held {
-        match place {
-            Place::Front { log2, slots } => {
+impl From<HoldLocation> for Held {
+    fn from(location: HoldLocation) -> Held {
+        match location {
+            HoldLocation::Front { log2, slots } => {
                 Held::tagged(FRONT, u64::from(slots) << 8 | u64::from(log2))
             }
-            Place::Queue(ticket) => Held::tagged(QUEUE, u64::from(ticket.into_number())),
-            Place::Whole => Held::whole(),
+            HoldLocation::Queue(ticket) => Held::tagged(QUEUE, u64::from(ticket.into_number())),
+            HoldLocation::Whole => Held::whole(),
         }
     }
 }

@@ -58,15 +58,15 @@ fn claim(stripe: &Stripe, range: ByteRange, mode: Mode) -> Option<Claimed> {
 }
 
 /// False if the gate was set.
-fn try_give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) -> bool {
-    match stripe.release_first(claimed) {
+fn try_release(stripe: &Stripe, claimed: Claimed, range: ByteRange) -> bool {
+    match stripe.release_fast(claimed) {
         Ok(()) => true,
         Err(control) => stripe.release_from(control, claimed.slot, range) == Release::Done,
     }
 }
 
-fn give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) {
-    assert!(try_give_back(stripe, claimed, range));
+fn release(stripe: &Stripe, claimed: Claimed, range: ByteRange) {
+    assert!(try_release(stripe, claimed, range));
 }
 
 /// Goal: overlapping exclusive claims of one stripe exclude each other and hand over the bytes,
@@ -81,17 +81,17 @@ fn loom_claims_exclude() {
             move || {
                 // Elsewhere first, in the slot that the conflict may then get.
                 if let Some(slot) = claim(&stripe, r(8, 9), Mode::Exclusive) {
-                    give_back(&stripe, slot, r(8, 9));
+                    release(&stripe, slot, r(8, 9));
                 }
                 if let Some(slot) = claim(&stripe, r(0, 2), Mode::Exclusive) {
                     bytes.write();
-                    give_back(&stripe, slot, r(0, 2));
+                    release(&stripe, slot, r(0, 2));
                 }
             }
         });
         if let Some(slot) = claim(&stripe, r(1, 3), Mode::Exclusive) {
             bytes.write();
-            give_back(&stripe, slot, r(1, 3));
+            release(&stripe, slot, r(1, 3));
         }
         other.join().unwrap();
         assert!(claim(&stripe, r(0, 9), Mode::Exclusive).is_some(), "left over");
@@ -114,7 +114,7 @@ fn loom_claim_looks_again() {
         });
         let elsewhere = claim(&stripe, r(8, 9), Mode::Exclusive);
         if let Some(slot) = elsewhere {
-            give_back(&stripe, slot, r(8, 9));
+            release(&stripe, slot, r(8, 9));
         }
         if claim(&stripe, r(0, 2), Mode::Exclusive).is_some() {
             bytes.write();
@@ -138,7 +138,7 @@ fn loom_a_conflict_that_is_certain() {
                 assert!(!matches!(said, Claim::Held), "never held");
             }
         });
-        give_back(&stripe, first, r(5, 8));
+        release(&stripe, first, r(5, 8));
         let _ = claim(&stripe, r(0, 2), Mode::Exclusive);
         other.join().unwrap();
     });
@@ -156,14 +156,14 @@ fn loom_shared_claims_read() {
                 thread::spawn(move || {
                     if let Some(slot) = claim(&stripe, r(0, 2), Mode::Shared) {
                         bytes.read();
-                        give_back(&stripe, slot, r(0, 2));
+                        release(&stripe, slot, r(0, 2));
                     }
                 })
             })
             .collect();
         if let Some(slot) = claim(&stripe, r(0, 2), Mode::Exclusive) {
             bytes.write();
-            give_back(&stripe, slot, r(0, 2));
+            release(&stripe, slot, r(0, 2));
         }
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
@@ -181,7 +181,7 @@ fn loom_gate_meets_claim_and_release() {
             move || {
                 let claimed = claim(&stripe, r(0, 2), Mode::Exclusive)?;
                 bytes.write();
-                let released = try_give_back(&stripe, claimed, r(0, 2));
+                let released = try_release(&stripe, claimed, r(0, 2));
                 (!released).then_some(claimed)
             }
         });

@@ -51,17 +51,19 @@
 //! lock and an unlock under a mutex take 0.16 (`interval-tree`, one thread, docs/benchmarks.md); and more than 7
 //! threads at work within 64 KiB of a file have its leaf in common anyway.
 
-mod gated;
 mod held;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod slow_path;
 
 use std::sync::Weak;
 use std::time::Duration;
 
 use crate::budget::Budget;
 use crate::front::stripe::{Claim, Claimed, Release, SLOTS, Stripe};
-use crate::front::table::{Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, View};
+use crate::front::table::{
+    Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, TableView,
+};
 use crate::queue::{Queue, Ticket};
 use crate::range::{ByteRange, Mode};
 use crate::raw::{RawRangeLock, Request};
@@ -69,7 +71,7 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::wait::Notify;
 pub use held::Held;
-use held::Place;
+use held::HoldLocation;
 
 /// Compare-exchanges that a claim may lose before it queues.
 const RACES_MAX: u32 = if cfg!(loom) { 1 } else { 16 };
@@ -119,7 +121,7 @@ unsafe impl Send for State {}
 
 /// Why a request has to see the mutex.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum SlowReason {
     /// Some of it is held, for certain: a request that does not wait need not see the mutex.
     Held,
     Conflict,
@@ -136,7 +138,7 @@ impl Default for Striped {
 impl Striped {
     pub(crate) fn with_budget(mut self, budget: Weak<dyn Budget>) -> Striped {
         self.budget = Some(budget);
-        lock(&self.state).queue.be_thrifty();
+        lock(&self.state).queue.free_memory_when_empty();
         self
     }
 
@@ -177,8 +179,8 @@ fn is_whole_shared(range: ByteRange, mode: Mode) -> bool {
 impl Striped {
     /// The way without the mutex.
     #[inline(always)]
-    fn claim_front(&self, range: ByteRange, mode: Mode) -> Result<Held, Why> {
-        if is_whole_shared(range, mode) && self.table.whole.try_raise() {
+    fn claim_front(&self, range: ByteRange, mode: Mode) -> Result<Held, SlowReason> {
+        if is_whole_shared(range, mode) && self.table.whole.try_increment() {
             return Ok(Held::whole());
         }
         let view = self.table.view();
@@ -191,12 +193,17 @@ impl Striped {
                 Err(raced) => lost = raced,
             }
         }
-        self.claim_again(range, mode, lost)
+        self.claim_front_slow(range, mode, lost)
     }
 
     /// The same, after losing so many races.
     #[inline(never)]
-    fn claim_again(&self, range: ByteRange, mode: Mode, mut lost: u32) -> Result<Held, Why> {
+    fn claim_front_slow(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        mut lost: u32,
+    ) -> Result<Held, SlowReason> {
         let view = self.table.view();
         if is_whole_shared(range, mode) {
             return self.claim_whole(view, lost);
@@ -206,39 +213,44 @@ impl Striped {
         };
         let claim = stripe.claim(range, mode, RACES_MAX, &mut lost);
         if lost > 0 {
-            self.count_lost(stripe, range, lost);
+            self.record_lost_races(stripe, range, lost);
         }
         Striped::claimed(claim).map(|claimed| Held::single(stripe, view.log2(), claimed))
     }
 
-    fn claimed(claim: Claim) -> Result<Claimed, Why> {
+    fn claimed(claim: Claim) -> Result<Claimed, SlowReason> {
         match claim {
             Claim::Slot(claimed) => Ok(claimed),
-            Claim::Full => Err(Why::Full),
-            Claim::Held => Err(Why::Held),
-            Claim::Conflict | Claim::Gated | Claim::Raced => Err(Why::Conflict),
+            Claim::Full => Err(SlowReason::Full),
+            Claim::Held => Err(SlowReason::Held),
+            Claim::Conflict | Claim::Gated | Claim::Raced => Err(SlowReason::Conflict),
         }
     }
 
-    fn claim_whole(&self, view: View<'_>, lost: u32) -> Result<Held, Why> {
-        if self.table.whole.try_raise() {
+    fn claim_whole(&self, view: TableView<'_>, lost: u32) -> Result<Held, SlowReason> {
+        if self.table.whole.try_increment() {
             return Ok(Held::whole());
         }
         if view.log2() > 0 || lost > 0 {
-            return Err(Why::Whole);
+            return Err(SlowReason::Whole);
         }
         // The only stripe will do for few; contention calls for the counter.
         let stripe = view.stripe(0);
         let claim = stripe.claim(ByteRange::ALL, Mode::Shared, 0, &mut 0);
         let held = Striped::claimed(claim).map(|claimed| Held::single(stripe, 0, claimed));
-        held.map_err(|_| Why::Whole)
+        held.map_err(|_| SlowReason::Whole)
     }
 
     /// Claims piece by piece; all, or none (R2).
     #[inline(never)]
-    fn claim_pieces(&self, view: View<'_>, range: ByteRange, mode: Mode) -> Result<Held, Why> {
+    fn claim_pieces(
+        &self,
+        view: TableView<'_>,
+        range: ByteRange,
+        mode: Mode,
+    ) -> Result<Held, SlowReason> {
         if view.pieces(range) > PIECES_MAX as u64 {
-            return Err(Why::Conflict);
+            return Err(SlowReason::Conflict);
         }
         let (mut slots, mut count, mut lost) = (0, 0, 0);
         let mut rest = Some(range);
@@ -259,12 +271,12 @@ impl Striped {
             count += 1;
             rest = next;
         }
-        Ok(Place::Front { log2: view.log2() as u8, slots }.into())
+        Ok(HoldLocation::Front { log2: view.log2() as u8, slots }.into())
     }
 
     /// Remembers races lost to neighbours in other regions, which a larger table would keep apart.
     #[cold]
-    fn count_lost(&self, stripe: &Stripe, range: ByteRange, lost: u32) {
+    fn record_lost_races(&self, stripe: &Stripe, range: ByteRange, lost: u32) {
         let view = self.table.view();
         if view.log2() >= LOG2_MAX_CONTENDED
             || !stripe.any_held(|other| !view.same_region(range, other))
@@ -273,7 +285,7 @@ impl Striped {
         }
         let before = self.lost.fetch_add(lost, Ordering::Relaxed);
         if before < LOST_MAX && before + lost >= LOST_MAX {
-            self.grow_if_paid(LOG2_MAX_CONTENDED);
+            self.grow_within_budget(LOG2_MAX_CONTENDED);
             // If it could not grow now, then after as many more.
             self.lost.store(0, Ordering::Relaxed);
         }
@@ -282,7 +294,8 @@ impl Striped {
     /// A single piece that did not go with the first compare-exchange.
     #[inline(never)]
     fn release_raced(&self, range: ByteRange, mode: Mode, held: Held, control: u64) {
-        if let (Some((stripe, _)), Place::Front { log2, slots }) = (held.as_single(), held.place())
+        if let (Some((stripe, _)), HoldLocation::Front { log2, slots }) =
+            (held.as_single(), held.location())
         {
             // SAFETY: as in `release`.
             match unsafe { stripe.as_ref() }.release_from(control, slots, range) {
@@ -293,12 +306,12 @@ impl Striped {
     }
 
     #[inline(never)]
-    fn release_again(&self, range: ByteRange, mode: Mode, held: Held) {
-        match held.place() {
-            Place::Front { log2, slots } => self.release_front(range, mode, log2, slots),
-            Place::Queue(ticket) => self.release_queued(ticket),
+    fn release_slow(&self, range: ByteRange, mode: Mode, held: Held) {
+        match held.location() {
+            HoldLocation::Front { log2, slots } => self.release_front(range, mode, log2, slots),
+            HoldLocation::Queue(ticket) => self.release_queued(ticket),
             // Lowered already, to 0.
-            Place::Whole => self.drained(),
+            HoldLocation::Whole => self.remove_drained_bias(),
         }
     }
 
@@ -347,7 +360,7 @@ impl RawRangeLock for Striped {
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
         match self.claim_front(range, mode) {
             Ok(held) => Some(held),
-            Err(Why::Held) => None,
+            Err(SlowReason::Held) => None,
             Err(why) => match self.enqueue(range, mode, why, &mut None)? {
                 Request::Granted(held) => Some(held),
                 Request::Queued(_) => unreachable!("queued with nobody to tell"),
@@ -388,14 +401,14 @@ impl RawRangeLock for Striped {
         let mut notify = Some(notify());
         let mut state = lock(&self.state);
         let in_front = if state.queue.is_lapsed(&queued) {
-            self.count_again(&mut state, range, mode)
+            self.recount_front_blockers(&mut state, range, mode)
         } else {
             0
         };
         let request = state.queue.poll(queued, in_front, &mut notify);
         self.unlock(state);
         match request {
-            Request::Granted(ticket) => Request::Granted(Place::Queue(ticket).into()),
+            Request::Granted(ticket) => Request::Granted(HoldLocation::Queue(ticket).into()),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
@@ -403,7 +416,7 @@ impl RawRangeLock for Striped {
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
         let mut state = lock(&self.state);
         if state.queue.is_granted(&queued) {
-            return Some(Place::Queue(queued).into());
+            return Some(HoldLocation::Queue(queued).into());
         }
         let notify = self.remove(&mut state, queued);
         self.unlock(state);
@@ -415,15 +428,15 @@ impl RawRangeLock for Striped {
     fn release(&self, range: ByteRange, mode: Mode, held: Held) {
         let Some((stripe, claimed)) = held.as_single() else {
             // Most of the others.
-            if !held.is_whole() || self.table.whole.lower() {
-                self.release_again(range, mode, held);
+            if !held.is_whole() || self.table.whole.decrement() {
+                self.release_slow(range, mode, held);
             }
             return;
         };
         // SAFETY: it is a stripe of this lock, in use or replaced, and those live until the lock is
         // dropped (table.B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
         // One that was replaced is gated: the release fails.
-        if let Err(control) = unsafe { stripe.as_ref() }.release_first(claimed) {
+        if let Err(control) = unsafe { stripe.as_ref() }.release_fast(claimed) {
             self.release_raced(range, mode, held, control);
         }
     }
@@ -437,12 +450,12 @@ impl RawRangeLock for Striped {
 
     fn downgrade(&self, range: ByteRange, held: &mut Held) {
         let mut state = lock(&self.state);
-        match held.place() {
-            Place::Front { log2, slots } => {
+        match held.location() {
+            HoldLocation::Front { log2, slots } => {
                 self.downgrade_front(&mut state, range, log2, slots);
             }
-            Place::Queue(ticket) => state.queue.downgrade(&ticket),
-            Place::Whole => unreachable!("counted holders are shared"),
+            HoldLocation::Queue(ticket) => state.queue.downgrade(&ticket),
+            HoldLocation::Whole => unreachable!("counted holders are shared"),
         }
         self.unlock(state);
     }

@@ -81,13 +81,13 @@ macro_rules! for_every_lock {
             }
 
             #[test]
-            fn guards_may_be_released_elsewhere() {
+            fn guards_may_be_released_by_other_threads() {
                 stress::released_elsewhere::<$subject>();
             }
 
             #[test]
-            fn overtakes_nobody() {
-                stress::overtakes_nobody::<$subject>();
+            fn overtakes_no_request() {
+                stress::overtakes_no_request::<$subject>();
             }
 
             #[test]

@@ -265,7 +265,7 @@ impl Line {
 /// before it queues, for some microseconds, is not in this bound: see `RangeLock::lock`.)
 /// Method: requests are stamped before they are made and once they are in the queue; a granted
 /// thread looks for those that were in the queue before its request was made.
-pub fn overtakes_nobody<L: Subject>() {
+pub fn overtakes_no_request<L: Subject>() {
     let (seed, lock, line) = (seed(), RangeLock::<L>::with_raw(), Line::default());
     lock.set_offer_grace(Duration::MAX);
     let operations = number_from_env("MILLPOND_OPERATIONS", 200_000) / 10;
