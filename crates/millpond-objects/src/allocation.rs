@@ -1,17 +1,17 @@
-//! Where objects lie in blobs.
+//! Allocates the pages of objects in blobs.
 //!
-//! An object takes whole pages of a blob that it shares with others: a table of pages for each would take as
-//! much memory as a small object itself. Places are handed out in order and never again, so pages of one
-//! version are never another's; a blob that is full goes when the last object that lies in it is forgotten.
+//! Objects share a blob, and each takes whole pages of it: a page table per object would take as much memory as a small
+//! object. Pages are allocated in order and never reused, so two versions never share a page. A full blob is freed when
+//! the last entry that refers to it is removed.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use millpond::{Blob, Engine};
 
-/// What two levels of a page table reach with pages of 4 KiB.
+/// Reach of two levels of a page table, with pages of 4 KiB.
 const SHARED_BYTES: u64 = 1 << 30;
-/// Larger objects have a blob of their own. Chosen, not measured.
+/// Larger objects get a separate blob. Untuned.
 const SHARING_BYTES_MAX: u64 = SHARED_BYTES / 16;
 
 /// The pages of an object.
@@ -22,23 +22,23 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    /// Where in the blob bytes of the object are.
+    /// Translates a range of the object to one of the blob.
     pub(crate) fn to_blob(&self, range: &Range<u64>) -> Range<u64> {
         self.base + range.start..self.base + range.end
     }
 
-    /// The other way round.
+    /// Translates a range of the blob to one of the object.
     pub(crate) fn to_object(&self, range: &Range<u64>) -> Range<u64> {
         range.start - self.base..range.end - self.base
     }
 }
 
-/// Hands out places.
+/// Allocates ranges of blobs.
 #[derive(Debug)]
 pub(crate) struct BlobAllocator {
     engine: Engine,
     page_bytes: u32,
-    /// The blob that is being handed out, and how far.
+    /// The blob that is being filled, and its first free byte.
     current: Mutex<Option<(Arc<Blob>, u64)>>,
 }
 
@@ -62,7 +62,7 @@ impl BlobAllocator {
         range.start - range.start % page_bytes..end
     }
 
-    /// Pages for an object of so many bytes; `None` if there is no memory for their table.
+    /// Allocates pages for an object of `bytes` bytes. `None` if there is no memory for the page table.
     pub(crate) fn allocate(&self, bytes: u64) -> Option<Allocation> {
         let bytes = bytes.checked_next_multiple_of(self.page_bytes())?;
         let blob = |len| self.engine.blob(len, self.page_bytes).ok().map(Arc::new);

@@ -1,22 +1,24 @@
-//! What is known of objects: version, length, where their pages are.
+//! The directory maps the name of each cached object to its entry: version, length and pages.
 //!
 //! ```text
-//!   find:   of the map, without a lock and without a shared write
-//!   stamp:  before a request
-//!   admit:  with the stamp, after its answer: entered unless the object was written between the two
+//!   find, with_entry:       look up an entry, without a lock and without a write to shared memory
+//!   stamp:                  before a request
+//!   admit:                  after its response, with the stamp: inserts the entry, unless the object was written
+//!                           between the two
 //!   begin_write, end_write: around a write of the object, whether it succeeds or not
-//!   watch:  a stamp for requests about an entry, which is void once the entry is out of the map
+//!   watch_entry:            a stamp for requests about an entry; none if the entry has left the map
 //! ```
 //!
-//! - **N1** The calls above for one object are under one lock. The writes of an object are counted as long as a stamp
-//!   or a write refers to the count. So no answer enters the map after a write has ended, if the answer may be older.
-//! - **N4** An answer about an object without (strong) ETag and version does not show which version it is of. It is used only
-//!   if no write of the object through this store was under way between its request and its arrival; and an entry
-//!   leaves the map when such a write begins. So all bytes in the pages of an entry are of one version.
-//! - **N2** What an entry says never changes but for `checked_ms` and `used`: of another version there is
-//!   another entry, with other pages.
-//! - **N3** Entries take no more memory than was allowed, by an estimate: beyond it those go that were not
-//!   used since they were looked at last (CLOCK).
+//! - **N1** The calls for one object hold one lock, except for lookups. The writes of an object are counted as long
+//!   as a stamp or a write refers to the count. So a response that may be older than a completed write never enters
+//!   the map.
+//! - **N4** A response about an object without strong ETag and without version does not show its version. It is used
+//!   only if no write of the object through this store ran between the request and the response. The start of such a
+//!   write removes the entry from the map. So all bytes in the pages of an entry are of one version.
+//! - **N2** An entry never changes, except for its counters and flags. Another version of the object has another
+//!   entry, with other pages.
+//! - **N3** Entries take no more memory than their limit, by an estimate. Beyond it, CLOCK evicts entries that were
+//!   not used since its last pass.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
@@ -29,27 +31,27 @@ use object_store::{Attributes, ObjectMeta};
 
 use crate::allocation::Allocation;
 
-/// Of locks. More than threads are at it at once, as a rule.
+/// Number of locks: usually more than there are threads at work.
 const SHARDS: usize = 64;
-/// Of a ring, so many entries may be gone beside half of it. Chosen, not measured.
+/// A ring is compacted when half of it and this many entries more are removed ones. Untuned.
 const RING_REMOVED_MAX: usize = 16;
-/// Counts of writes of a shard, before those that are not needed are removed. Chosen, not measured.
+/// A shard keeps at least this many write counts before it drops the unused ones. Untuned.
 const WRITES_LEN_MIN: usize = 16;
-/// What an entry takes beside its strings: itself, its places in map and ring, and what the allocator adds.
+/// Memory of an entry besides its strings: the entry, its slots in map and ring, the allocator's overhead.
 const ENTRY_BYTES: u64 = 128 + size_of::<ObjectEntry>() as u64;
 
-/// An object of one version.
+/// One version of an object.
 #[derive(Debug)]
 pub(crate) struct ObjectEntry {
     pub(crate) key: Box<str>,
     pub(crate) meta: ObjectMeta,
     pub(crate) attributes: Attributes,
     pub(crate) allocation: Allocation,
-    /// When the last request began whose answer names this version, in milliseconds of the cache's clock.
+    /// Start of the last request whose response named this version, in milliseconds of the cache's clock.
     pub(crate) validated_ms: AtomicU64,
-    /// Where a sequence of misses ended last, and the next may go on.
+    /// End of the last sequential miss: a miss that starts here continues the sequence.
     pub(crate) sequential_end: AtomicU64,
-    /// How far that is to be read ahead, in bytes.
+    /// Read-ahead window of that sequence.
     pub(crate) readahead_bytes: AtomicU64,
     used: AtomicBool,
     is_removed: AtomicBool,
@@ -76,21 +78,21 @@ impl ObjectEntry {
         }
     }
 
-    /// Whether that is an answer about the same version.
+    /// Whether a response is of this version.
     pub(crate) fn is_same_version(&self, meta: &ObjectMeta) -> bool {
-        // Without ETag and version, only what never changes is known.
+        // Objects without ETag and version are cached only if they never change.
         (&self.meta.e_tag, &self.meta.version, self.meta.size)
             == (&meta.e_tag, &meta.version, meta.size)
     }
 
-    /// Answers about the object do not show which version they are of (N4).
+    /// Responses about the object do not show their version (N4).
     pub(crate) fn is_unversioned(&self) -> bool {
         is_unversioned(&self.meta)
     }
 
-    /// Writes to shared memory only the first time after somebody looked.
+    /// Marks the entry used for CLOCK. Writes to shared memory only at the first use after a pass.
     pub(crate) fn mark_used(&self) {
-        // Relaxed, here and in `make_room`: a hint.
+        // Relaxed, here and in `evict_to_limit`: a hint.
         if !self.used.load(Relaxed) {
             self.used.store(true, Relaxed);
         }
@@ -104,42 +106,42 @@ impl ObjectEntry {
     }
 }
 
-/// Neither a strong ETag nor a version names the bytes of the object.
+/// Whether the object has neither a strong ETag nor a version.
 pub(crate) fn is_unversioned(meta: &ObjectMeta) -> bool {
     strong_tag(meta).is_none() && meta.version.is_none()
 }
 
-/// The ETag, if it names the bytes of the object: a weak one may be that of other bytes, too (RFC 9110, 8.8.1).
+/// The ETag, if it is a strong one: different bytes may share a weak one (RFC 9110, 8.8.1).
 pub(crate) fn strong_tag(meta: &ObjectMeta) -> Option<&str> {
     meta.e_tag.as_deref().filter(|tag| !tag.starts_with("W/"))
 }
 
-/// The writes of one object through this store. Relaxed throughout: read and changed under the shard's lock.
+/// Counts the writes of one object through this store. Relaxed throughout: the shard's lock guards both counts.
 #[derive(Debug, Default)]
 pub(crate) struct WriteCounts {
     begun: AtomicU64,
     ended: AtomicU64,
 }
 
-/// The moment before a request; see N1.
+/// State of an object's writes at the start of a request (N1).
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
     writes: Arc<WriteCounts>,
     begun: u64,
     ended: u64,
-    /// The age of the answer counts from here: the store may have looked at the object at once.
+    /// The age of the response counts from here, as the store may have read the object at once.
     pub(crate) requested_ms: u64,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Also of some that are gone.
+    /// CLOCK order. Includes some removed entries.
     ring: VecDeque<Arc<ObjectEntry>>,
     entries: usize,
     bytes: u64,
-    /// Of objects with requests or writes under way, and of some without.
+    /// Counts of objects with requests or writes in progress, and some unused ones.
     writes: HashMap<Box<str>, Weak<WriteCounts>, RandomState>,
-    /// At this length those without are removed.
+    /// At this length the unused ones are dropped.
     writes_len_max: usize,
 }
 
@@ -165,8 +167,8 @@ impl Shard {
 }
 
 impl Stamp {
-    /// Whether an answer to a request that began at the stamp may be older than a write that has ended; if `is_blind`,
-    /// whether a write was under way at any moment since (N4). Under the shard's lock.
+    /// Whether the response to a request that started at the stamp may be older than a completed write. For an object
+    /// without version: whether any write has run since (N4). The caller holds the shard's lock.
     fn may_predate_write(&self, is_unversioned: bool) -> bool {
         let (begun, ended) = (self.writes.begun.load(Relaxed), self.writes.ended.load(Relaxed));
         ended != self.ended || (is_unversioned && (begun != self.begun || begun != ended))
@@ -176,7 +178,7 @@ impl Stamp {
 #[derive(Debug)]
 pub(crate) struct Directory {
     map: papaya::HashMap<Box<str>, Arc<ObjectEntry>, RandomState>,
-    /// Seeded at random, and fast: each hit hashes a name.
+    /// Randomly seeded, and fast, as each hit hashes a name.
     hasher: RandomState,
     shards: [Mutex<Shard>; SHARDS],
     shard_bytes_max: u64,
@@ -197,7 +199,7 @@ impl Directory {
         self.hasher.hash_one(key) as usize % SHARDS
     }
 
-    /// Calls `look` with what is known of an object, without a lock.
+    /// Calls `look` with the entry of an object, without a lock.
     pub(crate) fn with_entry<R>(
         &self,
         key: &str,
@@ -219,14 +221,14 @@ impl Directory {
         self.shard(key).stamp(key, now_ms)
     }
 
-    /// A stamp for requests about an entry without ETag and version; `None`: the entry is out of the map, and the object
-    /// may be of another version.
+    /// A stamp for requests about an entry without ETag and version. `None`: the entry has left the map, so the object
+    /// may have another version.
     pub(crate) fn watch_entry(&self, entry: &Arc<ObjectEntry>, now_ms: u64) -> Option<Stamp> {
         let mut shard = self.shard(&entry.key);
         self.is_current(entry).then(|| shard.stamp(&entry.key, now_ms))
     }
 
-    /// Whether an answer to a request since the stamp may be of another version than its entry (N4).
+    /// Whether the response to a request since the stamp may be of another version than its entry (N4).
     pub(crate) fn may_be_of_another_version(&self, watch: &Stamp, key: &str) -> bool {
         let _shard = self.shard(key);
         watch.may_predate_write(true)
@@ -236,8 +238,8 @@ impl Directory {
         self.map.pin().get(&entry.key).is_some_and(|there| Arc::ptr_eq(there, entry))
     }
 
-    /// Enters an object in place of another version of it, unless the answer to a request at `stamp` may be older than a
-    /// write (N1, N4). Returns the entry of this version, if there is one afterwards.
+    /// Inserts an entry, in place of another version of its object, unless the response to the request at `stamp` may be
+    /// older than a write (N1, N4). Returns the entry of this version that is then in the map, if any.
     pub(crate) fn admit(&self, stamp: &Stamp, entry: ObjectEntry) -> Option<Arc<ObjectEntry>> {
         let mut shard = self.shard(&entry.key);
         if stamp.may_predate_write(entry.is_unversioned()) {
@@ -258,19 +260,19 @@ impl Directory {
         let entry = Arc::new(entry);
         shard.bytes += entry.bytes();
         shard.entries += 1;
-        // Before it is in the ring: others may all have been used.
+        // Before the entry is in the ring: if all other entries are marked used, CLOCK would evict this one.
         self.evict_to_limit(&mut shard);
         shard.ring.push_back(Arc::clone(&entry));
         map.insert(entry.key.clone(), Arc::clone(&entry));
         Some(entry)
     }
 
-    /// A write of the object begins; each has an `end_write`.
+    /// Call at the start of a write of the object, and `end_write` at its end.
     pub(crate) fn begin_write(&self, key: &str) -> Arc<WriteCounts> {
         let mut shard = self.shard(key);
         let writes = shard.writes_of(key);
         writes.begun.fetch_add(1, Relaxed);
-        // N4
+        // N4.
         let there = self.find(key).filter(|entry| entry.is_unversioned());
         if let Some(there) = there {
             self.remove_entry(&mut shard, &there);
@@ -278,7 +280,7 @@ impl Directory {
         writes
     }
 
-    /// A write of the object has ended, whether it succeeded or not: forgets the object.
+    /// Removes the object's entry at the end of a write, whether the write succeeded or not.
     pub(crate) fn end_write(&self, key: &str, writes: &WriteCounts) {
         let mut shard = self.shard(key);
         writes.ended.fetch_add(1, Relaxed);
@@ -287,13 +289,13 @@ impl Directory {
         }
     }
 
-    /// Forgets an object: it was written, or may have been.
+    /// Removes the entry of an object that was written, or may have been.
     pub(crate) fn forget(&self, key: &str) {
         let writes = self.begin_write(key);
         self.end_write(key, &writes);
     }
 
-    /// Forgets an object if it is of that version still.
+    /// Removes an entry, unless another version has replaced it.
     pub(crate) fn forget_version(&self, entry: &Arc<ObjectEntry>) {
         let mut shard = self.shard(&entry.key);
         if self.is_current(entry) {
@@ -301,7 +303,7 @@ impl Directory {
         }
     }
 
-    /// Its place in the ring is given up with others', or when the hand comes round.
+    /// Removes an entry from the map. Its slot in the ring is freed later, by compaction or by the next CLOCK pass.
     fn remove_entry(&self, shard: &mut Shard, entry: &Arc<ObjectEntry>) {
         if !entry.is_removed.swap(true, AcqRel) {
             shard.bytes -= entry.bytes();

@@ -1,13 +1,13 @@
-//! Requests to the store below.
+//! Sends requests to the underlying store and caches the bytes of their responses.
 //!
-//! - **F1** A page is claimed before its request only if that runs on its own, on a runtime: who waits for
-//!   the page waits for the store, and never for a caller that does not poll. Else pages are claimed when
-//!   their bytes are there. A runtime of one thread runs only while somebody is in it: so those of one such
-//!   runtime, the home, wait for each other, and nobody else for them ([`HomeRuntime`](crate::home_runtime::HomeRuntime)).
-//! - **F2** Bytes are put into pages only if the answer names the version of those pages; without ETag and version, if
-//!   no write of the object was under way since a moment at which its entry was in the map (N4 of the directory).
-//! - **F3** What the disk has is read from there first; what it turns out not to have is asked of the store by the
-//!   same task, with the pages that it claimed.
+//! - **F1** A page is claimed before its request only if the request is a task of a runtime. So a waiter for the page
+//!   waits for the store, and never for a caller that does not poll. Otherwise pages are claimed when their bytes have
+//!   arrived. A single-threaded runtime runs tasks only while a thread drives it: so tasks on one such runtime, the home,
+//!   wait for each other, and no task elsewhere waits for them ([`HomeRuntime`](crate::home_runtime::HomeRuntime)).
+//! - **F2** Bytes are cached only if the response names the version of their pages. Without ETag and version: only if no
+//!   write of the object has run since a moment at which its entry was in the map (directory.N4).
+//! - **F3** Pages that the disk index lists are read from the disk first. If the disk read fails, the same task requests
+//!   them from the store, and fills the pages that it claimed.
 
 use std::future::Future;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::disk::{DiskTier, Object};
 use crate::inner::Inner;
 use crate::stats::Counters;
 
-/// Bytes of an object that a request brought.
+/// Bytes of an object that a request returned.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub(crate) range: Range<u64>,
@@ -33,7 +33,7 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Those of a range, if all are there.
+    /// The bytes of a range, if the piece contains all of it.
     pub(crate) fn part(&self, range: &Range<u64>) -> Option<Bytes> {
         if range.start < self.range.start || range.end > self.range.end {
             return None;
@@ -41,34 +41,35 @@ impl Piece {
         let (from, to) = (range.start - self.range.start, range.end - self.range.start);
         let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
         let part = self.bytes.slice(from..to);
-        // A small part would keep all of it in memory, where nobody counts it.
+        // A small slice would keep the whole body in memory, outside of the cache's limit.
         Some(if part.len() * 2 < self.bytes.len() { Bytes::copy_from_slice(&part) } else { part })
     }
 
-    /// The same as a piece.
+    /// The same, as a piece.
     pub(crate) fn of(&self, range: Range<u64>) -> Option<Piece> {
         self.part(&range).map(|bytes| Piece { range, bytes })
     }
 }
 
-/// Bytes to be fetched, and the pages that were claimed for them.
+/// A range to fetch, and the pages claimed for it.
 pub(crate) struct Fetch {
     pub(crate) range: Range<u64>,
     pub(crate) fills: Vec<Fill>,
-    /// The disk has them, or had them when it was asked.
+    /// The disk index listed the pages when the fetch was planned.
     pub(crate) on_disk: bool,
 }
 
-/// How a request for bytes of a known version ended.
+/// Outcome of a request for bytes of a cached version.
 pub(crate) enum FetchOutcome {
     Piece(Piece),
-    /// They are cached, all of them from the disk.
+    /// All bytes were read from the disk and are cached.
     Cached,
-    /// The object is of another version by now, or gone.
+    /// The object has another version now, or was deleted.
     Changed,
 }
 
-/// Runs something on the runtime if there is one, so that it ends whoever waits for it; else in the caller.
+/// Runs a future as a task of the caller's runtime, so that it completes even if the caller is dropped. Outside of a
+/// runtime it runs in the caller.
 pub(crate) async fn spawn_if_runtime<T: Send + 'static>(
     task: impl Future<Output = T> + Send + 'static,
 ) -> Result<T> {
@@ -83,13 +84,13 @@ pub(crate) async fn spawn_if_runtime<T: Send + 'static>(
 }
 
 impl Inner {
-    /// A request to the store, counted.
+    /// Sends a request to the store and counts it.
     pub(crate) async fn request(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         Counters::add(&self.counters.requests, 1);
         self.store.get_opts(path, options).await
     }
 
-    /// Whether an answer that has just arrived may be of another version than the entry, which only `watch` can show.
+    /// Whether a response that has just arrived may be of another version than the entry although its metadata match.
     pub(crate) fn may_be_of_another_version(
         &self,
         entry: &ObjectEntry,
@@ -100,7 +101,8 @@ impl Inner {
             .is_some_and(|watch| self.directory.may_be_of_another_version(watch, &entry.key))
     }
 
-    /// Before requests about an entry: a watch if it needs one; `None`: begin again, as the entry is out of the map.
+    /// Call before requests about an entry: a stamp, if the entry needs one. `None`: the entry has left the map, so the
+    /// read starts again.
     pub(crate) fn watch(&self, entry: &Arc<ObjectEntry>) -> Option<Option<Stamp>> {
         match entry.is_unversioned() {
             true => self.directory.watch_entry(entry, self.now_ms()).map(Some),
@@ -108,7 +110,7 @@ impl Inner {
         }
     }
 
-    /// All bytes of an answer.
+    /// Receives the whole body of a response.
     pub(crate) async fn receive_body(&self, response: GetResult) -> Result<Piece> {
         let range = response.range.clone();
         let bytes = response.bytes().await?;
@@ -121,7 +123,7 @@ impl Inner {
         Ok(Piece { range, bytes })
     }
 
-    /// Fetches bytes of a known version, and caches them.
+    /// Fetches bytes of a cached version, and caches them.
     pub(crate) async fn fetch(
         self: Arc<Self>,
         path: Path,
@@ -160,8 +162,8 @@ impl Inner {
         Ok(FetchOutcome::Piece(piece))
     }
 
-    /// Caches bytes that the store sent, from `start` of an object on: in pages that were claimed for them, or
-    /// else in those that nobody has; and on the disk.
+    /// Caches bytes that the store sent, which start at `start` in the object: in the pages claimed for them, else in
+    /// unclaimed ones; and on the disk.
     pub(crate) fn populate(&self, entry: &ObjectEntry, start: u64, bytes: &[u8], fills: Vec<Fill>) {
         entry.populate(start, bytes, fills);
         let Some(tier) = &self.tier else { return };
@@ -177,7 +179,7 @@ impl Inner {
         }
     }
 
-    /// Reads pages from the disk; returns those that it does not have.
+    /// Reads pages from the disk. Returns the ones that it could not read.
     async fn read_disk_pages(&self, entry: &ObjectEntry, fills: Vec<Fill>) -> Vec<Fill> {
         let Some((tier, object)) = self.disk_object(entry) else { return fills };
         let read = |fill: Fill| {
@@ -188,7 +190,7 @@ impl Inner {
         join_all(fills.into_iter().map(read)).await.into_iter().flatten().collect()
     }
 
-    /// Bytes from the beginning of a range that the disk has, read into the cache.
+    /// Reads the part of a range that is on the disk, from the range's start, into the cache.
     pub(crate) async fn read_disk_prefix(
         self: &Arc<Self>,
         entry: &Arc<ObjectEntry>,
@@ -200,12 +202,12 @@ impl Inner {
         }
         let page_end = self.allocator.rounded(&(found.start..found.start + 1)).end;
         let page = found.start..found.end.min(page_end);
-        // In a small cache a page that was there may go while others come: then one alone.
+        // In a small cache, reading the later pages may evict the first ones: then one page is read alone.
         for pages in [found, page] {
             let (inner, object, claimed) = (Arc::clone(self), Arc::clone(entry), pages.clone());
             let read = spawn_if_runtime(async move {
                 let fills = object.claim(&claimed).fills;
-                // What it does not have is anybody's again.
+                // Dropping the fills that failed releases their claims.
                 drop(inner.read_disk_pages(&object, fills).await);
             });
             read.await.ok()?;
@@ -217,14 +219,14 @@ impl Inner {
         None
     }
 
-    /// The tier, and what an object is there.
+    /// The disk tier, and the entry's identity there.
     pub(crate) fn disk_object(&self, entry: &ObjectEntry) -> Option<(&DiskTier, Object)> {
         let tier = self.tier.as_ref()?;
         Some((tier, tier.object(&entry.meta)?))
     }
 
-    /// The bytes from `at` on, up to `end` or the page that is not there, that are on the disk; none where
-    /// pages may not be claimed (F1).
+    /// The range from `at` that is on the disk: up to `end` or the first missing page. Empty where pages may not be
+    /// claimed (F1).
     pub(crate) fn disk_prefix(&self, entry: &ObjectEntry, at: u64, end: u64) -> Range<u64> {
         let (page_bytes, end) = (self.allocator.page_bytes(), end.min(entry.meta.size));
         let pages = at / page_bytes..end.div_ceil(page_bytes);
@@ -242,7 +244,7 @@ impl Inner {
     }
 }
 
-/// Only of that version, as far as the store can tell; the answer is looked at, too.
+/// Request options for this version only. Some stores ignore them, so callers check the response as well.
 pub(crate) fn version_condition(meta: &ObjectMeta) -> GetOptions {
     let options = GetOptions::new();
     match &meta.version {
@@ -252,9 +254,9 @@ pub(crate) fn version_condition(meta: &ObjectMeta) -> GetOptions {
 }
 
 impl ObjectEntry {
-    /// Caches bytes of this version, from `start` on: in pages that were claimed for it, and in those that
-    /// nobody has. These are what lay between the bytes that were wanted, and has been paid for: a query engine
-    /// that reads two columns of a file often wants the one between them next.
+    /// Caches bytes of this version, which start at `start`: in the pages claimed for them, then in unclaimed ones. The
+    /// latter are gaps between the requested ranges. They are already downloaded, and a query engine that reads two columns
+    /// of a file often reads the column between them next.
     pub(crate) fn populate(&self, start: u64, bytes: &[u8], fills: Vec<Fill>) {
         let end = start + bytes.len() as u64;
         let len = |fill: &Fill| fill.range().end - fill.range().start;

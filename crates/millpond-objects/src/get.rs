@@ -1,22 +1,22 @@
-//! How ranges of one object are read, all of one version.
+//! Reads ranges of one object such that all returned bytes are of one version.
 //!
 //! ```text
-//!            +-- none known: one caller asks, others wait for its answer's head --+
-//!            |                                                                    v
-//!   known? --+-- too old: asked with what is missing, or If-None-Match ------> a version
-//!            +-- fresh -----------------------------------------------------------^
-//!   version: cached? -> else claim, spawn requests with If-Match, wait for own and others' -> bytes
+//!            +-- no: one caller sends a request, others wait for its response head -+
+//!            |                                                                      v
+//!   entry? --+-- stale: request the missing bytes, or send If-None-Match -------> entry
+//!            +-- fresh -------------------------------------------------------------^
+//!   entry: cached? -> else claim pages, spawn requests with If-Match, wait for them and for other claims -> bytes
 //!               ^                                                     |
-//!               +---- another version by now: forget, begin anew -----+
+//!               +------ version changed: remove the entry, restart ---+
 //! ```
 //!
-//! - **V1** What one call returns is of one version: what was collected is dropped when another one shows up.
-//!   The conditions of the call are checked on that version, whether it was cached or has just been fetched.
-//! - **V2** Nobody waits for another caller more than once: if what that one was to bring is not there
-//!   afterwards, each makes its own request. So a failing store fails all at once, not one by one.
-//! - **V3** A range that depends on the object's length (all of it, from an offset on, a suffix) is resolved by the
-//!   length of the version that is served, each time that the read begins again. The store gets it as the caller gave it
-//!   unless the request names a version: so an error of the store is the error of the caller's own range.
+//! - **V1** A call returns bytes of one version: when another version shows up, the bytes collected so far are dropped.
+//!   The conditions of the call are checked on the returned version, cached or just fetched.
+//! - **V2** A caller waits for another caller at most once. If the bytes are still missing afterwards, each caller sends
+//!   its own request. So a failing store fails all callers at the same time, not one after the other.
+//! - **V3** A range that depends on the object's length (whole object, from an offset, suffix) is resolved by the length
+//!   of the served version, again at each restart. The store receives the range in the caller's form unless the request
+//!   names a version. So an error of the store is the error of the caller's own range.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,46 +35,46 @@ use crate::response::ResponseHead;
 use crate::single_flight::Leader;
 use crate::stats::Counters;
 
-/// The first window of read-ahead, in multiples of what was asked for. Chosen, not measured.
+/// The first read-ahead window, in multiples of the requested length. Untuned.
 const WINDOW_FACTOR: u64 = 4;
 
-/// A longer range is a stream of its own, and not collected. Chosen, not measured.
+/// Longer ranges are streamed and not collected. Untuned.
 pub(crate) const COLLECTED_BYTES_MAX: u64 = 4 << 20;
 
 /// The result of a collected read of an object.
 pub(crate) enum Collected {
-    /// A piece for each range that was asked for.
+    /// A piece for each requested range.
     Pieces(ResponseHead, Vec<Piece>),
-    /// The answer is too long to be collected, or nothing is known of the object.
+    /// The response is too long to be collected, or the object has no entry.
     Stream,
-    /// The store below answers, possibly with an error.
+    /// The underlying store has to serve the read, possibly with an error.
     Bypass,
 }
 
-/// What of some ranges is cached, and fresh.
+/// The cached and fresh part of the requested ranges.
 pub(crate) enum CachedRanges {
     All(Vec<Bytes>),
-    /// Of that version.
+    /// Pieces of this version.
     Part(Arc<ObjectEntry>, Vec<Piece>),
     Unknown,
 }
 
-/// What is known of an object when its bytes are asked for.
+/// Outcome of opening an object for a read.
 enum Opened {
-    /// Its version, which nobody had to be asked for, and bytes of it that are at hand.
+    /// A fresh entry, and pieces that are already read.
     Fresh(Arc<ObjectEntry>, Vec<Piece>),
-    /// Its version, and bytes of it that are at hand.
+    /// An entry that the store has confirmed, and pieces that are already read.
     Validated(Arc<ObjectEntry>, Vec<Piece>),
-    /// An answer that can't be cached.
+    /// A response that can't be cached.
     Uncached(ResponseHead, Piece),
-    /// The version has more bytes in the range than are collected, or is unknown.
+    /// The range is too long to be collected, or the object has no entry.
     Stream,
-    /// Somebody else has asked meanwhile.
+    /// Another caller has sent the first request: look up the entry again.
     Again,
 }
 
 impl Inner {
-    /// What of some ranges is cached; where all is, that is found without a lock or a shared write.
+    /// Reads the cached and fresh part of some ranges. If all is cached: without a lock or a write to shared memory.
     pub(crate) fn cached_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> CachedRanges {
         let look = |entry: &Arc<ObjectEntry>| {
             let size = entry.meta.size;
@@ -96,8 +96,8 @@ impl Inner {
         self.directory.with_entry(path.as_ref(), look).unwrap_or(CachedRanges::Unknown)
     }
 
-    /// Ranges of an object, each as far as it lies within it. `asked`: either bounded ranges, or one that depends on
-    /// the object's length (V3).
+    /// Reads ranges of an object, each clipped to the object's length. `asked`: either bounded ranges, or one range that
+    /// depends on the object's length (V3).
     pub(crate) async fn read_ranges(
         self: &Arc<Self>,
         path: &Path,
@@ -135,9 +135,9 @@ impl Inner {
                 }
             };
             entry.mark_used();
-            // V1
+            // V1.
             conditions.check_preconditions(&entry.meta)?;
-            // V3
+            // V3.
             let resolved = asked.iter().map(|range| resolve_range(range, entry.meta.size));
             let Some(ranges) = resolved.collect::<Option<Vec<_>>>() else {
                 return Ok(Collected::Bypass);
@@ -167,7 +167,7 @@ impl Inner {
         Ok(Collected::Bypass)
     }
 
-    /// Finds out an object's version, as far as it has to be asked for.
+    /// Finds the version of an object, by a request if there is no fresh entry.
     async fn open_object(
         self: &Arc<Self>,
         path: &Path,
@@ -186,7 +186,7 @@ impl Inner {
         let joined = may_wait.then(|| self.first_requests.join(key));
         let leader = match joined {
             Some(Err(mut other)) => {
-                // Its sender goes with its turn, and never sends.
+                // The sender is dropped with the leader, and never sends.
                 let _ = other.changed().await;
                 return Ok(Opened::Again);
             }
@@ -201,8 +201,8 @@ impl Inner {
         .await?
     }
 
-    /// Asks for bytes of an object of which nothing is known. `turn` ends with the head of the answer: then
-    /// pages are claimed, and others find them so.
+    /// Requests bytes of an object that has no entry. `leader` is dropped when the response head has arrived and the
+    /// pages are claimed, so the waiting callers find the claims.
     async fn request_first_range(
         self: Arc<Self>,
         path: Path,
@@ -228,8 +228,8 @@ impl Inner {
         Ok(Opened::Validated(entry, vec![piece]))
     }
 
-    /// Ranges past the cache, all of one version as far as the answers show it: the store's own `get_ranges` may make
-    /// several requests without a condition.
+    /// Reads ranges without the cache, all of one version as far as the responses show it. The store's own `get_ranges`
+    /// would not do, as it may send several requests without a condition.
     pub(crate) async fn uncached_ranges(
         &self,
         path: &Path,
@@ -248,7 +248,7 @@ impl Inner {
                     let source = "the object was replaced while its ranges were read".into();
                     return Err(Error::Precondition { path: path.to_string(), source });
                 }
-                // A merged range hides it that one of its parts begins beyond the end.
+                // A merged range succeeds even if one of its parts starts past the end of the object.
                 if let Some(beyond) = ranges.iter().find(|range| range.start >= first.size) {
                     let beyond = Some(GetRange::Bounded(beyond.clone()));
                     self.request(path, GetOptions::new().with_range(beyond)).await?;
@@ -270,7 +270,7 @@ impl Inner {
         Ok(Opened::Uncached(head, self.receive_body(response).await?))
     }
 
-    /// Asks whether an object is still of the version that is known: with what is missing of it, or alone.
+    /// Revalidates an entry: by a request for its missing bytes, or by a conditional one.
     async fn revalidate(
         self: &Arc<Self>,
         path: &Path,
@@ -282,12 +282,12 @@ impl Inner {
         let mut cached = Vec::new();
         let mut missing = Vec::new();
         for asked in asked {
-            // The length of the known version serves to find cached bytes only.
+            // The length of the cached version serves only to find cached bytes.
             let within = resolve_range(asked, entry.meta.size);
             let bytes = within.as_ref().and_then(|within| entry.cached(within));
             match (within, bytes) {
                 (Some(range), Some(bytes)) => cached.push(Piece { range, bytes }),
-                // Read when its version is known to be the newest.
+                // On the disk: read once the store has confirmed the version.
                 (Some(range), None)
                     if self.disk_prefix(&entry, range.start, range.end) == range => {}
                 _ => missing.push(asked.clone()),
@@ -295,7 +295,7 @@ impl Inner {
         }
         let range = match bounded(if missing.is_empty() { asked } else { &missing }) {
             Some(ranges) => Some(GetRange::Bounded(self.coalesced_pages(&ranges).remove(0))),
-            // V3
+            // V3.
             None => asked[0].clone(),
         };
         let mut options = GetOptions::new().with_range(range);
@@ -323,7 +323,7 @@ impl Inner {
             return self.uncached(response).await;
         };
         if !Arc::ptr_eq(&entry, &now) {
-            // V1
+            // V1.
             cached.clear();
         }
         let piece = self.receive_body(response).await?;
@@ -332,8 +332,8 @@ impl Inner {
         Ok(Opened::Validated(now, cached))
     }
 
-    /// Bytes of ranges of a version, of which `pieces` are at hand; `None`: it is not the object's any more. Sets
-    /// `has_asked` where the store was asked.
+    /// Reads ranges of a version; `pieces` are already read. `None`: the object has another version now. Sets `has_asked`
+    /// if it sent a request.
     async fn read_version(
         self: &Arc<Self>,
         path: &Path,
@@ -354,7 +354,7 @@ impl Inner {
             return Ok(found.into_iter().collect());
         }
         let Some(watch) = self.watch(entry) else { return Ok(None) };
-        // With others, and if they did not bring it, alone (V2).
+        // First share requests with other callers; then request the bytes still missing alone (V2).
         let (claims, waits) = (self.home.may_claim_pages(), self.home.may_wait_for_claims());
         for is_first in [true, false] {
             let (claims, waits) = (claims && is_first, waits && is_first);
@@ -393,8 +393,8 @@ impl Inner {
         Ok(found.into_iter().collect())
     }
 
-    /// What is to be fetched of what is missing, with the pages that each is to bring, if it `claims` them.
-    /// `waits`: what others bring is waited for, and not asked for again.
+    /// Plans the requests for missing ranges. `claims`: claim their pages. `waits`: leave out pages that other callers have
+    /// claimed, as the caller waits for these.
     fn plan_fetches(
         &self,
         entry: &Arc<ObjectEntry>,
@@ -413,7 +413,7 @@ impl Inner {
         for range in self.merged_pages(wanted, 0) {
             let claim = entry.claim(&within(range.clone()));
             if claim.has_no_room {
-                // Its pages are let go again: there is no telling which are missing.
+                // No free frames for the whole range. The claims are dropped, and the range is requested without them.
                 requests.push(unclaimed(within(range)));
                 continue;
             }
@@ -437,7 +437,7 @@ impl Inner {
         requests
     }
 
-    /// Pages that were claimed, without those that are on the disk.
+    /// Moves the claimed pages that are on the disk to `on_disk`, and returns the rest.
     fn split_off_disk_pages(
         &self,
         entry: &ObjectEntry,
@@ -451,9 +451,9 @@ impl Inner {
             let range = entry.allocation.to_object(&fill.range());
             let mut pages = range.start / page_bytes..range.end.div_ceil(page_bytes);
             while !pages.is_empty() {
-                let (is_there, run) = tier.leading_run(&object, pages.clone());
+                let (is_present, run) = tier.leading_run(&object, pages.clone());
                 let part = fill.split_front(run as usize);
-                if is_there {
+                if is_present {
                     on_disk.push(part)
                 } else {
                     others.push(part)
@@ -464,7 +464,7 @@ impl Inner {
         others
     }
 
-    /// Goes on where misses in order got to: a request of its own, which nobody waits for.
+    /// Reads ahead of sequential misses, by background requests.
     fn read_ahead(
         self: &Arc<Self>,
         path: &Path,
@@ -490,13 +490,13 @@ impl Inner {
             if !wanted.fills.is_empty() {
                 let entry = Arc::clone(entry);
                 let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
-                // Whoever comes to read it asks again where it fails.
+                // If it fails, a later read of these pages sends its own request.
                 drop(tokio::spawn(fetch));
             }
         }
     }
 
-    /// What is asked for at once: ranges rounded out to pages, those near each other as one, in order.
+    /// The ranges of the requests to send: rounded out to pages, merged across gaps of `gap_bytes`, sorted.
     fn coalesced_pages(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         self.merged_pages(ranges, self.gap_bytes)
     }
@@ -532,8 +532,7 @@ fn bounded(asked: &[Option<GetRange>]) -> Option<Vec<Range<u64>>> {
     asked.iter().map(bounds).collect()
 }
 
-/// The bytes of a range in an object of `size` bytes; `None` if there are none, or if the store has to return
-/// the error.
+/// Resolves a range in an object of `size` bytes. `None` if it is empty or if the store has to return the error.
 pub(crate) fn resolve_range(asked: &Option<GetRange>, size: u64) -> Option<Range<u64>> {
     let range = match asked {
         None => 0..size,
@@ -542,7 +541,7 @@ pub(crate) fn resolve_range(asked: &Option<GetRange>, size: u64) -> Option<Range
     (range.start < range.end).then_some(range)
 }
 
-/// A range out of the pieces that were fetched.
+/// The bytes of a range, if one of the pieces contains all of it.
 fn part_of_pieces(pieces: &[Piece], range: &Range<u64>) -> Option<Bytes> {
     pieces.iter().find_map(|piece| piece.part(range))
 }

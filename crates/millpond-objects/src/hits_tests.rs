@@ -1,4 +1,4 @@
-//! Hits count no owners: what would be a write to memory that all threads share.
+//! Tests that hits leave the reference count of an entry alone: changing it would be a write to shared memory.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,10 +11,8 @@ use object_store::{ObjectStore, ObjectStoreExt};
 
 use crate::{CachedStore, Freshness};
 
-/// Goal: a range, or ranges, of an object that are cached are read without a change to what others look at, the
-/// count of the entry's owners included.
-/// Method: two threads read; a third one looks at that count all the time. One owner more at any of some 10^5 moments
-/// would be seen.
+/// Goal: reads of cached ranges do not write to memory that threads share, the entry's reference count included.
+/// Method: two threads read while a third samples that count, some 10^5 times. One reference more would show.
 #[tokio::test]
 async fn hits_add_no_owner() {
     let far = Arc::new(InMemory::new());

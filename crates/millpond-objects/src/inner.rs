@@ -1,4 +1,4 @@
-//! What clones of a store share, and what is known of objects through it.
+//! The state that all clones of a [`CachedStore`](crate::CachedStore) share.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,8 +15,7 @@ use crate::options::{Builder, Freshness};
 use crate::single_flight::SingleFlight;
 use crate::stats::Counters;
 
-/// How often a read begins anew because its object is of another version, before it goes past the cache.
-/// Chosen, not measured.
+/// Restarts of a read whose object changes version, before the read bypasses the cache. Untuned.
 pub(crate) const VERSIONS_MAX: u32 = 4;
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn ObjectStore>,
@@ -58,7 +57,7 @@ impl Inner {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// Whether nobody needs to be asked if the object is still of that version.
+    /// Whether the entry may be served without revalidation.
     pub(crate) fn is_fresh(&self, entry: &ObjectEntry) -> bool {
         match self.freshness {
             Freshness::Immutable => true,
@@ -70,12 +69,12 @@ impl Inner {
         }
     }
 
-    /// The moment before a request.
+    /// A stamp for the request that follows.
     pub(crate) fn stamp(&self, key: &str) -> Stamp {
         self.directory.stamp(key, self.now_ms())
     }
 
-    /// Enters what an answer says of its object; `None`: it can't be cached.
+    /// Inserts the entry that a response describes. `None`: the response can't be cached.
     pub(crate) fn admit(
         &self,
         key: &str,
@@ -86,7 +85,7 @@ impl Inner {
         if is_unversioned(meta) && self.freshness != Freshness::Immutable {
             return None;
         }
-        // Without ETag and version the same size does not make it the same version (N4 of the directory).
+        // Without ETag and version, equal sizes do not mean equal versions (directory.N4).
         if let Some(entry) = self.directory.find(key)
             && entry.is_same_version(meta)
             && !entry.is_unversioned()

@@ -1,4 +1,4 @@
-//! Answers, as the interface wants them.
+//! Builds the [`GetResult`] that a read returns.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use object_store::{Attributes, GetResult, GetResultPayload, ObjectMeta, Result};
 
 use crate::directory::ObjectEntry;
 
-/// An answer of collected bytes.
+/// A response whose bytes are already in memory.
 pub(crate) fn collected_response(
     entry: &ObjectEntry,
     range: Range<u64>,
@@ -42,7 +42,7 @@ pub(crate) fn result(
     }
 }
 
-/// What an answer says beside its bytes.
+/// The metadata of a response.
 pub(crate) enum ResponseHead {
     Cached(Arc<ObjectEntry>),
     Uncached(ObjectMeta, Attributes),

@@ -1,4 +1,4 @@
-//! Objects of which somebody asks for the first time: one caller does, and others wait for what it learns.
+//! Merges concurrent first requests for an object: one caller sends the request, the others wait for its response head.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
 
-/// Objects of which somebody asks for the first time.
+/// The first requests in progress, by object name.
 #[derive(Debug, Default)]
 pub(crate) struct SingleFlight(Mutex<HashMap<Box<str>, watch::Receiver<()>>>);
 
-/// The caller asks; ends when it is dropped.
+/// Makes its owner the caller that sends the request. Dropping it wakes the waiting callers.
 pub(crate) struct Leader {
     flight: Arc<SingleFlight>,
     key: Box<str>,
@@ -18,7 +18,7 @@ pub(crate) struct Leader {
 }
 
 impl SingleFlight {
-    /// A turn, or what tells when another's has ended.
+    /// Makes the caller the leader, or returns a receiver that changes when the present leader is dropped.
     pub(crate) fn join(
         self: &Arc<Self>,
         key: &str,

@@ -1,4 +1,4 @@
-//! The face: an [`ObjectStore`] that reads from the cache and writes through.
+//! [`CachedStore`]: an [`ObjectStore`] that reads through the cache and writes to the underlying store.
 
 use std::fmt;
 use std::ops::Range;
@@ -24,15 +24,15 @@ use crate::options::Builder;
 use crate::response::{collected_response, stream_response};
 use crate::stats::{Counters, Stats};
 
-/// A store that keeps what was read from another one in memory; see the [crate's documentation](crate).
+/// An object store that caches the reads of another one; see the [crate's documentation](crate).
 ///
-/// Clones are the same store. It may be used by any number of tasks and threads; nothing blocks.
+/// Clones share one cache. Any number of tasks and threads may use it; no call blocks its thread.
 ///
-/// Requests for a version by name, and those with extensions, pass to the store below, as do conditional ones
-/// unless what is cached is fresh by the chosen [`Freshness`](crate::Freshness). So do lists.
+/// The underlying store serves lists, requests for a named version, requests with extensions, and conditional requests
+/// unless the cached entry is fresh by the chosen [`Freshness`](crate::Freshness).
 ///
-/// A condition that is checked on a fresh entry also holds for the version that is returned, where the object has been
-/// replaced since. `last_modified` and attributes of an answer are those of the first one that had its ETag.
+/// Conditions are checked on the version that is returned, even if the object was replaced after a check on a fresh
+/// entry. `last_modified` and attributes are those of the first response that had the same ETag.
 ///
 /// # Examples
 ///
@@ -42,14 +42,14 @@ use crate::stats::{Counters, Stats};
 /// # use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
 ///
-/// # let far: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-/// let store = CachedStore::builder(Arc::clone(&far)).memory_bytes(16 << 20).build()?;
+/// # let remote: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+/// let store = CachedStore::builder(Arc::clone(&remote)).memory_bytes(16 << 20).build()?;
 /// let path = Path::from("pond");
-/// far.put(&path, "water".into()).await?;
+/// remote.put(&path, "water".into()).await?;
 /// for _ in 0..2 {
 ///     assert_eq!(store.get(&path).await?.bytes().await?, "water");
 /// }
-/// store.forget(&path); // somebody said that it has changed
+/// store.forget(&path); // after a notification that the object has changed
 /// let stats: Stats = store.stats();
 /// println!("{} requests, {} saved", stats.requests, stats.requests_saved);
 /// # Ok(()) }
@@ -60,13 +60,13 @@ pub struct CachedStore {
 }
 
 impl CachedStore {
-    /// A cache over a store; [`Builder::build`] makes it.
+    /// Configures a cache over a store; [`Builder::build`] creates it.
     #[must_use]
     pub fn builder(store: Arc<dyn ObjectStore>) -> Builder {
         Builder::new(store)
     }
 
-    /// What it has done so far.
+    /// Statistics since the store was created.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let engine = self.inner.allocator.engine().stats();
@@ -89,12 +89,12 @@ impl CachedStore {
         stats
     }
 
-    /// What `millpond top` is told beside what the engine has done.
+    /// The statistics that `millpond top` shows besides the engine's.
     fn lines(&self) -> String {
         self.stats().lines()
     }
 
-    /// Drops an object from the cache, after others have changed it.
+    /// Removes an object from the cache: call it after another program has changed the object.
     pub fn forget(&self, location: &Path) {
         self.inner.directory.forget(location.as_ref());
     }
@@ -112,7 +112,7 @@ impl fmt::Display for CachedStore {
     }
 }
 
-/// A call that may change objects. They are forgotten when it ends, also if it fails or is dropped.
+/// Scope of a call that may change objects: their entries are removed when it ends, even if it fails or is dropped.
 struct WriteScope {
     inner: Arc<Inner>,
     writes: Vec<(Path, Arc<WriteCounts>)>,
@@ -141,7 +141,7 @@ impl CachedStore {
     }
 }
 
-/// What is asked for, if it is a plain read.
+/// Whether a request is a read without conditions, version or extensions.
 pub(crate) fn is_plain_read(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
@@ -176,7 +176,7 @@ impl ObjectStore for CachedStore {
         if let Some(response) = self.inner.cached_response(location, &options) {
             return Ok(response);
         }
-        // Its future is kilobytes, which a hit shall not allocate.
+        // Boxed, as the future takes kilobytes, which a hit must not allocate.
         Box::pin(self.get(location, options)).await
     }
 
@@ -214,7 +214,7 @@ impl ObjectStore for CachedStore {
         });
         let inner = Arc::clone(&self.inner);
         let deleted = self.inner.store.delete_stream(locations.boxed());
-        // Those that failed, or were not waited for, with the end of the stream.
+        // Objects whose deletion failed or was not awaited are removed when the stream is dropped.
         let deleted = deleted.inspect(move |deleted| {
             let _ = &asked;
             if let Ok(location) = deleted {
@@ -270,7 +270,7 @@ impl CachedStore {
             None if options.head || !is_plain_read(&options) => return pass(options).await,
             None => {}
         }
-        // Only to choose how to read: the length may be that of an earlier version.
+        // Only to choose between collecting and streaming: the length may be that of an earlier version.
         let size = inner.directory.with_entry(key, |entry| entry.meta.size);
         let range = match (&options.range, size) {
             (Some(GetRange::Bounded(range)), _) => Some(range.clone()),
@@ -296,7 +296,7 @@ impl CachedStore {
 }
 
 impl Inner {
-    /// The answer to a plain read of a range that is cached, and fresh; without a lock or a shared write.
+    /// Serves a plain read of a cached and fresh range, without a lock or a write to shared memory.
     fn cached_response(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
         let Some(GetRange::Bounded(range)) = &options.range else { return None };
         if options.head || !is_plain_read(options) {
@@ -322,7 +322,7 @@ impl Inner {
     }
 }
 
-/// An upload after whose end its object is forgotten.
+/// An upload that removes its object's entry when it ends.
 #[derive(Debug)]
 struct Upload {
     upload: Box<dyn MultipartUpload>,
@@ -352,18 +352,18 @@ impl MultipartUpload for Upload {
     }
 }
 
-/// The share of the memory for what is known of objects, which is not their bytes.
+/// Share of the memory for the directory's entries: one part in so many.
 const DIRECTORY_SHARE: u64 = 16;
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 impl Builder {
-    /// Makes the store. Starts a thread if there is a tier on a [disk](Builder::disk), of whose file it reads
-    /// what tells what it has: 4 KiB of each MiB.
+    /// Creates the store. With a [disk tier](Builder::disk), it starts a thread and reads the headers of the tier's file,
+    /// 4 KiB of each MiB.
     ///
     /// # Errors
     ///
     /// [`Error::Generic`]: a size is out of range, the memory can't be reserved, or the directory of the disk tier
-    /// can't be used, as it is another store's.
+    /// can't be used, for example because another store uses it.
     pub fn build(self) -> Result<CachedStore> {
         let refused = |what: String| Error::Generic { store: crate::NAME, source: what.into() };
         let memory_bytes = self.memory_bytes;
@@ -387,7 +387,7 @@ impl Builder {
         }
         let engine = Engine::builder().cache_bytes(memory_bytes - directory_bytes - tier_bytes);
         let engine = engine.build().map_err(failed)?;
-        // Says what is wrong with the page size now, and not with the first object.
+        // Reports a bad page size now, not at the first object.
         engine.blob(0, self.page_bytes).map_err(failed)?;
         let tier = self.disk.as_ref().zip(layout).map(|(disk, layout)| {
             DiskTier::open(disk, (layout, memory_bytes), &engine, self.inner.to_string())

@@ -1,17 +1,16 @@
-//! Long reads: bytes are handed on as they come, and cached on the way.
+//! Streams long reads: bytes are returned as they arrive and cached at the same time.
 //!
 //! ```text
-//!   CACHED page by page -> a page is missing: on the disk? -> read into the cache
-//!     ^                                       |               |
-//!     +---------------------------------------|---------------+
-//!                                             no -> one request for all the rest, If-Match -> STORE to the end
+//!   CACHED page by page -> page missing: on the disk? -> yes: read it into the cache
+//!     ^                                  |                   |
+//!     +----------------------------------|-------------------+
+//!                                        no -> one request for all the rest, If-Match -> STORE to the end
 //! ```
 //!
-//! Of an object of which nothing is known, but of whose name the disk has more than is transferred in the time
-//! of a request (`gap_bytes`), the head is asked for first.
+//! If an object has no entry but more than `gap_bytes` of it may be on the disk, its head is requested first: reading
+//! the disk then saves more time than the request costs.
 //!
-//! A page is claimed when all of its bytes are there (fetch.F1): so nobody waits for a reader that does not
-//! go on.
+//! A page is claimed when all of its bytes have arrived (fetch.F1). So no caller waits for a stream that is not polled.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,12 +29,12 @@ use crate::response::{self, stream_response};
 use crate::stats::Counters;
 use crate::store::is_plain_read;
 
-/// What a stream reads of the disk at a time. Chosen, not measured.
+/// Most bytes that a stream reads from the disk at a time. Untuned.
 const DISK_RUN_BYTES_MAX: u64 = 256 << 10;
 const DISK_RUN_SHARE: u64 = 64;
 
 impl Inner {
-    /// Asks for all of a range; `None`: the object is of another version by now.
+    /// Requests all of a range. `None`: the object has another version now.
     async fn request_rest(
         &self,
         path: &Path,
@@ -58,7 +57,7 @@ impl Inner {
         }
     }
 
-    /// Reads a range of an object, under conditions; the first bytes are asked for before it returns.
+    /// Starts a streaming read of a range, under conditions. The request for the first bytes is sent before it returns.
     pub(crate) async fn read_stream(
         self: &Arc<Self>,
         path: &Path,
@@ -90,12 +89,12 @@ impl Inner {
             }
             let Some(range) = resolve_range(&options.range, entry.meta.size) else { break };
             let first = entry.cached_page(range.start, range.end);
-            let is_at_hand =
+            let is_local =
                 first.is_some() || !self.disk_prefix(&entry, range.start, range.end).is_empty();
             if !is_usable {
                 let mut ask = options.clone();
                 let is_plain = is_plain_read(&options);
-                if is_plain && is_at_hand {
+                if is_plain && is_local {
                     ask = ask.with_if_none_match(entry.meta.e_tag.clone());
                 }
                 match self.request(path, ask).await {
@@ -121,7 +120,7 @@ impl Inner {
             reading.has_asked = checked.is_some();
             match first {
                 first @ Some(_) => reading.first = first,
-                None if is_at_hand => {}
+                None if is_local => {}
                 None => {
                     match self.request_rest(path, &entry, range.clone(), &reading.watch).await {
                         Ok(Some(rest)) => reading.rest = Some(rest),
@@ -129,7 +128,7 @@ impl Inner {
                             self.directory.forget_version(&entry);
                             continue;
                         }
-                        // Possibly the range of a version that is longer than the present one (V3 of `get`).
+                        // Possibly the resolved range exceeds the length of the present version (get.V3).
                         Err(_) if !matches!(options.range, Some(GetRange::Bounded(_))) => break,
                         Err(error) => return Err(error),
                     }
@@ -140,7 +139,7 @@ impl Inner {
         self.store.get_opts(path, options).await
     }
 
-    /// Caches an answer as it is read, whichever version it is of, if that meets the conditions.
+    /// Caches a response while its body is read, whichever version it has, if it meets the conditions.
     fn cache_while_streaming(
         self: &Arc<Self>,
         path: &Path,
@@ -163,18 +162,18 @@ impl Inner {
     }
 }
 
-/// A long read under way.
+/// A streaming read in progress.
 struct StreamRead {
     inner: Arc<Inner>,
     path: Path,
     entry: Arc<ObjectEntry>,
-    /// What is left.
+    /// The bytes not yet returned.
     range: Range<u64>,
     first: Option<Bytes>,
     rest: Option<BoxStream<'static, Result<Bytes>>>,
-    /// The store, be it for the version only.
+    /// A request was sent, if only to revalidate the entry.
     has_asked: bool,
-    /// For an entry whose version answers do not show.
+    /// Stamp of an entry without ETag and version.
     watch: Option<Stamp>,
     assembler: PageAssembler,
 }
@@ -210,7 +209,7 @@ impl StreamRead {
                 self.range.start += bytes.len() as u64;
                 return Some(Ok(bytes));
             }
-            // What a small cache keeps until it is read.
+            // Few enough pages that a small cache still has them when they are returned.
             let few = self.inner.allocator.engine().cache_bytes() / DISK_RUN_SHARE;
             let few = few.clamp(self.inner.allocator.page_bytes(), DISK_RUN_BYTES_MAX);
             let run = self.range.start..self.range.end.min(self.range.start + few);
@@ -228,8 +227,7 @@ impl StreamRead {
                 Ok(None) => {
                     self.inner.directory.forget_version(&self.entry);
                     let path = self.path.to_string();
-                    let what =
-                        "the object was replaced while it was read, and what was left is gone";
+                    let what = "the object was replaced while it was read, and the rest of the old version is not cached";
                     return self.fail(Error::Precondition { path, source: what.into() });
                 }
                 Err(error) => return self.fail(error),
@@ -267,16 +265,16 @@ impl StreamRead {
     }
 }
 
-/// Puts pages together from what comes in pieces of any size.
+/// Assembles pages from body chunks of any size.
 #[derive(Default)]
 struct PageAssembler {
     page_bytes: u64,
-    /// The first bytes of a page.
+    /// The bytes of an incomplete page.
     begun: Vec<u8>,
 }
 
 impl PageAssembler {
-    /// Takes bytes of the object from `at` on, which follow those before.
+    /// Adds bytes at offset `at` of the object, which follow the previous ones.
     fn append(&mut self, inner: &Inner, entry: &ObjectEntry, mut at: u64, mut bytes: &[u8]) {
         let (page_bytes, size) = (self.page_bytes, entry.meta.size);
         while !bytes.is_empty() && at < size {
@@ -285,7 +283,7 @@ impl PageAssembler {
             let lacking = (page_bytes - in_page).min(size - at) as usize;
             let part = &bytes[..lacking.min(bytes.len())];
             if in_page != self.begun.len() as u64 {
-                // Begins within a page: nobody has the bytes before.
+                // The read starts inside a page, so the page's first bytes are missing.
             } else if in_page == 0 && bytes.len() >= lacking {
                 let whole = (bytes.len() as u64 / page_bytes * page_bytes).max(lacking as u64);
                 let whole = if at + bytes.len() as u64 >= size { size - at } else { whole };
@@ -308,7 +306,7 @@ impl PageAssembler {
 }
 
 impl ObjectEntry {
-    /// Cached bytes from `at` to the end of the page, or `end`: borrowed, or copied where too many are.
+    /// Cached bytes from `at` to the end of the page or to `end`: borrowed, or copied if too many pages are borrowed.
     fn cached_page(&self, at: u64, end: u64) -> Option<Bytes> {
         let range = self.allocation.to_blob(&(at..end));
         if let Some(view) = self.allocation.blob.try_view(range) {

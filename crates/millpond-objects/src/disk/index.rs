@@ -1,17 +1,17 @@
-//! Which pages are where in the file of the tier, in memory.
+//! In-memory index of the pages in the tier's file.
 //!
-//! A table of places, open addressing with linear probing: a place that is taken out is filled by those behind
-//! it, so a search ends at the first free one. All of it is allocated once.
+//! A hash table of page numbers with open addressing and linear probing. A removal moves later entries back, so a search
+//! ends at the first free bucket. All memory is allocated at creation.
 //!
-//! - **X1** What is found is a hint: its bytes are looked at (layout.L1). So a hash that two pages share
-//!   costs a miss, and nobody else is kept from overwriting what is being read.
+//! - **X1** A result is a hint: the reader verifies the page's checksum (layout.L1). So two pages with the same hash cost
+//!   a miss, and the writer may overwrite a page while it is being read.
 
 use std::sync::Mutex;
 
 use crate::disk::layout::{Entry, Layout, PageId};
 
 const FREE: u32 = u32::MAX;
-/// Of three ways two are taken at most.
+/// Buckets per two pages: at most two thirds of the buckets are in use.
 const BUCKETS_PER_TWO_PAGES: usize = 3;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,12 +19,12 @@ struct Page {
     hash: u64,
     checksum: u64,
     location: u32,
-    is_there: bool,
+    is_present: bool,
     /// Read since it was written.
     is_used: bool,
 }
 
-/// A page that was found.
+/// Where a page is in the file, and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageLocation {
     pub(crate) page_number: u32,
@@ -35,7 +35,7 @@ pub(crate) struct PageLocation {
 struct Table {
     buckets: Box<[u32]>,
     pages: Box<[Page]>,
-    /// How many pages are there of the locations of each hash.
+    /// Number of stored pages by hash of the object name.
     locations: Box<[u32]>,
     count: usize,
 }
@@ -55,7 +55,7 @@ fn location_counts(page_count: usize) -> usize {
 }
 
 impl Index {
-    /// The memory that it takes.
+    /// Memory of an index.
     pub(crate) fn bytes(layout: &Layout) -> u64 {
         let page_count = layout.page_count();
         let numbers = (buckets(page_count) + location_counts(page_count)) * size_of::<u32>();
@@ -82,7 +82,7 @@ impl Index {
         table.bucket_of(id.hash()).is_ok()
     }
 
-    /// Where a page is, to be read.
+    /// Finds a page that the caller is about to read, and marks it used.
     pub(crate) fn use_page(&self, id: &PageId) -> Option<PageLocation> {
         let mut table = self.table();
         let bucket = table.bucket_of(id.hash()).ok()?;
@@ -92,19 +92,19 @@ impl Index {
         Some(PageLocation { page_number, checksum: page.checksum })
     }
 
-    /// How many pages there are of a location, and of others that have its hash.
+    /// Number of stored pages of an object name, and of other names with the same hash.
     pub(crate) fn pages_of_location(&self, location: u32) -> u32 {
         let table = self.table();
         table.locations[location as usize % table.locations.len()]
     }
 
-    /// Enters what was written to a chunk, from its first slot on.
+    /// Inserts the pages that were written to a chunk, from its first slot on.
     pub(crate) fn insert(&self, chunk: u32, entries: &[Entry]) {
         let mut table = self.table();
         for (page_number, entry) in (chunk * self.slots..).zip(entries) {
             let hash = entry.id.hash();
             if let Ok(bucket) = table.bucket_of(hash) {
-                // Written twice; or the hash is another page's, too (X1).
+                // The page was written before, or another page has the same hash (X1).
                 table.remove_bucket(bucket);
             }
             table.remove_page_number(page_number);
@@ -112,14 +112,14 @@ impl Index {
         }
     }
 
-    /// Takes all pages of a chunk out: it is going to be overwritten.
+    /// Removes all pages of a chunk, before it is overwritten.
     pub(crate) fn remove_chunk(&self, chunk: u32) {
         let mut table = self.table();
         (chunk * self.slots..(chunk + 1) * self.slots)
             .for_each(|page_number| table.remove_page_number(page_number));
     }
 
-    /// Takes a page out whose bytes are wrong; whether it was there still.
+    /// Removes a page with wrong bytes. Returns whether the index still had it at that location.
     pub(crate) fn remove(&self, id: &PageId, found: PageLocation) -> bool {
         let mut table = self.table();
         let Ok(bucket) = table.bucket_of(id.hash()) else { return false };
@@ -133,11 +133,11 @@ impl Index {
         is_it
     }
 
-    /// The slots of a chunk whose pages were read.
+    /// The slots of a chunk whose pages were read since they were written.
     pub(crate) fn used(&self, chunk: u32) -> Vec<usize> {
         let (table, first) = (self.table(), (chunk * self.slots) as usize);
         let pages = &table.pages[first..first + self.slots as usize];
-        let used = pages.iter().enumerate().filter(|(_, page)| page.is_there && page.is_used);
+        let used = pages.iter().enumerate().filter(|(_, page)| page.is_present && page.is_used);
         used.map(|(slot, _)| slot).collect()
     }
 
@@ -155,7 +155,7 @@ impl Table {
         if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// Where a hash is, or else would be.
+    /// The bucket of a hash, or the free one where it would be inserted.
     fn bucket_of(&self, hash: u64) -> Result<usize, usize> {
         let mut bucket = self.home(hash);
         while self.buckets[bucket] != FREE {
@@ -172,7 +172,7 @@ impl Table {
         let location = entry.id.object.location;
         self.buckets[bucket] = page_number;
         self.pages[page_number as usize] =
-            Page { hash, checksum: entry.checksum, location, is_there: true, is_used: false };
+            Page { hash, checksum: entry.checksum, location, is_present: true, is_used: false };
         let at = location as usize % self.locations.len();
         self.locations[at] += 1;
         self.count += 1;
@@ -180,7 +180,7 @@ impl Table {
 
     fn remove_page_number(&mut self, page_number: u32) {
         let page = self.pages[page_number as usize];
-        if page.is_there
+        if page.is_present
             && let Ok(bucket) = self.bucket_of(page.hash)
         {
             self.remove_bucket(bucket);
@@ -192,7 +192,7 @@ impl Table {
         let at = page.location as usize % self.locations.len();
         self.locations[at] -= 1;
         self.count -= 1;
-        // What lies behind moves up, unless that were before its home.
+        // Later entries move back, unless that would place them before their home bucket.
         let mut bucket = self.next(free);
         while self.buckets[bucket] != FREE {
             let home = self.home(self.pages[self.buckets[bucket] as usize].hash);
@@ -220,8 +220,9 @@ mod tests {
         Entry { id: PageId { object, page: number % 3 }, checksum: number }
     }
 
-    /// Goal: what was entered last is found, where it is, until it is taken out; after any sequence of
-    /// chunks written, overwritten and pages found to be wrong, against a map.
+    /// Goal: each page is found at its last location until it is removed, after any sequence of written chunks,
+    /// overwritten chunks and removed pages.
+    /// Method: random operations, compared with a map.
     #[test]
     fn the_index_matches_a_map() {
         let layout = Layout::new(1 << 20, 4096).unwrap();

@@ -1,4 +1,4 @@
-//! How a directory becomes a tier, and what a restart believes (T2, T3 of the tier).
+//! Opens a disk tier, and recovers its index after a restart (disk.T2, disk.T3).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use crate::disk::shared::{DiskCounters, TierShared};
 use crate::disk::writer::{CHUNK_BUFFERS_MIN, ChunkRing, Writer};
 use crate::disk::{DiskOptions, DiskTier};
 
-/// Headers that are read at a time. Chosen, not measured.
+/// Concurrent reads of headers. Untuned.
 const HEADERS_IN_FLIGHT: usize = 32;
-/// The share of the memory for pages on their way to the disk, and what it is at most. Chosen, not measured.
+/// Share of the memory for chunk buffers: one part in so many. Untuned.
 const CHUNK_BUFFERS_SHARE: u64 = 16;
 const CHUNK_BUFFERS_BYTES_MAX: u64 = 32 << 20;
 
@@ -28,13 +28,13 @@ impl DiskOptions {
         })
     }
 
-    /// The memory that a tier takes of so many bytes: index, drafts, and a chunk to look at what is overwritten.
+    /// Memory of a tier: its index, its chunk buffers, and one chunk to read back the next chunk to overwrite.
     pub(crate) fn tier_bytes(layout: &Layout, memory_bytes: u64) -> u64 {
         Index::bytes(layout) + (chunk_buffers(layout, memory_bytes) + 1) * layout.chunk_bytes()
     }
 }
 
-/// How many chunks may be on their way to the disk.
+/// Number of chunk buffers.
 fn chunk_buffers(layout: &Layout, memory_bytes: u64) -> u64 {
     let bytes = (memory_bytes / CHUNK_BUFFERS_SHARE).min(CHUNK_BUFFERS_BYTES_MAX);
     (bytes / layout.chunk_bytes()).max(CHUNK_BUFFERS_MIN)
@@ -87,7 +87,7 @@ impl DiskTier {
     }
 }
 
-/// Fills the index with what headers say, and finds the oldest chunk.
+/// Fills the index from the chunk headers, and finds the oldest chunk.
 fn recover(
     engine: &Engine,
     file: &File,
@@ -95,10 +95,10 @@ fn recover(
     index: &Index,
 ) -> millpond::Result<ChunkRing> {
     let spare = |bytes: usize| -> millpond::Result<Buffer> {
-        Ok(engine.alloc_buffers(1, bytes)?.pop().expect("one was asked for"))
+        Ok(engine.alloc_buffers(1, bytes)?.pop().expect("one was requested"))
     };
     let mut head = spare(ALIGN_BYTES as usize)?;
-    // What can't be read is not there.
+    // A head that can't be read counts as missing.
     let has_head = file.read_at(&mut head, 0).is_ok() && layout.is_head(&head);
     let len = file.len()?;
     let allowed = if has_head { layout.file_bytes() } else { 0 };

@@ -1,10 +1,11 @@
-//! Writes behind: pages are gathered to chunks, which a thread writes in turn.
+//! Collects pages into chunks; a thread writes the chunks to the disk.
 //!
 //! ```text
-//!   free -> filling -> full -> being written -> free          (drafts: memory for a chunk)
+//!   free -> filling -> full -> being written -> free          (states of a chunk buffer)
 //! ```
 //!
-//! Locks: the state's is held for the copy of a page, and never for I/O. The index's is taken apart from it.
+//! Locks: the state lock is held while a page is copied, and never during I/O. It is never held together with the index
+//! lock.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,13 +18,13 @@ use millpond::{Buffer, File};
 use crate::disk::layout::{Entry, HEAD_BYTES, PageId};
 use crate::disk::shared::{DiskCounters, TierShared};
 
-/// One is filled, one waits, one is written.
+/// One is being filled, one waits, one is being written.
 pub(crate) const CHUNK_BUFFERS_MIN: u64 = 3;
-/// After a write that failed; doubled with each more, up to [`PAUSE_MAX`]. Chosen, not measured.
+/// Pause after a failed write; doubled after each consecutive failure, up to [`PAUSE_MAX`]. Untuned.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// A chunk in memory.
+/// Memory of a chunk, and the entries of the pages in it.
 #[derive(Debug)]
 struct ChunkBuffer {
     memory: Buffer,
@@ -44,22 +45,22 @@ pub(crate) struct Writer {
     wake: Condvar,
 }
 
-/// Where the ring goes on. The writer's thread's.
+/// State of the chunk ring. Only the writer thread uses it.
 #[derive(Debug)]
 pub(crate) struct ChunkRing {
     pub(crate) next: u32,
     pub(crate) sequence: u64,
-    /// The file has its head.
+    /// The file's head is written.
     pub(crate) has_head: bool,
-    /// For a chunk that is overwritten.
+    /// Memory to read back the chunk that is overwritten next.
     pub(crate) spare: Buffer,
 }
 
-/// Pages that are written once more (T4 of the tier).
+/// Pages to write again (disk.T4), with their offset in `spare`.
 type CarriedPages = Vec<(PageId, usize)>;
 
 impl Writer {
-    /// Of so many buffers, each for a chunk.
+    /// Creates a writer; each buffer has room for one chunk.
     pub(crate) fn new(buffers: Vec<Buffer>) -> Writer {
         let free =
             buffers.into_iter().map(|memory| ChunkBuffer { memory, entries: Vec::new() }).collect();
@@ -71,7 +72,7 @@ impl Writer {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Takes a page, unless there is no room (T5 of the tier).
+    /// Copies a page into a chunk buffer, or drops it if there is none (disk.T5).
     pub(crate) fn enqueue_page(&self, shared: &TierShared, id: PageId, bytes: &[u8]) {
         let layout = &shared.layout;
         let mut state = self.state();
@@ -99,13 +100,13 @@ impl Writer {
         }
     }
 
-    /// Has the thread write what there is, and end.
+    /// Lets the thread write the queued pages and then end.
     pub(crate) fn close(&self) {
         self.state().is_closing = true;
         self.wake.notify_one();
     }
 
-    /// The next draft to be written; `None`: there will be none.
+    /// Waits for the next buffer to write. `None`: the writer is closed and all are written.
     fn next(&self) -> Option<ChunkBuffer> {
         let mut state = self.state();
         loop {
@@ -124,7 +125,7 @@ impl Writer {
         self.state().free.push(buffer);
     }
 
-    /// The thread.
+    /// Main loop of the writer thread.
     pub(crate) fn run(&self, shared: &TierShared, mut ring: ChunkRing) {
         let mut pause = PAUSE;
         while let Some(mut buffer) = self.next() {
@@ -144,7 +145,7 @@ impl Writer {
         }
     }
 
-    /// T6 of the tier: takes nothing for a while.
+    /// Pauses after a failed write: drops queued and new pages for the time of the pause (disk.T6).
     fn pause_writing(&self, shared: &TierShared, pause: Duration) {
         let until = Instant::now() + pause;
         let mut state = self.state();
@@ -165,7 +166,7 @@ impl Writer {
     }
 }
 
-/// All of it, or an errno.
+/// Writes all bytes, or returns an errno.
 fn write(file: &File, bytes: &[u8], offset: u64) -> Result<(), i32> {
     match file.write_at(bytes, offset) {
         Ok(moved) if moved == bytes.len() => Ok(()),
@@ -175,8 +176,8 @@ fn write(file: &File, bytes: &[u8], offset: u64) -> Result<(), i32> {
 }
 
 impl ChunkRing {
-    /// Of the chunk that is overwritten next, the pages that were read since, in `spare`; then all are out of the
-    /// index.
+    /// Reads the chunk that is overwritten next into `spare`, removes its pages from the index, and returns those that
+    /// were read since they were written.
     fn take_pages_to_carry(&mut self, shared: &TierShared) -> CarriedPages {
         let TierShared { layout, index, file, .. } = shared;
         let (used, mut carried) = (index.used(self.next), CarriedPages::new());
@@ -198,10 +199,10 @@ impl ChunkRing {
         carried
     }
 
-    /// The file's head, if it has none yet.
+    /// Writes the file's head unless it is written.
     fn write_head(&mut self, shared: &TierShared) -> Result<(), i32> {
         if !self.has_head {
-            // Where a chunk has its header: carried pages lie behind it.
+            // The head takes the header's part of `spare`; the pages to carry lie behind it.
             let block = &mut self.spare[..HEAD_BYTES as usize];
             shared.layout.write_head(block);
             write(shared.file.file(), block, 0)?;
@@ -229,7 +230,7 @@ impl ChunkRing {
             Err(errno) => {
                 DiskCounters::add(&counts.errors, 1);
                 DiskCounters::add(&counts.pages_dropped, buffer.entries.len() as u64);
-                // T6 of the tier.
+                // disk.T6.
                 let is_full = [ENOSPC, EDQUOT, EFBIG].contains(&errno);
                 self.next = if is_full || chunk + 1 == layout.chunks { 0 } else { chunk + 1 };
                 false
