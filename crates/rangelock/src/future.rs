@@ -1,4 +1,4 @@
-//! Waiting without a thread: the futures behind `lock_async`.
+//! The futures that `lock_async` and `lock_owned_async` return.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,13 +11,13 @@ use crate::range::{ByteRange, Mode};
 use crate::raw::{RawRangeLock, Request};
 use crate::wait::Notify;
 
-/// Where a request stands.
+/// State of a request.
 enum RequestState<L: RawRangeLock> {
     /// Never polled: not in the queue.
     Idle,
     /// In the queue, or granted and not yet collected.
     Queued(L::Queued),
-    /// The guard has been handed out.
+    /// The guard has been returned.
     Done,
 }
 
@@ -36,7 +36,7 @@ impl<L: RawRangeLock> RequestState<L> {
                 let notify = Notify::task(cx.waker());
                 let RequestState::Queued(queued) = std::mem::replace(self, RequestState::Done)
                 else {
-                    unreachable!("looked at above")
+                    unreachable!("matched above")
                 };
                 raw.poll(range, mode, queued, || notify)
             }
@@ -93,7 +93,7 @@ impl<L: RawRangeLock> Drop for Acquire<'_, L> {
     }
 }
 
-/// A request for a range of a lock that it keeps alive.
+/// A request for a range of a lock; the request keeps the lock alive.
 pub(crate) struct OwnedAcquire<L: RawRangeLock> {
     lock: Arc<RangeLock<L>>,
     range: ByteRange,

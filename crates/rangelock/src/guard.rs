@@ -1,7 +1,6 @@
-//! Held ranges: [`Guard`] and [`OwnedGuard`].
+//! The guards of held ranges: [`Guard`] and [`OwnedGuard`].
 //!
-//! A guard belongs to an operation, not to a thread: it is `Send`, and the thread that ends the
-//! operation drops it.
+//! A guard belongs to an operation, not to a thread: it is `Send`, and the thread that completes the operation drops it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,8 +27,8 @@ pub struct Guard<'a, L: RawRangeLock = Striped> {
 
 /// A held range that keeps its [`RangeLock`] alive; dropping it releases the range.
 ///
-/// For an operation that outlives its caller: a read-ahead keeps one until the I/O is done,
-/// and the thread that reaps the completion drops it.
+/// For operations that outlive their caller: a read-ahead keeps one until the I/O is done, and the thread that reaps the
+/// completion drops it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -45,13 +44,13 @@ pub struct OwnedGuard<L: RawRangeLock = Striped> {
     state: GuardState<L>,
 }
 
-/// What both guards are, apart from the way to the lock.
+/// The common part of both guards.
 struct GuardState<L: RawRangeLock> {
     range: ByteRange,
     mode: Mode,
     /// `None` only after the release.
     held: Option<L::Held>,
-    /// Its number among the lock's holders.
+    /// Number of the guard in the lock's list of holders.
     #[cfg(debug_assertions)]
     number: u64,
 }
@@ -73,7 +72,7 @@ impl<L: RawRangeLock> GuardState<L> {
 
     #[inline(always)]
     fn release(&mut self, lock: &RangeLock<L>) {
-        // Before the release: the next holder is not told about us.
+        // Before the release, so that the next holder is not reported to conflict with this one.
         #[cfg(debug_assertions)]
         lock.holders.remove(self.number);
         if let Some(held) = self.held.take() {
@@ -123,24 +122,23 @@ impl<L: RawRangeLock> GuardState<L> {
 
 macro_rules! guard_methods {
     () => {
-        /// The range that is held.
+        /// The held range.
         #[inline]
         pub fn range(&self) -> ByteRange {
             self.state.range
         }
 
-        /// How it is held.
+        /// The mode in which it is held.
         #[inline]
         pub fn mode(&self) -> Mode {
             self.state.mode
         }
 
-        /// Makes a shared hold exclusive, if that needs no waiting. True when the guard is
-        /// exclusive afterwards.
+        /// Makes a shared guard exclusive, if this needs no waiting. Returns whether the guard is exclusive afterwards.
         ///
-        /// It fails when another holder overlaps, or when a request that overlaps has waited since
-        /// before this one: two holders that waited for each other's upgrade would wait for
-        /// ever, so there is no upgrade that waits. Requests that came later wait on.
+        /// It fails if another guard overlaps, or if an overlapping request has waited since before this guard was
+        /// requested. There is no upgrade that waits, as two holders that wait for each other's upgrade would deadlock.
+        /// Later requests continue to wait.
         ///
         /// ```
         /// # use std::sync::Arc;
@@ -157,8 +155,8 @@ macro_rules! guard_methods {
             self.state.try_upgrade(&self.lock)
         }
 
-        /// Makes an exclusive hold shared, at once and without letting go; shared requests that
-        /// waited only for this one are granted.
+        /// Makes an exclusive guard shared, at once and without releasing the range. Shared requests that waited only for
+        /// this guard are granted.
         ///
         /// ```
         /// # use std::sync::Arc;

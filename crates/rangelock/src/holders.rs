@@ -1,8 +1,8 @@
-//! Debug builds: the holders of ranges, so that a thread that waits for itself is told.
+//! A list of a lock's guards in debug builds, to report self-deadlocks.
 //!
-//! A guard belongs to no thread, so this is advice and not an error: another thread may yet release
-//! the guard. A thread that has waited for a while (`PATIENCE`) for a range that it locked
-//! itself says so on standard error, once, with both places in the source; and waits on.
+//! This is a warning and not an error, as another thread may release the guard. A thread that has waited for
+//! [`REPORT_AFTER`] for a range that it locked itself prints one message on standard error, with both source locations,
+//! and continues to wait.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::range::{ByteRange, Mode};
 
-/// How long a wait is before it is looked into.
+/// Time after which a wait is checked for a self-deadlock.
 pub(crate) const REPORT_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -25,15 +25,15 @@ struct Holder {
     location: &'static Location<'static>,
 }
 
-/// The calling thread's number. Unlike `thread::current`, a thread has it until its very end: a guard
-/// may be taken where its thread-local values are dropped.
+/// Number of the calling thread. Unlike `thread::current`, it is available while thread-local values are dropped, where
+/// the program may lock a range.
 fn current_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
         static NUMBER: Cell<u64> = const { Cell::new(0) };
     }
     if NUMBER.get() == 0 {
-        // Relaxed: numbers are distinct, and order nothing.
+        // Relaxed: only distinctness matters.
         NUMBER.set(NEXT.fetch_add(1, Relaxed));
     }
     NUMBER.get()
@@ -76,7 +76,7 @@ impl Holders {
         self.inner().guards.remove(&number);
     }
 
-    /// What to say if the current thread holds what it waits for.
+    /// The message if the current thread holds a range that conflicts with its request.
     pub(crate) fn self_deadlock_message(
         &self,
         range: ByteRange,
@@ -93,7 +93,7 @@ impl Holders {
         Some(format!(
             "millpond-rangelock: a thread waits at {location} for {range} ({mode:?}), which \
              conflicts with {} ({:?}) that it locked itself at {}; unless another thread releases \
-             that, it waits for ever",
+             that, it waits indefinitely",
             own.range, own.mode, own.location,
         ))
     }

@@ -1,4 +1,4 @@
-//! Requests as futures: what happens when they are dropped, moved, woken late.
+//! Tests of lock futures: dropped, moved or woken late.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -66,7 +66,7 @@ fn dropping_a_granted_future_releases_the_range() {
     assert!(poll(behind.as_mut(), &third).is_pending());
     drop(first);
     assert_eq!((second.count(), third.count()), (1, 0));
-    // Granted, told, and never polled again.
+    // Granted, woken, and never polled again.
     drop(granted);
     assert_eq!(third.count(), 1);
     assert!(poll(behind, &third).is_ready());
@@ -85,8 +85,8 @@ fn the_last_waker_is_woken() {
     assert!(poll(future, &after).is_ready());
 }
 
-/// A waker that uses the lock whenever it is woken or dropped, as one does that holds the last
-/// reference to a task with guards in it.
+/// A waker that uses the lock when it is woken or dropped, as a waker with the last reference to a task that owns guards
+/// does.
 struct Meddler(Arc<RangeLock>);
 
 impl Meddler {
@@ -158,7 +158,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A lock whose range is offered to a future that has not been polled since, with its waker.
+/// A lock whose range is offered to a future that has not been polled since, and its waker.
 fn offered(
     lock: &Arc<RangeLock>,
     grace: Duration,
@@ -189,7 +189,9 @@ fn an_expired_offer_goes_to_the_first_poll() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(1));
     thread::sleep(Duration::from_millis(2));
-    let Poll::Ready(guard) = poll(future.as_mut(), &woken) else { panic!("nobody took it") };
+    let Poll::Ready(guard) = poll(future.as_mut(), &woken) else {
+        panic!("no request took the offer")
+    };
     assert!(lock.try_lock(r(5, 6), Mode::Shared).is_none());
     drop(guard);
 }
@@ -200,7 +202,7 @@ fn a_lapsed_request_is_overtaken_and_keeps_its_place() {
     let (mut future, woken) = offered(&lock, Duration::from_millis(1));
     thread::sleep(Duration::from_millis(2));
     let passed = lock.try_lock(r(5, 6), Mode::Exclusive).expect("lapsed");
-    // Comes later, and waits for `passed` alone: until the lapsed one is back.
+    // A later request, which waits only for `passed`, until the lapsed request is renewed.
     let later_woken = Arc::new(Woken::default());
     let mut later = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
     assert!(poll(later.as_mut(), &later_woken).is_pending());
@@ -250,7 +252,7 @@ fn a_thread_that_slept_before_the_offer_expires_it() {
     });
     thread::sleep(Duration::from_millis(50));
     drop(first);
-    // Without another look at the future.
+    // The future is not polled again.
     sleeper.join().unwrap();
     assert!(poll(future.as_mut(), &woken).is_ready());
 }
@@ -263,7 +265,7 @@ fn a_later_call_expires_an_offer_and_wakes_the_next_task() {
     let mut behind = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
     assert!(poll(behind.as_mut(), &behind_woken).is_pending());
     thread::sleep(Duration::from_millis(6));
-    // A whole-file request that would have to wait: for anything.
+    // Any request on the lock expires the offer: here a whole-file request that would have to wait.
     assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_none());
     assert_eq!(behind_woken.count(), 1);
     let Poll::Ready(guard) = poll(behind.as_mut(), &behind_woken) else { panic!("offered") };
@@ -272,8 +274,7 @@ fn a_later_call_expires_an_offer_and_wakes_the_next_task() {
     assert!(poll(future.as_mut(), &woken).is_ready());
 }
 
-/// Goal: however many polls a future gets before it is dropped, while the holder releases
-/// at some moment, the next in line always gets the range.
+/// Goal: if a future is dropped after any number of polls while the holder releases, the next request gets the range.
 #[test]
 fn cancelled_at_every_poll_while_the_holder_releases() {
     for polls in 0..4 {
@@ -290,7 +291,7 @@ fn cancelled_at_every_poll_while_the_holder_releases() {
             let releaser = thread::spawn(move || drop(holder));
             drop(cancelled);
             releaser.join().unwrap();
-            assert_eq!(next.count(), 1, "told once, after {polls} polls");
+            assert_eq!(next.count(), 1, "woken once, after {polls} polls");
             assert!(poll(behind.as_mut(), &next).is_ready());
         }
     }

@@ -1,7 +1,7 @@
-//! What a stripe alone cannot decide: everything under the lock's mutex.
+//! The slow path of the striped lock: all operations under its mutex.
 //!
-//! Every function here that takes `&mut State` is called with the mutex held. The stripes that it
-//! looks at are gated for as long as it does: by a queue entry that covers them (striped.R1), or by itself.
+//! Every function that takes `&mut State` is called with the mutex held. The stripes that it reads are gated, by a queue
+//! entry that covers them (striped.R1) or by the function itself.
 
 use std::sync::Weak;
 
@@ -17,11 +17,11 @@ use crate::sync::{MutexGuard, lock};
 use crate::wait::Notify;
 
 impl Striped {
-    /// Replaces the table by a larger one, if there is one and nothing stands against it (table.B3).
+    /// Replaces the table by a larger one, if possible (table.B3).
     pub(super) fn grow(&self, state: &mut State, log2_max: u32) -> bool {
         let old = self.table.view();
-        // Leaving the single stripe cuts ranges in pieces, and the waiting requests have counted
-        // the whole: so that step waits for an empty queue.
+        // Leaving the single stripe splits ranges into pieces, but the waiting requests have counted
+        // whole ranges. So this step needs an empty queue.
         if old.log2() == 0 && !state.queue.is_empty() {
             return false;
         }
@@ -29,7 +29,7 @@ impl Striped {
             return false;
         };
         let new = old.with(&stripes, log2);
-        // The entries that are queued now; the adopted below gate for themselves.
+        // Gate for the present queue entries; the ones adopted below are gated there.
         state.queue.for_each_range(|range| Striped::gate(new, range));
         for stripe in old.stripes() {
             stripe.close();
@@ -51,8 +51,8 @@ impl Striped {
         true
     }
 
-    /// Replaces the table by the next larger one, if the budget has room for that (table.B4) and nothing
-    /// stands against it. The budget is asked without the mutex, as it may take its time.
+    /// Replaces the table by the next larger one, if possible within the budget (table.B4). The budget is called without
+    /// the mutex, as it may take long.
     pub(super) fn grow_within_budget(&self, log2_max: u32) -> bool {
         let Some(log2) = self.table.next_log2(log2_max) else { return false };
         let bytes = Table::bytes(log2);
@@ -65,7 +65,7 @@ impl Striped {
             return false;
         }
         let mut state = lock(&self.state);
-        // That size or none: somebody else may have been quicker.
+        // Exactly this size: another thread may have grown the table in between.
         let grown = self.grow(&mut state, log2);
         self.unlock(state);
         if !grown && let Some(budget) = budget.flatten() {
@@ -74,7 +74,7 @@ impl Striped {
         grown
     }
 
-    /// Sets the gate of every stripe that `range` covers, one more time (striped.R1).
+    /// Increments the gate count of every stripe that `range` covers (striped.R1).
     pub(super) fn gate(view: TableView<'_>, range: ByteRange) {
         if view.pieces(range) >= view.stripes().len() as u64 {
             view.stripes().iter().for_each(Stripe::gate);
@@ -91,7 +91,7 @@ impl Striped {
         }
     }
 
-    /// How many pieces in the front overlap `range` and satisfy `wanted`. Gated.
+    /// Number of pieces in the front that overlap `range` and satisfy `wanted`. Gated.
     pub(super) fn count_front(
         view: TableView<'_>,
         range: ByteRange,
@@ -105,7 +105,7 @@ impl Striped {
                 });
             }
         } else {
-            // Two regions may share a stripe: only what overlaps this very piece counts here.
+            // Two regions may share a stripe, so only the overlaps with this piece count here.
             view.for_each_piece(range, |piece, stripe| {
                 stripe.for_each_held(|_, held, mode| {
                     count += u32::from(held.overlaps(piece) && wanted(mode));
@@ -115,7 +115,7 @@ impl Striped {
         count
     }
 
-    /// The way through the mutex. `None` if it would have to wait and there is nobody to tell.
+    /// Requests a range under the mutex. `None` if it would have to wait and `notify` is `None`.
     #[cold]
     pub(super) fn enqueue(
         &self,
@@ -125,7 +125,7 @@ impl Striped {
         notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
         if why == SlowReason::Full && self.should_grow(range) && self.grow_within_budget(u32::MAX) {
-            // The claim must not meet the mutex. At most once for each size of table.
+            // Outside of the mutex, as a claim may take it. At most once for each table size.
             return match self.claim_front(range, mode) {
                 Ok(held) => Some(Request::Granted(held)),
                 Err(why) => self.enqueue(range, mode, why, notify),
@@ -155,7 +155,7 @@ impl Striped {
         request
     }
 
-    /// What is in front of a lapsed request (queue.L2), whose gates are still set.
+    /// Counts the front blockers of a lapsed request (queue.L2), whose gates are still set.
     #[cold]
     pub(super) fn recount_front_blockers(
         &self,
@@ -167,7 +167,7 @@ impl Striped {
         Striped::count_front(self.table.view(), range, |held| held.conflicts_with(mode))
     }
 
-    /// Whether the stripes of `range` are full of ranges that a larger table would keep apart.
+    /// Whether the stripes of `range` hold ranges that a larger table would separate from it.
     fn should_grow(&self, range: ByteRange) -> bool {
         let view = self.table.view();
         let mut useful = false;
@@ -177,7 +177,7 @@ impl Striped {
         useful
     }
 
-    /// Before an upgrade, which an unused bias must not refuse: removes it.
+    /// Removes an unused bias before an upgrade, which would fail because of it.
     fn remove_unused_bias(&self, state: &mut State) {
         let whole = &self.table.whole;
         if state.bias.is_some() && (whole.is_drained() || whole.close_if_unused()) {
@@ -185,8 +185,8 @@ impl Striped {
         }
     }
 
-    /// Before a request that is counted in the queue: closes the counter if its holders block
-    /// the request, or if it has none; and removes the bias if nobody is counted (striped.R4).
+    /// Call before a request counts its blockers in the queue. Closes the counter if its holders block the request or if it
+    /// has none, and removes the bias if the counter is drained (striped.R4).
     fn close_whole(&self, state: &mut State, range: ByteRange, mode: Mode) {
         if state.bias.is_none() {
             return;
@@ -209,8 +209,8 @@ impl Striped {
         }
     }
 
-    /// A whole-file shared request has been granted in the queue: the second in a row opens the
-    /// counter, with its own entry for a bias.
+    /// Call after a whole-file shared request was granted in the queue. The second one in a row opens the counter, and its
+    /// entry becomes the bias.
     fn open_whole(&self, state: &mut State, ticket: Ticket) -> HoldLocation {
         state.whole_requests += 1;
         if state.bias.is_some() || state.whole_requests < 2 {
@@ -221,8 +221,8 @@ impl Striped {
         HoldLocation::Whole
     }
 
-    /// Removes a queue entry, and opens its gates. The notification that is left is to be dropped
-    /// outside of the mutex (queue.Q6); a held entry has nobody.
+    /// Removes a queue entry and opens its gates. Returns its unused notification, to be dropped outside of the mutex
+    /// (queue.Q6); a held entry has none.
     pub(super) fn remove(&self, state: &mut State, ticket: Ticket) -> Option<Notify> {
         let range = state.queue.range_of(&ticket);
         let notify = state.queue.remove(ticket);
@@ -246,8 +246,8 @@ impl Striped {
         self.unlock(state);
     }
 
-    /// Calls `f` for each piece of a range that is held in the front, gated, wherever growing has
-    /// left it.
+    /// Calls `f` for each piece of a range that was claimed in the front, with its present location after growing. The
+    /// stripes are gated during the calls.
     fn for_each_held_piece(
         &self,
         state: &mut State,
@@ -307,7 +307,7 @@ impl Striped {
             if !self.table.whole.close_if_alone() {
                 return false;
             }
-            // Its only holder takes the bias for its own entry.
+            // The only holder takes over the bias as its own entry.
             let bias = state.bias.take().expect("counted (striped.R4)");
             *held = HoldLocation::Queue(bias).into();
         }
@@ -327,7 +327,7 @@ impl Striped {
         let adopted_whole =
             view.log2() != u32::from(log2) && view.pieces(range) > PIECES_MAX as u64;
         let ours = if adopted_whole { 1 } else { view.pieces(range) };
-        // Alone, if what is held there is as much as our pieces, in the front or adopted (table.B3).
+        // Alone, if the held pieces are as many as the caller's, in the front or adopted (table.B3).
         let held = Striped::count_front(view, range, |_| true) + state.queue.count_held(range);
         let alone = u64::from(held) == ours;
         if alone {
@@ -378,7 +378,7 @@ impl Striped {
     }
 }
 
-/// A piece of a range, found again under the mutex.
+/// Present location of a held piece.
 enum PieceLocation<'a> {
     Slot(&'a Stripe, u32),
     Adopted(Ticket),
