@@ -26,7 +26,7 @@ const EXCLUSIVE: u32 = 0;
 #[derive(Debug)]
 struct Leaf {
     starts: [u64; FAN_OUT],
-    rest: [Rest; FAN_OUT],
+    rest: [RecordTail; FAN_OUT],
     len: u32,
     previous: u32,
     next: u32,
@@ -34,7 +34,7 @@ struct Leaf {
 
 /// What a record has besides its start.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+struct RecordTail {
     end: u64,
     /// Shared holders, or `EXCLUSIVE`.
     shares: u32,
@@ -95,7 +95,7 @@ impl Leaf {
     fn new() -> Leaf {
         Leaf {
             starts: [u64::MAX; FAN_OUT],
-            rest: [Rest { end: u64::MAX, shares: 0 }; FAN_OUT],
+            rest: [RecordTail { end: u64::MAX, shares: 0 }; FAN_OUT],
             len: 0,
             previous: NIL,
             next: NIL,
@@ -105,14 +105,14 @@ impl Leaf {
     fn insert(&mut self, at: usize, range: ByteRange, shares: u32) {
         let len = self.len as usize;
         insert_at(&mut self.starts, len, at, range.start());
-        insert_at(&mut self.rest, len, at, Rest { end: range.end(), shares });
+        insert_at(&mut self.rest, len, at, RecordTail { end: range.end(), shares });
         self.len += 1;
     }
 
     fn remove(&mut self, at: usize) {
         let len = self.len as usize;
         remove_at(&mut self.starts, len, at, u64::MAX);
-        remove_at(&mut self.rest, len, at, Rest { end: u64::MAX, shares: 0 });
+        remove_at(&mut self.rest, len, at, RecordTail { end: u64::MAX, shares: 0 });
         self.len -= 1;
     }
 
@@ -151,7 +151,7 @@ impl Inner {
 
 /// A place in the tree.
 #[derive(Clone, Copy)]
-struct Place {
+struct RecordPosition {
     leaf: u32,
     at: usize,
 }
@@ -388,7 +388,7 @@ impl BTree {
 
     /// Makes the only hold of `range` exclusive; false if there are several.
     pub(super) fn try_upgrade(&mut self, range: ByteRange) -> bool {
-        let Place { leaf, at } = self.find(range);
+        let RecordPosition { leaf, at } = self.find(range);
         let shares = &mut self.leaves[leaf as usize].rest[at].shares;
         let alone = *shares == 1;
         if alone {
@@ -398,14 +398,14 @@ impl BTree {
     }
 
     pub(super) fn downgrade(&mut self, range: ByteRange) {
-        let Place { leaf, at } = self.find(range);
+        let RecordPosition { leaf, at } = self.find(range);
         self.leaves[leaf as usize].rest[at].shares = 1;
     }
 
-    fn find(&self, range: ByteRange) -> Place {
+    fn find(&self, range: ByteRange) -> RecordPosition {
         let leaf = self.descend(range.start(), &mut [(NIL, 0); DEPTH_MAX]);
         let at = rank(&self.leaves[leaf as usize].starts, range.start()) - 1;
-        Place { leaf, at }
+        RecordPosition { leaf, at }
     }
 }
 

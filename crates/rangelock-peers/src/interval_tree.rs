@@ -64,14 +64,14 @@ impl RawRangeLock for IntervalTree {
         notify: impl FnOnce() -> Notify,
     ) -> Request<Ticket, Ticket> {
         self.insert(range, mode, &mut None).unwrap_or_else(|| {
-            self.insert(range, mode, &mut Some(notify())).expect("somebody to tell")
+            self.insert(range, mode, &mut Some(notify())).expect("a waiter was passed")
         })
     }
 
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Ticket> {
         match self.insert(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 

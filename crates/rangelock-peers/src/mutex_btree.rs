@@ -35,7 +35,7 @@ struct State {
 
 /// Where a guard's range is held.
 #[derive(Debug)]
-pub enum Held {
+pub enum MutexBTreeHold {
     /// In the tree.
     Tree,
     /// In the queue.
@@ -54,14 +54,14 @@ impl State {
         range: ByteRange,
         mode: Mode,
         notify: &mut Option<Notify>,
-    ) -> Option<Request<Held, Ticket>> {
+    ) -> Option<Request<MutexBTreeHold, Ticket>> {
         // Nothing enters the tree over a queue entry (queue.Q3).
         if !self.queue.overlaps(range) && self.tree.insert(range, mode) {
-            return Some(Request::Granted(Held::Tree));
+            return Some(Request::Granted(MutexBTreeHold::Tree));
         }
         let in_front = self.tree.conflicts(range, mode);
         Some(match self.queue.insert(range, mode, in_front, notify)? {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(MutexBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         })
     }
@@ -74,7 +74,7 @@ impl MutexBTree {
         range: ByteRange,
         mode: Mode,
         notify: &mut Option<Notify>,
-    ) -> Option<Request<Held, Ticket>> {
+    ) -> Option<Request<MutexBTreeHold, Ticket>> {
         let mut state = lock(&self.state);
         let request = state.request(range, mode, notify);
         self.unlock(state);
@@ -87,7 +87,7 @@ impl MutexBTree {
 }
 
 impl RawRangeLock for MutexBTree {
-    type Held = Held;
+    type Held = MutexBTreeHold;
     type Queued = Ticket;
 
     const NAME: &'static str = "mutex-btree";
@@ -97,16 +97,16 @@ impl RawRangeLock for MutexBTree {
         range: ByteRange,
         mode: Mode,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<MutexBTreeHold, Ticket> {
         self.insert(range, mode, &mut None).unwrap_or_else(|| {
-            self.insert(range, mode, &mut Some(notify())).expect("somebody to tell")
+            self.insert(range, mode, &mut Some(notify())).expect("a waiter was passed")
         })
     }
 
-    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<MutexBTreeHold> {
         match self.insert(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 
@@ -130,7 +130,7 @@ impl RawRangeLock for MutexBTree {
         mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<MutexBTreeHold, Ticket> {
         let mut notify = Some(notify());
         let mut state = lock(&self.state);
         let in_front =
@@ -138,15 +138,15 @@ impl RawRangeLock for MutexBTree {
         let request = state.queue.poll(queued, in_front, &mut notify);
         self.unlock(state);
         match request {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(MutexBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
 
-    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<MutexBTreeHold> {
         let mut state = lock(&self.state);
         if state.queue.is_granted(&queued) {
-            return Some(Held::Queue(queued));
+            return Some(MutexBTreeHold::Queue(queued));
         }
         let notify = state.queue.remove(queued);
         self.unlock(state);
@@ -154,43 +154,43 @@ impl RawRangeLock for MutexBTree {
         None
     }
 
-    fn release(&self, range: ByteRange, mode: Mode, held: Held) {
+    fn release(&self, range: ByteRange, mode: Mode, held: MutexBTreeHold) {
         let mut state = lock(&self.state);
         match held {
-            Held::Tree => {
+            MutexBTreeHold::Tree => {
                 state.tree.remove(range);
                 state.queue.front_released(range, mode);
             }
-            Held::Queue(ticket) => drop(state.queue.remove(ticket)),
+            MutexBTreeHold::Queue(ticket) => drop(state.queue.remove(ticket)),
         }
         self.unlock(state);
     }
 
-    fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
+    fn try_upgrade(&self, range: ByteRange, held: &mut MutexBTreeHold) -> bool {
         let mut state = lock(&self.state);
         let State { tree, queue } = &mut *state;
         match held {
-            Held::Tree => {
+            MutexBTreeHold::Tree => {
                 let upgraded = queue.count_held(range) == 0 && tree.try_upgrade(range);
                 if upgraded {
                     queue.front_upgraded(range);
                 }
                 upgraded
             }
-            Held::Queue(ticket) => {
+            MutexBTreeHold::Queue(ticket) => {
                 tree.conflicts(range, Mode::Exclusive) == 0 && queue.try_upgrade(ticket)
             }
         }
     }
 
-    fn downgrade(&self, range: ByteRange, held: &mut Held) {
+    fn downgrade(&self, range: ByteRange, held: &mut MutexBTreeHold) {
         let mut state = lock(&self.state);
         match held {
-            Held::Tree => {
+            MutexBTreeHold::Tree => {
                 state.tree.downgrade(range);
                 state.queue.front_downgraded(range);
             }
-            Held::Queue(ticket) => state.queue.downgrade(ticket),
+            MutexBTreeHold::Queue(ticket) => state.queue.downgrade(ticket),
         }
         self.unlock(state);
     }

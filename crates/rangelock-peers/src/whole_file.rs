@@ -41,7 +41,7 @@ pub struct WholeFile {
 
 /// Where a guard is counted.
 #[derive(Debug)]
-pub enum Held {
+pub enum WholeFileHold {
     /// In the word.
     Front,
     /// In the queue.
@@ -95,7 +95,7 @@ impl WholeFile {
     }
 
     /// Ends a critical section: opens the word if nobody is left in the queue.
-    fn settle(&self, queue: MutexGuard<'_, Queue>) {
+    fn unlock_queue(&self, queue: MutexGuard<'_, Queue>) {
         self.waiting.store(queue.waiting() as u32, Ordering::Relaxed);
         if queue.is_empty() {
             // Release: pairs with the Acquire in `claim`.
@@ -114,13 +114,17 @@ impl WholeFile {
         }
     }
 
-    fn enqueue(&self, mode: Mode, notify: &mut Option<Notify>) -> Option<Request<Held, Ticket>> {
+    fn enqueue(
+        &self,
+        mode: Mode,
+        notify: &mut Option<Notify>,
+    ) -> Option<Request<WholeFileHold, Ticket>> {
         let mut queue = lock(&self.queue);
         let blockers = self.blockers(mode);
         let request = queue.insert(ByteRange::ALL, mode, blockers, notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         Some(match request? {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(WholeFileHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         })
     }
@@ -132,12 +136,12 @@ impl WholeFile {
         // Relaxed: who claims after this does so after `settle`; others have the mutex.
         self.word.fetch_sub(weight(mode), Ordering::Relaxed);
         queue.front_released(ByteRange::ALL, mode);
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }
 
 impl RawRangeLock for WholeFile {
-    type Held = Held;
+    type Held = WholeFileHold;
     type Queued = Ticket;
 
     const NAME: &'static str = "whole-file";
@@ -148,26 +152,26 @@ impl RawRangeLock for WholeFile {
         _range: ByteRange,
         mode: Mode,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<WholeFileHold, Ticket> {
         if self.claim_word(mode) {
-            return Request::Granted(Held::Front);
+            return Request::Granted(WholeFileHold::Front);
         }
-        self.enqueue(mode, &mut Some(notify())).expect("somebody to tell")
+        self.enqueue(mode, &mut Some(notify())).expect("a waiter was passed")
     }
 
-    fn try_request(&self, _range: ByteRange, mode: Mode) -> Option<Held> {
+    fn try_request(&self, _range: ByteRange, mode: Mode) -> Option<WholeFileHold> {
         if self.claim_word(mode) {
-            return Some(Held::Front);
+            return Some(WholeFileHold::Front);
         }
         match self.enqueue(mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 
     #[inline]
-    fn claim(&self, _range: ByteRange, mode: Mode) -> Option<Held> {
-        self.claim_word(mode).then_some(Held::Front)
+    fn claim(&self, _range: ByteRange, mode: Mode) -> Option<WholeFileHold> {
+        self.claim_word(mode).then_some(WholeFileHold::Front)
     }
 
     fn is_crowded(&self) -> bool {
@@ -185,7 +189,7 @@ impl RawRangeLock for WholeFile {
     fn expire(&self) {
         let mut queue = lock(&self.queue);
         queue.expire();
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 
     fn poll(
@@ -194,35 +198,35 @@ impl RawRangeLock for WholeFile {
         mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<WholeFileHold, Ticket> {
         let mut notify = Some(notify());
         let mut queue = lock(&self.queue);
         let in_front = if queue.is_lapsed(&queued) { self.blockers(mode) } else { 0 };
         let request = queue.poll(queued, in_front, &mut notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         match request {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(WholeFileHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
 
-    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<WholeFileHold> {
         let mut queue = lock(&self.queue);
         if queue.is_granted(&queued) {
-            return Some(Held::Queue(queued));
+            return Some(WholeFileHold::Queue(queued));
         }
         let notify = queue.remove(queued);
-        self.settle(queue);
+        self.unlock_queue(queue);
         drop(notify);
         None
     }
 
     #[inline]
-    fn release(&self, _range: ByteRange, mode: Mode, held: Held) {
-        if let Held::Queue(ticket) = held {
+    fn release(&self, _range: ByteRange, mode: Mode, held: WholeFileHold) {
+        if let WholeFileHold::Queue(ticket) = held {
             let mut queue = lock(&self.queue);
             drop(queue.remove(ticket));
-            return self.settle(queue);
+            return self.unlock_queue(queue);
         }
         let mut word = self.word.load(Ordering::Relaxed);
         while word & GATE == 0 {
@@ -240,11 +244,11 @@ impl RawRangeLock for WholeFile {
         self.release_gated(mode);
     }
 
-    fn try_upgrade(&self, _range: ByteRange, held: &mut Held) -> bool {
+    fn try_upgrade(&self, _range: ByteRange, held: &mut WholeFileHold) -> bool {
         let mut queue = lock(&self.queue);
         let word = self.gate();
         let upgraded = match held {
-            Held::Front => {
+            WholeFileHold::Front => {
                 let alone = word / ONE_SHARED == 1 && queue.count_held(ByteRange::ALL) == 0;
                 if alone {
                     self.word.fetch_add(EXCLUSIVE.wrapping_sub(ONE_SHARED), Ordering::Relaxed);
@@ -252,24 +256,24 @@ impl RawRangeLock for WholeFile {
                 }
                 alone
             }
-            Held::Queue(ticket) => word & !GATE == 0 && queue.try_upgrade(ticket),
+            WholeFileHold::Queue(ticket) => word & !GATE == 0 && queue.try_upgrade(ticket),
         };
-        self.settle(queue);
+        self.unlock_queue(queue);
         upgraded
     }
 
-    fn downgrade(&self, _range: ByteRange, held: &mut Held) {
+    fn downgrade(&self, _range: ByteRange, held: &mut WholeFileHold) {
         let mut queue = lock(&self.queue);
         self.gate();
         match held {
-            Held::Front => {
+            WholeFileHold::Front => {
                 // Relaxed: as in `release_gated`.
                 self.word.fetch_add(ONE_SHARED - EXCLUSIVE, Ordering::Relaxed);
                 queue.front_downgraded(ByteRange::ALL);
             }
-            Held::Queue(ticket) => queue.downgrade(ticket),
+            WholeFileHold::Queue(ticket) => queue.downgrade(ticket),
         }
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }
 

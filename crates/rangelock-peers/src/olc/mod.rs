@@ -39,7 +39,7 @@ pub struct OlcBTree {
 
 /// Where a guard's range is held.
 #[derive(Debug)]
-pub enum Held {
+pub enum OlcBTreeHold {
     /// In the tree.
     Tree,
     /// In the queue.
@@ -54,7 +54,7 @@ impl Default for OlcBTree {
 
 impl OlcBTree {
     /// The mutex, with the gate set.
-    fn gated(&self) -> MutexGuard<'_, Queue> {
+    fn lock_gated(&self) -> MutexGuard<'_, Queue> {
         let queue = lock(&self.queue);
         // Relaxed: the leaf locks carry it (tree.O5).
         self.tree.gate.store(1, Ordering::Relaxed);
@@ -62,7 +62,7 @@ impl OlcBTree {
     }
 
     /// Ends a critical section: opens the gate if nobody is left in the queue.
-    fn settle(&self, queue: MutexGuard<'_, Queue>) {
+    fn unlock_queue(&self, queue: MutexGuard<'_, Queue>) {
         if queue.is_empty() {
             // Release: pairs with the Acquire in `Tree::insert`.
             self.tree.gate.store(0, Ordering::Release);
@@ -88,34 +88,34 @@ impl OlcBTree {
         range: ByteRange,
         mode: Mode,
         notify: &mut Option<Notify>,
-    ) -> Option<Request<Held, Ticket>> {
-        let mut queue = self.gated();
+    ) -> Option<Request<OlcBTreeHold, Ticket>> {
+        let mut queue = self.lock_gated();
         // Nothing enters the tree over a queue entry (queue.Q3).
         if !queue.overlaps(range) && self.tree.insert(range, mode, true) == Outcome::Done {
-            self.settle(queue);
-            return Some(Request::Granted(Held::Tree));
+            self.unlock_queue(queue);
+            return Some(Request::Granted(OlcBTreeHold::Tree));
         }
         let in_front = self.conflicts(range, mode);
         let request = queue.insert(range, mode, in_front, notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         Some(match request? {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(OlcBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         })
     }
 
     #[cold]
     fn release_gated(&self, range: ByteRange, mode: Mode) {
-        let mut queue = self.gated();
+        let mut queue = self.lock_gated();
         let removed = self.tree.remove(range, true);
         debug_assert_eq!(removed, Outcome::Done);
         queue.front_released(range, mode);
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }
 
 impl RawRangeLock for OlcBTree {
-    type Held = Held;
+    type Held = OlcBTreeHold;
     type Queued = Ticket;
 
     const NAME: &'static str = "olc-btree";
@@ -126,20 +126,20 @@ impl RawRangeLock for OlcBTree {
         range: ByteRange,
         mode: Mode,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<OlcBTreeHold, Ticket> {
         match self.tree.insert(range, mode, false) {
-            Outcome::Done => Request::Granted(Held::Tree),
-            _ => self.enqueue(range, mode, &mut Some(notify())).expect("somebody to tell"),
+            Outcome::Done => Request::Granted(OlcBTreeHold::Tree),
+            _ => self.enqueue(range, mode, &mut Some(notify())).expect("a waiter was passed"),
         }
     }
 
-    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<OlcBTreeHold> {
         if self.tree.insert(range, mode, false) == Outcome::Done {
-            return Some(Held::Tree);
+            return Some(OlcBTreeHold::Tree);
         }
         match self.enqueue(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 
@@ -152,9 +152,9 @@ impl RawRangeLock for OlcBTree {
     }
 
     fn expire(&self) {
-        let mut queue = self.gated();
+        let mut queue = self.lock_gated();
         queue.expire();
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 
     fn poll(
@@ -163,49 +163,49 @@ impl RawRangeLock for OlcBTree {
         mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<OlcBTreeHold, Ticket> {
         let mut notify = Some(notify());
-        let mut queue = self.gated();
+        let mut queue = self.lock_gated();
         let in_front = if queue.is_lapsed(&queued) { self.conflicts(range, mode) } else { 0 };
         let request = queue.poll(queued, in_front, &mut notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         match request {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(OlcBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
 
-    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
-        let mut queue = self.gated();
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<OlcBTreeHold> {
+        let mut queue = self.lock_gated();
         if queue.is_granted(&queued) {
-            return Some(Held::Queue(queued));
+            return Some(OlcBTreeHold::Queue(queued));
         }
         let notify = queue.remove(queued);
-        self.settle(queue);
+        self.unlock_queue(queue);
         drop(notify);
         None
     }
 
     #[inline]
-    fn release(&self, range: ByteRange, mode: Mode, held: Held) {
+    fn release(&self, range: ByteRange, mode: Mode, held: OlcBTreeHold) {
         match held {
-            Held::Tree => {
+            OlcBTreeHold::Tree => {
                 if self.tree.remove(range, false) == Outcome::Gated {
                     self.release_gated(range, mode);
                 }
             }
-            Held::Queue(ticket) => {
-                let mut queue = self.gated();
+            OlcBTreeHold::Queue(ticket) => {
+                let mut queue = self.lock_gated();
                 drop(queue.remove(ticket));
-                self.settle(queue);
+                self.unlock_queue(queue);
             }
         }
     }
 
-    fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
-        let mut queue = self.gated();
+    fn try_upgrade(&self, range: ByteRange, held: &mut OlcBTreeHold) -> bool {
+        let mut queue = self.lock_gated();
         let upgraded = match held {
-            Held::Tree => {
+            OlcBTreeHold::Tree => {
                 let upgraded =
                     queue.count_held(range) == 0 && self.tree.replace_shares(range, 1, EXCLUSIVE);
                 if upgraded {
@@ -213,24 +213,24 @@ impl RawRangeLock for OlcBTree {
                 }
                 upgraded
             }
-            Held::Queue(ticket) => {
+            OlcBTreeHold::Queue(ticket) => {
                 self.conflicts(range, Mode::Exclusive) == 0 && queue.try_upgrade(ticket)
             }
         };
-        self.settle(queue);
+        self.unlock_queue(queue);
         upgraded
     }
 
-    fn downgrade(&self, range: ByteRange, held: &mut Held) {
-        let mut queue = self.gated();
+    fn downgrade(&self, range: ByteRange, held: &mut OlcBTreeHold) {
+        let mut queue = self.lock_gated();
         match held {
-            Held::Tree => {
+            OlcBTreeHold::Tree => {
                 let replaced = self.tree.replace_shares(range, EXCLUSIVE, 1);
                 debug_assert!(replaced);
                 queue.front_downgraded(range);
             }
-            Held::Queue(ticket) => queue.downgrade(ticket),
+            OlcBTreeHold::Queue(ticket) => queue.downgrade(ticket),
         }
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }

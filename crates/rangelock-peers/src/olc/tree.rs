@@ -64,7 +64,7 @@ impl<'g> Leaves<'g> {
 }
 
 /// The nodes above a leaf that matter to a split or merge.
-struct Step<'g> {
+struct PathNode<'g> {
     node: &'g Node,
     version: Version,
 }
@@ -101,7 +101,7 @@ impl Tree {
     }
 
     /// One level down, towards `key`; `None` if `step` has changed meanwhile.
-    fn down<'g>(step: &Step<'g>, key: u64, guard: &'g Guard) -> Option<(usize, Step<'g>)> {
+    fn down<'g>(step: &PathNode<'g>, key: u64, guard: &'g Guard) -> Option<(usize, PathNode<'g>)> {
         let (at, child) = step.node.child_for(key);
         if !step.node.validate(step.version) {
             return None;
@@ -110,13 +110,13 @@ impl Tree {
         let node = unsafe { Tree::node(child, guard) };
         let version = node.read()?;
         // Again, so that the child's version is one of a child of this node.
-        step.node.validate(step.version).then_some((at, Step { node, version }))
+        step.node.validate(step.version).then_some((at, PathNode { node, version }))
     }
 
-    fn top<'g>(&self, guard: &'g Guard) -> Option<Step<'g>> {
+    fn top<'g>(&self, guard: &'g Guard) -> Option<PathNode<'g>> {
         let node = self.root(guard);
         let version = node.read()?;
-        self.is_root(node).then_some(Step { node, version })
+        self.is_root(node).then_some(PathNode { node, version })
     }
 
     /// The leaf that `key` belongs to, locked.
@@ -283,7 +283,7 @@ impl Tree {
         let Some(mut step) = self.top(guard) else {
             return;
         };
-        let mut parent: Option<(Step<'_>, usize)> = None;
+        let mut parent: Option<(PathNode<'_>, usize)> = None;
         loop {
             if step.node.is_full() {
                 self.split_node(parent, &step, key);
@@ -299,7 +299,7 @@ impl Tree {
         }
     }
 
-    fn split_node(&self, parent: Option<(Step<'_>, usize)>, step: &Step<'_>, key: u64) {
+    fn split_node(&self, parent: Option<(PathNode<'_>, usize)>, step: &PathNode<'_>, key: u64) {
         if let Some((above, _)) = &parent
             && !above.node.try_lock_at(above.version)
         {
@@ -363,7 +363,7 @@ impl Tree {
     }
 
     /// Replaces a root that has a single child by that child.
-    fn shrink_root(&self, step: &Step<'_>, guard: &Guard) {
+    fn shrink_root(&self, step: &PathNode<'_>, guard: &Guard) {
         if !step.node.try_lock_at(step.version) {
             return;
         }
@@ -378,7 +378,7 @@ impl Tree {
     }
 
     /// Merges child `at` of `above` with its left neighbour, or its right one if it is the first.
-    fn merge_child(&self, above: &Step<'_>, at: usize, child: &Step<'_>, guard: &Guard) {
+    fn merge_child(&self, above: &PathNode<'_>, at: usize, child: &PathNode<'_>, guard: &Guard) {
         if !above.node.try_lock_at(above.version) {
             return;
         }
