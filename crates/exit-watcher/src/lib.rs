@@ -33,7 +33,7 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 #![cfg(target_os = "linux")]
 
-mod early;
+mod before_main;
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -42,9 +42,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const STACK_BYTES: usize = 256 << 10;
 
 /// What the process aside is told; never freed.
-struct Aside<J> {
-    sign_at: i64,
-    job: J,
+struct Watch<J> {
+    marker_offset: i64,
+    on_exit: J,
 }
 
 /// Leaves a process behind that sleeps until this one, which becomes a program by exec, has ended; `program` is a pidfd of
@@ -53,15 +53,15 @@ struct Aside<J> {
 /// be somebody else.
 ///
 /// To be called by the only thread, before the exec. A panic in the job is as good as its end.
-pub fn leave<J>(program: BorrowedFd, file: BorrowedFd, sign_at: i64, job: J) -> bool
+pub fn spawn<J>(program: BorrowedFd, file: BorrowedFd, marker_offset: i64, on_exit: J) -> bool
 where
     J: FnOnce(OwnedFd) + 'static,
 {
     // A1.
-    if takes_orphans() {
+    if is_reaper_of_orphans() {
         return false;
     }
-    let mut is_left = false;
+    let mut is_spawned = false;
     with_signals_blocked(|| {
         // SAFETY: this is the only thread, so the copy of the memory is one of no lock and nothing half done. No
         // signal when the child ends (the flags are zero): the program may have SIGCHLD blocked, and would find
@@ -69,17 +69,21 @@ where
         unsafe {
             let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) as libc::pid_t;
             if pid == 0 {
-                libc::_exit(c_int::from(!run_middle(program, file, Aside { sign_at, job })));
+                libc::_exit(c_int::from(!run_middle(
+                    program,
+                    file,
+                    Watch { marker_offset, on_exit },
+                )));
             }
             let mut status = -1;
             while pid > 0
                 && libc::waitpid(pid, &raw mut status, libc::__WALL) < 0
                 && *libc::__errno_location() == libc::EINTR
             {}
-            is_left = status == 0;
+            is_spawned = status == 0;
         }
     });
-    is_left
+    is_spawned
 }
 
 /// The end of a new stack.
@@ -94,7 +98,7 @@ fn make_stack() -> Option<*mut c_void> {
 }
 
 /// Whether a process without a parent would become our child.
-fn takes_orphans() -> bool {
+fn is_reaper_of_orphans() -> bool {
     let mut is_reaper: c_int = 0;
     // SAFETY: the kernel fills `is_reaper`.
     unsafe {
@@ -117,20 +121,20 @@ fn with_signals_blocked(call: impl FnOnce()) {
 }
 
 /// The middle process: whether there is one aside.
-fn run_middle<J>(program: BorrowedFd, file: BorrowedFd, aside: Aside<J>) -> bool
+fn run_middle<J>(program: BorrowedFd, file: BorrowedFd, watch: Watch<J>) -> bool
 where
     J: FnOnce(OwnedFd) + 'static,
 {
-    let Some(stack) = make_stack().filter(|_| has_only(program, file)) else { return false };
-    let aside = Box::into_raw(Box::new(aside));
+    let Some(stack) = make_stack().filter(|_| keep_only(program, file)) else { return false };
+    let watch = Box::into_raw(Box::new(watch));
     let flags = libc::CLONE_VM | libc::SIGCHLD;
     // SAFETY: `run_aside` expects what it is given, which is never freed, nor is its stack; what it does in
     // this memory: A4.
-    unsafe { libc::clone(run_aside::<J>, stack, flags, aside.cast()) > 0 }
+    unsafe { libc::clone(run_watcher::<J>, stack, flags, watch.cast()) > 0 }
 }
 
 /// A2: the numbers 0 and 1 become those two, 2 stays, and no others are open.
-fn has_only(first: BorrowedFd, second: BorrowedFd) -> bool {
+fn keep_only(first: BorrowedFd, second: BorrowedFd) -> bool {
     // SAFETY: this process's own descriptors, copies of the caller's.
     unsafe {
         // Out of each other's way first.
@@ -146,12 +150,12 @@ fn has_only(first: BorrowedFd, second: BorrowedFd) -> bool {
 }
 
 /// The process aside.
-extern "C" fn run_aside<J>(aside: *mut c_void) -> c_int
+extern "C" fn run_watcher<J>(watch: *mut c_void) -> c_int
 where
     J: FnOnce(OwnedFd) + 'static,
 {
     let mut program = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
-    let mut sign = 0_u8;
+    let mut marker = 0_u8;
     // SAFETY: A4. Two system calls first, which touch this stack alone: libc's `errno` is the middle process's, too,
     // and is written only by a call that fails. All signals are blocked, so none is interrupted. When the
     // program has ended this memory is this process's alone, and so is the job, which is taken once. Descriptor
@@ -159,12 +163,12 @@ where
     unsafe {
         libc::setsid();
         if libc::poll(&raw mut program, 1, -1) == 1 {
-            let sign_at = (&raw const (*aside.cast::<Aside<J>>()).sign_at).read();
-            if libc::pread(1, (&raw mut sign).cast(), 1, sign_at) == 1 && sign != 0 {
-                let job = (&raw const (*aside.cast::<Aside<J>>()).job).read();
+            let marker_offset = (&raw const (*watch.cast::<Watch<J>>()).marker_offset).read();
+            if libc::pread(1, (&raw mut marker).cast(), 1, marker_offset) == 1 && marker != 0 {
+                let on_exit = (&raw const (*watch.cast::<Watch<J>>()).on_exit).read();
                 // It must not unwind into what called this.
-                let job = std::panic::AssertUnwindSafe(|| job(OwnedFd::from_raw_fd(1)));
-                let _ = std::panic::catch_unwind(job);
+                let on_exit = std::panic::AssertUnwindSafe(|| on_exit(OwnedFd::from_raw_fd(1)));
+                let _ = std::panic::catch_unwind(on_exit);
             }
         }
         libc::_exit(0)
