@@ -8,24 +8,24 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread as real;
 
 /// Of a thread that is in no run.
-const NOBODY: usize = usize::MAX;
+const NO_THREAD: usize = usize::MAX;
 /// Turns after which a run is taken for one that will not end.
 const TURNS_MAX: u64 = 3_000_000;
 /// How much time a turn takes.
 const TURN_NS: u64 = 1_000;
 /// How much time threads have to end in after the first one, and how often that is given to those that do something.
-const GRACE_NS: u64 = 60_000_000_000;
-const GRACES: usize = 100;
+const DRAIN_NS: u64 = 60_000_000_000;
+const DRAIN_ROUNDS_MAX: usize = 100;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 /// Whose turn it is (B1). Release: what it did until it gave the turn away is seen by the next.
-static RUNNING: AtomicUsize = AtomicUsize::new(NOBODY);
+static RUNNING: AtomicUsize = AtomicUsize::new(NO_THREAD);
 /// Points that the running thread may pass until its turn ends. Relaxed: only that thread uses it.
-static LEFT: AtomicU64 = AtomicU64::new(0);
+static POINTS_LEFT: AtomicU64 = AtomicU64::new(0);
 static HAS_RUN: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    static ME: Cell<usize> = const { Cell::new(NOBODY) };
+    static CURRENT: Cell<usize> = const { Cell::new(NO_THREAD) };
 }
 
 /// What was seen of a run.
@@ -61,7 +61,7 @@ impl fmt::Display for Report {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Being {
+enum ThreadState {
     Ready,
     Blocked { key: usize, what: &'static str, until: Option<u64> },
     Done,
@@ -69,7 +69,7 @@ enum Being {
 
 struct Thread {
     name: String,
-    being: Being,
+    state: ThreadState,
     /// Whether its last wait ended by a wake.
     woken: bool,
     /// Its share of turns.
@@ -97,7 +97,7 @@ fn state() -> MutexGuard<'static, Option<State>> {
 }
 
 /// What the calling thread does to the state of its run.
-fn with<T>(act: impl FnOnce(&mut State) -> T) -> T {
+fn with_state<T>(act: impl FnOnce(&mut State) -> T) -> T {
     act(state().as_mut().expect("there is a run"))
 }
 
@@ -120,7 +120,7 @@ impl State {
         let weight = 1 << (3 * self.below(3));
         self.threads.push(Thread {
             name,
-            being: Being::Ready,
+            state: ThreadState::Ready,
             woken: false,
             weight,
             is_spinning: false,
@@ -134,17 +134,17 @@ impl State {
     fn expire(&mut self) {
         let now = self.now;
         for thread in &mut self.threads {
-            if let Being::Blocked { until: Some(until), .. } = thread.being
+            if let ThreadState::Blocked { until: Some(until), .. } = thread.state
                 && until <= now
             {
-                (thread.being, thread.woken) = (Being::Ready, false);
+                (thread.state, thread.woken) = (ThreadState::Ready, false);
             }
         }
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        let deadline = |thread: &Thread| match thread.being {
-            Being::Blocked { until, .. } => until,
+        let deadline = |thread: &Thread| match thread.state {
+            ThreadState::Blocked { until, .. } => until,
             _ => None,
         };
         self.threads.iter().filter_map(deadline).min()
@@ -155,11 +155,12 @@ impl State {
         self.turns += 1;
         self.now += TURN_NS;
         if self.turns > TURNS_MAX {
-            self.give_up("does not end");
+            self.abort_run("does not end");
         }
         // A thread may be as slow as it likes, so all that wait for a time may be there before it (B3); the more so
         // if it only looks for what others do.
-        let is_at_work = |thread: &Thread| thread.being == Being::Ready && !thread.is_spinning;
+        let is_at_work =
+            |thread: &Thread| thread.state == ThreadState::Ready && !thread.is_spinning;
         let slow = if self.threads.iter().any(is_at_work) { 512 } else { 4 };
         if self.below(slow) == 0
             && let Some(deadline) = self.next_deadline()
@@ -167,20 +168,20 @@ impl State {
             self.now = self.now.max(deadline);
         }
         self.expire();
-        if !self.threads.iter().any(|thread| thread.being == Being::Ready) {
+        if !self.threads.iter().any(|thread| thread.state == ThreadState::Ready) {
             match self.next_deadline() {
                 Some(deadline) => {
                     self.now = self.now.max(deadline);
                     self.expire();
                 }
-                None => self.give_up("waits for ever"),
+                None => self.abort_run("waits for ever"),
             }
         }
-        let weight = |(number, thread): (usize, &Thread)| match thread.being {
-            Being::Ready if Some(number) == not => 0,
-            Being::Ready if thread.is_spinning => thread.weight,
+        let weight = |(number, thread): (usize, &Thread)| match thread.state {
+            ThreadState::Ready if Some(number) == not => 0,
+            ThreadState::Ready if thread.is_spinning => thread.weight,
             // What somebody waits for is more likely to be its doing.
-            Being::Ready => 32 * thread.weight,
+            ThreadState::Ready => 32 * thread.weight,
             _ => 0,
         };
         let weights: Vec<u64> = self.threads.iter().enumerate().map(weight).collect();
@@ -196,7 +197,7 @@ impl State {
         // Of very different lengths, and in some runs all of them short.
         let order = self.below(self.orders);
         let points = self.below(1 << order);
-        LEFT.store(points, Relaxed);
+        POINTS_LEFT.store(points, Relaxed);
         for part in [chosen as u64, points, self.now] {
             self.trace = (self.trace ^ part).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(17);
         }
@@ -204,22 +205,22 @@ impl State {
     }
 
     fn waiting(&self) -> Vec<String> {
-        let one = |thread: &Thread| match thread.being {
-            Being::Blocked { what, .. } => Some(format!("{} ({what})", thread.name)),
+        let one = |thread: &Thread| match thread.state {
+            ThreadState::Blocked { what, .. } => Some(format!("{} ({what})", thread.name)),
             _ => None,
         };
         self.threads[1..].iter().filter_map(one).collect()
     }
 
     /// A run that can't go on takes the process with it: there are threads that would have to be unwound.
-    fn give_up(&self, what: &str) -> ! {
+    fn abort_run(&self, what: &str) -> ! {
         eprintln!("schedule: seed {} {what}, after {} turns:", self.seed, self.turns);
         for (number, thread) in self.threads.iter().enumerate() {
-            let doing = match thread.being {
-                Being::Ready => "could go on".to_string(),
-                Being::Done => continue,
-                Being::Blocked { what, until: None, .. } => format!("waits for {what}"),
-                Being::Blocked { what, until: Some(_), .. } => {
+            let doing = match thread.state {
+                ThreadState::Ready => "could go on".to_string(),
+                ThreadState::Done => continue,
+                ThreadState::Blocked { what, until: None, .. } => format!("waits for {what}"),
+                ThreadState::Blocked { what, until: Some(_), .. } => {
                     format!("waits for {what}, for a time")
                 }
             };
@@ -230,54 +231,54 @@ impl State {
 }
 
 /// The number of the calling thread, if it is in a run.
-pub(crate) fn me() -> Option<usize> {
-    let me = ME.get();
-    (me != NOBODY).then_some(me)
+pub(crate) fn current() -> Option<usize> {
+    let me = CURRENT.get();
+    (me != NO_THREAD).then_some(me)
 }
 
 /// Where it may be another one's turn: for what is not made of atomics, and may be met by others halfway.
 #[inline]
 pub fn point() {
-    if ME.get() != NOBODY {
-        match LEFT.load(Relaxed) {
-            0 => turn(false),
-            left => LEFT.store(left - 1, Relaxed),
+    if CURRENT.get() != NO_THREAD {
+        match POINTS_LEFT.load(Relaxed) {
+            0 => reschedule(false),
+            left => POINTS_LEFT.store(left - 1, Relaxed),
         }
     }
 }
 
 /// Another one's turn, if one is ready.
 pub(crate) fn yield_now() {
-    if ME.get() != NOBODY {
-        turn(true);
+    if CURRENT.get() != NO_THREAD {
+        reschedule(true);
     }
 }
 
 #[cold]
-fn turn(away: bool) {
-    let me = ME.get();
-    let next = with(|state| {
+fn reschedule(away: bool) {
+    let me = CURRENT.get();
+    let next = with_state(|state| {
         state.threads[me].is_spinning = away;
         state.choose(away.then_some(me))
     });
-    pass(me, next);
+    switch_from(me, next);
 }
 
 /// Gives the turn to `next`, and waits for the next one.
-fn pass(me: usize, next: usize) {
+fn switch_from(me: usize, next: usize) {
     if next != me {
-        give(next);
-        wait(me);
+        resume(next);
+        wait_for_turn(me);
     }
 }
 
-fn give(next: usize) {
-    let system = with(|state| state.threads[next].system.clone());
+fn resume(next: usize) {
+    let system = with_state(|state| state.threads[next].system.clone());
     RUNNING.store(next, Release);
     system.expect("a thread is known before it can be chosen").unpark();
 }
 
-fn wait(me: usize) {
+fn wait_for_turn(me: usize) {
     while RUNNING.load(Acquire) != me {
         real::park();
     }
@@ -285,25 +286,24 @@ fn wait(me: usize) {
 
 /// Waits for a wake of `key`, or for the time `until`. Whether it was woken.
 pub(crate) fn block(key: usize, what: &'static str, until: Option<u64>) -> bool {
-    let Some(me) = me() else {
+    let Some(me) = current() else {
         panic!("outside of a run nobody would wake who waits for {what}");
     };
-    let next = with(|state| {
-        state.threads[me].being = Being::Blocked { key, what, until };
+    let next = with_state(|state| {
+        state.threads[me].state = ThreadState::Blocked { key, what, until };
         state.choose(None)
     });
-    pass(me, next);
-    with(|state| state.threads[me].woken)
+    switch_from(me, next);
+    with_state(|state| state.threads[me].woken)
 }
 
 /// Wakes so many of those that wait for `key`, in no particular order; how many there were.
 pub(crate) fn wake(key: usize, count: usize) -> usize {
-    if me().is_none() {
+    if current().is_none() {
         return 0;
     }
-    with(|state| {
-        let waits =
-            |thread: &Thread| matches!(thread.being, Being::Blocked { key: its, .. } if its == key);
+    with_state(|state| {
+        let waits = |thread: &Thread| matches!(thread.state, ThreadState::Blocked { key: its, .. } if its == key);
         let mut woken = 0;
         while woken < count {
             let waiting: Vec<usize> =
@@ -312,7 +312,7 @@ pub(crate) fn wake(key: usize, count: usize) -> usize {
                 break;
             }
             let chosen = waiting[state.below(waiting.len() as u64) as usize];
-            (state.threads[chosen].being, state.threads[chosen].woken) = (Being::Ready, true);
+            (state.threads[chosen].state, state.threads[chosen].woken) = (ThreadState::Ready, true);
             woken += 1;
         }
         woken
@@ -329,90 +329,90 @@ pub(crate) fn now() -> u64 {
 }
 
 /// What those wait for that want the end of thread `number`.
-fn end_of(number: usize) -> usize {
+fn exit_key(number: usize) -> usize {
     // No address of anything else: odd.
     2 * number + 1
 }
 
 /// What a thread waits for that is parked.
-fn unpark_of(number: usize) -> usize {
+fn unpark_key(number: usize) -> usize {
     // Odd, too, and of no end.
     usize::MAX - 2 * number
 }
 
 /// As `std::thread::park`, until a time.
 pub(crate) fn park(until: Option<u64>) {
-    let me = me().expect("within a run");
+    let me = current().expect("within a run");
     let take = |state: &mut State| std::mem::take(&mut state.threads[me].token);
-    if !with(take) {
-        block(unpark_of(me), "an unpark", until);
-        with(take);
+    if !with_state(take) {
+        block(unpark_key(me), "an unpark", until);
+        with_state(take);
     }
 }
 
 pub(crate) fn unpark(number: usize) {
     if STATE.lock().is_ok_and(|state| state.is_some()) {
-        with(|state| state.threads[number].token = true);
-        wake(unpark_of(number), 1);
+        with_state(|state| state.threads[number].token = true);
+        wake(unpark_key(number), 1);
     }
 }
 
 /// The number of a new thread.
-pub(crate) fn add(name: Option<&str>) -> usize {
-    assert!(me().is_some(), "threads are started within millpond_schedule::run");
-    with(|state| {
+pub(crate) fn add_thread(name: Option<&str>) -> usize {
+    assert!(current().is_some(), "threads are started within millpond_schedule::run");
+    with_state(|state| {
         let name = name.map_or_else(|| format!("thread {}", state.threads.len()), str::to_string);
         state.add(name)
     })
 }
 
 /// It could not be started.
-pub(crate) fn forget(number: usize) {
-    with(|state| state.threads[number].being = Being::Done);
+pub(crate) fn mark_done(number: usize) {
+    with_state(|state| state.threads[number].state = ThreadState::Done);
 }
 
 /// The system's thread of that number (B4).
 pub(crate) fn set_system(number: usize, system: real::Thread) {
-    with(|state| state.threads[number].system = Some(system));
+    with_state(|state| state.threads[number].system = Some(system));
 }
 
 pub(crate) fn name_of(number: usize) -> String {
-    with(|state| state.threads[number].name.clone())
+    with_state(|state| state.threads[number].name.clone())
 }
 
 pub(crate) fn is_done(number: usize) -> bool {
-    with(|state| state.threads[number].being == Being::Done)
+    with_state(|state| state.threads[number].state == ThreadState::Done)
 }
 
 pub(crate) fn wait_for_end(number: usize) {
     while !is_done(number) {
-        block(end_of(number), "the end of a thread", None);
+        block(exit_key(number), "the end of a thread", None);
     }
 }
 
 /// Ends a thread; as the first of its thread-locals that was made, its destructor is the last to run.
-struct End(usize);
+struct ThreadExit(usize);
 
-impl Drop for End {
+impl Drop for ThreadExit {
     fn drop(&mut self) {
         let me = self.0;
-        with(|state| state.threads[me].being = Being::Done);
-        wake(end_of(me), usize::MAX);
-        let next = with(|state| state.choose(None));
-        ME.set(NOBODY);
-        give(next);
+        with_state(|state| state.threads[me].state = ThreadState::Done);
+        wake(exit_key(me), usize::MAX);
+        let next = with_state(|state| state.choose(None));
+        CURRENT.set(NO_THREAD);
+        resume(next);
     }
 }
 
 thread_local! {
-    static END: Cell<Option<End>> = const { Cell::new(None) };
+    static END: Cell<Option<ThreadExit>> = const { Cell::new(None) };
 }
 
 /// Makes the calling thread, of the system, thread `number` of the run, and waits for its first turn.
-pub(crate) fn enter(number: usize) {
-    END.set(Some(End(number)));
-    wait(number);
-    ME.set(number);
+pub(crate) fn begin_thread(number: usize) {
+    END.set(Some(ThreadExit(number)));
+    wait_for_turn(number);
+    CURRENT.set(number);
 }
 
 /// Carries out `body`, and all threads that it starts, one at a time, as `seed` decides; then waits for those that
@@ -424,7 +424,7 @@ pub(crate) fn enter(number: usize) {
 /// does not end, the process is aborted, and what each waits for is on standard error.
 pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     assert!(!HAS_RUN.swap(true, Relaxed), "a process has one run: what is static stays");
-    assert!(me().is_none(), "runs don't nest");
+    assert!(current().is_none(), "runs don't nest");
     let mut first = State {
         seed,
         random: seed,
@@ -450,30 +450,30 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     first.threads[number].system = Some(real::current());
     *state() = Some(first);
     RUNNING.store(number, Release);
-    ME.set(number);
+    CURRENT.set(number);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     if outcome.is_ok() {
         // In the end nobody can do anything any more, save what is done time and again.
-        let does_something = |thread: &Thread| match thread.being {
-            Being::Ready => true,
-            Being::Blocked { until, .. } => until.is_some(),
-            Being::Done => false,
+        let does_something = |thread: &Thread| match thread.state {
+            ThreadState::Ready => true,
+            ThreadState::Blocked { until, .. } => until.is_some(),
+            ThreadState::Done => false,
         };
-        for _ in 0..GRACES {
-            block(end_of(number), "all others", Some(now() + GRACE_NS));
-            if !with(|state| state.threads[1..].iter().any(does_something)) {
+        for _ in 0..DRAIN_ROUNDS_MAX {
+            block(exit_key(number), "all others", Some(now() + DRAIN_NS));
+            if !with_state(|state| state.threads[1..].iter().any(does_something)) {
                 break;
             }
         }
     } else {
         eprintln!("schedule: seed {seed} panicked");
     }
-    ME.set(NOBODY);
-    RUNNING.store(NOBODY, Release);
+    CURRENT.set(NO_THREAD);
+    RUNNING.store(NO_THREAD, Release);
     if let Some(allowed) = &allowed {
         let _ = rustix::thread::sched_setaffinity(None, allowed);
     }
-    let report = with(|state| Report {
+    let report = with_state(|state| Report {
         seed,
         turns: state.turns,
         threads: state.threads.len(),

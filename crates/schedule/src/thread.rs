@@ -57,7 +57,7 @@ impl std::fmt::Debug for Thread {
 /// Outside of a run.
 #[must_use]
 pub fn current() -> Thread {
-    Thread::new(scheduler::me().expect("within a run"))
+    Thread::new(scheduler::current().expect("within a run"))
 }
 
 fn park_until(until: Option<u64>) {
@@ -138,9 +138,9 @@ impl Builder {
         self,
         body: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<JoinHandle<T>> {
-        let number = scheduler::add(self.name.as_deref());
+        let number = scheduler::add_thread(self.name.as_deref());
         let spawned = self.real().spawn(move || {
-            scheduler::enter(number);
+            scheduler::begin_thread(number);
             body()
         });
         match spawned {
@@ -150,7 +150,7 @@ impl Builder {
                 Ok(JoinHandle { number, thread: Thread::new(number), handle })
             }
             Err(error) => {
-                scheduler::forget(number);
+                scheduler::mark_done(number);
                 Err(error)
             }
         }
@@ -166,9 +166,9 @@ impl Builder {
         scope: &'scope Scope<'scope, 'env>,
         body: impl FnOnce() -> T + Send + 'scope,
     ) -> io::Result<ScopedJoinHandle<'scope, T>> {
-        let number = scheduler::add(self.name.as_deref());
+        let number = scheduler::add_thread(self.name.as_deref());
         let spawned = self.real().spawn_scoped(scope.real, move || {
-            scheduler::enter(number);
+            scheduler::begin_thread(number);
             body()
         });
         match spawned {
@@ -179,7 +179,7 @@ impl Builder {
                 Ok(ScopedJoinHandle { number, thread: Thread::new(number), handle })
             }
             Err(error) => {
-                scheduler::forget(number);
+                scheduler::mark_done(number);
                 Err(error)
             }
         }
