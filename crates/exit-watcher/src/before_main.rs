@@ -1,16 +1,16 @@
-//! A function that runs before `main`.
+//! [`before_main`]: runs a function before `main`.
 
-/// Has a function of the binary's run when that has been loaded, before `main` and before std's runtime starts; the
-/// process goes on to `main` when it returns. Once in a module.
+/// Runs a function of the binary after it is loaded, before `main` and before std's runtime starts. The process continues
+/// with `main` when the function returns. Use it at most once per module.
 ///
-/// What std's runtime does first has not been done: SIGPIPE is as it was, the numbers 0 to 2 may be free, and a
-/// stack that overflows is not told as such. Arguments and environment can be read.
+/// The setup of std's runtime has not run: SIGPIPE has its inherited action, descriptors 0 to 2 may be closed, and a stack
+/// overflow is not reported as such. Arguments and environment are available.
 #[macro_export]
 macro_rules! before_main {
     ($function:path) => {
-        // SAFETY: the section holds functions of this kind, which the C library calls with three arguments;
-        // one of the C calling convention may ignore them. Those of std, which keep the arguments, have a
-        // priority and come first.
+        // SAFETY: the section contains functions of this type, which the C library calls with three
+        // arguments; a function of the C calling convention may ignore them. std's function, which stores
+        // the arguments, has a priority and runs first.
         #[used]
         #[unsafe(link_section = ".init_array")]
         static BEFORE_MAIN: extern "C" fn() = {

@@ -1,34 +1,33 @@
-//! Leaves a process behind that does something when a program has ended, and is no child of that program's.
+//! Starts a detached process that runs a callback when the caller's process, which becomes a program by exec, has ended.
 //!
-//! For who is about to become that program (exec): whatever ends it, its end is noticed, and it knows nothing of that.
+//! The watcher detects every kind of exit, SIGKILL included. The program can't see the watcher: it is not its child.
 //!
 //! ```text
-//! caller ------------- (waits) -----------> goes on, execs the program ................... ends
-//!    \ fork                     ^ ends                                                     |
-//!     middle: closes, clone ----+                                                          v
-//!                     \
-//!                      aside: own session, sleeps ............................. sign? job, ends
+//! caller -------------- (waits) ------------> continues, execs the program ................ ends
+//!    \ fork                       ^ exits                                                   |
+//!     intermediate: closes, clone +                                                         v
+//!                          \
+//!                           watcher: own session, sleeps ................ marker? callback, exits
 //! ```
 //!
-//! - **A1** *No child.* The middle process ends at once and is waited for here, so the kernel gives the one aside to
-//!   init, or to who takes orphans in (`PR_SET_CHILD_SUBREAPER`). Where the caller is that itself there would be a
-//!   child after all: then there is none aside.
-//! - **A2** *Nothing is held.* The process aside has the caller's standard error and the two descriptors that it was
-//!   given, and no others; its directory is the root. The middle one sees to that, so it is so before the
-//!   caller goes on.
-//! - **A3** *Not disturbed.* It has a session of its own, and all signals are blocked: what a terminal sends, or
-//!   somebody to a process group, does not end it. SIGKILL does.
-//! - **A4** *Memory.* The middle one has a copy of the caller's, which it leaves to the one aside: that one touches
-//!   nothing but the stack it was given until the program has ended, and so the middle one, for which the caller
-//!   waited. If the program has left its *sign* there was an exec; without, the caller may have ended or failed
-//!   before, and the one aside ends.
+//! - **A1** *No child.* The intermediate process exits at once, and the caller waits for it. So the kernel reparents the
+//!   watcher to init or to the nearest subreaper (`PR_SET_CHILD_SUBREAPER`). If the caller itself is init or a subreaper,
+//!   the watcher would become its child: then no watcher is started.
+//! - **A2** *No resources.* The watcher has the caller's standard error and the two descriptors passed to it, and no
+//!   others; its working directory is the root. The intermediate process sets this up before the caller continues.
+//! - **A3** *No signals.* The watcher has a separate session, and all signals are blocked: a signal from a terminal or to a
+//!   process group does not end it. SIGKILL does.
+//! - **A4** *Memory.* The intermediate process has a copy of the caller's memory, which it shares with the watcher. Until
+//!   the program has ended, the watcher accesses only its own stack. By then the intermediate process has exited, as the
+//!   caller waited for it. A *marker* in the file shows that the exec succeeded. Without it, the caller has ended or failed
+//!   before the exec, and the watcher exits.
 //!
-//! Why a copy: while another process has the caller's memory, the kernel looks through all processes of the
-//! machine at the exec for who is to own it (`mm_update_next_owner`): 0.17 ms beside some hundred processes. The
-//! middle one's heir is its child, where the kernel looks first. Why two steps: with the program as its parent it
-//! would be a child where that asks for all of its children (`__WALL`, `/proc/PID/task/TID/children`).
+//! Why a copy of the memory. While another process shares the caller's memory, an exec makes the kernel search all
+//! processes of the machine for a new owner (`mm_update_next_owner`), which takes 0.17 ms with some hundred processes. For
+//! the intermediate process, the new owner is its child, where the kernel searches first. Why two steps. With the program
+//! as its parent, the watcher would be visible as a child (`__WALL`, `/proc/PID/task/TID/children`).
 //!
-//! Beside it is [`before_main`], by which the one who is about to become a program gets there sooner.
+//! [`before_main`] lets the caller reach the exec sooner.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 #![cfg(target_os = "linux")]
@@ -38,21 +37,22 @@ mod before_main;
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Of the job's.
+/// Stack size of the watcher.
 const STACK_BYTES: usize = 256 << 10;
 
-/// What the process aside is told; never freed.
+/// Arguments of the watcher; never freed.
 struct Watch<J> {
     marker_offset: i64,
     on_exit: J,
 }
 
-/// Leaves a process behind that sleeps until this one, which becomes a program by exec, has ended; `program` is a pidfd of
-/// this process. Then it does `job` with a duplicate of `file`, if the program has put a *sign* there, a byte that
-/// is not zero at `sign_at`; and ends. Whether there is such a process: it needs room for two, and init must
-/// be somebody else.
+/// Starts a watcher that sleeps until this process has ended; `program` is a pidfd of this process. Then, if `file` has a
+/// marker, a non-zero byte at `marker_offset`, the watcher calls `on_exit` with a duplicate of `file`, and exits.
 ///
-/// To be called by the only thread, before the exec. A panic in the job is as good as its end.
+/// Returns whether the watcher was started. It fails if the process limit leaves no room for two processes, or if this
+/// process is init or a subreaper (A1).
+///
+/// Call it in a single-threaded process, before the exec. A panic in `on_exit` ends the watcher.
 pub fn spawn<J>(program: BorrowedFd, file: BorrowedFd, marker_offset: i64, on_exit: J) -> bool
 where
     J: FnOnce(OwnedFd) + 'static,
@@ -63,9 +63,9 @@ where
     }
     let mut is_spawned = false;
     with_signals_blocked(|| {
-        // SAFETY: this is the only thread, so the copy of the memory is one of no lock and nothing half done. No
-        // signal when the child ends (the flags are zero): the program may have SIGCHLD blocked, and would find
-        // one. The child does not return from here.
+        // SAFETY: this is the only thread, so the copied memory contains no held lock and no inconsistent
+        // state. The flags are zero, so the child sends no signal at its end: the program might find a pending
+        // SIGCHLD. The child does not return from here.
         unsafe {
             let pid = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) as libc::pid_t;
             if pid == 0 {
@@ -86,7 +86,7 @@ where
     is_spawned
 }
 
-/// The end of a new stack.
+/// Allocates a stack and returns its end.
 fn make_stack() -> Option<*mut c_void> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
@@ -97,7 +97,7 @@ fn make_stack() -> Option<*mut c_void> {
     }
 }
 
-/// Whether a process without a parent would become our child.
+/// Whether orphaned descendants become children of this process.
 fn is_reaper_of_orphans() -> bool {
     let mut is_reaper: c_int = 0;
     // SAFETY: the kernel fills `is_reaper`.
@@ -107,7 +107,7 @@ fn is_reaper_of_orphans() -> bool {
     }
 }
 
-/// A3, for who is started in `call`; ours are as before when it is over.
+/// Blocks all signals during `call`, so that processes started in it inherit that (A3), and restores the mask.
 fn with_signals_blocked(call: impl FnOnce()) {
     let mut all = std::mem::MaybeUninit::uninit();
     let mut before = std::mem::MaybeUninit::uninit();
@@ -120,7 +120,7 @@ fn with_signals_blocked(call: impl FnOnce()) {
     }
 }
 
-/// The middle process: whether there is one aside.
+/// The intermediate process; returns whether the watcher was started.
 fn run_middle<J>(program: BorrowedFd, file: BorrowedFd, watch: Watch<J>) -> bool
 where
     J: FnOnce(OwnedFd) + 'static,
@@ -128,16 +128,16 @@ where
     let Some(stack) = make_stack().filter(|_| keep_only(program, file)) else { return false };
     let watch = Box::into_raw(Box::new(watch));
     let flags = libc::CLONE_VM | libc::SIGCHLD;
-    // SAFETY: `run_aside` expects what it is given, which is never freed, nor is its stack; what it does in
-    // this memory: A4.
+    // SAFETY: `run_watcher` gets the argument that it expects. The argument and the stack are never freed. Its
+    // use of the shared memory follows A4.
     unsafe { libc::clone(run_watcher::<J>, stack, flags, watch.cast()) > 0 }
 }
 
-/// A2: the numbers 0 and 1 become those two, 2 stays, and no others are open.
+/// Moves the two descriptors to 0 and 1, keeps 2, and closes all others (A2).
 fn keep_only(first: BorrowedFd, second: BorrowedFd) -> bool {
-    // SAFETY: this process's own descriptors, copies of the caller's.
+    // SAFETY: these are this process's descriptors, copies of the caller's.
     unsafe {
-        // Out of each other's way first.
+        // Duplicated first, so that neither `dup2` overwrites the other descriptor.
         let first = libc::fcntl(first.as_raw_fd(), libc::F_DUPFD, 3);
         let second = libc::fcntl(second.as_raw_fd(), libc::F_DUPFD, 3);
         first >= 0
@@ -149,24 +149,25 @@ fn keep_only(first: BorrowedFd, second: BorrowedFd) -> bool {
     }
 }
 
-/// The process aside.
+/// The watcher process.
 extern "C" fn run_watcher<J>(watch: *mut c_void) -> c_int
 where
     J: FnOnce(OwnedFd) + 'static,
 {
     let mut program = libc::pollfd { fd: 0, events: libc::POLLIN, revents: 0 };
     let mut marker = 0_u8;
-    // SAFETY: A4. Two system calls first, which touch this stack alone: libc's `errno` is the middle process's, too,
-    // and is written only by a call that fails. All signals are blocked, so none is interrupted. When the
-    // program has ended this memory is this process's alone, and so is the job, which is taken once. Descriptor
-    // 1 was made by `has_only`, and nobody else knows of it. The process ends here.
+    // SAFETY: A4. Before the program has ended, there are only two system calls, which use this stack alone:
+    // libc's `errno` is shared with the intermediate process, but only a failing call writes it, and no call
+    // is interrupted, as all signals are blocked. After the program has ended, only this process uses the
+    // memory, and it moves the callback out once. `keep_only` created descriptor 1, and no other code uses it.
+    // The process exits here.
     unsafe {
         libc::setsid();
         if libc::poll(&raw mut program, 1, -1) == 1 {
             let marker_offset = (&raw const (*watch.cast::<Watch<J>>()).marker_offset).read();
             if libc::pread(1, (&raw mut marker).cast(), 1, marker_offset) == 1 && marker != 0 {
                 let on_exit = (&raw const (*watch.cast::<Watch<J>>()).on_exit).read();
-                // It must not unwind into what called this.
+                // A panic must not unwind into the C caller.
                 let on_exit = std::panic::AssertUnwindSafe(|| on_exit(OwnedFd::from_raw_fd(1)));
                 let _ = std::panic::catch_unwind(on_exit);
             }

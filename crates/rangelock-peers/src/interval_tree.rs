@@ -1,11 +1,10 @@
-//! An interval tree under one lock: what Davidlohr Bueso proposed for Linux.
+//! An interval tree under one lock, as Davidlohr Bueso proposed for Linux.
 //!
-//! All requests, held and waiting, are nodes of one tree that is ordered by start and knows the
-//! largest end below each node; a request counts the nodes that it conflicts with and waits for
-//! the count to reach zero. Exact and fair, and every operation is a critical section of two or
-//! three tree walks, which one processor at a time can run: that is where it ends.
+//! All requests, held and waiting, are nodes of one tree that is ordered by start and records the largest end below each
+//! node. A request counts the conflicting nodes and waits until the count reaches zero. The lock is exact and fair. Its
+//! limit: every operation is a critical section of two or three tree walks, so one processor at a time runs it.
 //!
-//! The tree is the queue of the other implementations (`queue`), with nothing in front of it.
+//! The tree is the queue of the other implementations (`queue`), without a front.
 
 use std::time::Duration;
 

@@ -1,11 +1,10 @@
-//! A B-tree under a mutex: Dave Chinner's first one.
+//! A B-tree under a mutex: Dave Chinner's first proposal.
 //!
-//! Better than an interval tree in the same place, since several records share a cache line and
-//! nothing is rebalanced on the way; but it is still one critical section for each operation.
+//! It is faster than an interval tree under a mutex, as several records share a cache line and no rotations occur. But
+//! each operation is still one critical section.
 //!
-//! In front is a B+tree of the ranges that are held and disjoint; requests that overlap one
-//! another go to the queue. Both are under the one mutex. (A range that is shared by several is
-//! one record with a count; shared ranges that overlap only in part are held in the queue.)
+//! The front is a B+tree of disjoint held ranges; overlapping requests go to the queue. One mutex protects both. (A range
+//! with several shared holders is one record with a count; shared ranges that overlap partially are held in the queue.)
 
 use super::btree::BTree;
 use std::time::Duration;
@@ -55,7 +54,7 @@ impl State {
         mode: Mode,
         notify: &mut Option<Notify>,
     ) -> Option<Request<MutexBTreeHold, Ticket>> {
-        // Nothing enters the tree over a queue entry (queue.Q3).
+        // No range enters the tree over a queue entry (queue.Q3).
         if !self.queue.overlaps(range) && self.tree.insert(range, mode) {
             return Some(Request::Granted(MutexBTreeHold::Tree));
         }

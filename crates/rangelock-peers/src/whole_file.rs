@@ -1,14 +1,14 @@
-//! One reader-writer lock for the whole file: what XFS has.
+//! One reader-writer lock for the whole file, as in XFS.
 //!
-//! Every range conflicts as though it were the whole file. In front is one word with the number of
-//! shared holders or the exclusive one; a request that can't get in there waits in the queue.
+//! Every range conflicts as if it were the whole file. The front is one word with the number of shared holders or the
+//! exclusive bit. A request that can't be counted there waits in the queue.
 //!
 //! ```text
 //! word = shared holders << 2 | EXCLUSIVE << 1 | GATE
 //! ```
 //!
-//! - F1. While GATE is set, the word changes only under the mutex; it is set while the queue has
-//!   an entry. So nobody overtakes the queue, and blockers can be counted.
+//! - F1. GATE is set while the queue has an entry. While it is set, the word changes only under the mutex. So no request
+//!   overtakes the queue, and blockers can be counted.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const GATE: u64 = 1;
 const EXCLUSIVE: u64 = 2;
 const ONE_SHARED: u64 = 4;
 
-/// A fair reader-writer lock that takes every range for the whole file.
+/// A fair reader-writer lock that treats every range as the whole file.
 ///
 /// ```
 /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -34,12 +34,12 @@ const ONE_SHARED: u64 = 4;
 #[derive(Debug)]
 pub struct WholeFile {
     word: AtomicU64,
-    /// How many requests wait in the queue: a hint whether to spin.
+    /// Number of requests that wait in the queue: a hint whether to spin.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
 }
 
-/// Where a guard is counted.
+/// Where a guard's hold is counted.
 #[derive(Debug)]
 pub enum WholeFileHold {
     /// In the word.
@@ -58,7 +58,7 @@ impl Default for WholeFile {
     }
 }
 
-/// What a holder in `mode` adds to the word.
+/// The value that a holder in `mode` adds to the word.
 fn weight(mode: Mode) -> u64 {
     match mode {
         Mode::Shared => ONE_SHARED,
@@ -74,7 +74,7 @@ impl WholeFile {
         };
         let mut word = self.word.load(Ordering::Relaxed);
         while word & blocked_by == 0 {
-            // Acquire: pairs with the Release in `release` and `settle`.
+            // Acquire: pairs with the Release in `release` and `unlock_queue`.
             match self.word.compare_exchange_weak(
                 word,
                 word + weight(mode),
@@ -94,17 +94,17 @@ impl WholeFile {
         self.word.fetch_or(GATE, Ordering::Acquire)
     }
 
-    /// Ends a critical section: opens the word if nobody is left in the queue.
+    /// Ends a critical section: opens the word if the queue is empty.
     fn unlock_queue(&self, queue: MutexGuard<'_, Queue>) {
         self.waiting.store(queue.waiting() as u32, Ordering::Relaxed);
         if queue.is_empty() {
-            // Release: pairs with the Acquire in `claim`.
+            // Release: pairs with the Acquire in `claim_word`.
             self.word.fetch_and(!GATE, Ordering::Release);
         }
         unlock_and_wake(&self.queue, queue, |queue| queue);
     }
 
-    /// Closes the word, and counts what is in it against a request.
+    /// Closes the word, and counts the holders in it that conflict with a request.
     fn blockers(&self, mode: Mode) -> u32 {
         let word = self.gate();
         match mode {
@@ -133,7 +133,7 @@ impl WholeFile {
     fn release_gated(&self, mode: Mode) {
         let mut queue = lock(&self.queue);
         self.gate();
-        // Relaxed: who claims after this does so after `settle`; others have the mutex.
+        // Relaxed: later claims follow `unlock_queue`, and all other accesses hold the mutex.
         self.word.fetch_sub(weight(mode), Ordering::Relaxed);
         queue.front_released(ByteRange::ALL, mode);
         self.unlock_queue(queue);
@@ -230,7 +230,7 @@ impl RawRangeLock for WholeFile {
         }
         let mut word = self.word.load(Ordering::Relaxed);
         while word & GATE == 0 {
-            // Release: pairs with the Acquire in `claim` and `gate`.
+            // Release: pairs with the Acquire in `claim_word` and `gate`.
             match self.word.compare_exchange_weak(
                 word,
                 word - weight(mode),
@@ -288,7 +288,7 @@ mod loom_tests {
 
     struct Bytes(UnsafeCell<u64>);
 
-    // SAFETY: what is tested is that the lock makes this so.
+    // SAFETY: the test checks that the lock orders all accesses.
     unsafe impl Sync for Bytes {}
     // SAFETY: as above.
     unsafe impl Send for Bytes {}
@@ -342,7 +342,7 @@ mod loom_tests {
         pair([Mode::Shared, Mode::Exclusive], false);
     }
 
-    /// Goal: who claims the word sees what was written by who held the file in the queue.
+    /// Goal: a thread that claims the word sees the writes of holders in the queue.
     #[test]
     fn loom_whole_file_queue_then_word() {
         loom::model(|| {

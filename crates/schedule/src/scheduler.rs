@@ -1,4 +1,4 @@
-//! Who runs.
+//! The scheduler: decides which thread runs, and keeps the virtual time.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,20 +7,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard};
 use std::thread as real;
 
-/// Of a thread that is in no run.
+/// The number of a thread outside of a run.
 const NO_THREAD: usize = usize::MAX;
-/// Turns after which a run is taken for one that will not end.
+/// Turns after which a run is considered endless.
 const TURNS_MAX: u64 = 3_000_000;
-/// How much time a turn takes.
+/// Virtual time of a turn.
 const TURN_NS: u64 = 1_000;
-/// How much time threads have to end in after the first one, and how often that is given to those that do something.
+/// Virtual time that other threads have to end after the first one, and how often it is extended while some of them are
+/// active.
 const DRAIN_NS: u64 = 60_000_000_000;
 const DRAIN_ROUNDS_MAX: usize = 100;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
-/// Whose turn it is (B1). Release: what it did until it gave the turn away is seen by the next.
+/// The running thread (B1). Release: the next thread sees everything that this thread did before the switch.
 static RUNNING: AtomicUsize = AtomicUsize::new(NO_THREAD);
-/// Points that the running thread may pass until its turn ends. Relaxed: only that thread uses it.
+/// Points that the running thread passes before its turn ends. Relaxed: only that thread uses it.
 static POINTS_LEFT: AtomicU64 = AtomicU64::new(0);
 static HAS_RUN: AtomicBool = AtomicBool::new(false);
 
@@ -28,20 +29,20 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(NO_THREAD) };
 }
 
-/// What was seen of a run.
+/// Summary of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The seed that decided.
+    /// The seed of the run.
     pub seed: u64,
-    /// How often a thread had its turn.
+    /// Number of turns.
     pub turns: u64,
-    /// Threads that there were.
+    /// Number of threads.
     pub threads: usize,
-    /// How much time has passed, in nanoseconds.
+    /// Virtual time of the run, in nanoseconds.
     pub virtual_ns: u64,
-    /// A hash of who ran, and for how long: the same of two runs means that they were the same.
+    /// A hash of the threads and lengths of all turns. Equal hashes mean equal runs.
     pub trace: u64,
-    /// Threads that waited for something when it ended, and for what.
+    /// Threads that still waited at the end of the run, each with the object of its wait.
     pub left: Vec<String>,
 }
 
@@ -70,21 +71,21 @@ enum ThreadState {
 struct Thread {
     name: String,
     state: ThreadState,
-    /// Whether its last wait ended by a wake.
+    /// Whether a wake ended its last wait.
     woken: bool,
     /// Its share of turns.
     weight: u64,
-    /// It waits for something by looking again and again.
+    /// The thread polls in a loop.
     is_spinning: bool,
     system: Option<real::Thread>,
-    /// An unpark that it did not wait for yet.
+    /// An unpark that the thread has not consumed yet.
     token: bool,
 }
 
 struct State {
     seed: u64,
     random: u64,
-    /// Of two, of the points of a turn.
+    /// Turns have fewer points than two to this power.
     orders: u64,
     threads: Vec<Thread>,
     turns: u64,
@@ -96,7 +97,7 @@ fn state() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
-/// What the calling thread does to the state of its run.
+/// Calls `act` with the state of the run.
 fn with_state<T>(act: impl FnOnce(&mut State) -> T) -> T {
     act(state().as_mut().expect("there is a run"))
 }
@@ -116,7 +117,7 @@ impl State {
     }
 
     fn add(&mut self, name: String) -> usize {
-        // Some have many turns where others have few.
+        // Threads get turns at different rates.
         let weight = 1 << (3 * self.below(3));
         self.threads.push(Thread {
             name,
@@ -130,7 +131,7 @@ impl State {
         self.threads.len() - 1
     }
 
-    /// Lets those go on whose time has come.
+    /// Makes the threads ready whose deadline has passed.
     fn expire(&mut self) {
         let now = self.now;
         for thread in &mut self.threads {
@@ -150,15 +151,15 @@ impl State {
         self.threads.iter().filter_map(deadline).min()
     }
 
-    /// Whose turn is next, and for how many points; not `not`, if there is another.
+    /// Chooses the next thread, not `not` if another one is ready, and the number of points of its turn.
     fn choose(&mut self, not: Option<usize>) -> usize {
         self.turns += 1;
         self.now += TURN_NS;
         if self.turns > TURNS_MAX {
             self.abort_run("does not end");
         }
-        // A thread may be as slow as it likes, so all that wait for a time may be there before it (B3); the more so
-        // if it only looks for what others do.
+        // A thread may be arbitrarily slow, so deadlines may pass before it continues (B3). This is more likely if the
+        // ready threads only poll.
         let is_at_work =
             |thread: &Thread| thread.state == ThreadState::Ready && !thread.is_spinning;
         let slow = if self.threads.iter().any(is_at_work) { 512 } else { 4 };
@@ -174,13 +175,13 @@ impl State {
                     self.now = self.now.max(deadline);
                     self.expire();
                 }
-                None => self.abort_run("waits for ever"),
+                None => self.abort_run("deadlocks"),
             }
         }
         let weight = |(number, thread): (usize, &Thread)| match thread.state {
             ThreadState::Ready if Some(number) == not => 0,
             ThreadState::Ready if thread.is_spinning => thread.weight,
-            // What somebody waits for is more likely to be its doing.
+            // Threads that do not poll get more turns, as polling threads wait for them.
             ThreadState::Ready => 32 * thread.weight,
             _ => 0,
         };
@@ -191,10 +192,10 @@ impl State {
             at = at.saturating_sub(weight);
             is_here
         });
-        // Who wants no turn has one if there is nobody else.
+        // A thread that yields continues if no other thread is ready.
         let chosen = chosen.or(not).expect("one is ready");
         self.threads[chosen].is_spinning = false;
-        // Of very different lengths, and in some runs all of them short.
+        // Turns have very different lengths; in some runs all are short.
         let order = self.below(self.orders);
         let points = self.below(1 << order);
         POINTS_LEFT.store(points, Relaxed);
@@ -212,16 +213,16 @@ impl State {
         self.threads[1..].iter().filter_map(one).collect()
     }
 
-    /// A run that can't go on takes the process with it: there are threads that would have to be unwound.
+    /// Aborts the process, as the other threads of the run can't be unwound.
     fn abort_run(&self, what: &str) -> ! {
         eprintln!("schedule: seed {} {what}, after {} turns:", self.seed, self.turns);
         for (number, thread) in self.threads.iter().enumerate() {
             let doing = match thread.state {
-                ThreadState::Ready => "could go on".to_string(),
+                ThreadState::Ready => "is ready".to_string(),
                 ThreadState::Done => continue,
                 ThreadState::Blocked { what, until: None, .. } => format!("waits for {what}"),
                 ThreadState::Blocked { what, until: Some(_), .. } => {
-                    format!("waits for {what}, for a time")
+                    format!("waits for {what}, with a time limit")
                 }
             };
             eprintln!("schedule: thread {number}, {}: {doing}", thread.name);
@@ -236,7 +237,8 @@ pub(crate) fn current() -> Option<usize> {
     (me != NO_THREAD).then_some(me)
 }
 
-/// Where it may be another one's turn: for what is not made of atomics, and may be met by others halfway.
+/// A point at which the scheduler may switch threads. For code without atomics whose intermediate states other threads may
+/// observe.
 #[inline]
 pub fn point() {
     if CURRENT.get() != NO_THREAD {
@@ -247,7 +249,7 @@ pub fn point() {
     }
 }
 
-/// Another one's turn, if one is ready.
+/// Switches to another thread, if one is ready.
 pub(crate) fn yield_now() {
     if CURRENT.get() != NO_THREAD {
         reschedule(true);
@@ -264,7 +266,7 @@ fn reschedule(away: bool) {
     switch_from(me, next);
 }
 
-/// Gives the turn to `next`, and waits for the next one.
+/// Switches from thread `me` to `next`, and waits for the next turn of `me`.
 fn switch_from(me: usize, next: usize) {
     if next != me {
         resume(next);
@@ -275,7 +277,7 @@ fn switch_from(me: usize, next: usize) {
 fn resume(next: usize) {
     let system = with_state(|state| state.threads[next].system.clone());
     RUNNING.store(next, Release);
-    system.expect("a thread is known before it can be chosen").unpark();
+    system.expect("a thread is registered before it is chosen").unpark();
 }
 
 fn wait_for_turn(me: usize) {
@@ -284,10 +286,10 @@ fn wait_for_turn(me: usize) {
     }
 }
 
-/// Waits for a wake of `key`, or for the time `until`. Whether it was woken.
+/// Blocks until a wake of `key`, or until the time `until`. Returns whether it was woken.
 pub(crate) fn block(key: usize, what: &'static str, until: Option<u64>) -> bool {
     let Some(me) = current() else {
-        panic!("outside of a run nobody would wake who waits for {what}");
+        panic!("wait for {what} outside of a run: no thread could end it");
     };
     let next = with_state(|state| {
         state.threads[me].state = ThreadState::Blocked { key, what, until };
@@ -297,7 +299,7 @@ pub(crate) fn block(key: usize, what: &'static str, until: Option<u64>) -> bool 
     with_state(|state| state.threads[me].woken)
 }
 
-/// Wakes so many of those that wait for `key`, in no particular order; how many there were.
+/// Wakes at most `count` threads that wait for `key`, in random order; returns their number.
 pub(crate) fn wake(key: usize, count: usize) -> usize {
     if current().is_none() {
         return 0;
@@ -319,7 +321,7 @@ pub(crate) fn wake(key: usize, count: usize) -> usize {
     })
 }
 
-/// Nanoseconds since before the run.
+/// The virtual time, in nanoseconds.
 pub(crate) fn now() -> u64 {
     point();
     state().as_mut().map_or(0, |state| {
@@ -328,15 +330,15 @@ pub(crate) fn now() -> u64 {
     })
 }
 
-/// What those wait for that want the end of thread `number`.
+/// The key of waits for the end of thread `number`.
 fn exit_key(number: usize) -> usize {
-    // No address of anything else: odd.
+    // Odd, so it is not the address of a lock.
     2 * number + 1
 }
 
-/// What a thread waits for that is parked.
+/// The key on which a parked thread waits.
 fn unpark_key(number: usize) -> usize {
-    // Odd, too, and of no end.
+    // Odd as well, and no exit key.
     usize::MAX - 2 * number
 }
 
@@ -357,7 +359,7 @@ pub(crate) fn unpark(number: usize) {
     }
 }
 
-/// The number of a new thread.
+/// Registers a new thread, and returns its number.
 pub(crate) fn add_thread(name: Option<&str>) -> usize {
     assert!(current().is_some(), "threads are started within millpond_schedule::run");
     with_state(|state| {
@@ -366,12 +368,12 @@ pub(crate) fn add_thread(name: Option<&str>) -> usize {
     })
 }
 
-/// It could not be started.
+/// Marks a thread as done that could not be started.
 pub(crate) fn mark_done(number: usize) {
     with_state(|state| state.threads[number].state = ThreadState::Done);
 }
 
-/// The system's thread of that number (B4).
+/// Sets the system thread of a thread (B4).
 pub(crate) fn set_system(number: usize, system: real::Thread) {
     with_state(|state| state.threads[number].system = Some(system));
 }
@@ -390,7 +392,7 @@ pub(crate) fn wait_for_end(number: usize) {
     }
 }
 
-/// Ends a thread; as the first of its thread-locals that was made, its destructor is the last to run.
+/// Ends a thread. It is the first thread-local created on the thread, so its destructor runs last.
 struct ThreadExit(usize);
 
 impl Drop for ThreadExit {
@@ -408,22 +410,22 @@ thread_local! {
     static END: Cell<Option<ThreadExit>> = const { Cell::new(None) };
 }
 
-/// Makes the calling thread, of the system, thread `number` of the run, and waits for its first turn.
+/// Makes the calling system thread the thread `number` of the run, and waits for its first turn.
 pub(crate) fn begin_thread(number: usize) {
     END.set(Some(ThreadExit(number)));
     wait_for_turn(number);
     CURRENT.set(number);
 }
 
-/// Carries out `body`, and all threads that it starts, one at a time, as `seed` decides; then waits for those that
-/// can still do something.
+/// Runs `body` and all threads that it starts, one thread at a time, scheduled by `seed`. Then waits until no thread can
+/// continue.
 ///
 /// # Panics
 ///
-/// As `body` does, having said the seed; and if this process had a run before. Where all threads wait, or the run
-/// does not end, the process is aborted, and what each waits for is on standard error.
+/// If `body` panics, after printing the seed; and if this process had a run before. In a deadlock or an endless run, it
+/// prints which object each thread waits for, and aborts the process.
 pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
-    assert!(!HAS_RUN.swap(true, Relaxed), "a process has one run: what is static stays");
+    assert!(!HAS_RUN.swap(true, Relaxed), "a process has one run, as statics keep their values");
     assert!(current().is_none(), "runs don't nest");
     let mut first = State {
         seed,
@@ -436,7 +438,7 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     };
     first.orders = 3 + first.below(9);
     let began = first.now;
-    // One thread runs at a time: on one processor a turn is given away in a third of the time.
+    // One thread runs at a time: on one processor a switch takes a third of the time.
     let allowed = rustix::thread::sched_getaffinity(None).ok();
     if let Some(allowed) = &allowed {
         let processors: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU)
@@ -453,14 +455,14 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     CURRENT.set(number);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     if outcome.is_ok() {
-        // In the end nobody can do anything any more, save what is done time and again.
+        // Run until no thread can continue, or only periodic work is left.
         let does_something = |thread: &Thread| match thread.state {
             ThreadState::Ready => true,
             ThreadState::Blocked { until, .. } => until.is_some(),
             ThreadState::Done => false,
         };
         for _ in 0..DRAIN_ROUNDS_MAX {
-            block(exit_key(number), "all others", Some(now() + DRAIN_NS));
+            block(exit_key(number), "all other threads", Some(now() + DRAIN_NS));
             if !with_state(|state| state.threads[1..].iter().any(does_something)) {
                 break;
             }
@@ -487,14 +489,14 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     }
 }
 
-/// Stands in for the one of the C library, by which std seeds its hash maps: their order is a part of what a program does.
+/// Replaces the C library's function, with which std seeds its hash maps: their order influences the program's behaviour.
 ///
 /// # Safety
 ///
 /// `buffer` is valid for writes of `len` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(buffer: *mut u8, len: usize, _flags: u32) -> isize {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller guarantees that `buffer` is valid for `len` bytes.
     unsafe { std::ptr::write_bytes(buffer, 0x5A, len) };
     len as isize
 }

@@ -9,7 +9,7 @@ pub use std::thread::*;
 use crate::scheduler;
 use crate::time::nanos;
 
-/// What tells one thread from another.
+/// Identifies a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ThreadId(usize);
 
@@ -75,19 +75,19 @@ pub fn park_timeout(limit: Duration) {
     park_until(Some(scheduler::now().saturating_add(nanos(limit))));
 }
 
-/// As std's: it is another thread's turn, if one is ready.
+/// As std's: switches to another thread, if one is ready.
 pub fn yield_now() {
     scheduler::yield_now();
 }
 
-/// As std's, but only the time of the run passes.
+/// As std's, in virtual time.
 pub fn sleep(limit: Duration) {
     let until = scheduler::now().saturating_add(nanos(limit));
-    // No key of anything: nobody wakes it.
+    // A key that no thread wakes.
     scheduler::block(0, "a time", Some(until));
 }
 
-/// Two, wherever it runs.
+/// Two, on every machine.
 ///
 /// # Errors
 ///
@@ -202,7 +202,7 @@ pub struct JoinHandle<T> {
     handle: real::JoinHandle<T>,
 }
 
-/// What both kinds of handles do.
+/// The methods of both kinds of handles.
 macro_rules! handle {
     ($handle:ty) => {
         impl<T> $handle {
@@ -278,7 +278,7 @@ pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)
     real::scope(|scope| {
         let scope = &*Box::leak(Box::new(Scope { real: scope, numbers }));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(scope)));
-        // Before std waits for them, in the kernel.
+        // Before std waits for the threads, in the kernel.
         let mut at = 0;
         loop {
             let number = numbers.lock().expect("no panic under the lock").get(at).copied();

@@ -1,13 +1,12 @@
-//! A B-tree with optimistic lock coupling: Dave Chinner's second one, after Leis and others.
+//! A B-tree with optimistic lock coupling (OLC): Dave Chinner's second proposal, after Leis and others.
 //!
-//! Requests descend by comparing versions, without writing to any node above the leaf, and lock
-//! just the leaf that they change; freed nodes wait for readers. So requests in different leaves
-//! run at the same time; but with few ranges held there is one leaf, and everybody writes to its
-//! version.
+//! Requests descend by comparing versions, without writing to any node above the leaf, and lock only the leaf that they
+//! change. Epoch-based reclamation frees nodes. So requests in different leaves run concurrently. But with few held ranges
+//! there is one leaf, and all requests write its version.
 //!
-//! In front is the tree (`tree`) of ranges that are held and disjoint. What does not fit there
-//! goes to the queue under a mutex. While the queue has an entry the gate is set, and every change
-//! of the tree is made under the mutex too: so blockers can be counted (queue.Q3).
+//! The front is the tree (`tree`) of disjoint held ranges. Other requests go to the queue under a mutex. While the queue
+//! has an entry, the gate is set, and every change of the tree is made under the mutex as well. So blockers can be counted
+//! (queue.Q3).
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -53,15 +52,15 @@ impl Default for OlcBTree {
 }
 
 impl OlcBTree {
-    /// The mutex, with the gate set.
+    /// Locks the mutex and sets the gate.
     fn lock_gated(&self) -> MutexGuard<'_, Queue> {
         let queue = lock(&self.queue);
-        // Relaxed: the leaf locks carry it (tree.O5).
+        // Relaxed: the leaf locks order it (tree.O5).
         self.tree.gate.store(1, Ordering::Relaxed);
         queue
     }
 
-    /// Ends a critical section: opens the gate if nobody is left in the queue.
+    /// Ends a critical section: opens the gate if the queue is empty.
     fn unlock_queue(&self, queue: MutexGuard<'_, Queue>) {
         if queue.is_empty() {
             // Release: pairs with the Acquire in `Tree::insert`.
@@ -90,7 +89,7 @@ impl OlcBTree {
         notify: &mut Option<Notify>,
     ) -> Option<Request<OlcBTreeHold, Ticket>> {
         let mut queue = self.lock_gated();
-        // Nothing enters the tree over a queue entry (queue.Q3).
+        // No range enters the tree over a queue entry (queue.Q3).
         if !queue.overlaps(range) && self.tree.insert(range, mode, true) == Outcome::Done {
             self.unlock_queue(queue);
             return Some(Request::Granted(OlcBTreeHold::Tree));
