@@ -12,7 +12,7 @@ mod source;
 
 pub use graph::{circles, upward_imports};
 pub use module::is_production;
-pub use prose::{CONSTRUCTIONS, Hard, hard_clauses};
+pub use prose::{CONSTRUCTIONS, HardClause, hard_clauses};
 pub use source::{Crate, SourceFile};
 
 /// The crates whose sources are checked: the name, and the root below `crates`.

@@ -51,7 +51,7 @@ static ANY: LazyLock<Regex> = LazyLock::new(|| {
 
 /// A clause that is hard to read.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Hard {
+pub struct HardClause {
     /// The clause, on one line.
     pub clause: String,
     /// Words that replace its first construction.
@@ -60,13 +60,13 @@ pub struct Hard {
 
 /// The hard clauses of the file at `path`; none for kinds of files that hold no prose.
 #[must_use]
-pub fn hard_clauses(path: &Path, text: &str) -> Vec<Hard> {
+pub fn hard_clauses(path: &Path, text: &str) -> Vec<HardClause> {
     let Some(prose) = prose_of(path, text) else { return Vec::new() };
     let hard = |clause: String| {
         let found = ANY.find(&clause)?.as_str();
         let is_it = |pattern: &str| Regex::new(pattern).is_ok_and(|it| it.is_match(found));
         let (_, advice) = CONSTRUCTIONS.iter().find(|(pattern, _)| is_it(pattern))?;
-        Some(Hard { clause, advice })
+        Some(HardClause { clause, advice })
     };
     clauses(&prose).into_iter().filter_map(hard).collect()
 }

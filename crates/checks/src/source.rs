@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use syn::{Attribute, Item, Meta, UseTree, Visibility};
 
 use crate::module::{Import, Module, ModulePath, attributes, is_production};
-use crate::names::Names;
+use crate::names::UsedNames;
 
 /// One file of a crate.
 pub struct SourceFile {
@@ -46,7 +46,7 @@ impl Crate {
             })
             .collect();
         for path in modules.keys() {
-            for (from, to, what) in Names::of(&modules, path) {
+            for (from, to, what) in UsedNames::of(&modules, path) {
                 let file = files.get_mut(&from).expect("read above");
                 file.imports.entry(to).or_default().insert(what);
             }

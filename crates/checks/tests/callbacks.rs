@@ -11,9 +11,9 @@ use syn::visit::{self, Visit};
 
 /// Violations in one file.
 #[derive(Default)]
-struct Found(Vec<String>);
+struct Violations(Vec<String>);
 
-impl<'ast> Visit<'ast> for Found {
+impl<'ast> Visit<'ast> for Violations {
     fn visit_item(&mut self, item: &'ast syn::Item) {
         let attributes = match item {
             syn::Item::Mod(it) => &it.attrs,
@@ -62,7 +62,7 @@ fn is_waker(of: &syn::Type) -> bool {
 }
 
 fn found(text: &str) -> Vec<String> {
-    let mut found = Found::default();
+    let mut found = Violations::default();
     found.visit_file(&syn::parse_file(text).unwrap());
     found.0
 }
@@ -84,7 +84,7 @@ fn wakers_and_subscribers_are_called_in_one_place() {
 
 /// Goal: each of the ways in which a waker could be called is found, and no other.
 #[test]
-fn what_is_wrong_is_found() {
+fn finds_each_way_to_call_a_waker() {
     for wrong in [
         "struct Task { waker: Option<Waker> }",
         "fn wake(waker: std::task::Waker) { waker.wake() }",

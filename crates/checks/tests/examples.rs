@@ -68,7 +68,7 @@ fn names(text: &str, word: &str) -> bool {
 
 /// What a crate shows to others.
 #[derive(Default)]
-struct Face {
+struct PublicApi {
     /// By `pub use`, or in a public module.
     exported: BTreeSet<String>,
     types: BTreeMap<String, Type>,
@@ -76,7 +76,7 @@ struct Face {
     examples: String,
 }
 
-impl Face {
+impl PublicApi {
     fn names(&mut self, tree: &UseTree) {
         match tree {
             UseTree::Path(path) => self.names(&path.tree),
@@ -185,7 +185,7 @@ fn sources(folder: &Path, all: &mut Vec<PathBuf>) {
     }
 }
 
-fn face(folder: &Path) -> Face {
+fn face(folder: &Path) -> PublicApi {
     let root = syn::parse_file(&fs::read_to_string(folder.join("lib.rs")).unwrap()).unwrap();
     let public_modules: BTreeSet<String> = root
         .items
@@ -197,7 +197,7 @@ fn face(folder: &Path) -> Face {
             _ => None,
         })
         .collect();
-    let mut face = Face { examples: examples(&root.attrs), ..Face::default() };
+    let mut face = PublicApi { examples: examples(&root.attrs), ..PublicApi::default() };
     let mut all = Vec::new();
     sources(folder, &mut all);
     for path in all {
@@ -206,7 +206,7 @@ fn face(folder: &Path) -> Face {
         let is_root = place == Path::new("lib");
         let is_public_module =
             place.components().count() == 1 && public_modules.contains(place.to_str().unwrap());
-        let mut own = Face { types: std::mem::take(&mut face.types), ..Face::default() };
+        let mut own = PublicApi { types: std::mem::take(&mut face.types), ..PublicApi::default() };
         own.items(&file.items, is_root || is_public_module);
         face.types = own.types;
         if is_root || is_public_module {

@@ -109,7 +109,7 @@ fn the_c_librarys_imports_lead_down_its_layers() {
 
 /// Goal: circles and imports that lead upwards are found, however they are written, and only those.
 #[test]
-fn what_is_wrong_is_found() {
+fn finds_circles_and_upward_imports() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     std::fs::create_dir(dir.path().join("low")).unwrap();
