@@ -1,4 +1,4 @@
-//! The paths in a module's code, and the file that each leads to.
+//! Resolves the paths in a module's code to the files that define them.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::module::{Module, ModulePath, attributes, is_production};
 
 type Modules = BTreeMap<ModulePath, Module>;
 
-/// As many `pub use` in a row as are followed.
+/// Longest chain of `pub use` that is followed.
 const REEXPORTS_MAX: usize = 16;
 
 pub(crate) struct UsedNames<'a> {
@@ -20,11 +20,11 @@ pub(crate) struct UsedNames<'a> {
 }
 
 impl UsedNames<'_> {
-    /// From which file the module at `here` takes what: (its file, the other, the name).
+    /// The names that the module at `here` uses from other files: (its file, the other file, the name).
     pub(crate) fn of(modules: &Modules, here: &ModulePath) -> Vec<(String, String, String)> {
         let module = &modules[here];
         let mut names = UsedNames { modules, here, found: Vec::new() };
-        // What is handed on is no use of it, and what is imported to be handed on neither.
+        // A re-export does not count as a use of the name.
         for import in module.imports.values().filter(|import| !import.is_public) {
             names.note(&import.path);
         }
@@ -81,7 +81,7 @@ impl UsedNames<'_> {
     }
 }
 
-/// `path` of the module `here` from the root of the crate; `None` for what is of other crates or local.
+/// A path in the module `here` as a path from the root of the crate; `None` for names of other crates and local names.
 fn absolute(modules: &Modules, here: &ModulePath, path: &[String]) -> Option<Vec<String>> {
     let module = &modules[here];
     let mut base = here.clone();
@@ -109,7 +109,7 @@ fn absolute(modules: &Modules, here: &ModulePath, path: &[String]) -> Option<Vec
     Some(base)
 }
 
-/// The file that defines what `full` leads to, and its name; `None` for a module itself.
+/// The file that defines the item at `full`, and the item's name; `None` if `full` is a module.
 fn resolve(modules: &Modules, full: &[String], reexports: usize) -> Option<(String, String)> {
     let depth = (0..=full.len()).rev().find(|&depth| modules.contains_key(&full[..depth]))?;
     let (here, rest) = (full[..depth].to_vec(), &full[depth..]);
@@ -202,7 +202,7 @@ impl<'ast> Visit<'ast> for UsedNames<'_> {
 
     fn visit_path(&mut self, path: &'ast Path) {
         let names: Vec<String> = path.segments.iter().map(|it| it.ident.to_string()).collect();
-        // A name alone was imported, and noted there, or is defined here.
+        // A single name is either imported, and recorded at the import, or defined in this module.
         if names.len() > 1 && path.leading_colon.is_none() {
             self.note(&names);
         }

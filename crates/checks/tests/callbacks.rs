@@ -1,7 +1,7 @@
-//! Goal: code of the program's is called in one place, which contains its panics: no production code has a waker of
-//! its own to wake, clone or drop, but `TaskWaker`, and none emits an event of `tracing` but by `event!`.
+//! Goal: only one place calls the program's code, and it contains panics. No production code except `TaskWaker` owns a
+//! waker that it could wake, clone or drop, and events of `tracing` are emitted only by `event!`.
 //!
-//! A `Waker` that is borrowed can only be cloned and woken by reference: neither is allowed elsewhere.
+//! A borrowed `Waker` can only be cloned and woken by reference: neither is allowed elsewhere.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ impl<'ast> Visit<'ast> for Violations {
     }
 
     fn visit_type_reference(&mut self, reference: &'ast syn::TypeReference) {
-        // Borrowed.
+        // A borrowed waker is allowed.
         if !is_waker(&reference.elem) {
             visit::visit_type_reference(self, reference);
         }
@@ -82,7 +82,7 @@ fn wakers_and_subscribers_are_called_in_one_place() {
     assert!(all.is_empty(), "{}", all.join("\n"));
 }
 
-/// Goal: each of the ways in which a waker could be called is found, and no other.
+/// Goal: each way to call a waker is found, and correct code is accepted.
 #[test]
 fn finds_each_way_to_call_a_waker() {
     for wrong in [
@@ -91,7 +91,7 @@ fn finds_each_way_to_call_a_waker() {
         "fn wake(waker: &Waker) { waker.wake_by_ref() }",
         "fn poll(cx: &mut Context<'_>) { cx.waker().clone().wake() }",
         "fn poll(waker: &Waker) { drop(waker.clone()) }",
-        "fn tell() { tracing::warn!(\"lost\"); }",
+        "fn warn() { tracing::warn!(\"lost\"); }",
     ] {
         assert_eq!(found(wrong).len(), 1, "{wrong}: {:?}", found(wrong));
     }

@@ -1,6 +1,6 @@
-//! Goal: what is public is shown in use. Each public function of a published crate is called by an example that is
-//! compiled, on the page of its type; each public type has an example, is named in one of its crate,
-//! or is what a function takes or gives that is called in one.
+//! Goal: the documentation shows every public item in use. A compiled example on the page of its type calls each public
+//! function of a published crate. Each public type has an example, is named in an example of its crate, or is an argument
+//! or result of a function that an example calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -46,7 +46,7 @@ struct Type {
     is_defined: bool,
     examples: String,
     functions: BTreeMap<String, Function>,
-    /// Of a trait.
+    /// Signatures of a trait's functions.
     signatures: String,
 }
 
@@ -66,13 +66,13 @@ fn names(text: &str, word: &str) -> bool {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|one| one == word)
 }
 
-/// What a crate shows to others.
+/// The public items of a crate.
 #[derive(Default)]
 struct PublicApi {
-    /// By `pub use`, or in a public module.
+    /// Names exported by `pub use` or in a public module.
     exported: BTreeSet<String>,
     types: BTreeMap<String, Type>,
-    /// Of the crate as a whole.
+    /// Examples of the crate's root.
     examples: String,
 }
 
@@ -109,7 +109,7 @@ impl PublicApi {
                 }
                 Item::Trait(item) if is_public(&item.vis, &item.attrs) => {
                     let shown = self.define(item.ident.to_string(), &item.attrs, in_public_module);
-                    // Its functions are their callers' affair, whose own are shown.
+                    // The functions of a trait need no example, but functions that use the trait do.
                     for function in &item.items {
                         let TraitItem::Fn(function) = function else { continue };
                         shown.examples += &examples(&function.attrs);
