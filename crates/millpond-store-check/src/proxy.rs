@@ -67,7 +67,7 @@ impl Proxy {
                 tokio::spawn(async move {
                     if let Ok(server) = TcpStream::connect(server).await {
                         // It ends with the connection: there is nobody to tell.
-                        let _ = hand_on(client, server, &faults).await;
+                        let _ = forward(client, server, &faults).await;
                     }
                 });
             }
@@ -107,7 +107,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn hand_on(client: TcpStream, server: TcpStream, faults: &Faults) -> io::Result<()> {
+async fn forward(client: TcpStream, server: TcpStream, faults: &Faults) -> io::Result<()> {
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let requests = async {

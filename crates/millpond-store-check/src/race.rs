@@ -7,11 +7,11 @@ use object_store::{PutMode, UpdateVersion};
 use tokio::sync::Barrier;
 
 use crate::open::Endpoint;
-use crate::writes::{Said, Writer, new_id};
+use crate::writes::{WriteOutcome, Writer, new_id};
 
 /// How a race ended that broke nothing.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum RaceOutcome {
     Won(UpdateVersion),
     /// No racer was told that it won, and some not what became of their writes: why.
     Undecided(String),
@@ -25,7 +25,7 @@ pub(crate) async fn race(
     racers: usize,
     at: &Path,
     mode: &PutMode,
-) -> Vec<(String, Said)> {
+) -> Vec<(String, WriteOutcome)> {
     let together = Arc::new(Barrier::new(racers));
     let tasks: Vec<_> = (0..racers)
         .map(|racer| {
@@ -34,47 +34,57 @@ pub(crate) async fn race(
             tokio::spawn(async move {
                 let id = new_id();
                 together.wait().await;
-                let said = writer.put(&*store, &at, &id, mode).await;
-                (id, said)
+                let outcome = writer.put(&*store, &at, &id, mode).await;
+                (id, outcome)
             })
         })
         .collect();
-    let mut said = Vec::with_capacity(racers);
+    let mut outcomes = Vec::with_capacity(racers);
     for task in tasks {
-        said.push(task.await.expect("a racer does not panic"));
+        outcomes.push(task.await.expect("a racer does not panic"));
     }
-    said
+    outcomes
 }
 
 /// What the racers were told, held against what is stored in the end; or what is wrong with it.
-pub(crate) fn judge(said: &[(String, Said)], stored: Option<&str>) -> Result<Ended, String> {
-    let won: Vec<_> = said.iter().filter(|(_, said)| matches!(said, Said::Done(_))).collect();
-    let whose = said.iter().find(|(id, _)| Some(id.as_str()) == stored);
-    let first = |why: fn(&Said) -> Option<String>| {
-        said.iter().find_map(|(_, said)| why(said)).unwrap_or_default()
+pub(crate) fn judge_race(
+    outcomes: &[(String, WriteOutcome)],
+    stored: Option<&str>,
+) -> Result<RaceOutcome, String> {
+    let won: Vec<_> =
+        outcomes.iter().filter(|(_, outcome)| matches!(outcome, WriteOutcome::Done(_))).collect();
+    let whose = outcomes.iter().find(|(id, _)| Some(id.as_str()) == stored);
+    let first = |why: fn(&WriteOutcome) -> Option<String>| {
+        outcomes.iter().find_map(|(_, outcome)| why(outcome)).unwrap_or_default()
     };
     match (won.as_slice(), whose) {
-        ([], _) if said.iter().any(|(_, said)| matches!(said, Said::NotOffered(_))) => {
-            Ok(Ended::NotOffered(first(|said| match said {
-                Said::NotOffered(why) => Some(why.clone()),
+        ([], _)
+            if outcomes
+                .iter()
+                .any(|(_, outcome)| matches!(outcome, WriteOutcome::NotOffered(_))) =>
+        {
+            Ok(RaceOutcome::NotOffered(first(|outcome| match outcome {
+                WriteOutcome::NotOffered(why) => Some(why.clone()),
                 _ => None,
             })))
         }
-        ([], Some((_, Said::Refused))) => {
+        ([], Some((_, WriteOutcome::Refused))) => {
             Err("what is stored is of a racer that was refused".into())
         }
-        ([], _) if said.iter().all(|(_, said)| matches!(said, Said::Refused)) => {
+        ([], _) if outcomes.iter().all(|(_, outcome)| matches!(outcome, WriteOutcome::Refused)) => {
             Err("all racers were refused, though nothing stood in their way".into())
         }
-        ([], _) => Ok(Ended::Undecided(first(|said| match said {
-            Said::Unknown(why) => Some(why.clone()),
+        ([], _) => Ok(RaceOutcome::Undecided(first(|outcome| match outcome {
+            WriteOutcome::Unknown(why) => Some(why.clone()),
             _ => None,
         }))),
-        ([(_, Said::Done(version))], Some((_, Said::Done(_)))) => Ok(Ended::Won(version.clone())),
+        ([(_, WriteOutcome::Done(version))], Some((_, WriteOutcome::Done(_)))) => {
+            Ok(RaceOutcome::Won(version.clone()))
+        }
         ([_], Some(_)) => Err("one racer won, and what is stored is another's".into()),
         ([_], None) => Err("one racer won, and what is stored is no racer's".into()),
         (many, _) => {
-            Err(format!("{} of {} racers were told that they won", many.len(), said.len()))
+            Err(format!("{} of {} racers were told that they won", many.len(), outcomes.len()))
         }
     }
 }
@@ -83,23 +93,26 @@ pub(crate) fn judge(said: &[(String, Said)], stored: Option<&str>) -> Result<End
 mod tests {
     use super::*;
 
-    fn done() -> Said {
-        Said::Done(UpdateVersion { e_tag: None, version: None })
+    fn done() -> WriteOutcome {
+        WriteOutcome::Done(UpdateVersion { e_tag: None, version: None })
     }
 
-    fn ended(said: Vec<Said>, stored: Option<&str>) -> Result<Ended, String> {
+    fn judged(outcomes: Vec<WriteOutcome>, stored: Option<&str>) -> Result<RaceOutcome, String> {
         let ids = ["a", "b", "c"].map(String::from);
-        judge(&ids.into_iter().zip(said).collect::<Vec<_>>(), stored)
+        judge_race(&ids.into_iter().zip(outcomes).collect::<Vec<_>>(), stored)
     }
 
     #[test]
     fn a_race_is_judged_by_what_was_said_and_what_is_stored() {
-        use Said::{Refused, Unknown};
+        use WriteOutcome::{Refused, Unknown};
         let lost = || Unknown("reset".into());
-        assert!(matches!(ended(vec![done(), Refused, lost()], Some("a")), Ok(Ended::Won(_))));
-        assert!(matches!(ended(vec![Refused, lost()], Some("b")), Ok(Ended::Undecided(_))));
-        assert!(matches!(ended(vec![lost(), lost()], None), Ok(Ended::Undecided(_))));
-        for (said, stored) in [
+        assert!(matches!(
+            judged(vec![done(), Refused, lost()], Some("a")),
+            Ok(RaceOutcome::Won(_))
+        ));
+        assert!(matches!(judged(vec![Refused, lost()], Some("b")), Ok(RaceOutcome::Undecided(_))));
+        assert!(matches!(judged(vec![lost(), lost()], None), Ok(RaceOutcome::Undecided(_))));
+        for (outcomes, stored) in [
             (vec![done(), done(), Refused], Some("a")),
             (vec![done(), Refused], Some("b")),
             (vec![done(), lost()], Some("b")),
@@ -107,7 +120,7 @@ mod tests {
             (vec![Refused, lost()], Some("a")),
             (vec![Refused, Refused], None),
         ] {
-            assert!(ended(said, stored).is_err(), "{stored:?}");
+            assert!(judged(outcomes, stored).is_err(), "{stored:?}");
         }
     }
 }

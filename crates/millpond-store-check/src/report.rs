@@ -39,14 +39,14 @@ impl Promise {
         Self { name, words, verdict: Verdict::Kept, tries: 0, undecided: 0, seen: Vec::new() }
     }
 
-    pub(crate) fn broken(&mut self, what: String) {
+    pub(crate) fn mark_broken(&mut self, what: String) {
         self.verdict = Verdict::Broken;
         if self.seen.len() < 10 {
             self.seen.push(what);
         }
     }
 
-    pub(crate) fn left_open(&mut self, why: String) {
+    pub(crate) fn mark_undecided(&mut self, why: String) {
         self.undecided += 1;
         if self.seen.len() < 3 {
             self.seen.push(why);
@@ -54,7 +54,7 @@ impl Promise {
     }
 
     /// Unless it was seen to be broken.
-    pub(crate) fn unless_broken(&mut self, verdict: Verdict, why: String) {
+    pub(crate) fn set_unless_broken(&mut self, verdict: Verdict, why: String) {
         if self.verdict != Verdict::Broken {
             self.verdict = verdict;
             self.seen = vec![why];

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 enum Kind {
     Good,
     IgnoresConditions,
-    LooksThenWrites,
+    ChecksThenWrites,
     /// Each third conditional write is answered by 409 and not done.
     Conflicts,
 }
@@ -91,7 +91,7 @@ fn reply(status: &str, headers: &[String], body: &[u8], with_body: bool) -> Vec<
 
 async fn put(kind: Kind, request: &Request, objects: &Mutex<Objects>) -> Vec<u8> {
     let conditional = ["if-match", "if-none-match"].iter().any(|h| request.header(h).is_some());
-    if conditional && kind == Kind::LooksThenWrites {
+    if conditional && kind == Kind::ChecksThenWrites {
         if request.refused(&objects.lock().unwrap()) {
             return reply("412 Precondition Failed", &[], b"", true);
         }
@@ -175,24 +175,24 @@ fn keys() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_good_server_keeps_all_and_replies_are_lost() {
+async fn a_good_server_keeps_all_promises() {
     keys();
     let report = checked(Kind::Good).await;
     assert!(report.promises.iter().all(|p| p.verdict == Verdict::Kept), "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_servers_are_found_out() {
+async fn broken_servers_are_detected() {
     keys();
     let report = checked(Kind::IgnoresConditions).await;
     let all = ["create_twice", "racing_creates", "stale_update", "racing_updates", "lost_replies"];
     assert_eq!(broken(&report), all, "{report}");
-    let report = checked(Kind::LooksThenWrites).await;
+    let report = checked(Kind::ChecksThenWrites).await;
     assert_eq!(broken(&report), ["racing_creates", "racing_updates"], "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn conflicts_leave_it_open_and_break_nothing() {
+async fn conflicts_leave_promises_undecided() {
     keys();
     let report = checked(Kind::Conflicts).await;
     let races = report.promises.iter().filter(|p| p.name.starts_with("racing"));

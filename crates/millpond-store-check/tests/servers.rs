@@ -129,15 +129,15 @@ fn end_after(seconds: u64) -> Arc<AtomicBool> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server() {
     let Some(endpoints) = endpoints() else { return };
-    object_stores_own_tests(&endpoints).await;
+    object_store_test_suite(&endpoints).await;
     promises(&endpoints).await;
-    one_request_for_many_that_miss(&endpoints).await;
-    failing_and_slow_requests_make_no_wrong_byte(&endpoints).await;
-    a_killed_node_makes_no_wrong_byte(&endpoints).await;
+    concurrent_misses_make_one_request(&endpoints).await;
+    failing_and_slow_requests_corrupt_no_bytes(&endpoints).await;
+    a_killed_node_corrupts_no_bytes(&endpoints).await;
 }
 
 /// 64 tasks that miss the same page are one request.
-async fn one_request_for_many_that_miss(endpoints: &[String]) {
+async fn concurrent_misses_make_one_request(endpoints: &[String]) {
     write_objects(&*s3(&endpoints[0]), "same", 1).await;
     let store = Arc::new(cache(s3(&endpoints[0]), Freshness::Immutable));
     // The object is known; its pages are not.
@@ -163,7 +163,7 @@ async fn promises(endpoints: &[String]) {
 
 /// Of the crate's own tests those that the server passes without a cache: one takes fractions of a second into
 /// `If-Unmodified-Since`.
-async fn object_stores_own_tests(endpoints: &[String]) {
+async fn object_store_test_suite(endpoints: &[String]) {
     let age = Freshness::MaxAge(Duration::from_secs(1000));
     let bare = s3(&endpoints[0]);
     let mut own = 0;
@@ -206,7 +206,7 @@ async fn empty(store: &dyn ObjectStore) {
     }
 }
 
-async fn failing_and_slow_requests_make_no_wrong_byte(endpoints: &[String]) {
+async fn failing_and_slow_requests_corrupt_no_bytes(endpoints: &[String]) {
     let proxy = Proxy::start(endpoints[0].trim_start_matches("http://").into()).await.unwrap();
     let through = s3(&format!("http://127.0.0.1:{}", proxy.port()));
     write_objects(&*s3(&endpoints[0]), "failing", 16).await;
@@ -221,7 +221,7 @@ async fn failing_and_slow_requests_make_no_wrong_byte(endpoints: &[String]) {
     assert!(seen.right > 0 && seen.slowest >= Duration::from_secs(1), "{seen:?}");
 }
 
-async fn a_killed_node_makes_no_wrong_byte(endpoints: &[String]) {
+async fn a_killed_node_corrupts_no_bytes(endpoints: &[String]) {
     let Ok(pids) = std::env::var("MILLPOND_STORE_PIDS") else { return };
     let pids: Vec<&str> = pids.split_whitespace().collect();
     if pids.len() < 3 {
