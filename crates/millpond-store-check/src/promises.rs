@@ -1,4 +1,4 @@
-//! The promises, and how each is tried.
+//! Tests each promise of a store.
 
 use futures_util::TryStreamExt;
 use object_store::path::Path;
@@ -12,20 +12,20 @@ use crate::writes::{StoredObject, WriteOutcome, Writer, new_id, or};
 
 type CheckResult = Result<(), String>;
 
-/// Losses on each endpoint, of creates and of updates: each alike, so a few do.
+/// Lost replies on each endpoint, for creates and for updates. They are all alike, so a few suffice.
 const LOSSES: usize = 5;
 
-/// Tries what the store behind `endpoints` promises. It writes below a prefix of its own, and removes that.
+/// Tests the promises of the store behind `endpoints`. It writes below a unique prefix, and removes its objects.
 ///
 /// # Errors
 ///
-/// If plain writes and reads fail already, so that nothing can be tried; in words.
+/// A message, if plain writes and reads fail, so that no promise can be tested.
 ///
 /// # Panics
 ///
 /// If there is no endpoint, or no racer.
 pub async fn check(endpoints: &[Endpoint], options: &Options) -> Result<Report, String> {
-    assert!(!endpoints.is_empty() && options.racers > 0, "an endpoint and a racer at least");
+    assert!(!endpoints.is_empty() && options.racers > 0, "at least one endpoint and one racer");
     let dir = endpoints[0].prefix.clone().join(format!("millpond-store-check-{}", new_id()));
     let mut check = Check {
         endpoints,
@@ -78,7 +78,7 @@ impl Check<'_> {
         self.dir.clone().join(new_id())
     }
 
-    /// Writes without a condition, which must work for anything else to be tried.
+    /// Writes without a condition. All other tests need this to work.
     async fn overwrite(&self, store: &dyn ObjectStore, at: &Path, id: &str) -> Result<(), String> {
         match self.writer.put(store, at, id, PutMode::Overwrite).await {
             WriteOutcome::Done(_) => Ok(()),
@@ -92,11 +92,11 @@ impl Check<'_> {
         at: &Path,
     ) -> Result<StoredObject, String> {
         let object = self.writer.read(store, at).await?;
-        or(object, format_args!("{at} was written, and is not there"))
+        or(object, format_args!("{at} was written, but does not exist"))
     }
 
     async fn metadata(&mut self) -> Result<Promise, String> {
-        let words = "metadata comes back with the object, so a retry can tell its own write";
+        let words = "metadata are returned with the object, so a retry can identify its own write";
         let mut promise = Promise::new("metadata", words);
         let (at, id) = (self.new_path(), new_id());
         let store = &*self.endpoints[0].store;
@@ -119,7 +119,7 @@ impl Check<'_> {
     }
 
     async fn read_after_write(&self) -> Result<Promise, String> {
-        let words = "what was written is read at once, through every endpoint";
+        let words = "a written object is read at once, through every endpoint";
         let mut promise = Promise::new("read_after_write", words);
         let at = self.new_path();
         for _ in 0..self.options.rounds.min(10) {
@@ -141,7 +141,7 @@ impl Check<'_> {
     }
 
     async fn conditional_reads(&self) -> Result<Promise, String> {
-        let words = "If-None-Match and If-Match of a read are looked at";
+        let words = "a read obeys If-None-Match and If-Match";
         let mut promise = Promise::new("conditional_reads", words);
         for endpoint in self.endpoints {
             let (store, at) = (&*endpoint.store, self.new_path());
@@ -177,7 +177,7 @@ impl Check<'_> {
     }
 
     async fn create_twice(&self) -> Result<Promise, String> {
-        let words = "a create of what exists is refused (If-None-Match: *)";
+        let words = "a create of an existing object is refused (If-None-Match: *)";
         let mut promise = Promise::new("create_twice", words);
         for first in self.endpoints {
             for second in self.endpoints {
@@ -189,7 +189,7 @@ impl Check<'_> {
                         promise.set_unless_broken(Verdict::NotOffered, why)
                     }
                     WriteOutcome::Refused => {
-                        promise.mark_broken("refused, and nothing was there".into())
+                        promise.mark_broken("refused, although there was no object".into())
                     }
                     WriteOutcome::Unknown(why) => {
                         promise.mark_undecided(why);
@@ -202,9 +202,10 @@ impl Check<'_> {
                 let again = self.writer.put(&*second.store, &at, &new_id(), PutMode::Create).await;
                 let names = format!("{}, then {}", first.name, second.name);
                 if matches!(again, WriteOutcome::Done(_)) {
-                    promise.mark_broken(format!("{names}: the second was done, too"));
+                    promise.mark_broken(format!("{names}: the second create succeeded, too"));
                 } else if self.read_existing(&*second.store, &at).await?.id != id {
-                    promise.mark_broken(format!("{names}: the second was not done, and is stored"));
+                    promise
+                        .mark_broken(format!("{names}: the second create failed, but was stored"));
                 }
             }
         }
@@ -212,7 +213,7 @@ impl Check<'_> {
     }
 
     async fn racing_creates(&self) -> Result<Promise, String> {
-        let words = "of creates that race, one wins, and is stored";
+        let words = "of concurrent creates, one succeeds and is stored";
         let mut promise = Promise::new("racing_creates", words);
         for _ in 0..self.options.rounds {
             if self.run_round(&mut promise, &self.new_path(), &PutMode::Create).await?.is_none() {
@@ -222,7 +223,7 @@ impl Check<'_> {
         Ok(promise.finished())
     }
 
-    /// A race, and its winner's version if there was one. `None`: there is no more to be tried.
+    /// Runs a race; returns the version of its winner, if there was one. Outer `None`: not offered, so stop.
     async fn run_round(
         &self,
         promise: &mut Promise,
@@ -245,7 +246,7 @@ impl Check<'_> {
     }
 
     async fn stale_update(&mut self) -> Result<Promise, String> {
-        let words = "an update of what was replaced, or is not there, is refused (If-Match)";
+        let words = "an update of a replaced or missing object is refused (If-Match)";
         let mut promise = Promise::new("stale_update", words);
         let mut repeats = false;
         for first in self.endpoints {
@@ -263,7 +264,7 @@ impl Check<'_> {
                         return Ok(promise);
                     }
                     WriteOutcome::Refused => {
-                        promise.mark_broken("refused with the version that is there".into())
+                        promise.mark_broken("refused, although the version matches".into())
                     }
                     WriteOutcome::Unknown(why) => {
                         promise.mark_undecided(why);
@@ -273,23 +274,23 @@ impl Check<'_> {
                 let names = format!("{}, then {}", first.name, second.name);
                 let stale = self.writer.put(&*second.store, &at, &new_id(), update.clone()).await;
                 if matches!(stale, WriteOutcome::Done(_)) {
-                    promise.mark_broken(format!("{names}: done with the version before"));
+                    promise.mark_broken(format!("{names}: updated with the previous version"));
                 } else if self.read_existing(&*second.store, &at).await?.id != newer {
-                    promise.mark_broken(format!("{names}: not done, and stored all the same"));
+                    promise.mark_broken(format!("{names}: refused, but stored"));
                 }
                 let missing = self.writer.put(&*second.store, &self.new_path(), &id, update).await;
                 if matches!(missing, WriteOutcome::Done(_)) {
-                    promise.mark_broken(format!("{}: updated what is not there", second.name));
+                    promise.mark_broken(format!("{}: updated a missing object", second.name));
                 }
-                // The content of before, once more: does it have the ETag of before, too?
+                // Writes the earlier content again, to see whether its ETag repeats.
                 self.overwrite(&*first.store, &at, &id).await?;
                 repeats |= self.read_existing(&*first.store, &at).await?.version.e_tag == old.e_tag;
             }
         }
         if repeats {
             self.notes.push(
-                "an ETag comes back with its content: If-Match can't tell that an object was \
-                 changed and changed back, unless each write has an id in its content"
+                "equal contents have equal ETags: If-Match can't detect that an object was changed \
+                 and changed back, unless each write has an ID in its content"
                     .into(),
             );
         }
@@ -297,7 +298,7 @@ impl Check<'_> {
     }
 
     async fn racing_updates(&self) -> Result<Promise, String> {
-        let words = "of updates of one version that race, one wins, and is stored";
+        let words = "of concurrent updates of one version, one succeeds and is stored";
         let mut promise = Promise::new("racing_updates", words);
         let (at, store) = (self.new_path(), &*self.endpoints[0].store);
         self.overwrite(store, &at, &new_id()).await?;
@@ -314,7 +315,7 @@ impl Check<'_> {
 
     async fn lost_replies(&self) -> Result<Promise, String> {
         let words =
-            "a write whose reply was lost is refused when repeated, and found to be one's own";
+            "a write whose reply was lost is refused when repeated, and identified as its own";
         let mut promise = Promise::new("lost_replies", words);
         for endpoint in self.endpoints {
             if let Err(why) = &endpoint.lossy {
@@ -336,7 +337,7 @@ impl Check<'_> {
         Ok(promise)
     }
 
-    /// A write whose reply is lost; the same again; and whose the object is then.
+    /// Loses the reply of a write, repeats the write, and checks which write the stored object is of.
     async fn lose_reply(&self, endpoint: &Endpoint, at: &Path, mode: PutMode) -> CheckResult {
         let Ok((proxy, store)) = &endpoint.lossy else { return Ok(()) };
         let (id, before) = (new_id(), proxy.lost().0);
@@ -345,26 +346,26 @@ impl Check<'_> {
         proxy.lose(0);
         let (lost, reply) = proxy.lost();
         if lost == before {
-            return Err(format!("no reply came that could be lost: {first:?}"));
+            return Err(format!("no reply arrived that could be lost: {first:?}"));
         }
         if !reply.contains(" 200") {
-            return Err(format!("refused though nothing stood in its way: {reply:?}"));
+            return Err(format!("refused, although the condition held: {reply:?}"));
         }
         if !matches!(first, WriteOutcome::Unknown(_)) {
-            return Err(format!("its reply was lost, and the client says {first:?}"));
+            return Err(format!("the reply was lost, but the client returned {first:?}"));
         }
         let again = self.writer.put(&**store, at, &id, mode.clone()).await;
         if matches!(again, WriteOutcome::Done(_)) {
-            return Err("the repeated write was done once more".into());
+            return Err("the repeated write succeeded again".into());
         }
         let object = self.read_existing(&*endpoint.store, at).await?;
         if object.id != id || (self.writer.metadata && object.id_by_metadata.as_ref() != Some(&id))
         {
-            return Err(format!("the object is not that of the lost reply: {object:?}"));
+            return Err(format!("the object is not of the write with the lost reply: {object:?}"));
         }
-        // Another's write meets the same refusal, and the id tells it that the object is not its own.
+        // A different write is refused as well, and the ID shows that the object is not its own.
         match self.writer.put(&**store, at, &new_id(), mode).await {
-            WriteOutcome::Done(_) => Err("another's write was done".into()),
+            WriteOutcome::Done(_) => Err("a different write succeeded".into()),
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Writes that start together, and what a store must have made of them.
+//! Races: concurrent writes, and the check of their outcomes.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use tokio::sync::Barrier;
 use crate::open::Endpoint;
 use crate::writes::{WriteOutcome, Writer, new_id};
 
-/// How a race ended that broke nothing.
+/// Outcome of a race in which no promise was broken.
 #[derive(Debug)]
 pub(crate) enum RaceOutcome {
     Won(UpdateVersion),
-    /// No racer was told that it won, and some not what became of their writes: why.
+    /// No write succeeded, and some have an unknown outcome, for the contained reason.
     Undecided(String),
     NotOffered(String),
 }
 
-/// Lets `racers` write at `at` together, each through the next endpoint.
+/// Starts `racers` concurrent writes of `at`, spread over the endpoints.
 pub(crate) async fn race(
     endpoints: &[Endpoint],
     writer: Writer,
@@ -46,7 +46,7 @@ pub(crate) async fn race(
     outcomes
 }
 
-/// What the racers were told, held against what is stored in the end; or what is wrong with it.
+/// Compares the outcomes of the writes with the stored object. An error describes the broken promise.
 pub(crate) fn judge_race(
     outcomes: &[(String, WriteOutcome)],
     stored: Option<&str>,
@@ -69,10 +69,10 @@ pub(crate) fn judge_race(
             })))
         }
         ([], Some((_, WriteOutcome::Refused))) => {
-            Err("what is stored is of a racer that was refused".into())
+            Err("the stored object is of a refused write".into())
         }
         ([], _) if outcomes.iter().all(|(_, outcome)| matches!(outcome, WriteOutcome::Refused)) => {
-            Err("all racers were refused, though nothing stood in their way".into())
+            Err("all writes were refused, although the condition held".into())
         }
         ([], _) => Ok(RaceOutcome::Undecided(first(|outcome| match outcome {
             WriteOutcome::Unknown(why) => Some(why.clone()),
@@ -81,11 +81,13 @@ pub(crate) fn judge_race(
         ([(_, WriteOutcome::Done(version))], Some((_, WriteOutcome::Done(_)))) => {
             Ok(RaceOutcome::Won(version.clone()))
         }
-        ([_], Some(_)) => Err("one racer won, and what is stored is another's".into()),
-        ([_], None) => Err("one racer won, and what is stored is no racer's".into()),
-        (many, _) => {
-            Err(format!("{} of {} racers were told that they won", many.len(), outcomes.len()))
+        ([_], Some(_)) => {
+            Err("one write succeeded, but the stored object is of another write".into())
         }
+        ([_], None) => {
+            Err("one write succeeded, but the stored object is of none of the writes".into())
+        }
+        (many, _) => Err(format!("{} of {} writes succeeded", many.len(), outcomes.len())),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Single writes and reads, and what the store said of them.
+//! Single writes and reads, and their outcomes.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,41 +10,41 @@ use object_store::{
     PutPayload, UpdateVersion,
 };
 
-/// Under which an object's metadata has the id of its write.
+/// The metadata attribute with the ID of the object's write.
 const ID: Attribute = Attribute::Metadata(std::borrow::Cow::Borrowed("millpond-check-id"));
 
-/// What a store said of a conditional write.
+/// Outcome of a conditional write.
 #[derive(Debug)]
 pub(crate) enum WriteOutcome {
     Done(UpdateVersion),
-    /// The condition does not hold: nothing was written.
+    /// The condition did not hold: nothing was written.
     Refused,
     NotOffered(String),
-    /// It may have been written, or not: errors, timeouts, and conflicts (409).
+    /// The object may or may not have been written: errors, timeouts, and conflicts (409).
     Unknown(String),
 }
 
-/// An object as it was read.
+/// An object that was read.
 #[derive(Debug)]
 pub(crate) struct StoredObject {
-    /// Of the write that made it, by its content.
+    /// ID of the write that created it, from its content.
     pub id: String,
-    /// The same by its metadata, where the store has any.
+    /// The same from its metadata, if the store supports them.
     pub id_by_metadata: Option<String>,
     pub version: UpdateVersion,
 }
 
-/// No other write has it: of any process, on any machine with another clock or process number.
+/// A unique ID: no write of this process, or of another process or machine, has the same.
 pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
     format!("{nanos:x}-{:x}-{:x}", std::process::id(), COUNT.fetch_add(1, Relaxed))
 }
 
-/// How requests are made.
+/// Settings of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writer {
-    /// Ids go into the metadata, too: some stores take none.
+    /// Whether to put IDs into the metadata as well, which some stores do not support.
     pub metadata: bool,
     pub timeout: Duration,
 }
@@ -72,7 +72,7 @@ impl Writer {
             Err(error @ Error::NotImplemented { .. }) => {
                 WriteOutcome::NotOffered(error_chain(&error))
             }
-            // A conflict with another write under way comes as "exists", too, and leaves it open.
+            // The client reports a conflict with a concurrent write as "exists" as well; it is undecided.
             Err(error @ Error::AlreadyExists { .. }) if error_chain(&error).contains("409") => {
                 WriteOutcome::Unknown(error_chain(&error))
             }
@@ -85,7 +85,7 @@ impl Writer {
         }
     }
 
-    /// What is at `at`, if anything. An error is the caller's: reads are tried three times.
+    /// Reads the object at `at`, if there is one. Tries three times before it returns an error.
     pub async fn read(
         &self,
         store: &dyn ObjectStore,
@@ -103,7 +103,7 @@ impl Writer {
         Err(format!("{at} can't be read: {failed}"))
     }
 
-    /// A conditional read: what the store said, in the words of HTTP.
+    /// Sends a conditional read; returns the HTTP status.
     pub async fn read_if(
         &self,
         store: &dyn ObjectStore,
@@ -129,7 +129,7 @@ async fn read_once(store: &dyn ObjectStore, at: &Path) -> object_store::Result<S
     Ok(StoredObject { id, id_by_metadata, version })
 }
 
-/// An error with its causes, which say the status.
+/// The text of an error with its causes, which contain the status.
 fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! The same over TCP: a small server of S3's requests, good and bad, and replies that are lost.
+//! Tests the check over TCP, with small correct and broken S3 servers, and with lost replies.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ enum Kind {
     Good,
     IgnoresConditions,
     ChecksThenWrites,
-    /// Each third conditional write is answered by 409 and not done.
+    /// Every third conditional write gets status 409 and is not executed.
     Conflicts,
 }
 
@@ -67,7 +67,7 @@ impl Request {
         self.headers.iter().find(|(had, _)| had == name).map(|(_, value)| value.as_str())
     }
 
-    /// The status that the conditions of a write make, where they don't hold.
+    /// Whether the conditions of a write do not hold.
     fn refused(&self, objects: &Objects) -> bool {
         let found = objects.by_path.get(&self.path);
         let tag = found.map(|object| object.tag.as_str());
@@ -168,7 +168,7 @@ fn broken(report: &Report) -> Vec<&'static str> {
     report.promises.iter().filter(|p| p.verdict == Verdict::Broken).map(|p| p.name).collect()
 }
 
-/// Keys for all tests: none of them is looked at.
+/// Checks that keys are set, which the servers ignore.
 fn keys() {
     let set = std::env::var("AWS_ACCESS_KEY_ID").is_ok();
     assert!(set, "run with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY set to anything");

@@ -1,4 +1,4 @@
-//! What is found out of good stores, and of bad ones that each break one promise.
+//! Tests the verdicts on correct stores, and on stores that each break one promise.
 
 mod common;
 
@@ -50,7 +50,7 @@ async fn broken_stores_are_detected() {
             Flaw::IgnoresConditions,
             &["create_twice", "racing_creates", "stale_update", "racing_updates"],
         ),
-        // What a check that races nothing takes for a good one.
+        // A check without races would find no violation.
         (Flaw::ChecksThenWrites, &["racing_creates", "racing_updates"]),
         (Flaw::RefusesAndWrites, &["create_twice", "racing_creates"]),
         (Flaw::IgnoresConditionsOfReads, &["conditional_reads"]),
@@ -74,15 +74,15 @@ async fn an_always_undecided_promise_is_not_kept() {
 #[tokio::test]
 async fn bad_urls_are_rejected_with_a_reason() {
     let options = Options::default();
-    for (url, said) in [
-        ("bucket", "is no URL"),
-        ("ftp://there", "none of s3, file, memory"),
+    for (url, reason) in [
+        ("bucket", "is not a URL"),
+        ("ftp://there", "use s3, file or memory"),
         ("file://relative", "no absolute path"),
         ("file:///not/there/at/all", "not/there"),
         ("memory:///path", "no path"),
     ] {
         let error = open(url, &[], &options).await.unwrap_err();
-        assert!(error.contains(said), "{url}: {error}");
+        assert!(error.contains(reason), "{url}: {error}");
     }
     let endpoints = ["http://localhost".to_owned()];
     assert!(open("memory:///", &endpoints, &options).await.unwrap_err().contains("for s3://"));

@@ -1,4 +1,4 @@
-//! Stores that break what they promise, on purpose.
+//! Stores that break a promise on purpose.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use object_store::{
 pub enum Flaw {
     None,
     IgnoresConditions,
-    /// The condition is looked at, and some time later the object is written.
+    /// Checks the condition, and writes the object some time later.
     ChecksThenWrites,
     RefusesAndWrites,
     IgnoresConditionsOfReads,
     DropsMetadata,
-    /// What replaces an object is read a moment later.
+    /// Reads return the replaced object for a moment.
     ReadsStale,
-    /// Each conditional write meets another that never ends: 409.
+    /// Each conditional write conflicts with another one that never ends: 409.
     Conflicts,
 }
 
