@@ -116,8 +116,8 @@ impl Inner {
         let bytes = response.bytes().await?;
         Counters::add(&self.counters.bytes, bytes.len() as u64);
         if bytes.len() as u64 != range.end - range.start {
-            let (sent, said) = (bytes.len(), range.end - range.start);
-            let what = format!("{sent} bytes where {said} were announced");
+            let (sent, expected) = (bytes.len(), range.end - range.start);
+            let what = format!("{sent} bytes where {expected} were announced");
             return Err(Error::Generic { store: crate::NAME, source: what.into() });
         }
         Ok(Piece { range, bytes })

@@ -323,7 +323,10 @@ mod loom_tests {
             });
             work(&lock, &bytes, modes[0]);
             other.join().unwrap();
-            assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+            assert!(
+                lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+                "a range is still locked"
+            );
         });
     }
 

@@ -13,7 +13,7 @@
 //!   finds another ticket and changes nothing. Tickets have 30 bits: the waker would have to be late by 2^30 waits of
 //!   that thread.
 //! - S3. The futex wake is the waker's last access, and the signal is reference-counted, so it outlives that access
-//!   whatever the waiter does.
+//!   independent of the waiter.
 //! - S4. All accesses are Relaxed: the signal only says when to check. The waiter takes the grant under the mutex of the
 //!   lock, which orders it after the last holder.
 

@@ -113,16 +113,16 @@ fn wakers_may_use_the_lock() {
     let lock = Arc::new(RangeLock::new());
     let waker = || Waker::from(Arc::new(Meddler(Arc::clone(&lock))));
     let first = lock.lock(r(0, 10), Mode::Exclusive);
-    let mut told = pin!(lock.lock_async(r(0, 10), Mode::Exclusive));
+    let mut woken = pin!(lock.lock_async(r(0, 10), Mode::Exclusive));
     let mut cancelled = Box::pin(lock.lock_async(r(0, 10), Mode::Exclusive));
     for _ in 0..2 {
         // The second time the first waker is dropped.
-        assert!(told.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
+        assert!(woken.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
         assert!(cancelled.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
     }
     drop(cancelled);
     drop(first);
-    assert!(told.poll(&mut Context::from_waker(&waker())).is_ready());
+    assert!(woken.poll(&mut Context::from_waker(&waker())).is_ready());
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - **L1** The checksum of a page is seeded by object and page number. So the bytes of another page, object or version,
-//!   and a torn page, have a wrong checksum, whatever the header contains.
+//!   and a torn page, have a wrong checksum, even if the header is right.
 //! - **L2** The checksum of a header is seeded by its chunk number: a header at another chunk's position is invalid.
 //! - **L3** An object is identified by a 128-bit hash of store, location, ETag, version and size.
 

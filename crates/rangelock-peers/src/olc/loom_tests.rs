@@ -127,7 +127,7 @@ fn pair(tree: Tree, ranges: [ByteRange; 2]) {
     });
     hold(&tree, ranges[0], &bytes);
     other.join().unwrap();
-    assert_eq!(count(&tree), held, "left over");
+    assert_eq!(count(&tree), held, "a range is still locked");
 }
 
 /// Goal: overlapping ranges exclude each other in one leaf.
@@ -200,6 +200,9 @@ fn loom_tree_and_queue_exclude() {
             }
         }
         other.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }

@@ -45,7 +45,7 @@ fn run<L: RawRangeLock>(steps: &[u8], unit: u64) {
         }
     }
     held.clear();
-    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "{}: left over", L::NAME);
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "{}: a range is still locked", L::NAME);
 }
 
 fuzz_target!(|input: &[u8]| {

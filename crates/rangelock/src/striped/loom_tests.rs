@@ -93,7 +93,7 @@ fn loom_claims_exclude() {
             release(&stripe, slot, r(1, 3));
         }
         other.join().unwrap();
-        assert!(claim(&stripe, r(0, 9), Mode::Exclusive).is_some(), "left over");
+        assert!(claim(&stripe, r(0, 9), Mode::Exclusive).is_some(), "a range is still locked");
     });
 }
 
@@ -249,7 +249,7 @@ fn blocking_pair(first: (ByteRange, Mode), second: (ByteRange, Mode), stripes: u
     });
     work(&lock, &bytes, first);
     other.join().unwrap();
-    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "a range is still locked");
 }
 
 /// Goal: blocking requests for one range exclude each other, and none sleeps indefinitely. Covers claim, queue, gate, grant
@@ -310,7 +310,10 @@ fn loom_whole_shared_meets_exclusive() {
             bytes.read();
         }
         writer.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }
 
@@ -407,13 +410,13 @@ fn loom_upgrade_of_counted_hands_over() {
 }
 
 /// A waker that records its wake-up.
-fn notify(told: &std::sync::Arc<Told>) -> Notify {
-    Notify::task(&std::task::Waker::from(std::sync::Arc::clone(told)))
+fn notify(woken: &std::sync::Arc<WakeCount>) -> Notify {
+    Notify::task(&std::task::Waker::from(std::sync::Arc::clone(woken)))
 }
 
-struct Told(AtomicU64);
+struct WakeCount(AtomicU64);
 
-impl std::task::Wake for Told {
+impl std::task::Wake for WakeCount {
     fn wake(self: std::sync::Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -432,8 +435,8 @@ fn loom_cancel_counts() {
             panic!("nobody holds");
         };
         let (exclusive_told, shared_told) = (
-            std::sync::Arc::new(Told(AtomicU64::new(0))),
-            std::sync::Arc::new(Told(AtomicU64::new(0))),
+            std::sync::Arc::new(WakeCount(AtomicU64::new(0))),
+            std::sync::Arc::new(WakeCount(AtomicU64::new(0))),
         );
         let Request::Queued(exclusive) =
             lock.request(range, Mode::Exclusive, || notify(&exclusive_told))
@@ -454,11 +457,14 @@ fn loom_cancel_counts() {
         });
         lock.release(range, Mode::Shared, held);
         canceller.join().unwrap();
-        assert_eq!(shared_told.0.load(Ordering::Relaxed), 1, "told once");
+        assert_eq!(shared_told.0.load(Ordering::Relaxed), 1, "woken once");
         assert!(exclusive_told.0.load(Ordering::Relaxed) <= 1);
         let held = lock.cancel(range, Mode::Shared, shared).expect("granted");
         lock.release(range, Mode::Shared, held);
-        assert!(lock.try_request(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_request(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }
 
@@ -485,7 +491,10 @@ fn loom_grow_meets_claim_and_release() {
             bytes.write();
         }
         other.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }
 
@@ -499,9 +508,9 @@ fn loom_poll_meets_lapse() {
         let raw: &Striped = lock.raw();
         let bytes = Arc::new(Bytes::new());
         let range = r(0, 2);
-        let told = std::sync::Arc::new(Told(AtomicU64::new(0)));
+        let woken = std::sync::Arc::new(WakeCount(AtomicU64::new(0)));
         let first = lock.lock(range, Mode::Exclusive);
-        let Request::Queued(queued) = raw.request(range, Mode::Exclusive, || notify(&told)) else {
+        let Request::Queued(queued) = raw.request(range, Mode::Exclusive, || notify(&woken)) else {
             panic!("held");
         };
         let thread = thread::spawn({
@@ -512,15 +521,15 @@ fn loom_poll_meets_lapse() {
             }
         });
         drop(first);
-        assert_eq!(told.0.load(Ordering::Relaxed), 1);
-        let held = match raw.poll(range, Mode::Exclusive, queued, || notify(&told)) {
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        let held = match raw.poll(range, Mode::Exclusive, queued, || notify(&woken)) {
             Request::Granted(held) => held,
             Request::Queued(queued) => {
                 // The offer had lapsed; after the thread's release the task gets a new offer.
                 thread.join().unwrap();
-                assert_eq!(told.0.load(Ordering::Relaxed), 2, "told of the second offer");
-                let request = raw.poll(range, Mode::Exclusive, queued, || notify(&told));
-                let Request::Granted(held) = request else { panic!("nobody else is there") };
+                assert_eq!(woken.0.load(Ordering::Relaxed), 2, "woken for the second offer");
+                let request = raw.poll(range, Mode::Exclusive, queued, || notify(&woken));
+                let Request::Granted(held) = request else { panic!("no other request exists") };
                 bytes.write();
                 return raw.release(range, Mode::Exclusive, held);
             }
@@ -528,6 +537,9 @@ fn loom_poll_meets_lapse() {
         bytes.write();
         raw.release(range, Mode::Exclusive, held);
         thread.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }

@@ -91,7 +91,10 @@ pub fn excludes<L: RawRangeLock>(unit: u64) {
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+            assert!(
+                lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+                "a range is still locked"
+            );
         },
         runs.unwrap_or(10_000),
         4,

@@ -85,7 +85,10 @@ pub fn agrees<L: Subject>(shape: Shape) {
         while !world.list.is_empty() {
             world.leave();
         }
-        assert!(world.lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            world.lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     }
 }
 

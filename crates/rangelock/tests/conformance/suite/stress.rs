@@ -159,7 +159,10 @@ pub fn excludes<L: Subject>(mix: Mix) {
                 });
             }
         });
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     }
 }
 
@@ -186,7 +189,7 @@ pub fn released_elsewhere<L: Subject>() {
     }
     drop(sender);
     releaser.join().unwrap();
-    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "a range is still locked");
 }
 
 /// Two threads keep the range held in `crowd` mode without a gap; a request in the other mode is still granted.
