@@ -56,7 +56,7 @@ impl BlobAllocator {
     }
 
     /// A range rounded out to whole pages.
-    pub(crate) fn rounded(&self, range: &Range<u64>) -> Range<u64> {
+    pub(crate) fn round_to_pages(&self, range: &Range<u64>) -> Range<u64> {
         let page_bytes = self.page_bytes();
         let end = range.end.checked_next_multiple_of(page_bytes).unwrap_or(u64::MAX);
         range.start - range.start % page_bytes..end

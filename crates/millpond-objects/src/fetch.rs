@@ -34,7 +34,7 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// The bytes of a range, if the piece contains all of it.
-    pub(crate) fn part(&self, range: &Range<u64>) -> Option<Bytes> {
+    pub(crate) fn bytes_of(&self, range: &Range<u64>) -> Option<Bytes> {
         if range.start < self.range.start || range.end > self.range.end {
             return None;
         }
@@ -46,8 +46,8 @@ impl Piece {
     }
 
     /// The same, as a piece.
-    pub(crate) fn of(&self, range: Range<u64>) -> Option<Piece> {
-        self.part(&range).map(|bytes| Piece { range, bytes })
+    pub(crate) fn sub_piece(&self, range: Range<u64>) -> Option<Piece> {
+        self.bytes_of(&range).map(|bytes| Piece { range, bytes })
     }
 }
 
@@ -200,7 +200,7 @@ impl Inner {
         if found.is_empty() {
             return None;
         }
-        let page_end = self.allocator.rounded(&(found.start..found.start + 1)).end;
+        let page_end = self.allocator.round_to_pages(&(found.start..found.start + 1)).end;
         let page = found.start..found.end.min(page_end);
         // In a small cache, reading the later pages may evict the first ones: then one page is read alone.
         for pages in [found, page] {

@@ -123,7 +123,7 @@ impl Inner {
                     let [asked] = asked else { return Ok(Collected::Bypass) };
                     conditions.check_preconditions(head.meta())?;
                     let range = resolve_range(asked, head.meta().size);
-                    let part = range.and_then(|range| piece.of(range));
+                    let part = range.and_then(|range| piece.sub_piece(range));
                     return Ok(
                         part.map_or(Collected::Bypass, |part| Collected::Pieces(head, vec![part]))
                     );
@@ -472,7 +472,7 @@ impl Inner {
         range: &Range<u64>,
         watch: &Option<Stamp>,
     ) {
-        let asked = self.allocator.rounded(range);
+        let asked = self.allocator.round_to_pages(range);
         let sequential_end = entry.sequential_end.swap(asked.end, Relaxed);
         if !(asked.start..asked.end).contains(&sequential_end) {
             entry.readahead_bytes.store(0, Relaxed);
@@ -481,7 +481,7 @@ impl Inner {
         let least = WINDOW_FACTOR * (asked.end - asked.start);
         let window = entry.readahead_bytes.load(Relaxed).max(least).min(self.readahead_bytes_max);
         entry.readahead_bytes.store(window * 2, Relaxed);
-        let ahead = asked.end..self.allocator.rounded(&(0..asked.end + window)).end;
+        let ahead = asked.end..self.allocator.round_to_pages(&(0..asked.end + window)).end;
         if window == 0 || ahead.start >= entry.meta.size {
             return;
         }
@@ -503,7 +503,7 @@ impl Inner {
 
     fn merged_pages(&self, ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
         let mut rounded: Vec<_> =
-            ranges.iter().map(|range| self.allocator.rounded(range)).collect();
+            ranges.iter().map(|range| self.allocator.round_to_pages(range)).collect();
         rounded.sort_unstable_by_key(|range| range.start);
         let mut merged: Vec<Range<u64>> = Vec::new();
         for range in rounded {
@@ -543,5 +543,5 @@ pub(crate) fn resolve_range(asked: &Option<GetRange>, size: u64) -> Option<Range
 
 /// The bytes of a range, if one of the pieces contains all of it.
 fn part_of_pieces(pieces: &[Piece], range: &Range<u64>) -> Option<Bytes> {
-    pieces.iter().find_map(|piece| piece.part(range))
+    pieces.iter().find_map(|piece| piece.bytes_of(range))
 }

@@ -23,10 +23,15 @@ pub(crate) fn stream_response(
     range: Range<u64>,
     payload: BoxStream<'static, Result<Bytes>>,
 ) -> GetResult {
-    result(GetResultPayload::Stream(payload), entry.meta.clone(), range, entry.attributes.clone())
+    get_result(
+        GetResultPayload::Stream(payload),
+        entry.meta.clone(),
+        range,
+        entry.attributes.clone(),
+    )
 }
 
-pub(crate) fn result(
+pub(crate) fn get_result(
     payload: GetResultPayload,
     meta: ObjectMeta,
     range: Range<u64>,
@@ -56,12 +61,12 @@ impl ResponseHead {
         }
     }
 
-    pub(crate) fn response(self, range: Range<u64>, bytes: Bytes) -> GetResult {
+    pub(crate) fn into_response(self, range: Range<u64>, bytes: Bytes) -> GetResult {
         match self {
             ResponseHead::Cached(entry) => collected_response(&entry, range, bytes),
             ResponseHead::Uncached(meta, attributes) => {
                 let stream = stream::once(std::future::ready(Ok(bytes))).boxed();
-                result(GetResultPayload::Stream(stream), meta, range, attributes)
+                get_result(GetResultPayload::Stream(stream), meta, range, attributes)
             }
         }
     }

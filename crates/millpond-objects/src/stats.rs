@@ -49,7 +49,7 @@ pub struct Stats {
 
 impl Stats {
     /// The counts that the engine does not have, a line with name and number each.
-    pub(crate) fn lines(&self) -> String {
+    pub(crate) fn published_lines(&self) -> String {
         let counts = [
             ("requests", self.requests),
             ("not_modified", self.not_modified),

@@ -90,8 +90,8 @@ impl CachedStore {
     }
 
     /// The statistics that `millpond top` shows besides the engine's.
-    fn lines(&self) -> String {
-        self.stats().lines()
+    fn published_lines(&self) -> String {
+        self.stats().published_lines()
     }
 
     /// Removes an object from the cache: call it after another program has changed the object.
@@ -285,7 +285,7 @@ impl CachedStore {
             match inner.read_ranges(location, asked, &options, None).await? {
                 Collected::Pieces(head, mut pieces) => {
                     let piece = pieces.pop().expect("one for each range");
-                    return Ok(head.response(piece.range, piece.bytes));
+                    return Ok(head.into_response(piece.range, piece.bytes));
                 }
                 Collected::Stream => {}
                 Collected::Bypass => return pass(options).await,
@@ -400,7 +400,9 @@ impl Builder {
         if published {
             let inner = Arc::downgrade(&store.inner);
             let lines = move || {
-                inner.upgrade().map_or(String::new(), |inner| CachedStore { inner }.lines())
+                inner
+                    .upgrade()
+                    .map_or(String::new(), |inner| CachedStore { inner }.published_lines())
             };
             store.inner.allocator.engine().publish_with(lines).map_err(failed)?;
         }

@@ -154,7 +154,7 @@ impl Inner {
             let nothing = GetResultPayload::Stream(stream::empty().boxed());
             let payload = std::mem::replace(&mut response.payload, nothing);
             let (meta, range) = (response.meta.clone(), response.range.clone());
-            let rest = response::result(payload, meta, range, response.attributes.clone());
+            let rest = response::get_result(payload, meta, range, response.attributes.clone());
             reading.rest = Some(rest.into_stream());
             response.payload = GetResultPayload::Stream(reading.into_stream());
         }
