@@ -102,7 +102,7 @@ impl Aio {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
         // SAFETY: `events` has room for `max` events, and the kernel writes no more.
-        let came = unsafe {
+        let count = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
                 self.context,
@@ -112,7 +112,7 @@ impl Aio {
                 &raw mut timeout,
             )
         };
-        check(came).map(|came| came as usize)
+        check(count).map(|count| count as usize)
     }
 }
 

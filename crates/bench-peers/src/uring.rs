@@ -117,7 +117,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn reads_what_the_file_holds() {
+    fn reads_the_bytes_of_the_file() {
         let file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..64 * 512_u32).map(|n| (n / 512) as u8).collect();
         file.write_all_at(&bytes, 0).unwrap();

@@ -217,7 +217,7 @@ fn face(folder: &Path) -> PublicApi {
 }
 
 #[test]
-fn what_is_public_is_shown_in_use() {
+fn every_public_item_has_an_example() {
     let mut missing = Vec::new();
     for name in CRATES {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
@@ -229,7 +229,7 @@ fn what_is_public_is_shown_in_use() {
 }
 
 #[test]
-fn what_has_no_example_is_found() {
+fn missing_examples_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let source = "mod shown; pub use shown::{Bare, Given, Shown};\n\
         /// ```\n/// f();\n/// ```\npub fn f() {}";

@@ -446,7 +446,7 @@ impl Inner {
     ) -> Vec<Fill> {
         let Some((tier, object)) = self.disk_object(entry) else { return fills };
         let page_bytes = self.allocator.page_bytes();
-        let mut others = Vec::new();
+        let mut missing = Vec::new();
         for mut fill in fills {
             let range = entry.allocation.to_object(&fill.range());
             let mut pages = range.start / page_bytes..range.end.div_ceil(page_bytes);
@@ -456,12 +456,12 @@ impl Inner {
                 if is_present {
                     on_disk.push(part)
                 } else {
-                    others.push(part)
+                    missing.push(part)
                 }
                 pages.start += run;
             }
         }
-        others
+        missing
     }
 
     /// Reads ahead of sequential misses, by background requests.

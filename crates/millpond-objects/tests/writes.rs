@@ -95,7 +95,7 @@ async fn race(freshness: Freshness, ignores_conditions: bool, has_disk: bool, le
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_version_is_mixed_or_older_than_what_was_written() {
+async fn reads_mix_no_versions_and_return_no_older_one() {
     let age = Freshness::MaxAge(Duration::from_secs(1000));
     for freshness in [Freshness::Revalidate, age, Freshness::Immutable] {
         for ignores_conditions in [false, true] {

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_race_is_judged_by_what_was_said_and_what_is_stored() {
+    fn a_race_is_judged_by_outcomes_and_stored_object() {
         use WriteOutcome::{Refused, Unknown};
         let lost = || Unknown("reset".into());
         assert!(matches!(

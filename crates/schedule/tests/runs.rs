@@ -134,9 +134,9 @@ fn reports_a_deadlock() {
         return;
     }
     let outputs: Vec<Output> = (0..30).map(|seed| process(TEST, seed)).collect();
-    let told: Vec<_> = outputs.iter().filter(|output| !output.status.success()).collect();
-    assert!(!told.is_empty() && told.len() < outputs.len(), "{} of 30", told.len());
-    for output in told {
+    let failed: Vec<_> = outputs.iter().filter(|output| !output.status.success()).collect();
+    assert!(!failed.is_empty() && failed.len() < outputs.len(), "{} of 30", failed.len());
+    for output in failed {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(text.contains("deadlocks") && text.matches("a mutex").count() == 2, "{text}");
     }

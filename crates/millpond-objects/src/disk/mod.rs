@@ -88,8 +88,8 @@ impl DiskTier {
     pub(crate) fn leading_run(&self, object: &Object, pages: std::ops::Range<u64>) -> (bool, u64) {
         let has = |page| self.shared.index.has(&PageId { object: *object, page });
         let is_present = has(pages.start);
-        let others = (pages.start + 1..pages.end).take_while(|&page| has(page) == is_present);
-        (is_present, 1 + others.count() as u64)
+        let following = (pages.start + 1..pages.end).take_while(|&page| has(page) == is_present);
+        (is_present, 1 + following.count() as u64)
     }
 
     /// Queues pages for writing. `bytes` starts at page `first`; its last page may be the partial last one of the object.

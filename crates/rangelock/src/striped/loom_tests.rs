@@ -133,8 +133,8 @@ fn loom_a_conflict_that_is_certain() {
         let other = thread::spawn({
             let stripe = Arc::clone(&stripe);
             move || {
-                let said = stripe.claim(r(3, 4), Mode::Exclusive, 0, &mut 0);
-                assert!(!matches!(said, Claim::Held), "never held");
+                let outcome = stripe.claim(r(3, 4), Mode::Exclusive, 0, &mut 0);
+                assert!(!matches!(outcome, Claim::Held), "never held");
             }
         });
         release(&stripe, first, r(5, 8));
