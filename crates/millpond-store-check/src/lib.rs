@@ -8,7 +8,7 @@
 //!   endpoint has a second connection through a proxy ([`Proxy`]) that can lose replies.
 //! - [`check`]: tests each [`Promise`] below a unique prefix, removes its objects, and returns a [`Report`].
 //!
-//! Each object contains the ID of the write that created it, in its content and in its metadata. So a reader can tell which
+//! Each object contains the ID of the write that created it, in its content and in its metadata. So a reader knows which
 //! write created the object: for example one that was refused, or one whose reply was lost.
 //!
 //! ```
