@@ -1,13 +1,13 @@
 /*
- * fio engine: reads and writes by libmillpond.
+ * fio engine: reads and writes with libmillpond.
  *
  *     fio --ioengine=external:./millpond.so --millpond_cache=1g ...
  *
- * With iodepth=1 a request is a call, as in fio's psync; with more, requests go to a queue of the library, as
- * in fio's libaio. All jobs that are threads of one process (--thread) share one cache (E1).
+ * With iodepth=1, a request is a call, as in fio's psync. With a larger depth, requests go to a queue of the library, as in
+ * fio's libaio. Jobs that are threads of one process (--thread) share one cache (E1).
  *
- * fio's headers are those of one release, and may be used only for what is under the GPL, version 2, as a
- * whole: so this is compiled where it is used (`build`), and no binary of it is given away.
+ * fio's headers match one release, and a program that uses them must be under the GPL, version 2, as a whole. So the engine
+ * is compiled where it is used (`build`), and no binary is distributed.
  */
 #include "config-host.h"
 
@@ -27,7 +27,7 @@ static struct fio_option options[] = {
     {
         .name = "millpond_cache",
         .lname = "Millpond cache",
-        .help = "Memory for cached pages; that of the first job of a process holds for all of them",
+        .help = "Memory for cached pages; the first job of a process sets it for all of its jobs",
         .type = FIO_OPT_STR_VAL,
         .off1 = offsetof(struct options, cache_bytes),
         .category = FIO_OPT_C_ENGINE,
@@ -50,12 +50,12 @@ static struct fio_option options[] = {
     {
         .name = "millpond_backing",
         .lname = "Millpond backing",
-        .help = "How the file is reached below the cache",
+        .help = "How the engine accesses the file",
         .type = FIO_OPT_STR,
         .off1 = offsetof(struct options, backing),
         .def = "buffered",
         .posval = {
-            {.ival = "buffered", .oval = MILLPOND_BACKING_BUFFERED, .help = "By the kernel's cache"},
+            {.ival = "buffered", .oval = MILLPOND_BACKING_BUFFERED, .help = "Through the kernel's cache"},
             {.ival = "direct", .oval = MILLPOND_BACKING_DIRECT, .help = "With O_DIRECT"},
         },
         .category = FIO_OPT_C_ENGINE,
@@ -64,15 +64,15 @@ static struct fio_option options[] = {
     {.name = NULL},
 };
 
-/* What a job with iodepth > 1 has. */
+/* State of a job with iodepth > 1. */
 struct job {
     struct millpond_queue queue;
-    unsigned int pending; /* of `requests`, to be submitted by commit */
+    unsigned int pending; /* number of `requests` that commit submits */
     struct millpond_request *requests;
     struct millpond_completion *completions;
 };
 
-/* E1: made by the first job of a process that opens a file, and destroyed with the last job. */
+/* E1: the first job of a process that opens a file creates the engine; the last job destroys it. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct millpond_engine engine;
 static unsigned int jobs;
@@ -80,7 +80,7 @@ static pid_t owner;
 
 struct ioengine_ops ioengine;
 
-static int told(struct thread_data *td, const char *what, int64_t result) {
+static int report_error(struct thread_data *td, const char *what, int64_t result) {
     char text[256] = "";
     int error = (int)-result;
     millpond_error_text(text, sizeof text);
@@ -89,12 +89,12 @@ static int told(struct thread_data *td, const char *what, int64_t result) {
     return error;
 }
 
-/* The process's engine. `lock` is held. */
+/* Creates the process's engine if necessary. `lock` is held. */
 static int make_engine(struct thread_data *td) {
     const struct options *wanted = td->eo;
     struct millpond_engine_options of_engine = {.size = sizeof of_engine};
     int error;
-    if (owner != getpid()) { /* a job's process, which has nothing of its parent's */
+    if (owner != getpid()) { /* a forked job process, where the parent's handles are invalid */
         memset(&engine, 0, sizeof engine);
         jobs = 0;
         owner = getpid();
@@ -103,11 +103,11 @@ static int make_engine(struct thread_data *td) {
         return 0;
     of_engine.cache_bytes = wanted->cache_bytes;
     error = millpond_engine_create(&of_engine, &engine);
-    return error ? told(td, "making a cache", error) : 0;
+    return error ? report_error(td, "creating the cache", error) : 0;
 }
 
-/* Whether fio's structs are where the headers said that they are. */
-static int is_of_this_fio(const struct thread_data *td) {
+/* Whether fio's structs have the layout of the headers. */
+static int matches_running_fio(const struct thread_data *td) {
     return td->io_ops == &ioengine && td->eo != NULL;
 }
 
@@ -115,8 +115,8 @@ static int job_init(struct thread_data *td) {
     unsigned int depth = td->o.iodepth;
     struct job *job;
     int error;
-    if (!is_of_this_fio(td)) {
-        log_err("fio: millpond: this engine was built for another fio: %s\n", fio_version_string);
+    if (!matches_running_fio(td)) {
+        log_err("fio: millpond: this engine was built for a different version than fio %s\n", fio_version_string);
         return 1;
     }
     pthread_mutex_lock(&lock);
@@ -141,7 +141,7 @@ static int job_init(struct thread_data *td) {
         return ENOMEM;
     }
     error = millpond_queue_create(engine, depth, &job->queue);
-    return error ? told(td, "making a queue", error) : 0;
+    return error ? report_error(td, "creating the queue", error) : 0;
 }
 
 static void job_cleanup(struct thread_data *td) {
@@ -161,7 +161,7 @@ static void job_cleanup(struct thread_data *td) {
     pthread_mutex_unlock(&lock);
 }
 
-/* A file's handle is kept in fio's pointer. */
+/* The handle of a file, which is stored in fio's engine pointer. */
 static struct millpond_file file_of(const struct fio_file *f) {
     return (struct millpond_file){.id = (uint64_t)(uintptr_t)FILE_ENG_DATA(f)};
 }
@@ -182,7 +182,7 @@ static int open_file(struct thread_data *td, struct fio_file *f) {
     if (!error) {
         error = millpond_open_descriptor(engine, f->fd, &of_file, &file);
         if (error)
-            told(td, "opening", error);
+            report_error(td, "opening", error);
     }
     if (error) {
         int ignored = generic_close_file(td, f);
@@ -198,13 +198,12 @@ static int close_file(struct thread_data *td, struct fio_file *f) {
     int below;
     FILE_SET_ENG_DATA(f, NULL);
     if (error)
-        error = told(td, "closing", error);
+        error = report_error(td, "closing", error);
     below = generic_close_file(td, f);
     return error ? error : below;
 }
 
-/* invalidate=1: both caches forget the file. fio asks for it of a file that it has just made, too, which is open
- * in neither. */
+/* invalidate=1: drops the file's pages from both caches. fio also calls it for a newly created file, which is not open. */
 static int invalidate(struct thread_data *td, struct fio_file *f) {
     struct millpond_file file = file_of(f);
     int error = 0;
@@ -213,12 +212,12 @@ static int invalidate(struct thread_data *td, struct fio_file *f) {
         if (!error)
             error = millpond_advise(file, 0, 0, MILLPOND_ADVICE_DONT_NEED);
         if (error)
-            return -told(td, "invalidating", error);
+            return -report_error(td, "invalidating", error);
     }
     return f->fd == -1 ? 0 : -posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED);
 }
 
-static int64_t carry_out(const struct io_u *io_u) {
+static int64_t execute(const struct io_u *io_u) {
     struct millpond_file file = file_of(io_u->file);
     switch (io_u->ddir) {
     case DDIR_READ:
@@ -231,15 +230,15 @@ static int64_t carry_out(const struct io_u *io_u) {
         return millpond_sync(file);
     case DDIR_DATASYNC:
         return millpond_sync_data(file);
-    case DDIR_SYNC_FILE_RANGE: /* which hands it to the device, and promises nothing */
+    case DDIR_SYNC_FILE_RANGE: /* starts writing, without durability */
         return millpond_write_back(file);
     default:
         return -EINVAL;
     }
 }
 
-/* What became of a request: a result of the library's. */
-static void settle(struct io_u *io_u, int64_t result) {
+/* Stores the library's result of a request. */
+static void set_result(struct io_u *io_u, int64_t result) {
     if (result < 0)
         io_u->error = (unsigned int)-result;
     else if (ddir_sync(io_u->ddir) || io_u->ddir == DDIR_TRIM)
@@ -253,10 +252,10 @@ static enum fio_q_status queue(struct thread_data *td, struct io_u *io_u) {
     struct millpond_request *request;
     fio_ro_check(td, io_u);
     if (!job || !ddir_rw(io_u->ddir) || io_u->ddir == DDIR_TRIM) {
-        /* What is to be synced or trimmed has been submitted by now, as for the kernel's AIO. */
+        /* Earlier requests are submitted first, as with the kernel's AIO. */
         if (job && job->pending)
             return FIO_Q_BUSY;
-        settle(io_u, carry_out(io_u));
+        set_result(io_u, execute(io_u));
         if (io_u->error) {
             io_u_log_error(td, io_u);
             td_verror(td, io_u->error, "xfer");
@@ -293,7 +292,7 @@ static int commit(struct thread_data *td) {
     while (submitted < job->pending) {
         int64_t more = millpond_queue_submit(job->queue, job->requests + submitted, job->pending - submitted);
         if (more < 0) /* there is room for iodepth, so it is not that the queue is full */
-            return -told(td, "submitting", more);
+            return -report_error(td, "submitting", more);
         io_u_mark_submit(td, (unsigned int)more);
         submitted += (unsigned int)more;
     }
@@ -305,14 +304,14 @@ static int getevents(struct thread_data *td, unsigned int min, unsigned int max,
     struct job *job = td->io_ops_data;
     int64_t ns = timeout ? timeout->tv_sec * 1000000000LL + timeout->tv_nsec : -1;
     int64_t done = job ? millpond_queue_wait(job->queue, job->completions, min, max, ns) : 0;
-    return done < 0 ? -told(td, "waiting", done) : (int)done;
+    return done < 0 ? -report_error(td, "waiting", done) : (int)done;
 }
 
 static struct io_u *event(struct thread_data *td, int number) {
     const struct job *job = td->io_ops_data;
     const struct millpond_completion *completion = &job->completions[number];
     struct io_u *io_u = (struct io_u *)(uintptr_t)completion->user_data;
-    settle(io_u, completion->result);
+    set_result(io_u, completion->result);
     return io_u;
 }
 

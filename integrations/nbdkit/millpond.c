@@ -1,20 +1,19 @@
 /*
- * nbdkit plugin: serves a file over NBD from a page cache in the server itself, by libmillpond.
+ * nbdkit plugin: serves a file over NBD from a page cache in the server process, with libmillpond.
  *
- * One engine, and one cached file, for all connections (N1). That is why:
+ * All connections share one engine and one cached file (N1). Consequences:
  *
- * - can_multi_conn: a flush is a sync of the file, not of a handle, and covers all writes that were answered
- *   before it, whichever connection they came by. What one connection has written the others read: there is
- *   one cache.
+ * - can_multi_conn: a flush syncs the file and not a handle, so it covers all earlier completed writes of all connections.
+ *   Each connection reads the writes of the others, as there is one cache.
  * - The cache outlives connections.
  *
- * FUA: a write by `durable`, the same file opened with O_DSYNC; zeroing and trimming are followed by a sync.
+ * FUA: a write uses `durable`, the same file opened with O_DSYNC; a sync follows zeroing and trimming.
  *
- * The file is opened for reading, and for writing when the first client comes that may write (N2): with -r
- * nbdkit says so of each, and of that only, so nothing is opened for writing then.
+ * The file is opened for reading. It is opened for writing when the first client connects that may write (N2). With -r,
+ * nbdkit marks each connection as read-only, so the file is never opened for writing.
  *
- * The engine is made after nbdkit has become a server (after_fork): handles of the library are nothing in a
- * child. Before that the same is tried out, so that an error is seen at once and not in the system's log.
+ * The engine is created after nbdkit has daemonized (after_fork), as the library's handles are invalid in a child process.
+ * Before that, a trial run reports errors on the terminal instead of in the system's log.
  */
 #define NBDKIT_API_VERSION 2
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
@@ -32,7 +31,7 @@
 #define PAGE_BYTES_MIN 4096
 #define PAGE_BYTES_MAX 65536
 
-/* What the command line says. */
+/* Parameters of the command line. */
 static char *path;
 static int64_t cache_bytes; /* 0: the library's default */
 static int64_t page_bytes = PAGE_BYTES_MIN;
@@ -40,14 +39,14 @@ static uint32_t write_mode = MILLPOND_WRITE_THROUGH;
 static bool is_direct;
 static bool has_keeper;
 
-/* Of the server, from after_fork to cleanup. */
+/* State of the server, from after_fork to cleanup. */
 static struct millpond_engine engine;
 static struct millpond_file file;
-/* From the first connection that may write, and both or none (N2). 0: the file can't be written. */
+/* Set at the first connection that may write, both together (N2). 0: the file is not writable. */
 static struct millpond_file writer, durable;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
-/* Says why a call failed, to nbdkit and through it to the client. Always -1. */
+/* Reports a failed call to nbdkit, and so to the client. Returns -1. */
 static int fail(const char *what, int64_t result) {
     char text[512] = "";
     millpond_error_text(text, sizeof text);
@@ -61,7 +60,7 @@ static void plugin_unload(void) {
 }
 
 static int config_bool(const char *value, bool *to) {
-    int is_on = nbdkit_parse_bool(value); /* which says what is wrong */
+    int is_on = nbdkit_parse_bool(value); /* reports errors itself */
     *to = is_on == 1;
     return is_on == -1 ? -1 : 0;
 }
@@ -75,14 +74,14 @@ static int plugin_config(const char *key, const char *value) {
     if (strcmp(key, "cache") == 0) {
         cache_bytes = nbdkit_parse_size(value);
         if (cache_bytes <= 0)
-            nbdkit_error("cache=%s: a size of 16K or more is wanted, as 512M or 4G", value);
+            nbdkit_error("cache=%s: must be a size of at least 16K, such as 512M or 4G", value);
         return cache_bytes > 0 ? 0 : -1;
     }
     if (strcmp(key, "page") == 0) {
         page_bytes = nbdkit_parse_size(value);
         if (page_bytes < PAGE_BYTES_MIN || page_bytes > PAGE_BYTES_MAX ||
             (page_bytes & (page_bytes - 1)) != 0) {
-            nbdkit_error("page=%s: a power of two from 4K to 64K is wanted", value);
+            nbdkit_error("page=%s: must be a power of two from 4K to 64K", value);
             return -1;
         }
         return 0;
@@ -90,7 +89,7 @@ static int plugin_config(const char *key, const char *value) {
     if (strcmp(key, "mode") == 0) {
         bool is_back = strcmp(value, "back") == 0;
         if (!is_back && strcmp(value, "through") != 0) {
-            nbdkit_error("mode=%s: through or back is wanted", value);
+            nbdkit_error("mode=%s: must be through or back", value);
             return -1;
         }
         write_mode = is_back ? MILLPOND_WRITE_BACK : MILLPOND_WRITE_THROUGH;
@@ -100,25 +99,25 @@ static int plugin_config(const char *key, const char *value) {
         return config_bool(value, &is_direct);
     if (strcmp(key, "keeper") == 0)
         return config_bool(value, &has_keeper);
-    nbdkit_error("unknown parameter '%s'; there are file, cache, mode, direct, keeper and page", key);
+    nbdkit_error("unknown parameter '%s'; the parameters are file, cache, mode, direct, keeper and page", key);
     return -1;
 }
 
 #define plugin_config_help                                                                            \
     "[file=]<FILE>       (required) The file to serve.\n"                                              \
-    "cache=<SIZE>        Memory for cached pages, a hard limit (default: a quarter of what there is).\n" \
-    "mode=through|back   When a write reaches the kernel: before it is answered (default), or later.\n" \
-    "direct=<BOOL>       Read and write the file with O_DIRECT: nothing is cached twice (default: no).\n" \
-    "keeper=<BOOL>       With mode=back: what waits survives a kill of the server (default: no).\n"    \
-    "page=<SIZE>         What is read and cached as one piece, 4K to 64K (default: 4K)."
+    "cache=<SIZE>        Hard limit of the page cache (default: a quarter of the memory).\n"          \
+    "mode=through|back   When a write reaches the kernel: before its reply (default), or later.\n"    \
+    "direct=<BOOL>       Read and write the file with O_DIRECT, without the kernel's cache (default: no).\n" \
+    "keeper=<BOOL>       With mode=back: dirty pages survive a kill of the server (default: no).\n"   \
+    "page=<SIZE>         Page size, 4K to 64K (default: 4K)."
 
 static int plugin_config_complete(void) {
     if (!path) {
-        nbdkit_error("which file is to be served? file=<FILE>");
+        nbdkit_error("the parameter file=<FILE> is missing");
         return -1;
     }
     if (has_keeper && write_mode != MILLPOND_WRITE_BACK) {
-        nbdkit_error("keeper=true is for mode=back: else nothing waits to be written");
+        nbdkit_error("keeper=true needs mode=back: in mode through there are no dirty pages");
         return -1;
     }
     return 0;
@@ -140,7 +139,7 @@ static int shut_one(struct millpond_file *which) {
     return error ? fail("closing", error) : 0;
 }
 
-/* Writes back what waits, and gives everything up. */
+/* Writes dirty pages back, and closes everything. */
 static int shut(void) {
     int result = shut_one(&durable);
     result |= shut_one(&writer);
@@ -149,7 +148,7 @@ static int shut(void) {
     return result;
 }
 
-/* Opens the file for writing, if that is permitted and was not done before (N2). */
+/* Opens the file for writing, if this is permitted and not yet done (N2). */
 static int open_to_write(void) {
     pthread_mutex_lock(&opening);
     int error = durable.id ? 0 : open_as(O_RDWR, &writer);
@@ -163,7 +162,7 @@ static int open_to_write(void) {
     return error && !is_refused ? fail("opening to write", error) : 0;
 }
 
-/* Makes the engine, and opens the file. */
+/* Creates the engine, and opens the file. */
 static int start(const char *keeper) {
     struct millpond_engine_options options = {0};
     options.size = sizeof options;
@@ -171,7 +170,7 @@ static int start(const char *keeper) {
     options.keeper = keeper;
     int error = millpond_engine_create(&options, &engine);
     if (error)
-        return fail("making a cache", error);
+        return fail("creating the cache", error);
     error = open_as(O_RDONLY, &file);
     if (error) {
         fail("opening", error);
@@ -210,7 +209,7 @@ static void plugin_dump(void) {
 }
 
 static void *plugin_open(int readonly) {
-    /* nbdkit itself refuses writes of a client that may only read. */
+    /* nbdkit itself refuses writes of a read-only client. */
     return !readonly && open_to_write() ? NULL : NBDKIT_HANDLE_NOT_NEEDED;
 }
 
@@ -256,7 +255,7 @@ static int plugin_pread(void *handle, void *buffer, uint32_t count, uint64_t off
         if (len < 0)
             return fail("reading", len);
         if (len == 0) {
-            nbdkit_error("reading: %s: it has become shorter", path);
+            nbdkit_error("reading: %s: the file was truncated", path);
             nbdkit_set_error(EIO);
             return -1;
         }
@@ -281,7 +280,7 @@ static int plugin_pwrite(void *handle, const void *buffer, uint32_t count, uint6
     return 0;
 }
 
-/* To the device: of any connection's writes (N1). */
+/* Syncs the writes of all connections to the device (N1). */
 static int plugin_flush(void *handle, uint32_t flags) {
     (void)handle;
     (void)flags;
@@ -289,14 +288,14 @@ static int plugin_flush(void *handle, uint32_t flags) {
     return error ? fail("flushing", error) : 0;
 }
 
-/* What a change of space returns: an error, or that of a flush if the client wants it durable. */
+/* Result of trimming or zeroing: its error, or the result of a flush if the client requested FUA. */
 static int changed(const char *what, int error, uint32_t flags) {
     if (error)
         return fail(what, error);
     return flags & NBDKIT_FLAG_FUA ? plugin_flush(NULL, 0) : 0;
 }
 
-/* A hint: where the file system has no holes, nothing is to be done. */
+/* Trimming is a hint: without support of the file system, it does nothing. */
 static int plugin_trim(void *handle, uint32_t count, uint64_t offset, uint32_t flags) {
     (void)handle;
     int error = millpond_punch_hole(writer, offset, count);
@@ -311,7 +310,7 @@ static int plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t f
     if (flags & NBDKIT_FLAG_MAY_TRIM)
         error = millpond_punch_hole(writer, offset, count);
     if (error == -EOPNOTSUPP) {
-        /* Which may have to write zeros: not what a fast zero is. */
+        /* This may write zeros, which is not allowed for a fast zero. */
         if (flags & NBDKIT_FLAG_FAST_ZERO) {
             nbdkit_set_error(EOPNOTSUPP);
             return -1;
@@ -321,7 +320,7 @@ static int plugin_zero(void *handle, uint32_t count, uint64_t offset, uint32_t f
     return changed("zeroing", error, flags);
 }
 
-/* A seek writes back what waits behind it, so holes are those of what was written, cached or not. */
+/* A seek writes back the dirty pages after its offset, so it finds the holes of the file with all writes. */
 static int plugin_extents(void *handle, uint32_t count, uint64_t offset, uint32_t flags,
                           struct nbdkit_extents *extents) {
     (void)handle;
@@ -337,7 +336,7 @@ static int plugin_extents(void *handle, uint32_t count, uint64_t offset, uint32_
             next = (int64_t)end;
         if (next < 0)
             return fail("looking for holes", next);
-        /* Nothing is added where a hole was made between the two seeks: the next turn finds it. */
+        /* Adds no extent if a hole was punched between the two seeks: the next iteration finds it. */
         if (next > (int64_t)offset) {
             if (nbdkit_add_extent(extents, offset, (uint64_t)next - offset, type) == -1)
                 return -1;

@@ -1,5 +1,5 @@
-/* A database file of this process: shared by pages.c, which says when its pages may be used, and files.c, which
- * opens and closes it. Rules are those of pages.h. */
+/* An open database file of this process. pages.c decides when its pages may be used; files.c opens and closes it. The rules
+ * are in pages.h. */
 #ifndef MILLPONDDB_DATABASE_H
 #define MILLPONDDB_DATABASE_H
 
@@ -10,13 +10,13 @@
 #include <sys/types.h>
 #include <time.h>
 
-/* Of a database. */
+/* Size of a database's header. */
 enum { HEADER_BYTES = 100 };
 
-/* nBackfill is the number of a frame, which is less. */
+/* No valid nBackfill, which is a frame number and smaller. */
 #define UNKNOWN UINT32_MAX
 
-/* The file, as the kernel tells of it. */
+/* Length and times of the file, from the kernel. */
 struct moment {
     off_t len;
     struct timespec written, changed; /* programs can set the first one */
@@ -36,26 +36,26 @@ struct database {
     unsigned users;
     struct millpond_engine engine;
     bool has_own_engine;
-    /* For reading, and for both. */
+    /* Opened for reading, and for reading and writing. */
     int descriptors[2];
     struct millpond_file files[2];
 
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* protects the fields up to `drops` */
     unsigned shared; /* connections that hold SHARED or more */
-    unsigned sole; /* CKPT and EXCLUSIVE that connections hold (W3) */
+    unsigned sole; /* number of CKPT and EXCLUSIVE locks that connections hold (W3) */
     atomic_uint mappers; /* connections that have mapped the wal-index */
-    const volatile uint32_t *index; /* while there are any */
+    const volatile uint32_t *index; /* set while `mappers` is not 0 */
     struct stamp stamp;
     uint64_t restart_from; /* W4: the salts */
     bool may_restart;
     struct moment empty; /* W5 */
     bool empty_is_old;
     unsigned long drops;
-    /* Looked at without the lock. */
+    /* Read without the lock. */
     atomic_bool is_usable; /* false: pages could not be dropped */
     atomic_bool is_uncommitted, is_wal;
-    /* `seen` (W1). Written in this order and read in the other, so who reads new salts reads what came with
-     * them, or later. With old salts and a new number of frames, what is cached is as new as the number. */
+    /* `seen` (W1). Written in this order and read in the reverse order. So a reader that sees new salts sees their number of
+     * frames or a later one. With old salts and a new number, the cached pages are as new as the number. */
     _Atomic uint32_t seen_backfilled;
     _Atomic uint64_t seen_salts;
 };

@@ -1,4 +1,4 @@
-/* Files, and the engine of the process. See pages.h, whose rules are cited here. */
+/* Opens and closes database files, and the engine of the process. Rules cited here are in pages.h. */
 #define _GNU_SOURCE
 #include "database.h"
 
@@ -23,7 +23,7 @@ static struct {
     struct millpond_engine engine;
 } registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* A child of fork() has no use for what it inherits (nor may it, says SQLite), and can begin anew. */
+/* A child of fork() must not use inherited connections (as SQLite requires), so it starts with empty state. */
 static void forget(void) {
     pthread_mutex_init(&registry.lock, NULL);
     registry.databases = NULL;
@@ -41,7 +41,7 @@ static void close_parked(void) {
     while (*at != NULL) {
         struct parked *parked = *at;
         struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-        /* Where that is not known, nobody can be asked. */
+        /* Without F_OFD_GETLK there is no way to find other locks. */
         bool is_locked = fcntl(parked->descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
         if (is_locked) {
             at = &parked->next;
@@ -55,7 +55,7 @@ static void close_parked(void) {
     }
 }
 
-/* Closes them, now or later. Where there is no memory, they stay open. */
+/* Closes descriptors, now or later. Without memory for the list, they stay open. */
 static void park(int descriptor, struct millpond_file file) {
     struct parked *parked = calloc(1, sizeof *parked);
     if (parked == NULL)
@@ -64,12 +64,12 @@ static void park(int descriptor, struct millpond_file file) {
     registry.parked = parked;
 }
 
-/* A descriptor that is not one of the standard ones, which careless programs write to. */
+/* Opens a descriptor above the standard ones, which some programs write to by mistake. */
 static int open_above(const char *path, int flags) {
     int low = open(path, flags | O_CLOEXEC);
     if (low < 0 || low > 2)
         return low;
-    /* The low one stays open, so that nothing else gets its number: SQLite does that, too. */
+    /* The low descriptor stays open, so that no other file gets its number, as in SQLite. */
     return fcntl(low, F_DUPFD_CLOEXEC, 3);
 }
 
@@ -95,7 +95,7 @@ uint64_t pages_parse_size(const char *text) {
     return errno != 0 || *end != 0 || unit == 0 || number > INT64_MAX / unit ? 0 : number * unit;
 }
 
-/* Read-ahead would read without a lock (R2). What waits here waits for a call, so plain calls do. */
+/* No read-ahead, which would read without a lock (R2). Threads wait for each call anyway, so plain calls suffice. */
 static int make_engine(uint64_t cache_bytes, struct millpond_engine *engine) {
     struct millpond_engine_options options = {0};
     options.size = sizeof options;
@@ -131,7 +131,7 @@ static bool attach(struct database *database, const char *path, bool to_write) {
         park(descriptor, file);
         return false;
     }
-    /* SQLite's locks do what is needed. */
+    /* SQLite's locks already order reads and writes. */
     millpond_advise(file, 0, 0, MILLPOND_ADVICE_TORN_READS);
     database->descriptors[to_write] = descriptor;
     database->files[to_write] = file;
@@ -145,7 +145,7 @@ static struct database *find(const struct stat *stat) {
     return at;
 }
 
-/* The last connection is closed. */
+/* Call after the last connection is closed. */
 static void forget_database(struct database *database) {
     for (int i = 0; i < 2; i++)
         if (database->descriptors[i] >= 0)
@@ -189,7 +189,7 @@ int pages_open(struct holder *holder, const char *path, bool to_write, uint64_t 
     int error = 0;
     memset(holder, 0, sizeof *holder);
     pthread_once(&once, expect_forks);
-    /* What SQLite has open has that name, and so has what we open. */
+    /* Both SQLite's descriptor and the new one refer to the file of that name. */
     if (stat(path, &before) != 0 || !S_ISREG(before.st_mode) || !is_same(file))
         return 0;
     pthread_mutex_lock(&registry.lock);

@@ -1,10 +1,10 @@
 /* The VFS "millpond": SQLite's "unix", with the pages of database files in Millpond's cache.
  *
- * Files that are not a database's main file (journals, WAL, temporary files) are the unix VFS's own: it gets
- * the memory for its file and puts its methods there. A database's main file is our struct with the unix
- * VFS's file behind it, which opens, locks, syncs and maps; pages.h says what is cached and when it is used.
+ * Journals, WALs and temporary files belong to the unix VFS alone: it gets the memory of its file and sets its methods
+ * there. A database's main file is this file's struct, followed by the unix VFS's file, which opens, locks, syncs and maps.
+ * pages.h defines which pages are cached and when they are used.
  *
- * URI parameters: millpond=off caches nothing; millpond_cache=SIZE gives the database a cache of its own. */
+ * URI parameters: millpond=off disables caching; millpond_cache=SIZE gives the database a separate cache. */
 #include "millponddb.h"
 #include "pages.h"
 
@@ -44,7 +44,7 @@ static int file_close(sqlite3_file *file) {
     int rc;
     pages_index_unmapping(holder_of(file));
     pages_unlocking(holder_of(file), PAGES_NONE);
-    /* Then the unix VFS, which gives up what locks there are, and then our descriptors. */
+    /* The unix VFS closes next and releases its locks; the cache's descriptors close last. */
     rc = below(file)->pMethods->xClose(below(file));
     pages_close(holder_of(file));
     return rc;
@@ -81,7 +81,7 @@ static int file_truncate(sqlite3_file *file, sqlite3_int64 len) {
 }
 
 static int file_sync(sqlite3_file *file, int flags) {
-    /* Of the file, whoever wrote it by what descriptor. */
+    /* A sync covers all writes of the file, by every descriptor. */
     return below(file)->pMethods->xSync(below(file), flags);
 }
 
@@ -119,7 +119,7 @@ static int file_pragma(sqlite3_file *file, char **words) {
     char text[160];
     if (sqlite3_stricmp(words[1], "millpond_stats") != 0)
         return SQLITE_NOTFOUND;
-    pages_tell(holder_of(file), text, sizeof text);
+    pages_describe_stats(holder_of(file), text, sizeof text);
     words[0] = sqlite3_mprintf("%s", text);
     return words[0] == NULL ? SQLITE_NOMEM : SQLITE_OK;
 }
@@ -144,7 +144,7 @@ static int file_control(sqlite3_file *file, int op, void *argument) {
     case SQLITE_FCNTL_BEGIN_ATOMIC_WRITE:
     case SQLITE_FCNTL_COMMIT_ATOMIC_WRITE:
     case SQLITE_FCNTL_ROLLBACK_ATOMIC_WRITE:
-        return SQLITE_NOTFOUND; /* they are of a descriptor, which is not the one that writes */
+        return SQLITE_NOTFOUND; /* atomic batches concern a descriptor, but another one writes */
     case SQLITE_FCNTL_SIZE_HINT:
         pages_resizing(&own->holder);
         rc = below(file)->pMethods->xFileControl(below(file), op, argument);
@@ -163,7 +163,7 @@ static int file_sector_size(sqlite3_file *file) {
     return below(file)->pMethods->xSectorSize(below(file));
 }
 
-/* What the unix VFS says holds here: the same bytes are written to the same file in the same order. */
+/* The unix VFS's answer holds here: the same bytes are written to the same file in the same order. */
 static int file_characteristics(sqlite3_file *file) {
     return below(file)->pMethods->xDeviceCharacteristics(below(file)) & ~SQLITE_IOCAP_BATCH_ATOMIC;
 }
@@ -207,7 +207,7 @@ static int file_index_unmap(sqlite3_file *file, int to_delete) {
     return below(file)->pMethods->xShmUnmap(below(file), to_delete);
 }
 
-/* With mmap_size SQLite reads the kernel's pages instead. */
+/* With mmap_size, SQLite reads the kernel's pages instead. */
 static int file_fetch(sqlite3_file *file, sqlite3_int64 offset, int len, void **at) {
     return below(file)->pMethods->xFetch(below(file), offset, len, at);
 }
@@ -221,7 +221,7 @@ static const sqlite3_io_methods methods = {
     file_check_reserved_lock, file_control, file_sector_size, file_characteristics, file_index_map,
     file_index_lock, file_index_barrier, file_index_unmap, file_fetch, file_unfetch,
 };
-/* Without shared memory, where the unix VFS has none (nolock=1). */
+/* Methods without shared memory, for files where the unix VFS has none (nolock=1). */
 static const sqlite3_io_methods plain_methods = {
     3, file_close, file_read, file_write, file_truncate, file_sync, file_size, file_lock, file_unlock,
     file_check_reserved_lock, file_control, file_sector_size, file_characteristics, NULL, NULL, NULL, NULL,
@@ -253,7 +253,7 @@ static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int 
     memset(own, 0, sizeof *own);
     size = sqlite3_uri_parameter(name, "millpond_cache");
     if (size != NULL && (cache_bytes = pages_parse_size(size)) == 0)
-        return refuse(name, "millpond_cache is no size, such as 64m");
+        return refuse(name, "millpond_cache is not a size such as 64m");
     rc = BASE(vfs)->xOpen(BASE(vfs), name, below(file), flags, &opened);
     if (out_flags != NULL)
         *out_flags = opened;
@@ -268,7 +268,7 @@ static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int 
         char text[200] = "";
         millpond_error_text(text, sizeof text);
         below(file)->pMethods->xClose(below(file));
-        return refuse(name, text[0] != 0 ? text : "MILLPOND_SQLITE_CACHE is no size, such as 64m");
+        return refuse(name, text[0] != 0 ? text : "MILLPOND_SQLITE_CACHE is not a size such as 64m");
     }
     file->pMethods = below(file)->pMethods->xShmMap != NULL ? &methods : &plain_methods;
     return SQLITE_OK;
@@ -362,18 +362,18 @@ static int load(char **error, const sqlite3_api_routines *api, int make_default)
     rc = millponddb_register(make_default);
     if (rc == SQLITE_OK)
         return SQLITE_OK_LOAD_PERMANENTLY;
-    *error = sqlite3_mprintf("millpond: there is no VFS \"unix\" to lie upon");
+    *error = sqlite3_mprintf("millpond: the VFS \"unix\" is missing");
     return rc;
 }
 
-/* What `.load ./millponddb` and load_extension() call. */
+/* Entry point for `.load ./millponddb` and load_extension(). */
 __attribute__((visibility("default")))
 int sqlite3_extension_init(sqlite3 *db, char **error, const sqlite3_api_routines *api) {
     (void)db;
     return load(error, api, 0);
 }
 
-/* `.load ./millponddb millponddb_default`: for all databases that are opened from then on. */
+/* Entry point for `.load ./millponddb millponddb_default`: makes the VFS the default of databases opened afterwards. */
 __attribute__((visibility("default")))
 int millponddb_default(sqlite3 *db, char **error, const sqlite3_api_routines *api) {
     (void)db;

@@ -1,4 +1,4 @@
-/* See pages.h, whose rules are cited here. */
+/* Decides when cached pages may be used. Rules cited here are in pages.h. */
 #define _GNU_SOURCE
 #include "database.h"
 
@@ -8,20 +8,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* In a database's header, two bytes: 1 is rollback journal, 2 WAL. */
+/* Two bytes in a database's header: 1 means rollback journal, 2 means WAL. */
 enum { VERSIONS_AT = 18 };
 
-/* Words of the wal-index: its header, twice, and what is known of checkpoints. */
+/* Words of the wal-index: its header, twice, and the checkpoint information. */
 enum { INDEX_VERSION = 0, INDEX_FRAMES = 4, INDEX_SALTS = 8, INDEX_COPY = 12, INDEX_BACKFILLED = 24 };
 #define INDEX_VERSION_KNOWN 3007000u
 
-/* Of the wal-index; belongs together (W2). */
+/* Values of the wal-index that belong together (W2). */
 struct wal {
     uint64_t salts;
     uint32_t frames, backfilled;
 };
 
-/* What the file is. */
+/* Length and times of the file. */
 
 static bool get_moment(const struct database *database, struct moment *moment) {
     struct stat stat;
@@ -55,7 +55,7 @@ static struct stamp get_stamp(struct database *database) {
     return now;
 }
 
-/* Drops the pages from `from` on, and adopts the file's length. */
+/* Drops the pages from `from` on, and takes over the file's length. */
 static bool adopt(struct database *database, int64_t from) {
     struct millpond_file file = database->files[database->files[0].id == 0];
     if (millpond_invalidate(file, (uint64_t)from, (uint64_t)(INT64_MAX - from)) == 0)
@@ -82,7 +82,7 @@ static uint64_t load_salts(const volatile uint32_t *index) {
     return (uint64_t)load(index + INDEX_SALTS) << 32 | load(index + INDEX_SALTS + 1);
 }
 
-/* Reads values that belong together; false: now there are none (W2). */
+/* Reads values that belong together; false: at this moment there are none (W2). */
 static bool get_wal(const volatile uint32_t *index, struct wal *wal) {
     uint32_t header[INDEX_COPY];
     for (int i = 0; i < INDEX_COPY; i++) {
@@ -104,7 +104,7 @@ static bool is_seen(const struct database *database, const struct wal *wal) {
         atomic_load(&database->seen_backfilled) == wal->backfilled;
 }
 
-/* Notes values of which the pages are current. */
+/* Records the values for which the pages are current. */
 static void note(struct database *database, const struct wal *wal) {
     if (atomic_load(&database->is_usable))
         set_seen(database, wal->salts, wal->backfilled);
@@ -121,8 +121,8 @@ static void note_empty(struct database *database) {
         now.tv_sec - database->empty.changed.tv_sec > 1;
 }
 
-/* Whether pages may be used, by the wal-index; makes it so where that is possible. `database->lock` is
- * held, and `database->index` is there. */
+/* Whether pages may be used, by the wal-index; drops stale pages first if necessary. `database->lock` is held, and
+ * `database->index` is set. */
 static bool look(struct database *database) {
     struct wal now;
     if (database->sole > 0)
@@ -170,13 +170,13 @@ static bool may_use(struct holder *holder) {
 bool pages_read(struct holder *holder, void *memory, int len, int64_t offset) {
     if (holder->database == NULL || !may_use(holder))
         return false;
-    /* Less: the file may be longer than the engine knows, if another process has checkpointed. */
+    /* A short read: the file may be longer than the engine knows, if another process has checkpointed. */
     return millpond_read(holder->to_read, memory, (size_t)len, (uint64_t)offset) == len;
 }
 
 int64_t pages_len(struct holder *holder) {
     struct database *database = holder->database;
-    /* In WAL mode others may checkpoint. */
+    /* In WAL mode another connection may checkpoint. */
     if (database == NULL || holder->level == PAGES_NONE || atomic_load(&database->mappers) != 0 ||
         atomic_load(&database->is_wal) || !atomic_load(&database->is_usable))
         return -1;
@@ -197,7 +197,7 @@ int pages_write(struct holder *holder, const void *memory, int len, int64_t offs
     while (len > 0) {
         int64_t moved = millpond_write(holder->to_write, bytes, (size_t)len, (uint64_t)offset);
         if (moved <= 0) {
-            adopt(database, from); /* the kernel may have taken some of it */
+            adopt(database, from); /* the kernel may have written a part */
             return moved == 0 ? ENOSPC : (int)-moved;
         }
         bytes += moved;
@@ -219,16 +219,16 @@ void pages_resized(struct holder *holder, int64_t from) {
 
 /* Locks. */
 
-/* The connection has got CKPT or EXCLUSIVE, or is about to give it up. */
+/* Call after the connection got CKPT or EXCLUSIVE, and before it releases the lock. */
 static void begin_sole(struct database *database) {
     if (database->sole > 0) {
         database->sole++;
         return;
     }
-    /* Without a look (W2) nothing is known. */
+    /* Without consistent values (W2), the state of the pages is unknown. */
     if (database->index == NULL ? atomic_load(&database->is_wal) : !look(database))
         drop(database);
-    else if (database->index != NULL) /* a checkpoint that died may have changed the length */
+    else if (database->index != NULL) /* an interrupted checkpoint may have changed the length */
         adopt(database, INT64_MAX);
     database->sole++;
 }
@@ -329,7 +329,7 @@ void pages_index_locked(struct holder *holder, unsigned locks) {
     if (database == NULL)
         return;
     if (locks == PAGES_READ && atomic_load(&database->seen_salts) != 0)
-        return; /* W5 is of others */
+        return; /* W5 concerns other connections */
     pthread_mutex_lock(&database->lock);
     if ((locks & PAGES_CHECKPOINT) && !holder->has_checkpoint) {
         holder->has_checkpoint = true;
@@ -365,7 +365,7 @@ void pages_index_unlocking(struct holder *holder, unsigned locks) {
     pthread_mutex_unlock(&database->lock);
 }
 
-void pages_tell(struct holder *holder, char *text, size_t bytes) {
+void pages_describe_stats(struct holder *holder, char *text, size_t bytes) {
     struct millpond_stats stats = {0};
     unsigned long drops;
     stats.size = sizeof stats;

@@ -1,8 +1,8 @@
 /* Reads rows of a database by their number, in random order: points DATABASE ROWS READS each|one [EXTENSION]
  *
- * Each read is a transaction, or all of them are one. With EXTENSION the database is opened by the VFS
- * "millpond". All of the table is read before the clock starts.
- * Prints seconds, and the processor's. With ROWS of 0 or less the database is made, with -ROWS rows of a page
+ * Each read is a transaction, or all reads are one transaction. With EXTENSION, the VFS "millpond" opens the database. The
+ * whole table is read before the clock starts.
+ * Prints elapsed seconds and processor seconds. With ROWS of 0 or less, it creates the database, with -ROWS rows of one page
  * each, 4 to 512 MiB. */
 #include <sqlite3.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-/* What makes "millpond" the default VFS of SQLite's testfixture, where the environment says so. */
+/* Makes "millpond" the default VFS of SQLite's testfixture if MILLPOND_SUITE is set. */
 #include "millponddb.h"
 
 #include <stdlib.h>

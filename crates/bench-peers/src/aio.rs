@@ -1,5 +1,4 @@
-//! The kernel's AIO (libaio's system calls) as a peer: reads, and threads that wait for so many of
-//! them.
+//! Linux AIO (the system calls of libaio) as a baseline: reads, and waits for a number of completions.
 
 use std::fs::File;
 use std::io;
@@ -38,25 +37,27 @@ struct Event {
     result2: i64,
 }
 
-/// A context of the kernel's, and a file that is read through it by one thread at a time.
+/// An AIO context, and the file that is read through it.
 ///
-/// The buffers, one for each read that may be in flight, live until the context is gone (A1).
+/// There is a buffer for each read that may be in flight; the buffers live until the context is destroyed (A1).
 pub struct Aio {
     context: u64,
     file: File,
     buffers: Vec<Aligned>,
-    /// Where the buffers begin: the kernel writes there while others may submit.
+    /// Addresses of the buffers. The kernel writes there while other threads may submit.
     places: Vec<usize>,
     submitted: AtomicUsize,
 }
 
 impl Aio {
+    /// Creates a context for `capacity` reads of `block_bytes` bytes each.
+    ///
     /// # Errors
     ///
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn new(file: File, capacity: u32, block_bytes: u32) -> io::Result<Self> {
         let mut context = 0u64;
-        // SAFETY: the kernel writes one context number to a place that holds one.
+        // SAFETY: the kernel writes one context number, for which there is room.
         check(unsafe { libc::syscall(libc::SYS_io_setup, capacity, &raw mut context) })?;
         let mut buffers: Vec<Aligned> =
             (0..capacity).map(|_| Aligned::new(block_bytes as usize)).collect();
@@ -65,14 +66,13 @@ impl Aio {
         Ok(Self { context, file, buffers, places, submitted: AtomicUsize::new(0) })
     }
 
-    /// Starts a read of the block at `offset`, into one of the buffers in turn: nobody looks at the
-    /// bytes.
+    /// Starts a read of the block at `offset`, into the buffers in turn. The bytes are never read.
     ///
     /// # Errors
     ///
-    /// What the kernel said; `WouldBlock` where the context is full.
+    /// The kernel's error; `WouldBlock` if the context is full.
     pub fn submit(&self, offset: u64) -> io::Result<()> {
-        // Relaxed: which buffer it is does not matter, as nobody looks at the bytes.
+        // Relaxed: any buffer will do, as the bytes are never read.
         let number = self.submitted.fetch_add(1, Relaxed) % self.places.len();
         let mut control = Control {
             fd: self.file.as_raw_fd() as u32,
@@ -82,19 +82,19 @@ impl Aio {
             ..Control::default()
         };
         let pointers = [&raw mut control];
-        // SAFETY: the kernel reads the control during the call; it writes to the buffer until the read
-        // has ended, which the end of the context waits for (A1). Nobody reads the buffers, so that two
-        // reads may have the same one.
+        // SAFETY: the kernel reads the control block during the call. It writes to the buffer until the read
+        // completes, for which the destruction of the context waits (A1). The buffers are never read, so two
+        // reads may share one.
         let started =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, pointers.as_ptr()) };
         check(started).map(drop)
     }
 
-    /// Waits for `min` to `max` completions, or `timeout`; how many came.
+    /// Waits for `min` to `max` completions, or for `timeout`; returns the number of completions.
     ///
     /// # Errors
     ///
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn wait(&self, min: usize, max: usize, timeout: Duration) -> io::Result<usize> {
         let mut events = vec![Event::default(); max];
         let mut timeout = libc::timespec {
@@ -102,7 +102,7 @@ impl Aio {
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
         // SAFETY: `events` has room for `max` events, and the kernel writes no more.
-        let came = unsafe {
+        let count = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
                 self.context,
@@ -112,13 +112,14 @@ impl Aio {
                 &raw mut timeout,
             )
         };
-        check(came).map(|came| came as usize)
+        check(count).map(|count| count as usize)
     }
 }
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: our own context; nobody uses it any more. Waits for what is in flight (A1).
+        // SAFETY: the context belongs to this value, and is not used afterwards. The call waits for the reads in
+        // flight (A1).
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
@@ -133,7 +134,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn what_is_submitted_completes() {
+    fn submitted_reads_complete() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 4096], 0).unwrap();
         let Ok(aio) = Aio::new(file, 32, 512) else {

@@ -1,4 +1,4 @@
-//! An allocator that counts what each thread asks of it.
+//! An allocator that counts the allocations of each thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -7,22 +7,22 @@ thread_local! {
     static MADE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counted.
+/// The system's allocator, with counting.
 #[derive(Debug, Clone, Copy)]
 pub struct Counting;
 
-/// How often the calling thread has allocated memory, where [`Counting`] is the global allocator.
+/// Number of allocations of the calling thread, if [`Counting`] is the global allocator.
 #[must_use]
 pub fn allocations() -> u64 {
     MADE.get()
 }
 
 fn count() {
-    // No memory is needed for it, and nothing is dropped with the thread.
+    // The thread-local needs no allocation and has no destructor.
     MADE.set(MADE.get() + 1);
 }
 
-// SAFETY: all is the system allocator's; counting touches a thread-local integer.
+// SAFETY: all calls go to the system allocator; counting changes only a thread-local integer.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

@@ -1,10 +1,10 @@
-//! What `millpond bench` needs unsafe code for, behind safe functions: the CLI forbids it.
+//! The parts of `millpond bench` that need unsafe code, behind safe functions, as the CLI forbids unsafe code.
 //!
-//! - [`Arena`]: the limit that cached reads are measured against, a `memcpy` from plain memory.
-//! - [`Mapped`]: the other way to read cached bytes without a system call, `mmap`.
-//! - [`Uring`], [`Aio`]: the kernel's ways to read without waiting.
-//! - [`Nops`]: the least that the kernel does for a request.
-//! - [`Counting`]: an allocator that counts.
+//! - [`Arena`]: the upper bound for cached reads, a `memcpy` from plain memory.
+//! - [`Mapped`]: reads cached bytes without a system call, through `mmap`.
+//! - [`Uring`], [`Aio`]: the kernel's asynchronous reads.
+//! - [`Nops`]: the minimal cost of a request in the kernel.
+//! - [`Counting`]: an allocator that counts allocations.
 //! - [`Usage`]: processor time and context switches of this process, or of a thread.
 
 mod allocations;
@@ -31,7 +31,7 @@ mod uring;
 pub use aio::Aio;
 pub use uring::Uring;
 
-/// Memory that suits O_DIRECT, and whose place does not change.
+/// Memory aligned for O_DIRECT, at a fixed address.
 struct Aligned {
     memory: Box<[u8]>,
     len: usize,
@@ -58,20 +58,19 @@ impl Aligned {
     }
 }
 
-/// The page size of Millpond's frames where the system gives it: a transparent huge page.
+/// The page size of Millpond's frames if the system provides it: a transparent huge page.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// A stretch of this process's address space, unmapped on drop.
+/// A memory mapping, unmapped on drop.
 ///
-/// `ptr` points to `len` mapped, readable bytes for as long as the value lives (M1).
+/// `ptr` points to `len` mapped, readable bytes while the value lives (M1).
 #[derive(Debug)]
 struct Mapping {
     ptr: NonNull<c_void>,
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that belongs to no thread; through a shared reference it is
-// only read.
+// SAFETY: the mapping is plain memory that belongs to no thread; a shared reference allows only reads.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -82,13 +81,13 @@ impl Mapping {
         Ok(Self { ptr, len })
     }
 
-    /// Copies what there is of `dst.len()` bytes at `offset`, as `pread` would.
+    /// Copies up to `dst.len()` bytes at `offset`, fewer at the end, as `pread` does.
     #[inline]
     fn copy_to(&self, dst: &mut [u8], offset: u64, end: usize) -> usize {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX).min(end);
         let len = dst.len().min(end - offset);
-        // SAFETY: offset + len <= end <= self.len, which is mapped (M1); `dst` is exclusively
-        // borrowed, so it can't overlap memory that this type alone handed out no reference to.
+        // SAFETY: offset + len <= end <= self.len, which is mapped (M1). `dst` is borrowed exclusively, and
+        // this type returns no reference to its memory, so the two can't overlap.
         unsafe {
             ptr::copy_nonoverlapping(
                 self.ptr.as_ptr().cast::<u8>().add(offset),
@@ -99,13 +98,13 @@ impl Mapping {
         len
     }
 
-    /// Gives the first `bytes`, whole system pages, back to the system.
+    /// Unmaps the first `bytes` bytes, which are whole system pages.
     fn unmap_head(&mut self, bytes: usize) {
         if bytes == 0 {
             return;
         }
-        // SAFETY: `bytes` is the distance to the first huge page boundary, less than `len` and a
-        // multiple of the page size, as the start of any mapping is; nothing borrows from it.
+        // SAFETY: `bytes` is the distance to the first huge page boundary. It is less than `len`, and a
+        // multiple of the page size, as every mapping starts at a page. No reference to the memory exists.
         unsafe {
             let kept = self.ptr.add(bytes);
             if munmap(self.ptr.as_ptr(), bytes).is_ok() {
@@ -118,13 +117,13 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped with this very address and length, and nothing borrows from it any more.
+        // SAFETY: the mapping has this address and length, and no reference to it is left.
         let unmapped = unsafe { munmap(self.ptr.as_ptr(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
 }
 
-/// A file's bytes in anonymous memory of the page size that Millpond's frames have.
+/// A copy of a file in anonymous memory, with the page size of Millpond's frames.
 #[derive(Debug)]
 pub struct Arena {
     mapping: Mapping,
@@ -139,19 +138,19 @@ impl Arena {
     /// Those of reading the file and of mapping memory.
     pub fn read(file: &File) -> io::Result<Self> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        // Huge pages start at multiples of their size, and so must what is filled.
+        // Huge pages start at multiples of their size, so the copy has to start at one.
         let len = bytes.next_multiple_of(HUGE_PAGE_BYTES) + HUGE_PAGE_BYTES;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no other memory.
         let whole = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, MapFlags::PRIVATE)? };
         let mut whole = Mapping::new(whole, len)?;
-        // SAFETY: advice on our own mapping, not yet shared; MADV_HUGEPAGE changes no contents.
-        // Where the kernel has no huge pages the frames have none either: nothing to report.
+        // SAFETY: the mapping belongs to this function and is not shared; MADV_HUGEPAGE changes no contents.
+        // If the kernel has no huge pages, Millpond's frames have none either, so the error is ignored.
         let _ = unsafe { madvise(whole.ptr.as_ptr(), len, Advice::LinuxHugepage) };
         let start = whole.ptr.as_ptr().align_offset(HUGE_PAGE_BYTES);
         let contents = {
-            // SAFETY: all `len` bytes are mapped, readable and writable, zeroed by the kernel, and
-            // borrowed here alone, from the only owner.
+            // SAFETY: all `len` bytes are mapped, readable, writable and zeroed by the kernel. This is the
+            // only reference, from the only owner.
             unsafe { std::slice::from_raw_parts_mut(whole.ptr.as_ptr().cast::<u8>(), len) }
         };
         file.read_exact_at(&mut contents[start..start + bytes], 0)?;
@@ -166,19 +165,19 @@ impl Arena {
     }
 }
 
-/// A file's bytes mapped from the kernel's page cache.
+/// A file mapped from the kernel's page cache.
 #[derive(Debug)]
 pub struct Mapped {
     mapping: Mapping,
 }
 
 impl Mapped {
-    /// Maps the whole of `file`, and has the kernel set up its page tables now.
+    /// Maps the whole of `file` and populates the page tables.
     ///
     /// # Errors
     ///
-    /// Those of mapping; [`io::ErrorKind::InvalidInput`] for a file that still has a name: another
-    /// process could truncate it, and reading it here would then end this one.
+    /// Errors of the mapping; [`io::ErrorKind::InvalidInput`] for a file that still has a name: another process could
+    /// truncate it, and a read would then raise SIGBUS.
     pub fn new(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         if metadata.nlink() != 0 {
@@ -186,8 +185,8 @@ impl Mapped {
         }
         let len = usize::try_from(metadata.len()).map_err(io::Error::other)?;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no other memory. The
-        // file has no name, so no stranger changes its bytes while they are copied.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no other memory. The file has no
+        // name, so no other program changes its bytes while they are copied.
         let ptr = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ, flags, file, 0)? };
         Ok(Self { mapping: Mapping::new(ptr, len)? })
     }
@@ -199,14 +198,14 @@ impl Mapped {
     }
 }
 
-/// What this process, all threads together, or one of its threads has used so far.
+/// Resource usage so far: of this process with all threads, or of one thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Processor time, in user and kernel mode.
     pub cpu: Duration,
     /// Context switches, voluntary and not.
     pub context_switches: u64,
-    /// The voluntary ones: how often it went to sleep.
+    /// Voluntary context switches: the number of sleeps.
     pub sleeps: u64,
 }
 
@@ -223,7 +222,7 @@ impl Usage {
         Self::of(rustix::time::ClockId::ThreadCPUTime, libc::RUSAGE_THREAD)
     }
 
-    /// The usage of all children that were waited for, and of theirs. Its processor time is in
+    /// The usage of all children that were waited for, and of their children. The processor time has a resolution of
     /// microseconds.
     #[must_use]
     pub fn of_children() -> Self {
@@ -236,7 +235,7 @@ impl Usage {
     }
 
     fn of(clock: rustix::time::ClockId, who: i32) -> Self {
-        // Finer than what `rusage` has.
+        // A finer resolution than `rusage` has.
         let cpu = rustix::time::clock_gettime(clock);
         let cpu = Duration::new(cpu.tv_sec.unsigned_abs(), cpu.tv_nsec.unsigned_abs() as u32);
         Self::with(cpu, &rusage(who))
@@ -250,7 +249,7 @@ impl Usage {
         }
     }
 
-    /// What was used between `earlier` and this.
+    /// The usage between `earlier` and this.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         Self {
@@ -263,8 +262,8 @@ impl Usage {
 
 fn rusage(who: i32) -> libc::rusage {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: getrusage writes one rusage to a place that holds one; all zeros are a valid
-    // value of it, so it is initialised even if the call should fail.
+    // SAFETY: getrusage writes one rusage, for which there is room. All zeros are a valid value, so it is
+    // initialised even if the call fails.
     unsafe {
         libc::getrusage(who, usage.as_mut_ptr());
         usage.assume_init()
@@ -282,7 +281,7 @@ mod tests {
         (file, bytes)
     }
 
-    /// Reads as `pread` does: whole, cut short at the end, nothing past it.
+    /// Checks that reads behave as `pread`: whole, short at the end, empty past the end.
     fn check(read_at: impl Fn(&mut [u8], u64) -> usize) {
         let (_, bytes) = sample();
         let mut dst = [0; 4096];

@@ -1,10 +1,10 @@
-//! The least that the kernel does for a request: io_uring requests that do nothing.
+//! io_uring requests that do nothing: the minimal cost of a request in the kernel.
 
 use std::io;
 
 use io_uring::{IoUring, opcode};
 
-/// A ring for requests that do nothing.
+/// A ring for no-op requests.
 pub struct Nops {
     ring: IoUring,
 }
@@ -16,12 +16,14 @@ impl std::fmt::Debug for Nops {
 }
 
 impl Nops {
-    /// Requests that are submitted, and reaped, together.
+    /// Number of requests that are submitted and reaped together.
     pub const BATCH: usize = 32;
 
+    /// Creates a ring.
+    ///
     /// # Errors
     ///
-    /// What the system says where io_uring is forbidden.
+    /// The system's error if io_uring is forbidden.
     pub fn new() -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -34,7 +36,7 @@ impl Nops {
     ///
     /// # Errors
     ///
-    /// What the ring says.
+    /// The ring's error.
     pub fn batch(&mut self) -> io::Result<()> {
         let mut queue = self.ring.submission();
         for number in 0..Self::BATCH {

@@ -1,6 +1,7 @@
-//! The kernel's io_uring as a peer: a ring that keeps so many reads of a file in flight, with file and
-//! buffers registered. Not polled (IORING_SETUP_IOPOLL), as Millpond's rings are not: a thread that polls has a
-//! processor for itself, idle or not, and devices have queues for it only where the system was started so.
+//! Plain io_uring as a baseline: a ring with a fixed number of reads of a file in flight, and registered file and buffers.
+//!
+//! It does not poll (IORING_SETUP_IOPOLL), as Millpond's rings do not: polling occupies a processor, and devices have poll
+//! queues only if the system was booted with them.
 
 use std::fs::File;
 use std::io;
@@ -10,11 +11,11 @@ use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::Aligned;
 
-/// Reads of one file, a number of them in flight at a time, by one thread.
+/// Reads one file from one thread, with a fixed number of reads in flight.
 ///
-/// Each read in flight has a buffer, which stays where it is until the ring is gone (U1).
+/// Each read in flight has a buffer, which does not move until the ring is dropped (U1).
 pub struct Uring {
-    /// Dropped first, which ends what is in flight.
+    /// Dropped first, which ends the reads in flight.
     ring: IoUring,
     buffers: Vec<Aligned>,
     block_bytes: u32,
@@ -23,11 +24,11 @@ pub struct Uring {
 }
 
 impl Uring {
-    /// `forced`: each read is carried out by one of the kernel's worker threads (`IOSQE_ASYNC`).
+    /// Creates a ring. `forced`: kernel worker threads execute each read (`IOSQE_ASYNC`).
     ///
     /// # Errors
     ///
-    /// Where the system refuses io_uring.
+    /// The system's error if it refuses io_uring.
     pub fn new(file: &File, depth: u32, block_bytes: u32, forced: bool) -> io::Result<Self> {
         let ring =
             IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(depth.max(2))?;
@@ -38,17 +39,17 @@ impl Uring {
         };
         let memory: Vec<_> = buffers.iter_mut().map(memory).collect();
         ring.submitter().register_files(&[file.as_raw_fd()])?;
-        // SAFETY: the buffers stay where they are until the ring is gone (U1).
+        // SAFETY: the buffers do not move until the ring is dropped (U1).
         unsafe { ring.submitter().register_buffers(&memory)? };
         Ok(Self { ring, buffers, block_bytes, forced, in_flight: 0 })
     }
 
-    /// Reads blocks at the offsets that `next` gives, and shows each to `check`, until `next` gives no
-    /// more and all are done; returns how many.
+    /// Reads blocks at the offsets that `next` returns, and passes each block to `check`, until `next` returns `None` and all
+    /// reads are done. Returns the number of reads.
     ///
     /// # Errors
     ///
-    /// Those of the reads, short ones included.
+    /// Errors of reads and of `check`; a short read is an error.
     pub fn run(
         &mut self,
         mut next: impl FnMut() -> Option<u64>,
@@ -102,9 +103,9 @@ impl Uring {
         if self.forced {
             entry = entry.flags(squeue::Flags::ASYNC);
         }
-        // SAFETY: the buffer lives as long as the ring, which is dropped first (U1), and nobody
-        // looks at the buffer until its read has completed. There is room: at most as many are in
-        // flight as the ring has entries.
+        // SAFETY: the buffer outlives the ring, which is dropped first (U1), and is not read before its
+        // read has completed. There is room, as at most as many reads are in flight as the ring has
+        // entries.
         unsafe { self.ring.submission().push(&entry) }.expect("room for all");
         self.in_flight += 1;
     }
@@ -116,7 +117,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn reads_what_the_file_holds() {
+    fn reads_the_bytes_of_the_file() {
         let file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..64 * 512_u32).map(|n| (n / 512) as u8).collect();
         file.write_all_at(&bytes, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Circles in a graph of files.
+//! Finds import circles and upward imports in the graph of a crate's files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,8 +57,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The layer of a file: `layers` names folders and files, the topmost first, those of one layer side by
-/// side; the longest name that fits counts.
+/// The layer of a file. `layers` lists folders and files, the topmost layer first; the longest matching name counts.
 fn layer_of<'l>(layers: &[&[&'l str]], file: &str) -> Option<(usize, &'l str)> {
     let fits = |place: &str| {
         file == place || file.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'))
@@ -69,8 +68,8 @@ fn layer_of<'l>(layers: &[&[&'l str]], file: &str) -> Option<(usize, &'l str)> {
     places.max_by_key(|(_, place)| place.len())
 }
 
-/// The imports that do not lead downwards: from a layer to one above it or beside it. Files of no layer
-/// are named, too.
+/// The imports that do not lead downwards, but to a layer above or to another part of the same layer. Files without a layer
+/// are reported, too.
 pub fn upward_imports(of: &Crate, layers: &[&[&str]]) -> Vec<String> {
     let mut found = Vec::new();
     for (from, file) in &of.files {

@@ -1,8 +1,8 @@
-//! Reads the sources of a crate as text, and says which file takes names from which.
+//! Parses the sources of a crate and reports which file uses names of which other file.
 //!
-//! What counts is production code: items under `cfg(test)`, `cfg(loom)` and `cfg(doc)` are left out. A
-//! `mod.rs` is a file like any other. A name that a file only hands on (`pub use`) counts as the file's
-//! that defines it. Calls of methods are not seen: they follow from types that somebody imported.
+//! Only production code counts: items under `cfg(test)`, `cfg(loom)` and `cfg(doc)` are left out. A `mod.rs` is a file like
+//! any other. A re-exported name (`pub use`) belongs to the file that defines it. Method calls are not analysed: they need a
+//! type that some import brings in.
 
 mod graph;
 mod module;
@@ -12,7 +12,7 @@ mod source;
 
 pub use graph::{circles, upward_imports};
 pub use module::is_production;
-pub use prose::{CONSTRUCTIONS, Hard, hard_clauses};
+pub use prose::{CONSTRUCTIONS, HardClause, hard_clauses};
 pub use source::{Crate, SourceFile};
 
 /// The crates whose sources are checked: the name, and the root below `crates`.
@@ -25,6 +25,6 @@ pub const CRATES: &[(&str, &str)] = &[
     ("millpond-rangelock", "rangelock/src/lib.rs"),
     ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),
     ("millpond-bench-peers", "bench-peers/src/lib.rs"),
-    ("millpond-aside", "aside/src/lib.rs"),
+    ("millpond-exit-watcher", "exit-watcher/src/lib.rs"),
     ("millpond-checks", "checks/src/lib.rs"),
 ];

@@ -1,4 +1,4 @@
-//! What a module declares, and which of it is production code.
+//! The declarations of a module, and which of them are production code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ pub(crate) struct Import {
 /// A module, by its path from the root of the crate.
 pub(crate) type ModulePath = Vec<String>;
 
-/// What a module declares.
+/// The declarations of a module.
 pub(crate) struct Module {
     pub(crate) file: String,
     pub(crate) children: BTreeSet<String>,
-    /// Names that it hands on or has imported, and where they are from.
+    /// Imported and re-exported names, with their paths.
     pub(crate) imports: BTreeMap<String, Import>,
-    /// Where it takes everything from.
+    /// Modules of glob imports.
     pub(crate) globs: Vec<ModulePath>,
     pub(crate) items: Vec<Item>,
 }
@@ -44,7 +44,7 @@ pub(crate) fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Whether an item with these attributes is in a build that is neither a test, a model nor documentation.
+/// Whether an item with these attributes is part of a production build: not of a test, a model or documentation.
 pub fn is_production(attrs: &[Attribute]) -> bool {
     let conditions = attrs.iter().filter(|attr| attr.path().is_ident("cfg"));
     conditions
@@ -52,7 +52,7 @@ pub fn is_production(attrs: &[Attribute]) -> bool {
         .all(|meta| holds(&meta) != Some(false))
 }
 
-/// `None`: it depends.
+/// Whether a condition holds in a production build; `None`: it depends on the build.
 fn holds(condition: &Meta) -> Option<bool> {
     let name = condition.path().get_ident().map(ToString::to_string).unwrap_or_default();
     let Meta::List(list) = condition else {

@@ -1,4 +1,4 @@
-//! The paths in a module's code, and the file that each leads to.
+//! Resolves the paths in a module's code to the files that define them.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,21 @@ use crate::module::{Module, ModulePath, attributes, is_production};
 
 type Modules = BTreeMap<ModulePath, Module>;
 
-/// As many `pub use` in a row as are followed.
-const HANDED_ON_MAX: usize = 16;
+/// Longest chain of `pub use` that is followed.
+const REEXPORTS_MAX: usize = 16;
 
-pub(crate) struct Names<'a> {
+pub(crate) struct UsedNames<'a> {
     modules: &'a Modules,
     here: &'a ModulePath,
     found: Vec<(String, String, String)>,
 }
 
-impl Names<'_> {
-    /// From which file the module at `here` takes what: (its file, the other, the name).
+impl UsedNames<'_> {
+    /// The names that the module at `here` uses from other files: (its file, the other file, the name).
     pub(crate) fn of(modules: &Modules, here: &ModulePath) -> Vec<(String, String, String)> {
         let module = &modules[here];
-        let mut names = Names { modules, here, found: Vec::new() };
-        // What is handed on is no use of it, and what is imported to be handed on neither.
+        let mut names = UsedNames { modules, here, found: Vec::new() };
+        // A re-export does not count as a use of the name.
         for import in module.imports.values().filter(|import| !import.is_public) {
             names.note(&import.path);
         }
@@ -81,7 +81,7 @@ impl Names<'_> {
     }
 }
 
-/// `path` of the module `here` from the root of the crate; `None` for what is of other crates or local.
+/// A path in the module `here` as a path from the root of the crate; `None` for names of other crates and local names.
 fn absolute(modules: &Modules, here: &ModulePath, path: &[String]) -> Option<Vec<String>> {
     let module = &modules[here];
     let mut base = here.clone();
@@ -109,17 +109,17 @@ fn absolute(modules: &Modules, here: &ModulePath, path: &[String]) -> Option<Vec
     Some(base)
 }
 
-/// The file that defines what `full` leads to, and its name; `None` for a module itself.
-fn resolve(modules: &Modules, full: &[String], handed_on: usize) -> Option<(String, String)> {
+/// The file that defines the item at `full`, and the item's name; `None` if `full` is a module.
+fn resolve(modules: &Modules, full: &[String], reexports: usize) -> Option<(String, String)> {
     let depth = (0..=full.len()).rev().find(|&depth| modules.contains_key(&full[..depth]))?;
     let (here, rest) = (full[..depth].to_vec(), &full[depth..]);
     let name = rest.first()?;
     let module = &modules[&here];
-    if handed_on < HANDED_ON_MAX {
+    if reexports < REEXPORTS_MAX {
         if let Some(import) = module.imports.get(name) {
             let mut target = absolute(modules, &here, &import.path)?;
             target.extend_from_slice(&rest[1..]);
-            return resolve(modules, &target, handed_on + 1);
+            return resolve(modules, &target, reexports + 1);
         }
         let is_own = module.items.iter().any(|item| defines(item, name));
         for glob in module.globs.iter().filter(|_| !is_own) {
@@ -129,7 +129,7 @@ fn resolve(modules: &Modules, full: &[String], handed_on: usize) -> Option<(Stri
             });
             if defined {
                 let target = [target, rest.to_vec()].concat();
-                return resolve(modules, &target, handed_on + 1);
+                return resolve(modules, &target, reexports + 1);
             }
         }
     }
@@ -151,7 +151,7 @@ fn defines(item: &Item, name: &str) -> bool {
     }
 }
 
-impl<'ast> Visit<'ast> for Names<'_> {
+impl<'ast> Visit<'ast> for UsedNames<'_> {
     fn visit_item(&mut self, item: &'ast Item) {
         if is_production(attributes(item)) {
             visit::visit_item(self, item);
@@ -202,7 +202,7 @@ impl<'ast> Visit<'ast> for Names<'_> {
 
     fn visit_path(&mut self, path: &'ast Path) {
         let names: Vec<String> = path.segments.iter().map(|it| it.ident.to_string()).collect();
-        // A name alone was imported, and noted there, or is defined here.
+        // A single name is either imported, and recorded at the import, or defined in this module.
         if names.len() > 1 && path.leading_colon.is_none() {
             self.note(&names);
         }

@@ -2,11 +2,11 @@
 //!
 //! A clause is text between `.`, `:` and `;` of four words or more. A clause is *hard to read* if it has one
 //! of the constructions of [`CONSTRUCTIONS`]: they replace a noun of the field by a pronoun or a relative
-//! clause, so that a reader has to search for the subject. Code spans, code blocks and the rules of
-//! tables are not read.
+//! clause, so that a reader has to search for the subject. Code spans, code blocks and the ruling lines of
+//! tables are skipped.
 //!
-//! In Rust the comments and the string literals count; in C the comments; in scripts the comments; in
-//! Markdown all.
+//! The check covers comments and string literals in Rust, comments in C and in scripts, and all text in
+//! Markdown.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use regex::Regex;
 
-/// Each construction with words that replace it.
+/// Each construction, with the words to use instead.
 pub const CONSTRUCTIONS: &[(&str, &str)] = &[
     (r"\b[Nn]obody\b", "name the actor: no thread, no caller, no process"),
     (r"\b[Ss]omebody\b", "name the actor: a thread, another process"),
@@ -43,7 +43,7 @@ pub const CONSTRUCTIONS: &[(&str, &str)] = &[
     (r"\b[Ss]o many (are|have|may|were|can)\b", "N of them"),
 ];
 
-/// All constructions at once: most clauses have none.
+/// All constructions in one pattern, as most clauses match none.
 static ANY: LazyLock<Regex> = LazyLock::new(|| {
     let patterns: Vec<&str> = CONSTRUCTIONS.iter().map(|(pattern, _)| *pattern).collect();
     Regex::new(&format!("(?-u:{})", patterns.join("|"))).expect("valid patterns")
@@ -51,27 +51,27 @@ static ANY: LazyLock<Regex> = LazyLock::new(|| {
 
 /// A clause that is hard to read.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Hard {
+pub struct HardClause {
     /// The clause, on one line.
     pub clause: String,
     /// Words that replace its first construction.
     pub advice: &'static str,
 }
 
-/// The hard clauses of the file at `path`; none for kinds of files that hold no prose.
+/// The hard clauses of the file at `path`; none for file types without prose.
 #[must_use]
-pub fn hard_clauses(path: &Path, text: &str) -> Vec<Hard> {
+pub fn hard_clauses(path: &Path, text: &str) -> Vec<HardClause> {
     let Some(prose) = prose_of(path, text) else { return Vec::new() };
     let hard = |clause: String| {
         let found = ANY.find(&clause)?.as_str();
         let is_it = |pattern: &str| Regex::new(pattern).is_ok_and(|it| it.is_match(found));
         let (_, advice) = CONSTRUCTIONS.iter().find(|(pattern, _)| is_it(pattern))?;
-        Some(Hard { clause, advice })
+        Some(HardClause { clause, advice })
     };
     clauses(&prose).into_iter().filter_map(hard).collect()
 }
 
-/// The prose of a file; `None` for kinds that hold none.
+/// The prose of a file; `None` for file types without prose.
 fn prose_of(path: &Path, text: &str) -> Option<String> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("md") => Some(text.into()),
@@ -83,7 +83,7 @@ fn prose_of(path: &Path, text: &str) -> Option<String> {
     }
 }
 
-/// Lines of comments; other lines are empty, so they end a paragraph.
+/// The comment lines. Other lines become empty, so they end a paragraph.
 fn comments_of_rust(text: &str) -> String {
     let comment = |line: &str| {
         let rest = line.trim_start().strip_prefix("//")?;
@@ -162,7 +162,7 @@ fn add_messages(tokens: TokenStream, messages: &mut String) {
 
 static SPLITS: LazyLock<[Regex; 5]> = LazyLock::new(|| {
     [
-        // Code spans, targets of links, the rules of tables.
+        // Code spans, link targets, ruling lines of tables.
         r"`[^`\n]*`",
         r"\]\([^)]*\)",
         r"(?m)^\s*\|[-| :]+\|\s*$",

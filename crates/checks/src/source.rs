@@ -1,4 +1,4 @@
-//! The modules of a crate, and the file of each.
+//! Reads a crate: its modules, and the file of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,23 +6,23 @@ use std::path::{Path, PathBuf};
 use syn::{Attribute, Item, Meta, UseTree, Visibility};
 
 use crate::module::{Import, Module, ModulePath, attributes, is_production};
-use crate::names::Names;
+use crate::names::UsedNames;
 
 /// One file of a crate.
 pub struct SourceFile {
-    /// Below `src`, with slashes.
+    /// The path below `src`, with slashes.
     pub name: String,
-    /// With tests and comments.
+    /// The text, including tests and comments.
     pub lines: usize,
-    /// The files that this one takes names from, and which names.
+    /// The files whose names this file uses, with the names.
     pub imports: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// The production code of a crate.
 pub struct Crate {
-    /// Its name, for messages.
+    /// The crate's name, for messages.
     pub name: String,
-    /// By name.
+    /// The files, by name.
     pub files: BTreeMap<String, SourceFile>,
     /// The files that define a type of each name: structs, enums, unions, traits and aliases.
     pub types: BTreeMap<String, Vec<String>>,
@@ -46,7 +46,7 @@ impl Crate {
             })
             .collect();
         for path in modules.keys() {
-            for (from, to, what) in Names::of(&modules, path) {
+            for (from, to, what) in UsedNames::of(&modules, path) {
                 let file = files.get_mut(&from).expect("read above");
                 file.imports.entry(to).or_default().insert(what);
             }
@@ -131,7 +131,7 @@ fn name_of_type(item: &Item) -> Option<String> {
     }
 }
 
-/// The file of a module that is declared without a body, and where its children are.
+/// The file of a module that is declared without a body, and the folder of its children.
 fn file_of(folder: &Path, name: &str, attrs: &[Attribute]) -> (PathBuf, PathBuf) {
     for attr in attrs {
         if let Meta::NameValue(pair) = &attr.meta
@@ -170,7 +170,7 @@ fn flatten(tree: &UseTree, prefix: &mut Vec<String>, is_public: bool, module: &m
             if rename.ident != "self" {
                 path.push(rename.ident.to_string());
             }
-            // Names of traits that are in scope without a name differ by where they are from.
+            // `use Trait as _` has no name, so its path distinguishes it.
             let alias = if rename.rename == "_" {
                 format!("_ {}", path.join("::"))
             } else {

@@ -1,7 +1,7 @@
-//! Goal: code of the program's is called in one place, which contains its panics: no production code has a waker of
-//! its own to wake, clone or drop, but `TaskWaker`, and none emits an event of `tracing` but by `event!`.
+//! Goal: only one place calls the program's code, and it contains panics. No production code except `TaskWaker` owns a
+//! waker that it could wake, clone or drop, and events of `tracing` are emitted only by `event!`.
 //!
-//! A `Waker` that is borrowed can only be cloned and woken by reference: neither is allowed elsewhere.
+//! A borrowed `Waker` can only be cloned and woken by reference: neither is allowed elsewhere.
 
 use std::path::Path;
 
@@ -11,9 +11,9 @@ use syn::visit::{self, Visit};
 
 /// Violations in one file.
 #[derive(Default)]
-struct Found(Vec<String>);
+struct Violations(Vec<String>);
 
-impl<'ast> Visit<'ast> for Found {
+impl<'ast> Visit<'ast> for Violations {
     fn visit_item(&mut self, item: &'ast syn::Item) {
         let attributes = match item {
             syn::Item::Mod(it) => &it.attrs,
@@ -27,7 +27,7 @@ impl<'ast> Visit<'ast> for Found {
     }
 
     fn visit_type_reference(&mut self, reference: &'ast syn::TypeReference) {
-        // Borrowed.
+        // A borrowed waker is allowed.
         if !is_waker(&reference.elem) {
             visit::visit_type_reference(self, reference);
         }
@@ -62,7 +62,7 @@ fn is_waker(of: &syn::Type) -> bool {
 }
 
 fn found(text: &str) -> Vec<String> {
-    let mut found = Found::default();
+    let mut found = Violations::default();
     found.visit_file(&syn::parse_file(text).unwrap());
     found.0
 }
@@ -82,16 +82,16 @@ fn wakers_and_subscribers_are_called_in_one_place() {
     assert!(all.is_empty(), "{}", all.join("\n"));
 }
 
-/// Goal: each of the ways in which a waker could be called is found, and no other.
+/// Goal: each way to call a waker is found, and correct code is accepted.
 #[test]
-fn what_is_wrong_is_found() {
+fn finds_each_way_to_call_a_waker() {
     for wrong in [
         "struct Task { waker: Option<Waker> }",
         "fn wake(waker: std::task::Waker) { waker.wake() }",
         "fn wake(waker: &Waker) { waker.wake_by_ref() }",
         "fn poll(cx: &mut Context<'_>) { cx.waker().clone().wake() }",
         "fn poll(waker: &Waker) { drop(waker.clone()) }",
-        "fn tell() { tracing::warn!(\"lost\"); }",
+        "fn warn() { tracing::warn!(\"lost\"); }",
     ] {
         assert_eq!(found(wrong).len(), 1, "{wrong}: {:?}", found(wrong));
     }

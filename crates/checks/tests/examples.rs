@@ -1,6 +1,6 @@
-//! Goal: what is public is shown in use. Each public function of a published crate is called by an example that is
-//! compiled, on the page of its type; each public type has an example, is named in one of its crate,
-//! or is what a function takes or gives that is called in one.
+//! Goal: the documentation shows every public item in use. A compiled example on the page of its type calls each public
+//! function of a published crate. Each public type has an example, is named in an example of its crate, or is an argument
+//! or result of a function that an example calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -46,7 +46,7 @@ struct Type {
     is_defined: bool,
     examples: String,
     functions: BTreeMap<String, Function>,
-    /// Of a trait.
+    /// Signatures of a trait's functions.
     signatures: String,
 }
 
@@ -66,17 +66,17 @@ fn names(text: &str, word: &str) -> bool {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|one| one == word)
 }
 
-/// What a crate shows to others.
+/// The public items of a crate.
 #[derive(Default)]
-struct Face {
-    /// By `pub use`, or in a public module.
+struct PublicApi {
+    /// Names exported by `pub use` or in a public module.
     exported: BTreeSet<String>,
     types: BTreeMap<String, Type>,
-    /// Of the crate as a whole.
+    /// Examples of the crate's root.
     examples: String,
 }
 
-impl Face {
+impl PublicApi {
     fn names(&mut self, tree: &UseTree) {
         match tree {
             UseTree::Path(path) => self.names(&path.tree),
@@ -109,7 +109,7 @@ impl Face {
                 }
                 Item::Trait(item) if is_public(&item.vis, &item.attrs) => {
                     let shown = self.define(item.ident.to_string(), &item.attrs, in_public_module);
-                    // Its functions are their callers' affair, whose own are shown.
+                    // The functions of a trait need no example, but functions that use the trait do.
                     for function in &item.items {
                         let TraitItem::Fn(function) = function else { continue };
                         shown.examples += &examples(&function.attrs);
@@ -185,7 +185,7 @@ fn sources(folder: &Path, all: &mut Vec<PathBuf>) {
     }
 }
 
-fn face(folder: &Path) -> Face {
+fn face(folder: &Path) -> PublicApi {
     let root = syn::parse_file(&fs::read_to_string(folder.join("lib.rs")).unwrap()).unwrap();
     let public_modules: BTreeSet<String> = root
         .items
@@ -197,7 +197,7 @@ fn face(folder: &Path) -> Face {
             _ => None,
         })
         .collect();
-    let mut face = Face { examples: examples(&root.attrs), ..Face::default() };
+    let mut face = PublicApi { examples: examples(&root.attrs), ..PublicApi::default() };
     let mut all = Vec::new();
     sources(folder, &mut all);
     for path in all {
@@ -206,7 +206,7 @@ fn face(folder: &Path) -> Face {
         let is_root = place == Path::new("lib");
         let is_public_module =
             place.components().count() == 1 && public_modules.contains(place.to_str().unwrap());
-        let mut own = Face { types: std::mem::take(&mut face.types), ..Face::default() };
+        let mut own = PublicApi { types: std::mem::take(&mut face.types), ..PublicApi::default() };
         own.items(&file.items, is_root || is_public_module);
         face.types = own.types;
         if is_root || is_public_module {
@@ -217,7 +217,7 @@ fn face(folder: &Path) -> Face {
 }
 
 #[test]
-fn what_is_public_is_shown_in_use() {
+fn every_public_item_has_an_example() {
     let mut missing = Vec::new();
     for name in CRATES {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
@@ -229,7 +229,7 @@ fn what_is_public_is_shown_in_use() {
 }
 
 #[test]
-fn what_has_no_example_is_found() {
+fn missing_examples_are_found() {
     let dir = tempfile::tempdir().unwrap();
     let source = "mod shown; pub use shown::{Bare, Given, Shown};\n\
         /// ```\n/// f();\n/// ```\npub fn f() {}";

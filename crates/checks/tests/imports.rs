@@ -1,6 +1,6 @@
-//! Goal: data flows one way, and the imports show it.
+//! Goal: the imports of each crate form layers, without circles.
 //!
-//! `cargo test -p millpond-checks -- --nocapture` prints what ties a circle.
+//! `cargo test -p millpond-checks -- --nocapture` prints the names that form a circle.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ fn no_crate_has_an_import_circle() {
     }
 }
 
-/// The engine's layers, as ARCHITECTURE.md draws them: what is in one line knows only lines below.
+/// The engine's layers, as in ARCHITECTURE.md: each line imports only from the lines below it.
 const ENGINE: &[&[&str]] = &[
     &["lib.rs"],
     &["face/engine.rs", "preload.rs"],
@@ -107,16 +107,16 @@ fn the_c_librarys_imports_lead_down_its_layers() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// Goal: circles and imports that lead upwards are found, however they are written, and only those.
+/// Goal: circles and upward imports are found in every notation, and no others are reported.
 #[test]
-fn what_is_wrong_is_found() {
+fn finds_circles_and_upward_imports() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
     std::fs::create_dir(dir.path().join("low")).unwrap();
     file("lib.rs", "mod high; mod low; mod far; pub use high::High;");
     file("high.rs", "use crate::low; pub struct High; pub fn go() { low::deep::dig() }");
     file("low/mod.rs", "pub mod deep; pub use deep::dig;");
-    // By what somebody else hands on, in a macro.
+    // A re-exported name, inside a macro call.
     file("low/deep.rs", "pub fn dig() { println!(\"{}\", size_of::<crate::High>()) }");
     file(
         "far.rs",

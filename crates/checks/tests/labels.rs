@@ -1,8 +1,7 @@
-//! Goal: a rule that code relies on can be found: a crate defines each label once, and each citation leads
-//! to a definition.
+//! Goal: every cited rule can be found: a crate defines each label once, and each citation leads to a definition.
 //!
-//! A module's header defines rules as `- **X1**`. In the module itself `X1` cites one, elsewhere
-//! `module.X1`, where the module is the name of its file, or of its folder.
+//! A module's header defines rules as `- **X1**`. The module itself cites a rule as `X1`, other modules cite it as
+//! `module.X1`, where `module` is the name of its file or folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,13 +11,13 @@ use std::path::Path;
 const COVERED: &[&str] = &["millpond"];
 
 struct Source {
-    /// Below `src`.
+    /// The path below `src`.
     name: String,
     text: String,
 }
 
 impl Source {
-    /// What its rules are cited by.
+    /// The module name by which its rules are cited.
     fn module(&self) -> &str {
         let path = self.name.strip_suffix("/mod.rs").unwrap_or(&self.name);
         path.rsplit('/').next().expect("a name").trim_end_matches(".rs")
@@ -29,7 +28,7 @@ impl Source {
         rules.filter_map(|rule| rule.split("**").next()).filter(|label| is_label(label))
     }
 
-    /// The labels in its comments, each with its line and the module that is named before it.
+    /// The labels in its comments, each with its line and the module named before it.
     fn citations(&self) -> Vec<(usize, Option<&str>, &str)> {
         let mut found = Vec::new();
         for (number, line) in self.text.lines().enumerate() {

@@ -1,8 +1,8 @@
 //! Goal: comments, documents, help texts and messages name their actors in the field's terms.
 //!
-//! `language-ceilings.txt` has the number of hard clauses that each folder may hold. A ceiling only falls:
-//! more clauses than it allows fail the test, and so do fewer, until the file says so.
-//! `MILLPOND_LOWER_CEILINGS=1 cargo test -p millpond-checks --test language` lowers the file to today's counts.
+//! `language-ceilings.txt` has the maximum number of hard clauses of each folder. The test fails if a folder has more
+//! clauses, and also if it has fewer, until the ceiling is lowered.
+//! `MILLPOND_LOWER_CEILINGS=1 cargo test -p millpond-checks --test language` lowers all ceilings to the present counts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,17 +12,17 @@ use std::process::Command;
 use millpond_checks::hard_clauses;
 
 const CEILINGS: &str = "language-ceilings.txt";
-/// Clauses of a folder that a failure shows.
+/// Number of clauses that a failure prints for each folder.
 const SHOWN: usize = 12;
 
-/// Texts that record the past, and those of this check, which names the constructions.
+/// Files that are not checked: records of the past, and this check's own list of constructions.
 const NOT_READ: &[&str] = &["CHANGELOG.md", "crates/checks/src/prose.rs"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All files of the project, by git; below the root.
+/// All files that git lists, relative to the root.
 fn files() -> Vec<String> {
     let listed = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard"])
@@ -71,7 +71,7 @@ fn write_ceilings(counts: &BTreeMap<String, usize>) {
 fn hard_clauses_only_become_fewer() {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for file in files().iter().filter(|file| !NOT_READ.contains(&file.as_str())) {
-        // A file that is deleted and not committed is still listed; other files hold no text.
+        // Skips files that are deleted but still listed, and files that are not text.
         let Ok(text) = fs::read_to_string(root().join(file)) else { continue };
         for hard in hard_clauses(Path::new(file), &text) {
             let line = format!("{file}: {}  [{}]", hard.clause, hard.advice);

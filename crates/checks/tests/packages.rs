@@ -1,4 +1,4 @@
-//! Goal: what is published can be packaged, and says what it is; and the script that releases does what it says.
+//! Goal: each published crate can be packaged with README and licenses, and the release script works.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ fn packages_have_readme_and_licenses_and_no_tests_of_megabytes() {
             assert!(text.lines().any(|line| line == file), "{name} lacks {file}:\n{text}");
         }
         assert!(!text.lines().any(|line| line.starts_with("fuzz/")), "{name}:\n{text}");
-        // Symbolic links in the repository, files in the package.
+        // The symbolic links of the repository are files in the package.
         assert!(!text.contains("warning"), "{text}");
     }
 }
@@ -60,7 +60,7 @@ fn a_release_is_a_commit_and_a_tag() {
         assert!(ok, "{arguments:?}: {text}");
         text
     };
-    // Not a clone: the sources need not be in a repository.
+    // A copy and not a clone, as the sources may be outside of a repository.
     fs::create_dir(&clone).unwrap();
     let copy = "tar -C \"$0\" --exclude=./target --exclude=./.git -c . | tar -x";
     let (ok, text) = run(Command::new("sh").args(["-c", copy]).arg(root()).current_dir(&clone));

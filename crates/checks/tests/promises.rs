@@ -1,6 +1,6 @@
-//! Goal: each promise of the documents has tests, and the table in docs/testing.md that names them is true: a
-//! document has the promise word for word, each test exists, and each longer version is a part of `scripts/long`
-//! or a suite of `millpond bench`.
+//! Goal: each promise of the documents has tests, and the table of promises in docs/testing.md is correct: a document
+//! contains the promise word for word, each test exists, and each longer version is a part of `scripts/long` or a suite of
+//! `millpond bench`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A table's or a paragraph's words: where its lines end does not matter.
+/// The words of a text, separated by single spaces, so that line breaks do not matter.
 fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -42,7 +42,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// What stands between backquotes.
+/// The texts between backquotes.
 fn quoted(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
@@ -64,7 +64,7 @@ fn each_promise_has_its_tests() {
     }
     let files: Vec<_> = files.into_iter().map(|path| (read(&path), path)).collect();
     let is_test = |program: &str, name: &str| {
-        // Its attribute stands above it, with comments between at most.
+        // The test attribute precedes the function, with at most comments in between.
         let is_there = |text: &str| {
             let above = text.split_once(&format!("fn {name}(")).map(|(above, _)| above);
             let item = above.and_then(|above| above.rsplit("\n\n").next());

@@ -1,8 +1,7 @@
-//! Goal: a name leads to one type, and to one file.
+//! Goal: a name identifies one type and one file.
 //!
-//! Within a crate no two types of production code have one name, and no two files do (`mod.rs` aside).
-//! `names-used-twice.txt` lists the names that still do: an entry that is resolved has to go, and a new
-//! one is an error.
+//! Within a crate no two types of production code have the same name, and no two files do (except `mod.rs`).
+//! `names-used-twice.txt` lists the remaining exceptions. The test fails for a new one, and for an entry that is resolved.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +15,7 @@ fn read(name: &str, root: &str) -> Crate {
     Crate::read(name, &Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(root))
 }
 
-/// `crate kind name` for each name that a crate uses twice, with the files.
+/// The names that a crate uses twice, as `crate kind name`, with the files.
 fn used_twice(of: &Crate) -> BTreeMap<String, Vec<String>> {
     let mut found = BTreeMap::new();
     for (name, files) in of.types.iter().filter(|(_, files)| files.len() > 1) {
@@ -48,7 +47,7 @@ fn names_are_used_once() {
         .collect();
     let resolved: Vec<&&str> = listed.iter().filter(|name| !found.contains_key(**name)).collect();
     assert!(new.is_empty(), "names that a crate uses twice:\n{}", new.join("\n"));
-    assert!(resolved.is_empty(), "{LIST} lists names that are used once by now: {resolved:?}");
+    assert!(resolved.is_empty(), "{LIST} lists names that are no longer used twice: {resolved:?}");
 }
 
 #[test]

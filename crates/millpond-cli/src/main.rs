@@ -73,7 +73,7 @@ enum Command {
 
 // A test's first argument may be anything.
 #[cfg(not(test))]
-millpond_aside::before_main!(early);
+millpond_exit_watcher::before_main!(early);
 
 /// Becomes the program, where the command line is of the simple kind; `main` has all others.
 #[cfg_attr(test, expect(dead_code, reason = "not called in tests"))]

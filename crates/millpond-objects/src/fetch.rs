@@ -1,13 +1,13 @@
-//! Requests to the store below.
+//! Sends requests to the underlying store and caches the bytes of their responses.
 //!
-//! - **F1** A page is claimed before its request only if that runs on its own, on a runtime: who waits for
-//!   the page waits for the store, and never for a caller that does not poll. Else pages are claimed when
-//!   their bytes are there. A runtime of one thread runs only while somebody is in it: so those of one such
-//!   runtime, the home, wait for each other, and nobody else for them ([`Home`](crate::home::Home)).
-//! - **F2** Bytes are put into pages only if the answer names the version of those pages; without ETag and version, if
-//!   no write of the object was under way since a moment at which its entry was in the map (N4 of the directory).
-//! - **F3** What the disk has is read from there first; what it turns out not to have is asked of the store by the
-//!   same task, with the pages that it claimed.
+//! - **F1** A page is claimed before its request only if the request is a task of a runtime. So a waiter for the page
+//!   waits for the store, and never for a caller that does not poll. Otherwise pages are claimed when their bytes have
+//!   arrived. A single-threaded runtime runs tasks only while a thread drives it: so tasks on one such runtime, the home,
+//!   wait for each other, and no task elsewhere waits for them ([`HomeRuntime`](crate::home_runtime::HomeRuntime)).
+//! - **F2** Bytes are cached only if the response names the version of their pages. Without ETag and version: only if no
+//!   write of the object has run since a moment at which its entry was in the map (directory.N4).
+//! - **F3** Pages that the disk index lists are read from the disk first. If the disk read fails, the same task requests
+//!   them from the store, and fills the pages that it claimed.
 
 use std::future::Future;
 use std::ops::Range;
@@ -20,12 +20,12 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 use tokio::runtime::Handle;
 
-use crate::directory::{Known, Stamp, strong_tag};
-use crate::disk::{Object, Tier};
+use crate::directory::{ObjectEntry, Stamp, strong_tag};
+use crate::disk::{DiskTier, Object};
 use crate::inner::Inner;
 use crate::stats::Counters;
 
-/// Bytes of an object that a request brought.
+/// Bytes of an object that a request returned.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece {
     pub(crate) range: Range<u64>,
@@ -33,43 +33,44 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Those of a range, if all are there.
-    pub(crate) fn part(&self, range: &Range<u64>) -> Option<Bytes> {
+    /// The bytes of a range, if the piece contains all of it.
+    pub(crate) fn bytes_of(&self, range: &Range<u64>) -> Option<Bytes> {
         if range.start < self.range.start || range.end > self.range.end {
             return None;
         }
         let (from, to) = (range.start - self.range.start, range.end - self.range.start);
         let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
         let part = self.bytes.slice(from..to);
-        // A small part would keep all of it in memory, where nobody counts it.
+        // A small slice would keep the whole body in memory, outside of the cache's limit.
         Some(if part.len() * 2 < self.bytes.len() { Bytes::copy_from_slice(&part) } else { part })
     }
 
-    /// The same as a piece.
-    pub(crate) fn of(&self, range: Range<u64>) -> Option<Piece> {
-        self.part(&range).map(|bytes| Piece { range, bytes })
+    /// The same, as a piece.
+    pub(crate) fn sub_piece(&self, range: Range<u64>) -> Option<Piece> {
+        self.bytes_of(&range).map(|bytes| Piece { range, bytes })
     }
 }
 
-/// Bytes to be fetched, and the pages that were claimed for them.
-pub(crate) struct Wanted {
+/// A range to fetch, and the pages claimed for it.
+pub(crate) struct Fetch {
     pub(crate) range: Range<u64>,
     pub(crate) fills: Vec<Fill>,
-    /// The disk has them, or had them when it was asked.
+    /// The disk index listed the pages when the fetch was planned.
     pub(crate) on_disk: bool,
 }
 
-/// How a request for bytes of a known version ended.
-pub(crate) enum Fetched {
+/// Outcome of a request for bytes of a cached version.
+pub(crate) enum FetchOutcome {
     Piece(Piece),
-    /// They are cached, all of them from the disk.
+    /// All bytes were read from the disk and are cached.
     Cached,
-    /// The object is of another version by now, or gone.
+    /// The object has another version now, or was deleted.
     Changed,
 }
 
-/// Runs something on the runtime if there is one, so that it ends whoever waits for it; else in the caller.
-pub(crate) async fn run<T: Send + 'static>(
+/// Runs a future as a task of the caller's runtime, so that it completes even if the caller is dropped. Outside of a
+/// runtime it runs in the caller.
+pub(crate) async fn spawn_if_runtime<T: Send + 'static>(
     task: impl Future<Output = T> + Send + 'static,
 ) -> Result<T> {
     let Ok(runtime) = Handle::try_current() else { return Ok(task.await) };
@@ -83,146 +84,157 @@ pub(crate) async fn run<T: Send + 'static>(
 }
 
 impl Inner {
-    /// A request to the store, counted.
+    /// Sends a request to the store and counts it.
     pub(crate) async fn request(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         Counters::add(&self.counters.requests, 1);
         self.store.get_opts(path, options).await
     }
 
-    /// Whether an answer that has just arrived may be of another version than the entry, which only `watch` can show.
-    pub(crate) fn is_void(&self, known: &Known, watch: &Option<Stamp>) -> bool {
-        watch.as_ref().is_some_and(|watch| self.directory.is_void(watch, &known.key))
+    /// Whether a response that has just arrived may be of another version than the entry although its metadata match.
+    pub(crate) fn may_be_of_another_version(
+        &self,
+        entry: &ObjectEntry,
+        watch: &Option<Stamp>,
+    ) -> bool {
+        watch
+            .as_ref()
+            .is_some_and(|watch| self.directory.may_be_of_another_version(watch, &entry.key))
     }
 
-    /// Before requests about an entry: a watch if it needs one; `None`: begin again, as the entry is out of the map.
-    pub(crate) fn watch(&self, known: &Arc<Known>) -> Option<Option<Stamp>> {
-        match known.is_blind() {
-            true => self.directory.watch(known, self.now_ms()).map(Some),
+    /// Call before requests about an entry: a stamp, if the entry needs one. `None`: the entry has left the map, so the
+    /// read starts again.
+    pub(crate) fn watch(&self, entry: &Arc<ObjectEntry>) -> Option<Option<Stamp>> {
+        match entry.is_unversioned() {
+            true => self.directory.watch_entry(entry, self.now_ms()).map(Some),
             false => Some(None),
         }
     }
 
-    /// All bytes of an answer.
-    pub(crate) async fn receive(&self, answer: GetResult) -> Result<Piece> {
-        let range = answer.range.clone();
-        let bytes = answer.bytes().await?;
+    /// Receives the whole body of a response.
+    pub(crate) async fn receive_body(&self, response: GetResult) -> Result<Piece> {
+        let range = response.range.clone();
+        let bytes = response.bytes().await?;
         Counters::add(&self.counters.bytes, bytes.len() as u64);
         if bytes.len() as u64 != range.end - range.start {
-            let (sent, said) = (bytes.len(), range.end - range.start);
-            let what = format!("{sent} bytes where {said} were announced");
+            let (sent, expected) = (bytes.len(), range.end - range.start);
+            let what = format!("{sent} bytes where {expected} were announced");
             return Err(Error::Generic { store: crate::NAME, source: what.into() });
         }
         Ok(Piece { range, bytes })
     }
 
-    /// Fetches bytes of a known version, and caches them.
+    /// Fetches bytes of a cached version, and caches them.
     pub(crate) async fn fetch(
         self: Arc<Self>,
         path: Path,
-        known: Arc<Known>,
-        wanted: Wanted,
+        entry: Arc<ObjectEntry>,
+        wanted: Fetch,
         watch: Option<Stamp>,
-    ) -> Result<Fetched> {
-        let Wanted { mut range, mut fills, on_disk } = wanted;
+    ) -> Result<FetchOutcome> {
+        let Fetch { mut range, mut fills, on_disk } = wanted;
         if on_disk {
-            fills = self.read_disk(&known, fills).await;
-            let missing = |fill: &Fill| known.place.of_object(&fill.range());
+            fills = self.read_disk_pages(&entry, fills).await;
+            let missing = |fill: &Fill| entry.allocation.to_object(&fill.range());
             let Some(first) = fills.iter().map(missing).map(|range| range.start).min() else {
-                return Ok(Fetched::Cached);
+                return Ok(FetchOutcome::Cached);
             };
             let end = fills.iter().map(missing).map(|range| range.end).max();
-            range = first..end.unwrap_or(first).min(known.meta.size);
+            range = first..end.unwrap_or(first).min(entry.meta.size);
         }
-        let options = only_if(&known.meta).with_range(Some(GetRange::Bounded(range.clone())));
-        let answer = self.request(&path, options).await;
-        if self.is_void(&known, &watch) {
-            return Ok(Fetched::Changed);
+        let options =
+            version_condition(&entry.meta).with_range(Some(GetRange::Bounded(range.clone())));
+        let response = self.request(&path, options).await;
+        if self.may_be_of_another_version(&entry, &watch) {
+            return Ok(FetchOutcome::Changed);
         }
-        let answer = match answer {
-            Ok(answer) => answer,
+        let response = match response {
+            Ok(response) => response,
             Err(Error::Precondition { .. } | Error::NotFound { .. }) => {
-                return Ok(Fetched::Changed);
+                return Ok(FetchOutcome::Changed);
             }
             Err(error) => return Err(error),
         };
-        if !known.is_of(&answer.meta) || answer.range != range {
-            return Ok(Fetched::Changed);
+        if !entry.is_same_version(&response.meta) || response.range != range {
+            return Ok(FetchOutcome::Changed);
         }
-        let piece = self.receive(answer).await?;
-        self.bring(&known, piece.range.start, &piece.bytes, fills);
-        Ok(Fetched::Piece(piece))
+        let piece = self.receive_body(response).await?;
+        self.populate(&entry, piece.range.start, &piece.bytes, fills);
+        Ok(FetchOutcome::Piece(piece))
     }
 
-    /// Caches bytes that the store sent, from `start` of an object on: in pages that were claimed for them, or
-    /// else in those that nobody has; and on the disk.
-    pub(crate) fn bring(&self, known: &Known, start: u64, bytes: &[u8], fills: Vec<Fill>) {
-        known.bring(start, bytes, fills);
+    /// Caches bytes that the store sent, which start at `start` in the object: in the pages claimed for them, else in
+    /// unclaimed ones; and on the disk.
+    pub(crate) fn populate(&self, entry: &ObjectEntry, start: u64, bytes: &[u8], fills: Vec<Fill>) {
+        entry.populate(start, bytes, fills);
         let Some(tier) = &self.tier else { return };
-        let (page_bytes, size) = (self.places.page_bytes(), known.meta.size);
+        let (page_bytes, size) = (self.allocator.page_bytes(), entry.meta.size);
         // Whole pages, and the object's end.
         let (first, end) = (start.next_multiple_of(page_bytes), start + bytes.len() as u64);
         let end = if end >= size { size } else { end - end % page_bytes };
         if first < end
-            && let Some(object) = tier.object(&known.meta)
+            && let Some(object) = tier.object(&entry.meta)
         {
             let bytes = &bytes[(first - start) as usize..(end - start) as usize];
-            tier.offer(&object, first / page_bytes, bytes);
+            tier.enqueue_pages(&object, first / page_bytes, bytes);
         }
     }
 
-    /// Reads pages from the disk; returns those that it does not have.
-    async fn read_disk(&self, known: &Known, fills: Vec<Fill>) -> Vec<Fill> {
-        let Some((tier, object)) = self.on_disk(known) else { return fills };
+    /// Reads pages from the disk. Returns the ones that it could not read.
+    async fn read_disk_pages(&self, entry: &ObjectEntry, fills: Vec<Fill>) -> Vec<Fill> {
+        let Some((tier, object)) = self.disk_object(entry) else { return fills };
         let read = |fill: Fill| {
-            let first = known.place.of_object(&fill.range()).start / self.places.page_bytes();
+            let first =
+                entry.allocation.to_object(&fill.range()).start / self.allocator.page_bytes();
             tier.read(&object, first, fill)
         };
         join_all(fills.into_iter().map(read)).await.into_iter().flatten().collect()
     }
 
-    /// Bytes from the beginning of a range that the disk has, read into the cache.
-    pub(crate) async fn read_run(
+    /// Reads the part of a range that is on the disk, from the range's start, into the cache.
+    pub(crate) async fn read_disk_prefix(
         self: &Arc<Self>,
-        known: &Arc<Known>,
+        entry: &Arc<ObjectEntry>,
         range: Range<u64>,
     ) -> Option<Bytes> {
-        let found = self.disk_run(known, range.start, range.end);
+        let found = self.disk_prefix(entry, range.start, range.end);
         if found.is_empty() {
             return None;
         }
-        let page_end = self.places.rounded(&(found.start..found.start + 1)).end;
+        let page_end = self.allocator.round_to_pages(&(found.start..found.start + 1)).end;
         let page = found.start..found.end.min(page_end);
-        // In a small cache a page that was there may go while others come: then one alone.
+        // In a small cache, reading the later pages may evict the first ones: then one page is read alone.
         for pages in [found, page] {
-            let (inner, object, claimed) = (Arc::clone(self), Arc::clone(known), pages.clone());
-            let read = run(async move {
+            let (inner, object, claimed) = (Arc::clone(self), Arc::clone(entry), pages.clone());
+            let read = spawn_if_runtime(async move {
                 let fills = object.claim(&claimed).fills;
-                // What it does not have is anybody's again.
-                drop(inner.read_disk(&object, fills).await);
+                // Dropping the fills that failed releases their claims.
+                drop(inner.read_disk_pages(&object, fills).await);
             });
             read.await.ok()?;
-            known.place.blob.arrival(known.place.locate(&pages)).await;
-            if let Some(bytes) = known.cached(&pages) {
+            entry.allocation.blob.arrival(entry.allocation.to_blob(&pages)).await;
+            if let Some(bytes) = entry.cached(&pages) {
                 return Some(bytes);
             }
         }
         None
     }
 
-    /// The tier, and what an object is there.
-    pub(crate) fn on_disk(&self, known: &Known) -> Option<(&Tier, Object)> {
+    /// The disk tier, and the entry's identity there.
+    pub(crate) fn disk_object(&self, entry: &ObjectEntry) -> Option<(&DiskTier, Object)> {
         let tier = self.tier.as_ref()?;
-        Some((tier, tier.object(&known.meta)?))
+        Some((tier, tier.object(&entry.meta)?))
     }
 
-    /// The bytes from `at` on, up to `end` or the page that is not there, that are on the disk; none where
-    /// pages may not be claimed (F1).
-    pub(crate) fn disk_run(&self, known: &Known, at: u64, end: u64) -> Range<u64> {
-        let (page_bytes, end) = (self.places.page_bytes(), end.min(known.meta.size));
+    /// The range from `at` that is on the disk: up to `end` or the first missing page. Empty where pages may not be
+    /// claimed (F1).
+    pub(crate) fn disk_prefix(&self, entry: &ObjectEntry, at: u64, end: u64) -> Range<u64> {
+        let (page_bytes, end) = (self.allocator.page_bytes(), end.min(entry.meta.size));
         let pages = at / page_bytes..end.div_ceil(page_bytes);
-        match self.on_disk(known) {
-            Some((tier, object)) if at < end && self.home.may_claim() && self.home.may_wait() => {
-                match tier.run(&object, pages) {
+        match self.disk_object(entry) {
+            Some((tier, object))
+                if at < end && self.home.may_claim_pages() && self.home.may_wait_for_claims() =>
+            {
+                match tier.leading_run(&object, pages) {
                     (true, pages) => at..end.min((at / page_bytes + pages) * page_bytes),
                     (false, _) => at..at,
                 }
@@ -232,8 +244,8 @@ impl Inner {
     }
 }
 
-/// Only of that version, as far as the store can tell; the answer is looked at, too.
-pub(crate) fn only_if(meta: &ObjectMeta) -> GetOptions {
+/// Request options for this version only. Some stores ignore them, so callers check the response as well.
+pub(crate) fn version_condition(meta: &ObjectMeta) -> GetOptions {
     let options = GetOptions::new();
     match &meta.version {
         None => options.with_if_match(strong_tag(meta).map(str::to_owned)),
@@ -241,24 +253,24 @@ pub(crate) fn only_if(meta: &ObjectMeta) -> GetOptions {
     }
 }
 
-impl Known {
-    /// Caches bytes of this version, from `start` on: in pages that were claimed for it, and in those that
-    /// nobody has. These are what lay between the bytes that were wanted, and has been paid for: a query engine
-    /// that reads two columns of a file often wants the one between them next.
-    pub(crate) fn bring(&self, start: u64, bytes: &[u8], fills: Vec<Fill>) {
+impl ObjectEntry {
+    /// Caches bytes of this version, which start at `start`: in the pages claimed for them, then in unclaimed ones. The
+    /// latter are gaps between the requested ranges. They are already downloaded, and a query engine that reads two columns
+    /// of a file often reads the column between them next.
+    pub(crate) fn populate(&self, start: u64, bytes: &[u8], fills: Vec<Fill>) {
         let end = start + bytes.len() as u64;
         let len = |fill: &Fill| fill.range().end - fill.range().start;
         let claimed: u64 = fills.iter().map(len).sum();
-        self.put(start, bytes, fills);
+        self.fill_claimed(start, bytes, fills);
         if claimed < end - start {
-            self.put(start, bytes, self.claim(&(start..end)).fills);
+            self.fill_claimed(start, bytes, self.claim(&(start..end)).fills);
         }
     }
 
-    fn put(&self, start: u64, bytes: &[u8], fills: Vec<Fill>) {
+    fn fill_claimed(&self, start: u64, bytes: &[u8], fills: Vec<Fill>) {
         let end = start + bytes.len() as u64;
         for fill in fills {
-            let wanted = self.place.of_object(&fill.range());
+            let wanted = self.allocation.to_object(&fill.range());
             let wanted = wanted.start..wanted.end.min(self.meta.size);
             let Some(from) = wanted.start.checked_sub(start) else { continue };
             let to = wanted.end.min(end).saturating_sub(start);
@@ -273,7 +285,7 @@ impl Known {
 
     /// Claims the pages of a range of the object.
     pub(crate) fn claim(&self, range: &Range<u64>) -> millpond::Claim {
-        self.place.blob.claim(self.place.locate(range))
+        self.allocation.blob.claim(self.allocation.to_blob(range))
     }
 
     /// Whether the first byte of one of the ranges is cached.
@@ -284,7 +296,7 @@ impl Known {
     /// Bytes of the object, if they are cached.
     pub(crate) fn cached(&self, range: &Range<u64>) -> Option<Bytes> {
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-        let is_hit = self.place.blob.try_read(&mut bytes, self.place.locate(range));
+        let is_hit = self.allocation.blob.try_read(&mut bytes, self.allocation.to_blob(range));
         is_hit.then(|| bytes.into())
     }
 }

@@ -1,22 +1,22 @@
-//! How ranges of one object are read, all of one version.
+//! Reads ranges of one object such that all returned bytes are of one version.
 //!
 //! ```text
-//!            +-- none known: one caller asks, others wait for its answer's head --+
-//!            |                                                                    v
-//!   known? --+-- too old: asked with what is missing, or If-None-Match ------> a version
-//!            +-- fresh -----------------------------------------------------------^
-//!   version: cached? -> else claim, spawn requests with If-Match, wait for own and others' -> bytes
+//!            +-- no: one caller sends a request, others wait for its response head -+
+//!            |                                                                      v
+//!   entry? --+-- stale: request the missing bytes, or send If-None-Match -------> entry
+//!            +-- fresh -------------------------------------------------------------^
+//!   entry: cached? -> else claim pages, spawn requests with If-Match, wait for them and for other claims -> bytes
 //!               ^                                                     |
-//!               +---- another version by now: forget, begin anew -----+
+//!               +------ version changed: remove the entry, restart ---+
 //! ```
 //!
-//! - **V1** What one call returns is of one version: what was collected is dropped when another one shows up.
-//!   The conditions of the call are checked on that version, whether it was cached or has just been fetched.
-//! - **V2** Nobody waits for another caller more than once: if what that one was to bring is not there
-//!   afterwards, each makes its own request. So a failing store fails all at once, not one by one.
-//! - **V3** A range that depends on the object's length (all of it, from an offset on, a suffix) is resolved by the
-//!   length of the version that is served, each time that the read begins again. The store gets it as the caller gave it
-//!   unless the request names a version: so an error of the store is the error of the caller's own range.
+//! - **V1** A call returns bytes of one version: when another version shows up, the bytes collected so far are dropped.
+//!   The conditions of the call are checked on the returned version, cached or just fetched.
+//! - **V2** A caller waits for another caller at most once. If the bytes are still missing afterwards, each caller sends
+//!   its own request. So a failing store fails all callers at the same time, not one after the other.
+//! - **V3** A range that depends on the object's length (whole object, from an offset, suffix) is resolved by the length
+//!   of the served version, again at each restart. The store receives the range in the caller's form unless the request
+//!   names a version. So an error of the store is the error of the caller's own range.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,104 +28,104 @@ use millpond::Fill;
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result, coalesce_ranges};
 
-use crate::answer::Head;
-use crate::directory::{Known, Stamp};
-use crate::fetch::{Fetched, Piece, Wanted, run};
+use crate::directory::{ObjectEntry, Stamp};
+use crate::fetch::{Fetch, FetchOutcome, Piece, spawn_if_runtime};
 use crate::inner::{Inner, VERSIONS_MAX};
-use crate::opening::Turn;
+use crate::response::ResponseHead;
+use crate::single_flight::Leader;
 use crate::stats::Counters;
 
-/// The first window of read-ahead, in multiples of what was asked for. Chosen, not measured.
+/// The first read-ahead window, in multiples of the requested length. Untuned.
 const WINDOW_FACTOR: u64 = 4;
 
-/// A longer range is a stream of its own, and not collected. Chosen, not measured.
+/// Longer ranges are streamed and not collected. Untuned.
 pub(crate) const COLLECTED_BYTES_MAX: u64 = 4 << 20;
 
 /// The result of a collected read of an object.
 pub(crate) enum Collected {
-    /// A piece for each range that was asked for.
-    Pieces(Head, Vec<Piece>),
-    /// The answer is too long to be collected, or nothing is known of the object.
+    /// A piece for each requested range.
+    Pieces(ResponseHead, Vec<Piece>),
+    /// The response is too long to be collected, or the object has no entry.
     Stream,
-    /// The store below answers, possibly with an error.
-    Pass,
+    /// The underlying store has to serve the read, possibly with an error.
+    Bypass,
 }
 
-/// What of some ranges is cached, and fresh.
-pub(crate) enum Cached {
+/// The cached and fresh part of the requested ranges.
+pub(crate) enum CachedRanges {
     All(Vec<Bytes>),
-    /// Of that version.
-    Part(Arc<Known>, Vec<Piece>),
+    /// Pieces of this version.
+    Part(Arc<ObjectEntry>, Vec<Piece>),
     Unknown,
 }
 
-/// What is known of an object when its bytes are asked for.
+/// Outcome of opening an object for a read.
 enum Opened {
-    /// Its version, which nobody had to be asked for, and bytes of it that are at hand.
-    Fresh(Arc<Known>, Vec<Piece>),
-    /// Its version, and bytes of it that are at hand.
-    Known(Arc<Known>, Vec<Piece>),
-    /// An answer that can't be cached.
-    Uncached(Head, Piece),
-    /// The version has more bytes in the range than are collected, or is unknown.
+    /// A fresh entry, and pieces that are already read.
+    Fresh(Arc<ObjectEntry>, Vec<Piece>),
+    /// An entry that the store has confirmed, and pieces that are already read.
+    Validated(Arc<ObjectEntry>, Vec<Piece>),
+    /// A response that can't be cached.
+    Uncached(ResponseHead, Piece),
+    /// The range is too long to be collected, or the object has no entry.
     Stream,
-    /// Somebody else has asked meanwhile.
+    /// Another caller has sent the first request: look up the entry again.
     Again,
 }
 
 impl Inner {
-    /// What of some ranges is cached; where all is, that is found without a lock or a shared write.
-    pub(crate) fn look_up(&self, path: &Path, ranges: &[Range<u64>]) -> Cached {
-        let look = |known: &Arc<Known>| {
-            let size = known.meta.size;
-            if !self.is_fresh(known) || ranges.iter().any(|range| range.start >= size) {
-                return Cached::Unknown;
+    /// Reads the cached and fresh part of some ranges. If all is cached: without a lock or a write to shared memory.
+    pub(crate) fn cached_ranges(&self, path: &Path, ranges: &[Range<u64>]) -> CachedRanges {
+        let look = |entry: &Arc<ObjectEntry>| {
+            let size = entry.meta.size;
+            if !self.is_fresh(entry) || ranges.iter().any(|range| range.start >= size) {
+                return CachedRanges::Unknown;
             }
             let mut pieces = Vec::with_capacity(ranges.len());
             for range in ranges {
                 let range = range.start..range.end.min(size);
-                pieces.extend(known.cached(&range).map(|bytes| Piece { range, bytes }));
+                pieces.extend(entry.cached(&range).map(|bytes| Piece { range, bytes }));
             }
             if pieces.len() < ranges.len() {
-                return Cached::Part(Arc::clone(known), pieces);
+                return CachedRanges::Part(Arc::clone(entry), pieces);
             }
-            known.note_use();
+            entry.mark_used();
             self.counters.saved.add();
-            Cached::All(pieces.into_iter().map(|piece| piece.bytes).collect())
+            CachedRanges::All(pieces.into_iter().map(|piece| piece.bytes).collect())
         };
-        self.directory.with(path.as_ref(), look).unwrap_or(Cached::Unknown)
+        self.directory.with_entry(path.as_ref(), look).unwrap_or(CachedRanges::Unknown)
     }
 
-    /// Ranges of an object, each as far as it lies within it. `asked`: either bounded ranges, or one that depends on
-    /// the object's length (V3).
-    pub(crate) async fn ranges(
+    /// Reads ranges of an object, each clipped to the object's length. `asked`: either bounded ranges, or one range that
+    /// depends on the object's length (V3).
+    pub(crate) async fn read_ranges(
         self: &Arc<Self>,
         path: &Path,
         asked: &[Option<GetRange>],
         conditions: &GetOptions,
-        mut found: Option<(Arc<Known>, Vec<Piece>)>,
+        mut found: Option<(Arc<ObjectEntry>, Vec<Piece>)>,
     ) -> Result<Collected> {
         let key = path.as_ref();
-        let mut may_wait = self.home.may_claim() && self.home.may_wait();
+        let mut may_wait = self.home.may_claim_pages() && self.home.may_wait_for_claims();
         let (mut versions, mut has_asked) = (0, false);
         while versions < VERSIONS_MAX {
             let opened = match found.take() {
-                Some((known, pieces)) => Opened::Fresh(known, pieces),
-                None => self.open(path, key, asked, may_wait).await?,
+                Some((entry, pieces)) => Opened::Fresh(entry, pieces),
+                None => self.open_object(path, key, asked, may_wait).await?,
             };
-            let (known, pieces) = match opened {
-                Opened::Fresh(known, pieces) => (known, pieces),
-                Opened::Known(known, pieces) => {
+            let (entry, pieces) = match opened {
+                Opened::Fresh(entry, pieces) => (entry, pieces),
+                Opened::Validated(entry, pieces) => {
                     has_asked = true;
-                    (known, pieces)
+                    (entry, pieces)
                 }
                 Opened::Uncached(head, piece) => {
-                    let [asked] = asked else { return Ok(Collected::Pass) };
+                    let [asked] = asked else { return Ok(Collected::Bypass) };
                     conditions.check_preconditions(head.meta())?;
-                    let range = resolve(asked, head.meta().size);
-                    let part = range.and_then(|range| piece.of(range));
+                    let range = resolve_range(asked, head.meta().size);
+                    let part = range.and_then(|range| piece.sub_piece(range));
                     return Ok(
-                        part.map_or(Collected::Pass, |part| Collected::Pieces(head, vec![part]))
+                        part.map_or(Collected::Bypass, |part| Collected::Pieces(head, vec![part]))
                     );
                 }
                 Opened::Stream => return Ok(Collected::Stream),
@@ -134,99 +134,102 @@ impl Inner {
                     continue;
                 }
             };
-            known.note_use();
-            // V1
-            conditions.check_preconditions(&known.meta)?;
-            // V3
-            let resolved = asked.iter().map(|range| resolve(range, known.meta.size));
+            entry.mark_used();
+            // V1.
+            conditions.check_preconditions(&entry.meta)?;
+            // V3.
+            let resolved = asked.iter().map(|range| resolve_range(range, entry.meta.size));
             let Some(ranges) = resolved.collect::<Option<Vec<_>>>() else {
-                return Ok(Collected::Pass);
+                return Ok(Collected::Bypass);
             };
             if is_open(asked) && ranges[0].end - ranges[0].start > COLLECTED_BYTES_MAX {
                 return Ok(Collected::Stream);
             }
-            match self.serve(path, &known, &ranges, pieces, &mut has_asked).await {
+            match self.read_version(path, &entry, &ranges, pieces, &mut has_asked).await {
                 Ok(Some(bytes)) => {
                     if !has_asked {
                         self.counters.saved.add();
                     }
                     let pieces = ranges.into_iter().zip(bytes);
                     let pieces = pieces.map(|(range, bytes)| Piece { range, bytes }).collect();
-                    return Ok(Collected::Pieces(Head::Known(known), pieces));
+                    return Ok(Collected::Pieces(ResponseHead::Cached(entry), pieces));
                 }
                 Ok(None) => {}
                 // A store that ignores If-Match refuses a range beyond the end of the next version.
-                Err(_) if is_open(asked) || known.has_first_byte(&ranges) => {
-                    return Ok(Collected::Pass);
+                Err(_) if is_open(asked) || entry.has_first_byte(&ranges) => {
+                    return Ok(Collected::Bypass);
                 }
                 Err(error) => return Err(error),
             }
-            self.directory.forget_version(&known);
+            self.directory.forget_version(&entry);
             versions += 1;
         }
-        Ok(Collected::Pass)
+        Ok(Collected::Bypass)
     }
 
-    /// Finds out an object's version, as far as it has to be asked for.
-    async fn open(
+    /// Finds the version of an object, by a request if there is no fresh entry.
+    async fn open_object(
         self: &Arc<Self>,
         path: &Path,
         key: &str,
         asked: &[Option<GetRange>],
         may_wait: bool,
     ) -> Result<Opened> {
-        if let Some(known) = self.directory.find(key) {
-            if self.is_fresh(&known) {
-                return Ok(Opened::Fresh(known, Vec::new()));
+        if let Some(entry) = self.directory.find(key) {
+            if self.is_fresh(&entry) {
+                return Ok(Opened::Fresh(entry, Vec::new()));
             }
-            return self.check(path, key, known, asked).await;
+            return self.revalidate(path, key, entry, asked).await;
         }
         let stamp = self.stamp(key);
         let Some(ranges) = bounded(asked) else { return Ok(Opened::Stream) };
-        let place = may_wait.then(|| self.opening.enter(key));
-        let turn = match place {
+        let joined = may_wait.then(|| self.first_requests.join(key));
+        let leader = match joined {
             Some(Err(mut other)) => {
-                // Its sender goes with its turn, and never sends.
+                // The sender is dropped with the leader, and never sends.
                 let _ = other.changed().await;
                 return Ok(Opened::Again);
             }
-            Some(Ok(turn)) => Some(turn),
+            Some(Ok(leader)) => Some(leader),
             None => None,
         };
         let (inner, path, key) = (Arc::clone(self), path.clone(), key.to_owned());
-        let first = self.groups(&ranges).remove(0);
-        run(async move { inner.ask(path, key, stamp, first, turn).await }).await?
+        let first = self.coalesced_pages(&ranges).remove(0);
+        spawn_if_runtime(
+            async move { inner.request_first_range(path, key, stamp, first, leader).await },
+        )
+        .await?
     }
 
-    /// Asks for bytes of an object of which nothing is known. `turn` ends with the head of the answer: then
-    /// pages are claimed, and others find them so.
-    async fn ask(
+    /// Requests bytes of an object that has no entry. `leader` is dropped when the response head has arrived and the
+    /// pages are claimed, so the waiting callers find the claims.
+    async fn request_first_range(
         self: Arc<Self>,
         path: Path,
         key: String,
         stamp: Stamp,
         range: Range<u64>,
-        turn: Option<Turn>,
+        leader: Option<Leader>,
     ) -> Result<Opened> {
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
-        let answer = self.request(&path, options).await?;
-        let Some(known) = self.admit(&key, &stamp, &answer) else {
-            drop(turn);
-            return self.uncached(answer).await;
+        let response = self.request(&path, options).await?;
+        let Some(entry) = self.admit(&key, &stamp, &response) else {
+            drop(leader);
+            return self.uncached(response).await;
         };
-        let fills = match &turn {
-            Some(_) => known.claim(&answer.range).fills,
+        let fills = match &leader {
+            Some(_) => entry.claim(&response.range).fills,
             None => Vec::new(),
         };
-        drop(turn);
-        let piece = self.receive(answer).await?;
-        self.bring(&known, piece.range.start, &piece.bytes, fills);
-        known.reached.store(piece.range.end, Relaxed);
-        Ok(Opened::Known(known, vec![piece]))
+        drop(leader);
+        let piece = self.receive_body(response).await?;
+        self.populate(&entry, piece.range.start, &piece.bytes, fills);
+        entry.sequential_end.store(piece.range.end, Relaxed);
+        Ok(Opened::Validated(entry, vec![piece]))
     }
 
-    /// Ranges past the cache, all of one version as far as the answers show it: the store's own `get_ranges` may make
-    /// several requests without a condition.
+    /// Reads ranges without the cache, all of one version as far as the responses show it. The store's own `get_ranges`
+    /// would not do, as it may send several requests without a condition.
     pub(crate) async fn uncached_ranges(
         &self,
         path: &Path,
@@ -237,22 +240,22 @@ impl Inner {
             let first: OnceLock<ObjectMeta> = OnceLock::new();
             let fetch = |range: Range<u64>| async {
                 let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
-                let answer = self.request(path, options).await?;
-                let (meta, first) = (&answer.meta, first.get_or_init(|| answer.meta.clone()));
+                let response = self.request(path, options).await?;
+                let (meta, first) = (&response.meta, first.get_or_init(|| response.meta.clone()));
                 let is_same = (&meta.e_tag, &meta.version, meta.size, meta.last_modified)
                     == (&first.e_tag, &first.version, first.size, first.last_modified);
                 if !is_same {
                     let source = "the object was replaced while its ranges were read".into();
                     return Err(Error::Precondition { path: path.to_string(), source });
                 }
-                // A merged range hides it that one of its parts begins beyond the end.
+                // A merged range succeeds even if one of its parts starts past the end of the object.
                 if let Some(beyond) = ranges.iter().find(|range| range.start >= first.size) {
                     let beyond = Some(GetRange::Bounded(beyond.clone()));
                     self.request(path, GetOptions::new().with_range(beyond)).await?;
                     let source = "the object has grown while its ranges were read".into();
                     return Err(Error::Precondition { path: path.to_string(), source });
                 }
-                Ok(self.receive(answer).await?.bytes)
+                Ok(self.receive_body(response).await?.bytes)
             };
             outcome = coalesce_ranges(ranges, fetch, self.gap_bytes).await;
             if !matches!(outcome, Err(Error::Precondition { .. })) {
@@ -262,85 +265,86 @@ impl Inner {
         outcome
     }
 
-    async fn uncached(&self, answer: GetResult) -> Result<Opened> {
-        let head = Head::Uncached(answer.meta.clone(), answer.attributes.clone());
-        Ok(Opened::Uncached(head, self.receive(answer).await?))
+    async fn uncached(&self, response: GetResult) -> Result<Opened> {
+        let head = ResponseHead::Uncached(response.meta.clone(), response.attributes.clone());
+        Ok(Opened::Uncached(head, self.receive_body(response).await?))
     }
 
-    /// Asks whether an object is still of the version that is known: with what is missing of it, or alone.
-    async fn check(
+    /// Revalidates an entry: by a request for its missing bytes, or by a conditional one.
+    async fn revalidate(
         self: &Arc<Self>,
         path: &Path,
         key: &str,
-        known: Arc<Known>,
+        entry: Arc<ObjectEntry>,
         asked: &[Option<GetRange>],
     ) -> Result<Opened> {
         let stamp = self.stamp(key);
         let mut cached = Vec::new();
         let mut missing = Vec::new();
         for asked in asked {
-            // The length of the known version serves to find cached bytes only.
-            let within = resolve(asked, known.meta.size);
-            let bytes = within.as_ref().and_then(|within| known.cached(within));
+            // The length of the cached version serves only to find cached bytes.
+            let within = resolve_range(asked, entry.meta.size);
+            let bytes = within.as_ref().and_then(|within| entry.cached(within));
             match (within, bytes) {
                 (Some(range), Some(bytes)) => cached.push(Piece { range, bytes }),
-                // Read when its version is known to be the newest.
-                (Some(range), None) if self.disk_run(&known, range.start, range.end) == range => {}
+                // On the disk: read once the store has confirmed the version.
+                (Some(range), None)
+                    if self.disk_prefix(&entry, range.start, range.end) == range => {}
                 _ => missing.push(asked.clone()),
             }
         }
         let range = match bounded(if missing.is_empty() { asked } else { &missing }) {
-            Some(ranges) => Some(GetRange::Bounded(self.groups(&ranges).remove(0))),
-            // V3
+            Some(ranges) => Some(GetRange::Bounded(self.coalesced_pages(&ranges).remove(0))),
+            // V3.
             None => asked[0].clone(),
         };
         let mut options = GetOptions::new().with_range(range);
         if missing.is_empty() {
-            options = options.with_if_none_match(known.meta.e_tag.clone());
+            options = options.with_if_none_match(entry.meta.e_tag.clone());
         }
-        let answer = match self.request(path, options).await {
-            Ok(answer) => answer,
+        let response = match self.request(path, options).await {
+            Ok(response) => response,
             Err(Error::NotModified { .. }) => {
                 Counters::add(&self.counters.not_modified, 1);
-                known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
-                return Ok(Opened::Known(known, cached));
+                entry.validated_ms.fetch_max(stamp.requested_ms, Relaxed);
+                return Ok(Opened::Validated(entry, cached));
             }
             Err(error) => {
                 if matches!(error, Error::NotFound { .. }) {
-                    self.directory.forget_version(&known);
+                    self.directory.forget_version(&entry);
                 }
                 return Err(error);
             }
         };
-        if is_open(asked) && answer.range.end - answer.range.start > COLLECTED_BYTES_MAX {
+        if is_open(asked) && response.range.end - response.range.start > COLLECTED_BYTES_MAX {
             return Ok(Opened::Stream);
         }
-        let Some(now) = self.admit(key, &stamp, &answer) else {
-            return self.uncached(answer).await;
+        let Some(now) = self.admit(key, &stamp, &response) else {
+            return self.uncached(response).await;
         };
-        if !Arc::ptr_eq(&known, &now) {
-            // V1
+        if !Arc::ptr_eq(&entry, &now) {
+            // V1.
             cached.clear();
         }
-        let piece = self.receive(answer).await?;
-        self.bring(&now, piece.range.start, &piece.bytes, Vec::new());
+        let piece = self.receive_body(response).await?;
+        self.populate(&now, piece.range.start, &piece.bytes, Vec::new());
         cached.push(piece);
-        Ok(Opened::Known(now, cached))
+        Ok(Opened::Validated(now, cached))
     }
 
-    /// Bytes of ranges of a version, of which `pieces` are at hand; `None`: it is not the object's any more. Sets
-    /// `has_asked` where the store was asked.
-    async fn serve(
+    /// Reads ranges of a version; `pieces` are already read. `None`: the object has another version now. Sets `has_asked`
+    /// if it sent a request.
+    async fn read_version(
         self: &Arc<Self>,
         path: &Path,
-        known: &Arc<Known>,
+        entry: &Arc<ObjectEntry>,
         ranges: &[Range<u64>],
         mut pieces: Vec<Piece>,
         has_asked: &mut bool,
     ) -> Result<Option<Vec<Bytes>>> {
         let mut found: Vec<_> = ranges
             .iter()
-            .map(|range| part(&pieces, range).or_else(|| known.cached(range)))
+            .map(|range| part_of_pieces(&pieces, range).or_else(|| entry.cached(range)))
             .collect();
         let missing = |found: &[Option<Bytes>]| -> Vec<Range<u64>> {
             let missing = ranges.iter().zip(found).filter(|(_, found)| found.is_none());
@@ -349,9 +353,9 @@ impl Inner {
         if missing(&found).is_empty() {
             return Ok(found.into_iter().collect());
         }
-        let Some(watch) = self.watch(known) else { return Ok(None) };
-        // With others, and if they did not bring it, alone (V2).
-        let (claims, waits) = (self.home.may_claim(), self.home.may_wait());
+        let Some(watch) = self.watch(entry) else { return Ok(None) };
+        // First share requests with other callers; then request the bytes still missing alone (V2).
+        let (claims, waits) = (self.home.may_claim_pages(), self.home.may_wait_for_claims());
         for is_first in [true, false] {
             let (claims, waits) = (claims && is_first, waits && is_first);
             let wanted = missing(&found);
@@ -359,62 +363,62 @@ impl Inner {
                 break;
             }
             let mut requests = Vec::new();
-            for wanted in self.requests(known, &wanted, claims, waits) {
-                let known = Arc::clone(known);
-                let fetch = Arc::clone(self).fetch(path.clone(), known, wanted, watch.clone());
-                requests.push(run(fetch));
+            for wanted in self.plan_fetches(entry, &wanted, claims, waits) {
+                let entry = Arc::clone(entry);
+                let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
+                requests.push(spawn_if_runtime(fetch));
             }
             if claims && let [range] = ranges {
-                self.read_ahead(path, known, range, &watch);
+                self.read_ahead(path, entry, range, &watch);
             }
             for fetched in try_join_all(requests).await? {
                 match fetched? {
-                    Fetched::Piece(piece) => {
+                    FetchOutcome::Piece(piece) => {
                         *has_asked = true;
                         pieces.push(piece);
                     }
-                    Fetched::Cached => {}
-                    Fetched::Changed => return Ok(None),
+                    FetchOutcome::Cached => {}
+                    FetchOutcome::Changed => return Ok(None),
                 }
             }
             for (range, found) in ranges.iter().zip(&mut found).filter(|(_, found)| found.is_none())
             {
-                *found = part(&pieces, range).or_else(|| known.cached(range));
+                *found = part_of_pieces(&pieces, range).or_else(|| entry.cached(range));
                 if found.is_none() && waits {
-                    known.place.blob.arrival(known.place.locate(range)).await;
-                    *found = known.cached(range);
+                    entry.allocation.blob.arrival(entry.allocation.to_blob(range)).await;
+                    *found = entry.cached(range);
                 }
             }
         }
         Ok(found.into_iter().collect())
     }
 
-    /// What is to be fetched of what is missing, with the pages that each is to bring, if it `claims` them.
-    /// `waits`: what others bring is waited for, and not asked for again.
-    fn requests(
+    /// Plans the requests for missing ranges. `claims`: claim their pages. `waits`: leave out pages that other callers have
+    /// claimed, as the caller waits for these.
+    fn plan_fetches(
         &self,
-        known: &Arc<Known>,
+        entry: &Arc<ObjectEntry>,
         wanted: &[Range<u64>],
         claims: bool,
         waits: bool,
-    ) -> Vec<Wanted> {
-        let unclaimed = |range| Wanted { range, fills: Vec::new(), on_disk: false };
-        let within = |range: Range<u64>| range.start..range.end.min(known.meta.size);
+    ) -> Vec<Fetch> {
+        let unclaimed = |range| Fetch { range, fills: Vec::new(), on_disk: false };
+        let within = |range: Range<u64>| range.start..range.end.min(entry.meta.size);
         if !(claims && waits) {
-            let groups = self.groups(wanted).into_iter();
+            let groups = self.coalesced_pages(wanted).into_iter();
             return groups.map(|range| unclaimed(within(range))).collect();
         }
-        let mut requests: Vec<Wanted> = Vec::new();
+        let mut requests: Vec<Fetch> = Vec::new();
         let mut on_disk = Vec::new();
-        for range in self.merged(wanted, 0) {
-            let claim = known.claim(&within(range.clone()));
+        for range in self.merged_pages(wanted, 0) {
+            let claim = entry.claim(&within(range.clone()));
             if claim.has_no_room {
-                // Its pages are let go again: there is no telling which are missing.
+                // No free frames for the whole range. The claims are dropped, and the range is requested without them.
                 requests.push(unclaimed(within(range)));
                 continue;
             }
-            for fill in self.without_disk(known, claim.fills, &mut on_disk) {
-                let range = within(known.place.of_object(&fill.range()));
+            for fill in self.split_off_disk_pages(entry, claim.fills, &mut on_disk) {
+                let range = within(entry.allocation.to_object(&fill.range()));
                 match requests.last_mut() {
                     Some(last)
                         if !last.fills.is_empty()
@@ -423,77 +427,83 @@ impl Inner {
                         last.range.end = range.end;
                         last.fills.push(fill);
                     }
-                    _ => requests.push(Wanted { range, fills: vec![fill], on_disk: false }),
+                    _ => requests.push(Fetch { range, fills: vec![fill], on_disk: false }),
                 }
             }
         }
         if !on_disk.is_empty() {
-            requests.push(Wanted { range: 0..0, fills: on_disk, on_disk: true });
+            requests.push(Fetch { range: 0..0, fills: on_disk, on_disk: true });
         }
         requests
     }
 
-    /// Pages that were claimed, without those that are on the disk.
-    fn without_disk(&self, known: &Known, fills: Vec<Fill>, on_disk: &mut Vec<Fill>) -> Vec<Fill> {
-        let Some((tier, object)) = self.on_disk(known) else { return fills };
-        let page_bytes = self.places.page_bytes();
-        let mut others = Vec::new();
+    /// Moves the claimed pages that are on the disk to `on_disk`, and returns the rest.
+    fn split_off_disk_pages(
+        &self,
+        entry: &ObjectEntry,
+        fills: Vec<Fill>,
+        on_disk: &mut Vec<Fill>,
+    ) -> Vec<Fill> {
+        let Some((tier, object)) = self.disk_object(entry) else { return fills };
+        let page_bytes = self.allocator.page_bytes();
+        let mut missing = Vec::new();
         for mut fill in fills {
-            let range = known.place.of_object(&fill.range());
+            let range = entry.allocation.to_object(&fill.range());
             let mut pages = range.start / page_bytes..range.end.div_ceil(page_bytes);
             while !pages.is_empty() {
-                let (is_there, run) = tier.run(&object, pages.clone());
+                let (is_present, run) = tier.leading_run(&object, pages.clone());
                 let part = fill.split_front(run as usize);
-                if is_there {
+                if is_present {
                     on_disk.push(part)
                 } else {
-                    others.push(part)
+                    missing.push(part)
                 }
                 pages.start += run;
             }
         }
-        others
+        missing
     }
 
-    /// Goes on where misses in order got to: a request of its own, which nobody waits for.
+    /// Reads ahead of sequential misses, by background requests.
     fn read_ahead(
         self: &Arc<Self>,
         path: &Path,
-        known: &Arc<Known>,
+        entry: &Arc<ObjectEntry>,
         range: &Range<u64>,
         watch: &Option<Stamp>,
     ) {
-        let asked = self.places.rounded(range);
-        let reached = known.reached.swap(asked.end, Relaxed);
-        if !(asked.start..asked.end).contains(&reached) {
-            known.window.store(0, Relaxed);
+        let asked = self.allocator.round_to_pages(range);
+        let sequential_end = entry.sequential_end.swap(asked.end, Relaxed);
+        if !(asked.start..asked.end).contains(&sequential_end) {
+            entry.readahead_bytes.store(0, Relaxed);
             return;
         }
         let least = WINDOW_FACTOR * (asked.end - asked.start);
-        let window = known.window.load(Relaxed).max(least).min(self.readahead_bytes_max);
-        known.window.store(window * 2, Relaxed);
-        let ahead = asked.end..self.places.rounded(&(0..asked.end + window)).end;
-        if window == 0 || ahead.start >= known.meta.size {
+        let window = entry.readahead_bytes.load(Relaxed).max(least).min(self.readahead_bytes_max);
+        entry.readahead_bytes.store(window * 2, Relaxed);
+        let ahead = asked.end..self.allocator.round_to_pages(&(0..asked.end + window)).end;
+        if window == 0 || ahead.start >= entry.meta.size {
             return;
         }
-        known.reached.store(ahead.end, Relaxed);
-        for wanted in self.requests(known, &[ahead], true, true) {
+        entry.sequential_end.store(ahead.end, Relaxed);
+        for wanted in self.plan_fetches(entry, &[ahead], true, true) {
             if !wanted.fills.is_empty() {
-                let known = Arc::clone(known);
-                let fetch = Arc::clone(self).fetch(path.clone(), known, wanted, watch.clone());
-                // Whoever comes to read it asks again where it fails.
+                let entry = Arc::clone(entry);
+                let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
+                // If it fails, a later read of these pages sends its own request.
                 drop(tokio::spawn(fetch));
             }
         }
     }
 
-    /// What is asked for at once: ranges rounded out to pages, those near each other as one, in order.
-    fn groups(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-        self.merged(ranges, self.gap_bytes)
+    /// The ranges of the requests to send: rounded out to pages, merged across gaps of `gap_bytes`, sorted.
+    fn coalesced_pages(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        self.merged_pages(ranges, self.gap_bytes)
     }
 
-    fn merged(&self, ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
-        let mut rounded: Vec<_> = ranges.iter().map(|range| self.places.rounded(range)).collect();
+    fn merged_pages(&self, ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
+        let mut rounded: Vec<_> =
+            ranges.iter().map(|range| self.allocator.round_to_pages(range)).collect();
         rounded.sort_unstable_by_key(|range| range.start);
         let mut merged: Vec<Range<u64>> = Vec::new();
         for range in rounded {
@@ -522,9 +532,8 @@ fn bounded(asked: &[Option<GetRange>]) -> Option<Vec<Range<u64>>> {
     asked.iter().map(bounds).collect()
 }
 
-/// The bytes of a range in an object of `size` bytes; `None` if there are none, or if the store has to return
-/// the error.
-pub(crate) fn resolve(asked: &Option<GetRange>, size: u64) -> Option<Range<u64>> {
+/// Resolves a range in an object of `size` bytes. `None` if it is empty or if the store has to return the error.
+pub(crate) fn resolve_range(asked: &Option<GetRange>, size: u64) -> Option<Range<u64>> {
     let range = match asked {
         None => 0..size,
         Some(range) => range.as_range(size).ok()?,
@@ -532,7 +541,7 @@ pub(crate) fn resolve(asked: &Option<GetRange>, size: u64) -> Option<Range<u64>>
     (range.start < range.end).then_some(range)
 }
 
-/// A range out of the pieces that were fetched.
-fn part(pieces: &[Piece], range: &Range<u64>) -> Option<Bytes> {
-    pieces.iter().find_map(|piece| piece.part(range))
+/// The bytes of a range, if one of the pieces contains all of it.
+fn part_of_pieces(pieces: &[Piece], range: &Range<u64>) -> Option<Bytes> {
+    pieces.iter().find_map(|piece| piece.bytes_of(range))
 }

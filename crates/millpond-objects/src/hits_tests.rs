@@ -1,4 +1,4 @@
-//! Hits count no owners: what would be a write to memory that all threads share.
+//! Tests that hits leave the reference count of an entry alone: changing it would be a write to shared memory.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,12 +11,10 @@ use object_store::{ObjectStore, ObjectStoreExt};
 
 use crate::{CachedStore, Freshness};
 
-/// Goal: a range, or ranges, of an object that are cached are read without a change to what others look at, the
-/// count of the entry's owners included.
-/// Method: two threads read; a third one looks at that count all the time. One owner more at any of some 10^5 moments
-/// would be seen.
+/// Goal: reads of cached ranges do not write to memory that threads share, the entry's reference count included.
+/// Method: two threads read while a third samples that count, some 10^5 times. One reference more would show.
 #[tokio::test]
-async fn cached_ranges_have_no_owner_more() {
+async fn hits_add_no_owner() {
     let far = Arc::new(InMemory::new());
     let path = Path::from("object");
     let bytes: Vec<u8> = (0..100_000u32).map(|at| (at / 9) as u8).collect();
@@ -25,7 +23,7 @@ async fn cached_ranges_have_no_owner_more() {
     let store = store.build().unwrap();
     store.get_range(&path, 0..100_000).await.unwrap();
     let directory = &store.inner.directory;
-    let owners = || directory.with(path.as_ref(), Arc::strong_count).unwrap();
+    let owners = || directory.with_entry(path.as_ref(), Arc::strong_count).unwrap();
     let (expected, is_over) = (owners(), AtomicBool::new(false));
     let requests = store.stats().requests;
     let most = |read: &(dyn Fn(u64) + Sync)| {

@@ -1,4 +1,4 @@
-//! What clones of a store share, and what is known of objects through it.
+//! The state that all clones of a [`CachedStore`](crate::CachedStore) share.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,28 +7,27 @@ use std::time::Instant;
 use millpond::Engine;
 use object_store::{GetResult, ObjectStore};
 
-use crate::directory::{Directory, Known, Stamp, is_blind};
-use crate::disk::Tier;
-use crate::home::Home;
-use crate::opening::Opening;
+use crate::allocation::BlobAllocator;
+use crate::directory::{Directory, ObjectEntry, Stamp, is_unversioned};
+use crate::disk::DiskTier;
+use crate::home_runtime::HomeRuntime;
 use crate::options::{Builder, Freshness};
-use crate::place::Places;
+use crate::single_flight::SingleFlight;
 use crate::stats::Counters;
 
-/// How often a read begins anew because its object is of another version, before it goes past the cache.
-/// Chosen, not measured.
+/// Restarts of a read whose object changes version, before the read bypasses the cache. Untuned.
 pub(crate) const VERSIONS_MAX: u32 = 4;
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn ObjectStore>,
-    pub(crate) places: Places,
+    pub(crate) allocator: BlobAllocator,
     pub(crate) directory: Directory,
-    pub(crate) opening: Arc<Opening>,
-    pub(crate) home: Home,
+    pub(crate) first_requests: Arc<SingleFlight>,
+    pub(crate) home: HomeRuntime,
     pub(crate) freshness: Freshness,
     pub(crate) gap_bytes: u64,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) counters: Counters,
-    pub(crate) tier: Option<Tier>,
+    pub(crate) tier: Option<DiskTier>,
     began: Instant,
 }
 
@@ -37,14 +36,14 @@ impl Inner {
         options: Builder,
         engine: Engine,
         directory_bytes: u64,
-        tier: Option<Tier>,
+        tier: Option<DiskTier>,
     ) -> Inner {
         Inner {
             store: options.inner,
-            places: Places::new(engine, options.page_bytes),
+            allocator: BlobAllocator::new(engine, options.page_bytes),
             directory: Directory::new(directory_bytes),
-            opening: Arc::default(),
-            home: Home::default(),
+            first_requests: Arc::default(),
+            home: HomeRuntime::default(),
             freshness: options.freshness,
             gap_bytes: options.gap_bytes,
             readahead_bytes_max: options.readahead_bytes_max,
@@ -58,39 +57,45 @@ impl Inner {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// Whether nobody needs to be asked if the object is still of that version.
-    pub(crate) fn is_fresh(&self, known: &Known) -> bool {
+    /// Whether the entry may be served without revalidation.
+    pub(crate) fn is_fresh(&self, entry: &ObjectEntry) -> bool {
         match self.freshness {
             Freshness::Immutable => true,
             Freshness::Revalidate => false,
             Freshness::MaxAge(age) => {
                 let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-                self.now_ms().saturating_sub(known.checked_ms.load(Relaxed)) < age_ms
+                self.now_ms().saturating_sub(entry.validated_ms.load(Relaxed)) < age_ms
             }
         }
     }
 
-    /// The moment before a request.
+    /// A stamp for the request that follows.
     pub(crate) fn stamp(&self, key: &str) -> Stamp {
         self.directory.stamp(key, self.now_ms())
     }
 
-    /// Enters what an answer says of its object; `None`: it can't be cached.
-    pub(crate) fn admit(&self, key: &str, stamp: &Stamp, answer: &GetResult) -> Option<Arc<Known>> {
-        let meta = &answer.meta;
-        if is_blind(meta) && self.freshness != Freshness::Immutable {
+    /// Inserts the entry that a response describes. `None`: the response can't be cached.
+    pub(crate) fn admit(
+        &self,
+        key: &str,
+        stamp: &Stamp,
+        response: &GetResult,
+    ) -> Option<Arc<ObjectEntry>> {
+        let meta = &response.meta;
+        if is_unversioned(meta) && self.freshness != Freshness::Immutable {
             return None;
         }
-        // Without ETag and version the same size does not make it the same version (N4 of the directory).
-        if let Some(known) = self.directory.find(key)
-            && known.is_of(meta)
-            && !known.is_blind()
+        // Without ETag and version, equal sizes do not mean equal versions (directory.N4).
+        if let Some(entry) = self.directory.find(key)
+            && entry.is_same_version(meta)
+            && !entry.is_unversioned()
         {
-            known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
-            return Some(known);
+            entry.validated_ms.fetch_max(stamp.requested_ms, Relaxed);
+            return Some(entry);
         }
-        let place = self.places.take(meta.size)?;
-        let (meta, attributes) = (meta.clone(), answer.attributes.clone());
-        self.directory.admit(stamp, Known::new(key, meta, attributes, place, stamp.asked_ms))
+        let allocation = self.allocator.allocate(meta.size)?;
+        let (meta, attributes) = (meta.clone(), response.attributes.clone());
+        self.directory
+            .admit(stamp, ObjectEntry::new(key, meta, attributes, allocation, stamp.requested_ms))
     }
 }

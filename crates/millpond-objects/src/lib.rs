@@ -1,5 +1,5 @@
-//! A page cache for objects: an [`ObjectStore`](object_store::ObjectStore) over any other, that keeps what
-//! was read in memory, under a hard limit.
+//! A read cache for object stores: an [`ObjectStore`](object_store::ObjectStore) that caches pages of another one's
+//! objects in memory, under a hard limit.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -7,65 +7,63 @@
 //! use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
-//! let far: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-//! let store = CachedStore::builder(far).memory_bytes(64 << 20).freshness(Freshness::Immutable).build()?;
+//! let remote: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+//! let store = CachedStore::builder(remote).memory_bytes(64 << 20).freshness(Freshness::Immutable).build()?;
 //! let path = Path::from("pond/1.parquet");
 //! store.put(&path, "water lilies".into()).await?;
-//! assert_eq!(store.get_range(&path, 6..12).await?, "lilies"); // a request to `far`
-//! assert_eq!(store.get_range(&path, 0..5).await?, "water"); // none
+//! assert_eq!(store.get_range(&path, 6..12).await?, "lilies"); // a request to `remote`
+//! assert_eq!(store.get_range(&path, 0..5).await?, "water"); // cached: no request
 //! assert_eq!(store.stats().requests, 1);
 //! # Ok(()) }
 //! ```
 //!
-//! # What it promises
+//! # Guarantees
 //!
-//! - **One version a call.** Pages are cached by object and version (its ETag, or its version where it has
-//!   no ETag), and what is missing is asked for with `If-Match`: the bytes that a call returns are
-//!   of one version, or the call fails. A long `get` whose object is replaced meanwhile, and part of which
-//!   was evicted before it was returned, ends with [`object_store::Error::Precondition`].
-//! - **Freshness** is a choice: see [`Freshness`]. What is written, copied, renamed or deleted through the
-//!   same store is never read as it was before, once the call has returned, or was dropped.
-//! - **One request** for a page that many miss at once; few for neighbouring pages
-//!   ([`Builder::gap_bytes`]). That holds in a tokio runtime, on which requests are spawned: there they go
-//!   on when whoever asked gives up. Outside of one each caller makes its own.
-//! - **Errors pass unchanged**, to the caller whose request it was; others who waited for the same bytes
-//!   make their own request. A failed request leaves nothing in the cache.
+//! - **One version per call.** Pages are cached by object and version (its ETag, or its version field if it has no
+//!   ETag), and missing bytes are requested with `If-Match`. The bytes that a call returns are of one version, or the call
+//!   fails. A long `get` ends with [`object_store::Error::Precondition`] if its object is replaced during the read and a
+//!   part of the old version was evicted before it was returned.
+//! - **Freshness** is a choice: see [`Freshness`]. After a write, copy, rename or delete through the same store has
+//!   returned or was dropped, no read returns the earlier version.
+//! - **One request** for concurrent misses of a page, and few requests for neighbouring pages ([`Builder::gap_bytes`]).
+//!   This holds in a tokio runtime, where requests are spawned as tasks and continue when their caller is dropped.
+//!   Outside of a runtime each caller sends its own requests.
+//! - **Errors pass unchanged** to the caller that sent the request. Other callers that waited for the same bytes send
+//!   their own request. A failed request leaves nothing in the cache.
 //! - **Memory**: pages and names together stay below [`Builder::memory_bytes`].
+//! - **Disk** (optional, [`Builder::disk`]): a second tier with a separate limit, which survives restarts. A page is
+//!   served only if its checksum is right, so a kill, a full disk or a failing disk never causes wrong bytes.
 //!
-//! - **Disk**, where it is asked for ([`Builder::disk`]): a second tier, under a limit of its own, that survives
-//!   restarts. Bytes are believed for their checksum alone, so neither a kill nor a full or broken disk makes
-//!   a wrong byte.
+//! # Version of `object_store`
 //!
-//! # Which `object_store`
-//!
-//! 0.14. Programs whose other crates are at 0.13 (DataFusion 55 is) take the feature `object_store_0_13` without the
-//! default ones.
+//! 0.14. Programs whose other crates use 0.13 (such as DataFusion 55) enable the feature `object_store_0_13` and disable
+//! the default features.
 
 #[cfg(not(any(feature = "object_store_0_13", feature = "object_store_0_14")))]
 compile_error!(
-    "millpond-objects needs one of its features object_store_0_13 and object_store_0_14"
+    "millpond-objects needs one of the features object_store_0_13 and object_store_0_14"
 );
 #[cfg(all(feature = "object_store_0_13", feature = "object_store_0_14"))]
 compile_error!(
-    "millpond-objects has one of its features object_store_0_13 and object_store_0_14: the former wants \
+    "millpond-objects can't have both features object_store_0_13 and object_store_0_14: the former needs \
      default-features = false"
 );
 
 #[cfg(feature = "object_store_0_13")]
 extern crate object_store_0_13 as object_store;
 
-mod answer;
+mod allocation;
 mod directory;
 mod disk;
 mod fetch;
 mod get;
 #[cfg(test)]
 mod hits_tests;
-mod home;
+mod home_runtime;
 mod inner;
-mod opening;
 mod options;
-mod place;
+mod response;
+mod single_flight;
 mod stats;
 mod store;
 mod stream;
@@ -74,5 +72,5 @@ pub use options::{Builder, Freshness};
 pub use stats::Stats;
 pub use store::CachedStore;
 
-/// What errors of ours give as the store.
+/// The store name in errors of this crate.
 const NAME: &str = "millpond";

@@ -1,4 +1,4 @@
-//! How a [`CachedStore`](crate::CachedStore)(crate::CachedStore) is made.
+//! Options of a [`CachedStore`](crate::CachedStore): [`Builder`] and [`Freshness`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,23 +8,22 @@ use object_store::ObjectStore;
 
 use crate::disk::DiskOptions;
 
-/// How old what is cached may be.
+/// How old a cached version may be when it is served.
 ///
-/// A version of an object is the one that its strong ETag names, or its version where it has no ETag; a weak ETag
-/// (`W/...`) counts as none. Whatever is chosen,
-/// the bytes that one call returns are of one version.
+/// A version of an object is named by its strong ETag, or by its version field if it has no ETag. A weak ETag (`W/...`)
+/// counts as none. With each choice, the bytes that one call returns are of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Freshness {
-    /// Objects never change once they exist, and are not made anew by the same name: what is cached is
-    /// right for as long as it is cached. The only choice that caches objects without ETag and version.
-    /// What goes through the same [`CachedStore`](crate::CachedStore) may change them.
+    /// Objects never change once they exist, and no object is created again under the same name: cached bytes stay valid
+    /// while they are cached. The only choice that caches objects without ETag and version. Writes through the same
+    /// [`CachedStore`](crate::CachedStore) may change objects.
     Immutable,
-    /// Each call asks the store whether its object is still of the version that is cached, by a conditional
-    /// request if all is cached, or with the request for what is not: so a call that begins after a
-    /// write has ended, by whomever, returns what was written or something newer.
+    /// Each call revalidates its object with the store: by a conditional request if all bytes are cached, else by the
+    /// request for the missing bytes. So a call that starts after a write has completed returns the written version or
+    /// a newer one, whichever program wrote it.
     Revalidate,
-    /// As `Revalidate`, but the answer holds for so long from the start of its request.
+    /// As `Revalidate`, but a response stays valid for this long after the start of its request.
     MaxAge(Duration),
 }
 
@@ -39,8 +38,8 @@ pub enum Freshness {
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
 ///
 /// # let dir = tempfile::tempdir().unwrap();
-/// # let far: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-/// let builder = CachedStore::builder(far)
+/// # let remote: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+/// let builder = CachedStore::builder(remote)
 ///     .memory_bytes(64 << 20)
 ///     .page_bytes(16 << 10)
 ///     .freshness(Freshness::MaxAge(std::time::Duration::from_secs(60)))
@@ -79,68 +78,69 @@ impl Builder {
         }
     }
 
-    /// The memory that the cache may take, in bytes: at least 1 MiB; 256 MiB unless said. A sixteenth of it
-    /// is for names and versions of objects, the rest for their bytes. Not in it is what requests that
-    /// are under way receive.
+    /// Limit of the cache's memory, in bytes: at least 1 MiB; default 256 MiB. A sixteenth of it is for names and versions
+    /// of objects, the rest for their bytes. The bodies of responses in progress are not included.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: u64) -> Builder {
         self.memory_bytes = bytes;
         self
     }
 
-    /// The size of a page, in bytes: what is asked of the store, and evicted, at least. A power of two that
-    /// the engine takes ([`millpond::PAGE_BYTES_MIN`] to [`millpond::PAGE_BYTES_MAX`]); 16 KiB unless
-    /// said. The end of each object takes a page, too.
+    /// Page size in bytes: the unit of requests and of eviction. A power of two from [`millpond::PAGE_BYTES_MIN`] to
+    /// [`millpond::PAGE_BYTES_MAX`]; default 16 KiB. The last part of each object takes a whole page.
     #[must_use]
     pub fn page_bytes(mut self, bytes: u32) -> Builder {
         self.page_bytes = bytes;
         self
     }
 
-    /// How old what is cached may be; [`Freshness::Revalidate`] unless said.
+    /// How old a cached version may be when it is served; default [`Freshness::Revalidate`].
     #[must_use]
     pub fn freshness(mut self, freshness: Freshness) -> Builder {
         self.freshness = freshness;
         self
     }
 
-    /// Of missing bytes no further apart than this, one request is made, and what lies between is
-    /// transferred, and cached, with them: what the store sends in the time that a request takes. 1 MiB unless said,
-    /// as in `object_store`'s own `get_ranges`.
+    /// Missing ranges at most this far apart are merged into one request, and the gap is transferred and cached with them.
+    /// A good value is the number of bytes that the store sends in the time of one request. Default 1 MiB, as in
+    /// `object_store`'s own `get_ranges`.
     #[must_use]
     pub fn gap_bytes(mut self, bytes: u64) -> Builder {
         self.gap_bytes = bytes;
         self
     }
 
-    /// How far ahead of a reader that reads an object in order a request reaches at most; 4 MiB unless
-    /// said; 0: not at all.
+    /// Largest read-ahead of a sequential reader, in bytes; default 4 MiB; 0 disables read-ahead.
     #[must_use]
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Builder {
         self.readahead_bytes_max = bytes;
         self
     }
 
-    /// Whether [`Stats`](crate::Stats) are told to other processes of the same user, four times a second: to
-    /// `millpond top`. Takes a thread and a descriptor; [`build`](Builder::build) fails where the system gives
-    /// neither. Not unless said.
+    /// Whether [`Stats`](crate::Stats) are published to other processes of the same user, such as `millpond top`, four
+    /// times a second. Takes a thread and a descriptor; [`build`](Builder::build) fails if it can't get them. Off by
+    /// default.
     #[must_use]
     pub fn published(mut self, on: bool) -> Builder {
         self.published = on;
         self
     }
 
-    /// A second tier: what the store sent is also kept in a file in `dir`, of at most `bytes` bytes, and read
-    /// from there when it is not in memory any more, also by the next process that uses the directory, which
-    /// one store at a time may. None unless said.
+    /// Adds a disk tier: a file in `dir` of at most `bytes` bytes that caches the bytes from the store. Pages that have left
+    /// memory are read from it, also by the next process that uses the directory. One store at a time may use a
+    /// directory. Default: no disk tier.
     ///
-    /// Kept are objects that have an ETag or a version, for which the name of the store
-    /// ([`ObjectStore`]'s `Display`), the object's and its version say whether it is the same. All bytes are
-    /// checksummed: what a kill, a full or a broken disk has left is asked of the store again. The
-    /// directory has to be on a file system with direct I/O; it is made, with mode 700, if there is none. A directory
-    /// or file of another user (root's directory excepted), or one that the group or others may write to, is refused. Memory for it is
-    /// taken from [`Builder::memory_bytes`]: 31 bytes for each page that `bytes` has room for (2 MiB for
-    /// each GiB with pages of 16 KiB), and a sixteenth for pages on their way to the disk, but at least four times a 64th of `bytes` or 1 MiB, whichever is less, and at most 33 MiB.
+    /// The tier stores objects that have a strong ETag or a version. It identifies them by the store's name
+    /// ([`ObjectStore`]'s `Display`), the object's name and its version. All bytes are checksummed: bytes that a kill, a
+    /// full disk or a failing disk damaged are requested from the store again.
+    ///
+    /// The directory has to be on a file system with direct I/O. It is created with mode 700 if it does not exist.
+    /// [`build`](Builder::build) refuses a directory or file of another user (except a directory of root), and one that its
+    /// group or other users may write to.
+    ///
+    /// The tier's memory is part of [`Builder::memory_bytes`]: 31 bytes for each page that `bytes` has room for (2 MiB per
+    /// GiB with 16 KiB pages), and write buffers of a sixteenth of the memory: at least four times the smaller of 1 MiB and
+    /// a 64th of `bytes`, at most 33 MiB.
     #[must_use]
     pub fn disk(mut self, dir: impl Into<PathBuf>, bytes: u64) -> Builder {
         self.disk = Some(DiskOptions { dir: dir.into(), bytes });

@@ -1,4 +1,4 @@
-//! What the cache has done.
+//! Statistics of a cache.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -7,50 +7,49 @@ use std::sync::atomic::Ordering::Relaxed;
 use crossbeam_utils::CachePadded;
 use thread_local::ThreadLocal;
 
-/// Counts since the store was made; see [`crate::CachedStore::stats`].
+/// Counts since the store was created; see [`crate::CachedStore::stats`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Pages that were read from memory.
+    /// Pages read from memory.
     pub hits: u64,
-    /// Pages that were not cached when they were asked for.
+    /// Pages that were not in memory when they were requested.
     pub misses: u64,
-    /// Bytes that were read from memory, also of pages that came from the disk just before.
+    /// Bytes read from memory, including pages that were just read from the disk.
     pub bytes_from_memory: u64,
     /// Bytes that the store sent.
     pub bytes_from_store: u64,
-    /// Requests for bytes that were made of the store, whether or not they succeeded.
+    /// Read requests sent to the store, whether or not they succeeded.
     pub requests: u64,
-    /// Of these, those that only asked whether a version is the newest, and it was.
+    /// Of these, revalidations that the store answered with "not modified".
     pub not_modified: u64,
-    /// Calls that were answered without a request: each would have been one.
+    /// Calls that were served without a request.
     pub requests_saved: u64,
-    /// Objects of which something is known.
+    /// Objects that have an entry in the directory.
     pub objects: u64,
-    /// Memory that pages and their tables take, in bytes.
+    /// Memory of pages and page tables, in bytes.
     pub memory_bytes: u64,
-    /// Pages that were read from the disk; this and what follows is of the tier that
-    /// [`Builder::disk`](crate::Builder::disk) asks for.
+    /// Pages read from the disk. This and the following fields are of the [disk tier](crate::Builder::disk).
     pub disk_hits: u64,
-    /// Bytes of these.
+    /// Bytes read from the disk.
     pub bytes_from_disk: u64,
-    /// Pages that are on the disk.
+    /// Pages on the disk.
     pub disk_pages: u64,
-    /// Bytes that were written to the disk.
+    /// Bytes written to the disk.
     pub disk_bytes_written: u64,
-    /// Pages that were not kept on the disk: it was too slow for them, or writing failed.
+    /// Pages not written to the disk, because it was too slow or a write failed.
     pub disk_pages_dropped: u64,
-    /// Pages whose bytes on the disk were wrong: they were asked of the store.
+    /// Pages with a wrong checksum on the disk; they were requested from the store.
     pub disk_pages_damaged: u64,
-    /// Reads and writes of the disk that failed.
+    /// Failed reads and writes of the disk.
     pub disk_errors: u64,
-    /// Nothing is written to the disk for a while, as a write failed.
+    /// Writing to the disk is paused after a failed write.
     pub disk_is_off: bool,
 }
 
 impl Stats {
-    /// A name and a number each, of what the engine does not count itself.
-    pub(crate) fn lines(&self) -> String {
+    /// The counts that the engine does not have, a line with name and number each.
+    pub(crate) fn published_lines(&self) -> String {
         let counts = [
             ("requests", self.requests),
             ("not_modified", self.not_modified),
@@ -71,7 +70,7 @@ impl Stats {
 }
 
 impl fmt::Display for Stats {
-    /// A line for each tier, and one for the disk if there is one.
+    /// A line for memory, one for the store, and one for the disk tier if there is one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         writeln!(
@@ -104,19 +103,19 @@ impl fmt::Display for Stats {
             self.disk_pages_dropped,
             self.disk_pages_damaged,
             self.disk_errors,
-            if self.disk_is_off { "; not written to for a while" } else { "" }
+            if self.disk_is_off { "; writing paused after an error" } else { "" }
         )
     }
 }
 
-/// What hits count: each thread for itself, and no other line is written to.
+/// A count per thread, so that hits write to no cache line that threads share.
 #[derive(Debug, Default)]
-pub(crate) struct Saved(ThreadLocal<CachePadded<AtomicU64>>);
+pub(crate) struct SavedRequests(ThreadLocal<CachePadded<AtomicU64>>);
 
-impl Saved {
+impl SavedRequests {
     pub(crate) fn add(&self) {
         let mine = self.0.get_or_default();
-        // Relaxed, and no read-modify-write: its thread's alone.
+        // Relaxed, and no read-modify-write: only this thread writes the count.
         mine.store(mine.load(Relaxed) + 1, Relaxed);
     }
 
@@ -125,17 +124,17 @@ impl Saved {
     }
 }
 
-/// What is counted where requests are made: next to those, a shared write is nothing.
+/// Counts of requests. A request costs so much more than a shared write that shared counters do.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) bytes: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) not_modified: AtomicU64,
-    pub(crate) saved: Saved,
+    pub(crate) saved: SavedRequests,
 }
 
 impl Counters {
-    // Relaxed: nothing goes with a count.
+    // Relaxed: a count publishes no other data.
     pub(crate) fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Relaxed);
     }

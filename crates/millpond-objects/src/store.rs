@@ -1,4 +1,4 @@
-//! The face: an [`ObjectStore`] that reads from the cache and writes through.
+//! [`CachedStore`]: an [`ObjectStore`] that reads through the cache and writes to the underlying store.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,23 +16,23 @@ use object_store::{
     UploadPart,
 };
 
-use crate::answer::{answer_of, collected};
-use crate::directory::{Known, Writes};
-use crate::disk::{DiskOptions, Tier};
-use crate::get::{COLLECTED_BYTES_MAX, Cached, Collected, resolve};
+use crate::directory::{ObjectEntry, WriteCounts};
+use crate::disk::{DiskOptions, DiskTier};
+use crate::get::{COLLECTED_BYTES_MAX, CachedRanges, Collected, resolve_range};
 use crate::inner::Inner;
 use crate::options::Builder;
+use crate::response::{collected_response, stream_response};
 use crate::stats::{Counters, Stats};
 
-/// A store that keeps what was read from another one in memory; see the [crate's documentation](crate).
+/// An object store that caches the reads of another one; see the [crate's documentation](crate).
 ///
-/// Clones are the same store. It may be used by any number of tasks and threads; nothing blocks.
+/// Clones share one cache. Any number of tasks and threads may use it; no call blocks its thread.
 ///
-/// Requests for a version by name, and those with extensions, pass to the store below, as do conditional ones
-/// unless what is cached is fresh by the chosen [`Freshness`](crate::Freshness). So do lists.
+/// The underlying store serves lists, requests for a named version, requests with extensions, and conditional requests
+/// unless the cached entry is fresh by the chosen [`Freshness`](crate::Freshness).
 ///
-/// A condition that is checked on a fresh entry also holds for the version that is returned, where the object has been
-/// replaced since. `last_modified` and attributes of an answer are those of the first one that had its ETag.
+/// Conditions are checked on the version that is returned, even if the object was replaced after a check on a fresh
+/// entry. `last_modified` and attributes are those of the first response that had the same ETag.
 ///
 /// # Examples
 ///
@@ -42,14 +42,14 @@ use crate::stats::{Counters, Stats};
 /// # use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
 ///
-/// # let far: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-/// let store = CachedStore::builder(Arc::clone(&far)).memory_bytes(16 << 20).build()?;
+/// # let remote: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+/// let store = CachedStore::builder(Arc::clone(&remote)).memory_bytes(16 << 20).build()?;
 /// let path = Path::from("pond");
-/// far.put(&path, "water".into()).await?;
+/// remote.put(&path, "water".into()).await?;
 /// for _ in 0..2 {
 ///     assert_eq!(store.get(&path).await?.bytes().await?, "water");
 /// }
-/// store.forget(&path); // somebody said that it has changed
+/// store.forget(&path); // after a notification that the object has changed
 /// let stats: Stats = store.stats();
 /// println!("{} requests, {} saved", stats.requests, stats.requests_saved);
 /// # Ok(()) }
@@ -60,16 +60,16 @@ pub struct CachedStore {
 }
 
 impl CachedStore {
-    /// A cache over a store; [`Builder::build`] makes it.
+    /// Configures a cache over a store; [`Builder::build`] creates it.
     #[must_use]
     pub fn builder(store: Arc<dyn ObjectStore>) -> Builder {
         Builder::new(store)
     }
 
-    /// What it has done so far.
+    /// Statistics since the store was created.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let engine = self.inner.places.engine().stats();
+        let engine = self.inner.allocator.engine().stats();
         let counters = &self.inner.counters;
         let mut stats = Stats {
             hits: engine.hits,
@@ -89,12 +89,12 @@ impl CachedStore {
         stats
     }
 
-    /// What `millpond top` is told beside what the engine has done.
-    fn lines(&self) -> String {
-        self.stats().lines()
+    /// The statistics that `millpond top` shows besides the engine's.
+    fn published_lines(&self) -> String {
+        self.stats().published_lines()
     }
 
-    /// Drops an object from the cache, after others have changed it.
+    /// Removes an object from the cache: call it after another program has changed the object.
     pub fn forget(&self, location: &Path) {
         self.inner.directory.forget(location.as_ref());
     }
@@ -112,20 +112,20 @@ impl fmt::Display for CachedStore {
     }
 }
 
-/// A call that may change objects. They are forgotten when it ends, also if it fails or is dropped.
-struct Changing {
+/// Scope of a call that may change objects: their entries are removed when it ends, even if it fails or is dropped.
+struct WriteScope {
     inner: Arc<Inner>,
-    writes: Vec<(Path, Arc<Writes>)>,
+    writes: Vec<(Path, Arc<WriteCounts>)>,
 }
 
-impl Changing {
+impl WriteScope {
     fn add(&mut self, location: &Path) {
         let writes = self.inner.directory.begin_write(location.as_ref());
         self.writes.push((location.clone(), writes));
     }
 }
 
-impl Drop for Changing {
+impl Drop for WriteScope {
     fn drop(&mut self) {
         for (location, writes) in &self.writes {
             self.inner.directory.end_write(location.as_ref(), writes);
@@ -134,15 +134,15 @@ impl Drop for Changing {
 }
 
 impl CachedStore {
-    fn changing(&self, locations: &[&Path]) -> Changing {
-        let mut changing = Changing { inner: Arc::clone(&self.inner), writes: Vec::new() };
+    fn write_scope(&self, locations: &[&Path]) -> WriteScope {
+        let mut changing = WriteScope { inner: Arc::clone(&self.inner), writes: Vec::new() };
         locations.iter().for_each(|location| changing.add(location));
         changing
     }
 }
 
-/// What is asked for, if it is a plain read.
-pub(crate) fn plain(options: &GetOptions) -> bool {
+/// Whether a request is a read without conditions, version or extensions.
+pub(crate) fn is_plain_read(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
         && options.if_modified_since.is_none()
@@ -159,7 +159,7 @@ impl ObjectStore for CachedStore {
         payload: PutPayload,
         opts: PutOptions,
     ) -> Result<PutResult> {
-        let _changing = self.changing(&[location]);
+        let _changing = self.write_scope(&[location]);
         self.inner.store.put_opts(location, payload, opts).await
     }
 
@@ -173,25 +173,26 @@ impl ObjectStore for CachedStore {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        if let Some(answer) = self.inner.hit(location, &options) {
-            return Ok(answer);
+        if let Some(response) = self.inner.cached_response(location, &options) {
+            return Ok(response);
         }
-        // Its future is kilobytes, which a hit shall not allocate.
+        // Boxed, as the future takes kilobytes, which a hit must not allocate.
         Box::pin(self.get(location, options)).await
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let is_odd = |range: &Range<u64>| range.start >= range.end;
         if !ranges.is_empty() && !ranges.iter().any(is_odd) {
-            let found = match self.inner.look_up(location, ranges) {
-                Cached::All(bytes) => return Ok(bytes),
-                Cached::Part(known, pieces) => Some((known, pieces)),
-                Cached::Unknown => None,
+            let found = match self.inner.cached_ranges(location, ranges) {
+                CachedRanges::All(bytes) => return Ok(bytes),
+                CachedRanges::Part(entry, pieces) => Some((entry, pieces)),
+                CachedRanges::Unknown => None,
             };
             let bounded = |range: &Range<u64>| Some(GetRange::Bounded(range.clone()));
             let asked: Vec<_> = ranges.iter().map(bounded).collect();
             let collected =
-                Box::pin(self.inner.ranges(location, &asked, &GetOptions::new(), found)).await?;
+                Box::pin(self.inner.read_ranges(location, &asked, &GetOptions::new(), found))
+                    .await?;
             if let Collected::Pieces(_, pieces) = collected {
                 return Ok(pieces.into_iter().map(|piece| piece.bytes).collect());
             }
@@ -204,7 +205,7 @@ impl ObjectStore for CachedStore {
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        let asked = Arc::new(Mutex::new(self.changing(&[])));
+        let asked = Arc::new(Mutex::new(self.write_scope(&[])));
         let noted = Arc::clone(&asked);
         let locations = locations.inspect(move |location| {
             if let Ok(location) = location {
@@ -213,7 +214,7 @@ impl ObjectStore for CachedStore {
         });
         let inner = Arc::clone(&self.inner);
         let deleted = self.inner.store.delete_stream(locations.boxed());
-        // Those that failed, or were not waited for, with the end of the stream.
+        // Objects whose deletion failed or was not awaited are removed when the stream is dropped.
         let deleted = deleted.inspect(move |deleted| {
             let _ = &asked;
             if let Ok(location) = deleted {
@@ -240,12 +241,12 @@ impl ObjectStore for CachedStore {
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let _changing = self.changing(&[to]);
+        let _changing = self.write_scope(&[to]);
         self.inner.store.copy_opts(from, to, options).await
     }
 
     async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
-        let _changing = self.changing(&[from, to]);
+        let _changing = self.write_scope(&[from, to]);
         self.inner.store.rename_opts(from, to, options).await
     }
 }
@@ -257,23 +258,23 @@ impl CachedStore {
         if options.version.is_some() || !options.extensions.is_empty() {
             return pass(options).await;
         }
-        let fresh = inner.directory.find(key).filter(|known| inner.is_fresh(known));
+        let fresh = inner.directory.find(key).filter(|entry| inner.is_fresh(entry));
         match fresh {
-            Some(known) if options.head => {
-                options.check_preconditions(&known.meta)?;
+            Some(entry) if options.head => {
+                options.check_preconditions(&entry.meta)?;
                 inner.counters.saved.add();
-                return Ok(answer_of(&known, 0..0, futures_util::stream::empty().boxed()));
+                return Ok(stream_response(&entry, 0..0, futures_util::stream::empty().boxed()));
             }
             // The read below checks the conditions on the version that it returns.
             Some(_) => {}
-            None if options.head || !plain(&options) => return pass(options).await,
+            None if options.head || !is_plain_read(&options) => return pass(options).await,
             None => {}
         }
-        // Only to choose how to read: the length may be that of an earlier version.
-        let size = inner.directory.with(key, |known| known.meta.size);
+        // Only to choose between collecting and streaming: the length may be that of an earlier version.
+        let size = inner.directory.with_entry(key, |entry| entry.meta.size);
         let range = match (&options.range, size) {
             (Some(GetRange::Bounded(range)), _) => Some(range.clone()),
-            (range, Some(size)) => resolve(range, size),
+            (range, Some(size)) => resolve_range(range, size),
             (_, None) => None,
         };
         let is_short = |range: &Range<u64>| {
@@ -281,41 +282,47 @@ impl CachedStore {
         };
         if range.is_some_and(|range| is_short(&range)) {
             let asked = std::slice::from_ref(&options.range);
-            match inner.ranges(location, asked, &options, None).await? {
+            match inner.read_ranges(location, asked, &options, None).await? {
                 Collected::Pieces(head, mut pieces) => {
                     let piece = pieces.pop().expect("one for each range");
-                    return Ok(head.answer(piece.range, piece.bytes));
+                    return Ok(head.into_response(piece.range, piece.bytes));
                 }
                 Collected::Stream => {}
-                Collected::Pass => return pass(options).await,
+                Collected::Bypass => return pass(options).await,
             }
         }
-        inner.stream(location, options).await
+        inner.read_stream(location, options).await
     }
 }
 
 impl Inner {
-    /// The answer to a plain read of a range that is cached, and fresh; without a lock or a shared write.
-    fn hit(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
+    /// Serves a plain read of a cached and fresh range, without a lock or a write to shared memory.
+    fn cached_response(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
         let Some(GetRange::Bounded(range)) = &options.range else { return None };
-        if options.head || !plain(options) {
+        if options.head || !is_plain_read(options) {
             return None;
         }
-        self.directory.with(location.as_ref(), |known| self.hit_of(known, range)).flatten()
+        self.directory
+            .with_entry(location.as_ref(), |entry| self.cached_response_of(entry, range))
+            .flatten()
     }
 
-    fn hit_of(&self, known: &Arc<Known>, range: &Range<u64>) -> Option<GetResult> {
-        if !self.is_fresh(known) || range.end > known.meta.size || range.start >= range.end {
+    fn cached_response_of(
+        &self,
+        entry: &Arc<ObjectEntry>,
+        range: &Range<u64>,
+    ) -> Option<GetResult> {
+        if !self.is_fresh(entry) || range.end > entry.meta.size || range.start >= range.end {
             return None;
         }
-        let bytes = known.cached(range)?;
-        known.note_use();
+        let bytes = entry.cached(range)?;
+        entry.mark_used();
         self.counters.saved.add();
-        Some(collected(known, range.clone(), bytes))
+        Some(collected_response(entry, range.clone(), bytes))
     }
 }
 
-/// An upload after whose end its object is forgotten.
+/// An upload that removes its object's entry when it ends.
 #[derive(Debug)]
 struct Upload {
     upload: Box<dyn MultipartUpload>,
@@ -336,7 +343,7 @@ impl MultipartUpload for Upload {
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let _changing = self.store.changing(&[&self.location]);
+        let _changing = self.store.write_scope(&[&self.location]);
         self.upload.complete().await
     }
 
@@ -345,18 +352,18 @@ impl MultipartUpload for Upload {
     }
 }
 
-/// The share of the memory for what is known of objects, which is not their bytes.
+/// Share of the memory for the directory's entries: one part in so many.
 const DIRECTORY_SHARE: u64 = 16;
 const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
 impl Builder {
-    /// Makes the store. Starts a thread if there is a tier on a [disk](Builder::disk), of whose file it reads
-    /// what tells what it has: 4 KiB of each MiB.
+    /// Creates the store. With a [disk tier](Builder::disk), it starts a thread and reads the headers of the tier's file,
+    /// 4 KiB of each MiB.
     ///
     /// # Errors
     ///
     /// [`Error::Generic`]: a size is out of range, the memory can't be reserved, or the directory of the disk tier
-    /// can't be used, as it is another store's.
+    /// can't be used, for example because another store uses it.
     pub fn build(self) -> Result<CachedStore> {
         let refused = |what: String| Error::Generic { store: crate::NAME, source: what.into() };
         let memory_bytes = self.memory_bytes;
@@ -380,10 +387,10 @@ impl Builder {
         }
         let engine = Engine::builder().cache_bytes(memory_bytes - directory_bytes - tier_bytes);
         let engine = engine.build().map_err(failed)?;
-        // Says what is wrong with the page size now, and not with the first object.
+        // Reports a bad page size now, not at the first object.
         engine.blob(0, self.page_bytes).map_err(failed)?;
         let tier = self.disk.as_ref().zip(layout).map(|(disk, layout)| {
-            Tier::open(disk, (layout, memory_bytes), &engine, self.inner.to_string())
+            DiskTier::open(disk, (layout, memory_bytes), &engine, self.inner.to_string())
         });
         let tier =
             tier.transpose().map_err(|source| Error::Generic { store: crate::NAME, source })?;
@@ -393,9 +400,11 @@ impl Builder {
         if published {
             let inner = Arc::downgrade(&store.inner);
             let lines = move || {
-                inner.upgrade().map_or(String::new(), |inner| CachedStore { inner }.lines())
+                inner
+                    .upgrade()
+                    .map_or(String::new(), |inner| CachedStore { inner }.published_lines())
             };
-            store.inner.places.engine().publish_with(lines).map_err(failed)?;
+            store.inner.allocator.engine().publish_with(lines).map_err(failed)?;
         }
         Ok(store)
     }

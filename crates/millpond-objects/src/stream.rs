@@ -1,17 +1,16 @@
-//! Long reads: bytes are handed on as they come, and cached on the way.
+//! Streams long reads: bytes are returned as they arrive and cached at the same time.
 //!
 //! ```text
-//!   CACHED page by page -> a page is missing: on the disk? -> read into the cache
-//!     ^                                       |               |
-//!     +---------------------------------------|---------------+
-//!                                             no -> one request for all the rest, If-Match -> STORE to the end
+//!   CACHED page by page -> page missing: on the disk? -> yes: read it into the cache
+//!     ^                                  |                   |
+//!     +----------------------------------|-------------------+
+//!                                        no -> one request for all the rest, If-Match -> STORE to the end
 //! ```
 //!
-//! Of an object of which nothing is known, but of whose name the disk has more than is transferred in the time
-//! of a request (`gap_bytes`), the head is asked for first.
+//! If an object has no entry but more than `gap_bytes` of it may be on the disk, its head is requested first: reading
+//! the disk then saves more time than the request costs.
 //!
-//! A page is claimed when all of its bytes are there (fetch.F1): so nobody waits for a reader that does not
-//! go on.
+//! A page is claimed when all of its bytes have arrived (fetch.F1). So no caller waits for a stream that is not polled.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,43 +21,44 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, GetResultPayload, Result};
 
-use crate::answer::{self, answer_of};
-use crate::directory::{Known, Stamp};
-use crate::fetch::only_if;
-use crate::get::resolve;
+use crate::directory::{ObjectEntry, Stamp};
+use crate::fetch::version_condition;
+use crate::get::resolve_range;
 use crate::inner::{Inner, VERSIONS_MAX};
+use crate::response::{self, stream_response};
 use crate::stats::Counters;
-use crate::store::plain;
+use crate::store::is_plain_read;
 
-/// What a stream reads of the disk at a time. Chosen, not measured.
+/// Most bytes that a stream reads from the disk at a time. Untuned.
 const DISK_RUN_BYTES_MAX: u64 = 256 << 10;
 const DISK_RUN_SHARE: u64 = 64;
 
 impl Inner {
-    /// Asks for all of a range; `None`: the object is of another version by now.
-    async fn ask_version(
+    /// Requests all of a range. `None`: the object has another version now.
+    async fn request_rest(
         &self,
         path: &Path,
-        known: &Known,
+        entry: &ObjectEntry,
         range: Range<u64>,
         watch: &Option<Stamp>,
     ) -> Result<Option<BoxStream<'static, Result<Bytes>>>> {
-        let options = only_if(&known.meta).with_range(Some(GetRange::Bounded(range.clone())));
-        let answer = self.request(path, options).await;
-        if self.is_void(known, watch) {
+        let options =
+            version_condition(&entry.meta).with_range(Some(GetRange::Bounded(range.clone())));
+        let response = self.request(path, options).await;
+        if self.may_be_of_another_version(entry, watch) {
             return Ok(None);
         }
-        match answer {
-            Ok(answer) if known.is_of(&answer.meta) && answer.range == range => {
-                Ok(Some(answer.into_stream()))
+        match response {
+            Ok(response) if entry.is_same_version(&response.meta) && response.range == range => {
+                Ok(Some(response.into_stream()))
             }
             Ok(_) | Err(Error::Precondition { .. } | Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Reads a range of an object, under conditions; the first bytes are asked for before it returns.
-    pub(crate) async fn stream(
+    /// Starts a streaming read of a range, under conditions. The request for the first bytes is sent before it returns.
+    pub(crate) async fn read_stream(
         self: &Arc<Self>,
         path: &Path,
         options: GetOptions,
@@ -66,128 +66,134 @@ impl Inner {
         let key = path.as_ref();
         let mut checked = None;
         let mut may_ask_head =
-            self.tier.as_ref().is_some_and(|tier| tier.bytes_at(key) > self.gap_bytes);
+            self.tier.as_ref().is_some_and(|tier| tier.bytes_of_location(key) > self.gap_bytes);
         for _ in 0..VERSIONS_MAX {
             let stamp = self.stamp(key);
-            let known = self.directory.find(key);
-            let is_current =
-                |known: &Arc<Known>| checked.as_ref().is_some_and(|it| Arc::ptr_eq(it, known));
-            let Some(known) = known else {
+            let entry = self.directory.find(key);
+            let is_current = |entry: &Arc<ObjectEntry>| {
+                checked.as_ref().is_some_and(|it| Arc::ptr_eq(it, entry))
+            };
+            let Some(entry) = entry else {
                 if std::mem::take(&mut may_ask_head) {
                     let head = self.request(path, GetOptions::new().with_head(true)).await?;
                     checked = self.admit(key, &stamp, &head);
                     continue;
                 }
-                let answer = self.request(path, options.clone()).await?;
-                return self.tee(path, stamp, &options, answer);
+                let response = self.request(path, options.clone()).await?;
+                return self.cache_while_streaming(path, stamp, &options, response);
             };
-            known.note_use();
-            let is_usable = self.is_fresh(&known) || is_current(&known);
+            entry.mark_used();
+            let is_usable = self.is_fresh(&entry) || is_current(&entry);
             if is_usable {
-                options.check_preconditions(&known.meta)?;
+                options.check_preconditions(&entry.meta)?;
             }
-            let Some(range) = resolve(&options.range, known.meta.size) else { break };
-            let first = known.cached_page(range.start, range.end);
-            let is_at_hand =
-                first.is_some() || !self.disk_run(&known, range.start, range.end).is_empty();
+            let Some(range) = resolve_range(&options.range, entry.meta.size) else { break };
+            let first = entry.cached_page(range.start, range.end);
+            let is_local =
+                first.is_some() || !self.disk_prefix(&entry, range.start, range.end).is_empty();
             if !is_usable {
                 let mut ask = options.clone();
-                let is_plain = plain(&options);
-                if is_plain && is_at_hand {
-                    ask = ask.with_if_none_match(known.meta.e_tag.clone());
+                let is_plain = is_plain_read(&options);
+                if is_plain && is_local {
+                    ask = ask.with_if_none_match(entry.meta.e_tag.clone());
                 }
                 match self.request(path, ask).await {
-                    Ok(answer) => return self.tee(path, stamp, &options, answer),
+                    Ok(response) => {
+                        return self.cache_while_streaming(path, stamp, &options, response);
+                    }
                     Err(Error::NotModified { .. }) if is_plain => {
                         Counters::add(&self.counters.not_modified, 1);
-                        known.checked_ms.fetch_max(stamp.asked_ms, Relaxed);
-                        checked = Some(known);
+                        entry.validated_ms.fetch_max(stamp.requested_ms, Relaxed);
+                        checked = Some(entry);
                         continue;
                     }
                     Err(error) => {
                         if matches!(error, Error::NotFound { .. }) {
-                            self.directory.forget_version(&known);
+                            self.directory.forget_version(&entry);
                         }
                         return Err(error);
                     }
                 }
             }
-            let Some(watch) = self.watch(&known) else { continue };
-            let mut reading = Reading::new(self, path, &known, range.clone(), watch);
+            let Some(watch) = self.watch(&entry) else { continue };
+            let mut reading = StreamRead::new(self, path, &entry, range.clone(), watch);
             reading.has_asked = checked.is_some();
             match first {
                 first @ Some(_) => reading.first = first,
-                None if is_at_hand => {}
-                None => match self.ask_version(path, &known, range.clone(), &reading.watch).await {
-                    Ok(Some(rest)) => reading.rest = Some(rest),
-                    Ok(None) => {
-                        self.directory.forget_version(&known);
-                        continue;
+                None if is_local => {}
+                None => {
+                    match self.request_rest(path, &entry, range.clone(), &reading.watch).await {
+                        Ok(Some(rest)) => reading.rest = Some(rest),
+                        Ok(None) => {
+                            self.directory.forget_version(&entry);
+                            continue;
+                        }
+                        // Possibly the resolved range exceeds the length of the present version (get.V3).
+                        Err(_) if !matches!(options.range, Some(GetRange::Bounded(_))) => break,
+                        Err(error) => return Err(error),
                     }
-                    // Possibly the range of a version that is longer than the present one (V3 of `get`).
-                    Err(_) if !matches!(options.range, Some(GetRange::Bounded(_))) => break,
-                    Err(error) => return Err(error),
-                },
+                }
             }
-            return Ok(answer_of(&known, range, reading.into_stream()));
+            return Ok(stream_response(&entry, range, reading.into_stream()));
         }
         self.store.get_opts(path, options).await
     }
 
-    /// Caches an answer as it is read, whichever version it is of, if that meets the conditions.
-    fn tee(
+    /// Caches a response while its body is read, whichever version it has, if it meets the conditions.
+    fn cache_while_streaming(
         self: &Arc<Self>,
         path: &Path,
         stamp: Stamp,
         conditions: &GetOptions,
-        mut answer: GetResult,
+        mut response: GetResult,
     ) -> Result<GetResult> {
-        conditions.check_preconditions(&answer.meta)?;
-        if let Some(known) = self.admit(path.as_ref(), &stamp, &answer) {
-            let watch = known.is_blind().then_some(stamp);
-            let mut reading = Reading::new(self, path, &known, answer.range.clone(), watch);
+        conditions.check_preconditions(&response.meta)?;
+        if let Some(entry) = self.admit(path.as_ref(), &stamp, &response) {
+            let watch = entry.is_unversioned().then_some(stamp);
+            let mut reading = StreamRead::new(self, path, &entry, response.range.clone(), watch);
             let nothing = GetResultPayload::Stream(stream::empty().boxed());
-            let payload = std::mem::replace(&mut answer.payload, nothing);
-            let (meta, range) = (answer.meta.clone(), answer.range.clone());
-            let rest = answer::result(payload, meta, range, answer.attributes.clone());
+            let payload = std::mem::replace(&mut response.payload, nothing);
+            let (meta, range) = (response.meta.clone(), response.range.clone());
+            let rest = response::get_result(payload, meta, range, response.attributes.clone());
             reading.rest = Some(rest.into_stream());
-            answer.payload = GetResultPayload::Stream(reading.into_stream());
+            response.payload = GetResultPayload::Stream(reading.into_stream());
         }
-        Ok(answer)
+        Ok(response)
     }
 }
 
-/// A long read under way.
-struct Reading {
+/// A streaming read in progress.
+struct StreamRead {
     inner: Arc<Inner>,
     path: Path,
-    known: Arc<Known>,
-    /// What is left.
+    entry: Arc<ObjectEntry>,
+    /// The bytes not yet returned.
     range: Range<u64>,
     first: Option<Bytes>,
     rest: Option<BoxStream<'static, Result<Bytes>>>,
-    /// The store, be it for the version only.
+    /// A request was sent, if only to revalidate the entry.
     has_asked: bool,
-    /// For an entry whose version answers do not show.
+    /// Stamp of an entry without ETag and version.
     watch: Option<Stamp>,
-    assembler: Assembler,
+    assembler: PageAssembler,
 }
 
-impl Reading {
+impl StreamRead {
     fn new(
         inner: &Arc<Inner>,
         path: &Path,
-        known: &Arc<Known>,
+        entry: &Arc<ObjectEntry>,
         range: Range<u64>,
         watch: Option<Stamp>,
-    ) -> Reading {
-        let assembler = Assembler { page_bytes: inner.places.page_bytes(), ..Assembler::default() };
-        let (inner, path, known) = (Arc::clone(inner), path.clone(), Arc::clone(known));
+    ) -> StreamRead {
+        let assembler =
+            PageAssembler { page_bytes: inner.allocator.page_bytes(), ..PageAssembler::default() };
+        let (inner, path, entry) = (Arc::clone(inner), path.clone(), Arc::clone(entry));
         let (first, rest, has_asked) = (None, None, false);
-        Reading { inner, path, known, range, first, rest, has_asked, watch, assembler }
+        StreamRead { inner, path, entry, range, first, rest, has_asked, watch, assembler }
     }
 
-    async fn next(&mut self) -> Option<Result<Bytes>> {
+    async fn next_bytes(&mut self) -> Option<Result<Bytes>> {
         if self.range.is_empty() {
             if self.rest.is_none() && !self.has_asked {
                 self.inner.counters.saved.add();
@@ -198,31 +204,30 @@ impl Reading {
             let cached = self
                 .first
                 .take()
-                .or_else(|| self.known.cached_page(self.range.start, self.range.end));
+                .or_else(|| self.entry.cached_page(self.range.start, self.range.end));
             if let Some(bytes) = cached {
                 self.range.start += bytes.len() as u64;
                 return Some(Ok(bytes));
             }
-            // What a small cache keeps until it is read.
-            let few = self.inner.places.engine().cache_bytes() / DISK_RUN_SHARE;
-            let few = few.clamp(self.inner.places.page_bytes(), DISK_RUN_BYTES_MAX);
+            // Few enough pages that a small cache still has them when they are returned.
+            let few = self.inner.allocator.engine().cache_bytes() / DISK_RUN_SHARE;
+            let few = few.clamp(self.inner.allocator.page_bytes(), DISK_RUN_BYTES_MAX);
             let run = self.range.start..self.range.end.min(self.range.start + few);
-            if let Some(bytes) = self.inner.read_run(&self.known, run).await {
+            if let Some(bytes) = self.inner.read_disk_prefix(&self.entry, run).await {
                 self.range.start += bytes.len() as u64;
                 return Some(Ok(bytes));
             }
             let (inner, path) = (Arc::clone(&self.inner), self.path.clone());
-            let (known, range) = (Arc::clone(&self.known), self.range.clone());
+            let (entry, range) = (Arc::clone(&self.entry), self.range.clone());
             let watch = self.watch.clone();
             self.has_asked = true;
-            let asked = async move { inner.ask_version(&path, &known, range, &watch).await };
+            let asked = async move { inner.request_rest(&path, &entry, range, &watch).await };
             match asked.await {
                 Ok(Some(rest)) => self.rest = Some(rest),
                 Ok(None) => {
-                    self.inner.directory.forget_version(&self.known);
+                    self.inner.directory.forget_version(&self.entry);
                     let path = self.path.to_string();
-                    let what =
-                        "the object was replaced while it was read, and what was left is gone";
+                    let what = "the object was replaced while it was read, and the rest of the old version is not cached";
                     return self.fail(Error::Precondition { path, source: what.into() });
                 }
                 Err(error) => return self.fail(error),
@@ -236,7 +241,7 @@ impl Reading {
             }
             Some(Ok(bytes)) => {
                 Counters::add(&self.inner.counters.bytes, bytes.len() as u64);
-                self.assembler.feed(&self.inner, &self.known, self.range.start, &bytes);
+                self.assembler.append(&self.inner, &self.entry, self.range.start, &bytes);
                 self.range.start += bytes.len() as u64;
                 Some(Ok(bytes))
             }
@@ -254,42 +259,43 @@ impl Reading {
     }
 
     fn into_stream(self) -> BoxStream<'static, Result<Bytes>> {
-        let next = |mut reading: Reading| async move { Some((reading.next().await?, reading)) };
+        let next =
+            |mut reading: StreamRead| async move { Some((reading.next_bytes().await?, reading)) };
         stream::unfold(self, next).fuse().boxed()
     }
 }
 
-/// Puts pages together from what comes in pieces of any size.
+/// Assembles pages from body chunks of any size.
 #[derive(Default)]
-struct Assembler {
+struct PageAssembler {
     page_bytes: u64,
-    /// The first bytes of a page.
+    /// The bytes of an incomplete page.
     begun: Vec<u8>,
 }
 
-impl Assembler {
-    /// Takes bytes of the object from `at` on, which follow those before.
-    fn feed(&mut self, inner: &Inner, known: &Known, mut at: u64, mut bytes: &[u8]) {
-        let (page_bytes, size) = (self.page_bytes, known.meta.size);
+impl PageAssembler {
+    /// Adds bytes at offset `at` of the object, which follow the previous ones.
+    fn append(&mut self, inner: &Inner, entry: &ObjectEntry, mut at: u64, mut bytes: &[u8]) {
+        let (page_bytes, size) = (self.page_bytes, entry.meta.size);
         while !bytes.is_empty() && at < size {
             let in_page = at % page_bytes;
             // To the end of the page, or of the object.
             let lacking = (page_bytes - in_page).min(size - at) as usize;
             let part = &bytes[..lacking.min(bytes.len())];
             if in_page != self.begun.len() as u64 {
-                // Begins within a page: nobody has the bytes before.
+                // The read starts inside a page, so the page's first bytes are missing.
             } else if in_page == 0 && bytes.len() >= lacking {
                 let whole = (bytes.len() as u64 / page_bytes * page_bytes).max(lacking as u64);
                 let whole = if at + bytes.len() as u64 >= size { size - at } else { whole };
                 let whole = &bytes[..whole as usize];
-                inner.bring(known, at, whole, Vec::new());
+                inner.populate(entry, at, whole, Vec::new());
                 at += whole.len() as u64;
                 bytes = &bytes[whole.len()..];
                 continue;
             } else {
                 self.begun.extend_from_slice(part);
                 if part.len() == lacking {
-                    inner.bring(known, at - in_page, &self.begun, Vec::new());
+                    inner.populate(entry, at - in_page, &self.begun, Vec::new());
                     self.begun.clear();
                 }
             }
@@ -299,14 +305,14 @@ impl Assembler {
     }
 }
 
-impl Known {
-    /// Cached bytes from `at` to the end of the page, or `end`: borrowed, or copied where too many are.
+impl ObjectEntry {
+    /// Cached bytes from `at` to the end of the page or to `end`: borrowed, or copied if too many pages are borrowed.
     fn cached_page(&self, at: u64, end: u64) -> Option<Bytes> {
-        let range = self.place.locate(&(at..end));
-        if let Some(view) = self.place.blob.try_view(range) {
+        let range = self.allocation.to_blob(&(at..end));
+        if let Some(view) = self.allocation.blob.try_view(range) {
             return Some(Bytes::from_owner(view));
         }
-        let page_bytes = u64::from(self.place.blob.page_bytes());
+        let page_bytes = u64::from(self.allocation.blob.page_bytes());
         self.cached(&(at..end.min(at - at % page_bytes + page_bytes)))
     }
 }

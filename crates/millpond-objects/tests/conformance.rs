@@ -1,4 +1,4 @@
-//! `object_store`'s own tests of stores, on the cache over stores in memory and on local files.
+//! Runs `object_store`'s own test suite on the cache, over an in-memory store and over local files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::{ObjectStore, integration};
 
-/// The caches that are tried: small and large pages, each freshness.
+/// The tested caches: small and large pages, each freshness.
 fn caches(store: &Arc<dyn ObjectStore>) -> Vec<CachedStore> {
     let age = Freshness::MaxAge(Duration::from_secs(1000));
     let kinds = [(4096, Freshness::Revalidate), (65536, age), (16384, Freshness::Immutable)];
@@ -19,7 +19,7 @@ fn caches(store: &Arc<dyn ObjectStore>) -> Vec<CachedStore> {
     kinds.into_iter().map(cache).collect()
 }
 
-/// What holds for each; of some, objects can be replaced on condition.
+/// The tests for every store. `has_update`: the store supports conditional replacement.
 async fn every_store(store: &CachedStore, has_update: bool) {
     integration::put_get_delete_list(store).await;
     integration::get_opts(store).await;

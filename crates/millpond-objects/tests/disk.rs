@@ -1,4 +1,4 @@
-//! The tier on a disk: what survives, and that nothing makes a wrong byte.
+//! Tests of the disk tier: pages survive a restart, and no failure causes wrong bytes.
 
 mod common;
 #[path = "../../millpond/tests/common/skip.rs"]
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 const PAGE: u64 = 4096;
 const DISK: u64 = 4 << 20;
 
-/// A directory on a real disk, removed at the end.
+/// A directory on a real disk, removed when dropped.
 fn temp_dir() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -41,7 +41,7 @@ fn tier_dir(dir: &TempDir) -> PathBuf {
     dir.path().join("tier")
 }
 
-/// As soon as tasks of an earlier one on the directory have ended.
+/// Builds a store, after waiting for tasks of an earlier store on the same directory.
 async fn built(builder: impl Fn() -> Builder) -> CachedStore {
     loop {
         match builder().build() {
@@ -80,9 +80,9 @@ async fn read_all(store: &CachedStore, count: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_read_survives_a_restart() {
+async fn cached_pages_survive_a_restart() {
     let (far, dir) = (with_objects(20).await, temp_dir());
-    // With room for all on its way to the disk.
+    // With chunk buffers for all pages.
     let store = over(&far, &dir).memory_bytes(64 << 20).build().unwrap();
     read_all(&store, 20).await;
     assert_eq!(store.stats().disk_pages_dropped, 0);
@@ -94,14 +94,14 @@ async fn what_was_read_survives_a_restart() {
     assert_eq!((stats.disk_pages_damaged, stats.disk_errors, stats.disk_is_off), (0, 0, false));
     assert!(stats.disk_pages >= 20 * 100_000 / PAGE, "{stats:?}");
     read_all(&store, 20).await;
-    // One for each object, which says what its version is.
+    // One request for each object, to learn its version.
     assert_eq!(far.gets().len(), 20);
     let stats = store.stats();
     assert_eq!((stats.requests, stats.requests_saved as usize), (20, first - 20));
     assert!(stats.to_string().contains("\ndisk: "), "{stats}");
     assert!(stats.bytes_from_disk > 20 * 70_000, "{stats:?}");
     assert_eq!(stats.disk_pages_damaged, 0);
-    // A whole object, of which nothing is known.
+    // A whole object that has no entry.
     drop(store);
     let large = Path::from("large");
     let bytes = content(7, 2_500_000);
@@ -123,12 +123,12 @@ async fn what_was_read_survives_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wrong_bytes_on_the_disk_are_asked_of_the_store() {
+async fn corrupt_pages_are_fetched_from_the_store() {
     let (far, dir) = (with_objects(20).await, temp_dir());
     let store = over(&far, &dir).build().unwrap();
     read_all(&store, 20).await;
     drop(store);
-    // Of a page here and there, of most, and of all headers, too.
+    // Damage some pages, most pages, and then all headers as well.
     for every in [104_729, 10_007, 701] {
         let file = OpenOptions::new().read(true).write(true).open(tier_dir(&dir).join("pages"));
         let (file, mut at) = (file.unwrap(), 5000);
@@ -146,7 +146,7 @@ async fn wrong_bytes_on_the_disk_are_asked_of_the_store() {
         assert_eq!((damaged > 0, known > 0), (every > 1000, every > 1000), "{damaged} of {known}");
         drop(store);
     }
-    // Neither a file that ends early nor one of something else.
+    // Neither a truncated file nor a file of another program.
     for (len, bytes) in [(1_000_001, None), (5000, None), (9000, Some([7; 9000]))] {
         let path = tier_dir(&dir).join("pages");
         OpenOptions::new().write(true).open(&path).unwrap().set_len(len).unwrap();
@@ -155,19 +155,19 @@ async fn wrong_bytes_on_the_disk_are_asked_of_the_store() {
         }
         read_all(&built(|| over(&far, &dir)).await, 20).await;
         let store = built(|| over(&far, &dir)).await;
-        // The writer drops pages while it is busy, and writes the last ones in any case.
+        // A busy writer drops pages, but it always writes the last ones.
         assert!(store.stats().disk_pages > 0, "{:?}", store.stats());
     }
 }
 
-/// Bytes that the directory takes on the disk.
+/// Bytes allocated on the disk for the directory.
 fn du(dir: &TempDir) -> u64 {
     let entries = fs::read_dir(tier_dir(dir)).unwrap();
     entries.map(|entry| entry.unwrap().metadata().unwrap().blocks() * 512).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_directory_keeps_to_its_limit_and_what_is_used_stays() {
+async fn the_directory_keeps_to_its_limit_and_used_pages_stay() {
     let (far, dir) = (with_objects(60).await, temp_dir());
     let store = over(&far, &dir).build().unwrap();
     let (hot, hot_bytes) = object(0);
@@ -177,7 +177,7 @@ async fn the_directory_keeps_to_its_limit_and_what_is_used_stays() {
             let got = store.get_range(&path, 0..bytes.len() as u64).await.unwrap();
             assert_eq!(got, bytes);
             if number % 15 == 14 {
-                // Out of memory, and known again.
+                // Evicted from memory, with a valid entry again.
                 store.forget(&hot);
                 store.get_range(&hot, 0..1).await.unwrap();
                 let got = store.get_range(&hot, 8192..40_000).await.unwrap();
@@ -194,7 +194,7 @@ async fn the_directory_keeps_to_its_limit_and_what_is_used_stays() {
     assert_eq!(store.get_range(&hot, 8192..40_000).await.unwrap(), hot_bytes[8192..40_000]);
     assert!(far.gets().is_empty(), "{:?}", store.stats());
     drop(store);
-    // A smaller limit holds from the start.
+    // A smaller limit applies when the store is built.
     let small = || over(&far, &dir).disk(tier_dir(&dir), DISK / 4);
     let store = built(small).await;
     assert!(du(&dir) <= DISK / 4, "{}", du(&dir));
@@ -202,7 +202,7 @@ async fn the_directory_keeps_to_its_limit_and_what_is_used_stays() {
     assert!(du(&dir) <= DISK / 4, "{}", du(&dir));
 }
 
-/// Reads at random, from several tasks, and compares.
+/// Reads random ranges from several tasks, and checks the bytes.
 async fn read_at_random(store: &CachedStore, objects: u64, seed: u64, reads: u64) {
     let tasks = (0..8u64).map(|task| {
         let store = store.clone();
@@ -227,8 +227,8 @@ async fn read_at_random(store: &CachedStore, objects: u64, seed: u64, reads: u64
     try_join_all(tasks).await.unwrap();
 }
 
-/// Reads at random until `is_seen`: what is brought while the writer has all drafts is not kept, so nothing says
-/// how soon that is.
+/// Reads random ranges until `is_seen`. The time is not bounded by a number of reads, as the writer drops pages while all
+/// chunk buffers are in use.
 async fn read_until(
     store: &CachedStore,
     objects: u64,
@@ -246,9 +246,9 @@ async fn read_until(
     }
 }
 
-/// Goal: pages that are overwritten while they are read, and bytes that change under the tier, make misses.
+/// Goal: pages that the writer overwrites during a read, and bytes that another program changes, are misses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tasks_read_right_bytes_while_the_file_is_scribbled_on() {
+async fn reads_are_correct_while_the_file_is_overwritten() {
     let (far, dir) = (with_objects(30).await, temp_dir());
     let store = over(&far, &dir).disk(tier_dir(&dir), 1 << 20).build().unwrap();
     let is_warm = |stats: &Stats| stats.disk_hits > 0 && stats.disk_bytes_written > 2 << 20;
@@ -272,7 +272,7 @@ async fn tasks_read_right_bytes_while_the_file_is_scribbled_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_is_one_stores_and_may_be_removed() {
+async fn a_directory_has_one_store_and_may_be_removed() {
     let (far, dir) = (with_objects(20).await, temp_dir());
     let store = over(&far, &dir).build().unwrap();
     let refused = over(&far, &dir).build().unwrap_err().to_string();
@@ -280,11 +280,11 @@ async fn a_directory_is_one_stores_and_may_be_removed() {
     assert!(refused.contains(tier_dir(&dir).to_str().unwrap()), "{refused}");
     fs::remove_dir_all(tier_dir(&dir)).unwrap();
     read_until(&store, 20, 1, |stats| stats.disk_hits > 0).await;
-    // It is another directory by now.
+    // A new directory of the same name.
     let other = over(&far, &dir).build().unwrap();
     read_all(&other, 20).await;
     read_all(&store, 20).await;
-    // Neither a file nor what is too small.
+    // Neither a file in place of the directory, nor a size that is too small.
     fs::write(dir.path().join("file"), "").unwrap();
     let refused = over(&far, &dir).disk(dir.path().join("file"), DISK).build().unwrap_err();
     assert!(refused.to_string().contains("the directory"), "{refused}");
@@ -294,8 +294,8 @@ async fn a_directory_is_one_stores_and_may_be_removed() {
     assert!(refused.to_string().contains("more than half"), "{refused}");
 }
 
-/// Incident: the tier used a directory of another user, who had put a link named `pages` into it. The link was followed,
-/// and a file of root was cut to nothing.
+/// Incident: the tier used a directory of another user that contained a link named `pages`. The link was followed, and a
+/// file of root was truncated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_another_user_can_change_is_refused() {
     let far = with_objects(1).await;
@@ -356,7 +356,7 @@ async fn a_directory_that_another_user_can_change_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_what_has_a_version_is_kept_and_only_for_its_store() {
+async fn only_versioned_objects_are_stored_and_only_for_their_store() {
     let (far, dir) = (with_objects(5).await, temp_dir());
     far.faults.without_tags.store(true, Relaxed);
     let store = over(&far, &dir).build().unwrap();
@@ -365,7 +365,7 @@ async fn only_what_has_a_version_is_kept_and_only_for_its_store() {
     far.faults.without_tags.store(false, Relaxed);
     let mut store = built(|| over(&far, &dir)).await;
     assert_eq!(store.stats().disk_pages, 0);
-    // What the writer has no room for stays in memory alone, until another store brings it.
+    // Pages that the writer drops are in memory only, until another store queues them.
     for round in 0.. {
         read_all(&store, 5).await;
         let stats = store.stats();
@@ -376,7 +376,7 @@ async fn only_what_has_a_version_is_kept_and_only_for_its_store() {
         drop(store);
         store = built(|| over(&far, &dir)).await;
     }
-    // Another content of the same tag, in a store of another name.
+    // Different content with the same tag, in a store of another name.
     drop(store);
     let other = Arc::new(object_store::memory::InMemory::new());
     for number in 0..5 {
@@ -400,7 +400,7 @@ async fn only_what_has_a_version_is_kept_and_only_for_its_store() {
     assert_eq!(store.stats().disk_hits, 0);
 }
 
-/// A tmpfs, gone at the end.
+/// A tmpfs, unmounted when dropped.
 struct Tmpfs(TempDir);
 
 impl Tmpfs {
@@ -422,10 +422,10 @@ impl Drop for Tmpfs {
     }
 }
 
-/// Goal: on a disk that is full from the start, full in the middle, and free again, bytes are right, the store
-/// tells of it, and goes on by itself.
+/// Goal: on a disk that is full at first, then free, then full again, bytes are correct, the statistics report it, and
+/// writing resumes without help.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_is_told_of_and_makes_no_wrong_byte() {
+async fn a_full_disk_is_reported_and_corrupts_no_bytes() {
     let far = with_objects(30).await;
     let Some(tmpfs) = Tmpfs::new("size=1m") else { return };
     let dir = &tmpfs.0;
@@ -445,7 +445,7 @@ async fn a_full_disk_is_told_of_and_makes_no_wrong_byte() {
     assert_eq!((store.stats().disk_hits, store.stats().disk_bytes_written), (0, 0));
     assert!(store.stats().disk_pages_dropped > 0);
     fs::remove_file(&fill).unwrap();
-    // It wants more than there is: full again, on the way.
+    // The tier's limit exceeds the tmpfs: it becomes full again.
     let errors = store.stats().disk_errors;
     while store.stats().disk_hits < 100 || store.stats().disk_errors == errors {
         read_at_random(&store, 30, seeds.next().unwrap(), 10).await;
@@ -459,7 +459,7 @@ async fn a_full_disk_is_told_of_and_makes_no_wrong_byte() {
     assert_eq!(store.stats().disk_pages_damaged, 0);
 }
 
-/// What the child of the test below does until it is killed.
+/// Main loop of the child process of the next test, which kills it.
 async fn read_until_killed(dir: PathBuf) {
     let store = built(|| over_files(&dir)).await;
     println!("reading");
@@ -475,11 +475,11 @@ fn over_files(dir: &std::path::Path) -> Builder {
     builder.disk(dir.join("tier"), 1 << 19)
 }
 
-/// Goal: whatever a process that is killed has left, each byte is right afterwards.
-/// Method: a child reads at random, by way of a tier in which few objects have room; killed at a random moment,
-/// over and over, on what its predecessors left; and after each kill all is read here.
+/// Goal: after a process is killed at any moment, the next one reads correct bytes from its directory.
+/// Method: a child reads random ranges through a tier that holds few of the objects, and is killed at a random moment.
+/// After each kill this process reads all objects. The next child continues on the same directory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_process_left_is_right_or_missed() {
+async fn pages_of_a_killed_process_are_correct_or_missed() {
     const DIR: &str = "MILLPOND_OBJECTS_KILLED_IN";
     if let Some(dir) = std::env::var_os(DIR) {
         return read_until_killed(dir.into()).await;
@@ -492,7 +492,7 @@ async fn what_a_killed_process_left_is_right_or_missed() {
     }
     let (mut written, mut hits, mut recovered) = (0, 0, 0);
     for round in 0..10u64 {
-        let test = "what_a_killed_process_left_is_right_or_missed";
+        let test = "pages_of_a_killed_process_are_correct_or_missed";
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture"])
             .env(DIR, dir.path())
@@ -503,7 +503,7 @@ async fn what_a_killed_process_left_is_right_or_missed() {
         assert!(lines.any(|line| line.unwrap().contains("reading")), "the child reads");
         tokio::time::sleep(Duration::from_micros(round * round * 1500 + round * 377)).await;
         child.kill().unwrap();
-        // Signalled, and not ended by an assertion.
+        // Killed by the signal, not ended by an assertion.
         assert_eq!(child.wait().unwrap().code(), None);
         let store = built(|| over_files(dir.path())).await;
         recovered += store.stats().disk_pages;

@@ -1,4 +1,4 @@
-//! Objects that are replaced while a part of them is cached: their lengths, and conditions of reads.
+//! Tests of objects that are replaced while a part of them is cached: lengths of reads, and their conditions.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn over(far: &Far, freshness: Freshness) -> Builder {
     builder.memory_bytes(32 << 20).freshness(freshness).readahead_bytes_max(0)
 }
 
-/// The bytes, the range, the size and the ETag that a store returns, or its error.
+/// Bytes, range, size and ETag that a store returns, or its error.
 async fn answer(
     store: &dyn ObjectStore,
     path: &Path,
@@ -35,15 +35,15 @@ async fn answer(
     Ok((bytes, range, meta.size, meta.e_tag))
 }
 
-/// The ranges whose bounds depend on the object's length.
+/// Ranges whose bounds depend on the object's length.
 fn open_ranges() -> Vec<Option<GetRange>> {
     let suffixes = [1, 4, 5000, 100_000].map(|len| Some(GetRange::Suffix(len)));
     let offsets = [0, 1, 5, 5000, 150_000].map(|at| Some(GetRange::Offset(at)));
     [None].into_iter().chain(suffixes).chain(offsets).collect()
 }
 
-/// Incident: a get of the whole object, of a suffix or from an offset was resolved by the length of the cached
-/// version, and that range of the next version was returned as the answer: of "10" after "9" the byte "1".
+/// Incident: a get of the whole object, of a suffix or from an offset was resolved by the length of the cached version,
+/// and the same range of the next version was returned. Example: after "9" became "10", the read returned "1".
 #[tokio::test]
 async fn open_ranges_follow_the_length_of_the_version_that_is_served() {
     // Expired at once.
@@ -59,7 +59,7 @@ async fn open_ranges_follow_the_length_of_the_version_that_is_served() {
                 let path = Path::from("log");
                 for version in &versions {
                     far.store.put(&path, version.clone().into()).await.unwrap();
-                    // Missing in part, and then cached.
+                    // First with missing pages, then fully cached.
                     for _ in 0..2 {
                         let options = GetOptions::new().with_range(range.clone());
                         let expected = answer(&*far.store, &path, options.clone()).await;
@@ -72,7 +72,7 @@ async fn open_ranges_follow_the_length_of_the_version_that_is_served() {
     }
 }
 
-/// Incident: a fresh entry of which pages were missing made a get of all 200,000 bytes return 100,000.
+/// Incident: with a fresh entry and missing pages, a get of all 200,000 bytes returned 100,000.
 #[tokio::test]
 async fn a_fresh_entry_with_missing_pages_follows_the_new_length() {
     for (old, new) in [(100_000, 200_000), (200_000, 100_000), (100_000, 5 << 20), (100_000, 9)] {
@@ -96,8 +96,8 @@ async fn a_fresh_entry_with_missing_pages_follows_the_new_length() {
     }
 }
 
-/// Incident: a get with If-Match was checked on the fresh entry, its pages were missing, the object had been replaced,
-/// and the bytes of the next version were returned. So were those of a get under the other conditions.
+/// Incident: a get with If-Match was checked on a fresh entry whose pages were missing. The object had been replaced, so
+/// the bytes of the next version were returned. The other conditions failed in the same way.
 #[tokio::test]
 async fn conditions_hold_for_the_version_that_is_returned() {
     let short = Some(GetRange::Bounded(500_000..500_012));
@@ -125,7 +125,7 @@ async fn conditions_hold_for_the_version_that_is_returned() {
                     3 => options.if_unmodified_since = Some(old.last_modified),
                     _ => options.if_match = Some("*".into()),
                 }
-                // The first bytes are cached: the read of all may end with the error that the object was replaced.
+                // The first bytes are cached, so a read of the whole object may fail with `Precondition`.
                 let is_torn = range.is_none() && condition != 1;
                 match answer(&store, &path, options.clone()).await {
                     Err(error) if is_torn => assert_eq!(error, "Precondition"),

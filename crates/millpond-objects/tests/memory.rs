@@ -1,7 +1,7 @@
-//! What the kernel says is resident grows by no more than the limit, and 4 MiB.
+//! Tests that the resident set grows by no more than the limit plus 4 MiB.
 //!
-//! A program of its own, with one test: others' memory would be counted. `MILLPOND_OBJECTS`: how many objects;
-//! 8000 unless set. Numbers are printed.
+//! A test program with a single test, as the memory of other tests would be counted. `MILLPOND_OBJECTS`: number of
+//! objects, default 8000. The test prints its measurements.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const LIMIT_BYTES: u64 = 32 << 20;
 const SLACK_BYTES: u64 = 4 << 20;
 const OBJECT_BYTES: usize = 6000;
 
-/// A store that has every object, of bytes that its name makes, and no memory of any.
+/// A store that has every object, computes its bytes from its name, and stores nothing.
 #[derive(Debug)]
 struct Endless;
 
@@ -128,7 +128,7 @@ async fn many_objects_keep_to_the_limit() {
     for number in 0..objects {
         read(&store, number).await;
         if number % 1000 == 0 || number + 1 == objects {
-            // What was read long ago, and just now.
+            // An object read long ago, and a recent one.
             read(&store, number / 2).await;
             peak = peak.max(resident_bytes());
         }
@@ -141,5 +141,5 @@ async fn many_objects_keep_to_the_limit() {
     println!("{}", store.stats());
     assert!(store.stats().memory_bytes <= LIMIT_BYTES);
     assert!(grown <= LIMIT_BYTES + SLACK_BYTES, "{grown} bytes resident");
-    assert!(grown > LIMIT_BYTES / 2, "{grown} bytes: it does not fill");
+    assert!(grown > LIMIT_BYTES / 2, "{grown} bytes: the cache is not full");
 }

@@ -1,4 +1,4 @@
-//! What is asked of the store below, and what callers get.
+//! Tests of reads: which requests reach the underlying store, and which results the callers get.
 
 mod common;
 
@@ -27,11 +27,11 @@ async fn with_object(len: usize) -> (Far, Path, Vec<u8>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_who_miss_one_page_make_one_request() {
+async fn concurrent_misses_of_a_page_make_one_request() {
     let (far, path, bytes) = with_object(100_000).await;
     let store = over(&far).build().unwrap();
     far.faults.delay_ms.store(20, Relaxed);
-    // Of an object of which nothing is known, and of one that is known.
+    // An object without an entry, and one with an entry.
     for range in [5000..5100, 50_000..50_100] {
         let tasks = (0..64).map(|_| {
             let (store, path, range) = (store.clone(), path.clone(), range.clone());
@@ -46,7 +46,7 @@ async fn many_who_miss_one_page_make_one_request() {
 }
 
 #[tokio::test]
-async fn what_is_cached_is_read_without_a_request_to_the_end_of_the_object() {
+async fn cached_ranges_are_read_without_a_request() {
     let (far, path, bytes) = with_object(3 * PAGE as usize + 77).await;
     let store = over(&far).build().unwrap();
     let len = bytes.len() as u64;
@@ -64,13 +64,13 @@ async fn what_is_cached_is_read_without_a_request_to_the_end_of_the_object() {
     assert_eq!(got, bytes[bytes.len() - 100..]);
     assert_eq!(store.head(&path).await.unwrap().size, len);
     assert!(far.gets().is_empty());
-    // Six ranges, all of it, a suffix and a head.
+    // Six ranges, the whole object, a suffix and a head.
     let stats = store.stats();
     assert_eq!((stats.requests, stats.requests_saved), (1, 9));
-    let told = stats.to_string();
-    assert!(told.contains("store: 1 requests (0 not modified), 9 saved, 0.0 MiB"), "{told}");
-    assert!(told.starts_with("memory: ") && !told.contains("disk"), "{told}");
-    // What is wrong the store says itself.
+    let text = stats.to_string();
+    assert!(text.contains("store: 1 requests (0 not modified), 9 saved, 0.0 MiB"), "{text}");
+    assert!(text.starts_with("memory: ") && !text.contains("disk"), "{text}");
+    // Errors of invalid ranges come from the store.
     assert!(matches!(store.get_range(&path, len..len + 1).await, Err(Error::Generic { .. })));
     let none = store.get_range(&Path::from("none"), 0..1).await;
     assert!(matches!(none, Err(Error::NotFound { .. })));
@@ -91,11 +91,11 @@ async fn near_ranges_are_one_request_and_far_ones_are_not() {
     assert_eq!(far.gets(), [bounded(0..4 * PAGE), bounded(at..at + PAGE)]);
     expect(store.get_ranges(&path, &ranges).await.unwrap());
     assert!(far.gets().is_empty());
-    // The pages between two that are missing came for nothing, but are not cached twice.
+    // Page 1 is cached, as part of the first request; only page 4 is requested.
     let ranges = [PAGE..PAGE + 1, 4 * PAGE..4 * PAGE + 1];
     store.get_ranges(&path, &ranges).await.unwrap();
     assert_eq!(far.gets(), [bounded(4 * PAGE..5 * PAGE)]);
-    // What lies between is cached with them.
+    // The gap between the ranges is cached with them.
     let ranges = [6 * PAGE..6 * PAGE + 1, 8 * PAGE..8 * PAGE + 1];
     store.get_ranges(&path, &ranges).await.unwrap();
     assert_eq!(far.gets(), [bounded(6 * PAGE..9 * PAGE)]);
@@ -106,7 +106,7 @@ async fn near_ranges_are_one_request_and_far_ones_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn errors_reach_who_asked_and_leave_nothing_behind() {
+async fn errors_reach_the_caller_and_cache_nothing() {
     let (far, path, bytes) = with_object(40_000).await;
     let store = over(&far).build().unwrap();
     far.faults.fail_every.store(1, Relaxed);
@@ -116,7 +116,7 @@ async fn errors_reach_who_asked_and_leave_nothing_behind() {
     assert_eq!(store.get_range(&path, 0..10).await.unwrap(), bytes[..10]);
     far.faults.fail_every.store(1, Relaxed);
     far.faults.delay_ms.store(10, Relaxed);
-    // All at once, and none waits for more than its own and one other.
+    // All fail together: no caller waits for more than its own request and one other.
     let tasks = (0..16).map(|_| store.get_range(&path, 20_000..20_010));
     let began = std::time::Instant::now();
     assert!(join_all(tasks).await.iter().all(Result::is_err));
@@ -129,11 +129,11 @@ async fn errors_reach_who_asked_and_leave_nothing_behind() {
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_says_so_and_is_not_cached_as_whole() {
+async fn a_failed_stream_returns_the_error_and_is_not_cached_as_whole() {
     let (far, path, bytes) = with_object(9 << 20).await;
     let store = over(&far).memory_bytes(32 << 20).build().unwrap();
     let mut stream = store.get(&path).await.unwrap().into_stream();
-    // Not read further.
+    // The failed stream is not read further.
     stream.next().await.unwrap().unwrap();
     drop(stream);
     let got = store.get(&path).await.unwrap().bytes().await.unwrap();
@@ -141,11 +141,11 @@ async fn a_stream_that_fails_says_so_and_is_not_cached_as_whole() {
     far.gets();
     let got = store.get(&path).await.unwrap().bytes().await.unwrap();
     assert_eq!(got, bytes);
-    assert!(far.gets().is_empty(), "all of it fits");
+    assert!(far.gets().is_empty(), "the whole object fits");
 }
 
 #[tokio::test]
-async fn each_freshness_is_what_it_says() {
+async fn each_freshness_keeps_its_promise() {
     let (far, path, _) = with_object(10_000).await;
     let immutable = over(&far).build().unwrap();
     let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
@@ -164,14 +164,14 @@ async fn each_freshness_is_what_it_says() {
     assert_eq!(revalidate.get_range(&path, 0..10).await.unwrap(), new[..10]);
     tokio::time::sleep(Duration::from_millis(350)).await;
     assert_eq!(aged.get_range(&path, 0..10).await.unwrap(), new[..10]);
-    // A page of the old version is not to be had any more: never mixed.
+    // A page of the old version is no longer available: the read fails rather than mix versions.
     assert_eq!(immutable.get_range(&path, 0..8000).await.unwrap(), new[..8000]);
     immutable.forget(&path);
     assert_eq!(immutable.get_range(&path, 0..10).await.unwrap(), new[..10]);
 }
 
 #[tokio::test]
-async fn without_versions_only_the_immutable_are_cached() {
+async fn unversioned_objects_are_cached_only_if_immutable() {
     let (far, path, bytes) = with_object(10_000).await;
     far.faults.without_tags.store(true, Relaxed);
     let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
@@ -186,7 +186,8 @@ async fn without_versions_only_the_immutable_are_cached() {
     assert_eq!(far.gets().len(), 1);
 }
 
-/// Goal: a body that is longer than its range is an error, in short reads and in streams, as its bytes can't be placed.
+/// Goal: a body that is longer than its range is an error, in short reads and in streams, as the offsets of its bytes are
+/// unknown.
 #[tokio::test]
 async fn a_body_that_is_too_long_is_an_error() {
     let (far, path, bytes) = with_object(10_000).await;
@@ -199,9 +200,9 @@ async fn a_body_that_is_too_long_is_an_error() {
     assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
 }
 
-/// Goal: a weak ETag does not show that the bytes are the same, and no request can be made for its version.
+/// Goal: an object with a weak ETag counts as unversioned, as equal weak ETags do not imply equal bytes.
 #[tokio::test]
-async fn objects_with_weak_tags_are_as_those_without() {
+async fn objects_with_weak_tags_count_as_unversioned() {
     let (far, path, bytes) = with_object(100_000).await;
     far.faults.weak_tag.store(true, Relaxed);
     let revalidate = over(&far).freshness(Freshness::Revalidate).build().unwrap();
@@ -212,7 +213,7 @@ async fn objects_with_weak_tags_are_as_those_without() {
             assert_eq!(got, bytes[range.start as usize..range.end as usize]);
         }
     }
-    // One for each read; one for each page that is missing, and for those between them.
+    // One request for each read; one for each missing page, and the pages between them.
     assert_eq!((revalidate.stats().requests, immutable.stats().requests), (4, 3));
     let new = content(2, 100_000);
     far.store.put(&path, new.clone().into()).await.unwrap();
@@ -221,24 +222,24 @@ async fn objects_with_weak_tags_are_as_those_without() {
 }
 
 #[tokio::test]
-async fn what_is_read_in_order_is_read_ahead() {
+async fn sequential_reads_are_read_ahead() {
     let (far, path, bytes) = with_object(1 << 20).await;
     let store = over(&far).readahead_bytes_max(64 * PAGE).build().unwrap();
     for at in (0..1 << 20).step_by(PAGE as usize) {
         let got = store.get_range(&path, at..at + PAGE).await.unwrap();
         assert_eq!(got, bytes[at as usize..(at + PAGE) as usize]);
-        // Let what is ahead arrive.
+        // Wait for the read-ahead.
         while store.stats().bytes_from_store < at + PAGE {
             tokio::task::yield_now().await;
         }
     }
     let requests = far.gets().len();
     assert!(requests < 64, "{requests} requests for 256 pages");
-    assert_eq!(store.stats().bytes_from_store, 1 << 20, "nothing comes twice");
+    assert_eq!(store.stats().bytes_from_store, 1 << 20, "no byte is transferred twice");
 }
 
 #[tokio::test]
-async fn nothing_is_lost_outside_of_a_runtime_or_in_a_tiny_cache() {
+async fn reads_work_outside_of_a_runtime_and_in_a_tiny_cache() {
     let (far, path, bytes) = with_object(2 << 20).await;
     let store = over(&far).memory_bytes(1 << 20).build().unwrap();
     let read = || async {
@@ -252,12 +253,12 @@ async fn nothing_is_lost_outside_of_a_runtime_or_in_a_tiny_cache() {
     let handle = std::thread::scope(|scope| {
         scope.spawn(|| futures_util::future::FutureExt::now_or_never(read()).is_some()).join()
     });
-    assert!(handle.unwrap(), "a store in memory makes nobody wait");
+    assert!(handle.unwrap(), "a store in memory never waits");
 }
 
-/// Goal: a runtime of one thread that nobody is in holds up nobody else.
+/// Goal: a claim on a single-threaded runtime that no thread drives blocks no reader elsewhere.
 #[test]
-fn a_runtime_that_stands_still_holds_up_nobody() {
+fn a_stopped_runtime_blocks_no_other_reader() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build();

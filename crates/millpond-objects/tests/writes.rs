@@ -1,4 +1,4 @@
-//! Objects that change while they are read.
+//! Tests of objects that change while they are read.
 
 mod common;
 
@@ -12,20 +12,20 @@ use millpond_objects::{CachedStore, Freshness};
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt};
 
-/// An object of one version: a number, over and over.
+/// The content of a version: its number, repeated.
 fn version(number: u64, len: usize) -> Vec<u8> {
     number.to_le_bytes().repeat(len / 8)
 }
 
-/// The number of which all bytes are.
+/// The version number that all bytes belong to.
 fn number(bytes: &[u8]) -> u64 {
     let number = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert!(bytes[8..] == bytes[..bytes.len() - 8], "two versions in one read");
     number
 }
 
-/// Goal: versions are never mixed in one call, and what was written through the store is never older than the
-/// last write that has ended, while one task writes through it and others read.
+/// Goal: a read returns bytes of one version, and no version older than the last completed write through the store, while
+/// one task writes through the store and other tasks read.
 async fn race(freshness: Freshness, ignores_conditions: bool, has_disk: bool, len: usize) {
     let far = Far::default();
     far.faults.ignores_conditions.store(ignores_conditions, Relaxed);
@@ -40,7 +40,7 @@ async fn race(freshness: Freshness, ignores_conditions: bool, has_disk: bool, le
     store.put(&path, version(1, len).into()).await.unwrap();
     let written = Arc::new(AtomicU64::new(1));
     let is_over = Arc::new(AtomicBool::new(false));
-    // Readers that have read often enough.
+    // Number of readers that are done.
     let ready = Arc::new(AtomicU64::new(0));
     let readers = (0..4).map(|reader| {
         let (store, path) = (store.clone(), path.clone());
@@ -50,7 +50,7 @@ async fn race(freshness: Freshness, ignores_conditions: bool, has_disk: bool, le
             let mut reads = 0u64;
             let mut at = reader * 4096;
             while !is_over.load(Relaxed) {
-                // The clock of the runtime wants a turn.
+                // Yields, so that the runtime can advance its timers.
                 tokio::task::yield_now().await;
                 let least = written.load(Acquire);
                 at = (at + 12_288) % (len as u64 - 40_000);
@@ -95,7 +95,7 @@ async fn race(freshness: Freshness, ignores_conditions: bool, has_disk: bool, le
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_version_is_mixed_or_older_than_what_was_written() {
+async fn reads_mix_no_versions_and_return_no_older_one() {
     let age = Freshness::MaxAge(Duration::from_secs(1000));
     for freshness in [Freshness::Revalidate, age, Freshness::Immutable] {
         for ignores_conditions in [false, true] {
@@ -106,7 +106,7 @@ async fn no_version_is_mixed_or_older_than_what_was_written() {
 }
 
 #[tokio::test]
-async fn an_answer_that_a_write_overtook_is_not_kept() {
+async fn a_response_that_a_write_overtook_is_not_cached() {
     for is_long in [false, true] {
         let far = Far::default();
         let builder = CachedStore::builder(Arc::new(far.clone())).freshness(Freshness::Immutable);
@@ -120,7 +120,7 @@ async fn an_answer_that_a_write_overtook_is_not_kept() {
             };
             number(&bytes)
         };
-        // Longer than it takes to write.
+        // Longer than the write takes.
         far.faults.way_back_ms.store(200, Relaxed);
         let write = async {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -132,10 +132,10 @@ async fn an_answer_that_a_write_overtook_is_not_kept() {
     }
 }
 
-/// Incident: an object without ETag was replaced by one of the same size through the store while a get was under way. Its
-/// answer, of the old version, was taken for one of the new version, and later reads returned the old bytes.
+/// Incident: during a get, an object without ETag was replaced through the store by one of the same size. The response,
+/// of the old version, was taken for one of the new version, so later reads returned the old bytes.
 #[tokio::test]
-async fn a_late_answer_without_a_version_is_not_kept() {
+async fn a_late_response_without_a_version_is_not_cached() {
     for is_long in [false, true] {
         let far = Far::default();
         far.faults.without_tags.store(true, Relaxed);
@@ -156,7 +156,7 @@ async fn a_late_answer_without_a_version_is_not_kept() {
             far.faults.way_back_ms.store(0, Relaxed);
             store.put(&path, version(2, 40_960).into()).await.unwrap();
             if is_long {
-                // By head the object is known, and none of its pages is cached.
+                // After the head request the object has an entry, but no cached pages.
                 store.get(&path).await.unwrap();
             }
             number(&store.get_range(&path, 0..8).await.unwrap())
@@ -168,8 +168,8 @@ async fn a_late_answer_without_a_version_is_not_kept() {
     }
 }
 
-/// Goal: without ETags, pages of two versions are not mixed in one read, although one of them is written through the
-/// store while the other is read.
+/// Goal: without ETags, a read never mixes pages of two versions, even if the object is written through the store during
+/// the read.
 #[tokio::test]
 async fn a_write_between_two_requests_of_a_read_makes_it_begin_again() {
     let far = Far::default();
@@ -179,7 +179,7 @@ async fn a_write_between_two_requests_of_a_read_makes_it_begin_again() {
     let (store, path) = (store.build().unwrap(), Path::from("x"));
     store.put(&path, version(1, 40_960).into()).await.unwrap();
     store.get_range(&path, 0..8).await.unwrap();
-    // The second page is asked for before the write, and read by the store after it.
+    // The second page is requested before the write, but the store reads it after the write.
     far.faults.delay_ms.store(100, Relaxed);
     let ranges = [0..8, 4096..4104];
     let read = async { number(&store.get_ranges(&path, &ranges).await.unwrap().concat()) };
@@ -190,8 +190,8 @@ async fn a_write_between_two_requests_of_a_read_makes_it_begin_again() {
     assert_eq!(tokio::join!(read, write).0, 2);
 }
 
-/// Incident: writes were counted for a 64th of all names together, so that writes of other objects kept an object out of
-/// the cache.
+/// Incident: writes were counted per shard, a 64th of all names, so writes of other objects kept an object out of the
+/// cache.
 #[tokio::test]
 async fn writes_of_other_objects_keep_none_out_of_the_cache() {
     let far = Far::default();
@@ -222,7 +222,7 @@ async fn writes_of_other_objects_keep_none_out_of_the_cache() {
     assert_eq!(far.gets().len(), 0);
 }
 
-/// Incident: the age of an answer was counted from its arrival, so one that took long was served for longer than `MaxAge`.
+/// Incident: the age of a response was counted from its arrival, so a slow response was served for longer than `MaxAge`.
 #[tokio::test]
 async fn the_age_of_an_answer_counts_from_its_request() {
     let far = Far::default();
@@ -241,7 +241,7 @@ async fn the_age_of_an_answer_counts_from_its_request() {
 }
 
 #[tokio::test]
-async fn what_is_gone_is_gone() {
+async fn deleted_and_renamed_objects_are_gone() {
     let far = Far::default();
     let builder = CachedStore::builder(Arc::new(far.clone())).freshness(Freshness::Immutable);
     let store = builder.memory_bytes(1 << 20).build().unwrap();
@@ -268,7 +268,7 @@ async fn what_is_gone_is_gone() {
     assert_eq!(read(&a).await.unwrap(), "third");
 }
 
-/// Goal: names of objects keep to their share of the memory, and the newest are there.
+/// Goal: the directory keeps to its share of the memory, and the newest entries stay.
 #[tokio::test]
 async fn names_of_many_objects_keep_to_the_limit() {
     let far = Far::default();

@@ -1,16 +1,15 @@
-//! What an object store promises of conditional writes, found out by trying.
+//! Tests which promises an object store keeps, in particular those of conditional writes.
 //!
-//! That a second create is refused proves little: stores are known that look first and write then, so that
-//! several of those who race win, and others that ignore the condition. So creates and updates are raced
-//! here, from many connections, through every endpoint, and replies are lost on purpose.
+//! A refused second create proves little. Some stores check the condition before they write, without a lock, so several
+//! concurrent writers succeed; others ignore the condition. So this crate makes creates and updates race, from many
+//! connections and through every endpoint, and loses replies on purpose.
 //!
-//! - [`open`]: endpoints from a URL (`s3://bucket/prefix`, `file:///dir`, `memory:///`). For S3 over plain HTTP
-//!   each has a twin behind a proxy ([`Proxy`]) that can lose replies.
-//! - [`check`]: tries each [`Promise`] under a prefix of its own, removes what it wrote, and returns a
-//!   [`Report`].
+//! - [`open`]: the endpoints of a URL (`s3://bucket/prefix`, `file:///dir`, `memory:///`). For S3 over plain HTTP, each
+//!   endpoint has a second connection through a proxy ([`Proxy`]) that can lose replies.
+//! - [`check`]: tests each [`Promise`] below a unique prefix, removes its objects, and returns a [`Report`].
 //!
-//! Each object holds, as its content and in its metadata, the id of the one write that made it. So who reads
-//! it knows whose it is: a racer's that was told it lost, or one's own whose reply was lost.
+//! Each object contains the ID of the write that created it, in its content and in its metadata. So a reader knows which
+//! write created the object: for example one that was refused, or one whose reply was lost.
 //!
 //! ```
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -38,14 +37,14 @@ pub use promises::check;
 pub use proxy::Proxy;
 pub use report::{Promise, Report, Verdict};
 
-/// How much is tried.
+/// Extent of the tests.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Writes at once in a race, spread over the endpoints.
+    /// Concurrent writes of a race, spread over the endpoints.
     pub racers: usize,
-    /// Races of creates, and as many of updates.
+    /// Number of races of creates, and of races of updates.
     pub rounds: usize,
-    /// A request that takes longer has no known outcome.
+    /// A request that takes longer counts as undecided.
     pub request_timeout: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Stores from URLs.
+//! Opens the endpoints of a store by its URL.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use object_store::path::Path;
 use crate::Options;
 use crate::proxy::Proxy;
 
-/// One way to a store.
+/// An endpoint of a store.
 ///
 /// # Examples
 ///
@@ -28,36 +28,35 @@ use crate::proxy::Proxy;
 pub struct Endpoint {
     pub name: String,
     pub store: Arc<dyn ObjectStore>,
-    /// Where in the store to write.
+    /// The prefix below which to write.
     pub prefix: Path,
-    /// The same through a proxy that loses replies; or why there is none.
+    /// The same store through a proxy that can lose replies, or the reason why there is no proxy.
     pub lossy: Result<(Proxy, Arc<dyn ObjectStore>), String>,
 }
 
 impl Endpoint {
-    /// A way to `store` whose replies can't be lost.
+    /// An endpoint without a proxy that loses replies.
     pub fn new(name: impl Into<String>, store: Arc<dyn ObjectStore>) -> Self {
-        let lossy = Err("there is no connection whose replies could be lost".into());
+        let lossy = Err("no connection, so no lost replies".into());
         Self { name: name.into(), store, prefix: Path::default(), lossy }
     }
 }
 
-/// The store of a URL through each of `endpoints`, which are for S3 alone (`http://host:port`); without any,
-/// through the one that `AWS_ENDPOINT` or Amazon has. Keys are those of the environment (`AWS_ACCESS_KEY_ID`
-/// and so on).
+/// Opens the store at a URL through each of `endpoints` (`http://host:port`, only for S3). Without endpoints, it uses
+/// `AWS_ENDPOINT`, or else Amazon's. The keys come from the environment (`AWS_ACCESS_KEY_ID` and so on).
 ///
 /// # Errors
 ///
-/// What is wrong with the URL or an endpoint, in words.
+/// A message that describes the error in the URL or in an endpoint.
 pub async fn open(
     url: &str,
     endpoints: &[String],
     options: &Options,
 ) -> Result<Vec<Endpoint>, String> {
     let (scheme, rest) =
-        url.split_once("://").ok_or_else(|| format!("{url:?} is no URL: SCHEME://..."))?;
+        url.split_once("://").ok_or_else(|| format!("{url:?} is not a URL: SCHEME://..."))?;
     if scheme != "s3" && !endpoints.is_empty() {
-        return Err(format!("endpoints are for s3://, and {url:?} is none"));
+        return Err(format!("endpoints are for s3:// only, not for {url:?}"));
     }
     match scheme {
         "memory" if rest.trim_matches('/').is_empty() => {
@@ -71,7 +70,7 @@ pub async fn open(
         }
         "file" => Err(format!("{url:?} has no absolute path: file:///DIR")),
         "s3" => s3::open(rest, endpoints, options).await,
-        _ => Err(format!("{scheme:?} is none of s3, file, memory")),
+        _ => Err(format!("unknown scheme {scheme:?}: use s3, file or memory")),
     }
 }
 
@@ -99,7 +98,7 @@ mod s3 {
     ) -> Result<Vec<Endpoint>, String> {
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
-            return Err("there is no bucket in the URL: s3://BUCKET/PREFIX".into());
+            return Err("the URL has no bucket: s3://BUCKET/PREFIX".into());
         }
         let prefix = Path::parse(prefix.trim_matches('/')).map_err(|error| error.to_string())?;
         let named: Vec<Option<String>> = if endpoints.is_empty() {
@@ -132,7 +131,7 @@ mod s3 {
         Ok(all)
     }
 
-    /// Without retries, which would hide what a store says; and one request a connection at a time.
+    /// Builds a client without retries, which would hide replies, and with one request at a time per connection.
     fn build(
         bucket: &str,
         endpoint: Option<&str>,
@@ -148,7 +147,7 @@ mod s3 {
             .with_client_options(client);
         if let Some(endpoint) = endpoint {
             if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
-                return Err(format!("endpoint {endpoint:?} is no http:// or https:// URL"));
+                return Err(format!("endpoint {endpoint:?} is not an http:// or https:// URL"));
             }
             builder = builder.with_endpoint(endpoint);
         }

@@ -1,4 +1,4 @@
-//! The promises, and how each is tried.
+//! Tests each promise of a store.
 
 use futures_util::TryStreamExt;
 use object_store::path::Path;
@@ -6,26 +6,26 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, UpdateVersi
 
 use crate::Options;
 use crate::open::Endpoint;
-use crate::race::{Ended, judge, race};
+use crate::race::{RaceOutcome, judge_race, race};
 use crate::report::{Promise, Report, Verdict};
-use crate::writes::{Held, Said, Writer, new_id, or};
+use crate::writes::{StoredObject, WriteOutcome, Writer, new_id, or};
 
-type Tried = Result<(), String>;
+type CheckResult = Result<(), String>;
 
-/// Losses on each endpoint, of creates and of updates: each alike, so a few do.
+/// Lost replies on each endpoint, for creates and for updates. They are all alike, so a few suffice.
 const LOSSES: usize = 5;
 
-/// Tries what the store behind `endpoints` promises. It writes below a prefix of its own, and removes that.
+/// Tests the promises of the store behind `endpoints`. It writes below a unique prefix, and removes its objects.
 ///
 /// # Errors
 ///
-/// If plain writes and reads fail already, so that nothing can be tried; in words.
+/// A message, if plain writes and reads fail, so that no promise can be tested.
 ///
 /// # Panics
 ///
 /// If there is no endpoint, or no racer.
 pub async fn check(endpoints: &[Endpoint], options: &Options) -> Result<Report, String> {
-    assert!(!endpoints.is_empty() && options.racers > 0, "an endpoint and a racer at least");
+    assert!(!endpoints.is_empty() && options.racers > 0, "at least one endpoint and one racer");
     let dir = endpoints[0].prefix.clone().join(format!("millpond-store-check-{}", new_id()));
     let mut check = Check {
         endpoints,
@@ -34,7 +34,7 @@ pub async fn check(endpoints: &[Endpoint], options: &Options) -> Result<Report, 
         dir: dir.clone(),
         notes: Vec::new(),
     };
-    let promises = check.all().await;
+    let promises = check.check_all().await;
     let mut notes = check.notes;
     if let Err(error) = remove(&*endpoints[0].store, &dir).await {
         notes.push(format!("{dir} could not be removed: {error}"));
@@ -60,7 +60,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    async fn all(&mut self) -> Result<Vec<Promise>, String> {
+    async fn check_all(&mut self) -> Result<Vec<Promise>, String> {
         let metadata = self.metadata().await?;
         Ok(vec![
             metadata,
@@ -74,60 +74,65 @@ impl Check<'_> {
         ])
     }
 
-    fn place(&self) -> Path {
+    fn new_path(&self) -> Path {
         self.dir.clone().join(new_id())
     }
 
-    /// Writes without a condition, which must work for anything else to be tried.
-    async fn written(&self, store: &dyn ObjectStore, at: &Path, id: &str) -> Result<(), String> {
+    /// Writes without a condition. All other tests need this to work.
+    async fn overwrite(&self, store: &dyn ObjectStore, at: &Path, id: &str) -> Result<(), String> {
         match self.writer.put(store, at, id, PutMode::Overwrite).await {
-            Said::Done(_) => Ok(()),
-            said => Err(format!("{at} can't be written: {said:?}")),
+            WriteOutcome::Done(_) => Ok(()),
+            outcome => Err(format!("{at} can't be written: {outcome:?}")),
         }
     }
 
-    async fn held(&self, store: &dyn ObjectStore, at: &Path) -> Result<Held, String> {
-        let held = self.writer.read(store, at).await?;
-        or(held, format_args!("{at} was written, and is not there"))
+    async fn read_existing(
+        &self,
+        store: &dyn ObjectStore,
+        at: &Path,
+    ) -> Result<StoredObject, String> {
+        let object = self.writer.read(store, at).await?;
+        or(object, format_args!("{at} was written, but does not exist"))
     }
 
     async fn metadata(&mut self) -> Result<Promise, String> {
-        let words = "metadata comes back with the object, so a retry can tell its own write";
+        let words = "metadata are returned with the object, so a retry can identify its own write";
         let mut promise = Promise::new("metadata", words);
-        let (at, id) = (self.place(), new_id());
+        let (at, id) = (self.new_path(), new_id());
         let store = &*self.endpoints[0].store;
-        let said = self.writer.put(store, &at, &id, PutMode::Overwrite).await;
-        if let Said::NotOffered(why) = said {
+        let outcome = self.writer.put(store, &at, &id, PutMode::Overwrite).await;
+        if let WriteOutcome::NotOffered(why) = outcome {
             self.writer.metadata = false;
-            promise.unless_broken(Verdict::NotOffered, why);
+            promise.set_unless_broken(Verdict::NotOffered, why);
             return Ok(promise);
         }
-        self.written(store, &at, &id).await?;
+        self.overwrite(store, &at, &id).await?;
         for endpoint in self.endpoints {
             promise.tries += 1;
-            let held = self.held(&*endpoint.store, &at).await?;
-            if held.id_by_metadata.as_deref() != Some(&id) {
-                let had = held.id_by_metadata;
-                promise.broken(format!("{}: {id} was written, {had:?} read", endpoint.name));
+            let object = self.read_existing(&*endpoint.store, &at).await?;
+            if object.id_by_metadata.as_deref() != Some(&id) {
+                let had = object.id_by_metadata;
+                promise.mark_broken(format!("{}: {id} was written, {had:?} read", endpoint.name));
             }
         }
         Ok(promise)
     }
 
     async fn read_after_write(&self) -> Result<Promise, String> {
-        let words = "what was written is read at once, through every endpoint";
+        let words = "a written object is read at once, through every endpoint";
         let mut promise = Promise::new("read_after_write", words);
-        let at = self.place();
+        let at = self.new_path();
         for _ in 0..self.options.rounds.min(10) {
             for writer in self.endpoints {
                 let id = new_id();
-                self.written(&*writer.store, &at, &id).await?;
+                self.overwrite(&*writer.store, &at, &id).await?;
                 for reader in self.endpoints {
                     promise.tries += 1;
-                    let held = self.writer.read(&*reader.store, &at).await?;
-                    if held.is_none_or(|held| held.id != id) {
+                    let object = self.writer.read(&*reader.store, &at).await?;
+                    if object.is_none_or(|object| object.id != id) {
                         let (from, to) = (&writer.name, &reader.name);
-                        promise.broken(format!("written through {from}, not read through {to}"));
+                        promise
+                            .mark_broken(format!("written through {from}, not read through {to}"));
                     }
                 }
             }
@@ -136,16 +141,16 @@ impl Check<'_> {
     }
 
     async fn conditional_reads(&self) -> Result<Promise, String> {
-        let words = "If-None-Match and If-Match of a read are looked at";
+        let words = "a read obeys If-None-Match and If-Match";
         let mut promise = Promise::new("conditional_reads", words);
         for endpoint in self.endpoints {
-            let (store, at) = (&*endpoint.store, self.place());
-            self.written(store, &at, &new_id()).await?;
-            let first = self.held(store, &at).await?.version.e_tag;
-            self.written(store, &at, &new_id()).await?;
-            let second = self.held(store, &at).await?.version.e_tag;
+            let (store, at) = (&*endpoint.store, self.new_path());
+            self.overwrite(store, &at, &new_id()).await?;
+            let first = self.read_existing(store, &at).await?.version.e_tag;
+            self.overwrite(store, &at, &new_id()).await?;
+            let second = self.read_existing(store, &at).await?.version.e_tag;
             if first.is_none() || first == second {
-                promise.broken(format!("{}: ETags {first:?}, then {second:?}", endpoint.name));
+                promise.mark_broken(format!("{}: ETags {first:?}, then {second:?}", endpoint.name));
                 continue;
             }
             let none_match =
@@ -160,9 +165,11 @@ impl Check<'_> {
                 promise.tries += 1;
                 let sent = format!("{:?}, {:?}", options.if_none_match, options.if_match);
                 match self.writer.read_if(store, &at, options).await {
-                    Ok(said) if said == expected => {}
-                    Ok(said) => promise.broken(format!("{sent}: {said}, not {expected}")),
-                    Err(why) => promise.left_open(why),
+                    Ok(outcome) if outcome == expected => {}
+                    Ok(outcome) => {
+                        promise.mark_broken(format!("{sent}: {outcome}, not {expected}"))
+                    }
+                    Err(why) => promise.mark_undecided(why),
                 }
             }
         }
@@ -170,18 +177,22 @@ impl Check<'_> {
     }
 
     async fn create_twice(&self) -> Result<Promise, String> {
-        let words = "a create of what exists is refused (If-None-Match: *)";
+        let words = "a create of an existing object is refused (If-None-Match: *)";
         let mut promise = Promise::new("create_twice", words);
         for first in self.endpoints {
             for second in self.endpoints {
-                let (at, id) = (self.place(), new_id());
+                let (at, id) = (self.new_path(), new_id());
                 promise.tries += 1;
                 match self.writer.put(&*first.store, &at, &id, PutMode::Create).await {
-                    Said::Done(_) => {}
-                    Said::NotOffered(why) => promise.unless_broken(Verdict::NotOffered, why),
-                    Said::Refused => promise.broken("refused, and nothing was there".into()),
-                    Said::Unknown(why) => {
-                        promise.left_open(why);
+                    WriteOutcome::Done(_) => {}
+                    WriteOutcome::NotOffered(why) => {
+                        promise.set_unless_broken(Verdict::NotOffered, why)
+                    }
+                    WriteOutcome::Refused => {
+                        promise.mark_broken("refused, although there was no object".into())
+                    }
+                    WriteOutcome::Unknown(why) => {
+                        promise.mark_undecided(why);
                         continue;
                     }
                 }
@@ -190,10 +201,11 @@ impl Check<'_> {
                 }
                 let again = self.writer.put(&*second.store, &at, &new_id(), PutMode::Create).await;
                 let names = format!("{}, then {}", first.name, second.name);
-                if matches!(again, Said::Done(_)) {
-                    promise.broken(format!("{names}: the second was done, too"));
-                } else if self.held(&*second.store, &at).await?.id != id {
-                    promise.broken(format!("{names}: the second was not done, and is stored"));
+                if matches!(again, WriteOutcome::Done(_)) {
+                    promise.mark_broken(format!("{names}: the second create succeeded, too"));
+                } else if self.read_existing(&*second.store, &at).await?.id != id {
+                    promise
+                        .mark_broken(format!("{names}: the second create failed, but was stored"));
                 }
             }
         }
@@ -201,84 +213,84 @@ impl Check<'_> {
     }
 
     async fn racing_creates(&self) -> Result<Promise, String> {
-        let words = "of creates that race, one wins, and is stored";
+        let words = "of concurrent creates, one succeeds and is stored";
         let mut promise = Promise::new("racing_creates", words);
         for _ in 0..self.options.rounds {
-            if self.round(&mut promise, &self.place(), &PutMode::Create).await?.is_none() {
+            if self.run_round(&mut promise, &self.new_path(), &PutMode::Create).await?.is_none() {
                 break;
             }
         }
         Ok(promise.finished())
     }
 
-    /// A race, and its winner's version if there was one. `None`: there is no more to be tried.
-    async fn round(
+    /// Runs a race; returns the version of its winner, if there was one. Outer `None`: not offered, so stop.
+    async fn run_round(
         &self,
         promise: &mut Promise,
         at: &Path,
         mode: &PutMode,
     ) -> Result<Option<Option<UpdateVersion>>, String> {
         promise.tries += 1;
-        let said = race(self.endpoints, self.writer, self.options.racers, at, mode).await;
-        let held = self.writer.read(&*self.endpoints[0].store, at).await?;
-        match judge(&said, held.as_ref().map(|held| held.id.as_str())) {
-            Ok(Ended::Won(version)) => return Ok(Some(Some(version))),
-            Ok(Ended::Undecided(why)) => promise.left_open(why),
-            Ok(Ended::NotOffered(why)) => {
-                promise.unless_broken(Verdict::NotOffered, why);
+        let outcome = race(self.endpoints, self.writer, self.options.racers, at, mode).await;
+        let object = self.writer.read(&*self.endpoints[0].store, at).await?;
+        match judge_race(&outcome, object.as_ref().map(|object| object.id.as_str())) {
+            Ok(RaceOutcome::Won(version)) => return Ok(Some(Some(version))),
+            Ok(RaceOutcome::Undecided(why)) => promise.mark_undecided(why),
+            Ok(RaceOutcome::NotOffered(why)) => {
+                promise.set_unless_broken(Verdict::NotOffered, why);
                 return Ok(None);
             }
-            Err(what) => promise.broken(format!("round {}: {what}", promise.tries)),
+            Err(what) => promise.mark_broken(format!("round {}: {what}", promise.tries)),
         }
         Ok(Some(None))
     }
 
     async fn stale_update(&mut self) -> Result<Promise, String> {
-        let words = "an update of what was replaced, or is not there, is refused (If-Match)";
+        let words = "an update of a replaced or missing object is refused (If-Match)";
         let mut promise = Promise::new("stale_update", words);
         let mut repeats = false;
         for first in self.endpoints {
             for second in self.endpoints {
-                let (at, id) = (self.place(), new_id());
-                self.written(&*first.store, &at, &id).await?;
-                let old = self.held(&*first.store, &at).await?.version;
+                let (at, id) = (self.new_path(), new_id());
+                self.overwrite(&*first.store, &at, &id).await?;
+                let old = self.read_existing(&*first.store, &at).await?.version;
                 promise.tries += 1;
                 let update = PutMode::Update(old.clone());
                 let newer = new_id();
                 match self.writer.put(&*first.store, &at, &newer, update.clone()).await {
-                    Said::Done(_) => {}
-                    Said::NotOffered(why) => {
-                        promise.unless_broken(Verdict::NotOffered, why);
+                    WriteOutcome::Done(_) => {}
+                    WriteOutcome::NotOffered(why) => {
+                        promise.set_unless_broken(Verdict::NotOffered, why);
                         return Ok(promise);
                     }
-                    Said::Refused => {
-                        promise.broken("refused with the version that is there".into())
+                    WriteOutcome::Refused => {
+                        promise.mark_broken("refused, although the version matches".into())
                     }
-                    Said::Unknown(why) => {
-                        promise.left_open(why);
+                    WriteOutcome::Unknown(why) => {
+                        promise.mark_undecided(why);
                         continue;
                     }
                 }
                 let names = format!("{}, then {}", first.name, second.name);
                 let stale = self.writer.put(&*second.store, &at, &new_id(), update.clone()).await;
-                if matches!(stale, Said::Done(_)) {
-                    promise.broken(format!("{names}: done with the version before"));
-                } else if self.held(&*second.store, &at).await?.id != newer {
-                    promise.broken(format!("{names}: not done, and stored all the same"));
+                if matches!(stale, WriteOutcome::Done(_)) {
+                    promise.mark_broken(format!("{names}: updated with the previous version"));
+                } else if self.read_existing(&*second.store, &at).await?.id != newer {
+                    promise.mark_broken(format!("{names}: refused, but stored"));
                 }
-                let missing = self.writer.put(&*second.store, &self.place(), &id, update).await;
-                if matches!(missing, Said::Done(_)) {
-                    promise.broken(format!("{}: updated what is not there", second.name));
+                let missing = self.writer.put(&*second.store, &self.new_path(), &id, update).await;
+                if matches!(missing, WriteOutcome::Done(_)) {
+                    promise.mark_broken(format!("{}: updated a missing object", second.name));
                 }
-                // The content of before, once more: does it have the ETag of before, too?
-                self.written(&*first.store, &at, &id).await?;
-                repeats |= self.held(&*first.store, &at).await?.version.e_tag == old.e_tag;
+                // Writes the earlier content again, to see whether its ETag repeats.
+                self.overwrite(&*first.store, &at, &id).await?;
+                repeats |= self.read_existing(&*first.store, &at).await?.version.e_tag == old.e_tag;
             }
         }
         if repeats {
             self.notes.push(
-                "an ETag comes back with its content: If-Match can't tell that an object was \
-                 changed and changed back, unless each write has an id in its content"
+                "equal contents have equal ETags: If-Match can't detect that an object was changed \
+                 and changed back, unless each write has an ID in its content"
                     .into(),
             );
         }
@@ -286,16 +298,16 @@ impl Check<'_> {
     }
 
     async fn racing_updates(&self) -> Result<Promise, String> {
-        let words = "of updates of one version that race, one wins, and is stored";
+        let words = "of concurrent updates of one version, one succeeds and is stored";
         let mut promise = Promise::new("racing_updates", words);
-        let (at, store) = (self.place(), &*self.endpoints[0].store);
-        self.written(store, &at, &new_id()).await?;
-        let mut version = self.held(store, &at).await?.version;
+        let (at, store) = (self.new_path(), &*self.endpoints[0].store);
+        self.overwrite(store, &at, &new_id()).await?;
+        let mut version = self.read_existing(store, &at).await?.version;
         for _ in 0..self.options.rounds {
-            match self.round(&mut promise, &at, &PutMode::Update(version)).await? {
+            match self.run_round(&mut promise, &at, &PutMode::Update(version)).await? {
                 None => break,
                 Some(Some(won)) => version = won,
-                Some(None) => version = self.held(store, &at).await?.version,
+                Some(None) => version = self.read_existing(store, &at).await?.version,
             }
         }
         Ok(promise.finished())
@@ -303,30 +315,30 @@ impl Check<'_> {
 
     async fn lost_replies(&self) -> Result<Promise, String> {
         let words =
-            "a write whose reply was lost is refused when repeated, and found to be one's own";
+            "a write whose reply was lost is refused when repeated, and identified as its own";
         let mut promise = Promise::new("lost_replies", words);
         for endpoint in self.endpoints {
             if let Err(why) = &endpoint.lossy {
-                promise.unless_broken(Verdict::NotTried, format!("{}: {why}", endpoint.name));
+                promise.set_unless_broken(Verdict::NotTried, format!("{}: {why}", endpoint.name));
                 continue;
             }
             for _ in 0..LOSSES {
-                let created = self.lose(endpoint, &self.place(), PutMode::Create).await;
-                let at = self.place();
-                self.written(&*endpoint.store, &at, &new_id()).await?;
-                let version = self.held(&*endpoint.store, &at).await?.version;
-                let updated = self.lose(endpoint, &at, PutMode::Update(version)).await;
+                let created = self.lose_reply(endpoint, &self.new_path(), PutMode::Create).await;
+                let at = self.new_path();
+                self.overwrite(&*endpoint.store, &at, &new_id()).await?;
+                let version = self.read_existing(&*endpoint.store, &at).await?.version;
+                let updated = self.lose_reply(endpoint, &at, PutMode::Update(version)).await;
                 promise.tries += 2;
                 for broken in [created, updated].into_iter().filter_map(Result::err) {
-                    promise.broken(format!("{}: {broken}", endpoint.name));
+                    promise.mark_broken(format!("{}: {broken}", endpoint.name));
                 }
             }
         }
         Ok(promise)
     }
 
-    /// A write whose reply is lost; the same again; and whose the object is then.
-    async fn lose(&self, endpoint: &Endpoint, at: &Path, mode: PutMode) -> Tried {
+    /// Loses the reply of a write, repeats the write, and checks which write the stored object is of.
+    async fn lose_reply(&self, endpoint: &Endpoint, at: &Path, mode: PutMode) -> CheckResult {
         let Ok((proxy, store)) = &endpoint.lossy else { return Ok(()) };
         let (id, before) = (new_id(), proxy.lost().0);
         proxy.lose(1);
@@ -334,25 +346,26 @@ impl Check<'_> {
         proxy.lose(0);
         let (lost, reply) = proxy.lost();
         if lost == before {
-            return Err(format!("no reply came that could be lost: {first:?}"));
+            return Err(format!("no reply arrived that could be lost: {first:?}"));
         }
         if !reply.contains(" 200") {
-            return Err(format!("refused though nothing stood in its way: {reply:?}"));
+            return Err(format!("refused, although the condition held: {reply:?}"));
         }
-        if !matches!(first, Said::Unknown(_)) {
-            return Err(format!("its reply was lost, and the client says {first:?}"));
+        if !matches!(first, WriteOutcome::Unknown(_)) {
+            return Err(format!("the reply was lost, but the client returned {first:?}"));
         }
         let again = self.writer.put(&**store, at, &id, mode.clone()).await;
-        if matches!(again, Said::Done(_)) {
-            return Err("the repeated write was done once more".into());
+        if matches!(again, WriteOutcome::Done(_)) {
+            return Err("the repeated write succeeded again".into());
         }
-        let held = self.held(&*endpoint.store, at).await?;
-        if held.id != id || (self.writer.metadata && held.id_by_metadata.as_ref() != Some(&id)) {
-            return Err(format!("the object is not that of the lost reply: {held:?}"));
+        let object = self.read_existing(&*endpoint.store, at).await?;
+        if object.id != id || (self.writer.metadata && object.id_by_metadata.as_ref() != Some(&id))
+        {
+            return Err(format!("the object is not of the write with the lost reply: {object:?}"));
         }
-        // Another's write meets the same refusal, and the id tells it that the object is not its own.
+        // A different write is refused as well, and the ID shows that the object is not its own.
         match self.writer.put(&**store, at, &new_id(), mode).await {
-            Said::Done(_) => Err("another's write was done".into()),
+            WriteOutcome::Done(_) => Err("a different write succeeded".into()),
             _ => Ok(()),
         }
     }

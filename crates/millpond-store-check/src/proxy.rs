@@ -1,4 +1,4 @@
-//! A proxy on loopback that hands bytes on, and loses replies when it is told to.
+//! A TCP proxy on loopback that can lose and delay replies.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -9,23 +9,22 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// What a proxy does to replies: all of it can be changed at any time.
+/// Faults that a proxy injects; all can be changed at any time.
 #[derive(Debug, Default)]
 struct Faults {
-    /// This many replies are still to be lost.
+    /// Number of next replies to lose.
     to_lose: AtomicU64,
     lost: AtomicU64,
     delay_ms: AtomicU64,
-    /// Of a thousand replies, so many are lost besides.
+    /// Additional share of replies to lose, per thousand.
     lose_per_mille: AtomicU64,
     replies: AtomicU64,
     last_lost: Mutex<String>,
 }
 
-/// Hands TCP connections on to one server, until it is dropped.
+/// Forwards TCP connections to one server, until it is dropped.
 ///
-/// A lost reply is one that the server sent, so that it has done what was asked; the client finds its
-/// connection closed.
+/// The server sends a lost reply, so it has executed the request; the client's connection is closed instead.
 ///
 /// # Examples
 ///
@@ -55,7 +54,7 @@ impl Proxy {
     ///
     /// # Errors
     ///
-    /// If the port can't be had. A server that can't be reached closes each connection.
+    /// If no port is available. If the server can't be reached, the proxy closes each connection.
     pub async fn start(server: String) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
@@ -66,8 +65,8 @@ impl Proxy {
                 let (server, faults) = (server.clone(), Arc::clone(&shared));
                 tokio::spawn(async move {
                     if let Ok(server) = TcpStream::connect(server).await {
-                        // It ends with the connection: there is nobody to tell.
-                        let _ = hand_on(client, server, &faults).await;
+                        // An error ends the connection, which both sides notice.
+                        let _ = forward(client, server, &faults).await;
                     }
                 });
             }
@@ -79,22 +78,22 @@ impl Proxy {
         self.port
     }
 
-    /// The next `count` replies are lost; 0 ends that.
+    /// Loses the next `count` replies; 0 stops losing.
     pub fn lose(&self, count: u64) {
         self.faults.to_lose.store(count, SeqCst);
     }
 
-    /// Every so many of a thousand replies are lost, evenly spread.
+    /// Loses `share` of a thousand replies, evenly spread.
     pub fn lose_per_mille(&self, share: u64) {
         self.faults.lose_per_mille.store(share, SeqCst);
     }
 
-    /// Each reply is late by this.
+    /// Delays each reply.
     pub fn delay(&self, by: Duration) {
         self.faults.delay_ms.store(u64::try_from(by.as_millis()).unwrap_or(u64::MAX), SeqCst);
     }
 
-    /// Replies that were lost, and the first line of the last one.
+    /// Number of lost replies, and the first line of the last one.
     pub fn lost(&self) -> (u64, String) {
         let last = self.faults.last_lost.lock().unwrap_or_else(PoisonError::into_inner);
         (self.faults.lost.load(SeqCst), last.clone())
@@ -107,7 +106,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn hand_on(client: TcpStream, server: TcpStream, faults: &Faults) -> io::Result<()> {
+async fn forward(client: TcpStream, server: TcpStream, faults: &Faults) -> io::Result<()> {
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
     let requests = async {
@@ -121,7 +120,7 @@ async fn hand_on(client: TcpStream, server: TcpStream, faults: &Faults) -> io::R
             if len == 0 {
                 return to_client.shutdown().await;
             }
-            // Later parts of a reply don't begin like this, but for a body of just these bytes.
+            // Later parts of a reply do not start like this, unless the body contains these bytes.
             if bytes[..len].starts_with(b"HTTP/") {
                 let delay_ms = faults.delay_ms.load(SeqCst);
                 if delay_ms > 0 {
@@ -134,7 +133,7 @@ async fn hand_on(client: TcpStream, server: TcpStream, faults: &Faults) -> io::R
             to_client.write_all(&bytes[..len]).await?;
         }
     };
-    // Either side's failure ends both, and closes what is left.
+    // A failure of either direction ends both and closes the connections.
     tokio::try_join!(requests, replies).map(drop)
 }
 

@@ -1,4 +1,4 @@
-//! Writes that start together, and what a store must have made of them.
+//! Races: concurrent writes, and the check of their outcomes.
 
 use std::sync::Arc;
 
@@ -7,25 +7,25 @@ use object_store::{PutMode, UpdateVersion};
 use tokio::sync::Barrier;
 
 use crate::open::Endpoint;
-use crate::writes::{Said, Writer, new_id};
+use crate::writes::{WriteOutcome, Writer, new_id};
 
-/// How a race ended that broke nothing.
+/// Outcome of a race in which no promise was broken.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum RaceOutcome {
     Won(UpdateVersion),
-    /// No racer was told that it won, and some not what became of their writes: why.
+    /// No write succeeded, and some have an unknown outcome, for the contained reason.
     Undecided(String),
     NotOffered(String),
 }
 
-/// Lets `racers` write at `at` together, each through the next endpoint.
+/// Starts `racers` concurrent writes of `at`, spread over the endpoints.
 pub(crate) async fn race(
     endpoints: &[Endpoint],
     writer: Writer,
     racers: usize,
     at: &Path,
     mode: &PutMode,
-) -> Vec<(String, Said)> {
+) -> Vec<(String, WriteOutcome)> {
     let together = Arc::new(Barrier::new(racers));
     let tasks: Vec<_> = (0..racers)
         .map(|racer| {
@@ -34,48 +34,60 @@ pub(crate) async fn race(
             tokio::spawn(async move {
                 let id = new_id();
                 together.wait().await;
-                let said = writer.put(&*store, &at, &id, mode).await;
-                (id, said)
+                let outcome = writer.put(&*store, &at, &id, mode).await;
+                (id, outcome)
             })
         })
         .collect();
-    let mut said = Vec::with_capacity(racers);
+    let mut outcomes = Vec::with_capacity(racers);
     for task in tasks {
-        said.push(task.await.expect("a racer does not panic"));
+        outcomes.push(task.await.expect("a racer does not panic"));
     }
-    said
+    outcomes
 }
 
-/// What the racers were told, held against what is stored in the end; or what is wrong with it.
-pub(crate) fn judge(said: &[(String, Said)], stored: Option<&str>) -> Result<Ended, String> {
-    let won: Vec<_> = said.iter().filter(|(_, said)| matches!(said, Said::Done(_))).collect();
-    let whose = said.iter().find(|(id, _)| Some(id.as_str()) == stored);
-    let first = |why: fn(&Said) -> Option<String>| {
-        said.iter().find_map(|(_, said)| why(said)).unwrap_or_default()
+/// Compares the outcomes of the writes with the stored object. An error describes the broken promise.
+pub(crate) fn judge_race(
+    outcomes: &[(String, WriteOutcome)],
+    stored: Option<&str>,
+) -> Result<RaceOutcome, String> {
+    let won: Vec<_> =
+        outcomes.iter().filter(|(_, outcome)| matches!(outcome, WriteOutcome::Done(_))).collect();
+    let whose = outcomes.iter().find(|(id, _)| Some(id.as_str()) == stored);
+    let first = |why: fn(&WriteOutcome) -> Option<String>| {
+        outcomes.iter().find_map(|(_, outcome)| why(outcome)).unwrap_or_default()
     };
     match (won.as_slice(), whose) {
-        ([], _) if said.iter().any(|(_, said)| matches!(said, Said::NotOffered(_))) => {
-            Ok(Ended::NotOffered(first(|said| match said {
-                Said::NotOffered(why) => Some(why.clone()),
+        ([], _)
+            if outcomes
+                .iter()
+                .any(|(_, outcome)| matches!(outcome, WriteOutcome::NotOffered(_))) =>
+        {
+            Ok(RaceOutcome::NotOffered(first(|outcome| match outcome {
+                WriteOutcome::NotOffered(why) => Some(why.clone()),
                 _ => None,
             })))
         }
-        ([], Some((_, Said::Refused))) => {
-            Err("what is stored is of a racer that was refused".into())
+        ([], Some((_, WriteOutcome::Refused))) => {
+            Err("the stored object is of a refused write".into())
         }
-        ([], _) if said.iter().all(|(_, said)| matches!(said, Said::Refused)) => {
-            Err("all racers were refused, though nothing stood in their way".into())
+        ([], _) if outcomes.iter().all(|(_, outcome)| matches!(outcome, WriteOutcome::Refused)) => {
+            Err("all writes were refused, although the condition held".into())
         }
-        ([], _) => Ok(Ended::Undecided(first(|said| match said {
-            Said::Unknown(why) => Some(why.clone()),
+        ([], _) => Ok(RaceOutcome::Undecided(first(|outcome| match outcome {
+            WriteOutcome::Unknown(why) => Some(why.clone()),
             _ => None,
         }))),
-        ([(_, Said::Done(version))], Some((_, Said::Done(_)))) => Ok(Ended::Won(version.clone())),
-        ([_], Some(_)) => Err("one racer won, and what is stored is another's".into()),
-        ([_], None) => Err("one racer won, and what is stored is no racer's".into()),
-        (many, _) => {
-            Err(format!("{} of {} racers were told that they won", many.len(), said.len()))
+        ([(_, WriteOutcome::Done(version))], Some((_, WriteOutcome::Done(_)))) => {
+            Ok(RaceOutcome::Won(version.clone()))
         }
+        ([_], Some(_)) => {
+            Err("one write succeeded, but the stored object is of another write".into())
+        }
+        ([_], None) => {
+            Err("one write succeeded, but the stored object is of none of the writes".into())
+        }
+        (many, _) => Err(format!("{} of {} writes succeeded", many.len(), outcomes.len())),
     }
 }
 
@@ -83,23 +95,26 @@ pub(crate) fn judge(said: &[(String, Said)], stored: Option<&str>) -> Result<End
 mod tests {
     use super::*;
 
-    fn done() -> Said {
-        Said::Done(UpdateVersion { e_tag: None, version: None })
+    fn done() -> WriteOutcome {
+        WriteOutcome::Done(UpdateVersion { e_tag: None, version: None })
     }
 
-    fn ended(said: Vec<Said>, stored: Option<&str>) -> Result<Ended, String> {
+    fn judged(outcomes: Vec<WriteOutcome>, stored: Option<&str>) -> Result<RaceOutcome, String> {
         let ids = ["a", "b", "c"].map(String::from);
-        judge(&ids.into_iter().zip(said).collect::<Vec<_>>(), stored)
+        judge_race(&ids.into_iter().zip(outcomes).collect::<Vec<_>>(), stored)
     }
 
     #[test]
-    fn a_race_is_judged_by_what_was_said_and_what_is_stored() {
-        use Said::{Refused, Unknown};
+    fn a_race_is_judged_by_outcomes_and_stored_object() {
+        use WriteOutcome::{Refused, Unknown};
         let lost = || Unknown("reset".into());
-        assert!(matches!(ended(vec![done(), Refused, lost()], Some("a")), Ok(Ended::Won(_))));
-        assert!(matches!(ended(vec![Refused, lost()], Some("b")), Ok(Ended::Undecided(_))));
-        assert!(matches!(ended(vec![lost(), lost()], None), Ok(Ended::Undecided(_))));
-        for (said, stored) in [
+        assert!(matches!(
+            judged(vec![done(), Refused, lost()], Some("a")),
+            Ok(RaceOutcome::Won(_))
+        ));
+        assert!(matches!(judged(vec![Refused, lost()], Some("b")), Ok(RaceOutcome::Undecided(_))));
+        assert!(matches!(judged(vec![lost(), lost()], None), Ok(RaceOutcome::Undecided(_))));
+        for (outcomes, stored) in [
             (vec![done(), done(), Refused], Some("a")),
             (vec![done(), Refused], Some("b")),
             (vec![done(), lost()], Some("b")),
@@ -107,7 +122,7 @@ mod tests {
             (vec![Refused, lost()], Some("a")),
             (vec![Refused, Refused], None),
         ] {
-            assert!(ended(said, stored).is_err(), "{stored:?}");
+            assert!(judged(outcomes, stored).is_err(), "{stored:?}");
         }
     }
 }

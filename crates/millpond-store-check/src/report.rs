@@ -1,36 +1,36 @@
-//! What was found out, as data and in words.
+//! The report of a check, as data and as text.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What was found out about a promise.
+/// Result for a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing was seen that breaks it.
+    /// No violation was seen.
     Kept,
-    /// It was seen to be broken: see [`Promise::seen`].
+    /// A violation was seen: see [`Promise::seen`].
     Broken,
     /// The store refuses such requests.
     NotOffered,
-    /// It could not be tried, or nothing came of it: see [`Promise::seen`].
+    /// The test could not run, or all its attempts were undecided: see [`Promise::seen`].
     NotTried,
 }
 
 /// One promise of a store.
 #[derive(Debug, Clone, Serialize)]
 pub struct Promise {
-    /// Stays the same across versions.
+    /// Stable across versions.
     pub name: &'static str,
-    /// What is promised, in words.
+    /// Description of the promise.
     pub words: &'static str,
     pub verdict: Verdict,
-    /// Attempts: of a race, its rounds.
+    /// Number of attempts; for races, of rounds.
     pub tries: u64,
-    /// Attempts whose outcome the store left open (timeouts, conflicts, errors).
+    /// Number of undecided attempts (timeouts, conflicts, errors).
     pub undecided: u64,
-    /// What broke it, why it was not tried, or what left attempts undecided; the first ones.
+    /// The first observations: violations, the reason why it was not tested, or the causes of undecided attempts.
     pub seen: Vec<String>,
 }
 
@@ -39,29 +39,29 @@ impl Promise {
         Self { name, words, verdict: Verdict::Kept, tries: 0, undecided: 0, seen: Vec::new() }
     }
 
-    pub(crate) fn broken(&mut self, what: String) {
+    pub(crate) fn mark_broken(&mut self, what: String) {
         self.verdict = Verdict::Broken;
         if self.seen.len() < 10 {
             self.seen.push(what);
         }
     }
 
-    pub(crate) fn left_open(&mut self, why: String) {
+    pub(crate) fn mark_undecided(&mut self, why: String) {
         self.undecided += 1;
         if self.seen.len() < 3 {
             self.seen.push(why);
         }
     }
 
-    /// Unless it was seen to be broken.
-    pub(crate) fn unless_broken(&mut self, verdict: Verdict, why: String) {
+    /// Sets a verdict and its reason, unless a violation was seen.
+    pub(crate) fn set_unless_broken(&mut self, verdict: Verdict, why: String) {
         if self.verdict != Verdict::Broken {
             self.verdict = verdict;
             self.seen = vec![why];
         }
     }
 
-    /// What left everything open shows nothing.
+    /// Downgrades the verdict if all attempts were undecided.
     pub(crate) fn finished(mut self) -> Self {
         if self.verdict == Verdict::Kept && self.undecided >= self.tries {
             self.verdict = Verdict::NotTried;
@@ -70,7 +70,7 @@ impl Promise {
     }
 }
 
-/// What a store was found to promise.
+/// Results for all promises of a store.
 ///
 /// # Examples
 ///
@@ -93,17 +93,17 @@ impl Promise {
 pub struct Report {
     pub endpoints: Vec<String>,
     pub promises: Vec<Promise>,
-    /// What is no promise, and good to know.
+    /// Observations that concern no promise.
     pub notes: Vec<String>,
 }
 
 impl Report {
-    /// Whether a promise was tried and is kept.
+    /// Whether a promise was tested and is kept.
     pub fn is_kept(&self, name: &str) -> bool {
         self.promises.iter().any(|p| p.name == name && p.verdict == Verdict::Kept)
     }
 
-    /// Whether one has this verdict.
+    /// Whether a promise has this verdict.
     pub fn has(&self, verdict: Verdict) -> bool {
         self.promises.iter().any(|promise| promise.verdict == verdict)
     }

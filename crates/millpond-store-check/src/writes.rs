@@ -1,4 +1,4 @@
-//! Single writes and reads, and what the store said of them.
+//! Single writes and reads, and their outcomes.
 
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,47 +10,53 @@ use object_store::{
     PutPayload, UpdateVersion,
 };
 
-/// Under which an object's metadata has the id of its write.
+/// The metadata attribute with the ID of the object's write.
 const ID: Attribute = Attribute::Metadata(std::borrow::Cow::Borrowed("millpond-check-id"));
 
-/// What a store said of a conditional write.
+/// Outcome of a conditional write.
 #[derive(Debug)]
-pub(crate) enum Said {
+pub(crate) enum WriteOutcome {
     Done(UpdateVersion),
-    /// The condition does not hold: nothing was written.
+    /// The condition did not hold: nothing was written.
     Refused,
     NotOffered(String),
-    /// It may have been written, or not: errors, timeouts, and conflicts (409).
+    /// The object may or may not have been written: errors, timeouts, and conflicts (409).
     Unknown(String),
 }
 
-/// An object as it was read.
+/// An object that was read.
 #[derive(Debug)]
-pub(crate) struct Held {
-    /// Of the write that made it, by its content.
+pub(crate) struct StoredObject {
+    /// ID of the write that created it, from its content.
     pub id: String,
-    /// The same by its metadata, where the store has any.
+    /// The same from its metadata, if the store supports them.
     pub id_by_metadata: Option<String>,
     pub version: UpdateVersion,
 }
 
-/// No other write has it: of any process, on any machine with another clock or process number.
+/// A unique ID: no write of this process, or of another process or machine, has the same.
 pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
     format!("{nanos:x}-{:x}-{:x}", std::process::id(), COUNT.fetch_add(1, Relaxed))
 }
 
-/// How requests are made.
+/// Settings of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writer {
-    /// Ids go into the metadata, too: some stores take none.
+    /// Whether to put IDs into the metadata as well, which some stores do not support.
     pub metadata: bool,
     pub timeout: Duration,
 }
 
 impl Writer {
-    pub async fn put(&self, store: &dyn ObjectStore, at: &Path, id: &str, mode: PutMode) -> Said {
+    pub async fn put(
+        &self,
+        store: &dyn ObjectStore,
+        at: &Path,
+        id: &str,
+        mode: PutMode,
+    ) -> WriteOutcome {
         let create = matches!(mode, PutMode::Create);
         let mut attributes = Attributes::new();
         if self.metadata {
@@ -59,37 +65,45 @@ impl Writer {
         let options = PutOptions { mode, attributes, ..PutOptions::default() };
         let put = store.put_opts(at, PutPayload::from(id.to_owned()), options);
         let Ok(result) = tokio::time::timeout(self.timeout, put).await else {
-            return Said::Unknown(format!("no answer within {:?}", self.timeout));
+            return WriteOutcome::Unknown(format!("no answer within {:?}", self.timeout));
         };
         match result {
-            Ok(put) => Said::Done(UpdateVersion { e_tag: put.e_tag, version: put.version }),
-            Err(error @ Error::NotImplemented { .. }) => Said::NotOffered(chain(&error)),
-            // A conflict with another write under way comes as "exists", too, and leaves it open.
-            Err(error @ Error::AlreadyExists { .. }) if chain(&error).contains("409") => {
-                Said::Unknown(chain(&error))
+            Ok(put) => WriteOutcome::Done(UpdateVersion { e_tag: put.e_tag, version: put.version }),
+            Err(error @ Error::NotImplemented { .. }) => {
+                WriteOutcome::NotOffered(error_chain(&error))
             }
-            Err(Error::AlreadyExists { .. }) if create => Said::Refused,
-            Err(Error::Precondition { .. }) if !create => Said::Refused,
-            Err(error) if chain(&error).contains("501") => Said::NotOffered(chain(&error)),
-            Err(error) => Said::Unknown(chain(&error)),
+            // The client reports a conflict with a concurrent write as "exists" as well; it is undecided.
+            Err(error @ Error::AlreadyExists { .. }) if error_chain(&error).contains("409") => {
+                WriteOutcome::Unknown(error_chain(&error))
+            }
+            Err(Error::AlreadyExists { .. }) if create => WriteOutcome::Refused,
+            Err(Error::Precondition { .. }) if !create => WriteOutcome::Refused,
+            Err(error) if error_chain(&error).contains("501") => {
+                WriteOutcome::NotOffered(error_chain(&error))
+            }
+            Err(error) => WriteOutcome::Unknown(error_chain(&error)),
         }
     }
 
-    /// What is at `at`, if anything. An error is the caller's: reads are tried three times.
-    pub async fn read(&self, store: &dyn ObjectStore, at: &Path) -> Result<Option<Held>, String> {
+    /// Reads the object at `at`, if there is one. Tries three times before it returns an error.
+    pub async fn read(
+        &self,
+        store: &dyn ObjectStore,
+        at: &Path,
+    ) -> Result<Option<StoredObject>, String> {
         let mut failed = String::new();
         for _ in 0..3 {
             match tokio::time::timeout(self.timeout, read_once(store, at)).await {
                 Ok(Ok(held)) => return Ok(Some(held)),
                 Ok(Err(Error::NotFound { .. })) => return Ok(None),
-                Ok(Err(error)) => failed = chain(&error),
+                Ok(Err(error)) => failed = error_chain(&error),
                 Err(_) => failed = format!("no answer within {:?}", self.timeout),
             }
         }
         Err(format!("{at} can't be read: {failed}"))
     }
 
-    /// A conditional read: what the store said, in the words of HTTP.
+    /// Sends a conditional read; returns the HTTP status.
     pub async fn read_if(
         &self,
         store: &dyn ObjectStore,
@@ -100,33 +114,33 @@ impl Writer {
             Ok(Ok(_)) => Ok("200"),
             Ok(Err(Error::NotModified { .. })) => Ok("304"),
             Ok(Err(Error::Precondition { .. })) => Ok("412"),
-            Ok(Err(error)) => Err(chain(&error)),
+            Ok(Err(error)) => Err(error_chain(&error)),
             Err(_) => Err(format!("no answer within {:?}", self.timeout)),
         }
     }
 }
 
-async fn read_once(store: &dyn ObjectStore, at: &Path) -> object_store::Result<Held> {
+async fn read_once(store: &dyn ObjectStore, at: &Path) -> object_store::Result<StoredObject> {
     let answer = store.get(at).await?;
     let version =
         UpdateVersion { e_tag: answer.meta.e_tag.clone(), version: answer.meta.version.clone() };
     let id_by_metadata = answer.attributes.get(&ID).map(|id| id.to_string());
     let id = String::from_utf8_lossy(&answer.bytes().await?).into_owned();
-    Ok(Held { id, id_by_metadata, version })
+    Ok(StoredObject { id, id_by_metadata, version })
 }
 
-/// An error with its causes, which say the status.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut said = error.to_string();
+/// The text of an error with its causes, which contain the status.
+fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let next = error.to_string();
-        if !said.contains(&next) {
-            said = format!("{said}: {next}");
+        if !text.contains(&next) {
+            text = format!("{text}: {next}");
         }
         cause = error.source();
     }
-    said.chars().take(400).collect()
+    text.chars().take(400).collect()
 }
 
 pub(crate) fn or<T>(found: Option<T>, else_: impl Display) -> Result<T, String> {

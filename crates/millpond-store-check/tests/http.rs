@@ -1,4 +1,4 @@
-//! The same over TCP: a small server of S3's requests, good and bad, and replies that are lost.
+//! Tests the check over TCP, with small correct and broken S3 servers, and with lost replies.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 enum Kind {
     Good,
     IgnoresConditions,
-    LooksThenWrites,
-    /// Each third conditional write is answered by 409 and not done.
+    ChecksThenWrites,
+    /// Every third conditional write gets status 409 and is not executed.
     Conflicts,
 }
 
@@ -67,7 +67,7 @@ impl Request {
         self.headers.iter().find(|(had, _)| had == name).map(|(_, value)| value.as_str())
     }
 
-    /// The status that the conditions of a write make, where they don't hold.
+    /// Whether the conditions of a write do not hold.
     fn refused(&self, objects: &Objects) -> bool {
         let found = objects.by_path.get(&self.path);
         let tag = found.map(|object| object.tag.as_str());
@@ -91,7 +91,7 @@ fn reply(status: &str, headers: &[String], body: &[u8], with_body: bool) -> Vec<
 
 async fn put(kind: Kind, request: &Request, objects: &Mutex<Objects>) -> Vec<u8> {
     let conditional = ["if-match", "if-none-match"].iter().any(|h| request.header(h).is_some());
-    if conditional && kind == Kind::LooksThenWrites {
+    if conditional && kind == Kind::ChecksThenWrites {
         if request.refused(&objects.lock().unwrap()) {
             return reply("412 Precondition Failed", &[], b"", true);
         }
@@ -168,31 +168,31 @@ fn broken(report: &Report) -> Vec<&'static str> {
     report.promises.iter().filter(|p| p.verdict == Verdict::Broken).map(|p| p.name).collect()
 }
 
-/// Keys for all tests: none of them is looked at.
+/// Checks that keys are set, which the servers ignore.
 fn keys() {
     let set = std::env::var("AWS_ACCESS_KEY_ID").is_ok();
     assert!(set, "run with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY set to anything");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_good_server_keeps_all_and_replies_are_lost() {
+async fn a_good_server_keeps_all_promises() {
     keys();
     let report = checked(Kind::Good).await;
     assert!(report.promises.iter().all(|p| p.verdict == Verdict::Kept), "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_servers_are_found_out() {
+async fn broken_servers_are_detected() {
     keys();
     let report = checked(Kind::IgnoresConditions).await;
     let all = ["create_twice", "racing_creates", "stale_update", "racing_updates", "lost_replies"];
     assert_eq!(broken(&report), all, "{report}");
-    let report = checked(Kind::LooksThenWrites).await;
+    let report = checked(Kind::ChecksThenWrites).await;
     assert_eq!(broken(&report), ["racing_creates", "racing_updates"], "{report}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn conflicts_leave_it_open_and_break_nothing() {
+async fn conflicts_leave_promises_undecided() {
     keys();
     let report = checked(Kind::Conflicts).await;
     let races = report.promises.iter().filter(|p| p.name.starts_with("racing"));

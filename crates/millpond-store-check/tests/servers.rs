@@ -1,5 +1,5 @@
-//! Real S3 servers: what they promise, and the cache over them, also while a node is killed, replies are
-//! late and requests fail. `scripts/store-server SERVER scripts/...` starts them and sets the environment.
+//! Tests real S3 servers: their promises, and the cache over them, also while a node is killed, replies are late and
+//! requests fail. `scripts/store-server SERVER scripts/...` starts a server and sets the environment.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,14 +19,14 @@ use object_store::{
 mod skip;
 
 const OBJECT_BYTES: usize = 300_000;
-/// Of one request; the client may repeat it until `RETRY_TIMEOUT`.
+/// Time limit of one request; the client may retry it until `RETRY_TIMEOUT`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_TIMEOUT: Duration = Duration::from_secs(15);
-/// What no read may take beyond: the last retry begins before `RETRY_TIMEOUT`, and the answer's body may be
-/// asked for anew as often; with room for a machine that is busy.
+/// Time limit of a read: the last retry starts before `RETRY_TIMEOUT`, and the body may be requested again as often. The
+/// limit leaves room for a busy machine.
 const READ_LIMIT: Duration = Duration::from_secs(60);
 
-/// A server of the environment: its endpoints.
+/// The endpoints of the server that the environment names.
 fn endpoints() -> Option<Vec<String>> {
     let endpoints = std::env::var("MILLPOND_STORE_ENDPOINTS").ok();
     if endpoints.is_none() {
@@ -47,11 +47,11 @@ fn s3(endpoint: &str) -> Arc<dyn ObjectStore> {
 }
 
 fn cache(store: Arc<dyn ObjectStore>, freshness: Freshness) -> CachedStore {
-    // Less than what is read, so that requests go on.
+    // Less than the objects, so that requests continue.
     CachedStore::builder(store).memory_bytes(1 << 20).freshness(freshness).build().unwrap()
 }
 
-/// Bytes that differ by object and place.
+/// Bytes that differ by object and offset.
 fn content(object: usize) -> Vec<u8> {
     let byte = |at: usize| (at.wrapping_mul(2_654_435_761).rotate_left(17) ^ (object * 77)) as u8;
     (0..OBJECT_BYTES).map(byte).collect()
@@ -75,7 +75,7 @@ struct Seen {
     slowest: Duration,
 }
 
-/// Reads ranges at random from tasks side by side until `done`; a wrong byte panics.
+/// Reads random ranges from concurrent tasks until `done`; panics at a wrong byte.
 async fn read_until(store: &Arc<CachedStore>, test: &'static str, done: &Arc<AtomicBool>) -> Seen {
     let tasks: Vec<_> = (0..8_u64)
         .map(|task| {
@@ -125,22 +125,22 @@ fn end_after(seconds: u64) -> Arc<AtomicBool> {
     done
 }
 
-/// In this order: the tests of `object_store` want an empty bucket, and a node is killed for good.
+/// Runs all tests in this order, as `object_store`'s tests need an empty bucket, and a killed node does not return.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server() {
     let Some(endpoints) = endpoints() else { return };
-    object_stores_own_tests(&endpoints).await;
+    object_store_test_suite(&endpoints).await;
     promises(&endpoints).await;
-    one_request_for_many_that_miss(&endpoints).await;
-    failing_and_slow_requests_make_no_wrong_byte(&endpoints).await;
-    a_killed_node_makes_no_wrong_byte(&endpoints).await;
+    concurrent_misses_make_one_request(&endpoints).await;
+    failing_and_slow_requests_corrupt_no_bytes(&endpoints).await;
+    a_killed_node_corrupts_no_bytes(&endpoints).await;
 }
 
-/// 64 tasks that miss the same page are one request.
-async fn one_request_for_many_that_miss(endpoints: &[String]) {
+/// Goal: 64 tasks that miss the same page send one request.
+async fn concurrent_misses_make_one_request(endpoints: &[String]) {
     write_objects(&*s3(&endpoints[0]), "same", 1).await;
     let store = Arc::new(cache(s3(&endpoints[0]), Freshness::Immutable));
-    // The object is known; its pages are not.
+    // The object has an entry, but no cached pages.
     store.head(&place("same", 0)).await.unwrap();
     let before = store.stats().requests;
     let reads = (0..64).map(|_| {
@@ -161,9 +161,9 @@ async fn promises(endpoints: &[String]) {
     assert!(report.promises.iter().all(|promise| promise.verdict == Verdict::Kept), "{report}");
 }
 
-/// Of the crate's own tests those that the server passes without a cache: one takes fractions of a second into
-/// `If-Unmodified-Since`.
-async fn object_stores_own_tests(endpoints: &[String]) {
+/// Runs the tests of `object_store` that the server passes without a cache. (One of them puts fractions of a second into
+/// `If-Unmodified-Since`.)
+async fn object_store_test_suite(endpoints: &[String]) {
     let age = Freshness::MaxAge(Duration::from_secs(1000));
     let bare = s3(&endpoints[0]);
     let mut own = 0;
@@ -206,7 +206,7 @@ async fn empty(store: &dyn ObjectStore) {
     }
 }
 
-async fn failing_and_slow_requests_make_no_wrong_byte(endpoints: &[String]) {
+async fn failing_and_slow_requests_corrupt_no_bytes(endpoints: &[String]) {
     let proxy = Proxy::start(endpoints[0].trim_start_matches("http://").into()).await.unwrap();
     let through = s3(&format!("http://127.0.0.1:{}", proxy.port()));
     write_objects(&*s3(&endpoints[0]), "failing", 16).await;
@@ -221,7 +221,7 @@ async fn failing_and_slow_requests_make_no_wrong_byte(endpoints: &[String]) {
     assert!(seen.right > 0 && seen.slowest >= Duration::from_secs(1), "{seen:?}");
 }
 
-async fn a_killed_node_makes_no_wrong_byte(endpoints: &[String]) {
+async fn a_killed_node_corrupts_no_bytes(endpoints: &[String]) {
     let Ok(pids) = std::env::var("MILLPOND_STORE_PIDS") else { return };
     let pids: Vec<&str> = pids.split_whitespace().collect();
     if pids.len() < 3 {
@@ -238,7 +238,7 @@ async fn a_killed_node_makes_no_wrong_byte(endpoints: &[String]) {
     let seen = read_until(&store, "killed", &done).await;
     assert!(killer.await.unwrap().success());
     println!("a node of three killed: {seen:?}");
-    // What was written before is there without the node, and so are reads and writes.
+    // Without the node, earlier objects are readable, and reads and writes work.
     write_objects(&*store, "after", 16).await;
     let after = read_until(&store, "after", &end_after(1)).await;
     assert!(seen.right > 0 && after.right > 0 && after.failed == 0, "{seen:?}, {after:?}");

@@ -1,4 +1,4 @@
-//! What is found out of good stores, and of bad ones that each break one promise.
+//! Tests the verdicts on correct stores, and on stores that each break one promise.
 
 mod common;
 
@@ -23,7 +23,7 @@ async fn through_two(flaw: Flaw) -> Report {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_in_memory_keeps_all() {
+async fn a_store_in_memory_keeps_all_promises() {
     let endpoints = open("memory:///", &[], &Options::default()).await.unwrap();
     let report = checked(endpoints).await;
     assert_eq!(with(&report, Verdict::NotTried), ["lost_replies"], "{report}");
@@ -43,46 +43,46 @@ async fn a_directory_offers_creates_and_no_updates() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_stores_are_found_out() {
+async fn broken_stores_are_detected() {
     for (flaw, broken) in [
         (Flaw::None, &[][..]),
         (
             Flaw::IgnoresConditions,
             &["create_twice", "racing_creates", "stale_update", "racing_updates"],
         ),
-        // What a check that races nothing takes for a good one.
-        (Flaw::LooksThenWrites, &["racing_creates", "racing_updates"]),
+        // A check without races would find no violation.
+        (Flaw::ChecksThenWrites, &["racing_creates", "racing_updates"]),
         (Flaw::RefusesAndWrites, &["create_twice", "racing_creates"]),
         (Flaw::IgnoresConditionsOfReads, &["conditional_reads"]),
         (Flaw::DropsMetadata, &["metadata"]),
-        (Flaw::ReadsOld, &["read_after_write"]),
+        (Flaw::ReadsStale, &["read_after_write"]),
     ] {
         let report = through_two(flaw).await;
         let found = with(&report, Verdict::Broken);
         assert!(broken.iter().all(|name| found.contains(name)), "{flaw:?}: {report}");
-        let expected = if flaw == Flaw::ReadsOld { found.len() } else { broken.len() };
+        let expected = if flaw == Flaw::ReadsStale { found.len() } else { broken.len() };
         assert_eq!(found.len(), expected, "{flaw:?}: {report}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_always_left_open_is_not_called_kept() {
+async fn an_always_undecided_promise_is_not_kept() {
     let report = through_two(Flaw::Conflicts).await;
     assert!(!report.is_kept("racing_creates") && !report.is_kept("racing_updates"), "{report}");
 }
 
 #[tokio::test]
-async fn bad_urls_are_refused_in_words() {
+async fn bad_urls_are_rejected_with_a_reason() {
     let options = Options::default();
-    for (url, said) in [
-        ("bucket", "is no URL"),
-        ("ftp://there", "none of s3, file, memory"),
+    for (url, reason) in [
+        ("bucket", "is not a URL"),
+        ("ftp://there", "use s3, file or memory"),
         ("file://relative", "no absolute path"),
         ("file:///not/there/at/all", "not/there"),
         ("memory:///path", "no path"),
     ] {
         let error = open(url, &[], &options).await.unwrap_err();
-        assert!(error.contains(said), "{url}: {error}");
+        assert!(error.contains(reason), "{url}: {error}");
     }
     let endpoints = ["http://localhost".to_owned()];
     assert!(open("memory:///", &endpoints, &options).await.unwrap_err().contains("for s3://"));

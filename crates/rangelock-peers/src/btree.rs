@@ -1,23 +1,21 @@
 //! A B+tree of disjoint ranges, for one thread at a time.
 //!
-//! Leaves hold up to 14 ranges, sorted by start, the starts in an array of their own: a search
-//! compares whole cache lines of them at once. Nodes live in two arenas and are named by index;
-//! freed ones are reused, so that a tree as full as it has been before allocates nothing.
+//! Leaves hold up to 14 ranges, sorted by start. The starts have a separate array, so a search compares whole cache lines
+//! of them. Nodes are elements of two arenas, addressed by index. Freed nodes are reused, so a tree that does not exceed
+//! its largest size allocates nothing.
 //!
-//! - M1. Ranges in the tree are disjoint. A range that is held shared by several has one record
-//!   with their number; ranges that overlap in any other way do not go in.
-//! - M2. Unused places of a node hold `u64::MAX`, which no start is: a search may compare all 14.
-//! - M3. `keys[i]` is at most the first start below child i, and more than any start below
-//!   child i-1; `keys[0]` is 0. No leaf but the root is empty: a node goes when
-//!   its last record or child goes.
+//! - M1. Ranges in the tree are disjoint. A range with several shared holders is one record with their number. The tree
+//!   rejects ranges that overlap in any other way.
+//! - M2. Unused elements of a node contain `u64::MAX`, which is no valid start. So a search may compare all 14.
+//! - M3. `keys[i]` is at most the first start below child i, and greater than any start below child i-1; `keys[0]` is 0. No
+//!   leaf except the root is empty: a node is freed with its last record or child.
 
 use millpond_rangelock::{ByteRange, Mode};
 
-/// Records in a leaf, children of an inner node.
+/// Number of records in a leaf, and of children in an inner node.
 const FAN_OUT: usize = 14;
 
-/// Deeper than any tree of `u32` records with at least one child in each node can be in practice:
-/// splitting a full root is the only thing that adds a level.
+/// More levels than any tree of `u32` records reaches in practice, as only a split of a full root adds a level.
 const DEPTH_MAX: usize = 12;
 
 const NIL: u32 = u32::MAX;
@@ -26,15 +24,15 @@ const EXCLUSIVE: u32 = 0;
 #[derive(Debug)]
 struct Leaf {
     starts: [u64; FAN_OUT],
-    rest: [Rest; FAN_OUT],
+    rest: [RecordTail; FAN_OUT],
     len: u32,
     previous: u32,
     next: u32,
 }
 
-/// What a record has besides its start.
+/// The part of a record besides its start.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+struct RecordTail {
     end: u64,
     /// Shared holders, or `EXCLUSIVE`.
     shares: u32,
@@ -47,7 +45,7 @@ struct Inner {
     len: u32,
 }
 
-/// See the module.
+/// The tree; see the module.
 #[derive(Debug)]
 pub(super) struct BTree {
     leaves: Vec<Leaf>,
@@ -59,7 +57,7 @@ pub(super) struct BTree {
     height: usize,
 }
 
-/// The inner nodes above a leaf, and which child was taken in each.
+/// The inner nodes above a leaf, with the index of the child taken in each.
 type Path = [(u32, u32); DEPTH_MAX];
 
 fn shares(mode: Mode) -> u32 {
@@ -69,13 +67,13 @@ fn shares(mode: Mode) -> u32 {
     }
 }
 
-/// How many of `starts` are at most `start` (M2).
+/// Number of `starts` that are at most `start` (M2).
 #[inline]
 fn rank(starts: &[u64; FAN_OUT], start: u64) -> usize {
     starts.iter().map(|&s| usize::from(s <= start)).sum()
 }
 
-/// Puts `value` at `at`, moving the rest of the first `len` up.
+/// Inserts `value` at `at` and moves the rest of the first `len` elements up.
 #[inline]
 fn insert_at<T: Copy>(array: &mut [T; FAN_OUT], len: usize, at: usize, value: T) {
     if at < len {
@@ -84,7 +82,7 @@ fn insert_at<T: Copy>(array: &mut [T; FAN_OUT], len: usize, at: usize, value: T)
     array[at] = value;
 }
 
-/// Takes out the place `at`, leaving `unused` at the end.
+/// Removes the element `at`, and writes `unused` at the end.
 #[inline]
 fn remove_at<T: Copy>(array: &mut [T; FAN_OUT], len: usize, at: usize, unused: T) {
     array.copy_within(at + 1..len, at);
@@ -95,7 +93,7 @@ impl Leaf {
     fn new() -> Leaf {
         Leaf {
             starts: [u64::MAX; FAN_OUT],
-            rest: [Rest { end: u64::MAX, shares: 0 }; FAN_OUT],
+            rest: [RecordTail { end: u64::MAX, shares: 0 }; FAN_OUT],
             len: 0,
             previous: NIL,
             next: NIL,
@@ -105,18 +103,18 @@ impl Leaf {
     fn insert(&mut self, at: usize, range: ByteRange, shares: u32) {
         let len = self.len as usize;
         insert_at(&mut self.starts, len, at, range.start());
-        insert_at(&mut self.rest, len, at, Rest { end: range.end(), shares });
+        insert_at(&mut self.rest, len, at, RecordTail { end: range.end(), shares });
         self.len += 1;
     }
 
     fn remove(&mut self, at: usize) {
         let len = self.len as usize;
         remove_at(&mut self.starts, len, at, u64::MAX);
-        remove_at(&mut self.rest, len, at, Rest { end: u64::MAX, shares: 0 });
+        remove_at(&mut self.rest, len, at, RecordTail { end: u64::MAX, shares: 0 });
         self.len -= 1;
     }
 
-    /// Moves the records from `at` on to a new leaf.
+    /// Moves the records from index `at` on to a new leaf.
     fn split_off(&mut self, at: usize) -> Leaf {
         let mut right = Leaf::new();
         for from in at..self.len as usize {
@@ -149,9 +147,9 @@ impl Inner {
     }
 }
 
-/// A place in the tree.
+/// Position of a record in the tree.
 #[derive(Clone, Copy)]
-struct Place {
+struct RecordPosition {
     leaf: u32,
     at: usize,
 }
@@ -168,7 +166,7 @@ impl BTree {
         }
     }
 
-    /// The leaf for `start`, and the way to it.
+    /// The leaf for `start`, and the path to it.
     #[inline]
     fn descend(&self, start: u64, path: &mut Path) -> u32 {
         let mut node = self.root;
@@ -181,8 +179,7 @@ impl BTree {
         node
     }
 
-    /// Adds `range`; false, and nothing happened, if it overlaps a record that it cannot share
-    /// (M1).
+    /// Adds `range`; false, without any change, if it overlaps a record that it cannot share (M1).
     pub(super) fn insert(&mut self, range: ByteRange, mode: Mode) -> bool {
         if self.root == NIL {
             self.root = self.new_leaf(Leaf::new());
@@ -228,7 +225,7 @@ impl BTree {
     #[cold]
     fn insert_splitting(&mut self, id: u32, at: usize, range: ByteRange, mode: Mode, path: &Path) {
         let leaf = &mut self.leaves[id as usize];
-        // An appender will go on appending: leave the left leaf full.
+        // Appends will probably continue: leave the left leaf full.
         let cut = if at == FAN_OUT { FAN_OUT } else { FAN_OUT / 2 };
         let mut right = leaf.split_off(cut);
         if at < cut {
@@ -247,7 +244,7 @@ impl BTree {
         self.add_child(key, right, path);
     }
 
-    /// Adds a node beside the last of `path`.
+    /// Adds a sibling of the last node of `path`.
     fn add_child(&mut self, mut key: u64, mut child: u32, path: &Path) {
         for &(id, taken) in path[..self.height].iter().rev() {
             let at = taken as usize + 1;
@@ -279,7 +276,7 @@ impl BTree {
         self.height += 1;
     }
 
-    /// Takes out a hold of `range`, which is in the tree.
+    /// Removes a hold of `range`, which is in the tree.
     pub(super) fn remove(&mut self, range: ByteRange) {
         let mut path = [(NIL, 0); DEPTH_MAX];
         let id = self.descend(range.start(), &mut path);
@@ -318,8 +315,8 @@ impl BTree {
             }
             self.free_inners.push(id);
         }
-        // A root with one child is one level too many. (One with none cannot be: then the tree
-        // was a single leaf.)
+        // A root with one child is an unnecessary level. (A root without children is impossible: then the
+        // tree was a single leaf.)
         while self.height > 0 && self.inners[self.root as usize].len == 1 {
             self.free_inners.push(self.root);
             self.root = self.inners[self.root as usize].children[0];
@@ -345,7 +342,7 @@ impl BTree {
         self.inners.len() as u32 - 1
     }
 
-    /// The holds that overlap `range` and conflict with `mode`.
+    /// Number of holds that overlap `range` and conflict with `mode`.
     pub(super) fn conflicts(&self, range: ByteRange, mode: Mode) -> u32 {
         let mut count = 0;
         self.for_each_overlap(range, |held| {
@@ -364,7 +361,7 @@ impl BTree {
             return;
         }
         let mut id = self.descend(range.start(), &mut [(NIL, 0); DEPTH_MAX]);
-        // Only the last record at or before the start can reach into the range from the left (M1).
+        // Only the last record at or before the start can extend into the range from the left (M1).
         let mut at = rank(&self.leaves[id as usize].starts, range.start());
         if at > 0 {
             at -= 1;
@@ -388,7 +385,7 @@ impl BTree {
 
     /// Makes the only hold of `range` exclusive; false if there are several.
     pub(super) fn try_upgrade(&mut self, range: ByteRange) -> bool {
-        let Place { leaf, at } = self.find(range);
+        let RecordPosition { leaf, at } = self.find(range);
         let shares = &mut self.leaves[leaf as usize].rest[at].shares;
         let alone = *shares == 1;
         if alone {
@@ -398,14 +395,14 @@ impl BTree {
     }
 
     pub(super) fn downgrade(&mut self, range: ByteRange) {
-        let Place { leaf, at } = self.find(range);
+        let RecordPosition { leaf, at } = self.find(range);
         self.leaves[leaf as usize].rest[at].shares = 1;
     }
 
-    fn find(&self, range: ByteRange) -> Place {
+    fn find(&self, range: ByteRange) -> RecordPosition {
         let leaf = self.descend(range.start(), &mut [(NIL, 0); DEPTH_MAX]);
         let at = rank(&self.leaves[leaf as usize].starts, range.start()) - 1;
-        Place { leaf, at }
+        RecordPosition { leaf, at }
     }
 }
 
@@ -415,13 +412,13 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// Starts, lengths, and what to do.
+    /// Starts, lengths and operations.
     fn steps() -> impl Strategy<Value = Vec<(u64, u64, u8)>> {
         prop::collection::vec((0u64..4000, 1u64..6, 0u8..3), 1..2500)
     }
 
     proptest! {
-        /// Goal: agrees with a map of disjoint ranges, through splits and frees at every level.
+        /// Goal: the tree agrees with a map of disjoint ranges, through splits and frees at every level.
         #[test]
         fn agrees_with_a_map(steps in steps()) {
             let mut tree = BTree::new();

@@ -1,16 +1,15 @@
-//! An interval tree under one lock: what Davidlohr Bueso proposed for Linux.
+//! An interval tree under one lock, as Davidlohr Bueso proposed for Linux.
 //!
-//! All requests, held and waiting, are nodes of one tree that is ordered by start and knows the
-//! largest end below each node; a request counts the nodes that it conflicts with and waits for
-//! the count to reach zero. Exact and fair, and every operation is a critical section of two or
-//! three tree walks, which one processor at a time can run: that is where it ends.
+//! All requests, held and waiting, are nodes of one tree that is ordered by start and records the largest end below each
+//! node. A request counts the conflicting nodes and waits until the count reaches zero. The lock is exact and fair. Its
+//! limit: every operation is a critical section of two or three tree walks, so one processor at a time runs it.
 //!
-//! The tree is the queue of the other implementations (`queue`), with nothing in front of it.
+//! The tree is the queue of the other implementations (`queue`), without a front.
 
 use std::time::Duration;
 
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 /// An interval tree under a mutex.
@@ -47,7 +46,7 @@ impl IntervalTree {
     }
 
     fn unlock(&self, queue: MutexGuard<'_, Queue>) {
-        unlock_and_tell(&self.queue, queue, |queue| queue);
+        unlock_and_wake(&self.queue, queue, |queue| queue);
     }
 }
 
@@ -64,14 +63,14 @@ impl RawRangeLock for IntervalTree {
         notify: impl FnOnce() -> Notify,
     ) -> Request<Ticket, Ticket> {
         self.insert(range, mode, &mut None).unwrap_or_else(|| {
-            self.insert(range, mode, &mut Some(notify())).expect("somebody to tell")
+            self.insert(range, mode, &mut Some(notify())).expect("a waiter was passed")
         })
     }
 
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Ticket> {
         match self.insert(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 

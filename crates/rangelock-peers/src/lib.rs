@@ -1,14 +1,14 @@
-//! The byte-range locks that others built, behind the face of `millpond_rangelock`, to compare with.
+//! Known byte-range lock designs behind the API of `millpond_rangelock`, for comparison.
 //!
-//! | lock | held ranges are in | where it ends |
+//! | lock | held ranges are in | limit |
 //! |---|---|---|
-//! | [`WholeFile`] | one counter | every writer excludes everybody |
+//! | [`WholeFile`] | one counter | every writer excludes all other requests |
 //! | [`IntervalTree`] | an interval tree under a mutex | one tree walk at a time |
 //! | [`MutexBTree`] | a B+tree under a mutex | the same, with shorter walks |
-//! | [`OlcBTree`] | a B+tree, each leaf locked alone | all meet in one leaf if few are held |
+//! | [`OlcBTree`] | a B+tree whose leaves are locked separately | few held ranges share one leaf |
 //!
-//! All of them queue waiting requests as `Striped` does, by its own queue, so that what is compared is
-//! the way without waiting. `millpond bench range-lock` compares them.
+//! All of them use the queue of `Striped` for waiting requests, so a comparison shows the difference of the path without
+//! waiting. `millpond bench range-lock` compares them.
 
 mod btree;
 mod interval_tree;

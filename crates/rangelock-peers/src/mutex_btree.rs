@@ -1,17 +1,16 @@
-//! A B-tree under a mutex: Dave Chinner's first one.
+//! A B-tree under a mutex: Dave Chinner's first proposal.
 //!
-//! Better than an interval tree in the same place, since several records share a cache line and
-//! nothing is rebalanced on the way; but it is still one critical section for each operation.
+//! It is faster than an interval tree under a mutex, as several records share a cache line and no rotations occur. But
+//! each operation is still one critical section.
 //!
-//! In front is a B+tree of the ranges that are held and disjoint; requests that overlap one
-//! another go to the queue. Both are under the one mutex. (A range that is shared by several is
-//! one record with a count; shared ranges that overlap only in part are held in the queue.)
+//! The front is a B+tree of disjoint held ranges; overlapping requests go to the queue. One mutex protects both. (A range
+//! with several shared holders is one record with a count; shared ranges that overlap partially are held in the queue.)
 
 use super::btree::BTree;
 use std::time::Duration;
 
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 /// A B-tree under a mutex.
@@ -35,7 +34,7 @@ struct State {
 
 /// Where a guard's range is held.
 #[derive(Debug)]
-pub enum Held {
+pub enum MutexBTreeHold {
     /// In the tree.
     Tree,
     /// In the queue.
@@ -54,14 +53,14 @@ impl State {
         range: ByteRange,
         mode: Mode,
         notify: &mut Option<Notify>,
-    ) -> Option<Request<Held, Ticket>> {
-        // Nothing enters the tree over a queue entry (queue.Q3).
+    ) -> Option<Request<MutexBTreeHold, Ticket>> {
+        // No range enters the tree over a queue entry (queue.Q3).
         if !self.queue.overlaps(range) && self.tree.insert(range, mode) {
-            return Some(Request::Granted(Held::Tree));
+            return Some(Request::Granted(MutexBTreeHold::Tree));
         }
         let in_front = self.tree.conflicts(range, mode);
         Some(match self.queue.insert(range, mode, in_front, notify)? {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(MutexBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         })
     }
@@ -74,7 +73,7 @@ impl MutexBTree {
         range: ByteRange,
         mode: Mode,
         notify: &mut Option<Notify>,
-    ) -> Option<Request<Held, Ticket>> {
+    ) -> Option<Request<MutexBTreeHold, Ticket>> {
         let mut state = lock(&self.state);
         let request = state.request(range, mode, notify);
         self.unlock(state);
@@ -82,12 +81,12 @@ impl MutexBTree {
     }
 
     fn unlock(&self, state: MutexGuard<'_, State>) {
-        unlock_and_tell(&self.state, state, |state| &mut state.queue);
+        unlock_and_wake(&self.state, state, |state| &mut state.queue);
     }
 }
 
 impl RawRangeLock for MutexBTree {
-    type Held = Held;
+    type Held = MutexBTreeHold;
     type Queued = Ticket;
 
     const NAME: &'static str = "mutex-btree";
@@ -97,16 +96,16 @@ impl RawRangeLock for MutexBTree {
         range: ByteRange,
         mode: Mode,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<MutexBTreeHold, Ticket> {
         self.insert(range, mode, &mut None).unwrap_or_else(|| {
-            self.insert(range, mode, &mut Some(notify())).expect("somebody to tell")
+            self.insert(range, mode, &mut Some(notify())).expect("a waiter was passed")
         })
     }
 
-    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<MutexBTreeHold> {
         match self.insert(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 
@@ -130,7 +129,7 @@ impl RawRangeLock for MutexBTree {
         mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<MutexBTreeHold, Ticket> {
         let mut notify = Some(notify());
         let mut state = lock(&self.state);
         let in_front =
@@ -138,15 +137,15 @@ impl RawRangeLock for MutexBTree {
         let request = state.queue.poll(queued, in_front, &mut notify);
         self.unlock(state);
         match request {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(MutexBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
 
-    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<MutexBTreeHold> {
         let mut state = lock(&self.state);
         if state.queue.is_granted(&queued) {
-            return Some(Held::Queue(queued));
+            return Some(MutexBTreeHold::Queue(queued));
         }
         let notify = state.queue.remove(queued);
         self.unlock(state);
@@ -154,43 +153,43 @@ impl RawRangeLock for MutexBTree {
         None
     }
 
-    fn release(&self, range: ByteRange, mode: Mode, held: Held) {
+    fn release(&self, range: ByteRange, mode: Mode, held: MutexBTreeHold) {
         let mut state = lock(&self.state);
         match held {
-            Held::Tree => {
+            MutexBTreeHold::Tree => {
                 state.tree.remove(range);
                 state.queue.front_released(range, mode);
             }
-            Held::Queue(ticket) => drop(state.queue.remove(ticket)),
+            MutexBTreeHold::Queue(ticket) => drop(state.queue.remove(ticket)),
         }
         self.unlock(state);
     }
 
-    fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
+    fn try_upgrade(&self, range: ByteRange, held: &mut MutexBTreeHold) -> bool {
         let mut state = lock(&self.state);
         let State { tree, queue } = &mut *state;
         match held {
-            Held::Tree => {
+            MutexBTreeHold::Tree => {
                 let upgraded = queue.count_held(range) == 0 && tree.try_upgrade(range);
                 if upgraded {
                     queue.front_upgraded(range);
                 }
                 upgraded
             }
-            Held::Queue(ticket) => {
+            MutexBTreeHold::Queue(ticket) => {
                 tree.conflicts(range, Mode::Exclusive) == 0 && queue.try_upgrade(ticket)
             }
         }
     }
 
-    fn downgrade(&self, range: ByteRange, held: &mut Held) {
+    fn downgrade(&self, range: ByteRange, held: &mut MutexBTreeHold) {
         let mut state = lock(&self.state);
         match held {
-            Held::Tree => {
+            MutexBTreeHold::Tree => {
                 state.tree.downgrade(range);
                 state.queue.front_downgraded(range);
             }
-            Held::Queue(ticket) => state.queue.downgrade(ticket),
+            MutexBTreeHold::Queue(ticket) => state.queue.downgrade(ticket),
         }
         self.unlock(state);
     }

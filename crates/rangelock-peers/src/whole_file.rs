@@ -1,27 +1,27 @@
-//! One reader-writer lock for the whole file: what XFS has.
+//! One reader-writer lock for the whole file, as in XFS.
 //!
-//! Every range conflicts as though it were the whole file. In front is one word with the number of
-//! shared holders or the exclusive one; a request that can't get in there waits in the queue.
+//! Every range conflicts as if it were the whole file. The front is one word with the number of shared holders or the
+//! exclusive bit. A request that can't be counted there waits in the queue.
 //!
 //! ```text
 //! word = shared holders << 2 | EXCLUSIVE << 1 | GATE
 //! ```
 //!
-//! - F1. While GATE is set, the word changes only under the mutex; it is set while the queue has
-//!   an entry. So nobody overtakes the queue, and blockers can be counted.
+//! - F1. GATE is set while the queue has an entry. While it is set, the word changes only under the mutex. So no request
+//!   overtakes the queue, and blockers can be counted.
 
 use std::time::Duration;
 
 use millpond_rangelock::parts::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 
 const GATE: u64 = 1;
 const EXCLUSIVE: u64 = 2;
 const ONE_SHARED: u64 = 4;
 
-/// A fair reader-writer lock that takes every range for the whole file.
+/// A fair reader-writer lock that treats every range as the whole file.
 ///
 /// ```
 /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -34,14 +34,14 @@ const ONE_SHARED: u64 = 4;
 #[derive(Debug)]
 pub struct WholeFile {
     word: AtomicU64,
-    /// How many requests wait in the queue: a hint whether to spin.
+    /// Number of requests that wait in the queue: a hint whether to spin.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
 }
 
-/// Where a guard is counted.
+/// Where a guard's hold is counted.
 #[derive(Debug)]
-pub enum Held {
+pub enum WholeFileHold {
     /// In the word.
     Front,
     /// In the queue.
@@ -58,7 +58,7 @@ impl Default for WholeFile {
     }
 }
 
-/// What a holder in `mode` adds to the word.
+/// The value that a holder in `mode` adds to the word.
 fn weight(mode: Mode) -> u64 {
     match mode {
         Mode::Shared => ONE_SHARED,
@@ -74,7 +74,7 @@ impl WholeFile {
         };
         let mut word = self.word.load(Ordering::Relaxed);
         while word & blocked_by == 0 {
-            // Acquire: pairs with the Release in `release` and `settle`.
+            // Acquire: pairs with the Release in `release` and `unlock_queue`.
             match self.word.compare_exchange_weak(
                 word,
                 word + weight(mode),
@@ -94,17 +94,17 @@ impl WholeFile {
         self.word.fetch_or(GATE, Ordering::Acquire)
     }
 
-    /// Ends a critical section: opens the word if nobody is left in the queue.
-    fn settle(&self, queue: MutexGuard<'_, Queue>) {
+    /// Ends a critical section: opens the word if the queue is empty.
+    fn unlock_queue(&self, queue: MutexGuard<'_, Queue>) {
         self.waiting.store(queue.waiting() as u32, Ordering::Relaxed);
         if queue.is_empty() {
-            // Release: pairs with the Acquire in `claim`.
+            // Release: pairs with the Acquire in `claim_word`.
             self.word.fetch_and(!GATE, Ordering::Release);
         }
-        unlock_and_tell(&self.queue, queue, |queue| queue);
+        unlock_and_wake(&self.queue, queue, |queue| queue);
     }
 
-    /// Closes the word, and counts what is in it against a request.
+    /// Closes the word, and counts the holders in it that conflict with a request.
     fn blockers(&self, mode: Mode) -> u32 {
         let word = self.gate();
         match mode {
@@ -114,13 +114,17 @@ impl WholeFile {
         }
     }
 
-    fn enqueue(&self, mode: Mode, notify: &mut Option<Notify>) -> Option<Request<Held, Ticket>> {
+    fn enqueue(
+        &self,
+        mode: Mode,
+        notify: &mut Option<Notify>,
+    ) -> Option<Request<WholeFileHold, Ticket>> {
         let mut queue = lock(&self.queue);
         let blockers = self.blockers(mode);
         let request = queue.insert(ByteRange::ALL, mode, blockers, notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         Some(match request? {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(WholeFileHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         })
     }
@@ -129,15 +133,15 @@ impl WholeFile {
     fn release_gated(&self, mode: Mode) {
         let mut queue = lock(&self.queue);
         self.gate();
-        // Relaxed: who claims after this does so after `settle`; others have the mutex.
+        // Relaxed: later claims follow `unlock_queue`, and all other accesses hold the mutex.
         self.word.fetch_sub(weight(mode), Ordering::Relaxed);
         queue.front_released(ByteRange::ALL, mode);
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }
 
 impl RawRangeLock for WholeFile {
-    type Held = Held;
+    type Held = WholeFileHold;
     type Queued = Ticket;
 
     const NAME: &'static str = "whole-file";
@@ -148,26 +152,26 @@ impl RawRangeLock for WholeFile {
         _range: ByteRange,
         mode: Mode,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<WholeFileHold, Ticket> {
         if self.claim_word(mode) {
-            return Request::Granted(Held::Front);
+            return Request::Granted(WholeFileHold::Front);
         }
-        self.enqueue(mode, &mut Some(notify())).expect("somebody to tell")
+        self.enqueue(mode, &mut Some(notify())).expect("a waiter was passed")
     }
 
-    fn try_request(&self, _range: ByteRange, mode: Mode) -> Option<Held> {
+    fn try_request(&self, _range: ByteRange, mode: Mode) -> Option<WholeFileHold> {
         if self.claim_word(mode) {
-            return Some(Held::Front);
+            return Some(WholeFileHold::Front);
         }
         match self.enqueue(mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 
     #[inline]
-    fn claim(&self, _range: ByteRange, mode: Mode) -> Option<Held> {
-        self.claim_word(mode).then_some(Held::Front)
+    fn claim(&self, _range: ByteRange, mode: Mode) -> Option<WholeFileHold> {
+        self.claim_word(mode).then_some(WholeFileHold::Front)
     }
 
     fn is_crowded(&self) -> bool {
@@ -185,7 +189,7 @@ impl RawRangeLock for WholeFile {
     fn expire(&self) {
         let mut queue = lock(&self.queue);
         queue.expire();
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 
     fn poll(
@@ -194,39 +198,39 @@ impl RawRangeLock for WholeFile {
         mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<WholeFileHold, Ticket> {
         let mut notify = Some(notify());
         let mut queue = lock(&self.queue);
         let in_front = if queue.is_lapsed(&queued) { self.blockers(mode) } else { 0 };
         let request = queue.poll(queued, in_front, &mut notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         match request {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(WholeFileHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
 
-    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<WholeFileHold> {
         let mut queue = lock(&self.queue);
         if queue.is_granted(&queued) {
-            return Some(Held::Queue(queued));
+            return Some(WholeFileHold::Queue(queued));
         }
         let notify = queue.remove(queued);
-        self.settle(queue);
+        self.unlock_queue(queue);
         drop(notify);
         None
     }
 
     #[inline]
-    fn release(&self, _range: ByteRange, mode: Mode, held: Held) {
-        if let Held::Queue(ticket) = held {
+    fn release(&self, _range: ByteRange, mode: Mode, held: WholeFileHold) {
+        if let WholeFileHold::Queue(ticket) = held {
             let mut queue = lock(&self.queue);
             drop(queue.remove(ticket));
-            return self.settle(queue);
+            return self.unlock_queue(queue);
         }
         let mut word = self.word.load(Ordering::Relaxed);
         while word & GATE == 0 {
-            // Release: pairs with the Acquire in `claim` and `gate`.
+            // Release: pairs with the Acquire in `claim_word` and `gate`.
             match self.word.compare_exchange_weak(
                 word,
                 word - weight(mode),
@@ -240,11 +244,11 @@ impl RawRangeLock for WholeFile {
         self.release_gated(mode);
     }
 
-    fn try_upgrade(&self, _range: ByteRange, held: &mut Held) -> bool {
+    fn try_upgrade(&self, _range: ByteRange, held: &mut WholeFileHold) -> bool {
         let mut queue = lock(&self.queue);
         let word = self.gate();
         let upgraded = match held {
-            Held::Front => {
+            WholeFileHold::Front => {
                 let alone = word / ONE_SHARED == 1 && queue.count_held(ByteRange::ALL) == 0;
                 if alone {
                     self.word.fetch_add(EXCLUSIVE.wrapping_sub(ONE_SHARED), Ordering::Relaxed);
@@ -252,24 +256,24 @@ impl RawRangeLock for WholeFile {
                 }
                 alone
             }
-            Held::Queue(ticket) => word & !GATE == 0 && queue.try_upgrade(ticket),
+            WholeFileHold::Queue(ticket) => word & !GATE == 0 && queue.try_upgrade(ticket),
         };
-        self.settle(queue);
+        self.unlock_queue(queue);
         upgraded
     }
 
-    fn downgrade(&self, _range: ByteRange, held: &mut Held) {
+    fn downgrade(&self, _range: ByteRange, held: &mut WholeFileHold) {
         let mut queue = lock(&self.queue);
         self.gate();
         match held {
-            Held::Front => {
+            WholeFileHold::Front => {
                 // Relaxed: as in `release_gated`.
                 self.word.fetch_add(ONE_SHARED - EXCLUSIVE, Ordering::Relaxed);
                 queue.front_downgraded(ByteRange::ALL);
             }
-            Held::Queue(ticket) => queue.downgrade(ticket),
+            WholeFileHold::Queue(ticket) => queue.downgrade(ticket),
         }
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }
 
@@ -284,7 +288,7 @@ mod loom_tests {
 
     struct Bytes(UnsafeCell<u64>);
 
-    // SAFETY: what is tested is that the lock makes this so.
+    // SAFETY: the test checks that the lock orders all accesses.
     unsafe impl Sync for Bytes {}
     // SAFETY: as above.
     unsafe impl Send for Bytes {}
@@ -319,7 +323,10 @@ mod loom_tests {
             });
             work(&lock, &bytes, modes[0]);
             other.join().unwrap();
-            assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+            assert!(
+                lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+                "a range is still locked"
+            );
         });
     }
 
@@ -338,7 +345,7 @@ mod loom_tests {
         pair([Mode::Shared, Mode::Exclusive], false);
     }
 
-    /// Goal: who claims the word sees what was written by who held the file in the queue.
+    /// Goal: a thread that claims the word sees the writes of holders in the queue.
     #[test]
     fn loom_whole_file_queue_then_word() {
         loom::model(|| {

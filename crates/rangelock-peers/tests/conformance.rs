@@ -1,4 +1,4 @@
-//! The suite of every lock, for those of this crate.
+//! Runs the conformance suite on the locks of this crate.
 
 #[macro_use]
 #[path = "../../rangelock/tests/conformance/suite/mod.rs"]

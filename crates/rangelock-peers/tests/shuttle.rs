@@ -1,4 +1,4 @@
-//! Random interleavings of the locks of this crate.
+//! Runs the shuttle suite on the locks of this crate.
 #![cfg(shuttle)]
 
 #[path = "../../rangelock/tests/shuttle/suite.rs"]

@@ -1,6 +1,6 @@
-//! Where the memory of large locks comes from.
+//! [`Budget`]: a memory limit that locks share.
 
-/// What locks share that are to take no more memory than somebody allows; see
+/// A memory limit for the growth of the locks that share it; see
 /// [`RangeLock::with_budget`](crate::RangeLock::with_budget).
 ///
 /// # Examples
@@ -27,10 +27,10 @@
 /// # drop(lock);
 /// ```
 pub trait Budget: Send + Sync {
-    /// Whether a lock may take so many bytes. Called by a request for a range, without any of the
-    /// lock's own locks; it may not ask for a range of such a lock itself.
+    /// Takes `bytes` bytes from the budget; false if they are not available. A request for a range calls it, with none of
+    /// the lock's internal locks held. The implementation must not lock a range of a lock with this budget.
     fn try_take(&self, bytes: usize) -> bool;
 
-    /// A lock gives back what it took. It does not wait.
+    /// Returns bytes that a lock has taken. Must not wait.
     fn give_back(&self, bytes: usize);
 }

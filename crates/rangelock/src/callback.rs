@@ -1,43 +1,42 @@
-//! Calls of the program's code: wakers, and callbacks of crates that are built on this one.
+//! Calls into the program's code (wakers and callbacks), such that their panics do no harm.
 //!
-//! - C1. A panic of a callback ends in [`contain`]. The thread that makes the call works for other operations, too:
-//!   unwinding would take their results, their wake-ups or the thread itself with it.
-//! - C2. The caller holds no lock that the engine or the range lock takes: a callback may come back to either.
-//! - C3. A waker is code in each of its three functions. [`TaskWaker`] contains the wake and the drop. A clone is made
-//!   by the poll of the task, before the poll has changed anything: its panic is the task's own.
-//! - C4. Code below a callback asks [`is_running`] before it waits: the thread may have to release ranges or end reads
-//!   first.
+//! - C1. [`contain`] catches the panic of a callback. The calling thread also works for other operations: unwinding would
+//!   lose their results, their wake-ups or the thread itself.
+//! - C2. The caller holds no lock of the engine or of the range lock, as a callback may call either.
+//! - C3. Each of a waker's three functions is the program's code. [`TaskWaker`] contains the wake and the drop. The clone
+//!   runs in the poll of the task, before the poll has changed anything, so its panic is the task's own.
+//! - C4. Code that a callback may call checks [`is_running`] before it waits: its thread may have to release ranges or
+//!   complete reads first.
 //!
-//! A model has no callbacks that panic, and finds its failures by panics: under loom and shuttle nothing is
-//! contained.
+//! Under loom and shuttle nothing is caught: models report failures by panics, and have no panicking callbacks.
 
 use std::cell::Cell;
 use std::task::Waker;
 
 thread_local! {
-    /// How many calls of the program's code this thread is in.
+    /// Nesting depth of this thread's calls into the program's code.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether the calling thread is in a call of the program's code (C4).
+/// Whether the calling thread is inside a call into the program's code (C4).
 #[inline]
 #[must_use]
 pub fn is_running() -> bool {
     DEPTH.get() > 0
 }
 
-/// Calls the program's code; a panic of that ends here (C1). The panic hook has reported it.
+/// Calls the program's code and catches its panic (C1), which the panic hook has already reported.
 pub fn contain(call: impl FnOnce()) {
     DEPTH.set(DEPTH.get() + 1);
     catch(call);
     DEPTH.set(DEPTH.get() - 1);
 }
 
-/// Carries out a job of a thread that goes on with others, also after a panic.
+/// Runs a job and catches its panic, for a thread that continues with other jobs.
 #[cfg(not(any(loom, shuttle)))]
 pub fn catch(job: impl FnOnce()) {
     use std::panic::{AssertUnwindSafe, catch_unwind};
-    // The drop of a payload is the program's code as well; that of a second one is left out.
+    // Dropping the payload runs the program's code, too. If that panics, the second payload is leaked.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(job))
         && let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload)))
     {
@@ -45,7 +44,7 @@ pub fn catch(job: impl FnOnce()) {
     }
 }
 
-/// Carries out a job.
+/// Runs a job.
 #[cfg(any(loom, shuttle))]
 pub fn catch(job: impl FnOnce()) {
     job();
@@ -62,7 +61,7 @@ impl TaskWaker {
         TaskWaker(Some(waker.clone()))
     }
 
-    /// Wakes the task: the one place that calls wakers.
+    /// Wakes the task. Only this function calls wakers.
     pub fn wake(mut self) {
         if let Some(waker) = self.0.take() {
             contain(|| waker.wake());
@@ -86,12 +85,12 @@ mod tests {
 
     impl Drop for PanicsAsItIsDropped {
         fn drop(&mut self) {
-            // Without a size: `catch` leaks this payload, and a leak checker must find no memory of it.
+            // Zero-sized: `catch` leaks this payload, and a leak checker must find no memory of it.
             std::panic::resume_unwind(Box::new(()));
         }
     }
 
-    /// Goal: the thread goes on after a panic whose payload panics, too, and also where the thread unwinds already.
+    /// Goal: the thread continues after a panic whose payload panics when dropped, also if the thread is already unwinding.
     #[test]
     fn a_panic_ends_in_the_call() {
         contain(|| std::panic::resume_unwind(Box::new(PanicsAsItIsDropped)));

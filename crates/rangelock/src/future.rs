@@ -1,4 +1,4 @@
-//! Waiting without a thread: the futures behind `lock_async`.
+//! The futures that `lock_async` and `lock_owned_async` return.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,17 +11,17 @@ use crate::range::{ByteRange, Mode};
 use crate::raw::{RawRangeLock, Request};
 use crate::wait::Notify;
 
-/// Where a request stands.
-enum Stage<L: RawRangeLock> {
+/// State of a request.
+enum RequestState<L: RawRangeLock> {
     /// Never polled: not in the queue.
     Idle,
     /// In the queue, or granted and not yet collected.
     Queued(L::Queued),
-    /// The guard has been handed out.
+    /// The guard has been returned.
     Done,
 }
 
-impl<L: RawRangeLock> Stage<L> {
+impl<L: RawRangeLock> RequestState<L> {
     fn poll(
         &mut self,
         raw: &L,
@@ -30,31 +30,32 @@ impl<L: RawRangeLock> Stage<L> {
         cx: &mut Context<'_>,
     ) -> Poll<L::Held> {
         let answer = match self {
-            Stage::Idle => raw.request(range, mode, || Notify::task(cx.waker())),
-            Stage::Queued(_) => {
+            RequestState::Idle => raw.request(range, mode, || Notify::task(cx.waker())),
+            RequestState::Queued(_) => {
                 // A clone that panics leaves the request in the queue, for `cancel` (callback.C3).
                 let notify = Notify::task(cx.waker());
-                let Stage::Queued(queued) = std::mem::replace(self, Stage::Done) else {
-                    unreachable!("looked at above")
+                let RequestState::Queued(queued) = std::mem::replace(self, RequestState::Done)
+                else {
+                    unreachable!("matched above")
                 };
                 raw.poll(range, mode, queued, || notify)
             }
-            Stage::Done => panic!("a lock future was polled after it was ready"),
+            RequestState::Done => panic!("a lock future was polled after it was ready"),
         };
         match answer {
             Request::Granted(held) => {
-                *self = Stage::Done;
+                *self = RequestState::Done;
                 Poll::Ready(held)
             }
             Request::Queued(queued) => {
-                *self = Stage::Queued(queued);
+                *self = RequestState::Queued(queued);
                 Poll::Pending
             }
         }
     }
 
     fn cancel(&mut self, raw: &L, range: ByteRange, mode: Mode) {
-        if let Stage::Queued(queued) = std::mem::replace(self, Stage::Done)
+        if let RequestState::Queued(queued) = std::mem::replace(self, RequestState::Done)
             && let Some(held) = raw.cancel(range, mode, queued)
         {
             raw.release(range, mode, held);
@@ -67,12 +68,12 @@ pub(crate) struct Acquire<'a, L: RawRangeLock> {
     lock: &'a RangeLock<L>,
     range: ByteRange,
     mode: Mode,
-    stage: Stage<L>,
+    state: RequestState<L>,
 }
 
 impl<'a, L: RawRangeLock> Acquire<'a, L> {
     pub(crate) fn new(lock: &'a RangeLock<L>, range: ByteRange, mode: Mode) -> Self {
-        Acquire { lock, range, mode, stage: Stage::Idle }
+        Acquire { lock, range, mode, state: RequestState::Idle }
     }
 }
 
@@ -81,28 +82,28 @@ impl<'a, L: RawRangeLock> Future for Acquire<'a, L> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (lock, range, mode) = (self.lock, self.range, self.mode);
-        let held = self.stage.poll(lock.raw(), range, mode, cx);
+        let held = self.state.poll(lock.raw(), range, mode, cx);
         held.map(|held| Guard::new(lock, range, mode, held))
     }
 }
 
 impl<L: RawRangeLock> Drop for Acquire<'_, L> {
     fn drop(&mut self) {
-        self.stage.cancel(self.lock.raw(), self.range, self.mode);
+        self.state.cancel(self.lock.raw(), self.range, self.mode);
     }
 }
 
-/// A request for a range of a lock that it keeps alive.
+/// A request for a range of a lock; the request keeps the lock alive.
 pub(crate) struct OwnedAcquire<L: RawRangeLock> {
     lock: Arc<RangeLock<L>>,
     range: ByteRange,
     mode: Mode,
-    stage: Stage<L>,
+    state: RequestState<L>,
 }
 
 impl<L: RawRangeLock> OwnedAcquire<L> {
     pub(crate) fn new(lock: Arc<RangeLock<L>>, range: ByteRange, mode: Mode) -> Self {
-        OwnedAcquire { lock, range, mode, stage: Stage::Idle }
+        OwnedAcquire { lock, range, mode, state: RequestState::Idle }
     }
 }
 
@@ -111,13 +112,13 @@ impl<L: RawRangeLock> Future for OwnedAcquire<L> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let (lock, range, mode) = (Arc::clone(&self.lock), self.range, self.mode);
-        let held = self.stage.poll(lock.raw(), range, mode, cx);
+        let held = self.state.poll(lock.raw(), range, mode, cx);
         held.map(|held| OwnedGuard::new(lock, range, mode, held))
     }
 }
 
 impl<L: RawRangeLock> Drop for OwnedAcquire<L> {
     fn drop(&mut self) {
-        self.stage.cancel(self.lock.raw(), self.range, self.mode);
+        self.state.cancel(self.lock.raw(), self.range, self.mode);
     }
 }

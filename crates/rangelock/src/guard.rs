@@ -1,7 +1,6 @@
-//! Held ranges: [`Guard`] and [`OwnedGuard`].
+//! The guards of held ranges: [`Guard`] and [`OwnedGuard`].
 //!
-//! A guard belongs to an operation, not to a thread: it is `Send`, and the thread that ends the
-//! operation drops it.
+//! A guard belongs to an operation, not to a thread: it is `Send`, and the thread that completes the operation drops it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,13 +22,13 @@ use crate::striped::Striped;
 #[must_use = "the range is released when the guard is dropped"]
 pub struct Guard<'a, L: RawRangeLock = Striped> {
     lock: &'a RangeLock<L>,
-    hold: Hold<L>,
+    state: GuardState<L>,
 }
 
 /// A held range that keeps its [`RangeLock`] alive; dropping it releases the range.
 ///
-/// For an operation that outlives its caller: a read-ahead keeps one until the I/O is done,
-/// and the thread that reaps the completion drops it.
+/// For operations that outlive their caller: a read-ahead keeps one until the I/O is done, and the thread that reaps the
+/// completion drops it.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -42,27 +41,27 @@ pub struct Guard<'a, L: RawRangeLock = Striped> {
 #[must_use = "the range is released when the guard is dropped"]
 pub struct OwnedGuard<L: RawRangeLock = Striped> {
     lock: Arc<RangeLock<L>>,
-    hold: Hold<L>,
+    state: GuardState<L>,
 }
 
-/// What both guards are, apart from the way to the lock.
-struct Hold<L: RawRangeLock> {
+/// The common part of both guards.
+struct GuardState<L: RawRangeLock> {
     range: ByteRange,
     mode: Mode,
     /// `None` only after the release.
     held: Option<L::Held>,
-    /// Its number among the lock's holders.
+    /// Number of the guard in the lock's list of holders.
     #[cfg(debug_assertions)]
     number: u64,
 }
 
-impl<L: RawRangeLock> Hold<L> {
+impl<L: RawRangeLock> GuardState<L> {
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
-    fn new(lock: &RangeLock<L>, range: ByteRange, mode: Mode, held: L::Held) -> Hold<L> {
+    fn new(lock: &RangeLock<L>, range: ByteRange, mode: Mode, held: L::Held) -> GuardState<L> {
         #[cfg(not(debug_assertions))]
         let _ = lock;
-        Hold {
+        GuardState {
             range,
             mode,
             held: Some(held),
@@ -73,7 +72,7 @@ impl<L: RawRangeLock> Hold<L> {
 
     #[inline(always)]
     fn release(&mut self, lock: &RangeLock<L>) {
-        // Before the release: the next holder is not told about us.
+        // Before the release, so that the next holder is not reported to conflict with this one.
         #[cfg(debug_assertions)]
         lock.holders.remove(self.number);
         if let Some(held) = self.held.take() {
@@ -123,24 +122,23 @@ impl<L: RawRangeLock> Hold<L> {
 
 macro_rules! guard_methods {
     () => {
-        /// The range that is held.
+        /// The held range.
         #[inline]
         pub fn range(&self) -> ByteRange {
-            self.hold.range
+            self.state.range
         }
 
-        /// How it is held.
+        /// The mode in which it is held.
         #[inline]
         pub fn mode(&self) -> Mode {
-            self.hold.mode
+            self.state.mode
         }
 
-        /// Makes a shared hold exclusive, if that needs no waiting. True when the guard is
-        /// exclusive afterwards.
+        /// Makes a shared guard exclusive, if this needs no waiting. Returns whether the guard is exclusive afterwards.
         ///
-        /// It fails when another holder overlaps, or when a request that overlaps has waited since
-        /// before this one: two holders that waited for each other's upgrade would wait for
-        /// ever, so there is no upgrade that waits. Requests that came later wait on.
+        /// It fails if another guard overlaps, or if an overlapping request has waited since before this guard was
+        /// requested. There is no upgrade that waits, as two holders that wait for each other's upgrade would deadlock.
+        /// Later requests continue to wait.
         ///
         /// ```
         /// # use std::sync::Arc;
@@ -154,11 +152,11 @@ macro_rules! guard_methods {
         /// assert_eq!(guard.mode(), Mode::Exclusive);
         /// ```
         pub fn try_upgrade(&mut self) -> bool {
-            self.hold.try_upgrade(&self.lock)
+            self.state.try_upgrade(&self.lock)
         }
 
-        /// Makes an exclusive hold shared, at once and without letting go; shared requests that
-        /// waited only for this one are granted.
+        /// Makes an exclusive guard shared, at once and without releasing the range. Shared requests that waited only for
+        /// this guard are granted.
         ///
         /// ```
         /// # use std::sync::Arc;
@@ -169,7 +167,7 @@ macro_rules! guard_methods {
         /// assert!(lock.try_lock(ByteRange::ALL, Mode::Shared).is_some());
         /// ```
         pub fn downgrade(&mut self) {
-            self.hold.downgrade(&self.lock)
+            self.state.downgrade(&self.lock)
         }
     };
 }
@@ -184,8 +182,8 @@ impl<'a, L: RawRangeLock> Guard<'a, L> {
         held: L::Held,
     ) -> Guard<'a, L> {
         {
-            let hold = Hold::new(lock, range, mode, held);
-            Guard { lock, hold }
+            let state = GuardState::new(lock, range, mode, held);
+            Guard { lock, state }
         }
     }
 
@@ -202,8 +200,8 @@ impl<L: RawRangeLock> OwnedGuard<L> {
         held: L::Held,
     ) -> OwnedGuard<L> {
         {
-            let hold = Hold::new(&lock, range, mode, held);
-            OwnedGuard { lock, hold }
+            let state = GuardState::new(&lock, range, mode, held);
+            OwnedGuard { lock, state }
         }
     }
 
@@ -213,25 +211,25 @@ impl<L: RawRangeLock> OwnedGuard<L> {
 impl<L: RawRangeLock> Drop for Guard<'_, L> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.hold.release(self.lock);
+        self.state.release(self.lock);
     }
 }
 
 impl<L: RawRangeLock> Drop for OwnedGuard<L> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.hold.release(&self.lock);
+        self.state.release(&self.lock);
     }
 }
 
 impl<L: RawRangeLock> fmt::Debug for Guard<'_, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.hold.fmt("Guard", f)
+        self.state.fmt("Guard", f)
     }
 }
 
 impl<L: RawRangeLock> fmt::Debug for OwnedGuard<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.hold.fmt("OwnedGuard", f)
+        self.state.fmt("OwnedGuard", f)
     }
 }

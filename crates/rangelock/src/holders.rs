@@ -1,8 +1,8 @@
-//! Debug builds: the holders of ranges, so that a thread that waits for itself is told.
+//! A list of a lock's guards in debug builds, to report self-deadlocks.
 //!
-//! A guard belongs to no thread, so this is advice and not an error: another thread may yet release
-//! the guard. A thread that has waited for a while (`PATIENCE`) for a range that it locked
-//! itself says so on standard error, once, with both places in the source; and waits on.
+//! This is a warning and not an error, as another thread may release the guard. A thread that has waited for
+//! [`REPORT_AFTER`] for a range that it locked itself prints one message on standard error, with both source locations,
+//! and continues to wait.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -14,26 +14,26 @@ use std::time::Duration;
 
 use crate::range::{ByteRange, Mode};
 
-/// How long a wait is before it is looked into.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+/// Time after which a wait is checked for a self-deadlock.
+pub(crate) const REPORT_AFTER: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 struct Holder {
     range: ByteRange,
     mode: Mode,
     thread: u64,
-    place: &'static Location<'static>,
+    location: &'static Location<'static>,
 }
 
-/// The calling thread's number. Unlike `thread::current`, a thread has it until its very end: a guard
-/// may be taken where its thread-local values are dropped.
+/// Number of the calling thread. Unlike `thread::current`, it is available while thread-local values are dropped, where
+/// the program may lock a range.
 fn current_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
         static NUMBER: Cell<u64> = const { Cell::new(0) };
     }
     if NUMBER.get() == 0 {
-        // Relaxed: numbers are distinct, and order nothing.
+        // Relaxed: only distinctness matters.
         NUMBER.set(NEXT.fetch_add(1, Relaxed));
     }
     NUMBER.get()
@@ -58,11 +58,11 @@ impl Holders {
 
     #[track_caller]
     pub(crate) fn add(&self, range: ByteRange, mode: Mode) -> u64 {
-        let (thread, place) = (current_thread(), Location::caller());
+        let (thread, location) = (current_thread(), Location::caller());
         let mut inner = self.inner();
         inner.next += 1;
         let number = inner.next;
-        inner.guards.insert(number, Holder { range, mode, thread, place });
+        inner.guards.insert(number, Holder { range, mode, thread, location });
         number
     }
 
@@ -76,12 +76,12 @@ impl Holders {
         self.inner().guards.remove(&number);
     }
 
-    /// What to say if the current thread holds what it waits for.
-    pub(crate) fn self_deadlock(
+    /// The message if the current thread holds a range that conflicts with its request.
+    pub(crate) fn self_deadlock_message(
         &self,
         range: ByteRange,
         mode: Mode,
-        place: &Location<'_>,
+        location: &Location<'_>,
     ) -> Option<String> {
         let thread = current_thread();
         let inner = self.inner();
@@ -91,10 +91,10 @@ impl Holders {
                 && holder.mode.conflicts_with(mode)
         })?;
         Some(format!(
-            "millpond-rangelock: a thread waits at {place} for {range} ({mode:?}), which \
+            "millpond-rangelock: a thread waits at {location} for {range} ({mode:?}), which \
              conflicts with {} ({:?}) that it locked itself at {}; unless another thread releases \
-             that, it waits for ever",
-            own.range, own.mode, own.place,
+             that, it waits indefinitely",
+            own.range, own.mode, own.location,
         ))
     }
 }
@@ -110,12 +110,13 @@ mod tests {
         let range = ByteRange::raw(0, 10);
         let number = holders.add(range, Mode::Shared);
         let here = Location::caller();
-        assert!(holders.self_deadlock(range, Mode::Shared, here).is_none());
-        let said = holders.self_deadlock(ByteRange::raw(5, 6), Mode::Exclusive, here).unwrap();
-        assert_eq!(said.matches("holders.rs").count(), 2, "{said}");
-        assert!(said.contains("0..10 (Shared)"), "{said}");
+        assert!(holders.self_deadlock_message(range, Mode::Shared, here).is_none());
+        let message =
+            holders.self_deadlock_message(ByteRange::raw(5, 6), Mode::Exclusive, here).unwrap();
+        assert_eq!(message.matches("holders.rs").count(), 2, "{message}");
+        assert!(message.contains("0..10 (Shared)"), "{message}");
         holders.remove(number);
-        assert!(holders.self_deadlock(range, Mode::Exclusive, here).is_none());
+        assert!(holders.self_deadlock_message(range, Mode::Exclusive, here).is_none());
     }
 
     #[test]
@@ -125,6 +126,6 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| holders.add(range, Mode::Exclusive));
         });
-        assert!(holders.self_deadlock(range, Mode::Shared, Location::caller()).is_none());
+        assert!(holders.self_deadlock_message(range, Mode::Shared, Location::caller()).is_none());
     }
 }

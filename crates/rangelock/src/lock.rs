@@ -1,7 +1,6 @@
-//! The lock that all faces share: an implementation, and how a thread waits for its answer.
+//! [`RangeLock`]: the lock that guards and futures share, and how a thread waits for a range.
 //!
-//! `guard` releases what is taken here, `future` takes it without a thread, and `face` is what callers
-//! call.
+//! `guard` releases ranges, `future` acquires them without blocking a thread, `api` has the public methods.
 
 use std::time::Instant;
 
@@ -13,16 +12,16 @@ use crate::wait::{Backoff, ThreadWait};
 /// Locks on ranges of bytes, shared or exclusive.
 ///
 /// - **Exact**: requests for ranges that share no byte never wait for each other.
-/// - **Fair**: a request waits for what is held and for every conflicting request that queued
-///   before it, and for nothing that came after; so neither readers nor writers starve. (A thread
-///   spins for a few microseconds before it queues, unless others wait already.)
-/// - **Free of threads**: a [`Guard`](crate::Guard) may be moved to, and released by, any thread.
+/// - **Fair**: a request waits for conflicting guards and for every conflicting request that queued before it, and never
+///   for a later request. So neither readers nor writers starve. (A thread spins for a few microseconds before it queues,
+///   unless other requests already wait.)
+/// - **Independent of threads**: a [`Guard`](crate::Guard) may be moved to any thread, and released there.
 ///
-/// A lock neither orders nor checks several guards of one caller: a caller that holds a range and then
-/// waits for an overlapping one waits for itself, and two that lock several ranges in different
-/// orders may wait for each other. Debug builds report a thread that waits for its own guard.
+/// The lock does not order several guards of one caller. A caller that waits for a range that overlaps its own guard
+/// deadlocks, and two callers that lock several ranges in different orders may deadlock. Debug builds report a thread
+/// that waits for its own guard.
 ///
-/// `L` is the implementation: [`Striped`], unless it is to be compared with another.
+/// `L` is the implementation: [`Striped`], except in comparisons with other locks.
 ///
 /// ```
 /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -75,24 +74,23 @@ impl<L: RawRangeLock> RangeLock<L> {
     #[cold]
     #[cfg_attr(debug_assertions, track_caller)]
     fn acquire_slow(&self, range: ByteRange, mode: Mode) -> L::Held {
-        if let Some(held) = self.spin(range, mode) {
+        if let Some(held) = self.spin_for_claim(range, mode) {
             return held;
         }
         let mut wait = None;
-        let notify = || wait.insert(ThreadWait::begin()).notify();
+        let notify = || wait.insert(ThreadWait::start()).notify();
         match self.raw.request(range, mode, notify) {
             Request::Granted(held) => held,
             Request::Queued(queued) => self.sleep(range, mode, queued, wait),
         }
     }
 
-    /// Tries again for some microseconds, unless others wait already.
+    /// Retries the claim for some microseconds, unless other requests already wait.
     ///
-    /// A short hold is over before a queue is built and taken down, and while nobody queues,
-    /// holders need no hand-over: so two threads that fight for one range take turns of hundreds
-    /// of holds each, rather than of one. It is the only way to be overtaken, and bounded by its
-    /// time.
-    fn spin(&self, range: ByteRange, mode: Mode) -> Option<L::Held> {
+    /// A short hold ends sooner than a request can be queued and granted, and without a queue there is no hand-over. So two
+    /// threads that compete for one range alternate after hundreds of holds rather than after each hold. A request can be
+    /// overtaken only while it spins, so the time of spinning bounds it.
+    fn spin_for_claim(&self, range: ByteRange, mode: Mode) -> Option<L::Held> {
         let mut backoff = Backoff::new();
         while !self.raw.is_crowded() && backoff.pause() {
             if let Some(held) = self.raw.claim(range, mode) {
@@ -110,15 +108,15 @@ impl<L: RawRangeLock> RangeLock<L> {
         queued: L::Queued,
         wait: Option<ThreadWait>,
     ) -> L::Held {
-        // `request` asked for the notification before it queued.
-        let wait = wait.expect("a queued request has somebody to tell");
+        // `request` called `notify` before it queued.
+        let wait = wait.expect("a queued request has a waiter");
         #[cfg(debug_assertions)]
-        self.watch(range, mode, &queued, &wait);
+        self.report_self_deadlock(range, mode, &queued, &wait);
         self.wait(&queued, &wait, None);
         self.collect(range, mode, queued)
     }
 
-    /// Waits until told; false when `deadline` has passed first.
+    /// Waits until the request is granted; false if `deadline` passes first.
     fn wait(&self, queued: &L::Queued, wait: &ThreadWait, deadline: Option<Instant>) -> bool {
         let Some(patience) = L::patience(queued) else {
             return wait.wait(deadline);
@@ -128,7 +126,7 @@ impl<L: RawRangeLock> RangeLock<L> {
             if deadline.is_some_and(|deadline| deadline <= now) {
                 return wait.wait(deadline);
             }
-            // No bound where the clock has none.
+            // No bound if it exceeds the range of the clock.
             let soon = now.checked_add(patience);
             if wait.wait(deadline.into_iter().chain(soon).min()) {
                 return true;
@@ -137,17 +135,23 @@ impl<L: RawRangeLock> RangeLock<L> {
         }
     }
 
-    /// Says so if this thread turns out to wait for itself.
+    /// Waits for a while, and prints a message if this thread waits for its own guard.
     #[cfg(debug_assertions)]
     #[track_caller]
-    fn watch(&self, range: ByteRange, mode: Mode, queued: &L::Queued, wait: &ThreadWait) {
-        let deadline = Instant::now() + crate::holders::PATIENCE;
+    fn report_self_deadlock(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        queued: &L::Queued,
+        wait: &ThreadWait,
+    ) {
+        let deadline = Instant::now() + crate::holders::REPORT_AFTER;
         if cfg!(any(loom, shuttle)) || self.wait(queued, wait, Some(deadline)) {
             return;
         }
-        let place = std::panic::Location::caller();
-        if let Some(said) = self.holders.self_deadlock(range, mode, place) {
-            eprintln!("{said}");
+        let location = std::panic::Location::caller();
+        if let Some(message) = self.holders.self_deadlock_message(range, mode, location) {
+            eprintln!("{message}");
         }
     }
 
@@ -157,28 +161,29 @@ impl<L: RawRangeLock> RangeLock<L> {
         mode: Mode,
         deadline: Instant,
     ) -> Option<L::Held> {
-        if let Some(held) = self.raw.claim(range, mode).or_else(|| self.spin(range, mode)) {
+        if let Some(held) = self.raw.claim(range, mode).or_else(|| self.spin_for_claim(range, mode))
+        {
             return Some(held);
         }
         let mut wait = None;
-        let notify = || wait.insert(ThreadWait::begin()).notify();
+        let notify = || wait.insert(ThreadWait::start()).notify();
         match self.raw.request(range, mode, notify) {
             Request::Granted(held) => Some(held),
             Request::Queued(queued) => {
-                let wait = wait.expect("a queued request has somebody to tell");
+                let wait = wait.expect("a queued request has a waiter");
                 if self.wait(&queued, &wait, Some(deadline)) {
                     Some(self.collect(range, mode, queued))
                 } else {
-                    // A grant that races with the timeout is a grant.
+                    // A grant that races with the timeout wins.
                     self.raw.cancel(range, mode, queued)
                 }
             }
         }
     }
 
-    /// Turns a request that has been told of its grant into a hold.
+    /// Takes the grant of a request whose thread has been woken.
     fn collect(&self, range: ByteRange, mode: Mode, queued: L::Queued) -> L::Held {
-        // There is nothing left to cancel.
-        self.raw.cancel(range, mode, queued).expect("told when granted")
+        // The request is granted, so `cancel` returns the hold.
+        self.raw.cancel(range, mode, queued).expect("woken when granted")
     }
 }

@@ -1,17 +1,16 @@
-//! What is locked, and how: [`ByteRange`] and [`Mode`].
+//! Lock requests consist of a [`ByteRange`] and a [`Mode`].
 //!
-//! A range is checked once, when it is made; every lock operation then takes it as it is and
-//! has no bad input left to report.
+//! A range is validated once, when it is created, so lock operations need no checks of their input.
 
 use std::fmt;
 use std::ops::Range;
 
-/// How a range is held.
+/// The mode of a lock request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Together with other shared holders of overlapping ranges.
+    /// Compatible with other shared holders of overlapping ranges.
     Shared,
-    /// Alone.
+    /// Excludes all other holders of overlapping ranges.
     Exclusive,
 }
 
@@ -98,7 +97,7 @@ impl ByteRange {
         }
     }
 
-    /// The bytes from `start` to the end of everything: what a truncate to `start` locks.
+    /// All bytes from `start` on: the range that a truncate to `start` locks.
     ///
     /// # Errors
     ///
@@ -108,7 +107,7 @@ impl ByteRange {
         ByteRange::new(start, u64::MAX)
     }
 
-    /// Both ends known to be in order.
+    /// A range whose ends the caller knows to be in order.
     #[inline]
     pub(crate) const fn raw(start: u64, end: u64) -> ByteRange {
         debug_assert!(start < end);
@@ -175,27 +174,27 @@ impl fmt::Display for ByteRange {
     }
 }
 
-/// Why numbers do not make a [`ByteRange`].
+/// Why a [`ByteRange`] could not be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RangeError {
-    /// No bytes: there is nothing to lock.
+    /// The range is empty.
     Empty {
-        /// Where the range would have been.
+        /// The start of the range.
         start: u64,
     },
     /// The end comes before the start.
     Reversed {
-        /// The start that was given.
+        /// The given start.
         start: u64,
-        /// The end that was given.
+        /// The given end.
         end: u64,
     },
     /// `start + len` is beyond the last byte.
     Overflow {
-        /// The start that was given.
+        /// The given start.
         start: u64,
-        /// The length that was given.
+        /// The given length.
         len: u64,
     },
 }

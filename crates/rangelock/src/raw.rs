@@ -1,8 +1,7 @@
-//! The seam between the guards and the implementations: [`RawRangeLock`].
+//! [`RawRangeLock`]: the interface between guards and lock implementations.
 //!
-//! An implementation grants, queues, cancels and releases; everything that a caller sees
-//! (guards, blocking, timeouts, futures) is written once, over this trait, in `lock`,
-//! `guard` and `future`.
+//! An implementation grants, queues, cancels and releases requests. Guards, blocking, timeouts and futures are implemented
+//! once, over this trait, in `lock`, `guard` and `future`.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -10,21 +9,21 @@ use std::time::Duration;
 use crate::range::{ByteRange, Mode};
 use crate::wait::Notify;
 
-/// The answer to a request that may queue.
+/// Outcome of a request that may queue.
 #[derive(Debug)]
 pub enum Request<H, W> {
     /// Granted at once.
     Granted(H),
-    /// Queued behind conflicting requests; `Notify` will be told when it is granted.
+    /// Queued behind conflicting requests; its [`Notify`] is woken at the grant.
     Queued(W),
 }
 
 /// A byte-range lock without guards.
 ///
-/// Implemented by [`Striped`](crate::Striped), and by the locks that it is compared with.
+/// Implemented by [`Striped`](crate::Striped), and by the locks it is compared with.
 ///
-/// Contract: a `Held` or a `Queued` is passed back exactly once (to `release`, `cancel`,
-/// or to a `poll` that grants), with the lock, the range and the mode that it came from.
+/// Contract: each `Held` and each `Queued` is passed back exactly once (to `release`, to `cancel`, or to a `poll` that
+/// grants), with the same lock, range and mode.
 ///
 /// # Examples
 ///
@@ -39,15 +38,15 @@ pub enum Request<H, W> {
 /// assert!(holds(&RangeLock::<Striped>::with_raw()), "{}", Striped::NAME);
 /// ```
 pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
-    /// What a guard remembers about its place in the lock.
+    /// State of a guard: where the lock holds its range.
     type Held: Debug + Send + Sync + Unpin;
-    /// What a waiting request remembers.
+    /// State of a waiting request.
     type Queued: Debug + Send + Sync + Unpin;
 
     /// A short name, for tables.
     const NAME: &'static str;
 
-    /// Grants or queues.
+    /// Grants a request or queues it.
     fn request(
         &self,
         range: ByteRange,
@@ -55,32 +54,31 @@ pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
         notify: impl FnOnce() -> Notify,
     ) -> Request<Self::Held, Self::Queued>;
 
-    /// Grants if nothing conflicting is held or waits.
+    /// Grants a request if no conflicting request is held or waits.
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Self::Held>;
 
-    /// Grants if that takes no queue: what a blocking request spins on before it queues.
+    /// Grants a request if this does not involve the queue. A blocking request spins on it before it queues.
     #[inline]
     fn claim(&self, range: ByteRange, mode: Mode) -> Option<Self::Held> {
         let _ = (range, mode);
         None
     }
 
-    /// Whether spinning on `claim` would be unfair to requests that wait already, or futile: a hint.
+    /// Whether spinning on `claim` would be unfair to waiting requests, or futile: a hint.
     fn is_crowded(&self) -> bool {
         true
     }
 
-    /// How long a thread that waits may sleep until it has to `expire`; else until it is told.
+    /// Time that a waiting thread may sleep before it has to call `expire`. `None`: it sleeps until it is woken.
     fn patience(queued: &Self::Queued) -> Option<Duration>;
 
-    /// For how long, at least, a grant waits for its task; see
-    /// [`OFFER_GRACE`](crate::OFFER_GRACE).
+    /// Sets the minimum time that a grant waits for its task; see [`OFFER_GRACE`](crate::OFFER_GRACE).
     fn set_offer_grace(&self, grace: Duration);
 
-    /// Ends what tasks were offered and have not taken in time.
+    /// Lets the grants lapse that tasks have not taken in time.
     fn expire(&self);
 
-    /// Collects the grant of a queued request, or replaces what to wake.
+    /// Takes the grant of a queued request, or replaces its waker.
     fn poll(
         &self,
         range: ByteRange,
@@ -89,15 +87,15 @@ pub trait RawRangeLock: Default + Debug + Send + Sync + 'static {
         notify: impl FnOnce() -> Notify,
     ) -> Request<Self::Held, Self::Queued>;
 
-    /// Takes a request off the queue. If it had been granted already, gives it back as held.
+    /// Removes a request from the queue. If it is already granted, returns it as held.
     fn cancel(&self, range: ByteRange, mode: Mode, queued: Self::Queued) -> Option<Self::Held>;
 
-    /// Ends a hold and grants what waited for it.
+    /// Releases a hold and grants the requests that waited only for it.
     fn release(&self, range: ByteRange, mode: Mode, held: Self::Held);
 
-    /// Shared to exclusive, if no other holder overlaps and nobody ahead waits.
+    /// Shared to exclusive, if no other hold overlaps and no earlier request waits.
     fn try_upgrade(&self, range: ByteRange, held: &mut Self::Held) -> bool;
 
-    /// Exclusive to shared; grants what waited for that.
+    /// Exclusive to shared; grants the shared requests that waited only for it.
     fn downgrade(&self, range: ByteRange, held: &mut Self::Held);
 }

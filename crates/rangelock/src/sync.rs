@@ -1,5 +1,4 @@
-//! The primitives that the protocols are written in: `std`'s, or loom's or shuttle's under the
-//! `cfg` of that name.
+//! Synchronization primitives of the protocols: `std`'s, or loom's or shuttle's under the `cfg` of that name.
 
 #[cfg(not(any(loom, shuttle)))]
 mod imp {
@@ -17,18 +16,18 @@ mod imp {
     #[cfg(scheduled)]
     use std::futex;
 
-    /// Sleeps while `word` is `expected`; may return early for no reason.
+    /// Sleeps while `word` is `expected`; spurious returns are possible.
     pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
         let timeout = timeout.map(|left| Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        // An error means "changed", "timed out" or "interrupted": the caller looks again.
+        // An error means "changed", "timed out" or "interrupted": the caller checks the word again.
         let _ = futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
     }
 
-    /// Waits for another thread that is between two instructions; patiently, should it have been
-    /// taken off its processor there.
+    /// Waits for another thread that is between two instructions: spins, then yields, then sleeps, in case that thread has
+    /// been preempted.
     pub fn relax(tries: &mut u32) {
         *tries += 1;
         match *tries {
@@ -52,10 +51,10 @@ mod imp {
 
     use std::time::Duration;
 
-    /// Not a yield: loom would run all others first, and so skip the interleavings of interest.
+    /// Not a yield: loom would run all other threads first, and so skip the interleavings of interest.
     pub(crate) fn spin_hint() {}
 
-    /// Loom has no futex: sleeping is yielding.
+    /// Loom has no futex: yields in place of sleeping.
     pub(crate) fn futex_wait(
         _word: &atomic::AtomicU32,
         _expected: u32,
@@ -81,7 +80,7 @@ mod imp {
 
     use std::time::Duration;
 
-    /// Shuttle has no futex: sleeping is yielding.
+    /// Shuttle has no futex: yields in place of sleeping.
     pub(crate) fn futex_wait(
         _word: &atomic::AtomicU32,
         _expected: u32,
@@ -101,8 +100,7 @@ mod imp {
 pub(crate) use imp::{Arc, futex_wait, futex_wake_one, spin_hint, yield_now};
 pub use imp::{Mutex, MutexGuard, atomic, relax};
 
-/// Locks, whatever a panicking thread left behind: no code under these mutexes panics
-/// between two states that are not both valid.
+/// Locks a mutex and ignores poisoning: code under these mutexes panics only where the state is valid.
 #[inline]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poison| poison.into_inner())

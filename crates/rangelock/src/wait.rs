@@ -3,19 +3,19 @@
 //! The word of a signal is `ticket << 2 | state`:
 //!
 //! ```text
-//! WAITING(t) -> sleep -> SLEEPING(t)     by the waiter, before it enters the kernel
+//! WAITING(t) -> wait -> SLEEPING(t)                   by the waiter, before it enters the kernel
 //! WAITING(t) | SLEEPING(t) -> grant -> GRANTED(t)     by the waker, once per ticket
-//! any -> begin -> WAITING(t + 1)         by the waiter, for its next wait
+//! any -> start_wait -> WAITING(t + 1)                 by the waiter, for its next wait
 //! ```
 //!
-//! - S1. Only its thread begins, so at most one ticket is awaited at a time.
-//! - S2. A grant is a compare-exchange on the exact ticket: a waker that is late (the waiter
-//!   timed out and took the grant by itself) finds another ticket and changes nothing. Tickets
-//!   have 30 bits: the waker would have to be late by 2^30 waits of that thread.
-//! - S3. The wake is the waker's last touch, and the signal is reference-counted, so it
-//!   outlives that touch whatever the waiter does.
-//! - S4. Everything here is Relaxed: the signal only says when to look. The waiter takes the grant
-//!   under the mutex of the lock, and that is what orders it after the last holder.
+//! - S1. Only the signal's own thread starts a wait, so at most one ticket is awaited at a time.
+//! - S2. A grant is a compare-exchange on the exact ticket. A late waker (the waiter timed out and took the grant itself)
+//!   finds another ticket and changes nothing. Tickets have 30 bits: the waker would have to be late by 2^30 waits of
+//!   that thread.
+//! - S3. The futex wake is the waker's last access, and the signal is reference-counted, so it outlives that access
+//!   independent of the waiter.
+//! - S4. All accesses are Relaxed: the signal only says when to check. The waiter takes the grant under the mutex of the
+//!   lock, which orders it after the last holder.
 
 use std::cell::Cell;
 use std::task::Waker;
@@ -30,13 +30,13 @@ const SLEEPING: u32 = 1;
 const GRANTED: u32 = 2;
 const STATE: u32 = 3;
 
-/// Polls of the word before sleeping: about 2 µs, the cost of one sleep and wake.
+/// Polls of the word before sleeping: about 2 µs, the cost of one sleep and wake-up.
 const SPIN_POLLS: u32 = if cfg!(any(loom, shuttle)) { 1 } else { 100 };
 
-/// Pauses of growing length before a request queues: about 10 µs in all.
+/// Pauses of growing length before a request queues: about 10 µs in total.
 ///
-/// First without giving up the processor, since a hold may last less than a microsecond, then
-/// by yielding it, since the holder may be waiting for this very processor.
+/// First it spins, as a hold may last less than a microsecond. Then it yields, as the holder may be waiting for this
+/// processor.
 pub(crate) struct Backoff {
     round: u32,
 }
@@ -55,7 +55,7 @@ impl Backoff {
         Backoff { round: 0 }
     }
 
-    /// Pauses; false, at once, when it is time to queue.
+    /// Pauses. Returns false at once if it is time to queue.
     pub(crate) fn pause(&mut self) -> bool {
         if self.round == Backoff::ROUNDS {
             return false;
@@ -70,7 +70,7 @@ impl Backoff {
     }
 }
 
-/// Where one thread waits.
+/// The word on which one thread waits.
 #[derive(Debug)]
 pub struct Signal {
     word: AtomicU32,
@@ -81,8 +81,8 @@ impl Signal {
         Signal { word: AtomicU32::new(GRANTED) }
     }
 
-    /// Opens the next wait of this thread (S1).
-    fn begin(&self) -> u32 {
+    /// Starts the next wait of this thread (S1).
+    fn start_wait(&self) -> u32 {
         let ticket = (self.word.load(Ordering::Relaxed) >> 2).wrapping_add(1) & (u32::MAX >> 2);
         // Relaxed: the waker learns the ticket through the lock that queues it.
         self.word.store(ticket << 2 | WAITING, Ordering::Relaxed);
@@ -109,12 +109,12 @@ impl Signal {
             }
         }
         if word & STATE == SLEEPING {
-            // The last touch (S3).
+            // The last access (S3).
             futex_wake_one(&self.word);
         }
     }
 
-    /// Waits for `ticket` to be granted; false when `deadline` has passed first.
+    /// Waits until `ticket` is granted; false if `deadline` passes first.
     fn wait(&self, ticket: u32, deadline: Option<Instant>) -> bool {
         let granted = ticket << 2 | GRANTED;
         for _ in 0..SPIN_POLLS {
@@ -134,7 +134,7 @@ impl Signal {
         loop {
             let left = match deadline {
                 None => None,
-                // The models have no clock: it has passed after one look.
+                // The models have no clock: the deadline has passed after one check.
                 Some(_) if cfg!(any(loom, shuttle)) => {
                     futex_wait(&self.word, sleeping, None);
                     return self.word.load(Ordering::Relaxed) == granted;
@@ -152,7 +152,7 @@ impl Signal {
     }
 }
 
-/// What to wake at a grant. Told at most once; telling is the last touch of the waiter.
+/// The thread or task to wake at a grant. Woken at most once, as the last access to the waiter.
 #[derive(Debug)]
 pub struct Notify(Kind);
 
@@ -167,12 +167,12 @@ impl Notify {
         Notify(Kind::Task(TaskWaker::new(waker)))
     }
 
-    /// Whether it is up to somebody else when the grant is taken.
+    /// Whether a task's executor decides when the grant is taken.
     pub(crate) fn is_task(&self) -> bool {
         matches!(self.0, Kind::Task(_))
     }
 
-    pub(crate) fn tell(self) {
+    pub(crate) fn wake(self) {
         match self.0 {
             Kind::Thread(signal, ticket) => signal.grant(ticket),
             Kind::Task(waker) => waker.wake(),
@@ -193,10 +193,10 @@ pub(crate) struct ThreadWait {
 
 impl ThreadWait {
     /// Starts a wait. Allocates only the first time on each thread.
-    pub(crate) fn begin() -> ThreadWait {
+    pub(crate) fn start() -> ThreadWait {
         let idle = SIGNAL.try_with(Cell::take).ok().flatten();
         let signal = idle.unwrap_or_else(|| Arc::new(Signal::new()));
-        let ticket = signal.begin();
+        let ticket = signal.start_wait();
         ThreadWait { signal, ticket }
     }
 
@@ -204,7 +204,7 @@ impl ThreadWait {
         Notify(Kind::Thread(Arc::clone(&self.signal), self.ticket))
     }
 
-    /// Waits until told; false when `deadline` has passed first.
+    /// Waits until woken; false if `deadline` passes first.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> bool {
         self.signal.wait(self.ticket, deadline)
     }
@@ -214,7 +214,7 @@ impl ThreadWait {
 impl Drop for ThreadWait {
     fn drop(&mut self) {
         let signal = Arc::clone(&self.signal);
-        // No thread-local left means that this thread is ending: the signal goes with it.
+        // If the thread-local is gone, this thread is ending, and the signal is dropped.
         let _ = SIGNAL.try_with(|cell| cell.set(Some(signal)));
     }
 }

@@ -1,4 +1,4 @@
-//! The public face: what a caller relies on, one behaviour per test.
+//! Tests of the public API, one behaviour per test.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -19,13 +19,17 @@ fn a_release_by_another_thread_wakes_the_waiter() {
         let lock = Arc::clone(&lock);
         move || woken.send(lock.lock(r(5, 15), Mode::Exclusive).range())
     });
-    // It waits as soon as nobody overtakes it.
+    // `try_lock` fails once the request waits, as it may not overtake it.
     while lock.try_lock(r(12, 13), Mode::Exclusive).is_some() {
         thread::yield_now();
     }
-    assert!(has_it.try_recv().is_err(), "it did not wait");
+    assert!(has_it.try_recv().is_err(), "the request did not wait");
     thread::spawn(move || drop(guard)).join().unwrap();
-    assert_eq!(has_it.recv_timeout(Duration::from_secs(30)), Ok(r(5, 15)), "nobody wakes it");
+    assert_eq!(
+        has_it.recv_timeout(Duration::from_secs(30)),
+        Ok(r(5, 15)),
+        "the waiter is not woken"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Locks that grow within a budget.
+//! Tests of locks that grow within a budget.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
@@ -41,14 +41,14 @@ fn range(number: u64) -> ByteRange {
     ByteRange::at(number << 13, 100).unwrap()
 }
 
-/// Holds so many ranges at once, each in a region of its own.
+/// Holds `ranges` ranges at once, each in a separate region.
 fn hold(lock: &RangeLock, ranges: u64) -> Vec<Guard<'_>> {
     (0..ranges).map(|number| lock.try_lock(range(number), Mode::Exclusive).unwrap()).collect()
 }
 
-/// Goal: what a lock grows by comes out of the budget, all of it, and goes back with the lock.
+/// Goal: a lock takes all memory of its growth from the budget, and returns it when it is dropped.
 #[test]
-fn tables_are_paid_for_and_given_back() {
+fn tables_take_budget_and_return_it() {
     const PLENTY: usize = 64 << 20;
     let purse = Purse::new(PLENTY);
     let lock = lock_with(&purse);
@@ -58,7 +58,7 @@ fn tables_are_paid_for_and_given_back() {
     // A table of 64 stripes of 128 bytes.
     assert_eq!(PLENTY - purse.left(), 64 * 128);
     drop(hold(&lock, 3000));
-    // And the next ones, with those that they have replaced.
+    // And the next tables, in addition to the ones they replaced.
     let taken = PLENTY - purse.left();
     assert!(
         [1, 4, 16, 64, 256]
@@ -75,9 +75,9 @@ fn tables_are_paid_for_and_given_back() {
     assert_eq!(purse.left(), PLENTY);
 }
 
-/// Goal: a lock that may not grow, or whose budget is gone, locks and excludes all the same.
+/// Goal: a lock that may not grow, or whose budget was dropped, still locks and excludes.
 #[test]
-fn a_lock_that_may_not_grow_works_on() {
+fn a_lock_without_budget_still_excludes() {
     for gone in [false, true] {
         let purse = Purse::new(64 * 128 + 100);
         let lock = lock_with(&purse);

@@ -1,6 +1,6 @@
-//! What a lock costs: bytes while idle, allocations while in use.
+//! Tests of the memory of a lock: its size while idle, its allocations while in use.
 
-// Debug builds run the first test only: their list of holders allocates.
+// Debug builds run only the first test, as their list of holders allocates.
 #![cfg_attr(debug_assertions, allow(dead_code, unused_imports))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,16 +15,16 @@ thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to `System` as it came.
+// SAFETY: every call is forwarded to `System` unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise about `layout` is passed on.
+        // SAFETY: the caller guarantees that `layout` is valid.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller guarantees that `at` was allocated with `layout`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -68,7 +68,7 @@ mod release {
         let mut held: Vec<_> = Vec::with_capacity(200);
         let mut round = || {
             held.extend((0..200).map(|i| lock.lock(block(i), Mode::Exclusive)));
-            // Wide ones that go to the queue, and conflicts that give up.
+            // Wide ranges, which use the queue, and conflicting requests that time out.
             assert!(lock.try_lock(ByteRange::ALL, Mode::Shared).is_none());
             held.clear();
             drop(lock.lock(ByteRange::at(0, 1 << 30).unwrap(), Mode::Exclusive));
@@ -79,10 +79,9 @@ mod release {
         assert_eq!(allocations() - before, 0);
     }
 
-    /// Goal: what waiting allocates does not grow with the number of waits.
-    /// Method: two threads hand one range to and fro. When the first real wait comes, and whether
-    /// lost races make the table grow (once per size), is the scheduler's affair, so a few
-    /// allocations may come at any time; thousands of hand-overs make no more of them.
+    /// Goal: the number of allocations does not grow with the number of waits.
+    /// Method: two threads pass one range to each other. The first wait, and table growth by lost races (once per size),
+    /// depend on the scheduler, so a few allocations may occur at any time. Thousands of hand-overs cause no more.
     #[test]
     fn waiting_allocates_a_few_times_in_all() {
         const GROWTHS_MAX: usize = 10;

@@ -1,4 +1,4 @@
-//! Requests as futures: what happens when they are dropped, moved, woken late.
+//! Tests of lock futures: dropped, moved or woken late.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -41,7 +41,7 @@ fn a_future_that_was_never_polled_is_not_in_the_queue() {
 }
 
 #[test]
-fn dropping_a_waiting_future_lets_those_behind_it_go() {
+fn dropping_a_waiting_future_grants_the_requests_behind_it() {
     let lock = RangeLock::new();
     let shared = lock.lock(r(0, 10), Mode::Shared);
     let (writer, reader) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
@@ -66,14 +66,14 @@ fn dropping_a_granted_future_releases_the_range() {
     assert!(poll(behind.as_mut(), &third).is_pending());
     drop(first);
     assert_eq!((second.count(), third.count()), (1, 0));
-    // Granted, told, and never polled again.
+    // Granted, woken, and never polled again.
     drop(granted);
     assert_eq!(third.count(), 1);
     assert!(poll(behind, &third).is_ready());
 }
 
 #[test]
-fn the_last_waker_is_the_one_that_is_told() {
+fn the_last_waker_is_woken() {
     let lock = RangeLock::new();
     let first = lock.lock(r(0, 10), Mode::Exclusive);
     let (before, after) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
@@ -85,8 +85,8 @@ fn the_last_waker_is_the_one_that_is_told() {
     assert!(poll(future, &after).is_ready());
 }
 
-/// A waker that uses the lock whenever it is woken or dropped, as one does that holds the last
-/// reference to a task with guards in it.
+/// A waker that uses the lock when it is woken or dropped, as a waker with the last reference to a task that owns guards
+/// does.
 struct Meddler(Arc<RangeLock>);
 
 impl Meddler {
@@ -113,20 +113,20 @@ fn wakers_may_use_the_lock() {
     let lock = Arc::new(RangeLock::new());
     let waker = || Waker::from(Arc::new(Meddler(Arc::clone(&lock))));
     let first = lock.lock(r(0, 10), Mode::Exclusive);
-    let mut told = pin!(lock.lock_async(r(0, 10), Mode::Exclusive));
+    let mut woken = pin!(lock.lock_async(r(0, 10), Mode::Exclusive));
     let mut cancelled = Box::pin(lock.lock_async(r(0, 10), Mode::Exclusive));
     for _ in 0..2 {
         // The second time the first waker is dropped.
-        assert!(told.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
+        assert!(woken.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
         assert!(cancelled.as_mut().poll(&mut Context::from_waker(&waker())).is_pending());
     }
     drop(cancelled);
     drop(first);
-    assert!(told.poll(&mut Context::from_waker(&waker())).is_ready());
+    assert!(woken.poll(&mut Context::from_waker(&waker())).is_ready());
 }
 
 #[test]
-fn an_owned_future_may_go_anywhere() {
+fn an_owned_future_may_move_between_threads() {
     fn is_static_and_send<T: Send + 'static>(value: T) -> T {
         value
     }
@@ -158,7 +158,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A lock whose range is offered to a future that has not been polled since, with its waker.
+/// A lock whose range is offered to a future that has not been polled since, and its waker.
 fn offered(
     lock: &Arc<RangeLock>,
     grace: Duration,
@@ -185,22 +185,24 @@ fn an_offer_in_its_grace_excludes() {
 }
 
 #[test]
-fn an_offer_beyond_its_grace_is_taken_by_who_polls_first() {
+fn an_expired_offer_goes_to_the_first_poll() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(1));
     thread::sleep(Duration::from_millis(2));
-    let Poll::Ready(guard) = poll(future.as_mut(), &woken) else { panic!("nobody took it") };
+    let Poll::Ready(guard) = poll(future.as_mut(), &woken) else {
+        panic!("no request took the offer")
+    };
     assert!(lock.try_lock(r(5, 6), Mode::Shared).is_none());
     drop(guard);
 }
 
 #[test]
-fn a_lapsed_request_lets_others_go_and_keeps_its_place() {
+fn a_lapsed_request_is_overtaken_and_keeps_its_place() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(1));
     thread::sleep(Duration::from_millis(2));
     let passed = lock.try_lock(r(5, 6), Mode::Exclusive).expect("lapsed");
-    // Comes later, and waits for `passed` alone: until the lapsed one is back.
+    // A later request, which waits only for `passed`, until the lapsed request is renewed.
     let later_woken = Arc::new(Woken::default());
     let mut later = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
     assert!(poll(later.as_mut(), &later_woken).is_pending());
@@ -226,7 +228,7 @@ fn a_lapsed_request_may_be_dropped() {
 }
 
 #[test]
-fn a_thread_behind_an_offer_sees_to_it() {
+fn a_waiting_thread_expires_an_offer() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(20));
     let begin = Instant::now();
@@ -238,7 +240,7 @@ fn a_thread_behind_an_offer_sees_to_it() {
 }
 
 #[test]
-fn a_thread_that_slept_before_the_offer_was_made_sees_to_it() {
+fn a_thread_that_slept_before_the_offer_expires_it() {
     let lock = Arc::new(RangeLock::new());
     let first = lock.lock_owned(r(0, 10), Mode::Exclusive);
     let woken = Arc::new(Woken::default());
@@ -250,20 +252,20 @@ fn a_thread_that_slept_before_the_offer_was_made_sees_to_it() {
     });
     thread::sleep(Duration::from_millis(50));
     drop(first);
-    // Without another look at the future.
+    // The future is not polled again.
     sleeper.join().unwrap();
     assert!(poll(future.as_mut(), &woken).is_ready());
 }
 
 #[test]
-fn a_task_behind_an_offer_is_woken_by_whoever_comes() {
+fn a_later_call_expires_an_offer_and_wakes_the_next_task() {
     let lock = Arc::new(RangeLock::new());
     let (mut future, woken) = offered(&lock, Duration::from_millis(5));
     let behind_woken = Arc::new(Woken::default());
     let mut behind = Box::pin(lock.lock_owned_async(r(0, 10), Mode::Exclusive));
     assert!(poll(behind.as_mut(), &behind_woken).is_pending());
     thread::sleep(Duration::from_millis(6));
-    // A whole-file request that would have to wait: for anything.
+    // Any request on the lock expires the offer: here a whole-file request that would have to wait.
     assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_none());
     assert_eq!(behind_woken.count(), 1);
     let Poll::Ready(guard) = poll(behind.as_mut(), &behind_woken) else { panic!("offered") };
@@ -272,8 +274,7 @@ fn a_task_behind_an_offer_is_woken_by_whoever_comes() {
     assert!(poll(future.as_mut(), &woken).is_ready());
 }
 
-/// Goal: however many polls a future gets before it is dropped, while the holder releases
-/// at some moment, the next in line always gets the range.
+/// Goal: if a future is dropped after any number of polls while the holder releases, the next request gets the range.
 #[test]
 fn cancelled_at_every_poll_while_the_holder_releases() {
     for polls in 0..4 {
@@ -290,7 +291,7 @@ fn cancelled_at_every_poll_while_the_holder_releases() {
             let releaser = thread::spawn(move || drop(holder));
             drop(cancelled);
             releaser.join().unwrap();
-            assert_eq!(next.count(), 1, "told once, after {polls} polls");
+            assert_eq!(next.count(), 1, "woken once, after {polls} polls");
             assert!(poll(behind.as_mut(), &next).is_ready());
         }
     }

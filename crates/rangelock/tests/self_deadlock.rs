@@ -1,4 +1,4 @@
-//! Debug builds tell a thread that waits for its own guard.
+//! Tests that debug builds report a thread that waits for its own guard.
 #![cfg(debug_assertions)]
 
 use std::io::{BufRead, BufReader};
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use millpond_rangelock::{ByteRange, Mode, RangeLock};
 
-/// The process that does it; run by the test below.
+/// The child process that deadlocks; the test below runs it.
 #[test]
-#[ignore = "waits for itself; run by `a_thread_that_waits_for_itself_is_told`"]
+#[ignore = "waits for itself; run by `a_self_deadlock_is_reported`"]
 fn waits_for_itself() {
     std::thread::spawn(|| {
-        // Should nobody kill us.
+        // Ends the process if the parent does not kill it.
         std::thread::sleep(Duration::from_secs(20));
         std::process::exit(1);
     });
@@ -22,19 +22,19 @@ fn waits_for_itself() {
 }
 
 #[test]
-fn a_thread_that_waits_for_itself_is_told() {
+fn a_self_deadlock_is_reported() {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "waits_for_itself", "--ignored", "--nocapture"])
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let said = BufReader::new(child.stderr.take().unwrap())
+    let message = BufReader::new(child.stderr.take().unwrap())
         .lines()
         .map_while(Result::ok)
         .find(|line| line.contains("locked itself"));
     child.kill().unwrap();
     child.wait().unwrap();
-    let said = said.expect("told");
-    assert_eq!(said.matches("self_deadlock.rs").count(), 2, "both places: {said}");
+    let message = message.expect("a message");
+    assert_eq!(message.matches("self_deadlock.rs").count(), 2, "both places: {message}");
 }

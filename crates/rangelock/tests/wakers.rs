@@ -1,7 +1,7 @@
-//! Goal: a waker that panics, or that uses the lock, harms no request but its own.
+//! Tests that a waker that panics or uses the lock harms no request but its own.
 //!
-//! Incident: a thread that released a range woke a task whose waker panicked: the panic came out of the release, and
-//! a thread that was granted in the same call was not woken.
+//! Incident: a thread that released a range woke a task whose waker panicked. The panic left the release, and a thread that
+//! was granted in the same call was not woken.
 
 use std::future::Future;
 use std::mem::ManuallyDrop;
@@ -19,7 +19,7 @@ use millpond_rangelock::{ByteRange, Mode, RangeLock};
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Call {
     Wake,
-    /// From the second clone on: the request is queued then.
+    /// From the second clone on, when the request is queued.
     Clone,
     Drop,
 }
@@ -34,7 +34,7 @@ static OWN: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_
 static CLONED: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_clone);
 
 fn bad(data: *const ()) -> Arc<Bad> {
-    // SAFETY: the data of a waker of ours, which has a reference.
+    // SAFETY: the data comes from one of this file's wakers, which owns a reference.
     unsafe { Arc::from_raw(data.cast()) }
 }
 
@@ -75,8 +75,8 @@ fn poll<F: Future + ?Sized>(future: Pin<&mut F>, bad: &Arc<Bad>) -> Poll<F::Outp
     future.poll(&mut Context::from_waker(&waker))
 }
 
-/// Method: a holder, a task with a bad waker that waits for it, and threads that are granted in the same release, or
-/// wait behind the task. The task is polled twice, and is dropped or granted.
+/// Method: a holder, a task with a bad waker that waits for the holder, and threads that are granted in the same release or
+/// wait behind the task. The task is polled twice, and then dropped or granted.
 #[test]
 fn a_waker_that_panics_harms_no_other_request() {
     for call in [Call::Wake, Call::Clone, Call::Drop] {

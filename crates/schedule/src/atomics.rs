@@ -1,4 +1,4 @@
-//! Atomics: those of std, before each use of which it may be another thread's turn.
+//! Atomics: std's, with a point before each operation, where the scheduler may switch threads.
 
 use std::fmt;
 use std::sync::atomic::{self as real, Ordering};
@@ -31,7 +31,7 @@ macro_rules! atomic {
             ///
             /// As for std's.
             pub const unsafe fn from_ptr<'a>(ptr: *mut $value) -> &'a Self {
-                // SAFETY: the layouts are the same, and the rest is the caller's promise.
+                // SAFETY: the layouts are the same; the caller guarantees the rest.
                 unsafe { &*ptr.cast() }
             }
 

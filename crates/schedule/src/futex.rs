@@ -4,7 +4,7 @@ use rustix::time::Timespec;
 use crate::scheduler::{block, now, point, wake as wake_key};
 use crate::sync::atomic::AtomicU32;
 
-/// Only private ones: another process is not in the run.
+/// Only private futexes, as another process is not part of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flags(());
 
@@ -13,18 +13,18 @@ impl Flags {
     pub const PRIVATE: Flags = Flags(());
 }
 
-/// Sleeps while `word` is `expected`, for as long as `limit` says.
+/// Sleeps while `word` is `expected`, at most for `limit`.
 ///
 /// # Errors
 ///
-/// `EAGAIN`: it is not; `ETIMEDOUT`.
+/// `EAGAIN`: `word` is not `expected`. `ETIMEDOUT`: `limit` has passed.
 pub fn wait(word: &AtomicU32, _: Flags, expected: u32, limit: Option<&Timespec>) -> Result<()> {
     let until = limit.map(|limit| {
         let nanos = (limit.tv_sec as u64).saturating_mul(1_000_000_000) + limit.tv_nsec as u64;
         now().saturating_add(nanos)
     });
     point();
-    // SAFETY: the reference keeps it valid, and all that use it are atomics of this crate, one at a time.
+    // SAFETY: the reference keeps it valid, and it is accessed only by atomics of this crate, one thread at a time.
     if unsafe { word.as_ptr().read() } != expected {
         return Err(Errno::AGAIN);
     }
@@ -34,7 +34,7 @@ pub fn wait(word: &AtomicU32, _: Flags, expected: u32, limit: Option<&Timespec>)
     }
 }
 
-/// Wakes so many of the sleepers; how many there were.
+/// Wakes at most `count` sleepers; returns their number.
 ///
 /// # Errors
 ///

@@ -1,21 +1,24 @@
-//! The standard library with threads, locks, atomics and a clock of its own, so that one scheduler decides, by a
-//! seed, which thread runs: what a program does is then a function of the seed.
+//! A deterministic standard library: a scheduler decides by a seed which thread runs, so that a program's behaviour is a
+//! function of the seed.
 //!
-//! A crate is put under it by `extern crate millpond_schedule as std;` in its root, without another change. A test
-//! calls [`run`]. What is not in a run is as ever: atomics and locks work, by one thread; no thread can be started.
+//! It replaces std's threads, locks, atomics and clock. A crate uses it by `extern crate millpond_schedule as std;` in its
+//! root, without another change. A test calls [`run`]. Outside of a run, atomics and locks work for one thread, and no
+//! thread can be started.
 //!
 //! # Protocol
 //!
+//! A *turn* is the time slice of a thread. A *point* is a place where the scheduler may switch threads.
+//!
 //! ```text
-//! thread:  Ready -> runs -> Ready               at a point: before each operation on an atomic or a lock
-//!          runs -> Blocked(key, until) -> Ready     by a wake of the key, or as its time comes
-//!          runs -> Done                         when its destructors of thread-locals have run
+//! thread:  Ready -> runs -> Ready                   at a point: before each operation on an atomic or a lock
+//!          runs -> Blocked(key, until) -> Ready     by a wake of the key, or at the deadline
+//!          runs -> Done                             when its thread-local destructors have run
 //! ```
 //!
-//! - **B1** One thread runs: the one whose number is in `RUNNING`. It alone changes that, and the state of any.
-//! - **B2** So what a thread does between two points is atomic to all others: a lock looks and blocks in one step.
-//! - **B3** Time passes a little with each turn, and at once to the next deadline if nobody is ready.
-//! - **B4** A thread is counted as ready from its start on, before the system has started it.
+//! - **B1** One thread runs: the thread whose number is in `RUNNING`. Only this thread changes `RUNNING` and the states.
+//! - **B2** So the actions of a thread between two points are atomic for all others: a lock checks and blocks in one step.
+//! - **B3** Time advances a little with each turn, and jumps to the next deadline if no thread is ready.
+//! - **B4** A thread counts as ready from its creation on, before the system has started it.
 
 mod atomics;
 
@@ -29,14 +32,14 @@ pub use std::*;
 
 pub use crate::scheduler::{Report, point, run};
 
-/// What a crate wants of the futexes of the kernel, without a kernel; as `rustix::thread::futex` has it.
+/// The part of `rustix::thread::futex` that crates use, without the kernel.
 pub mod futex;
 
 /// As `std::hint`.
 pub mod hint {
     pub use std::hint::*;
 
-    /// Another thread's turn: the caller waits for it.
+    /// Switches to another thread, as the caller waits for one.
     pub fn spin_loop() {
         crate::scheduler::yield_now();
     }
@@ -55,7 +58,7 @@ pub mod sync {
         pub use crate::atomics::*;
     }
 
-    /// As `std::sync::mpsc`, of which it has the unbounded channel.
+    /// As `std::sync::mpsc`; only the unbounded channel.
     pub mod mpsc {
         pub use crate::channel::*;
     }
@@ -64,5 +67,5 @@ pub mod sync {
 /// As `std::thread`.
 pub mod thread;
 
-/// As `std::time`, but for the time of day, which is the machine's.
+/// As `std::time`, with virtual time. The time of day is the machine's.
 pub mod time;

@@ -1,4 +1,4 @@
-//! Locks. Between two points a thread is alone (B2), so what a lock is made of are plain cells.
+//! Locks. The actions of a thread between two points are atomic (B2), so a lock consists of plain cells.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
@@ -17,7 +17,7 @@ pub struct Mutex<T: ?Sized> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: one thread runs at a time (B1), and only who has locked it has the value.
+// SAFETY: one thread runs at a time (B1), and only the thread that has locked it accesses the value.
 unsafe impl<T: ?Sized + Send> Send for Mutex<T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
@@ -27,7 +27,7 @@ unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
     was_panicking: bool,
-    /// Not to be sent to another thread.
+    /// Makes the guard not `Send`.
     _here: std::marker::PhantomData<*const ()>,
 }
 
@@ -183,11 +183,11 @@ impl WaitTimeoutResult {
 /// As std's.
 #[derive(Default)]
 pub struct Condvar {
-    /// So that it has an address of its own.
+    /// A field, so that each condition variable has a distinct address.
     _place: Cell<u8>,
 }
 
-// SAFETY: nothing is in it.
+// SAFETY: it contains no data.
 unsafe impl Sync for Condvar {}
 
 impl Condvar {
@@ -301,7 +301,7 @@ impl fmt::Debug for Condvar {
     }
 }
 
-/// As std's, without what makes it lazily and may fail.
+/// As std's, without the fallible initialization.
 pub struct OnceLock<T> {
     making: Mutex<()>,
     value: std::sync::OnceLock<T>,
@@ -340,7 +340,7 @@ impl<T> OnceLock<T> {
         if let Some(value) = self.get() {
             return value;
         }
-        // Not in std's own: whoever else came there would wait in the kernel.
+        // Not in std's `OnceLock`: another thread would wait there in the kernel.
         let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
         if self.value.get().is_none() {
             let value = make();

@@ -1,4 +1,4 @@
-//! Who runs.
+//! The scheduler: decides which thread runs, and keeps the virtual time.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,41 +7,42 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, MutexGuard};
 use std::thread as real;
 
-/// Of a thread that is in no run.
-const NOBODY: usize = usize::MAX;
-/// Turns after which a run is taken for one that will not end.
+/// The number of a thread outside of a run.
+const NO_THREAD: usize = usize::MAX;
+/// Turns after which a run is considered endless.
 const TURNS_MAX: u64 = 3_000_000;
-/// How much time a turn takes.
+/// Virtual time of a turn.
 const TURN_NS: u64 = 1_000;
-/// How much time threads have to end in after the first one, and how often that is given to those that do something.
-const GRACE_NS: u64 = 60_000_000_000;
-const GRACES: usize = 100;
+/// Virtual time that other threads have to end after the first one, and how often it is extended while some of them are
+/// active.
+const DRAIN_NS: u64 = 60_000_000_000;
+const DRAIN_ROUNDS_MAX: usize = 100;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
-/// Whose turn it is (B1). Release: what it did until it gave the turn away is seen by the next.
-static RUNNING: AtomicUsize = AtomicUsize::new(NOBODY);
-/// Points that the running thread may pass until its turn ends. Relaxed: only that thread uses it.
-static LEFT: AtomicU64 = AtomicU64::new(0);
+/// The running thread (B1). Release: the next thread sees everything that this thread did before the switch.
+static RUNNING: AtomicUsize = AtomicUsize::new(NO_THREAD);
+/// Points that the running thread passes before its turn ends. Relaxed: only that thread uses it.
+static POINTS_LEFT: AtomicU64 = AtomicU64::new(0);
 static HAS_RUN: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    static ME: Cell<usize> = const { Cell::new(NOBODY) };
+    static CURRENT: Cell<usize> = const { Cell::new(NO_THREAD) };
 }
 
-/// What was seen of a run.
+/// Summary of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The seed that decided.
+    /// The seed of the run.
     pub seed: u64,
-    /// How often a thread had its turn.
+    /// Number of turns.
     pub turns: u64,
-    /// Threads that there were.
+    /// Number of threads.
     pub threads: usize,
-    /// How much time has passed, in nanoseconds.
+    /// Virtual time of the run, in nanoseconds.
     pub virtual_ns: u64,
-    /// A hash of who ran, and for how long: the same of two runs means that they were the same.
+    /// A hash of the threads and lengths of all turns. Equal hashes mean equal runs.
     pub trace: u64,
-    /// Threads that waited for something when it ended, and for what.
+    /// Threads that still waited at the end of the run, each with the object of its wait.
     pub left: Vec<String>,
 }
 
@@ -61,7 +62,7 @@ impl fmt::Display for Report {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Being {
+enum ThreadState {
     Ready,
     Blocked { key: usize, what: &'static str, until: Option<u64> },
     Done,
@@ -69,22 +70,22 @@ enum Being {
 
 struct Thread {
     name: String,
-    being: Being,
-    /// Whether its last wait ended by a wake.
+    state: ThreadState,
+    /// Whether a wake ended its last wait.
     woken: bool,
     /// Its share of turns.
     weight: u64,
-    /// It waits for something by looking again and again.
+    /// The thread polls in a loop.
     is_spinning: bool,
     system: Option<real::Thread>,
-    /// An unpark that it did not wait for yet.
+    /// An unpark that the thread has not consumed yet.
     token: bool,
 }
 
 struct State {
     seed: u64,
     random: u64,
-    /// Of two, of the points of a turn.
+    /// Turns have fewer points than two to this power.
     orders: u64,
     threads: Vec<Thread>,
     turns: u64,
@@ -96,8 +97,8 @@ fn state() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(|poison| poison.into_inner())
 }
 
-/// What the calling thread does to the state of its run.
-fn with<T>(act: impl FnOnce(&mut State) -> T) -> T {
+/// Calls `act` with the state of the run.
+fn with_state<T>(act: impl FnOnce(&mut State) -> T) -> T {
     act(state().as_mut().expect("there is a run"))
 }
 
@@ -116,11 +117,11 @@ impl State {
     }
 
     fn add(&mut self, name: String) -> usize {
-        // Some have many turns where others have few.
+        // Threads get turns at different rates.
         let weight = 1 << (3 * self.below(3));
         self.threads.push(Thread {
             name,
-            being: Being::Ready,
+            state: ThreadState::Ready,
             woken: false,
             weight,
             is_spinning: false,
@@ -130,36 +131,37 @@ impl State {
         self.threads.len() - 1
     }
 
-    /// Lets those go on whose time has come.
+    /// Makes the threads ready whose deadline has passed.
     fn expire(&mut self) {
         let now = self.now;
         for thread in &mut self.threads {
-            if let Being::Blocked { until: Some(until), .. } = thread.being
+            if let ThreadState::Blocked { until: Some(until), .. } = thread.state
                 && until <= now
             {
-                (thread.being, thread.woken) = (Being::Ready, false);
+                (thread.state, thread.woken) = (ThreadState::Ready, false);
             }
         }
     }
 
     fn next_deadline(&self) -> Option<u64> {
-        let deadline = |thread: &Thread| match thread.being {
-            Being::Blocked { until, .. } => until,
+        let deadline = |thread: &Thread| match thread.state {
+            ThreadState::Blocked { until, .. } => until,
             _ => None,
         };
         self.threads.iter().filter_map(deadline).min()
     }
 
-    /// Whose turn is next, and for how many points; not `not`, if there is another.
+    /// Chooses the next thread, not `not` if another one is ready, and the number of points of its turn.
     fn choose(&mut self, not: Option<usize>) -> usize {
         self.turns += 1;
         self.now += TURN_NS;
         if self.turns > TURNS_MAX {
-            self.give_up("does not end");
+            self.abort_run("does not end");
         }
-        // A thread may be as slow as it likes, so all that wait for a time may be there before it (B3); the more so
-        // if it only looks for what others do.
-        let is_at_work = |thread: &Thread| thread.being == Being::Ready && !thread.is_spinning;
+        // A thread may be arbitrarily slow, so deadlines may pass before it continues (B3). This is more likely if the
+        // ready threads only poll.
+        let is_at_work =
+            |thread: &Thread| thread.state == ThreadState::Ready && !thread.is_spinning;
         let slow = if self.threads.iter().any(is_at_work) { 512 } else { 4 };
         if self.below(slow) == 0
             && let Some(deadline) = self.next_deadline()
@@ -167,20 +169,20 @@ impl State {
             self.now = self.now.max(deadline);
         }
         self.expire();
-        if !self.threads.iter().any(|thread| thread.being == Being::Ready) {
+        if !self.threads.iter().any(|thread| thread.state == ThreadState::Ready) {
             match self.next_deadline() {
                 Some(deadline) => {
                     self.now = self.now.max(deadline);
                     self.expire();
                 }
-                None => self.give_up("waits for ever"),
+                None => self.abort_run("deadlocks"),
             }
         }
-        let weight = |(number, thread): (usize, &Thread)| match thread.being {
-            Being::Ready if Some(number) == not => 0,
-            Being::Ready if thread.is_spinning => thread.weight,
-            // What somebody waits for is more likely to be its doing.
-            Being::Ready => 32 * thread.weight,
+        let weight = |(number, thread): (usize, &Thread)| match thread.state {
+            ThreadState::Ready if Some(number) == not => 0,
+            ThreadState::Ready if thread.is_spinning => thread.weight,
+            // Threads that do not poll get more turns, as polling threads wait for them.
+            ThreadState::Ready => 32 * thread.weight,
             _ => 0,
         };
         let weights: Vec<u64> = self.threads.iter().enumerate().map(weight).collect();
@@ -190,13 +192,13 @@ impl State {
             at = at.saturating_sub(weight);
             is_here
         });
-        // Who wants no turn has one if there is nobody else.
+        // A thread that yields continues if no other thread is ready.
         let chosen = chosen.or(not).expect("one is ready");
         self.threads[chosen].is_spinning = false;
-        // Of very different lengths, and in some runs all of them short.
+        // Turns have very different lengths; in some runs all are short.
         let order = self.below(self.orders);
         let points = self.below(1 << order);
-        LEFT.store(points, Relaxed);
+        POINTS_LEFT.store(points, Relaxed);
         for part in [chosen as u64, points, self.now] {
             self.trace = (self.trace ^ part).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(17);
         }
@@ -204,23 +206,23 @@ impl State {
     }
 
     fn waiting(&self) -> Vec<String> {
-        let one = |thread: &Thread| match thread.being {
-            Being::Blocked { what, .. } => Some(format!("{} ({what})", thread.name)),
+        let one = |thread: &Thread| match thread.state {
+            ThreadState::Blocked { what, .. } => Some(format!("{} ({what})", thread.name)),
             _ => None,
         };
         self.threads[1..].iter().filter_map(one).collect()
     }
 
-    /// A run that can't go on takes the process with it: there are threads that would have to be unwound.
-    fn give_up(&self, what: &str) -> ! {
+    /// Aborts the process, as the other threads of the run can't be unwound.
+    fn abort_run(&self, what: &str) -> ! {
         eprintln!("schedule: seed {} {what}, after {} turns:", self.seed, self.turns);
         for (number, thread) in self.threads.iter().enumerate() {
-            let doing = match thread.being {
-                Being::Ready => "could go on".to_string(),
-                Being::Done => continue,
-                Being::Blocked { what, until: None, .. } => format!("waits for {what}"),
-                Being::Blocked { what, until: Some(_), .. } => {
-                    format!("waits for {what}, for a time")
+            let doing = match thread.state {
+                ThreadState::Ready => "is ready".to_string(),
+                ThreadState::Done => continue,
+                ThreadState::Blocked { what, until: None, .. } => format!("waits for {what}"),
+                ThreadState::Blocked { what, until: Some(_), .. } => {
+                    format!("waits for {what}, with a time limit")
                 }
             };
             eprintln!("schedule: thread {number}, {}: {doing}", thread.name);
@@ -230,80 +232,80 @@ impl State {
 }
 
 /// The number of the calling thread, if it is in a run.
-pub(crate) fn me() -> Option<usize> {
-    let me = ME.get();
-    (me != NOBODY).then_some(me)
+pub(crate) fn current() -> Option<usize> {
+    let me = CURRENT.get();
+    (me != NO_THREAD).then_some(me)
 }
 
-/// Where it may be another one's turn: for what is not made of atomics, and may be met by others halfway.
+/// A point at which the scheduler may switch threads. For code without atomics whose intermediate states other threads may
+/// observe.
 #[inline]
 pub fn point() {
-    if ME.get() != NOBODY {
-        match LEFT.load(Relaxed) {
-            0 => turn(false),
-            left => LEFT.store(left - 1, Relaxed),
+    if CURRENT.get() != NO_THREAD {
+        match POINTS_LEFT.load(Relaxed) {
+            0 => reschedule(false),
+            left => POINTS_LEFT.store(left - 1, Relaxed),
         }
     }
 }
 
-/// Another one's turn, if one is ready.
+/// Switches to another thread, if one is ready.
 pub(crate) fn yield_now() {
-    if ME.get() != NOBODY {
-        turn(true);
+    if CURRENT.get() != NO_THREAD {
+        reschedule(true);
     }
 }
 
 #[cold]
-fn turn(away: bool) {
-    let me = ME.get();
-    let next = with(|state| {
+fn reschedule(away: bool) {
+    let me = CURRENT.get();
+    let next = with_state(|state| {
         state.threads[me].is_spinning = away;
         state.choose(away.then_some(me))
     });
-    pass(me, next);
+    switch_from(me, next);
 }
 
-/// Gives the turn to `next`, and waits for the next one.
-fn pass(me: usize, next: usize) {
+/// Switches from thread `me` to `next`, and waits for the next turn of `me`.
+fn switch_from(me: usize, next: usize) {
     if next != me {
-        give(next);
-        wait(me);
+        resume(next);
+        wait_for_turn(me);
     }
 }
 
-fn give(next: usize) {
-    let system = with(|state| state.threads[next].system.clone());
+fn resume(next: usize) {
+    let system = with_state(|state| state.threads[next].system.clone());
     RUNNING.store(next, Release);
-    system.expect("a thread is known before it can be chosen").unpark();
+    system.expect("a thread is registered before it is chosen").unpark();
 }
 
-fn wait(me: usize) {
+fn wait_for_turn(me: usize) {
     while RUNNING.load(Acquire) != me {
         real::park();
     }
 }
 
-/// Waits for a wake of `key`, or for the time `until`. Whether it was woken.
+/// Blocks until a wake of `key`, or until the time `until`. Returns whether it was woken.
 pub(crate) fn block(key: usize, what: &'static str, until: Option<u64>) -> bool {
-    let Some(me) = me() else {
-        panic!("outside of a run nobody would wake who waits for {what}");
+    let Some(me) = current() else {
+        panic!("wait for {what} outside of a run: no thread could end it");
     };
-    let next = with(|state| {
-        state.threads[me].being = Being::Blocked { key, what, until };
+    let next = with_state(|state| {
+        state.threads[me].state = ThreadState::Blocked { key, what, until };
         state.choose(None)
     });
-    pass(me, next);
-    with(|state| state.threads[me].woken)
+    switch_from(me, next);
+    with_state(|state| state.threads[me].woken)
 }
 
-/// Wakes so many of those that wait for `key`, in no particular order; how many there were.
+/// Wakes at most `count` threads that wait for `key`, in random order; returns their number.
 pub(crate) fn wake(key: usize, count: usize) -> usize {
-    if me().is_none() {
+    if current().is_none() {
         return 0;
     }
-    with(|state| {
-        let waits =
-            |thread: &Thread| matches!(thread.being, Being::Blocked { key: its, .. } if its == key);
+    with_state(|state| {
+        let waits = |thread: &Thread| matches!(thread.state, ThreadState::Blocked { key: its, .. } if its == key);
         let mut woken = 0;
         while woken < count {
             let waiting: Vec<usize> =
@@ -312,14 +314,14 @@ pub(crate) fn wake(key: usize, count: usize) -> usize {
                 break;
             }
             let chosen = waiting[state.below(waiting.len() as u64) as usize];
-            (state.threads[chosen].being, state.threads[chosen].woken) = (Being::Ready, true);
+            (state.threads[chosen].state, state.threads[chosen].woken) = (ThreadState::Ready, true);
             woken += 1;
         }
         woken
     })
 }
 
-/// Nanoseconds since before the run.
+/// The virtual time, in nanoseconds.
 pub(crate) fn now() -> u64 {
     point();
     state().as_mut().map_or(0, |state| {
@@ -328,103 +330,103 @@ pub(crate) fn now() -> u64 {
     })
 }
 
-/// What those wait for that want the end of thread `number`.
-fn end_of(number: usize) -> usize {
-    // No address of anything else: odd.
+/// The key of waits for the end of thread `number`.
+fn exit_key(number: usize) -> usize {
+    // Odd, so it is not the address of a lock.
     2 * number + 1
 }
 
-/// What a thread waits for that is parked.
-fn unpark_of(number: usize) -> usize {
-    // Odd, too, and of no end.
+/// The key on which a parked thread waits.
+fn unpark_key(number: usize) -> usize {
+    // Odd as well, and no exit key.
     usize::MAX - 2 * number
 }
 
 /// As `std::thread::park`, until a time.
 pub(crate) fn park(until: Option<u64>) {
-    let me = me().expect("within a run");
+    let me = current().expect("within a run");
     let take = |state: &mut State| std::mem::take(&mut state.threads[me].token);
-    if !with(take) {
-        block(unpark_of(me), "an unpark", until);
-        with(take);
+    if !with_state(take) {
+        block(unpark_key(me), "an unpark", until);
+        with_state(take);
     }
 }
 
 pub(crate) fn unpark(number: usize) {
     if STATE.lock().is_ok_and(|state| state.is_some()) {
-        with(|state| state.threads[number].token = true);
-        wake(unpark_of(number), 1);
+        with_state(|state| state.threads[number].token = true);
+        wake(unpark_key(number), 1);
     }
 }
 
-/// The number of a new thread.
-pub(crate) fn add(name: Option<&str>) -> usize {
-    assert!(me().is_some(), "threads are started within millpond_schedule::run");
-    with(|state| {
+/// Registers a new thread, and returns its number.
+pub(crate) fn add_thread(name: Option<&str>) -> usize {
+    assert!(current().is_some(), "threads are started within millpond_schedule::run");
+    with_state(|state| {
         let name = name.map_or_else(|| format!("thread {}", state.threads.len()), str::to_string);
         state.add(name)
     })
 }
 
-/// It could not be started.
-pub(crate) fn forget(number: usize) {
-    with(|state| state.threads[number].being = Being::Done);
+/// Marks a thread as done that could not be started.
+pub(crate) fn mark_done(number: usize) {
+    with_state(|state| state.threads[number].state = ThreadState::Done);
 }
 
-/// The system's thread of that number (B4).
+/// Sets the system thread of a thread (B4).
 pub(crate) fn set_system(number: usize, system: real::Thread) {
-    with(|state| state.threads[number].system = Some(system));
+    with_state(|state| state.threads[number].system = Some(system));
 }
 
 pub(crate) fn name_of(number: usize) -> String {
-    with(|state| state.threads[number].name.clone())
+    with_state(|state| state.threads[number].name.clone())
 }
 
 pub(crate) fn is_done(number: usize) -> bool {
-    with(|state| state.threads[number].being == Being::Done)
+    with_state(|state| state.threads[number].state == ThreadState::Done)
 }
 
 pub(crate) fn wait_for_end(number: usize) {
     while !is_done(number) {
-        block(end_of(number), "the end of a thread", None);
+        block(exit_key(number), "the end of a thread", None);
     }
 }
 
-/// Ends a thread; as the first of its thread-locals that was made, its destructor is the last to run.
-struct End(usize);
+/// Ends a thread. It is the first thread-local created on the thread, so its destructor runs last.
+struct ThreadExit(usize);
 
-impl Drop for End {
+impl Drop for ThreadExit {
     fn drop(&mut self) {
         let me = self.0;
-        with(|state| state.threads[me].being = Being::Done);
-        wake(end_of(me), usize::MAX);
-        let next = with(|state| state.choose(None));
-        ME.set(NOBODY);
-        give(next);
+        with_state(|state| state.threads[me].state = ThreadState::Done);
+        wake(exit_key(me), usize::MAX);
+        let next = with_state(|state| state.choose(None));
+        CURRENT.set(NO_THREAD);
+        resume(next);
     }
 }
 
 thread_local! {
-    static END: Cell<Option<End>> = const { Cell::new(None) };
+    static END: Cell<Option<ThreadExit>> = const { Cell::new(None) };
 }
 
-/// Makes the calling thread, of the system, thread `number` of the run, and waits for its first turn.
-pub(crate) fn enter(number: usize) {
-    END.set(Some(End(number)));
-    wait(number);
-    ME.set(number);
+/// Makes the calling system thread the thread `number` of the run, and waits for its first turn.
+pub(crate) fn begin_thread(number: usize) {
+    END.set(Some(ThreadExit(number)));
+    wait_for_turn(number);
+    CURRENT.set(number);
 }
 
-/// Carries out `body`, and all threads that it starts, one at a time, as `seed` decides; then waits for those that
-/// can still do something.
+/// Runs `body` and all threads that it starts, one thread at a time, scheduled by `seed`. Then waits until no thread can
+/// continue.
 ///
 /// # Panics
 ///
-/// As `body` does, having said the seed; and if this process had a run before. Where all threads wait, or the run
-/// does not end, the process is aborted, and what each waits for is on standard error.
+/// If `body` panics, after printing the seed; and if this process had a run before. In a deadlock or an endless run, it
+/// prints which object each thread waits for, and aborts the process.
 pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
-    assert!(!HAS_RUN.swap(true, Relaxed), "a process has one run: what is static stays");
-    assert!(me().is_none(), "runs don't nest");
+    assert!(!HAS_RUN.swap(true, Relaxed), "a process has one run, as statics keep their values");
+    assert!(current().is_none(), "runs don't nest");
     let mut first = State {
         seed,
         random: seed,
@@ -436,7 +438,7 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     };
     first.orders = 3 + first.below(9);
     let began = first.now;
-    // One thread runs at a time: on one processor a turn is given away in a third of the time.
+    // One thread runs at a time: on one processor a switch takes a third of the time.
     let allowed = rustix::thread::sched_getaffinity(None).ok();
     if let Some(allowed) = &allowed {
         let processors: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU)
@@ -450,30 +452,30 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     first.threads[number].system = Some(real::current());
     *state() = Some(first);
     RUNNING.store(number, Release);
-    ME.set(number);
+    CURRENT.set(number);
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
     if outcome.is_ok() {
-        // In the end nobody can do anything any more, save what is done time and again.
-        let does_something = |thread: &Thread| match thread.being {
-            Being::Ready => true,
-            Being::Blocked { until, .. } => until.is_some(),
-            Being::Done => false,
+        // Run until no thread can continue, or only periodic work is left.
+        let does_something = |thread: &Thread| match thread.state {
+            ThreadState::Ready => true,
+            ThreadState::Blocked { until, .. } => until.is_some(),
+            ThreadState::Done => false,
         };
-        for _ in 0..GRACES {
-            block(end_of(number), "all others", Some(now() + GRACE_NS));
-            if !with(|state| state.threads[1..].iter().any(does_something)) {
+        for _ in 0..DRAIN_ROUNDS_MAX {
+            block(exit_key(number), "all other threads", Some(now() + DRAIN_NS));
+            if !with_state(|state| state.threads[1..].iter().any(does_something)) {
                 break;
             }
         }
     } else {
         eprintln!("schedule: seed {seed} panicked");
     }
-    ME.set(NOBODY);
-    RUNNING.store(NOBODY, Release);
+    CURRENT.set(NO_THREAD);
+    RUNNING.store(NO_THREAD, Release);
     if let Some(allowed) = &allowed {
         let _ = rustix::thread::sched_setaffinity(None, allowed);
     }
-    let report = with(|state| Report {
+    let report = with_state(|state| Report {
         seed,
         turns: state.turns,
         threads: state.threads.len(),
@@ -487,14 +489,14 @@ pub fn run<T>(seed: u64, body: impl FnOnce() -> T) -> (T, Report) {
     }
 }
 
-/// Stands in for the one of the C library, by which std seeds its hash maps: their order is a part of what a program does.
+/// Replaces the C library's function, with which std seeds its hash maps: their order influences the program's behaviour.
 ///
 /// # Safety
 ///
 /// `buffer` is valid for writes of `len` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(buffer: *mut u8, len: usize, _flags: u32) -> isize {
-    // SAFETY: the caller promises it.
+    // SAFETY: the caller guarantees that `buffer` is valid for `len` bytes.
     unsafe { std::ptr::write_bytes(buffer, 0x5A, len) };
     len as isize
 }

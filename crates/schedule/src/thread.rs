@@ -9,7 +9,7 @@ pub use std::thread::*;
 use crate::scheduler;
 use crate::time::nanos;
 
-/// What tells one thread from another.
+/// Identifies a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ThreadId(usize);
 
@@ -57,7 +57,7 @@ impl std::fmt::Debug for Thread {
 /// Outside of a run.
 #[must_use]
 pub fn current() -> Thread {
-    Thread::new(scheduler::me().expect("within a run"))
+    Thread::new(scheduler::current().expect("within a run"))
 }
 
 fn park_until(until: Option<u64>) {
@@ -75,19 +75,19 @@ pub fn park_timeout(limit: Duration) {
     park_until(Some(scheduler::now().saturating_add(nanos(limit))));
 }
 
-/// As std's: it is another thread's turn, if one is ready.
+/// As std's: switches to another thread, if one is ready.
 pub fn yield_now() {
     scheduler::yield_now();
 }
 
-/// As std's, but only the time of the run passes.
+/// As std's, in virtual time.
 pub fn sleep(limit: Duration) {
     let until = scheduler::now().saturating_add(nanos(limit));
-    // No key of anything: nobody wakes it.
+    // A key that no thread wakes.
     scheduler::block(0, "a time", Some(until));
 }
 
-/// Two, wherever it runs.
+/// Two, on every machine.
 ///
 /// # Errors
 ///
@@ -138,9 +138,9 @@ impl Builder {
         self,
         body: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<JoinHandle<T>> {
-        let number = scheduler::add(self.name.as_deref());
+        let number = scheduler::add_thread(self.name.as_deref());
         let spawned = self.real().spawn(move || {
-            scheduler::enter(number);
+            scheduler::begin_thread(number);
             body()
         });
         match spawned {
@@ -150,7 +150,7 @@ impl Builder {
                 Ok(JoinHandle { number, thread: Thread::new(number), handle })
             }
             Err(error) => {
-                scheduler::forget(number);
+                scheduler::mark_done(number);
                 Err(error)
             }
         }
@@ -166,9 +166,9 @@ impl Builder {
         scope: &'scope Scope<'scope, 'env>,
         body: impl FnOnce() -> T + Send + 'scope,
     ) -> io::Result<ScopedJoinHandle<'scope, T>> {
-        let number = scheduler::add(self.name.as_deref());
+        let number = scheduler::add_thread(self.name.as_deref());
         let spawned = self.real().spawn_scoped(scope.real, move || {
-            scheduler::enter(number);
+            scheduler::begin_thread(number);
             body()
         });
         match spawned {
@@ -179,7 +179,7 @@ impl Builder {
                 Ok(ScopedJoinHandle { number, thread: Thread::new(number), handle })
             }
             Err(error) => {
-                scheduler::forget(number);
+                scheduler::mark_done(number);
                 Err(error)
             }
         }
@@ -202,7 +202,7 @@ pub struct JoinHandle<T> {
     handle: real::JoinHandle<T>,
 }
 
-/// What both kinds of handles do.
+/// The methods of both kinds of handles.
 macro_rules! handle {
     ($handle:ty) => {
         impl<T> $handle {
@@ -278,7 +278,7 @@ pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>)
     real::scope(|scope| {
         let scope = &*Box::leak(Box::new(Scope { real: scope, numbers }));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(scope)));
-        // Before std waits for them, in the kernel.
+        // Before std waits for the threads, in the kernel.
         let mut at = 0;
         loop {
             let number = numbers.lock().expect("no panic under the lock").get(at).copied();

@@ -4,11 +4,11 @@ pub use std::time::*;
 
 use crate::scheduler;
 
-/// As std's, of the run's own time.
+/// As std's, in the virtual time of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
-/// As many nanoseconds as can be counted.
+/// Nanoseconds of a duration, saturating.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

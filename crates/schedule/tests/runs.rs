@@ -1,4 +1,4 @@
-//! Runs of a few threads, each in a process of its own.
+//! Tests runs of a few threads, each run in a separate process.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ use scheduled::{futex, run, thread};
 
 const INSIDE: &str = "MILLPOND_SCHEDULE_TEST";
 
-/// The seed, if this is the process of a run of `test`.
+/// The seed, if this process is a run of `test`.
 fn seed(test: &str) -> Option<u64> {
     let inside = std::env::var(INSIDE).ok()?;
     let (name, seed) = inside.split_once(':')?;
@@ -25,20 +25,20 @@ fn process(test: &str, seed: u64) -> Output {
         .unwrap()
 }
 
-/// The line that begins so.
+/// The line of the output that starts with `begin`.
 fn line(output: &Output, begin: &str) -> String {
-    let said = String::from_utf8_lossy(&output.stdout);
-    let at = said
+    let text = String::from_utf8_lossy(&output.stdout);
+    let at = text
         .find(begin)
-        .unwrap_or_else(|| panic!("{said}{}", String::from_utf8_lossy(&output.stderr)));
-    said[at..].lines().next().unwrap().to_string()
+        .unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr)));
+    text[at..].lines().next().unwrap().to_string()
 }
 
-/// Goal: a lost update, which needs another thread between two operations, is found within a few runs; a run is the
-/// same again; and different seeds are different runs.
+/// Goal: a few runs find a lost update, which needs a switch between two operations; the same seed gives the same run, and
+/// different seeds give different runs.
 #[test]
-fn updates_that_are_lost() {
-    const TEST: &str = "updates_that_are_lost";
+fn finds_lost_updates() {
+    const TEST: &str = "finds_lost_updates";
     if let Some(seed) = seed(TEST) {
         let count = AtomicU32::new(0);
         let (_, report) = run(seed, || {
@@ -59,11 +59,11 @@ fn updates_that_are_lost() {
     }
 }
 
-/// Goal: locks lock, conditions and futexes wake, channels and unparks arrive; whoever waits for a time has it; and
-/// that takes none.
+/// Goal: locks exclude, condition variables and futexes wake, messages and unparks arrive, and timed waits take virtual
+/// time only.
 #[test]
-fn all_that_waits() {
-    const TEST: &str = "all_that_waits";
+fn every_wait_ends() {
+    const TEST: &str = "every_wait_ends";
     let Some(seed) = seed(TEST) else {
         for seed in 0..20 {
             let output = process(TEST, seed);
@@ -118,11 +118,11 @@ fn all_that_waits() {
     assert!(started.elapsed() < std::time::Duration::from_secs(60), "{report}");
 }
 
-/// Goal: a deadlock ends the process, and says which thread waits for what, and by which seed.
-/// Method: two threads take two locks in opposite orders; some runs get through.
+/// Goal: a deadlock ends the process, with a report of the seed and of the object that each thread waits for.
+/// Method: two threads lock two mutexes in opposite orders; some runs succeed.
 #[test]
-fn a_deadlock_is_told() {
-    const TEST: &str = "a_deadlock_is_told";
+fn reports_a_deadlock() {
+    const TEST: &str = "reports_a_deadlock";
     if let Some(seed) = seed(TEST) {
         run(seed, || {
             let (one, two) = (Mutex::new(()), Mutex::new(()));
@@ -134,23 +134,23 @@ fn a_deadlock_is_told() {
         return;
     }
     let outputs: Vec<Output> = (0..30).map(|seed| process(TEST, seed)).collect();
-    let told: Vec<_> = outputs.iter().filter(|output| !output.status.success()).collect();
-    assert!(!told.is_empty() && told.len() < outputs.len(), "{} of 30", told.len());
-    for output in told {
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains("waits for ever") && said.matches("a mutex").count() == 2, "{said}");
+    let failed: Vec<_> = outputs.iter().filter(|output| !output.status.success()).collect();
+    assert!(!failed.is_empty() && failed.len() < outputs.len(), "{} of 30", failed.len());
+    for output in failed {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("deadlocks") && text.matches("a mutex").count() == 2, "{text}");
     }
 }
 
-/// Goal: a panic comes out of the run as it does out of the thread, and the seed is told.
+/// Goal: a panic propagates from the thread through the run, and the seed is printed.
 #[test]
-fn panics_come_out() {
-    const TEST: &str = "panics_come_out";
+fn propagates_panics() {
+    const TEST: &str = "propagates_panics";
     if let Some(seed) = seed(TEST) {
         run(seed, || thread::spawn(move || assert_eq!(seed, 0, "at last")).join().unwrap());
         return;
     }
     let output = process(TEST, 77);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("seed 77 panicked"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("seed 77 panicked"), "{text}");
 }

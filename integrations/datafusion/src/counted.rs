@@ -1,4 +1,4 @@
-//! A store that counts what is asked of it.
+//! A store that counts its requests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-/// A store whose reads are its own; all else the store below does.
+/// Implements `ObjectStore` with given reads; all other calls go to the underlying store.
 macro_rules! implement {
     ($store:ty, $($reads:tt)*) => {
         #[async_trait]
@@ -60,7 +60,7 @@ macro_rules! implement {
 }
 pub(crate) use implement;
 
-/// Requests for bytes or metadata, and the bytes that were asked for.
+/// Number of requests for bytes or metadata, and of requested bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     pub requests: u64,

@@ -1,4 +1,4 @@
-//! A table of sales in Parquet files, from a seed, and what is asked of it.
+//! The benchmark's data and queries: a table of sales in Parquet files, generated from a seed.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
 const ROWS_OF_BATCH: usize = 65_536;
-/// About 64 bytes a row, most of which can't be compressed.
+/// About 64 bytes per row, most of them incompressible.
 const BATCHES_OF_FILE: usize = 16;
 pub const PREFIX: &str = "sales";
 
@@ -35,7 +35,7 @@ fn batch(random: &mut Random, first: i64) -> RecordBatch {
     let rows = ROWS_OF_BATCH as i64;
     let day = |row: i64| (19_000 + (first + row) / 40_000) as i32;
     let mut floats = |end: u64| -> ArrayRef {
-        // Sums of them, and of their products, are exact, in whatever order.
+        // Sums of these values and of their products are exact in any order.
         let one = || random.below(end << 6) as f64 / 64.0;
         Arc::new(Float64Array::from_iter_values(std::iter::repeat_with(one).take(ROWS_OF_BATCH)))
     };
@@ -57,7 +57,7 @@ fn batch(random: &mut Random, first: i64) -> RecordBatch {
     RecordBatch::try_from_iter(columns).expect("columns of one length")
 }
 
-/// Puts files of about so many bytes altogether; how many there are of both.
+/// Writes files of about `bytes` bytes in total; returns the numbers of files and bytes.
 pub async fn put(
     store: &dyn ObjectStore,
     bytes: u64,
@@ -83,7 +83,7 @@ pub async fn put(
     Ok((files, written))
 }
 
-/// Dashboards, look-ups, reports and exports.
+/// The queries: dashboards, look-ups, reports and exports.
 pub const QUERIES: [&str; 20] = [
     "select count(*) from sales",
     "select min(day), max(day), min(id), max(id) from sales",

@@ -1,5 +1,5 @@
-//! foyer's cache in memory as a store: pages by path and number, as Millpond's are; neighbouring pages that
-//! are missing are one request.
+//! An object store with foyer's in-memory cache: pages by path and number, as in Millpond. Neighbouring missing pages are one
+//! request.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,7 +31,7 @@ impl Hash for Key {
     }
 }
 
-/// A key without its memory.
+/// A borrowed key, for lookups without an allocation.
 #[derive(Hash)]
 struct Asked<'a>(&'a str, u64);
 
@@ -41,7 +41,7 @@ impl Equivalent<Key> for Asked<'_> {
     }
 }
 
-/// A store that keeps pages in foyer's cache.
+/// A store that caches pages in foyer's cache.
 pub struct Foyer {
     store: Arc<dyn ObjectStore>,
     cache: Cache<Key, Bytes>,
@@ -57,14 +57,14 @@ impl Foyer {
         Foyer { store, cache, metas: Mutex::default() }
     }
 
-    /// Pages `run` from the store, into the cache.
+    /// Fetches the pages `run` from the store into the cache.
     async fn bring(&self, at: &Path, run: Range<u64>) -> Result<(Vec<Bytes>, ObjectMeta)> {
         let range = run.start * PAGE_BYTES..run.end * PAGE_BYTES;
         let answer = self.store.get_opts(at, GetOptions::new().with_range(Some(range))).await?;
         let meta = answer.meta.clone();
         self.metas.lock().unwrap().insert(at.clone(), meta.clone());
         let bytes = answer.bytes().await?;
-        // Memory of its own, that it counts.
+        // A copy, so that the cache accounts for exactly this memory.
         let pages = bytes.chunks(PAGE_BYTES as usize).map(Bytes::copy_from_slice);
         let pages: Vec<Bytes> = pages.collect();
         for (number, page) in run.zip(&pages) {

@@ -1,8 +1,8 @@
-//! DataFusion asks 20 questions of Parquet files on an S3 server, twice: without a cache, with Millpond's, and
-//! with foyer's of the same limit. Run by `scripts/store-server minio`, which gives the server.
+//! Runs 20 DataFusion queries on Parquet files on an S3 server, twice: without a cache, with Millpond's, and with foyer's of
+//! the same limit. `scripts/store-server minio` starts the server and runs it.
 //!
-//! All take turns; each answer is held against the others'. What is told: for each question its time, requests
-//! and bytes, and of the rounds the medians of the ratios.
+//! The variants alternate, and their results are compared. Prints time, requests and bytes of each query, and the medians of
+//! the ratios of the rounds.
 
 mod counted;
 mod data;
@@ -27,10 +27,10 @@ struct Args {
     /// Bytes of Parquet
     #[arg(long, default_value_t = 1 << 30)]
     bytes: u64,
-    /// Times that each takes its turn
+    /// Number of runs of each variant
     #[arg(long, default_value_t = 3)]
     turns: usize,
-    /// Bytes that either cache may have
+    /// Memory limit of each cache, in bytes
     #[arg(long, default_value_t = 2 << 30)]
     limit: u64,
 }
@@ -38,20 +38,20 @@ struct Args {
 const ENGINES: [&str; 3] = ["none", "millpond", "foyer"];
 
 #[derive(Clone, Default)]
-struct Asked {
+struct QueryCost {
     seconds: f64,
     counts: Counts,
 }
 
-/// What one engine took: by round and question.
-type Turn = [Vec<Asked>; 2];
+/// Costs of one run of a variant: by round and query.
+type EngineRun = [Vec<QueryCost>; 2];
 
 fn s3(bucket: &str) -> Done<Arc<dyn ObjectStore>> {
     let s3 = AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true);
     Ok(Arc::new(s3.build()?))
 }
 
-async fn turn(engine: &str, bucket: &str, limit: u64, answers: &mut Vec<String>) -> Done<Turn> {
+async fn run_engine(engine: &str, bucket: &str, limit: u64, answers: &mut Vec<String>) -> Done<EngineRun> {
     let counted = Counted::new(s3(bucket)?);
     let below: Arc<dyn ObjectStore> = Arc::clone(&counted) as _;
     let store: Arc<dyn ObjectStore> = match engine {
@@ -71,7 +71,7 @@ async fn turn(engine: &str, bucket: &str, limit: u64, answers: &mut Vec<String>)
             let (before, begun) = (counted.counts(), Instant::now());
             let batches = context.sql(query).await?.collect().await?;
             let seconds = begun.elapsed().as_secs_f64();
-            round.push(Asked { seconds, counts: counted.counts() - before });
+            round.push(QueryCost { seconds, counts: counted.counts() - before });
             let answer = pretty_format_batches(&batches)?.to_string();
             match answers.get(number) {
                 Some(known) => assert_eq!(*known, answer, "{engine}: {query}"),
@@ -82,8 +82,8 @@ async fn turn(engine: &str, bucket: &str, limit: u64, answers: &mut Vec<String>)
     Ok(rounds)
 }
 
-fn total(round: &[Asked]) -> Asked {
-    round.iter().fold(Asked::default(), |mut sum, one| {
+fn total(round: &[QueryCost]) -> QueryCost {
+    round.iter().fold(QueryCost::default(), |mut sum, one| {
         sum.seconds += one.seconds;
         sum.counts.requests += one.counts.requests;
         sum.counts.bytes += one.counts.bytes;
@@ -96,9 +96,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn told(asked: &Asked) -> String {
-    let mib = asked.counts.bytes as f64 / (1 << 20) as f64;
-    format!("{:.3} s, {}, {mib:.1}", asked.seconds, asked.counts.requests)
+fn format_cell(cost: &QueryCost) -> String {
+    let mib = cost.counts.bytes as f64 / (1 << 20) as f64;
+    format!("{:.3} s, {}, {mib:.1}", cost.seconds, cost.counts.requests)
 }
 
 #[tokio::main]
@@ -106,26 +106,26 @@ async fn main() -> Done<()> {
     let args = Args::parse();
     let bucket = std::env::var("MILLPOND_STORE_BUCKET")?;
     let (files, bytes) = data::put(&*s3(&bucket)?, args.bytes).await?;
-    println!("{files} files, {bytes} bytes; either cache may have {} bytes", args.limit);
+    println!("{files} files, {bytes} bytes; limit of each cache {} bytes", args.limit);
     let mut answers = Vec::new();
-    // What the server and the kernel keep of the files is the same for all.
-    turn("none", &bucket, args.limit, &mut answers).await?;
-    let mut turns: [Vec<Turn>; 3] = Default::default();
+    // A first run, so that the caches of the server and the kernel are the same for all runs.
+    run_engine("none", &bucket, args.limit, &mut answers).await?;
+    let mut turns: [Vec<EngineRun>; 3] = Default::default();
     for number in 0..args.turns {
         for place in 0..ENGINES.len() {
             // A B C, C B A.
             let engine = if number % 2 == 0 { place } else { ENGINES.len() - 1 - place };
-            turns[engine].push(turn(ENGINES[engine], &bucket, args.limit, &mut answers).await?);
+            turns[engine].push(run_engine(ENGINES[engine], &bucket, args.limit, &mut answers).await?);
         }
     }
     for round in 0..2 {
-        println!("\nround {}: seconds, requests, MiB fetched (the last turn)\n", round + 1);
-        println!("| question | {} |\n|---|---|---|---|", ENGINES.join(" | "));
+        println!("\nround {}: seconds, requests, MiB fetched (the last run)\n", round + 1);
+        println!("| query | {} |\n|---|---|---|---|", ENGINES.join(" | "));
         for question in 0..data::QUERIES.len() {
-            let cells = turns.iter().map(|turns| told(&turns[args.turns - 1][round][question]));
+            let cells = turns.iter().map(|turns| format_cell(&turns[args.turns - 1][round][question]));
             println!("| {} | {} |", question + 1, cells.collect::<Vec<_>>().join(" | "));
         }
-        let sums = turns.iter().map(|turns| told(&total(&turns[args.turns - 1][round])));
+        let sums = turns.iter().map(|turns| format_cell(&total(&turns[args.turns - 1][round])));
         println!("| all | {} |", sums.collect::<Vec<_>>().join(" | "));
         for other in [0, 2] {
             let pairs = || turns[1].iter().zip(&turns[other]);

@@ -1,8 +1,8 @@
-//! The cache of objects against foyer's in memory, under the same interface and limit, and against no cache.
+//! Benchmark of the object cache: against foyer's in-memory cache with the same interface and limit, and against no cache.
 //!
-//! Each figure is of pairs of slices in the order A B B A: the median of their ratios, with quartiles.
+//! Slices run in pairs, in the order A B B A. Each result is the median of the pairs' ratios, with quartiles.
 
-mod peer;
+mod foyer;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use object_store::path::Path;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use crate::peer::{Foyer, PAGE_BYTES};
+use crate::foyer::{Foyer, PAGE_BYTES};
 
 const OBJECTS: u64 = 128;
 const OBJECT_BYTES: u64 = 1 << 20;
@@ -58,7 +58,7 @@ impl Random {
     }
 }
 
-/// Nanoseconds for a read, from so many threads for a while.
+/// Nanoseconds per read, with `threads` threads that read for `length`.
 fn slice(threads: u64, length: Duration, read: &(impl Fn(&mut Random, &[Path]) + Sync)) -> f64 {
     let (reads, barrier) = (AtomicU64::new(0), Barrier::new(threads as usize));
     let paths: Vec<Path> = (0..OBJECTS).map(path).collect();
@@ -83,7 +83,7 @@ fn slice(threads: u64, length: Duration, read: &(impl Fn(&mut Random, &[Path]) +
     longest.as_nanos() as f64 * threads as f64 / reads.load(Relaxed) as f64
 }
 
-/// A future that makes nobody wait.
+/// The result of a future that is ready at its first poll.
 fn now<T>(future: impl Future<Output = T>) -> T {
     futures_util::FutureExt::now_or_never(future).expect("it is cached")
 }
@@ -96,7 +96,7 @@ fn reader(store: &impl ObjectStore) -> impl Fn(&mut Random, &[Path]) + Sync {
     }
 }
 
-/// What is read is looked at: a line of the processor's cache at a time.
+/// Loads every cache line of the bytes.
 fn look_at(bytes: &[u8]) {
     assert_eq!(bytes.len() as u64, READ_BYTES);
     std::hint::black_box(bytes.iter().step_by(64).fold(0u8, |sum, byte| sum.wrapping_add(*byte)));
@@ -107,7 +107,7 @@ fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
 }
 
-/// Medians of both, and of the ratios of what the second needs to what the first does.
+/// Medians of both times, and quartiles of the ratios of the second to the first.
 fn compare(
     pairs: usize,
     first: impl Fn() -> f64,
@@ -170,7 +170,7 @@ async fn hits(pairs: usize, length: Duration) {
     assert_eq!(ours.stats().requests, requests, "all were hits");
 }
 
-/// Reads all objects once, several at a time, as a query engine does: the end of each, then ranges.
+/// Reads all objects once, several at a time, as a query engine does: the end of each object, then ranges.
 async fn first_round(store: &dyn ObjectStore) -> Duration {
     let began = Instant::now();
     stream::iter(0..OBJECTS)
@@ -188,7 +188,7 @@ async fn first_round(store: &dyn ObjectStore) -> Duration {
 async fn misses(pairs: usize) {
     let config =
         ThrottleConfig { wait_get_per_call: Duration::from_millis(3), ..Default::default() };
-    let far = peer::Counted::new(ThrottledStore::new(filled().await, config));
+    let far = foyer::Counted::new(ThrottledStore::new(filled().await, config));
     let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     let mut requests = [0, 0];
     for pair in 0..pairs {

@@ -2,7 +2,7 @@
 //!
 //! The program counts in a memory file of ours (`told`, and the preload library's `report::tally`). Who looks at it
 //! when the program has ended is this process where it stays as its parent; else one that it leaves behind before
-//! it execs (`millpond_aside`), which sleeps until then. That one costs the start of a run 0.3 ms, holds
+//! it execs (`millpond_exit_watcher`), which sleeps until then. That one costs the start of a run 0.3 ms, holds
 //! standard error as long as the program does and no longer, and is nobody's child. It is not there where no process can be had
 //! (`pids.max`, RLIMIT_NPROC), nor beside a program that takes in orphans, which would have it for a child.
 //! Then there is no line if the program is killed.
@@ -62,9 +62,10 @@ impl Tally {
         let direct = self.direct;
         // Whether or not: the program is to run.
         let sign_at = (LOADED * WORD_BYTES) as i64;
-        let _ = millpond_aside::leave(own.as_fd(), self.file.as_fd(), sign_at, move |file| {
-            Self { file: File::from(file), direct }.say();
-        });
+        let _ =
+            millpond_exit_watcher::spawn(own.as_fd(), self.file.as_fd(), sign_at, move |file| {
+                Self { file: File::from(file), direct }.say();
+            });
     }
 
     /// The program has ended: says the line if it has not.

@@ -1,41 +1,41 @@
-//! Which pages are where in the file of the tier, in memory.
+//! In-memory index of the pages in the tier's file.
 //!
-//! A table of places, open addressing with linear probing: a place that is taken out is filled by those behind
-//! it, so a search ends at the first free one. All of it is allocated once.
+//! A hash table of page numbers with open addressing and linear probing. A removal moves later entries back, so a search
+//! ends at the first free bucket. All memory is allocated at creation.
 //!
-//! - **X1** What is found is a hint: its bytes are looked at (layout.L1). So a hash that two pages share
-//!   costs a miss, and nobody else is kept from overwriting what is being read.
+//! - **X1** A result is a hint: the reader verifies the page's checksum (layout.L1). So two pages with the same hash cost
+//!   a miss, and the writer may overwrite a page while it is being read.
 
 use std::sync::Mutex;
 
 use crate::disk::layout::{Entry, Layout, PageId};
 
 const FREE: u32 = u32::MAX;
-/// Of three ways two are taken at most.
-const WAYS_PER_PLACE_HALVES: usize = 3;
+/// Buckets per two pages: at most two thirds of the buckets are in use.
+const BUCKETS_PER_TWO_PAGES: usize = 3;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
     hash: u64,
     checksum: u64,
     location: u32,
-    is_there: bool,
+    is_present: bool,
     /// Read since it was written.
     is_used: bool,
 }
 
-/// A page that was found.
+/// Where a page is in the file, and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub(crate) place: u32,
+pub(crate) struct PageLocation {
+    pub(crate) page_number: u32,
     pub(crate) checksum: u64,
 }
 
 #[derive(Debug)]
 struct Table {
-    ways: Box<[u32]>,
+    buckets: Box<[u32]>,
     pages: Box<[Page]>,
-    /// How many pages are there of the locations of each hash.
+    /// Number of stored pages by hash of the object name.
     locations: Box<[u32]>,
     count: usize,
 }
@@ -46,28 +46,28 @@ pub(crate) struct Index {
     slots: u32,
 }
 
-fn ways(places: usize) -> usize {
-    places * WAYS_PER_PLACE_HALVES / 2 + 1
+fn buckets(page_count: usize) -> usize {
+    page_count * BUCKETS_PER_TWO_PAGES / 2 + 1
 }
 
-fn location_counts(places: usize) -> usize {
-    places / 4 + 1
+fn location_counts(page_count: usize) -> usize {
+    page_count / 4 + 1
 }
 
 impl Index {
-    /// The memory that it takes.
+    /// Memory of an index.
     pub(crate) fn bytes(layout: &Layout) -> u64 {
-        let places = layout.places();
-        let numbers = (ways(places) + location_counts(places)) * size_of::<u32>();
-        (numbers + places * size_of::<Page>()) as u64
+        let page_count = layout.page_count();
+        let numbers = (buckets(page_count) + location_counts(page_count)) * size_of::<u32>();
+        (numbers + page_count * size_of::<Page>()) as u64
     }
 
     pub(crate) fn new(layout: &Layout) -> Index {
-        let places = layout.places();
+        let page_count = layout.page_count();
         let table = Table {
-            ways: vec![FREE; ways(places)].into(),
-            pages: vec![Page::default(); places].into(),
-            locations: vec![0; location_counts(places)].into(),
+            buckets: vec![FREE; buckets(page_count)].into(),
+            pages: vec![Page::default(); page_count].into(),
+            locations: vec![0; location_counts(page_count)].into(),
             count: 0,
         };
         Index { table: Mutex::new(table), slots: layout.slots }
@@ -79,63 +79,65 @@ impl Index {
 
     pub(crate) fn has(&self, id: &PageId) -> bool {
         let table = self.table();
-        table.way_of(id.hash()).is_ok()
+        table.bucket_of(id.hash()).is_ok()
     }
 
-    /// Where a page is, to be read.
-    pub(crate) fn use_page(&self, id: &PageId) -> Option<Found> {
+    /// Finds a page that the caller is about to read, and marks it used.
+    pub(crate) fn use_page(&self, id: &PageId) -> Option<PageLocation> {
         let mut table = self.table();
-        let way = table.way_of(id.hash()).ok()?;
-        let place = table.ways[way];
-        let page = &mut table.pages[place as usize];
+        let bucket = table.bucket_of(id.hash()).ok()?;
+        let page_number = table.buckets[bucket];
+        let page = &mut table.pages[page_number as usize];
         page.is_used = true;
-        Some(Found { place, checksum: page.checksum })
+        Some(PageLocation { page_number, checksum: page.checksum })
     }
 
-    /// How many pages there are of a location, and of others that have its hash.
-    pub(crate) fn pages_at(&self, location: u32) -> u32 {
+    /// Number of stored pages of an object name, and of other names with the same hash.
+    pub(crate) fn pages_of_location(&self, location: u32) -> u32 {
         let table = self.table();
         table.locations[location as usize % table.locations.len()]
     }
 
-    /// Enters what was written to a chunk, from its first slot on.
+    /// Inserts the pages that were written to a chunk, from its first slot on.
     pub(crate) fn insert(&self, chunk: u32, entries: &[Entry]) {
         let mut table = self.table();
-        for (place, entry) in (chunk * self.slots..).zip(entries) {
+        for (page_number, entry) in (chunk * self.slots..).zip(entries) {
             let hash = entry.id.hash();
-            if let Ok(way) = table.way_of(hash) {
-                // Written twice; or the hash is another page's, too (X1).
-                table.take_out(way);
+            if let Ok(bucket) = table.bucket_of(hash) {
+                // The page was written before, or another page has the same hash (X1).
+                table.remove_bucket(bucket);
             }
-            table.take_out_place(place);
-            table.insert(place, hash, entry);
+            table.remove_page_number(page_number);
+            table.insert(page_number, hash, entry);
         }
     }
 
-    /// Takes all pages of a chunk out: it is going to be overwritten.
+    /// Removes all pages of a chunk, before it is overwritten.
     pub(crate) fn remove_chunk(&self, chunk: u32) {
         let mut table = self.table();
         (chunk * self.slots..(chunk + 1) * self.slots)
-            .for_each(|place| table.take_out_place(place));
+            .for_each(|page_number| table.remove_page_number(page_number));
     }
 
-    /// Takes a page out whose bytes are wrong; whether it was there still.
-    pub(crate) fn remove(&self, id: &PageId, found: Found) -> bool {
+    /// Removes a page with wrong bytes. Returns whether the index still had it at that location.
+    pub(crate) fn remove(&self, id: &PageId, found: PageLocation) -> bool {
         let mut table = self.table();
-        let Ok(way) = table.way_of(id.hash()) else { return false };
-        let place = table.ways[way];
-        let is_it = (Found { place, checksum: table.pages[place as usize].checksum }) == found;
+        let Ok(bucket) = table.bucket_of(id.hash()) else { return false };
+        let page_number = table.buckets[bucket];
+        let is_it =
+            (PageLocation { page_number, checksum: table.pages[page_number as usize].checksum })
+                == found;
         if is_it {
-            table.take_out(way);
+            table.remove_bucket(bucket);
         }
         is_it
     }
 
-    /// The slots of a chunk whose pages were read.
+    /// The slots of a chunk whose pages were read since they were written.
     pub(crate) fn used(&self, chunk: u32) -> Vec<usize> {
         let (table, first) = (self.table(), (chunk * self.slots) as usize);
         let pages = &table.pages[first..first + self.slots as usize];
-        let used = pages.iter().enumerate().filter(|(_, page)| page.is_there && page.is_used);
+        let used = pages.iter().enumerate().filter(|(_, page)| page.is_present && page.is_used);
         used.map(|(slot, _)| slot).collect()
     }
 
@@ -146,63 +148,63 @@ impl Index {
 
 impl Table {
     fn home(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.ways.len() as u128) >> 64) as usize
+        ((u128::from(hash) * self.buckets.len() as u128) >> 64) as usize
     }
 
-    fn next(&self, way: usize) -> usize {
-        if way + 1 == self.ways.len() { 0 } else { way + 1 }
+    fn next(&self, bucket: usize) -> usize {
+        if bucket + 1 == self.buckets.len() { 0 } else { bucket + 1 }
     }
 
-    /// Where a hash is, or else would be.
-    fn way_of(&self, hash: u64) -> Result<usize, usize> {
-        let mut way = self.home(hash);
-        while self.ways[way] != FREE {
-            if self.pages[self.ways[way] as usize].hash == hash {
-                return Ok(way);
+    /// The bucket of a hash, or the free one where it would be inserted.
+    fn bucket_of(&self, hash: u64) -> Result<usize, usize> {
+        let mut bucket = self.home(hash);
+        while self.buckets[bucket] != FREE {
+            if self.pages[self.buckets[bucket] as usize].hash == hash {
+                return Ok(bucket);
             }
-            way = self.next(way);
+            bucket = self.next(bucket);
         }
-        Err(way)
+        Err(bucket)
     }
 
-    fn insert(&mut self, place: u32, hash: u64, entry: &Entry) {
-        let Err(way) = self.way_of(hash) else { return };
+    fn insert(&mut self, page_number: u32, hash: u64, entry: &Entry) {
+        let Err(bucket) = self.bucket_of(hash) else { return };
         let location = entry.id.object.location;
-        self.ways[way] = place;
-        self.pages[place as usize] =
-            Page { hash, checksum: entry.checksum, location, is_there: true, is_used: false };
+        self.buckets[bucket] = page_number;
+        self.pages[page_number as usize] =
+            Page { hash, checksum: entry.checksum, location, is_present: true, is_used: false };
         let at = location as usize % self.locations.len();
         self.locations[at] += 1;
         self.count += 1;
     }
 
-    fn take_out_place(&mut self, place: u32) {
-        let page = self.pages[place as usize];
-        if page.is_there
-            && let Ok(way) = self.way_of(page.hash)
+    fn remove_page_number(&mut self, page_number: u32) {
+        let page = self.pages[page_number as usize];
+        if page.is_present
+            && let Ok(bucket) = self.bucket_of(page.hash)
         {
-            self.take_out(way);
+            self.remove_bucket(bucket);
         }
     }
 
-    fn take_out(&mut self, mut free: usize) {
-        let page = std::mem::take(&mut self.pages[self.ways[free] as usize]);
+    fn remove_bucket(&mut self, mut free: usize) {
+        let page = std::mem::take(&mut self.pages[self.buckets[free] as usize]);
         let at = page.location as usize % self.locations.len();
         self.locations[at] -= 1;
         self.count -= 1;
-        // What lies behind moves up, unless that were before its home.
-        let mut way = self.next(free);
-        while self.ways[way] != FREE {
-            let home = self.home(self.pages[self.ways[way] as usize].hash);
-            let len = self.ways.len();
+        // Later entries move back, unless that would place them before their home bucket.
+        let mut bucket = self.next(free);
+        while self.buckets[bucket] != FREE {
+            let home = self.home(self.pages[self.buckets[bucket] as usize].hash);
+            let len = self.buckets.len();
             let distance = |from: usize, to: usize| (to + len - from) % len;
-            if distance(home, way) >= distance(free, way) {
-                self.ways[free] = self.ways[way];
-                free = way;
+            if distance(home, bucket) >= distance(free, bucket) {
+                self.buckets[free] = self.buckets[bucket];
+                free = bucket;
             }
-            way = self.next(way);
+            bucket = self.next(bucket);
         }
-        self.ways[free] = FREE;
+        self.buckets[free] = FREE;
     }
 }
 
@@ -218,10 +220,11 @@ mod tests {
         Entry { id: PageId { object, page: number % 3 }, checksum: number }
     }
 
-    /// Goal: what was entered last is found, where it is, until it is taken out; after any sequence of
-    /// chunks written, overwritten and pages found to be wrong, against a map.
+    /// Goal: each page is found at its last location until it is removed, after any sequence of written chunks,
+    /// overwritten chunks and removed pages.
+    /// Method: random operations, compared with a map.
     #[test]
-    fn a_table_is_a_map() {
+    fn the_index_matches_a_map() {
         let layout = Layout::new(1 << 20, 4096).unwrap();
         let index = Index::new(&layout);
         let slots = u64::from(layout.slots);
@@ -236,7 +239,7 @@ mod tests {
                 0 => {
                     let number = next(600);
                     let found = index.use_page(&entry(number).id);
-                    assert_eq!(found.map(|found| found.place), model.get(&number).copied());
+                    assert_eq!(found.map(|found| found.page_number), model.get(&number).copied());
                     let found = found.filter(|found| found.checksum == number);
                     if let Some(found) = found.filter(|_| next(2) == 0) {
                         assert!(index.remove(&entry(number).id, found));
@@ -247,7 +250,7 @@ mod tests {
                 _ => {
                     let chunk = next(layout.chunks.into()) as u32;
                     index.remove_chunk(chunk);
-                    model.retain(|_, place| *place / layout.slots != chunk);
+                    model.retain(|_, page_number| *page_number / layout.slots != chunk);
                     let first = next(600);
                     let numbers = first..first + next(slots + 1);
                     let entries: Vec<_> = numbers.clone().map(entry).collect();
@@ -264,11 +267,11 @@ mod tests {
             index.remove_chunk(chunk);
         }
         assert_eq!(index.count(), 0);
-        assert!((0..300).all(|location| index.pages_at(location) == 0));
+        assert!((0..300).all(|location| index.pages_of_location(location) == 0));
     }
 
     #[test]
-    fn what_is_read_counts_as_used_until_it_is_written_anew() {
+    fn a_read_page_counts_as_used_until_it_is_rewritten() {
         let index = Index::new(&Layout::new(1 << 20, 4096).unwrap());
         let entries: Vec<_> = (0..8).map(entry).collect();
         index.insert(2, &entries);
@@ -276,6 +279,6 @@ mod tests {
         assert_eq!((index.used(2), index.used(1)), (vec![5], vec![]));
         index.insert(1, &entries[5..6]);
         assert_eq!((index.used(2), index.used(1)), (vec![], vec![]));
-        assert!(index.pages_at(1) >= 3 && index.has(&entries[5].id));
+        assert!(index.pages_of_location(1) >= 3 && index.has(&entries[5].id));
     }
 }

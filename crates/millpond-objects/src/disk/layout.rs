@@ -1,4 +1,4 @@
-//! What is where in the file of the tier, and how bytes are believed.
+//! Layout of the tier's file, and the checksums of its parts.
 //!
 //! ```text
 //!   head: magic, sizes, checksum | chunk 0 | chunk 1 | ...
@@ -6,29 +6,29 @@
 //!   entry:  object, page, checksum of its bytes, location
 //! ```
 //!
-//! - **L1** A page's checksum is of its bytes, seeded by object and page. So bytes of another page, object or
-//!   version, or half of them, are wrong bytes, whatever a header says.
-//! - **L2** A header's checksum is seeded by its place: a chunk that lies elsewhere is none.
-//! - **L3** An object is a hash of 128 bits of store, location, version and size: what names its bytes.
+//! - **L1** The checksum of a page is seeded by object and page number. So the bytes of another page, object or version,
+//!   and a torn page, have a wrong checksum, even if the header is right.
+//! - **L2** The checksum of a header is seeded by its chunk number: a header at another chunk's position is invalid.
+//! - **L3** An object is identified by a 128-bit hash of store, location, ETag, version and size.
 
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-/// What direct I/O wants.
+/// Alignment of direct I/O.
 pub(crate) const ALIGN_BYTES: u64 = 4096;
-/// Before the first chunk.
+/// Size of the file's head, before the first chunk.
 pub(crate) const HEAD_BYTES: u64 = ALIGN_BYTES;
-/// Of the form, the last digits.
+/// The last byte is the version of the format.
 const HEAD_MAGIC: &[u8; 8] = b"MPobj\0\0\x01";
 const CHUNK_MAGIC: &[u8; 8] = b"MPchk\0\0\x01";
-/// Of pages in a chunk, so one write: large enough for any device. Chosen, not measured.
+/// Most page bytes of a chunk, and so of a write: large enough for any device. Untuned.
 const CHUNK_BYTES_MAX: u64 = 1 << 20;
-/// What is dropped at once is at most about such a part of all.
+/// A chunk, which is dropped as a whole, is at most about this fraction of the file.
 const CHUNKS_MIN: u64 = 64;
 const SLOTS_MIN: u64 = 8;
 const PREFIX_BYTES: usize = 32;
 const ENTRY_BYTES: usize = 40;
 
-/// Sizes that the options make.
+/// Sizes of the file's parts, computed from the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) page_bytes: u64,
@@ -37,22 +37,22 @@ pub(crate) struct Layout {
     pub(crate) chunks: u32,
 }
 
-/// An object of one version (L3), and where it lies.
+/// Identity of an object version (L3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Object {
     pub(crate) id: u128,
-    /// A hash of its location.
+    /// Hash of the object's name.
     pub(crate) location: u32,
 }
 
-/// A page of an object.
+/// Identity of a page of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageId {
     pub(crate) object: Object,
     pub(crate) page: u64,
 }
 
-/// A page as a header has it.
+/// A page's entry in a chunk header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) id: PageId,
@@ -60,13 +60,13 @@ pub(crate) struct Entry {
 }
 
 impl Layout {
-    /// For a file of so many bytes; `None`: too few.
+    /// Layout of a file of at most `bytes` bytes. `None`: the file would be too small.
     pub(crate) fn new(bytes: u64, page_bytes: u64) -> Option<Layout> {
         let slots =
             (bytes / CHUNKS_MIN / page_bytes).clamp(SLOTS_MIN, CHUNK_BYTES_MAX / page_bytes);
         let layout = Layout { page_bytes, slots: slots as u32, chunks: 0 };
         let chunks = bytes.saturating_sub(HEAD_BYTES) / layout.chunk_bytes();
-        // A page has a number of 32 bits.
+        // Page numbers have 32 bits.
         let chunks = chunks.min(u64::from(u32::MAX - 1) / slots) as u32;
         (chunks >= 4).then_some(Layout { chunks, ..layout })
     }
@@ -88,18 +88,18 @@ impl Layout {
         HEAD_BYTES + u64::from(chunk) * self.chunk_bytes()
     }
 
-    /// Pages in all, which are numbered from 0 on.
-    pub(crate) fn places(&self) -> usize {
+    /// Number of pages in the file; they are numbered from 0.
+    pub(crate) fn page_count(&self) -> usize {
         self.chunks as usize * self.slots as usize
     }
 
-    pub(crate) fn page_offset(&self, place: u32) -> u64 {
-        let (chunk, slot) = (place / self.slots, place % self.slots);
+    pub(crate) fn page_offset(&self, page_number: u32) -> u64 {
+        let (chunk, slot) = (page_number / self.slots, page_number % self.slots);
         let pages = u64::from(slot) * self.page_bytes;
         self.chunk_offset(chunk) + self.header_bytes() as u64 + pages
     }
 
-    /// The first block of the file.
+    /// Writes the file's head into a block.
     pub(crate) fn write_head(&self, block: &mut [u8]) {
         block.fill(0);
         block[..8].copy_from_slice(HEAD_MAGIC);
@@ -109,14 +109,14 @@ impl Layout {
         block[24..32].copy_from_slice(&checksum.to_le_bytes());
     }
 
-    /// Whether a file that begins so has chunks as these.
+    /// Whether a block is the head of a file with this page size and chunk size.
     pub(crate) fn is_head(&self, block: &[u8]) -> bool {
         let mut expected = [0; 32];
         self.write_head(&mut expected);
         block.get(..32) == Some(&expected)
     }
 
-    /// The header of a chunk.
+    /// Writes the header of a chunk.
     pub(crate) fn write_header(
         &self,
         header: &mut [u8],
@@ -139,7 +139,7 @@ impl Layout {
         header[24..32].copy_from_slice(&checksum.to_le_bytes());
     }
 
-    /// Sequence and entries of a header; `None`: it is none of this place, or not whole (L2).
+    /// Sequence number and entries of a header. `None`: the header is damaged or of another chunk (L2).
     pub(crate) fn read_header(&self, header: &[u8], chunk: u32) -> Option<(u64, Vec<Entry>)> {
         let mut copy = header.get(..self.header_bytes())?.to_vec();
         let number = |at: &[u8]| u64::from_le_bytes(at[..8].try_into().expect("8 bytes"));
@@ -163,13 +163,13 @@ impl Layout {
     }
 }
 
-/// With the place of the checksum zero.
+/// Checksum of a header whose checksum field is zero.
 fn header_checksum(header: &[u8], chunk: u32) -> u64 {
     XxHash3_64::oneshot_with_seed(u64::from(chunk) + 1, header)
 }
 
 impl Object {
-    /// Each part of the name goes with its length, so that none runs into the next.
+    /// Hashes each part of the name with its length, so that different splits differ.
     pub(crate) fn new(store: &str, location: &str, tags: [Option<&str>; 2], size: u64) -> Object {
         let mut name = Vec::with_capacity(128);
         for part in [Some(store), Some(location), tags[0], tags[1]] {
@@ -195,7 +195,7 @@ impl PageId {
         XxHash3_64::oneshot(&bytes)
     }
 
-    /// L1.
+    /// Checksum of the page's bytes (L1).
     pub(crate) fn checksum(&self, bytes: &[u8]) -> u64 {
         let seed = (self.object.id >> 64) as u64 ^ self.page.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         XxHash3_64::oneshot_with_seed(seed, bytes)
@@ -211,9 +211,9 @@ mod tests {
         PageId { object: Object::new("store", "a/b", tags, 100_000), page }
     }
 
-    /// Goal: a header with any byte changed, or at another place, is none.
+    /// Goal: a header with any byte changed, or read as another chunk's, is rejected.
     #[test]
-    fn a_header_is_whole_and_of_its_place_or_none() {
+    fn a_damaged_or_misplaced_header_is_rejected() {
         let layout = Layout::new(8 << 20, 4096).unwrap();
         let entry = |page| Entry { id: id(page), checksum: id(page).checksum(&[page as u8; 4096]) };
         let entries: Vec<_> = (0..layout.slots.into()).map(entry).collect();
@@ -240,13 +240,13 @@ mod tests {
             for bytes in [1 << 22, 10_000_000, 1 << 26, (1 << 30) + 5, 1 << 40, u64::MAX] {
                 let layout = Layout::new(bytes, page_bytes).unwrap();
                 assert!(layout.file_bytes() <= bytes, "{layout:?}");
-                let used = layout.places() as u64 * page_bytes;
+                let used = layout.page_count() as u64 * page_bytes;
                 let most = bytes.min(u64::from(u32::MAX - 1) * page_bytes);
                 assert!(used >= most / 5 * 4 - layout.chunk_bytes(), "{layout:?}: {used}");
-                let last = layout.places() as u32 - 1;
+                let last = layout.page_count() as u32 - 1;
                 assert_eq!(layout.page_offset(last) + page_bytes, layout.file_bytes());
-                for place in [0, 1, layout.slots - 1, layout.slots, last] {
-                    assert_eq!(layout.page_offset(place) % ALIGN_BYTES, 0);
+                for page_number in [0, 1, layout.slots - 1, layout.slots, last] {
+                    assert_eq!(layout.page_offset(page_number) % ALIGN_BYTES, 0);
                 }
             }
             assert_eq!(Layout::new(20 * page_bytes, page_bytes), None);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_other_bytes_is_another_object() {
+    fn different_names_are_different_objects() {
         let names = [
             Object::new("s", "ab", [Some("t"), None], 5),
             Object::new("s", "a", [Some("bt"), None], 5),

@@ -1,32 +1,30 @@
-//! The second tier: pages of objects in a file on a local disk.
+//! The disk tier: pages of objects in a file on a local disk.
 //!
 //! ```text
-//!   bytes from the store -> offer: copied into a draft, a chunk of pages in memory
-//!                           full draft -> the writer's thread: pages of the oldest chunk out of the index,
-//!                           its place overwritten by one direct write, the new pages into the index
-//!   a miss in memory     -> index -> one direct read of pages in a row into the cache's memory -> checksums
-//!                           -> right: cached; wrong: a miss, and out of the index
+//!   bytes from the store -> enqueue_pages: copied into a chunk buffer
+//!                           full buffer -> writer thread: removes the pages of the oldest chunk from the index,
+//!                           overwrites the chunk by one direct write, inserts the new pages into the index
+//!   miss in memory       -> index -> one direct read of adjacent pages into the cache's memory -> checksums
+//!                           -> right: cached; wrong: a miss, and removed from the index
 //! ```
 //!
-//! What is on the disk when: `DIR/lock`, held (flock) while a store uses the directory, and `DIR/pages`, which
-//! [`layout`] describes: a ring of chunks that are overwritten in turn. Nothing is synced and nothing is in an
-//! order that matters: a header and its pages are one write, of which a kill, a power cut or a full disk may
-//! leave any part.
+//! Files: `DIR/lock`, locked (flock) while a store uses the directory, and `DIR/pages`, a ring of chunks that are
+//! overwritten in turn ([`layout`]). Nothing is synced, and no write order matters: a header and its pages are one
+//! write, of which a kill, a power cut or a full disk may leave any part.
 //!
-//! - **T1** Bytes are believed for their checksum alone, which object, version and page go into
-//!   (layout.L1): so a page that is torn, stale or overwritten meanwhile is a miss, and readers and the
-//!   writer need not know of each other.
-//! - **T2** After a restart, headers say what may be there: those that are whole (layout.L2) fill the
-//!   index. The chunk after the one of the highest sequence is the oldest.
-//! - **T3** The file is never longer than was allowed: it has so many chunks. Of a smaller limit than before
-//!   it is cut.
-//! - **T4** Oldest first (FIFO), but pages that were read since they were written are written once more,
-//!   up to half a chunk of a chunk: so what is in use stays.
-//! - **T5** Nobody waits for the writer: what is brought while all drafts are taken is not kept.
-//! - **T6** Where a write fails, writing stops for a while, longer each time; a full disk has the ring go on
-//!   at its beginning, which is there already. Where a read fails its page is a miss, and out of the index.
-//! - **T7** Only objects of a version are kept: what has neither ETag nor version may have changed
-//!   while nobody looked.
+//! - **T1** A page is used only if its checksum is right; object, version and page number go into the checksum
+//!   (layout.L1). So a page that is torn, stale or overwritten during the read is a miss, and readers and the writer need
+//!   no synchronization.
+//! - **T2** After a restart, the valid headers (layout.L2) fill the index. The oldest chunk is the one after the chunk with
+//!   the highest sequence number.
+//! - **T3** The file never exceeds its limit, which sets the number of chunks. A lower limit than before truncates it.
+//! - **T4** Chunks are overwritten in FIFO order. Pages that were read since they were written are written again, at most
+//!   half of a chunk's pages. So pages in use stay.
+//! - **T5** No caller waits for the writer: pages that arrive while all chunk buffers are in use are dropped.
+//! - **T6** After a failed write, writing pauses, longer after each consecutive failure. If the disk is full, the ring
+//!   continues at its first chunk, whose blocks are already allocated. A page whose read fails is a miss, and is removed
+//!   from the index.
+//! - **T7** Only objects with a strong ETag or a version are stored: others may change without a sign.
 //! - **T8** No other user can have chosen the directory's files ([`owned`]).
 
 mod index;
@@ -46,15 +44,15 @@ use futures_util::future::join_all;
 use millpond::Fill;
 use object_store::ObjectMeta;
 
-use crate::directory::is_blind;
-use crate::disk::index::Found;
+use crate::directory::is_unversioned;
+use crate::disk::index::PageLocation;
 pub(crate) use crate::disk::layout::Object;
 use crate::disk::layout::PageId;
-use crate::disk::shared::{Counts, Shared};
+use crate::disk::shared::{DiskCounters, TierShared};
 use crate::disk::writer::Writer;
 use crate::stats::Stats;
 
-/// Where it is to be, and how large.
+/// Directory and size limit of a disk tier.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskOptions {
     pub(crate) dir: PathBuf,
@@ -62,57 +60,58 @@ pub(crate) struct DiskOptions {
 }
 
 #[derive(Debug)]
-pub(crate) struct Tier {
-    shared: Arc<Shared>,
+pub(crate) struct DiskTier {
+    shared: Arc<TierShared>,
     writer: Arc<Writer>,
     thread: Option<JoinHandle<()>>,
     /// A child of fork has no thread to wait for.
     process: u32,
-    /// Which objects of the same name are others.
+    /// Name of the store, which distinguishes objects of equal names.
     store: String,
 }
 
-impl Tier {
-    /// What names an object's bytes; `None`: they are not kept (T7).
+impl DiskTier {
+    /// Identity of an object version. `None`: its pages are not stored (T7).
     pub(crate) fn object(&self, meta: &ObjectMeta) -> Option<Object> {
         let tags = [meta.e_tag.as_deref(), meta.version.as_deref()];
-        (!is_blind(meta)).then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
+        (!is_unversioned(meta))
+            .then(|| Object::new(&self.store, meta.location.as_ref(), tags, meta.size))
     }
 
-    /// How many bytes there may be of objects of that name, of whatever version.
-    pub(crate) fn bytes_at(&self, location: &str) -> u64 {
-        let pages = self.shared.index.pages_at(Object::location(&self.store, location));
+    /// Upper bound of the stored bytes of an object name, all versions together.
+    pub(crate) fn bytes_of_location(&self, location: &str) -> u64 {
+        let pages = self.shared.index.pages_of_location(Object::location(&self.store, location));
         u64::from(pages) * self.shared.layout.page_bytes
     }
 
-    /// How many of the pages from `first` on are as the first: there, or not.
-    pub(crate) fn run(&self, object: &Object, pages: std::ops::Range<u64>) -> (bool, u64) {
+    /// Whether the first of the pages is stored, and how many pages from it on are in the same state.
+    pub(crate) fn leading_run(&self, object: &Object, pages: std::ops::Range<u64>) -> (bool, u64) {
         let has = |page| self.shared.index.has(&PageId { object: *object, page });
-        let is_there = has(pages.start);
-        let others = (pages.start + 1..pages.end).take_while(|&page| has(page) == is_there);
-        (is_there, 1 + others.count() as u64)
+        let is_present = has(pages.start);
+        let following = (pages.start + 1..pages.end).take_while(|&page| has(page) == is_present);
+        (is_present, 1 + following.count() as u64)
     }
 
-    /// Keeps the pages that `bytes` are, from page `first` on; the last may be the object's end.
-    pub(crate) fn offer(&self, object: &Object, first: u64, bytes: &[u8]) {
+    /// Queues pages for writing. `bytes` starts at page `first`; its last page may be the partial last one of the object.
+    pub(crate) fn enqueue_pages(&self, object: &Object, first: u64, bytes: &[u8]) {
         let page_bytes = self.shared.layout.page_bytes as usize;
         for (page, bytes) in (first..).zip(bytes.chunks(page_bytes)) {
             let id = PageId { object: *object, page };
             if !self.shared.index.has(&id) {
-                self.writer.offer(&self.shared, id, bytes);
+                self.writer.enqueue_page(&self.shared, id, bytes);
             }
         }
     }
 
-    /// Reads pages that were claimed, the first of which is page `first` of the object, into the cache;
-    /// returns those that it could not.
+    /// Reads claimed pages, the first of which is page `first` of the object, into the cache. Returns the ones that it
+    /// could not read.
     pub(crate) async fn read(&self, object: &Object, first: u64, mut fill: Fill) -> Vec<Fill> {
         let end =
             first + (fill.range().end - fill.range().start).div_ceil(self.shared.layout.page_bytes);
         let mut page = first;
         let (mut reads, mut left) = (Vec::new(), Vec::new());
         while page < end {
-            let run = self.next_run(object, page..end);
+            let run = self.next_adjacent_run(object, page..end);
             let part = fill.split_front(run.len().max(1));
             if run.is_empty() {
                 left.push(part);
@@ -127,16 +126,16 @@ impl Tier {
         left
     }
 
-    /// The first of the pages, and those that follow it in the file, too: one read.
-    fn next_run(&self, object: &Object, pages: std::ops::Range<u64>) -> Vec<Found> {
-        let mut run: Vec<Found> = Vec::new();
+    /// The longest prefix of the pages that is contiguous in the file: one read.
+    fn next_adjacent_run(&self, object: &Object, pages: std::ops::Range<u64>) -> Vec<PageLocation> {
+        let mut run: Vec<PageLocation> = Vec::new();
         for page in pages {
             let Some(found) = self.shared.index.use_page(&PageId { object: *object, page }) else {
                 break;
             };
-            let follows = |last: &Found| {
-                found.place == last.place + 1
-                    && !found.place.is_multiple_of(self.shared.layout.slots)
+            let follows = |last: &PageLocation| {
+                found.page_number == last.page_number + 1
+                    && !found.page_number.is_multiple_of(self.shared.layout.slots)
             };
             if !run.last().is_none_or(follows) {
                 break;
@@ -146,11 +145,18 @@ impl Tier {
         run
     }
 
-    async fn read_run(&self, object: Object, first: u64, run: Vec<Found>, fill: Fill) -> Vec<Fill> {
-        let Shared { layout, index, file, counts, .. } = &*self.shared;
-        let (outcome, mut fill) = fill.read_direct(file, layout.page_offset(run[0].place)).await;
+    async fn read_run(
+        &self,
+        object: Object,
+        first: u64,
+        run: Vec<PageLocation>,
+        fill: Fill,
+    ) -> Vec<Fill> {
+        let TierShared { layout, index, file, counts, .. } = &*self.shared;
+        let (outcome, mut fill) =
+            fill.read_direct(file, layout.page_offset(run[0].page_number)).await;
         if outcome.is_err() {
-            Counts::add(&counts.errors, 1);
+            DiskCounters::add(&counts.errors, 1);
         }
         let ids = || (first..).map(|page| PageId { object, page });
         let mut is_right: Vec<bool> = ids()
@@ -164,12 +170,12 @@ impl Tier {
             let page = fill.split_front(1);
             if is_right {
                 page.bring_read();
-                Counts::add(&counts.pages_read, 1);
+                DiskCounters::add(&counts.pages_read, 1);
                 continue;
             }
-            // T6; overwritten meanwhile it is no damage.
+            // T6. If `remove` fails, the page was overwritten during the read, and is not damaged.
             if index.remove(&id, found) && outcome.is_ok() {
-                Counts::add(&counts.pages_damaged, 1);
+                DiskCounters::add(&counts.pages_damaged, 1);
             }
             left.push(page);
         }
@@ -177,7 +183,7 @@ impl Tier {
     }
 
     pub(crate) fn add_to(&self, stats: &mut Stats) {
-        let Shared { layout, index, counts, .. } = &*self.shared;
+        let TierShared { layout, index, counts, .. } = &*self.shared;
         // Relaxed: as for `Counts::add`.
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         stats.disk_hits = get(&counts.pages_read);
@@ -191,14 +197,14 @@ impl Tier {
     }
 }
 
-impl Drop for Tier {
-    /// What was brought is written before it returns.
+impl Drop for DiskTier {
+    /// Waits until the queued pages are written.
     fn drop(&mut self) {
         self.writer.close();
         if let Some(thread) = self.thread.take()
             && self.process == std::process::id()
         {
-            // It has said why on the way out.
+            // A panic of the thread has already printed its message.
             let _ = thread.join();
         }
     }

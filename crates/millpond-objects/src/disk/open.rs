@@ -1,4 +1,4 @@
-//! How a directory becomes a tier, and what a restart believes (T2, T3 of the tier).
+//! Opens a disk tier, and recovers its index after a restart (disk.T2, disk.T3).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use rustix::fs::{FlockOperation, flock};
 use crate::disk::index::Index;
 use crate::disk::layout::{ALIGN_BYTES, HEAD_BYTES, Layout};
 use crate::disk::owned::OwnedDirectory;
-use crate::disk::shared::{Counts, Shared};
-use crate::disk::writer::{DRAFTS_MIN, Ring, Writer};
-use crate::disk::{DiskOptions, Tier};
+use crate::disk::shared::{DiskCounters, TierShared};
+use crate::disk::writer::{CHUNK_BUFFERS_MIN, ChunkRing, Writer};
+use crate::disk::{DiskOptions, DiskTier};
 
-/// Headers that are read at a time. Chosen, not measured.
+/// Concurrent reads of headers. Untuned.
 const HEADERS_IN_FLIGHT: usize = 32;
-/// The share of the memory for pages on their way to the disk, and what it is at most. Chosen, not measured.
-const DRAFTS_SHARE: u64 = 16;
-const DRAFTS_BYTES_MAX: u64 = 32 << 20;
+/// Share of the memory for chunk buffers: one part in so many. Untuned.
+const CHUNK_BUFFERS_SHARE: u64 = 16;
+const CHUNK_BUFFERS_BYTES_MAX: u64 = 32 << 20;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -28,25 +28,25 @@ impl DiskOptions {
         })
     }
 
-    /// The memory that a tier takes of so many bytes: index, drafts, and a chunk to look at what is overwritten.
+    /// Memory of a tier: its index, its chunk buffers, and one chunk to read back the next chunk to overwrite.
     pub(crate) fn tier_bytes(layout: &Layout, memory_bytes: u64) -> u64 {
-        Index::bytes(layout) + (drafts(layout, memory_bytes) + 1) * layout.chunk_bytes()
+        Index::bytes(layout) + (chunk_buffers(layout, memory_bytes) + 1) * layout.chunk_bytes()
     }
 }
 
-/// How many chunks may be on their way to the disk.
-fn drafts(layout: &Layout, memory_bytes: u64) -> u64 {
-    let bytes = (memory_bytes / DRAFTS_SHARE).min(DRAFTS_BYTES_MAX);
-    (bytes / layout.chunk_bytes()).max(DRAFTS_MIN)
+/// Number of chunk buffers.
+fn chunk_buffers(layout: &Layout, memory_bytes: u64) -> u64 {
+    let bytes = (memory_bytes / CHUNK_BUFFERS_SHARE).min(CHUNK_BUFFERS_BYTES_MAX);
+    (bytes / layout.chunk_bytes()).max(CHUNK_BUFFERS_MIN)
 }
 
-impl Tier {
+impl DiskTier {
     pub(crate) fn open(
         options: &DiskOptions,
         (layout, memory_bytes): (Layout, u64),
         engine: &Engine,
         store: String,
-    ) -> Result<Tier, Failure> {
+    ) -> Result<DiskTier, Failure> {
         let dir = &options.dir;
         let failed = |what: &str, error: Failure| -> Failure {
             format!("the disk tier in {}: {what}: {error}", dir.display()).into()
@@ -70,28 +70,35 @@ impl Tier {
         let index = Index::new(&layout);
         let ring = recover(engine, &file, &layout, &index);
         let ring = ring.map_err(|error| failed("its file", error.into()))?;
-        let drafts = engine
-            .alloc_buffers(drafts(&layout, memory_bytes) as usize, layout.chunk_bytes() as usize);
-        let drafts = drafts.map_err(|error| failed("memory", error.into()))?;
-        let (file, counts) = (AsyncFile::from(file), Counts::default());
-        let shared = Arc::new(Shared { layout, index, file, counts, _lock: lock });
-        let writer = Arc::new(Writer::new(drafts));
+        let chunk_buffers = engine.alloc_buffers(
+            chunk_buffers(&layout, memory_bytes) as usize,
+            layout.chunk_bytes() as usize,
+        );
+        let chunk_buffers = chunk_buffers.map_err(|error| failed("memory", error.into()))?;
+        let (file, counts) = (AsyncFile::from(file), DiskCounters::default());
+        let shared = Arc::new(TierShared { layout, index, file, counts, _lock: lock });
+        let writer = Arc::new(Writer::new(chunk_buffers));
         let thread = std::thread::Builder::new().name("millpond-disk".into()).spawn({
             let (shared, writer) = (Arc::clone(&shared), Arc::clone(&writer));
             move || writer.run(&shared, ring)
         });
         let thread = Some(thread.map_err(|error| failed("its thread", error.into()))?);
-        Ok(Tier { shared, writer, thread, process: std::process::id(), store })
+        Ok(DiskTier { shared, writer, thread, process: std::process::id(), store })
     }
 }
 
-/// Fills the index with what headers say, and finds the oldest chunk.
-fn recover(engine: &Engine, file: &File, layout: &Layout, index: &Index) -> millpond::Result<Ring> {
+/// Fills the index from the chunk headers, and finds the oldest chunk.
+fn recover(
+    engine: &Engine,
+    file: &File,
+    layout: &Layout,
+    index: &Index,
+) -> millpond::Result<ChunkRing> {
     let spare = |bytes: usize| -> millpond::Result<Buffer> {
-        Ok(engine.alloc_buffers(1, bytes)?.pop().expect("one was asked for"))
+        Ok(engine.alloc_buffers(1, bytes)?.pop().expect("one was requested"))
     };
     let mut head = spare(ALIGN_BYTES as usize)?;
-    // What can't be read is not there.
+    // A head that can't be read counts as missing.
     let has_head = file.read_at(&mut head, 0).is_ok() && layout.is_head(&head);
     let len = file.len()?;
     let allowed = if has_head { layout.file_bytes() } else { 0 };
@@ -99,7 +106,7 @@ fn recover(engine: &Engine, file: &File, layout: &Layout, index: &Index) -> mill
         file.truncate(allowed)?;
     }
     let mut ring =
-        Ring { next: 0, sequence: 1, has_head, spare: spare(layout.chunk_bytes() as usize)? };
+        ChunkRing { next: 0, sequence: 1, has_head, spare: spare(layout.chunk_bytes() as usize)? };
     let chunks = len.min(allowed).saturating_sub(HEAD_BYTES).div_ceil(layout.chunk_bytes()) as u32;
     let mut offsets = (0..chunks).map(|chunk| (chunk, layout.chunk_offset(chunk)));
     let mut buffers = engine.alloc_buffers(HEADERS_IN_FLIGHT, layout.header_bytes())?;

@@ -1,7 +1,7 @@
-//! The directory and the files of the tier, which no other user may have chosen.
+//! Opens the tier's directory and files, and rejects those that another user may control.
 //!
-//! Checksums have no key, and a file without a head is cut: so another user who can put a file or a link into the
-//! directory could choose the bytes of objects, or the file that is cut.
+//! Checksums have no key, and a file without a valid head is truncated. So a user that can put a file or a link into the
+//! directory could choose the bytes of objects, or have another file truncated.
 //!
 //! - **O1** The directory belongs to the effective user or to root, and neither its group nor other users may write to
 //!   it. It is checked by its descriptor, and its files are opened relative to that, so it cannot be exchanged between

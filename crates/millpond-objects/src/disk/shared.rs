@@ -1,4 +1,4 @@
-//! What the tier and its writer share.
+//! State that the tier and its writer thread share.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -8,9 +8,9 @@ use millpond::AsyncFile;
 use crate::disk::index::Index;
 use crate::disk::layout::Layout;
 
-/// What is counted.
+/// Counts of the tier.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct DiskCounters {
     pub(crate) pages_read: AtomicU64,
     pub(crate) bytes_written: AtomicU64,
     pub(crate) pages_dropped: AtomicU64,
@@ -19,20 +19,20 @@ pub(crate) struct Counts {
     pub(crate) is_off: AtomicBool,
 }
 
-impl Counts {
-    // Relaxed: nothing goes with a count.
+impl DiskCounters {
+    // Relaxed: a count publishes no other data.
     pub(crate) fn add(counter: &AtomicU64, more: u64) {
         counter.fetch_add(more, Relaxed);
     }
 }
 
-/// What the tier and its writer share.
+/// State that the tier and its writer thread share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TierShared {
     pub(crate) layout: Layout,
     pub(crate) index: Index,
     pub(crate) file: AsyncFile,
-    pub(crate) counts: Counts,
-    /// Held while it is open.
+    pub(crate) counts: DiskCounters,
+    /// The open descriptor holds the lock.
     pub(crate) _lock: std::fs::File,
 }

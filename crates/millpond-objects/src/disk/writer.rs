@@ -1,10 +1,11 @@
-//! Writes behind: pages are gathered to chunks, which a thread writes in turn.
+//! Collects pages into chunks; a thread writes the chunks to the disk.
 //!
 //! ```text
-//!   free -> filling -> full -> being written -> free          (drafts: memory for a chunk)
+//!   free -> filling -> full -> being written -> free          (states of a chunk buffer)
 //! ```
 //!
-//! Locks: the state's is held for the copy of a page, and never for I/O. The index's is taken apart from it.
+//! Locks: the state lock is held while a page is copied, and never during I/O. It is never held together with the index
+//! lock.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,26 +16,26 @@ use libc::{EDQUOT, EFBIG, ENOSPC};
 use millpond::{Buffer, File};
 
 use crate::disk::layout::{Entry, HEAD_BYTES, PageId};
-use crate::disk::shared::{Counts, Shared};
+use crate::disk::shared::{DiskCounters, TierShared};
 
-/// One is filled, one waits, one is written.
-pub(crate) const DRAFTS_MIN: u64 = 3;
-/// After a write that failed; doubled with each more, up to [`PAUSE_MAX`]. Chosen, not measured.
+/// One is being filled, one waits, one is being written.
+pub(crate) const CHUNK_BUFFERS_MIN: u64 = 3;
+/// Pause after a failed write; doubled after each consecutive failure, up to [`PAUSE_MAX`]. Untuned.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
-/// A chunk in memory.
+/// Memory of a chunk, and the entries of the pages in it.
 #[derive(Debug)]
-struct Draft {
+struct ChunkBuffer {
     memory: Buffer,
     entries: Vec<Entry>,
 }
 
 #[derive(Debug)]
 struct State {
-    filling: Option<Draft>,
-    full: VecDeque<Draft>,
-    free: Vec<Draft>,
+    filling: Option<ChunkBuffer>,
+    full: VecDeque<ChunkBuffer>,
+    free: Vec<ChunkBuffer>,
     is_closing: bool,
 }
 
@@ -44,25 +45,25 @@ pub(crate) struct Writer {
     wake: Condvar,
 }
 
-/// Where the ring goes on. The writer's thread's.
+/// State of the chunk ring. Only the writer thread uses it.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct ChunkRing {
     pub(crate) next: u32,
     pub(crate) sequence: u64,
-    /// The file has its head.
+    /// The file's head is written.
     pub(crate) has_head: bool,
-    /// For a chunk that is overwritten.
+    /// Memory to read back the chunk that is overwritten next.
     pub(crate) spare: Buffer,
 }
 
-/// Pages that are written once more (T4 of the tier).
-type Carried = Vec<(PageId, usize)>;
+/// Pages to write again (disk.T4), with their offset in `spare`.
+type CarriedPages = Vec<(PageId, usize)>;
 
 impl Writer {
-    /// Of so many buffers, each for a chunk.
+    /// Creates a writer; each buffer has room for one chunk.
     pub(crate) fn new(buffers: Vec<Buffer>) -> Writer {
         let free =
-            buffers.into_iter().map(|memory| Draft { memory, entries: Vec::new() }).collect();
+            buffers.into_iter().map(|memory| ChunkBuffer { memory, entries: Vec::new() }).collect();
         let state = State { filling: None, full: VecDeque::new(), free, is_closing: false };
         Writer { state: Mutex::new(state), wake: Condvar::new() }
     }
@@ -71,46 +72,46 @@ impl Writer {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Takes a page, unless there is no room (T5 of the tier).
-    pub(crate) fn offer(&self, shared: &Shared, id: PageId, bytes: &[u8]) {
+    /// Copies a page into a chunk buffer, or drops it if there is none (disk.T5).
+    pub(crate) fn enqueue_page(&self, shared: &TierShared, id: PageId, bytes: &[u8]) {
         let layout = &shared.layout;
         let mut state = self.state();
         // Relaxed: set under the lock.
         let is_off = shared.counts.is_off.load(Relaxed);
-        let draft = match is_off {
+        let buffer = match is_off {
             true => None,
             false => state.filling.take().or_else(|| state.free.pop()),
         };
-        let Some(mut draft) = draft else {
-            Counts::add(&shared.counts.pages_dropped, 1);
+        let Some(mut buffer) = buffer else {
+            DiskCounters::add(&shared.counts.pages_dropped, 1);
             return;
         };
-        let at = layout.header_bytes() + draft.entries.len() * layout.page_bytes as usize;
-        let page = &mut draft.memory[at..at + layout.page_bytes as usize];
+        let at = layout.header_bytes() + buffer.entries.len() * layout.page_bytes as usize;
+        let page = &mut buffer.memory[at..at + layout.page_bytes as usize];
         page[..bytes.len()].copy_from_slice(bytes);
         page[bytes.len()..].fill(0);
-        draft.entries.push(Entry { id, checksum: id.checksum(page) });
-        if draft.entries.len() == layout.slots as usize {
-            state.full.push_back(draft);
+        buffer.entries.push(Entry { id, checksum: id.checksum(page) });
+        if buffer.entries.len() == layout.slots as usize {
+            state.full.push_back(buffer);
             drop(state);
             self.wake.notify_one();
         } else {
-            state.filling = Some(draft);
+            state.filling = Some(buffer);
         }
     }
 
-    /// Has the thread write what there is, and end.
+    /// Lets the thread write the queued pages and then end.
     pub(crate) fn close(&self) {
         self.state().is_closing = true;
         self.wake.notify_one();
     }
 
-    /// The next draft to be written; `None`: there will be none.
-    fn next(&self) -> Option<Draft> {
+    /// Waits for the next buffer to write. `None`: the writer is closed and all are written.
+    fn next(&self) -> Option<ChunkBuffer> {
         let mut state = self.state();
         loop {
-            if let Some(draft) = state.full.pop_front() {
-                return Some(draft);
+            if let Some(buffer) = state.full.pop_front() {
+                return Some(buffer);
             }
             if state.is_closing {
                 return state.filling.take();
@@ -119,42 +120,42 @@ impl Writer {
         }
     }
 
-    fn give_back(&self, mut draft: Draft) {
-        draft.entries.clear();
-        self.state().free.push(draft);
+    fn release_buffer(&self, mut buffer: ChunkBuffer) {
+        buffer.entries.clear();
+        self.state().free.push(buffer);
     }
 
-    /// The thread.
-    pub(crate) fn run(&self, shared: &Shared, mut ring: Ring) {
+    /// Main loop of the writer thread.
+    pub(crate) fn run(&self, shared: &TierShared, mut ring: ChunkRing) {
         let mut pause = PAUSE;
-        while let Some(mut draft) = self.next() {
-            let carried = ring.look_back(shared);
-            let is_written = ring.write(shared, &mut draft);
-            self.give_back(draft);
+        while let Some(mut buffer) = self.next() {
+            let carried = ring.take_pages_to_carry(shared);
+            let is_written = ring.write(shared, &mut buffer);
+            self.release_buffer(buffer);
             if is_written {
                 pause = PAUSE;
                 let page_bytes = shared.layout.page_bytes as usize;
                 for (id, at) in carried {
-                    self.offer(shared, id, &ring.spare[at..at + page_bytes]);
+                    self.enqueue_page(shared, id, &ring.spare[at..at + page_bytes]);
                 }
             } else {
-                self.rest(shared, pause);
+                self.pause_writing(shared, pause);
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
     }
 
-    /// T6 of the tier: takes nothing for a while.
-    fn rest(&self, shared: &Shared, pause: Duration) {
+    /// Pauses after a failed write: drops queued and new pages for the time of the pause (disk.T6).
+    fn pause_writing(&self, shared: &TierShared, pause: Duration) {
         let until = Instant::now() + pause;
         let mut state = self.state();
         shared.counts.is_off.store(true, Relaxed);
         let lost: Vec<_> = state.filling.take().into_iter().chain(state.full.drain(..)).collect();
-        let pages: usize = lost.iter().map(|draft| draft.entries.len()).sum();
-        Counts::add(&shared.counts.pages_dropped, pages as u64);
-        for mut draft in lost {
-            draft.entries.clear();
-            state.free.push(draft);
+        let pages: usize = lost.iter().map(|buffer| buffer.entries.len()).sum();
+        DiskCounters::add(&shared.counts.pages_dropped, pages as u64);
+        for mut buffer in lost {
+            buffer.entries.clear();
+            state.free.push(buffer);
         }
         while let Some(left) = until.checked_duration_since(Instant::now())
             && !state.is_closing
@@ -165,7 +166,7 @@ impl Writer {
     }
 }
 
-/// All of it, or an errno.
+/// Writes all bytes, or returns an errno.
 fn write(file: &File, bytes: &[u8], offset: u64) -> Result<(), i32> {
     match file.write_at(bytes, offset) {
         Ok(moved) if moved == bytes.len() => Ok(()),
@@ -174,12 +175,12 @@ fn write(file: &File, bytes: &[u8], offset: u64) -> Result<(), i32> {
     }
 }
 
-impl Ring {
-    /// Of the chunk that is overwritten next, the pages that were read since, in `spare`; then all are out of the
-    /// index.
-    fn look_back(&mut self, shared: &Shared) -> Carried {
-        let Shared { layout, index, file, .. } = shared;
-        let (used, mut carried) = (index.used(self.next), Carried::new());
+impl ChunkRing {
+    /// Reads the chunk that is overwritten next into `spare`, removes its pages from the index, and returns those that
+    /// were read since they were written.
+    fn take_pages_to_carry(&mut self, shared: &TierShared) -> CarriedPages {
+        let TierShared { layout, index, file, .. } = shared;
+        let (used, mut carried) = (index.used(self.next), CarriedPages::new());
         let is_read = !used.is_empty()
             && file.file().read_at(&mut self.spare, layout.chunk_offset(self.next)).is_ok();
         index.remove_chunk(self.next);
@@ -198,10 +199,10 @@ impl Ring {
         carried
     }
 
-    /// The file's head, if it has none yet.
-    fn write_head(&mut self, shared: &Shared) -> Result<(), i32> {
+    /// Writes the file's head unless it is written.
+    fn write_head(&mut self, shared: &TierShared) -> Result<(), i32> {
         if !self.has_head {
-            // Where a chunk has its header: carried pages lie behind it.
+            // The head takes the header's part of `spare`; the pages to carry lie behind it.
             let block = &mut self.spare[..HEAD_BYTES as usize];
             shared.layout.write_head(block);
             write(shared.file.file(), block, 0)?;
@@ -210,26 +211,26 @@ impl Ring {
         Ok(())
     }
 
-    fn write(&mut self, shared: &Shared, draft: &mut Draft) -> bool {
-        let Shared { layout, index, file, counts, .. } = shared;
+    fn write(&mut self, shared: &TierShared, buffer: &mut ChunkBuffer) -> bool {
+        let TierShared { layout, index, file, counts, .. } = shared;
         let chunk = self.next;
-        let len = layout.header_bytes() + draft.entries.len() * layout.page_bytes as usize;
-        layout.write_header(&mut draft.memory, chunk, self.sequence, &draft.entries);
+        let len = layout.header_bytes() + buffer.entries.len() * layout.page_bytes as usize;
+        layout.write_header(&mut buffer.memory, chunk, self.sequence, &buffer.entries);
         let written = self
             .write_head(shared)
-            .and_then(|()| write(file.file(), &draft.memory[..len], layout.chunk_offset(chunk)));
+            .and_then(|()| write(file.file(), &buffer.memory[..len], layout.chunk_offset(chunk)));
         self.sequence += 1;
         match written {
             Ok(()) => {
-                Counts::add(&counts.bytes_written, len as u64);
-                index.insert(chunk, &draft.entries);
+                DiskCounters::add(&counts.bytes_written, len as u64);
+                index.insert(chunk, &buffer.entries);
                 self.next = if chunk + 1 == layout.chunks { 0 } else { chunk + 1 };
                 true
             }
             Err(errno) => {
-                Counts::add(&counts.errors, 1);
-                Counts::add(&counts.pages_dropped, draft.entries.len() as u64);
-                // T6 of the tier.
+                DiskCounters::add(&counts.errors, 1);
+                DiskCounters::add(&counts.pages_dropped, buffer.entries.len() as u64);
+                // disk.T6.
                 let is_full = [ENOSPC, EDQUOT, EFBIG].contains(&errno);
                 self.next = if is_full || chunk + 1 == layout.chunks { 0 } else { chunk + 1 };
                 false

@@ -1,4 +1,4 @@
-//! A store that counts, delays and fails on purpose, over one in memory.
+//! An in-memory store that records requests, delays them, and injects failures.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::fmt;
@@ -23,17 +23,17 @@ pub struct Faults {
     /// The range of each `get_opts`.
     pub gets: Mutex<Vec<Option<GetRange>>>,
     pub delay_ms: AtomicU64,
-    /// Between the answer and its arrival.
+    /// Delay between the response and its arrival.
     pub way_back_ms: AtomicU64,
-    /// Every so many'th request fails; 0: none.
+    /// Every n-th request fails; 0: none.
     pub fail_every: AtomicU64,
     pub count: AtomicU64,
     pub without_tags: AtomicBool,
-    /// Bodies begin with a byte that is not in their range.
+    /// Bodies have an extra first byte that is not in their range.
     pub has_longer_bodies: AtomicBool,
     /// Each object has the same weak ETag.
     pub weak_tag: AtomicBool,
-    /// Conditions are not looked at, as by stores that know none.
+    /// Ignores conditions, as some stores do.
     pub ignores_conditions: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ pub fn bounded(range: Range<u64>) -> Option<GetRange> {
     Some(GetRange::Bounded(range))
 }
 
-/// Bytes that differ by place and by `seed`.
+/// Bytes that differ by offset and by `seed`.
 pub fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|at| (at.wrapping_mul(2_654_435_761).rotate_left(17) ^ seed) as u8)

@@ -1,4 +1,4 @@
-//! The store below the caches: it keeps every version of every object, and the moment at which each became current.
+//! The underlying store of the model test: it keeps every version of every object, and when each became current.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::random::Random;
 pub const LEN_MAX: usize = 4_600_000;
 const BASE_LEN: usize = LEN_MAX + (1 << 20);
 
-/// Contents are ranges of these bytes, so that versions cost no memory and differ at each place.
+/// Contents are slices of these bytes, so versions need no memory and differ at each offset.
 static BASE: LazyLock<Bytes> = LazyLock::new(|| {
     let mut random = Random(1);
     (0..BASE_LEN / 8).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<_>>().into()
@@ -33,7 +33,7 @@ pub fn content(number: u64, len: usize) -> Bytes {
     BASE.slice(start..start + len)
 }
 
-/// Of the length and of both ends, as contents are random.
+/// A hash of the length and of both ends, which suffices for random contents.
 fn hash(bytes: &[u8]) -> u64 {
     let ends = [&bytes[..bytes.len().min(16)], &bytes[bytes.len().saturating_sub(16)..]].concat();
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -60,7 +60,7 @@ pub enum Kind {
     Delete,
 }
 
-/// The object at a location from a moment on, or its absence.
+/// The state of a location from a moment on: an object, or none.
 #[derive(Clone)]
 pub struct Entry {
     pub kind: Kind,
@@ -73,7 +73,7 @@ pub struct Entry {
 pub struct Options {
     pub tags: Tags,
     pub ignores_conditions: bool,
-    /// Requests that fail, of 1000: before and after they took effect, and in the body.
+    /// Failing requests per 1000: before and after they take effect, and in the body.
     pub faults: u64,
 }
 
@@ -110,7 +110,7 @@ impl Below {
         Below { options, logs: Mutex::new(logs), random: Mutex::new(random) }
     }
 
-    /// All that a location has held.
+    /// The history of a location.
     pub fn log(&self, at: &Path) -> Vec<Entry> {
         self.logs.lock().unwrap()[at].clone()
     }
@@ -119,7 +119,7 @@ impl Below {
         roll(&mut self.random.lock().unwrap())
     }
 
-    /// Other tasks run.
+    /// Lets other tasks run.
     async fn pause(&self) {
         let turns = self.roll(|random| if random.chance(500) { 0 } else { random.below(6) });
         for _ in 0..turns {
@@ -154,7 +154,7 @@ impl Below {
         let (e_tag, version) =
             (meta.and_then(|m| m.e_tag.clone()), meta.and_then(|m| m.version.clone()));
         let result = PutResult { e_tag, version, extensions: Default::default() };
-        // Taken under the lock: the order of moments is that of the log.
+        // The clock is read under the lock, so times are in the order of the log.
         log.push(Entry { kind, at: Instant::now(), object });
         result
     }
@@ -278,7 +278,7 @@ impl ObjectStore for Handle {
         self.0.answer(at, options).await
     }
 
-    /// By one request for each range: they may be of several versions.
+    /// Reads each range separately, so the ranges may be of several versions.
     async fn get_ranges(&self, at: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let mut parts = Vec::new();
         for range in ranges {

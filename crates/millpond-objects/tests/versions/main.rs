@@ -1,14 +1,14 @@
-//! Versions and lengths of objects: random histories of a store whose objects change length, appear, vanish and fail
-//! half-way, read and written through caches, against a model.
+//! Model test of versions and lengths: random histories of reads and writes through caches, over a store whose objects
+//! change length, appear, vanish and fail half-way.
 //!
-//! The model's rule: a read returns exactly the answer of the store for **one** version that was current at a moment
-//! which the freshness permits, and no version that is older than a write through the same cache that had ended when
-//! the read began. Meta, range and bytes are of that version, and the conditions hold for it. A read fails only as the
-//! store may have failed.
+//! The model's rule: a read returns exactly the store's response for **one** version. That version was current at a moment
+//! that the freshness permits, and it is no older than the last write through the same cache that had completed when the
+//! read started. Metadata, range and bytes are of that version, and the conditions hold for it. A read fails only with an
+//! error that the store may have returned.
 //!
-//! A failure prints the seed of its history: `MILLPOND_TEST_SEED=...` makes that history the first one. It fixes all
-//! operations; where tasks run in several threads or the tier on the disk is used, their order may differ.
-//! `MILLPOND_TEST_SCALE` makes more histories.
+//! A failure prints the seed of its history: `MILLPOND_TEST_SEED=...` runs that history first. The seed fixes all
+//! operations. Their order may differ if tasks run on several threads or the disk tier is used.
+//! `MILLPOND_TEST_SCALE` multiplies the number of histories.
 
 mod below;
 mod model;
@@ -36,7 +36,7 @@ use random::Random;
 const HISTORIES: u32 = 40;
 const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// How a history goes.
+/// Parameters of a history.
 #[derive(Debug)]
 struct Plan {
     store: Options,
@@ -47,7 +47,7 @@ struct Plan {
     readahead_bytes_max: u64,
     has_disk: bool,
     caches: usize,
-    /// Writes past the caches, as by another machine.
+    /// Writes to the underlying store directly, as another machine would.
     has_others: bool,
     threads: usize,
     len_max: usize,
@@ -65,7 +65,7 @@ impl Plan {
             Freshness::Immutable,
         ]);
         let tags = random.one_of(&[Tags::Unique, Tags::OfContent, Tags::Versions, Tags::Nothing]);
-        // Nothing shows that an object without a version has changed, but for writes through the cache.
+        // A change of an object without version is visible only if it was written through the cache.
         let is_blind = tags == Tags::Nothing && freshness == Freshness::Immutable;
         Plan {
             store: Options {
@@ -90,7 +90,7 @@ impl Plan {
 
 struct Cache {
     store: CachedStore,
-    /// Of each path, the entry of the last write through this cache that has ended.
+    /// For each path, the entry of the last completed write through this cache.
     written: Vec<AtomicU64>,
 }
 
@@ -103,7 +103,7 @@ struct History {
     failure: Mutex<Option<String>>,
 }
 
-/// Runs a future for so many polls at most, and drops it then.
+/// Polls a future at most `polls` times, then drops it.
 async fn polled<T>(future: impl Future<Output = T>, polls: u64) -> Option<T> {
     let mut future = pin!(future);
     let mut left = polls;
@@ -127,7 +127,7 @@ impl History {
     fn next_content(&self, random: &mut Random) -> Bytes {
         let number = self.contents.fetch_add(1, Relaxed);
         if random.chance(150) {
-            // Written before, perhaps.
+            // Possibly the content of an earlier version.
             return content(random.below(number + 1) % 8, 9000);
         }
         content(number, self.len(random))
@@ -229,7 +229,7 @@ impl History {
         })
     }
 
-    /// Writes through a cache, and notes the entry if the write has ended.
+    /// Writes through a cache, and records the entry if the write completed.
     async fn write(&self, cache: &Cache, random: &mut Random) {
         let at = random.below(self.paths.len() as u64) as usize;
         let (path, other) = (&self.paths[at], random.below(self.paths.len() as u64) as usize);
@@ -267,7 +267,7 @@ impl History {
             }
         };
         let _ = polled(write, polls).await;
-        // Failed or dropped, it has ended all the same.
+        // A failed or dropped write counts as ended.
         let is_it = |entry: &Entry| match entry.kind {
             Kind::Put => entry.object.as_ref().is_some_and(|(there, _)| *there == bytes),
             Kind::Copy => is_copy,
@@ -275,13 +275,13 @@ impl History {
             Kind::Start => false,
         };
         let log = self.below.log(path);
-        // The first one that may be it: others may do the same.
+        // The first entry that matches: other writes may have the same content.
         if let Some(entry) = log.iter().skip(begun).position(is_it) {
             cache.written[at].fetch_max((begun + entry) as u64, Relaxed);
         }
     }
 
-    /// A write as by another machine.
+    /// Writes to the underlying store directly, as another machine would.
     async fn write_past_caches(&self, random: &mut Random) {
         let path = &self.paths[random.below(self.paths.len() as u64) as usize];
         let store = Handle(Arc::clone(&self.below));
@@ -322,7 +322,7 @@ impl History {
     }
 }
 
-/// Runs the history of a seed; returns the requests that were saved.
+/// Runs the history of a seed; returns the number of saved requests.
 fn run(seed: u64) -> u64 {
     let mut random = Random(seed);
     let plan = Plan::new(&mut random);
@@ -341,7 +341,7 @@ fn run(seed: u64) -> u64 {
         let cache = |number: usize| {
             let builder = CachedStore::builder(Arc::new(Handle(Arc::clone(&below))));
             let mut builder = builder
-                // The tier takes half a MiB of it.
+                // The disk tier uses half a MiB of it.
                 .memory_bytes(plan.memory_bytes.max(if plan.has_disk { 3 << 20 } else { 0 }))
                 .page_bytes(plan.page_bytes)
                 .freshness(plan.freshness)
@@ -362,7 +362,7 @@ fn run(seed: u64) -> u64 {
         let all = futures_util::future::try_join_all(tasks);
         match tokio::time::timeout(TIME_LIMIT, all).await {
             Ok(ended) => drop(ended.unwrap_or_else(|error| panic!("{plan_text}: {error}"))),
-            Err(_) => panic!("{plan_text}: it does not end"),
+            Err(_) => panic!("{plan_text}: the history does not end"),
         }
         if let Some(why) = history.failure.lock().unwrap().take() {
             panic!("{plan_text}: {why}");
@@ -371,10 +371,10 @@ fn run(seed: u64) -> u64 {
     })
 }
 
-/// Goal: whatever happens to objects, each read is an answer of the store, as the model above has it.
-/// Method: histories of four tasks on three objects; each history has a store, caches and a freshness of its own.
+/// Goal: under any history, each read is a response that the model permits.
+/// Method: histories of four tasks on three objects; each history has a separate store, caches and freshness.
 #[test]
-fn each_read_is_an_answer_of_the_store_for_one_version() {
+fn each_read_is_a_response_of_the_store_for_one_version() {
     let variable = |name| std::env::var(name).ok();
     let scale = variable("MILLPOND_TEST_SCALE").and_then(|scale| scale.parse().ok());
     let histories = (f64::from(HISTORIES) * scale.unwrap_or(1.0)).max(1.0) as u64;
@@ -386,6 +386,6 @@ fn each_read_is_an_answer_of_the_store_for_one_version() {
     println!("MILLPOND_TEST_SEED={seed}");
     let saved: u64 = (0..histories).map(|number| run(seed.wrapping_add(number))).sum();
     println!("{histories} histories, {saved} requests saved");
-    // Else the caches were hardly used.
+    // Otherwise the caches were hardly used.
     assert!(saved >= histories / 10, "{saved} requests saved in {histories} histories");
 }

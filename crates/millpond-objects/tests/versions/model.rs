@@ -1,4 +1,4 @@
-//! The model: a read returns the answer of the store for one version that was current at a permitted moment.
+//! The model: a read returns the store's response for one version that was current at a permitted moment.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -9,25 +9,25 @@ use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 
 use crate::below::{Entry, Options, Tags};
 
-/// How old a version may be that a read returns.
+/// Maximum age of the version that a read returns.
 #[derive(Clone, Copy, Debug)]
 pub enum Age {
     Most(Duration),
     Any,
 }
 
-/// A read, from its start to its end.
+/// A read, with its start and end.
 pub struct Call<'a> {
     pub options: &'a Options,
     pub age: Age,
     pub log: &'a [Entry],
-    /// The entry of the last write through the same cache that had ended when the read began.
+    /// The entry of the last write through the same cache that had completed when the read started.
     pub oldest: usize,
     pub start: Instant,
     pub end: Instant,
 }
 
-/// An answer whose body has been read.
+/// A response whose body has been read.
 pub struct Answer {
     pub meta: ObjectMeta,
     pub range: Range<u64>,
@@ -70,7 +70,7 @@ impl Call<'_> {
         self.log[at].at <= self.end && is_young
     }
 
-    /// The versions that the read may return: the one that it names, or those that `age` permits.
+    /// The versions that the read may return: its named version, or the versions that `age` permits.
     fn versions<'a>(
         &'a self,
         named: &'a Option<String>,
@@ -85,8 +85,8 @@ impl Call<'_> {
         objects.filter(move |(_, meta)| is_named(meta)).map(|(bytes, meta)| (bytes, meta))
     }
 
-    /// The metadata that the cache may have of a version: with ETags of the content, also those of other versions with
-    /// the same content.
+    /// Whether metadata may be the cache's metadata of a version. With content ETags, metadata of other versions with the
+    /// same content are permitted, too.
     fn same<'a>(&'a self, meta: &'a ObjectMeta) -> impl Iterator<Item = &'a ObjectMeta> {
         let is_kept = self.options.tags == Tags::OfContent;
         let others = self.log.iter().filter_map(|entry| entry.object.as_ref());
@@ -165,7 +165,7 @@ impl Call<'_> {
         got: &Answer,
     ) -> Result<(), String> {
         if !self.options.ignores_conditions
-            // With the time that the caller gets, which `is_of` has checked.
+            // With the time in the caller's response, which `is_of` has checked.
             && let Err(error) = options.check_preconditions(&got.meta)
         {
             return Err(format!("a condition does not hold ({error})"));
@@ -183,13 +183,13 @@ impl Call<'_> {
         let expected = &bytes[range.start as usize..range.end as usize];
         match &got.error {
             None if !got.is_dropped && got.bytes.len() == expected.len() => {}
-            // The store itself ends bodies early.
+            // The store injects early ends of bodies.
             None if !got.is_dropped && self.options.faults > 0 => {}
             None if !got.is_dropped => return Err(format!("{} bytes", expected.len())),
             Some(error) if self.check_error(error, &GetOptions::new(), &[]) => {}
             Some(Error::Precondition { .. } | Error::Generic { .. }) => {
-                // A long read ends so when its version is not the current one any more. Where the store ignores
-                // conditions it is the store's error for a range beyond the end of the next version.
+                // A long read fails so when its version is no longer current. If the store ignores conditions, it is the
+                // store's error for a range past the end of the next version.
                 let current = self.log.iter().rposition(|entry| entry.at <= self.end);
                 let now = current.and_then(|at| self.log[at].object.as_ref());
                 if now.is_some_and(|(_, now)| std::ptr::eq(now, meta)) {
@@ -213,7 +213,7 @@ impl Call<'_> {
         let got = match got {
             Ok(got) => got,
             Err(error) if self.check_error(error, &GetOptions::new(), ranges) => return Ok(()),
-            // Replaced again and again while its ranges were read.
+            // The object was replaced repeatedly while its ranges were read.
             Err(Error::Precondition { .. }) if self.is_replaced() => return Ok(()),
             Err(error) => return Err(format!("the store does not return {error:?}")),
         };

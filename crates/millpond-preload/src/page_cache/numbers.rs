@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 
 use crate::files::identity;
 use crate::page_cache::inodes::{self, Entry};
-use crate::page_cache::offset::UNKNOWN;
+use crate::page_cache::offset::{SHARED, UNKNOWN};
 use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -39,8 +39,6 @@ pub const FILE: u64 = 3;
 const KIND: u64 = 0xFF;
 const GENERATION: u64 = 0x100;
 
-/// This process opened the description, and no other process has had a part of it.
-pub const IS_OWN: u32 = 1;
 /// Each write goes to the end of the file (`O_APPEND`).
 pub const APPENDS: u32 = 2;
 /// Where a write goes is not known: the flags have changed.
@@ -79,7 +77,7 @@ impl Number {
         Number {
             state: AtomicU64::new(UNSEEN),
             entry: AtomicPtr::new(std::ptr::null_mut()),
-            offset: AtomicU64::new(UNKNOWN),
+            offset: AtomicU64::new(SHARED),
             flags: AtomicU32::new(0),
             reads: AtomicU32::new(0),
             row: AtomicPtr::new(std::ptr::null_mut()),
@@ -167,11 +165,7 @@ pub fn note_open(fd: RawFd, flags: i32) {
     let Some(number) = get(fd) else { return };
     forget(fd);
     use_number(fd);
-    let mut known = IS_OWN;
-    if flags & libc::O_CLOEXEC != 0 {
-        known |= CLOSES;
-    }
-    number.flags.store(known, Relaxed);
+    number.flags.store(if flags & libc::O_CLOEXEC != 0 { CLOSES } else { 0 }, Relaxed);
     number.offset.store(UNKNOWN, Relaxed);
     number.reads.store(0, Relaxed);
     let state = number.state.load(Relaxed);
@@ -263,7 +257,7 @@ pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
     let Some(entry) = inodes.find_or_make(identity.id) else { return KERNEL };
     if kind(state) == UNSEEN {
         number.flags.store(0, Relaxed);
-        number.offset.store(UNKNOWN, Relaxed);
+        number.offset.store(SHARED, Relaxed);
         number.reads.store(0, Relaxed);
     }
     number.entry.store(std::ptr::from_ref(entry).cast_mut(), Relaxed);

@@ -1,11 +1,14 @@
 //! The file offset of descriptions that this process alone has.
 //!
 //! ```text
+//! SHARED        the kernel has it, for good: the process did not open the description, or shares it
 //! UNKNOWN       the kernel has it
 //! SYNCED value  the kernel has it, and this is it
 //! HERE value    the kernel's is old
 //! LOCKED owner  a call of the kernel's that moves it is under way; the kernel has it
 //! ```
+//!
+//! Each change is one compare-exchange, so a description that is shared while a call is under way stays SHARED.
 //!
 //! A read moves it by one compare-exchange. A write by `write` is the kernel's, which takes the kernel's offset: it
 //! locks the word, gives the offset to the kernel if that is old, and unlocks the word with the new offset.
@@ -13,18 +16,22 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::page_cache::numbers::{self, CLOSES, FILE, IS_OWN, Number, kind};
+use crate::page_cache::numbers::{self, CLOSES, FILE, Number, kind};
 use crate::page_cache::{is_on, numbers::OPENED};
 use crate::runtime::sys::sys;
 use crate::runtime::thread;
 
 const TAG: u64 = 0b11 << 62;
-pub const UNKNOWN: u64 = 0;
+/// What a child of fork finds, whose table is zeroed.
+pub const SHARED: u64 = 0;
+pub const UNKNOWN: u64 = 1;
 const SYNCED: u64 = 0b01 << 62;
 const HERE: u64 = 0b10 << 62;
 const LOCKED: u64 = 0b11 << 62;
 /// In a locked word, whose owner is an even address: another call has moved the offset.
 const DISTURBED: u64 = 1;
+/// In a locked word: it is SHARED when the lock ends.
+const SHARES: u64 = 2;
 /// Offsets up to here are valid on every file system.
 const SURELY_VALID: i64 = i32::MAX as i64;
 /// How often a thread looks whether a word is unlocked, before the call is the kernel's alone.
@@ -48,12 +55,10 @@ fn set_kernels(fd: RawFd, value: i64) {
 /// The offset at which a read of the file at `fd` begins, and the word that said so; `None`: the kernel's.
 #[inline]
 pub fn begin_read(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
-    if !number.has(IS_OWN) {
-        return None;
-    }
     let word = number.offset.load(Relaxed);
     match word & TAG {
         SYNCED | HERE => Some((word & !TAG, word)),
+        _ if word == SHARED => None,
         _ => begin_read_slow(fd, number),
     }
 }
@@ -61,8 +66,10 @@ pub fn begin_read(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
 #[cold]
 fn begin_read_slow(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
     let word = await_unlocked(number, !thread::record().has_writes())?;
-    if word != UNKNOWN {
-        return Some((word & !TAG, word));
+    match word {
+        UNKNOWN => {}
+        SHARED => return None,
+        _ => return Some((word & !TAG, word)),
     }
     let value = kernels(fd);
     if value < 0 {
@@ -99,11 +106,11 @@ fn await_unlocked(number: &Number, may_wait: bool) -> Option<u64> {
 /// begins. `None`: the offset is the kernel's alone. `owner`: an address of the caller's, which [`unlock`] gets in any
 /// case.
 pub fn lock(fd: RawFd, number: &Number, owner: usize, may_wait: bool) -> Option<u64> {
-    if !number.has(IS_OWN) {
-        return None;
-    }
     loop {
         let word = await_unlocked(number, may_wait)?;
+        if word == SHARED {
+            return None;
+        }
         let locked = LOCKED | owner as u64;
         if number.offset.compare_exchange(word, locked, Relaxed, Relaxed).is_err() {
             continue;
@@ -123,40 +130,57 @@ pub fn lock(fd: RawFd, number: &Number, owner: usize, may_wait: bool) -> Option<
 /// Ends a lock, if `owner` has it. `value`: where the offset is now; `None`: the kernel knows.
 pub fn unlock(number: &Number, owner: usize, value: Option<u64>) {
     let locked = LOCKED | owner as u64;
-    let next = value.map_or(UNKNOWN, |value| word_of(SYNCED, value as i64));
-    if number.offset.compare_exchange(locked, next, Relaxed, Relaxed).is_err() {
-        let disturbed = locked | DISTURBED;
-        let _ = number.offset.compare_exchange(disturbed, UNKNOWN, Relaxed, Relaxed);
-    }
+    let next = |word| match word ^ locked {
+        0 => Some(value.map_or(UNKNOWN, |value| word_of(SYNCED, value as i64))),
+        DISTURBED => Some(UNKNOWN),
+        bits if bits & !(DISTURBED | SHARES) == 0 => Some(SHARED),
+        _ => None,
+    };
+    let _ = number.offset.fetch_update(Relaxed, Relaxed, next);
 }
 
 /// A call of the kernel's moves the offset, whether it is locked or not: only the kernel knows it then.
 pub fn disturb(number: &Number) {
-    let next = |word| Some(if word & TAG == LOCKED { word | DISTURBED } else { UNKNOWN });
+    let next = |word| match word & TAG {
+        LOCKED => Some(word | DISTURBED),
+        _ if word == SHARED => None,
+        _ => Some(UNKNOWN),
+    };
     let _ = number.offset.fetch_update(Relaxed, Relaxed, next);
+}
+
+/// Gives the offset to the kernel, and sets the word to `next`.
+fn give_to_kernel(fd: RawFd, number: &Number, next: u64) {
+    loop {
+        let word = number.offset.load(Relaxed);
+        let changed = match word & TAG {
+            // The kernel has it.
+            LOCKED if next == SHARED => word | SHARES,
+            LOCKED => return,
+            _ if word == SHARED => return,
+            HERE => {
+                set_kernels(fd, (word & !TAG) as i64);
+                next
+            }
+            _ => next,
+        };
+        if number.offset.compare_exchange(word, changed, Relaxed, Relaxed).is_ok() {
+            return;
+        }
+    }
 }
 
 /// Before a call of the kernel's that uses the offset of `fd`: the kernel has it.
 pub fn release(fd: RawFd) {
-    let Some(number) = numbers::get(fd).filter(|number| kind(number.state()) == FILE) else {
-        return;
-    };
-    let may_wait = !thread::record().has_writes();
-    while let Some(word) = await_unlocked(number, may_wait) {
-        if word & TAG == HERE {
-            set_kernels(fd, (word & !TAG) as i64);
-        }
-        if number.offset.compare_exchange(word, UNKNOWN, Relaxed, Relaxed).is_ok() {
-            return;
-        }
+    if let Some(number) = numbers::get(fd).filter(|number| kind(number.state()) == FILE) {
+        give_to_kernel(fd, number, UNKNOWN);
     }
 }
 
 /// Before another number or another process gets the description at `fd`: its offset is the kernel's from then on.
 pub fn share(fd: RawFd) {
     if let Some(number) = numbers::get(fd) {
-        number.unset(IS_OWN);
-        release(fd);
+        give_to_kernel(fd, number, SHARED);
     }
 }
 
@@ -172,7 +196,7 @@ pub fn release_for_exec() {
 }
 
 fn is_kept(number: &Number) -> bool {
-    number.has(IS_OWN) && matches!(kind(number.state()), OPENED | FILE)
+    number.offset.load(Relaxed) != SHARED && matches!(kind(number.state()), OPENED | FILE)
 }
 
 /// `lseek`, in the kernel's form.
@@ -180,7 +204,8 @@ pub fn seek(fd: RawFd, offset: i64, whence: i32) -> isize {
     // SAFETY: no memory involved.
     let by_kernel = || unsafe { sys!(libc::SYS_lseek, fd, offset, whence) };
     let known = numbers::get(fd)
-        .filter(|number| kind(number.state()) == FILE && number.has(IS_OWN) && is_on());
+        .filter(|number| kind(number.state()) == FILE && is_on())
+        .filter(|number| number.offset.load(Relaxed) != SHARED);
     let Some(number) = known.filter(|_| !thread::record().is_inside()) else { return by_kernel() };
     let word = number.offset.load(Relaxed);
     if matches!(word & TAG, SYNCED | HERE) {

@@ -1,4 +1,4 @@
-//! Stores that break what they promise, on purpose.
+//! Stores that break a promise on purpose.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use object_store::{
 pub enum Flaw {
     None,
     IgnoresConditions,
-    /// The condition is looked at, and some time later the object is written.
-    LooksThenWrites,
+    /// Checks the condition, and writes the object some time later.
+    ChecksThenWrites,
     RefusesAndWrites,
     IgnoresConditionsOfReads,
     DropsMetadata,
-    /// What replaces an object is read a moment later.
-    ReadsOld,
-    /// Each conditional write meets another that never ends: 409.
+    /// Reads return the replaced object for a moment.
+    ReadsStale,
+    /// Each conditional write conflicts with another one that never ends: 409.
     Conflicts,
 }
 
@@ -70,7 +70,7 @@ impl ObjectStore for Bad {
         let conditional = !matches!(options.mode, PutMode::Overwrite);
         match self.flaw {
             Flaw::IgnoresConditions => options.mode = PutMode::Overwrite,
-            Flaw::LooksThenWrites if conditional => {
+            Flaw::ChecksThenWrites if conditional => {
                 self.holds(at, &options.mode).await?;
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 options.mode = PutMode::Overwrite;
@@ -88,7 +88,7 @@ impl ObjectStore for Bad {
             Flaw::DropsMetadata => options.attributes = Attributes::new(),
             _ => {}
         }
-        if self.flaw == Flaw::ReadsOld && !conditional && self.store.head(at).await.is_ok() {
+        if self.flaw == Flaw::ReadsStale && !conditional && self.store.head(at).await.is_ok() {
             let (store, at) = (Arc::clone(&self.store), at.clone());
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_millis(5)).await;

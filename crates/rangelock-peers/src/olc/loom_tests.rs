@@ -1,8 +1,7 @@
-//! Every interleaving of two threads, in trees of a few nodes; `scripts/weaken` weakens each ordering in
-//! turn and expects one of these to fail.
+//! Loom models of the OLC B-tree: all interleavings of two threads, in trees of a few nodes.
 //!
-//! Under loom a node has room for three. Freed nodes are not loom's: crossbeam's epochs keep them as they
-//! do otherwise.
+//! `scripts/weaken` weakens each ordering in turn and expects one of these models to fail. Under loom a node has room for
+//! three elements. Loom does not model the reclamation of nodes, which crossbeam's epochs do as usual.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -17,10 +16,10 @@ fn r(start: u64, end: u64) -> ByteRange {
     ByteRange::new(start, end).unwrap()
 }
 
-/// What the ranges guard: loom fails if two threads touch it without an order between them.
+/// The data that the ranges guard: loom fails if two threads access it without an order between them.
 struct Bytes(UnsafeCell<u64>);
 
-// SAFETY: what is tested is that the tree makes this so.
+// SAFETY: the tests check that the tree orders all accesses.
 unsafe impl Sync for Bytes {}
 // SAFETY: as above.
 unsafe impl Send for Bytes {}
@@ -47,13 +46,13 @@ fn record(start: u64, end: u64) -> Record {
     Record { start, end, shares: EXCLUSIVE }
 }
 
-/// Goal: what a reader validates was there at one moment (node.N2).
+/// Goal: validated fields had their values at one moment (node.N2).
 #[test]
 fn loom_readers_see_one_moment() {
     model(|| {
         let node = Arc::new(Node::new(true));
         node.insert_record(0, record(1, 2));
-        // Who writes goes first: see `docs/testing.md`.
+        // The writer runs first: see `docs/testing.md`.
         let reader = thread::spawn({
             let node = Arc::clone(&node);
             move || {
@@ -73,7 +72,7 @@ fn loom_readers_see_one_moment() {
     });
 }
 
-/// Goal: a locker of a node sees what the last holder wrote, whichever way it locks (node.N1).
+/// Goal: a thread that locks a node sees the writes of the last holder, with each way of locking (node.N1).
 #[test]
 fn loom_the_lock_hands_over() {
     model(|| {
@@ -119,7 +118,7 @@ fn count(tree: &Tree) -> usize {
     count
 }
 
-/// Two threads that hold overlapping ranges of a tree with some others in it.
+/// Two threads hold overlapping ranges of a tree that contains other ranges.
 fn pair(tree: Tree, ranges: [ByteRange; 2]) {
     let (held, tree, bytes) = (count(&tree), Arc::new(tree), Bytes::new());
     let other = thread::spawn({
@@ -128,7 +127,7 @@ fn pair(tree: Tree, ranges: [ByteRange; 2]) {
     });
     hold(&tree, ranges[0], &bytes);
     other.join().unwrap();
-    assert_eq!(count(&tree), held, "left over");
+    assert_eq!(count(&tree), held, "a range is still locked");
 }
 
 /// Goal: overlapping ranges exclude each other in one leaf.
@@ -137,13 +136,13 @@ fn loom_one_leaf() {
     model(|| pair(tree(&[]), [r(0, 2), r(1, 3)]));
 }
 
-/// Goal: the same while the root, a leaf, is split under one of them, and merged again.
+/// Goal: the same while the root, a leaf, is split during one of the operations, and merged again.
 #[test]
 fn loom_split_of_the_root() {
     model(|| pair(tree(&[r(10, 11), r(20, 21), r(30, 31)]), [r(12, 14), r(13, 15)]));
 }
 
-/// Goal: the same where the leaf has a parent.
+/// Goal: the same if the leaf has a parent.
 #[test]
 fn loom_split_below_the_root() {
     model(|| {
@@ -152,18 +151,18 @@ fn loom_split_below_the_root() {
     });
 }
 
-/// Goal: the same where one range reaches into the leaf beside it (tree.O2).
+/// Goal: the same if one range extends into the next leaf (tree.O2).
 #[test]
 fn loom_two_leaves() {
     model(|| {
         let tree = tree(&[r(10, 11), r(20, 21), r(30, 31), r(40, 41)]);
-        // What belongs to the second leaf begins at 30 nevertheless.
+        // The second leaf's fence is still at 30.
         assert_eq!(tree.remove(r(30, 31), false), Outcome::Done);
         pair(tree, [r(12, 35), r(34, 36)]);
     });
 }
 
-/// Goal: a leaf that runs empty is merged away beside a descent to it (node.N3).
+/// Goal: a leaf that becomes empty is merged during a descent to it (node.N3).
 #[test]
 fn loom_merge_beside_a_descent() {
     model(|| {
@@ -182,8 +181,8 @@ fn loom_merge_beside_a_descent() {
     });
 }
 
-/// Goal: the same through the queue: nobody enters the tree over it, what it held is handed over by
-/// the gate, and nobody sleeps for ever (tree.O5).
+/// Goal: the same through the queue: no range enters the tree over a queue entry, the gate orders the holders in the queue
+/// before later ones, and no thread sleeps indefinitely (tree.O5).
 #[test]
 fn loom_tree_and_queue_exclude() {
     model(|| {
@@ -201,6 +200,9 @@ fn loom_tree_and_queue_exclude() {
             }
         }
         other.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }

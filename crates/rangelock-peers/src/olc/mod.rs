@@ -1,13 +1,12 @@
-//! A B-tree with optimistic lock coupling: Dave Chinner's second one, after Leis and others.
+//! A B-tree with optimistic lock coupling (OLC): Dave Chinner's second proposal, after Leis and others.
 //!
-//! Requests descend by comparing versions, without writing to any node above the leaf, and lock
-//! just the leaf that they change; freed nodes wait for readers. So requests in different leaves
-//! run at the same time; but with few ranges held there is one leaf, and everybody writes to its
-//! version.
+//! Requests descend by comparing versions, without writing to any node above the leaf, and lock only the leaf that they
+//! change. Epoch-based reclamation frees nodes. So requests in different leaves run concurrently. But with few held ranges
+//! there is one leaf, and all requests write its version.
 //!
-//! In front is the tree (`tree`) of ranges that are held and disjoint. What does not fit there
-//! goes to the queue under a mutex. While the queue has an entry the gate is set, and every change
-//! of the tree is made under the mutex too: so blockers can be counted (queue.Q3).
+//! The front is the tree (`tree`) of disjoint held ranges. Other requests go to the queue under a mutex. While the queue
+//! has an entry, the gate is set, and every change of the tree is made under the mutex as well. So blockers can be counted
+//! (queue.Q3).
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -18,7 +17,7 @@ use std::time::Duration;
 
 use millpond_rangelock::parts::sync::atomic::Ordering;
 use millpond_rangelock::parts::sync::{Mutex, MutexGuard, lock};
-use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_tell};
+use millpond_rangelock::parts::{Notify, Queue, Ticket, unlock_and_wake};
 use millpond_rangelock::{ByteRange, Mode, RawRangeLock, Request};
 use node::EXCLUSIVE;
 use tree::{Outcome, Tree};
@@ -39,7 +38,7 @@ pub struct OlcBTree {
 
 /// Where a guard's range is held.
 #[derive(Debug)]
-pub enum Held {
+pub enum OlcBTreeHold {
     /// In the tree.
     Tree,
     /// In the queue.
@@ -53,21 +52,21 @@ impl Default for OlcBTree {
 }
 
 impl OlcBTree {
-    /// The mutex, with the gate set.
-    fn gated(&self) -> MutexGuard<'_, Queue> {
+    /// Locks the mutex and sets the gate.
+    fn lock_gated(&self) -> MutexGuard<'_, Queue> {
         let queue = lock(&self.queue);
-        // Relaxed: the leaf locks carry it (tree.O5).
+        // Relaxed: the leaf locks order it (tree.O5).
         self.tree.gate.store(1, Ordering::Relaxed);
         queue
     }
 
-    /// Ends a critical section: opens the gate if nobody is left in the queue.
-    fn settle(&self, queue: MutexGuard<'_, Queue>) {
+    /// Ends a critical section: opens the gate if the queue is empty.
+    fn unlock_queue(&self, queue: MutexGuard<'_, Queue>) {
         if queue.is_empty() {
             // Release: pairs with the Acquire in `Tree::insert`.
             self.tree.gate.store(0, Ordering::Release);
         }
-        unlock_and_tell(&self.queue, queue, |queue| queue);
+        unlock_and_wake(&self.queue, queue, |queue| queue);
     }
 
     fn conflicts(&self, range: ByteRange, mode: Mode) -> u32 {
@@ -88,34 +87,34 @@ impl OlcBTree {
         range: ByteRange,
         mode: Mode,
         notify: &mut Option<Notify>,
-    ) -> Option<Request<Held, Ticket>> {
-        let mut queue = self.gated();
-        // Nothing enters the tree over a queue entry (queue.Q3).
+    ) -> Option<Request<OlcBTreeHold, Ticket>> {
+        let mut queue = self.lock_gated();
+        // No range enters the tree over a queue entry (queue.Q3).
         if !queue.overlaps(range) && self.tree.insert(range, mode, true) == Outcome::Done {
-            self.settle(queue);
-            return Some(Request::Granted(Held::Tree));
+            self.unlock_queue(queue);
+            return Some(Request::Granted(OlcBTreeHold::Tree));
         }
         let in_front = self.conflicts(range, mode);
         let request = queue.insert(range, mode, in_front, notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         Some(match request? {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(OlcBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         })
     }
 
     #[cold]
     fn release_gated(&self, range: ByteRange, mode: Mode) {
-        let mut queue = self.gated();
+        let mut queue = self.lock_gated();
         let removed = self.tree.remove(range, true);
         debug_assert_eq!(removed, Outcome::Done);
         queue.front_released(range, mode);
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }
 
 impl RawRangeLock for OlcBTree {
-    type Held = Held;
+    type Held = OlcBTreeHold;
     type Queued = Ticket;
 
     const NAME: &'static str = "olc-btree";
@@ -126,20 +125,20 @@ impl RawRangeLock for OlcBTree {
         range: ByteRange,
         mode: Mode,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<OlcBTreeHold, Ticket> {
         match self.tree.insert(range, mode, false) {
-            Outcome::Done => Request::Granted(Held::Tree),
-            _ => self.enqueue(range, mode, &mut Some(notify())).expect("somebody to tell"),
+            Outcome::Done => Request::Granted(OlcBTreeHold::Tree),
+            _ => self.enqueue(range, mode, &mut Some(notify())).expect("a waiter was passed"),
         }
     }
 
-    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
+    fn try_request(&self, range: ByteRange, mode: Mode) -> Option<OlcBTreeHold> {
         if self.tree.insert(range, mode, false) == Outcome::Done {
-            return Some(Held::Tree);
+            return Some(OlcBTreeHold::Tree);
         }
         match self.enqueue(range, mode, &mut None)? {
             Request::Granted(held) => Some(held),
-            Request::Queued(_) => unreachable!("queued with nobody to tell"),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
         }
     }
 
@@ -152,9 +151,9 @@ impl RawRangeLock for OlcBTree {
     }
 
     fn expire(&self) {
-        let mut queue = self.gated();
+        let mut queue = self.lock_gated();
         queue.expire();
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 
     fn poll(
@@ -163,49 +162,49 @@ impl RawRangeLock for OlcBTree {
         mode: Mode,
         queued: Ticket,
         notify: impl FnOnce() -> Notify,
-    ) -> Request<Held, Ticket> {
+    ) -> Request<OlcBTreeHold, Ticket> {
         let mut notify = Some(notify());
-        let mut queue = self.gated();
+        let mut queue = self.lock_gated();
         let in_front = if queue.is_lapsed(&queued) { self.conflicts(range, mode) } else { 0 };
         let request = queue.poll(queued, in_front, &mut notify);
-        self.settle(queue);
+        self.unlock_queue(queue);
         match request {
-            Request::Granted(ticket) => Request::Granted(Held::Queue(ticket)),
+            Request::Granted(ticket) => Request::Granted(OlcBTreeHold::Queue(ticket)),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
 
-    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
-        let mut queue = self.gated();
+    fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<OlcBTreeHold> {
+        let mut queue = self.lock_gated();
         if queue.is_granted(&queued) {
-            return Some(Held::Queue(queued));
+            return Some(OlcBTreeHold::Queue(queued));
         }
         let notify = queue.remove(queued);
-        self.settle(queue);
+        self.unlock_queue(queue);
         drop(notify);
         None
     }
 
     #[inline]
-    fn release(&self, range: ByteRange, mode: Mode, held: Held) {
+    fn release(&self, range: ByteRange, mode: Mode, held: OlcBTreeHold) {
         match held {
-            Held::Tree => {
+            OlcBTreeHold::Tree => {
                 if self.tree.remove(range, false) == Outcome::Gated {
                     self.release_gated(range, mode);
                 }
             }
-            Held::Queue(ticket) => {
-                let mut queue = self.gated();
+            OlcBTreeHold::Queue(ticket) => {
+                let mut queue = self.lock_gated();
                 drop(queue.remove(ticket));
-                self.settle(queue);
+                self.unlock_queue(queue);
             }
         }
     }
 
-    fn try_upgrade(&self, range: ByteRange, held: &mut Held) -> bool {
-        let mut queue = self.gated();
+    fn try_upgrade(&self, range: ByteRange, held: &mut OlcBTreeHold) -> bool {
+        let mut queue = self.lock_gated();
         let upgraded = match held {
-            Held::Tree => {
+            OlcBTreeHold::Tree => {
                 let upgraded =
                     queue.count_held(range) == 0 && self.tree.replace_shares(range, 1, EXCLUSIVE);
                 if upgraded {
@@ -213,24 +212,24 @@ impl RawRangeLock for OlcBTree {
                 }
                 upgraded
             }
-            Held::Queue(ticket) => {
+            OlcBTreeHold::Queue(ticket) => {
                 self.conflicts(range, Mode::Exclusive) == 0 && queue.try_upgrade(ticket)
             }
         };
-        self.settle(queue);
+        self.unlock_queue(queue);
         upgraded
     }
 
-    fn downgrade(&self, range: ByteRange, held: &mut Held) {
-        let mut queue = self.gated();
+    fn downgrade(&self, range: ByteRange, held: &mut OlcBTreeHold) {
+        let mut queue = self.lock_gated();
         match held {
-            Held::Tree => {
+            OlcBTreeHold::Tree => {
                 let replaced = self.tree.replace_shares(range, EXCLUSIVE, 1);
                 debug_assert!(replaced);
                 queue.front_downgraded(range);
             }
-            Held::Queue(ticket) => queue.downgrade(ticket),
+            OlcBTreeHold::Queue(ticket) => queue.downgrade(ticket),
         }
-        self.settle(queue);
+        self.unlock_queue(queue);
     }
 }

@@ -1,4 +1,4 @@
-//! A node of the OLC B-tree, and the lock in it.
+//! A node of the OLC B-tree, with its lock.
 //!
 //! ```text
 //! version = OBSOLETE | count << 1 | LOCKED
@@ -7,19 +7,18 @@
 //!                              LOCKED -> retire -> OBSOLETE
 //! ```
 //!
-//! - N1. The fields of a node change only while it is LOCKED, by the thread that locked it. Each unlocking
-//!   gives a version that was never there before.
-//! - N2. A reader takes the version, reads, and compares the version again: equal and even means
-//!   that what it read was there at one moment. Until then it may have read anything that was
-//!   ever stored, so every field is atomic, and it follows a child only after validating.
-//! - N3. A retired node never changes again; a thread that finds one starts over at the root.
+//! - N1. Only the thread that has LOCKED a node changes its fields. Each unlock creates a new version number.
+//! - N2. A reader loads the version, reads fields, and compares the version again. If it is equal and even, the fields had
+//!   these values at one moment. Before that the reader may have seen any value that was ever stored. So every field is
+//!   atomic, and the reader follows a child only after validation.
+//! - N3. A retired node never changes again; a thread that finds one restarts at the root.
 
 use millpond_rangelock::ByteRange;
 use millpond_rangelock::parts::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use millpond_rangelock::parts::sync::relax;
 
-/// Records in a leaf, children of an inner node: 14, 210, 3150 at one, two, three levels. At least 3: a
-/// root that has just been split has 2, and is not to be full.
+/// Number of records in a leaf, and of children in an inner node: 14, 210, 3150 at one, two, three levels. At least 3, as a
+/// root that has just been split has 2 children, and must not be full.
 pub(super) const FAN_OUT: usize = if cfg!(loom) {
     3
 } else if cfg!(shuttle) {
@@ -31,7 +30,7 @@ pub(super) const FAN_OUT: usize = if cfg!(loom) {
 const LOCKED: u64 = 1;
 const OBSOLETE: u64 = 1 << 63;
 
-/// Shares of a record that is held exclusively.
+/// The `shares` of an exclusively held record.
 pub(super) const EXCLUSIVE: u32 = 0;
 
 /// A leaf or an inner node.
@@ -41,19 +40,19 @@ pub(super) struct Node {
     version: AtomicU64,
     len: AtomicU32,
     pub(super) is_leaf: bool,
-    /// In a leaf: starts, sorted. In an inner node: the least start below each child; the first is
-    /// 0. Unused places hold `u64::MAX`.
+    /// In a leaf: starts, sorted. In an inner node: the least start below each child; the first is 0. Unused elements
+    /// contain `u64::MAX`.
     keys: [AtomicU64; FAN_OUT],
     /// In a leaf: the end of each record.
     ends: [AtomicU64; FAN_OUT],
     /// In a leaf: the shared holders of each record, or `EXCLUSIVE`.
     shares: [AtomicU32; FAN_OUT],
-    /// In an inner node.
+    /// In an inner node: the children.
     children: [AtomicPtr<Node>; FAN_OUT],
     /// The starts that belong to this leaf: `low..high`.
     low: AtomicU64,
     high: AtomicU64,
-    /// The end of the range, if any, that starts before `low` and ends after it; else 0.
+    /// End of the range that starts before `low` and ends after it; 0 if there is none.
     spill: AtomicU64,
 }
 
@@ -65,7 +64,7 @@ pub(super) struct Record {
     pub(super) shares: u32,
 }
 
-/// A version that was even and current.
+/// An even version that was current.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version(u64);
 
@@ -90,7 +89,7 @@ impl Node {
     pub(super) fn read(&self) -> Option<Version> {
         let mut tries = 0;
         loop {
-            // Acquire: pairs with the Release in `unlock`: we see the fields of that version.
+            // Acquire: pairs with the Release in `unlock`: the caller sees the fields of this version.
             let version = self.version.load(Ordering::Acquire);
             if version & OBSOLETE != 0 {
                 return None;
@@ -102,16 +101,16 @@ impl Node {
         }
     }
 
-    /// Whether everything read since `read` was of that version (N2).
+    /// Whether all fields loaded since `read` were of that version (N2).
     #[inline]
     pub(super) fn validate(&self, version: Version) -> bool {
-        // Acquire: if a read above saw a store of a later writer, that writer's fence in
-        // `locked` comes before it, and we see its version here.
+        // Acquire: if an earlier load saw a store of a later writer, that writer's fence in
+        // `try_lock_at` precedes the store, and the load below sees its version.
         fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == version.0
     }
 
-    /// Locks, waiting for the holder; false if the node is retired.
+    /// Locks the node, waiting for the holder; false if the node is retired.
     pub(super) fn lock(&self) -> bool {
         loop {
             let Some(version) = self.read() else {
@@ -123,7 +122,7 @@ impl Node {
         }
     }
 
-    /// Locks, if it is still of that version.
+    /// Locks the node, if it still has that version.
     #[inline]
     pub(super) fn try_lock_at(&self, version: Version) -> bool {
         // Acquire: pairs with the Release in `unlock`.
@@ -133,13 +132,13 @@ impl Node {
             Ordering::Acquire,
             Ordering::Relaxed,
         );
-        // Release: keeps our stores below the LOCKED version, for readers that see one of them;
-        // pairs with the fence in `validate`.
+        // Release: orders the LOCKED version before the stores that follow, for readers that see one of
+        // them; pairs with the fence in `validate`.
         fence(Ordering::Release);
         locked.is_ok()
     }
 
-    /// Locks, if nobody has it.
+    /// Locks the node, if it is unlocked.
     pub(super) fn try_lock(&self) -> bool {
         let version = self.version.load(Ordering::Relaxed);
         version & (LOCKED | OBSOLETE) == 0 && self.try_lock_at(Version(version))
@@ -154,13 +153,13 @@ impl Node {
 
     /// Unlocks for the last time (N3).
     pub(super) fn retire(&self) {
-        // Relaxed: who finds it starts over, and follows nothing.
+        // Relaxed: a thread that finds it restarts, and follows no pointer.
         self.version.store(OBSOLETE, Ordering::Relaxed);
     }
 
     #[inline]
     pub(super) fn len(&self) -> usize {
-        // A reader that is going to fail may see anything: keep it within the arrays.
+        // A reader that will fail validation may see any value: keep it within the arrays.
         (self.len.load(Ordering::Relaxed) as usize).min(FAN_OUT)
     }
 
@@ -168,7 +167,7 @@ impl Node {
         self.len() == FAN_OUT
     }
 
-    /// How many keys are at most `key`.
+    /// Number of keys that are at most `key`.
     #[inline]
     pub(super) fn rank(&self, key: u64) -> usize {
         self.keys.iter().map(|k| usize::from(k.load(Ordering::Relaxed) <= key)).sum()
@@ -186,7 +185,7 @@ impl Node {
         self.spill.load(Ordering::Relaxed)
     }
 
-    /// The child for `key` and its number; null if we are about to fail validation.
+    /// The index of the child for `key`, and the child; may be null if validation will fail.
     #[inline]
     pub(super) fn child_for(&self, key: u64) -> (usize, *mut Node) {
         let at = self.rank(key).max(1) - 1;
@@ -194,8 +193,8 @@ impl Node {
     }
 
     pub(super) fn child(&self, at: usize) -> *mut Node {
-        // Relaxed: nobody follows it before the version was validated (N2), or without the lock, and
-        // that version came after the child was initialised.
+        // Relaxed: a thread follows it only after validating the version (N2) or under the lock, and the
+        // child was initialised before that version.
         self.children[at].load(Ordering::Relaxed)
     }
 
@@ -278,7 +277,7 @@ impl Node {
         self.set_len(len - 1);
     }
 
-    /// Moves what is from `cut` on to a new node; returns it with its first key.
+    /// Moves the elements from `cut` on to a new node; returns the node and its first key.
     pub(super) fn split_off(&self, cut: usize) -> (Box<Node>, u64) {
         let right = Box::new(Node::new(self.is_leaf));
         let (len, key) = (self.len(), self.key(cut));

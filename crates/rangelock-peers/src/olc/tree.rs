@@ -1,16 +1,15 @@
-//! The OLC B-tree: descents that lock nothing, changes that lock what they change.
+//! The OLC B-tree: descents take no locks, changes lock only the changed nodes.
 //!
-//! - O1. Ranges in the tree are disjoint; one that several hold shared is one record with their
-//!   number.
-//! - O2. A leaf has the records whose starts are within its fences, and knows (`spill`) how far
-//!   the one before it reaches into it. So whether a range fits is decided by the leaves that it
-//!   touches, all of which its inserter locks, from left to right.
-//! - O3. Descents lock nothing. Splits and merges lock parent, then node, then sibling, never
-//!   waiting: a thread that does not get one lets go of all and starts over. Waiting is only for a leaf,
-//!   by a thread that holds none or leaves to its left: so there is no cycle.
+//! - O1. Ranges in the tree are disjoint; a range with several shared holders is one record with their number.
+//! - O2. A leaf has the records whose starts lie within its fences, and records in `spill` how far a range of an earlier
+//!   leaf extends into it. So the leaves that a range touches decide whether it fits; its inserter locks all of them, from
+//!   left to right.
+//! - O3. Descents take no locks. Splits and merges lock parent, then node, then sibling, and never wait: a thread that fails
+//!   to lock one releases all and restarts. A thread waits only for a leaf, while it holds no lock or locks of leaves to
+//!   the left: so there is no cycle.
 //! - O4. Unlinked nodes are freed when no thread that could have seen them is still pinned.
-//! - O5. The `gate` is read under the locks of all the leaves that a change touches. A thread
-//!   that sets it and then locks those leaves either sees the change, or has it go to the mutex.
+//! - O5. A change reads `gate` under the locks of all leaves that it touches. A thread that sets the gate and then locks
+//!   these leaves either sees the change, or the change sees the gate and goes to the mutex.
 
 use crossbeam_epoch::{self as epoch, Guard, Shared};
 
@@ -22,22 +21,22 @@ use millpond_rangelock::{ByteRange, Mode};
 /// A range that touches more leaves than this is held in the queue.
 const LEAVES_MAX: usize = 4;
 
-/// See the module.
+/// The tree; see the module.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: AtomicPtr<Node>,
-    /// Not 0 while changes have to go through the mutex.
+    /// Not 0 while changes have to be made under the mutex.
     pub(super) gate: AtomicU32,
 }
 
-/// What came of a change.
+/// Outcome of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Outcome {
     Done,
-    /// The range overlaps what it cannot share, or touches too many leaves.
+    /// The range overlaps a record that it cannot share, or touches too many leaves.
     Refused,
-    /// The gate is set: do it under the mutex.
+    /// The gate is set: make the change under the mutex.
     Gated,
 }
 
@@ -63,8 +62,8 @@ impl<'g> Leaves<'g> {
     }
 }
 
-/// The nodes above a leaf that matter to a split or merge.
-struct Step<'g> {
+/// A node on the path to a leaf, with the version that was read.
+struct PathNode<'g> {
     node: &'g Node,
     version: Version,
 }
@@ -84,24 +83,24 @@ impl Tree {
     /// `node` was read, while `guard` was pinned, from the root or from a node that passed
     /// validation after the read; or under the lock of that node.
     unsafe fn node(node: *mut Node, _guard: &Guard) -> &Node {
-        // SAFETY: it was linked at that moment, so it is not freed before `guard` ends (O4).
+        // SAFETY: the node was linked at that moment, so it is not freed before `guard` ends (O4).
         unsafe { &*node }
     }
 
     fn root<'g>(&self, guard: &'g Guard) -> &'g Node {
-        // Acquire: pairs with the Release in `grow_root` and `shrink_root`.
+        // Acquire: pairs with the Release in `split_node` and `shrink_root`.
         // SAFETY: read from the root.
         unsafe { Tree::node(self.root.load(Ordering::Acquire), guard) }
     }
 
     fn is_root(&self, node: &Node) -> bool {
-        // Relaxed: compared, and not followed. A root that is replaced was locked for that: who has its
-        // lock knows, and for who has not, the leaf tells whether it is the right one (O2).
+        // Relaxed: compared, and not followed. A root is locked while it is replaced: a thread that holds its
+        // lock sees the current value, and for other threads the fences of the leaf decide (O2).
         std::ptr::eq(self.root.load(Ordering::Relaxed), node)
     }
 
-    /// One level down, towards `key`; `None` if `step` has changed meanwhile.
-    fn down<'g>(step: &Step<'g>, key: u64, guard: &'g Guard) -> Option<(usize, Step<'g>)> {
+    /// One level down, towards `key`; `None` if `step` has changed.
+    fn down<'g>(step: &PathNode<'g>, key: u64, guard: &'g Guard) -> Option<(usize, PathNode<'g>)> {
         let (at, child) = step.node.child_for(key);
         if !step.node.validate(step.version) {
             return None;
@@ -109,14 +108,14 @@ impl Tree {
         // SAFETY: read from a node that passed validation.
         let node = unsafe { Tree::node(child, guard) };
         let version = node.read()?;
-        // Again, so that the child's version is one of a child of this node.
-        step.node.validate(step.version).then_some((at, Step { node, version }))
+        // Validate again, so that the child's version was read while it was a child of this node.
+        step.node.validate(step.version).then_some((at, PathNode { node, version }))
     }
 
-    fn top<'g>(&self, guard: &'g Guard) -> Option<Step<'g>> {
+    fn top<'g>(&self, guard: &'g Guard) -> Option<PathNode<'g>> {
         let node = self.root(guard);
         let version = node.read()?;
-        self.is_root(node).then_some(Step { node, version })
+        self.is_root(node).then_some(PathNode { node, version })
     }
 
     /// The leaf that `key` belongs to, locked.
@@ -126,7 +125,7 @@ impl Tree {
             if let Some(leaf) = self.leaf(key, guard)
                 && leaf.lock()
             {
-                // It may have been split or merged since, but not any more (O2).
+                // The leaf may have been split or merged before it was locked (O2).
                 let (low, high) = leaf.fences();
                 if low <= key && (key < high || high == u64::MAX) {
                     return leaf;
@@ -137,7 +136,7 @@ impl Tree {
         }
     }
 
-    /// The leaf that `key` belonged to a moment ago; `None` if a node on the way changed.
+    /// The leaf that `key` belonged to during the descent; `None` if a node on the path changed.
     fn leaf<'g>(&self, key: u64, guard: &'g Guard) -> Option<&'g Node> {
         let mut step = self.top(guard)?;
         while !step.node.is_leaf {
@@ -146,7 +145,7 @@ impl Tree {
         Some(step.node)
     }
 
-    /// Locks all leaves that `range` touches (O2); `None` if they are too many.
+    /// Locks all leaves that `range` touches (O2); `None` if there are too many.
     fn lock_leaves<'g>(&self, range: ByteRange, guard: &'g Guard) -> Option<Leaves<'g>> {
         let mut locked = Leaves { leaves: [None; LEAVES_MAX], len: 0 };
         let mut key = range.start();
@@ -173,7 +172,8 @@ impl Tree {
             let Some(leaves) = self.lock_leaves(range, guard) else {
                 return Outcome::Refused;
             };
-            // Acquire: pairs with the Release in `settle`: we see what holders in the queue wrote.
+            // Acquire: pairs with the Release in `unlock_queue`: the caller sees the writes of holders in the
+            // queue.
             if !gated && self.gate.load(Ordering::Acquire) != 0 {
                 return Outcome::Gated;
             }
@@ -208,10 +208,10 @@ impl Tree {
         }
     }
 
-    /// Takes out a hold of `range`, which is in the tree.
+    /// Removes a hold of `range`, which is in the tree.
     pub(super) fn remove(&self, range: ByteRange, gated: bool) -> Outcome {
         let guard = &epoch::pin();
-        let leaves = self.lock_leaves(range, guard).expect("no more leaves than when it went in");
+        let leaves = self.lock_leaves(range, guard).expect("no more leaves than at its insertion");
         if !gated && self.gate.load(Ordering::Relaxed) != 0 {
             return Outcome::Gated;
         }
@@ -246,12 +246,12 @@ impl Tree {
         replaced
     }
 
-    /// Calls `f` for each record that overlaps `range`. Under the mutex, and gated: no record
-    /// comes or goes over a range that has been visited (O5).
+    /// Calls `f` for each record that overlaps `range`. Under the mutex, and gated: no record is added or removed in the
+    /// part that has been visited (O5).
     pub(super) fn for_each_overlap(&self, range: ByteRange, mut f: impl FnMut(Record)) {
         let guard = &epoch::pin();
         let mut key = range.start();
-        // Back to where a range that reaches into ours may start.
+        // Start at the leaf of a range that extends into this one.
         loop {
             let leaf = self.lock_leaf(key, guard);
             let (low, _) = leaf.fences();
@@ -283,7 +283,7 @@ impl Tree {
         let Some(mut step) = self.top(guard) else {
             return;
         };
-        let mut parent: Option<(Step<'_>, usize)> = None;
+        let mut parent: Option<(PathNode<'_>, usize)> = None;
         loop {
             if step.node.is_full() {
                 self.split_node(parent, &step, key);
@@ -299,7 +299,7 @@ impl Tree {
         }
     }
 
-    fn split_node(&self, parent: Option<(Step<'_>, usize)>, step: &Step<'_>, key: u64) {
+    fn split_node(&self, parent: Option<(PathNode<'_>, usize)>, step: &PathNode<'_>, key: u64) {
         if let Some((above, _)) = &parent
             && !above.node.try_lock_at(above.version)
         {
@@ -307,7 +307,7 @@ impl Tree {
         }
         if step.node.try_lock_at(step.version) {
             let node = step.node;
-            // An appender will go on appending: leave the left node full.
+            // Appends will probably continue: leave the left node full.
             let appends = node.rank(key) == FAN_OUT && node.is_leaf;
             let cut = if appends { FAN_OUT - 1 } else { FAN_OUT / 2 };
             match &parent {
@@ -315,7 +315,7 @@ impl Tree {
                     let (right, first) = node.split_off(cut);
                     above.node.insert_child(at + 1, first, Box::into_raw(right));
                 }
-                // Checked under its lock: a root that was replaced was locked for that.
+                // Checked under its lock, as a root is locked while it is replaced.
                 None if self.is_root(node) => {
                     let (right, first) = node.split_off(cut);
                     let root = Box::new(Node::new(false));
@@ -333,8 +333,8 @@ impl Tree {
         }
     }
 
-    /// Unlinks the empty leaf of `key`, and thins out the nodes above it; best effort, since an
-    /// empty leaf is no harm: the next to empty a leaf here tries again.
+    /// Unlinks the empty leaf of `key`, and merges nodes above it. Best effort, as an empty leaf is harmless: the next thread
+    /// that empties a leaf here tries again.
     #[cold]
     fn merge(&self, key: u64, guard: &Guard) {
         for _ in 0..4 {
@@ -363,13 +363,13 @@ impl Tree {
     }
 
     /// Replaces a root that has a single child by that child.
-    fn shrink_root(&self, step: &Step<'_>, guard: &Guard) {
+    fn shrink_root(&self, step: &PathNode<'_>, guard: &Guard) {
         if !step.node.try_lock_at(step.version) {
             return;
         }
         if self.is_root(step.node) && step.node.len() == 1 {
-            // Release: pairs with the Acquire in `root`. Argued: what is not atomic in a node, and that
-            // it was made, is found by this; loom looks at neither.
+            // Release: pairs with the Acquire in `root`. Argued: it publishes the initialisation of the node
+            // and its non-atomic fields, neither of which loom checks.
             self.root.store(step.node.child(0), Ordering::Release);
             Tree::free(step.node, guard);
         } else {
@@ -378,7 +378,7 @@ impl Tree {
     }
 
     /// Merges child `at` of `above` with its left neighbour, or its right one if it is the first.
-    fn merge_child(&self, above: &Step<'_>, at: usize, child: &Step<'_>, guard: &Guard) {
+    fn merge_child(&self, above: &PathNode<'_>, at: usize, child: &PathNode<'_>, guard: &Guard) {
         if !above.node.try_lock_at(above.version) {
             return;
         }
@@ -394,7 +394,7 @@ impl Tree {
                 above.node.remove_child(at);
                 Tree::free(child.node, guard);
             } else if !child.node.is_leaf && fits {
-                // Always the right one into the left one.
+                // Always merge the right node into the left one.
                 let (left, right, right_at) = match at {
                     0 => (child.node, sibling, 1),
                     _ => (sibling, child.node, at),
@@ -421,17 +421,17 @@ impl Tree {
         let (low, high) = sibling.fences();
         if is_left_of_it {
             sibling.set_fences(empty_low, high);
-            // What reached into it from the left now reaches into the neighbour.
+            // A range that extended into the empty leaf from the left now extends into the neighbour.
             sibling.set_spill(sibling.spill().max(empty.spill()));
         } else {
             sibling.set_fences(low, empty_high);
         }
     }
 
-    /// Frees an unlinked, locked node once nobody can look at it.
+    /// Frees an unlinked, locked node once no thread can access it.
     fn free(node: &Node, guard: &Guard) {
         node.retire();
-        // SAFETY: it came from a box, it has just been unlinked under its parent's lock, which
+        // SAFETY: the node came from a box. It has just been unlinked under its parent's lock, which
         // happens once, and threads that reached it before are pinned (O4).
         unsafe { guard.defer_destroy(Shared::from(std::ptr::from_ref(node))) };
     }
@@ -440,8 +440,8 @@ impl Tree {
 impl Drop for Tree {
     fn drop(&mut self) {
         fn free(node: *mut Node) {
-            // SAFETY: linked nodes come from boxes, each from one parent, and `&mut self` proves
-            // that nobody else looks at them.
+            // SAFETY: linked nodes come from boxes, each has one parent, and `&mut self` proves that no
+            // other thread accesses them.
             let node = unsafe { Box::from_raw(node) };
             if !node.is_leaf {
                 (0..node.len()).for_each(|at| free(node.child(at)));

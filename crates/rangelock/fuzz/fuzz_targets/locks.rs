@@ -1,8 +1,7 @@
-//! Every lock against a list of what is held: `cargo +nightly fuzz run locks`.
+//! Fuzz target: compares every lock with a list of held ranges; `cargo +nightly fuzz run locks`.
 //!
-//! Each four bytes of input are one step: lock some range in some mode if that needs no waiting,
-//! release, upgrade or downgrade one that is held. The trees are the target: `IntervalTree` and
-//! its kind are searched, split, merged and rebalanced in every order that the fuzzer finds.
+//! Four bytes of input are one step: lock a range in some mode if this needs no waiting, or release, upgrade or downgrade a
+//! held range. The fuzzer exercises mainly the trees: searches, splits, merges and rotations in any order.
 
 #![no_main]
 
@@ -46,7 +45,7 @@ fn run<L: RawRangeLock>(steps: &[u8], unit: u64) {
         }
     }
     held.clear();
-    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "{}: left over", L::NAME);
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "{}: a range is still locked", L::NAME);
 }
 
 fuzz_target!(|input: &[u8]| {

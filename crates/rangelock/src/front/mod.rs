@@ -1,7 +1,7 @@
-//! The front: the ranges that are held without having waited, in a table of stripes.
+//! The front: ranges that were granted without waiting, in a table of stripes.
 //!
-//! A range is claimed piece by piece, each by one compare-exchange, none of them touching a word that
-//! disjoint requests elsewhere in the file touch. `striped` decides what goes here, and what queues.
+//! A range is claimed piece by piece, each by one compare-exchange on a word that disjoint requests elsewhere in the file
+//! do not touch. `striped` decides which requests use the front and which queue.
 
 pub(crate) mod stripe;
 pub(crate) mod table;

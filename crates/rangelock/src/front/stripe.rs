@@ -1,7 +1,7 @@
-//! A stripe: the ranges held in some regions of the file, in two cache lines.
+//! A stripe holds the ranges of some regions of the file, in two cache lines.
 //!
-//! The first stop of every request. One word, `control`, says which slots are occupied, and
-//! every transition is one compare-exchange or other RMW of it:
+//! Every request tries a stripe first. One word, `control`, records which slots are occupied. Every transition is one
+//! compare-exchange or other read-modify-write (RMW) of it:
 //!
 //! ```text
 //! control = version | CROWDED | exclusive bit per slot | occupied bit per slot | GATE
@@ -10,48 +10,47 @@
 //! stripe:  OPEN -> gate -> GATED -> ungate -> OPEN
 //! ```
 //!
-//! - P1. While GATE is clear, slots are claimed and released by compare-exchange alone. While it is
-//!   set they change only under the lock's mutex, which is also needed to set and clear it. So
-//!   under the mutex a gated stripe stands still.
-//! - P2. The version grows with every claim. A claim's compare-exchange therefore proves that the
-//!   occupied slots are the same, held by the same, as those that were looked at before it: no
-//!   conflicting range came in between. (A release in between changes the occupied bits; to bring
-//!   them back takes a claim.) The version has 48 bits: a claimer would have to stand still for
-//!   exactly 2^48 claims of its stripe, 30 days at 100 million a second.
-//! - P3. `end` is 0 exactly while a slot is not HELD: its owner has claimed it and not yet
-//!   stored the range, or is about to release it. A thread that meets an occupied slot with end 0
-//!   knows nothing about it: a claimer gives up, and the holder of the gate waits, for either the
-//!   range is stored, or the release fails at the gate and the range is put back.
-//! - P4. A slot belongs to one guard, which alone releases it; it knows the slot by number.
+//! - P1. While GATE is clear, slots are claimed and released by compare-exchange alone. While it is set, slots change only
+//!   under the lock's mutex, which is also needed to set and clear it. So a gated stripe does not change while a thread
+//!   holds the mutex.
+//! - P2. Every claim increments the version. So a successful compare-exchange of a claim proves that the occupied slots,
+//!   and their owners, are the ones that the claim has read: no conflicting range was claimed in between. (A release in
+//!   between changes the occupied bits, and only a claim sets them again.) The version has 48 bits: to fail, a claimer
+//!   would have to be stopped for exactly 2^48 claims of its stripe, 30 days at 100 million per second.
+//! - P3. `end` is 0 exactly while a slot is not HELD: its owner has claimed it and not yet stored the range, or is about to
+//!   release it. A thread that finds an occupied slot with end 0 does not know its range. A claimer gives up. The thread
+//!   that holds the gate waits: either the owner stores the range, or its release fails at the gate and stores the range
+//!   again.
+//! - P4. A slot belongs to one guard, which knows its number; only this guard releases it.
 //!
-//! Orderings. All RMWs of `control` form one release sequence, so an Acquire load of it sees
-//! everything before each Release in it: a claimer sees what the last holder wrote.
+//! Orderings. All RMWs of `control` form one release sequence. So an Acquire load of it sees everything before each
+//! Release in it: a claimer sees the writes of the last holder.
 
 use crate::range::{ByteRange, Mode};
 use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use crate::sync::{relax, spin_hint};
 
-/// Ranges in a stripe: with the header, two cache lines.
+/// Number of ranges in a stripe: with the header, two cache lines.
 pub(crate) const SLOTS: usize = if cfg!(loom) { 2 } else { 7 };
 
 const GATE: u64 = 1;
 const OCCUPIED_SHIFT: u32 = 1;
 const EXCLUSIVE_SHIFT: u32 = 8;
-/// Lately several ranges were held here at once: a hint for `release_first`.
+/// Several ranges were recently held at once: a hint for `release_fast`.
 const CROWDED: u64 = 1 << 15;
 const VERSION: u64 = 1 << 16;
 const SLOT_MASK: u64 = (1 << SLOTS) - 1;
 
-/// A pair of cache lines (adjacent lines are fetched in pairs). The first slots are in the line of
-/// `control`: few are held at once, mostly.
+/// A pair of cache lines (the processor prefetches adjacent lines in pairs). The first slots share a line with `control`,
+/// as usually few ranges are held at once.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Stripe {
     control: AtomicU64,
-    /// Queue entries that cover this stripe; GATE is set while it is not 0. Under the mutex.
+    /// Number of queue entries that cover this stripe; GATE is set while it is not 0. Under the mutex.
     gates: AtomicU32,
-    /// Slots that were filled by a move from a smaller table: their guards know them by another
-    /// number. Under the mutex, and only while gated.
+    /// Slots whose range was moved here from a smaller table, so that its guard has another slot number. Under the mutex,
+    /// and only while gated.
     moved: AtomicU8,
     slots: [Slot; SLOTS],
 }
@@ -63,7 +62,7 @@ struct Slot {
     end: AtomicU64,
 }
 
-/// A slot that has been claimed, and the word that `control` became by that.
+/// A claimed slot, and the value of `control` after the claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Claimed {
@@ -71,25 +70,25 @@ pub(crate) struct Claimed {
     pub(crate) control: u64,
 }
 
-/// What came of a claim.
+/// Outcome of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Claim {
-    /// The slot is ours.
+    /// The caller owns the slot.
     Slot(Claimed),
-    /// Held by another in a conflicting mode, at one moment for certain.
+    /// A conflicting range was certainly held at one moment.
     Held,
-    /// It may be held by another, or was (P3).
+    /// A conflicting range may be held, or was held (P3).
     Conflict,
     /// No slot is free.
     Full,
     /// The gate is set.
     Gated,
-    /// Others were quicker too often.
+    /// Too many compare-exchanges failed.
     Raced,
 }
 
-/// What came of a release.
+/// Outcome of a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Release {
@@ -118,15 +117,15 @@ fn mode_bit(slot: u32, mode: Mode) -> u64 {
 }
 
 /// The slots that conflict with `mode` where they overlap.
-fn against(control: u64, mode: Mode) -> u64 {
+fn conflicting_slots(control: u64, mode: Mode) -> u64 {
     match mode {
         Mode::Exclusive => bits(control, OCCUPIED_SHIFT),
         Mode::Shared => bits(control, EXCLUSIVE_SHIFT),
     }
 }
 
-/// The numbers of the bits that are set.
-fn ones(mut mask: u64) -> impl Iterator<Item = u32> {
+/// The positions of the set bits.
+fn set_bits(mut mask: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let one = (mask != 0).then(|| mask.trailing_zeros());
         mask &= mask.wrapping_sub(1);
@@ -147,8 +146,7 @@ impl Stripe {
         }
     }
 
-    /// Claims slot 0 of an empty stripe: what happens when nobody else is near.
-    /// If not, tells whether a race was lost.
+    /// Claims slot 0 of an empty stripe: the uncontended case. On failure, returns the number of lost races.
     #[inline(always)]
     pub(crate) fn claim_first(&self, range: ByteRange, mode: Mode) -> Result<Claimed, u32> {
         let control = self.control.load(Ordering::Relaxed);
@@ -156,30 +154,30 @@ impl Stripe {
             return Err(0);
         }
         let claimed = control.wrapping_add(VERSION) | occupied_bit(0) | mode_bit(0, mode);
-        // Acquire: as in `claim`. There is no slot to look at, so nothing to keep above it.
+        // Acquire: as in `claim`. No Release, as no slot has been read before it.
         let exchanged =
             self.control.compare_exchange(control, claimed, Ordering::Acquire, Ordering::Relaxed);
         match exchanged {
             Ok(_) => {
-                self.fill(0, range);
+                self.store_range(0, range);
                 Ok(Claimed { slot: 0, control: claimed })
             }
             Err(_) => Err(1),
         }
     }
 
-    /// Stores the range of a slot that has just been claimed.
+    /// Stores the range of a slot that the caller has just claimed.
     #[inline(always)]
-    fn fill(&self, slot: u32, range: ByteRange) {
+    fn store_range(&self, slot: u32, range: ByteRange) {
         let place = &self.slots[slot as usize];
-        // Release: pairs with the fence in `name_conflict`: whose start is seen, that one's claim is.
+        // Release: pairs with the fence in `confirm_conflict`: a thread that sees this start also sees the claim before it.
         place.start.store(range.start(), Ordering::Release);
-        // Release: pairs with the Acquire in `read`, which then sees `start` too.
+        // Release: pairs with the Acquire in `range_of_slot`, which then sees `start` too.
         place.end.store(range.end(), Ordering::Release);
     }
 
-    /// Claims a slot for `range`, unless something conflicting is held: one compare-exchange.
-    /// Gives up after losing `races` of them; the number lost is added to `lost`.
+    /// Claims a slot for `range`, unless a conflicting range is held: one compare-exchange. Gives up after `races` failed
+    /// attempts; adds the number of failures to `lost`.
     pub(crate) fn claim(&self, range: ByteRange, mode: Mode, races: u32, lost: &mut u32) -> Claim {
         // Acquire: pairs with the Release of the last release, claim or `ungate`.
         let mut control = self.control.load(Ordering::Acquire);
@@ -189,7 +187,7 @@ impl Stripe {
             }
             let occupied = bits(control, OCCUPIED_SHIFT);
             if occupied != 0 && self.may_conflict(control, range, mode) {
-                return self.name_conflict(control, range, mode);
+                return self.confirm_conflict(control, range, mode);
             }
             let slot = (!occupied).trailing_zeros();
             if slot >= SLOTS as u32 {
@@ -198,12 +196,12 @@ impl Stripe {
             let crowded = if occupied == 0 { 0 } else { CROWDED };
             let ours = occupied_bit(slot) | mode_bit(slot, mode);
             let claimed = control.wrapping_add(VERSION) | ours | crowded;
-            // Acquire: pairs with the Release in `release` and `ungate`: we see what the last
-            // holder wrote. (The load is not enough: the word may have been gated and be
-            // back.) Acquire on failure: the next round looks at the slots of that word, and must
-            // see the 0 in `end`. Release: keeps the loads of `may_conflict` above it, so that they
-            // saw the slots as they were at this moment (P2); pairs with the Acquire of the next
-            // claim, whose owner overwrites them. Argued: that one, as without it a load would see
+            // Acquire: pairs with the Release in `release` and `ungate`: the caller sees the writes
+            // of the last holder. (The load alone is not enough: the word may have been gated and
+            // ungated since.) Acquire on failure: the next round reads the slots of that word, and
+            // must see the 0 in `end`. Release: keeps the loads of `may_conflict` before it, so that
+            // they saw the slots as they were at this moment (P2); pairs with the Acquire of the next
+            // claim, whose owner overwrites them. Argued: the Release, as without it a load would see
             // a store that follows from its own later compare-exchange, which loom can't show.
             let exchanged = self.control.compare_exchange(
                 control,
@@ -213,7 +211,7 @@ impl Stripe {
             );
             match exchanged {
                 Ok(_) => {
-                    self.fill(slot, range);
+                    self.store_range(slot, range);
                     return Claim::Slot(Claimed { slot, control: claimed });
                 }
                 Err(now) => control = now,
@@ -226,19 +224,20 @@ impl Stripe {
         }
     }
 
-    /// Whether an occupied slot conflicts, or may (P3).
+    /// Whether an occupied slot conflicts, or may conflict (P3).
     #[inline]
     fn may_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> bool {
-        ones(against(control, mode)).any(|slot| self.read(slot).is_none_or(|r| r.overlaps(range)))
+        set_bits(conflicting_slots(control, mode))
+            .any(|slot| self.range_of_slot(slot).is_none_or(|r| r.overlaps(range)))
     }
 
     /// Whether the conflict that `may_conflict` found is certain.
     #[cold]
-    fn name_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> Claim {
-        let conflicts = |slot| self.read(slot).is_some_and(|held| held.overlaps(range));
-        let found = ones(against(control, mode)).any(conflicts);
-        // Acquire: pairs with the Release in `fill`: if a start of a later owner was seen, the word is
-        // another now. If it is still the same, so were the owners (P2).
+    fn confirm_conflict(&self, control: u64, range: ByteRange, mode: Mode) -> Claim {
+        let conflicts = |slot| self.range_of_slot(slot).is_some_and(|held| held.overlaps(range));
+        let found = set_bits(conflicting_slots(control, mode)).any(conflicts);
+        // Acquire: pairs with the Release in `store_range`: if a load saw the start of a later owner, the
+        // word has changed. If the word is unchanged, the owners were the same (P2).
         fence(Ordering::Acquire);
         if found && self.control.load(Ordering::Relaxed) == control {
             Claim::Held
@@ -249,37 +248,36 @@ impl Stripe {
 
     /// The range of an occupied slot, if it is HELD (P3).
     #[inline]
-    fn read(&self, slot: u32) -> Option<ByteRange> {
+    fn range_of_slot(&self, slot: u32) -> Option<ByteRange> {
         let place = &self.slots[slot as usize];
-        // Acquire: pairs with the Release in `claim` and `release`.
+        // Acquire: pairs with the Release in `store_range` and `release_from`.
         let end = place.end.load(Ordering::Acquire);
         let start = place.start.load(Ordering::Relaxed);
-        // A start beyond the end is of another owner than the end: the claim that follows fails.
+        // A start beyond the end belongs to another owner than the end: the claim that follows fails.
         (start < end).then(|| ByteRange::raw(start, end))
     }
 
-    /// Releases a slot that we own (P4): one compare-exchange. If that does not do it, since others
-    /// came or went or the gate is set, then `release_from` has to follow, with the word as it was.
+    /// Releases a slot that the caller owns (P4), by one compare-exchange. If it fails, because of other claims or releases
+    /// or because the gate is set, the caller continues with `release_from` and the returned word.
     ///
-    /// Unless the stripe was crowded when we came, we do not look at the word first: a load right
-    /// after the compare-exchange of the claim waits for that to be over, which costs as much
-    /// as half of another (3 of 23 ns a pair, measured); and if nobody came meanwhile, we know the
-    /// word. In a crowd that guess costs as much when it is wrong.
+    /// Unless the stripe was crowded at the claim, the word is not loaded first. A load right after the compare-exchange of
+    /// the claim waits for its completion, which costs half a compare-exchange. Without other claims, the word is the one
+    /// after the claim. In a crowded stripe this guess would mostly fail, which costs as much.
     #[inline(always)]
-    pub(crate) fn release_first(
+    pub(crate) fn release_fast(
         &self,
         Claimed { slot, control: claimed }: Claimed,
     ) -> Result<(), u64> {
         let mut control = claimed;
         if claimed & CROWDED != 0 {
-            // Relaxed: nothing is read on its account.
+            // Relaxed: no other read depends on it.
             control = self.control.load(Ordering::Relaxed);
         }
         self.slots[slot as usize].end.store(0, Ordering::Relaxed);
         if control & GATE != 0 {
             return Err(control);
         }
-        // Nobody came: no crowd.
+        // No other claim: clear CROWDED.
         let hint = if control == claimed { CROWDED } else { 0 };
         self.try_free(slot, control, hint).map(drop)
     }
@@ -287,19 +285,19 @@ impl Stripe {
     #[inline(always)]
     fn try_free(&self, slot: u32, control: u64, hint: u64) -> Result<u64, u64> {
         let free = control & !(occupied_bit(slot) | exclusive_bit(slot) | hint);
-        // Release: pairs with the Acquire in `claim` and `gate`: the next holder sees what we
-        // wrote to the bytes, and the 0 in `end`.
+        // Release: pairs with the Acquire in `claim` and `gate`: the next holder sees this holder's
+        // writes to the bytes, and the 0 in `end`.
         self.control.compare_exchange(control, free, Ordering::Release, Ordering::Relaxed)
     }
 
-    /// Releases a slot that we own (P4), unless the gate is set.
+    /// Releases a slot that the caller owns (P4), unless the gate is set.
     pub(crate) fn release(&self, slot: u32, range: ByteRange) -> Release {
         self.slots[slot as usize].end.store(0, Ordering::Relaxed);
         let control = self.control.load(Ordering::Relaxed);
         self.release_from(control, slot, range)
     }
 
-    /// The same, with the 0 in place, and the word as it was last seen.
+    /// The same, after the 0 is stored in `end`; `control` is the last seen word.
     pub(crate) fn release_from(&self, mut control: u64, slot: u32, range: ByteRange) -> Release {
         while control & GATE == 0 {
             match self.try_free(slot, control, 0) {
@@ -307,17 +305,18 @@ impl Stripe {
                 Err(now) => control = now,
             }
         }
-        // Release: its reader must see `start`, which another thread may have stored; pairs
-        // with the Acquire in `read`.
+        // Release: a reader of this end must see `start`, which another thread may have stored; pairs with
+        // the Acquire in `range_of_slot`.
         self.slots[slot as usize].end.store(range.end(), Ordering::Release);
         Release::Gated
     }
 
     /// Whether some occupied slot holds a range that `other` accepts: a hint.
     pub(crate) fn any_held(&self, other: impl Fn(ByteRange) -> bool) -> bool {
-        // Relaxed: all that hangs on it is whether to grow.
+        // Relaxed: the result only decides whether to grow the table.
         let control = self.control.load(Ordering::Relaxed);
-        ones(bits(control, OCCUPIED_SHIFT)).any(|slot| self.read(slot).is_some_and(&other))
+        set_bits(bits(control, OCCUPIED_SHIFT))
+            .any(|slot| self.range_of_slot(slot).is_some_and(&other))
     }
 }
 
@@ -337,28 +336,28 @@ impl Stripe {
         let gates = self.gates.load(Ordering::Relaxed) - 1;
         self.gates.store(gates, Ordering::Relaxed);
         if gates == 0 {
-            // Release: pairs with the Acquire in `claim`: the claimer of what a queue entry
-            // held sees what its holder wrote.
+            // Release: pairs with the Acquire in `claim`: a claimer sees the writes of the holder of a
+            // queue entry.
             self.control.fetch_and(!GATE, Ordering::Release);
         }
     }
 
-    /// Closes the stripe; for ever, when its table has been replaced.
+    /// Closes the stripe; permanently, if its table is being replaced.
     pub(crate) fn close(&self) {
-        // Acquire: pairs with the Release in `claim` and `release`: from here on we see all
-        // ranges that are held, and what the holders of the others wrote.
+        // Acquire: pairs with the Release in `claim` and `release`: from here on the caller sees all
+        // held ranges, and the writes of earlier holders.
         self.control.fetch_or(GATE, Ordering::Acquire);
     }
 
-    /// Calls `f(slot, range, mode)` for each range that is held. Gated.
+    /// Calls `f(slot, range, mode)` for each held range. Gated.
     pub(crate) fn for_each_held(&self, mut f: impl FnMut(u32, ByteRange, Mode)) {
         let control = self.control.load(Ordering::Relaxed);
         debug_assert!(control & GATE != 0, "P1");
-        for slot in ones(bits(control, OCCUPIED_SHIFT)) {
-            // P3: the owner is between two stores, one of which puts the range there.
+        for slot in set_bits(bits(control, OCCUPIED_SHIFT)) {
+            // P3: the owner is about to store the range.
             let mut tries = 0;
             let range = loop {
-                match self.read(slot) {
+                match self.range_of_slot(slot) {
                     Some(range) => break range,
                     None => relax(&mut tries),
                 }
@@ -368,8 +367,8 @@ impl Stripe {
         }
     }
 
-    /// Finds a range that was moved here from a smaller table. Two that are equal are
-    /// interchangeable, since no guard knows either by number. Gated.
+    /// Finds a range that was moved here from a smaller table. Two equal ranges are interchangeable, since no guard has
+    /// their slot numbers. Gated.
     pub(crate) fn find_moved(&self, wanted: ByteRange, mode: Mode) -> Option<u32> {
         let moved = u64::from(self.moved.load(Ordering::Relaxed));
         let mut found = None;
@@ -382,24 +381,24 @@ impl Stripe {
     }
 
     /// Frees a slot. Gated.
-    pub(crate) fn clear(&self, slot: u32) {
+    pub(crate) fn free_slot(&self, slot: u32) {
         self.slots[slot as usize].end.store(0, Ordering::Relaxed);
         let moved = self.moved.load(Ordering::Relaxed);
         self.moved.store(moved & !(1 << slot), Ordering::Relaxed);
-        // Relaxed: nobody claims before `ungate`, under the same mutex.
+        // Relaxed: no thread claims before `ungate`, which runs under the same mutex.
         self.control.fetch_and(!(occupied_bit(slot) | exclusive_bit(slot)), Ordering::Relaxed);
     }
 
     /// Changes the mode of a slot. Gated.
     pub(crate) fn set_mode(&self, slot: u32, mode: Mode) {
-        // Relaxed: as in `clear`.
+        // Relaxed: as in `free_slot`.
         match mode {
             Mode::Exclusive => self.control.fetch_or(exclusive_bit(slot), Ordering::Relaxed),
             Mode::Shared => self.control.fetch_and(!exclusive_bit(slot), Ordering::Relaxed),
         };
     }
 
-    /// Fills a slot of a stripe that nobody else can see yet; false if it is full.
+    /// Fills a slot of a stripe that is not yet published; false if the stripe is full.
     pub(crate) fn fill_moved(&self, range: ByteRange, mode: Mode) -> bool {
         let control = self.control.load(Ordering::Relaxed);
         let slot = (!bits(control, OCCUPIED_SHIFT)).trailing_zeros();

@@ -1,18 +1,18 @@
-//! One request of a queue, and its place in the tree.
+//! An entry of the queue: one request, and its links in the tree.
 
 use std::time::Instant;
 
 use crate::range::{ByteRange, Mode};
 use crate::wait::Notify;
 
-/// What an entry without blockers is.
+/// State of an entry without blockers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Of a thread; or held.
+pub(super) enum GrantState {
+    /// A thread's entry, or held.
     Taken,
-    /// Of a task that has to take its grant by polling.
+    /// A task's entry: the task has to take the grant by polling.
     Pending,
-    /// Granted to a task, at that time.
+    /// Granted to a task at this time.
     Offered(Instant),
     Lapsed,
 }
@@ -23,13 +23,13 @@ pub(super) struct Entry {
     pub(super) links: Links,
     pub(super) range: ByteRange,
     pub(super) sequence: u64,
-    /// Waiting while not 0 (queue.Q1).
+    /// The entry waits while this is not 0 (queue.Q1).
     pub(super) blockers: u32,
-    pub(super) stage: Stage,
+    pub(super) grant: GrantState,
     pub(super) mode: Mode,
-    /// Came from the front when that was rebuilt; its guard does not know its ticket.
+    /// Moved here from the front when the table grew; its guard does not have its ticket.
     pub(super) adopted: bool,
-    /// What to wake; only while waiting.
+    /// The thread or task to wake; set only while waiting.
     pub(super) notify: Option<Notify>,
 }
 
@@ -39,19 +39,19 @@ impl Entry {
     }
 
     pub(super) fn is_lapsed(&self) -> bool {
-        self.stage == Stage::Lapsed
+        self.grant == GrantState::Lapsed
     }
 
-    /// Whether others have to wait for it to end (held, offered).
+    /// Whether conflicting requests have to wait for it (held or offered).
     pub(super) fn is_granted(&self) -> bool {
         !self.is_waiting() && !self.is_lapsed()
     }
 }
 
-/// No node.
+/// The null link.
 pub(super) const NIL: u32 = u32::MAX;
 
-/// The tree's part of an entry.
+/// The tree links of an entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Links {
     pub(super) max_end: u64,

@@ -1,52 +1,47 @@
-//! The queue: requests in their order, held and waiting, in one place.
+//! The queue of a lock: waiting requests in FIFO order, and the requests granted from the queue.
 //!
-//! Every implementation has one, under a mutex. An implementation may also keep held ranges
-//! elsewhere, in its *front* (stripes, a tree, a counter), where the common case is quick; the
-//! queue is where requests wait, and where those stay that were granted out of it.
+//! Every implementation has one queue, under a mutex. An implementation may keep other held ranges in its *front*
+//! (stripes, a tree, a counter), where the common case is fast. Requests wait in the queue, and stay in it when they are
+//! granted.
 //!
 //! ```text
-//! insert -> Waiting -> (blockers reach 0) -> Held, of a thread -> remove
-//!                                         -> Offered, to a task -> poll -> Held -> remove
+//! insert -> Waiting -> (blockers reach 0) -> thread: Held -> remove
+//!                                         -> task: Offered -> poll -> Held -> remove
 //!                                            Offered -> expire -> Lapsed -> poll -> Held | Waiting
 //! insert -> Held -> remove            Waiting | Offered | Lapsed -> remove (cancelled)
 //! ```
 //!
-//! - Q1. A waiting entry counts its *blockers*: the held and offered entries, those in the front,
-//!   and the waiting entries with a lower sequence, that overlap and conflict. When that count
-//!   reaches zero it is held, or offered.
-//! - Q2. The call that removes an entry, or weakens it (downgrade, expire), takes it out of the count of
-//!   every waiting entry that counted it; the call that strengthens one (upgrade, or a poll that renews a
-//!   lapsed one) adds it. Those that reach zero are granted there and then, in the same
-//!   critical section.
-//! - Q3. Front entries come before every queue entry that they overlap: while a queue entry
-//!   exists, no overlapping range enters the front. So the blockers in the front are exactly
-//!   those that overlap, and nobody has to remember an order for them.
-//! - Q4. Counts only point to what holds or is offered, or backwards (by sequence); so there is no
-//!   cycle: the oldest of any set of waiting entries is blocked by held and offered ones alone.
-//! - Q5. Grants are told after the mutex is released, each to its own waiter: telling is the last
-//!   touch of that waiter, and nobody else is woken.
-//! - Q6. No waker is cloned, woken or dropped under the mutex: that is the caller's code, and may
-//!   come back to this very lock.
+//! - Q1. A waiting entry counts its *blockers*: the overlapping and conflicting entries that are held or offered, in the
+//!   queue or in the front, and the ones that wait with a lower sequence number. When the count reaches zero, the entry is
+//!   held, or offered.
+//! - Q2. The call that removes or weakens an entry (downgrade, expire) decrements the count of every waiting entry that
+//!   counted it. The call that strengthens an entry (upgrade, or a poll that renews a lapsed one) increments them. Entries
+//!   whose count reaches zero are granted in the same critical section.
+//! - Q3. Front entries precede every queue entry that they overlap: while a queue entry exists, no overlapping range enters
+//!   the front. So the blockers in the front are exactly the overlapping and conflicting ranges, and need no sequence
+//!   numbers.
+//! - Q4. Counts refer only to held or offered entries, or to earlier ones (by sequence). So there is no cycle: the oldest of
+//!   any set of waiting entries is blocked by held and offered entries alone.
+//! - Q5. A grant wakes exactly its own waiter, after the mutex is released. The wake-up is the last access to that waiter.
+//! - Q6. No waker is cloned, woken or dropped under the mutex, as wakers are the caller's code and may use this lock.
 //!
 //! # Offers
 //!
-//! A thread that is told of its grant takes it. A task may be woken and not polled for long: its
-//! executor is busy, or the future sits in a `select!` that is itself not polled. So what it gets
-//! is an *offer*: it excludes others like a hold, for a time of grace. Then it may *lapse*, and
-//! excludes nobody; but it keeps its sequence. The poll that comes at last *renews* it: it is held
-//! at once if nothing that conflicts is held or waits from before, else it waits for exactly that;
-//! what waits from after it waits for it again.
+//! A thread takes its grant when it is woken. A task may be woken and not polled for long: its executor is busy, or the
+//! future is part of a `select!` that is not polled. So a task gets an *offer*: for a grace period it excludes other
+//! requests as a hold does. After that it may *lapse*: it excludes no request, but keeps its sequence number. The next poll
+//! *renews* a lapsed entry. It is held at once if no conflicting entry is held or waits with a lower sequence number, else
+//! it waits for exactly those. Later entries that still wait then wait for it again.
 //!
-//! - L1. Only a poll ends an offer as a hold, and only `expire` as a lapse, both under the mutex:
-//!   whichever comes first. A poll takes its own offer before it looks at the clock.
-//! - L2. A lapsed entry counts nobody and is counted by nobody. It is still in the tree, so
-//!   nothing enters the front over it, and its count in the front can be taken again.
-//! - L3. Nobody runs a timer for it. Offers expire in each `insert`, `poll` and `remove`, wherever
-//!   in the file that is; and a thread that waits behind a request of a task does not sleep for
-//!   longer than that time. (A lock on which only tasks wait, with no request,
-//!   release or poll at all, stays as it is: the next call finds it lapsed.)
+//! - L1. Only a poll turns an offer into a hold, and only `expire` lets it lapse, both under the mutex: the first one wins.
+//!   A poll takes its own offer before it checks the clock.
+//! - L2. A lapsed entry has no blockers and blocks no entry. It is still in the tree, so no range enters the front over it,
+//!   and its blockers in the front can be counted again.
+//! - L3. No timer runs. Each `insert`, `poll` and `remove`, anywhere in the file, expires offers, and a thread that waits
+//!   behind a task's request sleeps no longer than the grace period. (If only tasks wait and no call is made on the lock,
+//!   the offer stays; the next call lets it lapse.)
 //!
-//! Without tasks that costs a test of a flag under the mutex, and nothing outside.
+//! Without tasks this costs a test of a flag under the mutex.
 
 mod entry;
 mod tree;
@@ -58,49 +53,49 @@ use crate::range::{ByteRange, Mode};
 use crate::raw::Request;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::wait::Notify;
-use entry::{Entry, Links, NIL, Stage};
+use entry::{Entry, GrantState, Links, NIL};
 use tree::Tree;
 
-/// How long a granted [`lock_async`](crate::RangeLock::lock_async) that is not polled keeps
-/// others out, unless [`set_offer_grace`](crate::RangeLock::set_offer_grace) says otherwise.
+/// Default time for which a granted [`lock_async`](crate::RangeLock::lock_async) that is not polled excludes other
+/// requests; [`set_offer_grace`](crate::RangeLock::set_offer_grace) changes it.
 pub const OFFER_GRACE: Duration = Duration::from_millis(10);
 
-/// An entry of a queue. Its owner gives it back exactly once, by value.
+/// Identifies an entry of a queue. Its owner passes it back exactly once, by value.
 #[derive(Debug)]
 pub struct Ticket {
     at: u32,
-    /// How long its thread may sleep until it has to `expire` (L3); else until it is told.
+    /// Time that its thread may sleep before it has to call `expire` (L3). `None`: it sleeps until it is woken.
     patience: Option<Duration>,
 }
 
 impl Ticket {
-    /// For a caller that keeps it with other things in one word.
+    /// For a caller that packs it into a word with other data.
     pub(crate) fn into_number(self) -> u32 {
         self.at
     }
 
-    /// Undoes `into_number`.
+    /// The inverse of `into_number`.
     pub(crate) fn from_number(number: u32) -> Ticket {
         Ticket { at: number, patience: None }
     }
 
-    /// How long a thread that waits with it may sleep until it has to `expire` (L3).
+    /// Time that a thread waiting with it may sleep before it has to call `expire` (L3).
     pub fn patience(&self) -> Option<Duration> {
         self.patience
     }
 }
 
-/// The requests of a lock, held and waiting; under a mutex.
+/// The queued requests of a lock, held and waiting; under a mutex.
 #[derive(Debug)]
 pub struct Queue {
     tree: Tree,
     sequence: u64,
     waiting: usize,
-    /// Granted in this critical section, told after it (Q5).
-    told: VecDeque<Notify>,
-    /// No offer is older; some, if there is any offer.
+    /// Waiters granted in this critical section, to be woken after it (Q5).
+    wakeups: VecDeque<Notify>,
+    /// Lower bound of the offers' times; `Some` if there is an offer.
     offers_since: Option<Instant>,
-    /// How long an offer lasts at least.
+    /// Minimum duration of an offer.
     grace: Duration,
 }
 
@@ -110,7 +105,7 @@ impl Default for Queue {
             tree: Tree::new(),
             sequence: 0,
             waiting: 0,
-            told: VecDeque::new(),
+            wakeups: VecDeque::new(),
             offers_since: None,
             grace: OFFER_GRACE,
         }
@@ -118,9 +113,9 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Has it keep memory for a few only from now on, while it is empty.
-    pub(crate) fn be_thrifty(&mut self) {
-        self.tree.is_thrifty = true;
+    /// Sets the queue to free most of its memory whenever it becomes empty.
+    pub(crate) fn free_memory_when_empty(&mut self) {
+        self.tree.frees_memory_when_empty = true;
     }
 
     /// Whether there is no entry.
@@ -134,13 +129,13 @@ impl Queue {
         self.tree.first(range) != NIL
     }
 
-    /// How many entries wait.
+    /// Number of waiting entries.
     pub fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// How many entries a new request would have to wait for; and whether one that it conflicts
-    /// with is of a task that has not taken its grant.
+    /// Number of entries that a new request would have to wait for, and whether a conflicting entry belongs to a task that
+    /// has not taken its grant.
     fn blockers(&self, range: ByteRange, mode: Mode) -> (u32, bool) {
         let (mut blockers, mut behind_task) = (0, false);
         let mut at = self.tree.first(range);
@@ -148,16 +143,15 @@ impl Queue {
             let entry = &self.tree[at];
             if entry.mode.conflicts_with(mode) {
                 blockers += u32::from(!entry.is_lapsed());
-                behind_task |= entry.stage != Stage::Taken;
+                behind_task |= entry.grant != GrantState::Taken;
             }
             at = self.tree.next(at, range);
         }
         (blockers, behind_task)
     }
 
-    /// Appends a request that has `in_front` blockers in the front: held if it has none at all,
-    /// else waiting, and then it takes `notify`. `None`, and nothing happened, if it would have to
-    /// wait and there is nobody to tell.
+    /// Appends a request that has `in_front` blockers in the front. It is held if it has no blockers, else it waits and
+    /// takes `notify`. `None`, without any change, if it would have to wait and `notify` is `None`.
     pub fn insert(
         &mut self,
         range: ByteRange,
@@ -177,16 +171,16 @@ impl Queue {
         Some(Request::Queued(Ticket { patience: behind_task.then_some(self.grace), ..ticket }))
     }
 
-    /// Takes over a range that was held in the front, with all that counted it there.
+    /// Moves a held range from the front to the queue, where the same waiting entries count it.
     pub(crate) fn adopt(&mut self, range: ByteRange, mode: Mode) {
         let ticket = self.append(range, mode, 0, None);
         let entry = &mut self.tree[ticket.at];
         entry.adopted = true;
-        // Before everything that overlaps it, as it was in the front (Q3).
+        // Before all overlapping entries, as in the front (Q3).
         entry.sequence = 0;
     }
 
-    /// Finds an adopted range. Two that are equal are interchangeable.
+    /// Finds an adopted range. Two equal ranges are interchangeable.
     pub(crate) fn find_adopted(&self, range: ByteRange, mode: Mode) -> Option<Ticket> {
         let mut at = self.tree.first(range);
         while at != NIL {
@@ -213,23 +207,22 @@ impl Queue {
             range,
             sequence: self.sequence,
             blockers,
-            stage: if of_task { Stage::Pending } else { Stage::Taken },
+            grant: if of_task { GrantState::Pending } else { GrantState::Taken },
             mode,
             adopted: false,
             notify,
         }))
     }
 
-    /// Collects a grant, or else has `notify` told of it; what was to be told before comes back in
-    /// `notify`, to be dropped outside of the mutex (Q6). A lapsed request has `in_front` blockers
-    /// in the front now.
+    /// Takes a grant, or else stores `notify` for it. The previous notification is returned in `notify`, to be dropped
+    /// outside of the mutex (Q6). `in_front`: for a lapsed request, its present blockers in the front.
     pub fn poll(
         &mut self,
         ticket: Ticket,
         in_front: u32,
         notify: &mut Option<Notify>,
     ) -> Request<Ticket, Ticket> {
-        // First our own, then the clock (L1).
+        // First take the own grant, then check the clock (L1).
         if self.try_take(&ticket) {
             self.expire();
             return Request::Granted(ticket);
@@ -250,12 +243,12 @@ impl Queue {
         let entry = &mut self.tree[ticket.at];
         let granted = entry.is_granted();
         if granted {
-            entry.stage = Stage::Taken;
+            entry.grant = GrantState::Taken;
         }
         granted
     }
 
-    /// Makes a lapsed request count and be counted again, at its old place.
+    /// Makes a lapsed request block and be blocked again, at its old place in the order.
     #[cold]
     fn renew(&mut self, ticket: &Ticket, in_front: u32) {
         let Entry { range, sequence, mode, .. } = self.tree[ticket.at];
@@ -273,12 +266,12 @@ impl Queue {
             at = self.tree.next(at, range);
         }
         let entry = &mut self.tree[ticket.at];
-        entry.stage = Stage::Pending;
+        entry.grant = GrantState::Pending;
         entry.blockers = blockers;
         self.waiting += usize::from(blockers > 0);
     }
 
-    /// Lets the offers lapse that nobody has taken in time.
+    /// Lets the offers lapse that have exceeded the grace period.
     #[inline]
     pub fn expire(&mut self) {
         if let Some(since) = self.offers_since
@@ -288,19 +281,19 @@ impl Queue {
         }
     }
 
-    /// O(entries), at most once in a time of grace.
+    /// O(entries), at most once per grace period.
     #[cold]
     fn expire_all(&mut self) {
         self.offers_since = None;
         let mut at = self.tree.first(ByteRange::ALL);
         while at != NIL {
-            let Entry { range, mode, stage, .. } = self.tree[at];
-            match stage {
-                Stage::Offered(since) if self.has_expired(since) => {
-                    self.tree[at].stage = Stage::Lapsed;
+            let Entry { range, mode, grant, .. } = self.tree[at];
+            match grant {
+                GrantState::Offered(since) if self.has_expired(since) => {
+                    self.tree[at].grant = GrantState::Lapsed;
                     self.unblock(range, 0, |other| other.conflicts_with(mode));
                 }
-                Stage::Offered(since) => self.note_offer(since),
+                GrantState::Offered(since) => self.note_offer(since),
                 _ => {}
             }
             at = self.tree.next(at, ByteRange::ALL);
@@ -316,43 +309,42 @@ impl Queue {
         since.elapsed() >= self.grace
     }
 
-    /// The models have no clock: every offer has expired, or none.
+    /// The models have no clock: either all offers have expired, or none has.
     #[cfg(any(loom, shuttle))]
     fn has_expired(&self, _since: Instant) -> bool {
         self.grace.is_zero()
     }
 
-    /// How long an offer lasts at least, from now on.
+    /// Sets the minimum duration of an offer.
     pub fn set_grace(&mut self, grace: Duration) {
         self.grace = grace;
     }
 
-    /// Whether a poll has to renew it, and to say what is in front of it.
+    /// Whether a poll has to renew the entry, and to pass its number of blockers in the front.
     pub fn is_lapsed(&self, ticket: &Ticket) -> bool {
         self.tree[ticket.at].is_lapsed()
     }
 
-    /// Whether it has been granted, and has not lapsed.
+    /// Whether the entry has been granted and has not lapsed.
     pub fn is_granted(&self, ticket: &Ticket) -> bool {
         self.tree[ticket.at].is_granted()
     }
 
-    /// Ends a hold or a wait (Q2). The notification that is left comes back, to be dropped outside
-    /// of the mutex (Q6).
+    /// Removes a held or waiting entry (Q2). Returns its unused notification, to be dropped outside of the mutex (Q6).
     #[must_use]
     pub fn remove(&mut self, ticket: Ticket) -> Option<Notify> {
         self.expire();
         let entry = self.tree.remove(ticket.at);
         self.waiting -= usize::from(entry.is_waiting());
         if !entry.is_lapsed() {
-            // A waiting entry counted every hold, but of the waiting entries only the earlier (Q1).
+            // Waiting entries count every held entry, but only the earlier ones of the waiting entries (Q1).
             let after = if entry.is_waiting() { entry.sequence } else { 0 };
             self.unblock(entry.range, after, |mode| mode.conflicts_with(entry.mode));
         }
         entry.notify
     }
 
-    /// Shared to exclusive; true if no entry that overlaps is held, or waits from before.
+    /// Shared to exclusive; false if an overlapping entry is held, or waits with a lower sequence number.
     pub fn try_upgrade(&mut self, ticket: &Ticket) -> bool {
         let Entry { range, sequence, .. } = self.tree[ticket.at];
         let mut at = self.tree.first(range);
@@ -377,13 +369,13 @@ impl Queue {
         self.unblock(range, 0, |mode| mode == Mode::Shared);
     }
 
-    /// A range left the front.
+    /// Call after a range was released in the front.
     pub fn front_released(&mut self, range: ByteRange, mode: Mode) {
         // Every overlapping entry is later (Q3): sequence 0.
         self.unblock(range, 0, |other| other.conflicts_with(mode));
     }
 
-    /// How many entries that overlap `range` are held.
+    /// Number of held entries that overlap `range`.
     pub fn count_held(&self, range: ByteRange) -> u32 {
         let mut count = 0;
         let mut at = self.tree.first(range);
@@ -394,18 +386,18 @@ impl Queue {
         count
     }
 
-    /// A shared range of the front became exclusive; nothing that overlaps it is held here.
+    /// Call after a shared range in the front became exclusive. No overlapping entry is held in the queue.
     pub fn front_upgraded(&mut self, range: ByteRange) {
         self.block_shared(range);
     }
 
-    /// An exclusive range of the front became shared.
+    /// Call after an exclusive range in the front became shared.
     pub fn front_downgraded(&mut self, range: ByteRange) {
         self.unblock(range, 0, |other| other == Mode::Shared);
     }
 
-    /// Takes one blocker from each waiting entry after `sequence` (0: from each) that overlaps and is in a
-    /// mode that counted it.
+    /// Decrements the blockers of each overlapping entry that waits after `sequence` (0: of all) in a mode that `counted`
+    /// accepts.
     fn unblock(&mut self, range: ByteRange, sequence: u64, counted: impl Fn(Mode) -> bool) {
         if self.waiting == 0 {
             return;
@@ -423,20 +415,20 @@ impl Queue {
         }
     }
 
-    /// An entry has no blockers any more: a thread has it, a task is offered it.
+    /// Grants an entry without blockers: a thread holds it, a task gets an offer.
     fn grant(&mut self, at: u32) {
         let entry = &mut self.tree[at];
         self.waiting -= 1;
-        self.told.extend(entry.notify.take());
-        if entry.stage == Stage::Pending {
+        self.wakeups.extend(entry.notify.take());
+        if entry.grant == GrantState::Pending {
             let now = Instant::now();
-            entry.stage = Stage::Offered(now);
+            entry.grant = GrantState::Offered(now);
             self.note_offer(now);
         }
     }
 
-    /// Adds a blocker to each waiting shared entry that overlaps: it did not count the one
-    /// that has just become exclusive, and is behind it.
+    /// Increments the blockers of each overlapping shared entry that waits: it did not count the range that has just become
+    /// exclusive, and comes after it.
     fn block_shared(&mut self, range: ByteRange) {
         let mut at = self.tree.first(range);
         while at != NIL {
@@ -462,27 +454,27 @@ impl Queue {
     }
 }
 
-/// How many are told between two looks at the queue.
-const TOLD_BATCH: usize = 8;
+/// Waiters woken between two acquisitions of the mutex.
+const WAKE_BATCH: usize = 8;
 
-/// Ends a critical section and tells those that were granted in it (Q5).
-pub fn unlock_and_tell<'a, T>(
+/// Ends a critical section and wakes the waiters that were granted in it (Q5).
+pub fn unlock_and_wake<'a, T>(
     mutex: &'a Mutex<T>,
     mut guard: MutexGuard<'a, T>,
     queue: impl Fn(&mut T) -> &mut Queue,
 ) {
     loop {
-        let told = &mut queue(&mut guard).told;
-        if told.is_empty() {
+        let wakeups = &mut queue(&mut guard).wakeups;
+        if wakeups.is_empty() {
             return;
         }
-        let mut batch: [Option<Notify>; TOLD_BATCH] = Default::default();
+        let mut batch: [Option<Notify>; WAKE_BATCH] = Default::default();
         for place in &mut batch {
-            *place = told.pop_front();
+            *place = wakeups.pop_front();
         }
-        let more = !told.is_empty();
+        let more = !wakeups.is_empty();
         drop(guard);
-        batch.into_iter().flatten().for_each(Notify::tell);
+        batch.into_iter().flatten().for_each(Notify::wake);
         if !more {
             return;
         }

@@ -1,25 +1,23 @@
 //! The index of a queue: an interval tree in an arena.
 //!
-//! A treap (a search tree by start, a heap by random priority) in which each node knows
-//! the largest end below it. Nodes are entries of one vector, named by index, reused through a free
-//! list: no allocation once it has been as full as it gets. But a tree that is told so gives back, when it
-//! runs empty, what it took for more than a few.
+//! A treap (a search tree by start, a heap by random priority) in which each node records the largest end in its subtree.
+//! Nodes are elements of one vector, addressed by index, and reused through a free list. So the tree allocates nothing once
+//! it has reached its largest size. With `frees_memory_when_empty`, it frees most of its memory when it becomes empty.
 //!
-//! - T1. In order of `(start, index)`.
+//! - T1. Nodes are ordered by `(start, index)`.
 //! - T2. `max_end` is the largest end in the node's subtree.
-//! - T3. A parent's priority is at least its children's; so the depth is logarithmic, whatever
-//!   the order of insertion.
+//! - T3. A parent's priority is at least that of its children. So the depth is logarithmic for every order of insertion.
 
 use std::ops::{Index, IndexMut};
 
 use super::entry::{Entry, Links, NIL};
 use crate::range::ByteRange;
 
-/// Entries for which a thrifty tree keeps its memory: as many as a vector has room for at first, so that
-/// wide ranges, one at a time, do not allocate each time.
-const SPARE_MAX: usize = 4;
+/// Entries for which an empty tree keeps its memory: the initial capacity of a vector, so that wide ranges, one at a time,
+/// do not allocate each time.
+const KEPT_NODES_MAX: usize = 4;
 
-/// See the module.
+/// An interval tree; see the module.
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: Vec<Option<Entry>>,
@@ -27,8 +25,8 @@ pub(super) struct Tree {
     root: u32,
     len: usize,
     random: u32,
-    /// Keeps memory for a few only while it is empty.
-    pub(super) is_thrifty: bool,
+    /// Frees memory beyond [`KEPT_NODES_MAX`] entries when the tree becomes empty.
+    pub(super) frees_memory_when_empty: bool,
 }
 
 impl Tree {
@@ -39,7 +37,7 @@ impl Tree {
             root: NIL,
             len: 0,
             random: 0x9E37_79B9,
-            is_thrifty: false,
+            frees_memory_when_empty: false,
         }
     }
 
@@ -61,8 +59,8 @@ impl Tree {
         loop {
             let node = &self[at];
             let left = node.links.left;
-            // If something on the left ends late enough, then either it overlaps, or it starts too
-            // late, and with it everything further right: no need to come back.
+            // If a range in the left subtree ends late enough, then either it overlaps, or it starts too
+            // late, and so do all ranges further right: the search need not return here.
             if self.max_end(left) > range.start() {
                 at = left;
                 continue;
@@ -109,7 +107,7 @@ impl Tree {
     }
 
     pub(super) fn insert(&mut self, mut entry: Entry) -> u32 {
-        // Xorshift: T3 asks for any sequence that does not follow the keys.
+        // Xorshift: T3 needs any sequence that does not correlate with the keys.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
@@ -122,7 +120,7 @@ impl Tree {
             None => {
                 assert!(self.nodes.len() < NIL as usize, "too many requests in one lock");
                 self.nodes.push(None);
-                // One free place for each node: freeing never allocates.
+                // Capacity for each node in the free list: freeing never allocates.
                 self.free.reserve(self.nodes.len());
                 self.nodes.len() as u32 - 1
             }
@@ -183,7 +181,7 @@ impl Tree {
         self.free.push(at);
         self.len -= 1;
         let removed = self.nodes[at as usize].take().expect("a live node");
-        if self.len == 0 && self.is_thrifty && self.nodes.capacity() > SPARE_MAX {
+        if self.len == 0 && self.frees_memory_when_empty && self.nodes.capacity() > KEPT_NODES_MAX {
             (self.nodes, self.free) = (Vec::new(), Vec::new());
         }
         removed
@@ -195,7 +193,7 @@ impl Tree {
         node.range.end().max(below)
     }
 
-    /// Makes `new` the child of `parent` that `old` was.
+    /// Replaces the child `old` of `parent` by `new`.
     fn replace_child(&mut self, parent: u32, old: u32, new: u32) {
         if parent == NIL {
             self.root = new;
@@ -268,7 +266,7 @@ impl IndexMut<u32> for Tree {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::super::entry::Stage;
+    use super::super::entry::GrantState;
     use super::*;
     use crate::range::Mode;
     use proptest::prelude::*;
@@ -279,7 +277,7 @@ mod tests {
             range: ByteRange::raw(start, start + len),
             sequence: 0,
             blockers: 0,
-            stage: Stage::Taken,
+            grant: GrantState::Taken,
             mode: Mode::Shared,
             adopted: false,
             notify: None,
@@ -296,7 +294,7 @@ mod tests {
         found
     }
 
-    /// Starts, lengths, and what to do.
+    /// Starts, lengths and operations.
     fn steps() -> impl Strategy<Value = Vec<(u64, u64, usize)>> {
         prop::collection::vec((0u64..60, 1u64..20, 0usize..3), 1..200)
     }

@@ -1,8 +1,7 @@
-//! What a guard remembers: where its range is held, in two words.
+//! The state of a guard: where its range is held, packed into two words.
 //!
-//! Two words are passed and returned in registers. As an enum of the same contents it went through
-//! memory between the lock and the unlock, in parts of other sizes than it was written in, which
-//! took 30 ns of the 50 that a pair then took.
+//! Two words are passed and returned in registers. An enum of the same contents would go through memory between lock and
+//! unlock, read in other sizes than it was written in, which stalls store forwarding.
 //!
 //! ```text
 //! Single: address of the stripe | slot << 4 | log2 of the table   word that `control` became
@@ -11,8 +10,8 @@
 //! Whole:  WHOLE                                                   0
 //! ```
 //!
-//! - H1. Stripes are aligned to 128 bytes, and a slot and the log2 of a table fit below that. An
-//!   address below 128 is none of a stripe.
+//! - H1. Stripes are aligned to 128 bytes, and a slot and the log2 of a table fit into the low bits. No stripe has an
+//!   address below 128.
 
 use std::ptr::{self, NonNull};
 
@@ -29,21 +28,21 @@ const FRONT: usize = 1;
 const QUEUE: usize = 2;
 const WHOLE: usize = 3;
 
-/// Where a guard's range is held.
+/// Where a guard's range is held, packed.
 #[derive(Debug)]
 pub struct Held {
     tagged: NonNull<Stripe>,
     data: u64,
 }
 
-// SAFETY: the address is only ever followed to a shared stripe, which is `Sync`.
+// SAFETY: the address is only dereferenced as a shared stripe, which is `Sync`.
 unsafe impl Send for Held {}
 // SAFETY: as above.
 unsafe impl Sync for Held {}
 
-/// The same, taken apart.
+/// Where a guard's range is held, unpacked.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum HoldLocation {
     /// In a table of 2^`log2` stripes; `slots` has `SLOT_BITS` for each piece.
     Front {
         log2: u8,
@@ -54,7 +53,7 @@ pub(super) enum Place {
 }
 
 impl Held {
-    /// A range that is a single piece.
+    /// The state for a range that is a single piece.
     #[inline(always)]
     pub(super) fn single(stripe: &Stripe, log2: u32, claimed: Claimed) -> Held {
         let tag = (claimed.slot << SLOT_SHIFT | log2) as usize;
@@ -62,7 +61,7 @@ impl Held {
         Held { tagged, data: claimed.control }
     }
 
-    /// One of those in the counter.
+    /// The state for a holder in the counter.
     #[inline(always)]
     pub(super) fn whole() -> Held {
         Held::tagged(WHOLE, 0)
@@ -88,31 +87,31 @@ impl Held {
     pub(super) fn as_single(&self) -> Option<(NonNull<Stripe>, Claimed)> {
         let stripe = self.tagged.as_ptr().map_addr(|address| address & !TAG);
         let slot = (self.tag() >> SLOT_SHIFT) as u32;
-        // Null for a tag (H1).
+        // Null if there is only a tag (H1).
         Some((NonNull::new(stripe)?, Claimed { slot, control: self.data }))
     }
 
-    /// Takes it apart. A ticket is still given back only once.
-    pub(super) fn place(&self) -> Place {
+    /// Unpacks the state. The caller still passes back a ticket only once.
+    pub(super) fn location(&self) -> HoldLocation {
         if let Some((_, Claimed { slot, .. })) = self.as_single() {
-            return Place::Front { log2: (self.tag() & LOG2) as u8, slots: slot };
+            return HoldLocation::Front { log2: (self.tag() & LOG2) as u8, slots: slot };
         }
         match self.tag() {
-            FRONT => Place::Front { log2: self.data as u8, slots: (self.data >> 8) as u32 },
-            QUEUE => Place::Queue(Ticket::from_number(self.data as u32)),
-            _ => Place::Whole,
+            FRONT => HoldLocation::Front { log2: self.data as u8, slots: (self.data >> 8) as u32 },
+            QUEUE => HoldLocation::Queue(Ticket::from_number(self.data as u32)),
+            _ => HoldLocation::Whole,
         }
     }
 }
 
-impl From<Place> for Held {
-    fn from(place: Place) -> Held {
-        match place {
-            Place::Front { log2, slots } => {
+impl From<HoldLocation> for Held {
+    fn from(location: HoldLocation) -> Held {
+        match location {
+            HoldLocation::Front { log2, slots } => {
                 Held::tagged(FRONT, u64::from(slots) << 8 | u64::from(log2))
             }
-            Place::Queue(ticket) => Held::tagged(QUEUE, u64::from(ticket.into_number())),
-            Place::Whole => Held::whole(),
+            HoldLocation::Queue(ticket) => Held::tagged(QUEUE, u64::from(ticket.into_number())),
+            HoldLocation::Whole => Held::whole(),
         }
     }
 }

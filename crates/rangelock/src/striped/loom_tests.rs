@@ -1,12 +1,11 @@
-//! Every interleaving, at small sizes: `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`.
+//! Loom models of the striped lock: all interleavings, at small sizes.
 //!
-//! Under loom a stripe has 2 slots, a region 4 bytes, the larger table 2 stripes, a range at most
-//! 2 pieces, and waiting is yielding.
+//! Run by `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`. Under loom a stripe has 2 slots, a region 4 bytes,
+//! the larger table 2 stripes, a range at most 2 pieces, and a waiting thread yields.
 //!
-//! `scripts/weaken` weakens each ordering in turn and expects one of these to fail. What loom does
-//! not show: it lets no load see a store that comes later in program order (load buffering), so
-//! the Release half of a claim, which keeps the looks at the slots above it, is argued in
-//! `stripe`.
+//! `scripts/weaken` weakens each ordering in turn and expects one of these models to fail. Loom does not model load
+//! buffering: no load sees a store that comes later in program order. So the Release half of a claim, which keeps the
+//! loads of the slots before it, is argued in `stripe`.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -20,10 +19,10 @@ fn r(start: u64, end: u64) -> ByteRange {
     ByteRange::raw(start, end)
 }
 
-/// What the ranges guard: loom fails if two threads touch it without an order between them.
+/// The data that the ranges guard: loom fails if two threads access it without an order between them.
 struct Bytes(UnsafeCell<u64>);
 
-// SAFETY: what is tested is that the lock makes this so.
+// SAFETY: the tests check that the lock orders all accesses.
 unsafe impl Sync for Bytes {}
 // SAFETY: as above.
 unsafe impl Send for Bytes {}
@@ -57,20 +56,20 @@ fn claim(stripe: &Stripe, range: ByteRange, mode: Mode) -> Option<Claimed> {
     })
 }
 
-/// False if the gate was set.
-fn try_give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) -> bool {
-    match stripe.release_first(claimed) {
+/// Releases a claim; false if the gate was set.
+fn try_release(stripe: &Stripe, claimed: Claimed, range: ByteRange) -> bool {
+    match stripe.release_fast(claimed) {
         Ok(()) => true,
         Err(control) => stripe.release_from(control, claimed.slot, range) == Release::Done,
     }
 }
 
-fn give_back(stripe: &Stripe, claimed: Claimed, range: ByteRange) {
-    assert!(try_give_back(stripe, claimed, range));
+fn release(stripe: &Stripe, claimed: Claimed, range: ByteRange) {
+    assert!(try_release(stripe, claimed, range));
 }
 
-/// Goal: overlapping exclusive claims of one stripe exclude each other and hand over the bytes,
-/// though slots are reused by other ranges in between (stripe.P2, stripe.P3).
+/// Goal: overlapping exclusive claims of one stripe exclude each other and order the accesses to the bytes, even if other
+/// ranges reuse the slots in between (stripe.P2, stripe.P3).
 #[test]
 fn loom_claims_exclude() {
     model(|| {
@@ -79,26 +78,26 @@ fn loom_claims_exclude() {
         let other = thread::spawn({
             let (stripe, bytes) = (Arc::clone(&stripe), Arc::clone(&bytes));
             move || {
-                // Elsewhere first, in the slot that the conflict may then get.
+                // First claim a disjoint range, in the slot that the conflicting range may then get.
                 if let Some(slot) = claim(&stripe, r(8, 9), Mode::Exclusive) {
-                    give_back(&stripe, slot, r(8, 9));
+                    release(&stripe, slot, r(8, 9));
                 }
                 if let Some(slot) = claim(&stripe, r(0, 2), Mode::Exclusive) {
                     bytes.write();
-                    give_back(&stripe, slot, r(0, 2));
+                    release(&stripe, slot, r(0, 2));
                 }
             }
         });
         if let Some(slot) = claim(&stripe, r(1, 3), Mode::Exclusive) {
             bytes.write();
-            give_back(&stripe, slot, r(1, 3));
+            release(&stripe, slot, r(1, 3));
         }
         other.join().unwrap();
-        assert!(claim(&stripe, r(0, 9), Mode::Exclusive).is_some(), "left over");
+        assert!(claim(&stripe, r(0, 9), Mode::Exclusive).is_some(), "a range is still locked");
     });
 }
 
-/// Goal: a claim that lost a race looks at the slots again, as they are now.
+/// Goal: a claim that lost a race reads the slots again.
 #[test]
 fn loom_claim_looks_again() {
     model(|| {
@@ -114,7 +113,7 @@ fn loom_claim_looks_again() {
         });
         let elsewhere = claim(&stripe, r(8, 9), Mode::Exclusive);
         if let Some(slot) = elsewhere {
-            give_back(&stripe, slot, r(8, 9));
+            release(&stripe, slot, r(8, 9));
         }
         if claim(&stripe, r(0, 2), Mode::Exclusive).is_some() {
             bytes.write();
@@ -123,9 +122,9 @@ fn loom_claim_looks_again() {
     });
 }
 
-/// Goal: what is told to be held for certain was held, though a slot goes from one range to another.
-/// Method: neither of the two overlaps what is asked for, but the start of the second with the end of
-/// the first does. The one who changes the slot goes first: see `docs/testing.md`.
+/// Goal: a conflict reported as certain was held, even if a slot changes from one range to another.
+/// Method: neither range overlaps the request, but the start of the second with the end of the first would. The thread that
+/// changes the slot runs first: see `docs/testing.md`.
 #[test]
 fn loom_a_conflict_that_is_certain() {
     model(|| {
@@ -134,17 +133,17 @@ fn loom_a_conflict_that_is_certain() {
         let other = thread::spawn({
             let stripe = Arc::clone(&stripe);
             move || {
-                let said = stripe.claim(r(3, 4), Mode::Exclusive, 0, &mut 0);
-                assert!(!matches!(said, Claim::Held), "never held");
+                let outcome = stripe.claim(r(3, 4), Mode::Exclusive, 0, &mut 0);
+                assert!(!matches!(outcome, Claim::Held), "never held");
             }
         });
-        give_back(&stripe, first, r(5, 8));
+        release(&stripe, first, r(5, 8));
         let _ = claim(&stripe, r(0, 2), Mode::Exclusive);
         other.join().unwrap();
     });
 }
 
-/// Goal: shared claims see what the exclusive one before them wrote, and end before the next.
+/// Goal: shared claims see the writes of the exclusive one before them, and end before the next one.
 #[test]
 fn loom_shared_claims_read() {
     model(|| {
@@ -156,21 +155,21 @@ fn loom_shared_claims_read() {
                 thread::spawn(move || {
                     if let Some(slot) = claim(&stripe, r(0, 2), Mode::Shared) {
                         bytes.read();
-                        give_back(&stripe, slot, r(0, 2));
+                        release(&stripe, slot, r(0, 2));
                     }
                 })
             })
             .collect();
         if let Some(slot) = claim(&stripe, r(0, 2), Mode::Exclusive) {
             bytes.write();
-            give_back(&stripe, slot, r(0, 2));
+            release(&stripe, slot, r(0, 2));
         }
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
 }
 
-/// Goal: under the gate a stripe stands still and shows whole ranges, though its owner was about
-/// to release (stripe.P1, stripe.P3).
+/// Goal: a gated stripe does not change and shows whole ranges, even if its owner was about to release (stripe.P1,
+/// stripe.P3).
 #[test]
 fn loom_gate_meets_claim_and_release() {
     model(|| {
@@ -181,11 +180,11 @@ fn loom_gate_meets_claim_and_release() {
             move || {
                 let claimed = claim(&stripe, r(0, 2), Mode::Exclusive)?;
                 bytes.write();
-                let released = try_give_back(&stripe, claimed, r(0, 2));
+                let released = try_release(&stripe, claimed, r(0, 2));
                 (!released).then_some(claimed)
             }
         });
-        // As the holder of the mutex does.
+        // As a thread that holds the mutex does.
         stripe.gate();
         let mut held = 0;
         stripe.for_each_held(|_, range, mode| {
@@ -204,7 +203,7 @@ fn loom_gate_meets_claim_and_release() {
     });
 }
 
-/// Goal: a claim sees what was written under a gate that came and went since it first looked.
+/// Goal: a claim sees the writes under a gate that was set and cleared after its first load.
 #[test]
 fn loom_claim_follows_gate() {
     model(|| {
@@ -250,11 +249,11 @@ fn blocking_pair(first: (ByteRange, Mode), second: (ByteRange, Mode), stripes: u
     });
     work(&lock, &bytes, first);
     other.join().unwrap();
-    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "a range is still locked");
 }
 
-/// Goal: blocking requests for one range exclude each other, and none sleeps for ever: claim,
-/// queue, gate, grant, signal, all of it.
+/// Goal: blocking requests for one range exclude each other, and none sleeps indefinitely. Covers claim, queue, gate, grant
+/// and signal.
 #[test]
 fn loom_blocking_exclusives() {
     model(|| {
@@ -278,7 +277,7 @@ fn loom_narrow_meets_wide() {
     });
 }
 
-/// Goal: two ranges of two pieces that meet in both never wait for each other's half (striped.R2).
+/// Goal: two ranges of two pieces that overlap in both never wait for each other's piece (striped.R2).
 #[test]
 fn loom_pieces_do_not_deadlock() {
     model(|| {
@@ -286,15 +285,15 @@ fn loom_pieces_do_not_deadlock() {
     });
 }
 
-/// Goal: whole-file shared holders in the counter exclude, and are excluded by, a narrow
-/// exclusive; the bias comes and goes (striped.R4).
+/// Goal: whole-file shared holders in the counter exclude a narrow exclusive request and are excluded by it, while the bias
+/// is created and removed (striped.R4).
 #[test]
 fn loom_whole_shared_meets_exclusive() {
     model(|| {
         let lock = Arc::new(RangeLock::new());
         let raw: &Striped = lock.raw();
         raw.grow(&mut crate::sync::lock(&raw.state), u32::MAX);
-        // Two in a row open the counter.
+        // The second request in a row opens the counter.
         drop(lock.lock(ByteRange::ALL, Mode::Shared));
         let counted = lock.lock(ByteRange::ALL, Mode::Shared);
         let bytes = Arc::new(Bytes::new());
@@ -311,11 +310,14 @@ fn loom_whole_shared_meets_exclusive() {
             bytes.read();
         }
         writer.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }
 
-/// A lock of several stripes whose counter is open, and one holder counted in it.
+/// A lock of several stripes whose counter is open and counts one holder.
 fn opened() -> Arc<RangeLock> {
     let lock = Arc::new(RangeLock::new());
     let raw: &Striped = lock.raw();
@@ -325,7 +327,7 @@ fn opened() -> Arc<RangeLock> {
     lock
 }
 
-/// A thread that reads, if it gets the whole file shared at once.
+/// A thread that reads if it can lock the whole file shared without waiting.
 fn reader(lock: &Arc<RangeLock>, bytes: &Arc<Bytes>) -> thread::JoinHandle<()> {
     let (lock, bytes) = (Arc::clone(lock), Arc::clone(bytes));
     thread::spawn(move || {
@@ -335,7 +337,7 @@ fn reader(lock: &Arc<RangeLock>, bytes: &Arc<Bytes>) -> thread::JoinHandle<()> {
     })
 }
 
-/// Goal: the thread that drains the counter hands over for all that lowered it before.
+/// Goal: the thread that drains the counter orders the next holder after all earlier decrements.
 #[test]
 fn loom_last_counted_hands_over_for_all() {
     model(|| {
@@ -356,7 +358,7 @@ fn loom_last_counted_hands_over_for_all() {
     });
 }
 
-/// Goal: a thread that raises the counter sees what was written before it was opened.
+/// Goal: a thread that increments the counter sees the writes before it was opened.
 #[test]
 fn loom_opening_hands_over() {
     model(|| {
@@ -375,7 +377,8 @@ fn loom_opening_hands_over() {
     });
 }
 
-/// Goal: the counter closed for a narrow shared request hands over to the exclusive after it.
+/// Goal: after the counter is closed for a narrow shared request, the exclusive request after it is ordered after the counted
+/// holders.
 #[test]
 fn loom_closing_unused_hands_over() {
     model(|| {
@@ -390,7 +393,7 @@ fn loom_closing_unused_hands_over() {
     });
 }
 
-/// Goal: an upgrade of the last counted holder sees that the others have finished reading.
+/// Goal: an upgrade of the last counted holder is ordered after the reads of the other holders.
 #[test]
 fn loom_upgrade_of_counted_hands_over() {
     model(|| {
@@ -406,21 +409,21 @@ fn loom_upgrade_of_counted_hands_over() {
     });
 }
 
-/// Told when its request is granted.
-fn notify(told: &std::sync::Arc<Told>) -> Notify {
-    Notify::task(&std::task::Waker::from(std::sync::Arc::clone(told)))
+/// A waker that records its wake-up.
+fn notify(woken: &std::sync::Arc<WakeCount>) -> Notify {
+    Notify::task(&std::task::Waker::from(std::sync::Arc::clone(woken)))
 }
 
-struct Told(AtomicU64);
+struct WakeCount(AtomicU64);
 
-impl std::task::Wake for Told {
+impl std::task::Wake for WakeCount {
     fn wake(self: std::sync::Arc<Self>) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Goal: counts stay right when a release, a cancellation and a grant race: holder, then an
-/// exclusive that gives up, then a shared that waited for both.
+/// Goal: counts stay correct when a release, a cancellation and a grant race. A holder, an exclusive request that is
+/// cancelled, and a shared request that waits for both.
 #[test]
 fn loom_cancel_counts() {
     model(|| {
@@ -432,8 +435,8 @@ fn loom_cancel_counts() {
             panic!("nobody holds");
         };
         let (exclusive_told, shared_told) = (
-            std::sync::Arc::new(Told(AtomicU64::new(0))),
-            std::sync::Arc::new(Told(AtomicU64::new(0))),
+            std::sync::Arc::new(WakeCount(AtomicU64::new(0))),
+            std::sync::Arc::new(WakeCount(AtomicU64::new(0))),
         );
         let Request::Queued(exclusive) =
             lock.request(range, Mode::Exclusive, || notify(&exclusive_told))
@@ -454,15 +457,18 @@ fn loom_cancel_counts() {
         });
         lock.release(range, Mode::Shared, held);
         canceller.join().unwrap();
-        assert_eq!(shared_told.0.load(Ordering::Relaxed), 1, "told once");
+        assert_eq!(shared_told.0.load(Ordering::Relaxed), 1, "woken once");
         assert!(exclusive_told.0.load(Ordering::Relaxed) <= 1);
         let held = lock.cancel(range, Mode::Shared, shared).expect("granted");
         lock.release(range, Mode::Shared, held);
-        assert!(lock.try_request(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_request(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }
 
-/// Goal: a range that is held, or being taken or given back, while the table grows is not lost.
+/// Goal: a range that is held, being claimed or being released while the table grows is not lost.
 #[test]
 fn loom_grow_meets_claim_and_release() {
     model(|| {
@@ -485,13 +491,15 @@ fn loom_grow_meets_claim_and_release() {
             bytes.write();
         }
         other.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }
 
-/// Goal: no offer is both taken and left to lapse (queue.L1): a task that is told and polls,
-/// against a thread behind it that has run out of patience. Both get the range, one after the
-/// other, and the task is told again if it lost.
+/// Goal: no offer is both taken and lapsed (queue.L1). A woken task polls while a thread behind it lets the offer expire.
+/// Both get the range, one after the other, and the task is woken again if its offer lapsed.
 #[test]
 fn loom_poll_meets_lapse() {
     model(|| {
@@ -500,9 +508,9 @@ fn loom_poll_meets_lapse() {
         let raw: &Striped = lock.raw();
         let bytes = Arc::new(Bytes::new());
         let range = r(0, 2);
-        let told = std::sync::Arc::new(Told(AtomicU64::new(0)));
+        let woken = std::sync::Arc::new(WakeCount(AtomicU64::new(0)));
         let first = lock.lock(range, Mode::Exclusive);
-        let Request::Queued(queued) = raw.request(range, Mode::Exclusive, || notify(&told)) else {
+        let Request::Queued(queued) = raw.request(range, Mode::Exclusive, || notify(&woken)) else {
             panic!("held");
         };
         let thread = thread::spawn({
@@ -513,15 +521,15 @@ fn loom_poll_meets_lapse() {
             }
         });
         drop(first);
-        assert_eq!(told.0.load(Ordering::Relaxed), 1);
-        let held = match raw.poll(range, Mode::Exclusive, queued, || notify(&told)) {
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        let held = match raw.poll(range, Mode::Exclusive, queued, || notify(&woken)) {
             Request::Granted(held) => held,
             Request::Queued(queued) => {
-                // It had lapsed; the thread ends, and then it is offered again.
+                // The offer had lapsed; after the thread's release the task gets a new offer.
                 thread.join().unwrap();
-                assert_eq!(told.0.load(Ordering::Relaxed), 2, "told of the second offer");
-                let request = raw.poll(range, Mode::Exclusive, queued, || notify(&told));
-                let Request::Granted(held) = request else { panic!("nobody else is there") };
+                assert_eq!(woken.0.load(Ordering::Relaxed), 2, "woken for the second offer");
+                let request = raw.poll(range, Mode::Exclusive, queued, || notify(&woken));
+                let Request::Granted(held) = request else { panic!("no other request exists") };
                 bytes.write();
                 return raw.release(range, Mode::Exclusive, held);
             }
@@ -529,6 +537,9 @@ fn loom_poll_meets_lapse() {
         bytes.write();
         raw.release(range, Mode::Exclusive, held);
         thread.join().unwrap();
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     });
 }

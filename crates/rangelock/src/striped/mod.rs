@@ -1,67 +1,59 @@
-//! Our own lock: one compare-exchange to take a range, one to give it back.
+//! The striped range lock: one compare-exchange to lock a range, one to unlock it.
 //!
-//! A request first tries the *front*, a table of stripes (`front`): a range of up to 10
-//! regions is claimed piece by piece, each by one compare-exchange, none of them touching a word
-//! that disjoint requests elsewhere in the file touch. What does not succeed there at once
-//! (conflicts, larger ranges, a full stripe) goes to the *queue*, under the lock's one mutex.
+//! A request first tries the *front*, a table of stripes (`front`). A range of up to 10 regions is claimed piece by piece,
+//! each by one compare-exchange on a word that disjoint requests elsewhere in the file do not touch. A request that does
+//! not succeed at once (conflict, larger range, full stripe) goes to the *queue*, under the lock's only mutex.
 //!
 //! ```text
-//! request -> claim every piece -> Place::Front -> release every piece
-//!         \-> (any fails) give the pieces back -> gate -> queue -> Place::Queue -> remove -> ungate
-//!         \-> (whole file, shared) raise the counter -> Place::Whole -> lower it
+//! request -> claim every piece -> HoldLocation::Front -> release every piece
+//!         \-> (a claim fails) release the pieces -> gate -> queue -> HoldLocation::Queue -> remove -> ungate
+//!         \-> (whole file, shared) increment the counter -> HoldLocation::Whole -> decrement it
 //! ```
 //!
-//! - R1. A queue entry, held or waiting, keeps the gate of every stripe that it covers. So nothing
-//!   enters the front over a queue entry (queue.Q3), and front entries under one stand still (stripe.P1): they
-//!   are counted as blockers piece by piece, and each piece that is released takes itself out of
-//!   those counts, under the mutex.
-//! - R2. A request that meets a conflict holds no piece while it waits: it gives back what it has
-//!   before it queues, as though it had held that and let go. So a queued request waits for
-//!   guards and earlier requests alone, and queue.Q4 excludes cycles.
-//! - R3. Narrow and wide are one case: what decides the order of two overlapping requests
-//!   is the mutex if both queue, and the gate if one does not. There is no
-//!   second order (a count, a mark) that could disagree with it.
-//! - R4. Whole-file shared holders are counted in one word while it is OPEN. All of them together
-//!   are one queue entry, the *bias*, which gates every stripe. A conflicting request closes the
-//!   word; the thread that lowers a closed count to 0 removes the bias. The word opens and closes only
-//!   under the mutex.
+//! - R1. A queue entry, held or waiting, keeps the gate of every stripe that it covers. So no range enters the front over a
+//!   queue entry (queue.Q3), and the front entries that it overlaps do not change (stripe.P1). They are counted as blockers
+//!   piece by piece, and each released piece is removed from these counts under the mutex.
+//! - R2. A request that meets a conflict holds no piece while it waits: it releases its pieces before it queues, as if it
+//!   had held and released that range. So a queued request waits only for guards and earlier requests, and queue.Q4
+//!   excludes cycles.
+//! - R3. Narrow and wide requests are one case: the mutex decides the order of two overlapping requests if both queue, and
+//!   the gate if one does not. There is no second order (a count, a mark) that could disagree with it.
+//! - R4. Whole-file shared holders are counted in one word while it is OPEN. Together they are one queue entry, the *bias*,
+//!   which gates every stripe. A conflicting request closes the word; the thread that decrements a closed count to 0
+//!   removes the bias. The word opens and closes only under the mutex.
 //!
-//! Why one mutex, when the first design had a lock, a queue and a tree in each stripe and a count
-//! of wide requests beside them: a waiter is about to sleep or has just woken, so that is not
-//! where the time goes; and all that has to be decided together (order, counts, grants,
-//! cancellation, upgrades, growing) is then decided in one critical section. What stays in a
-//! stripe is what does not wait, and that needs no lock there at all, only stripe.P2. Measured with 2
-//! threads that fight for one range, the mutex is not what limits them: they mostly take turns in
-//! the front.
+//! Why one mutex. An earlier design had a lock, a queue and a tree in each stripe, and a count of wide requests. But a
+//! waiter is about to sleep or has just woken, so the mutex is not the bottleneck. With one mutex, order, counts, grants,
+//! cancellation, upgrades and growing are decided in one critical section. Requests that do not wait stay in the stripes,
+//! which need no lock, only stripe.P2. Two threads that compete for one range mostly alternate in the front.
 //!
-//! Why a table that grows, when it could be shared by all locks: an idle lock has to be small, as
-//! there is one for each open file, and a shared table would be as small; but wide requests visit
-//! all of the stripes where their lock may hold something, and gates would close the stripes of
-//! unrelated files. A lock starts with one stripe inside itself (512 bytes in all); growing is the
-//! only change of shape, it goes one way, and it happens under the mutex with every stripe closed.
+//! Why a growing table per lock. An idle lock has to be small, as there is one for each open file. A table shared by all
+//! locks would be as small, but wide requests visit all stripes of a table, and gates would close the stripes of unrelated
+//! files. A lock starts with one stripe inside itself (512 bytes in total). Growing is the only change of shape, it only
+//! enlarges, and it happens under the mutex with every stripe closed.
 //!
-//! Locks: the mutex; nothing is acquired under it, and nobody sleeps under it.
+//! Locks: the mutex. No other lock is acquired under it, and no thread sleeps under it.
 //!
-//! Trade-offs. A long-held wide range sends all requests under it through the mutex and the
-//! queue's tree: correct, fair, and about as fast as an interval tree under a mutex. Taking a range wider
-//! than 10 regions sets and clears a gate for each of its regions, or for every stripe. So in the engine,
-//! whose regions are of 64 KiB, requests of 4 KiB beside a read of more than 640 KiB that misses meet
-//! in the mutex for as long as that takes, and so do more than 7 in one region. Hits take no range. Of the
-//! others, misses and writes that go through take 1.6 µs and more by themselves, and an overwrite 0.35, beside which a
-//! lock and an unlock under a mutex take 0.16 (`interval-tree`, one thread, docs/benchmarks.md); and more than 7
-//! threads at work within 64 KiB of a file have its leaf in common anyway.
+//! Trade-offs. A long-held wide range sends all requests under it through the mutex and the queue's tree: correct, fair,
+//! and about as fast as an interval tree under a mutex. A range wider than 10 regions sets and clears a gate for each of
+//! its regions, or for every stripe. In the engine, whose regions have 64 KiB, requests of 4 KiB use the mutex during a
+//! missing read of more than 640 KiB that overlaps their stripes, and so do more than 7 requests in one region. Hits lock
+//! no range. Misses, through-writes and overwrites take several times as long as a lock and an unlock under a mutex
+//! (`interval-tree` in docs/benchmarks.md), and more than 7 threads within 64 KiB of a file share its table leaf anyway.
 
-mod gated;
 mod held;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod slow_path;
 
 use std::sync::Weak;
 use std::time::Duration;
 
 use crate::budget::Budget;
 use crate::front::stripe::{Claim, Claimed, Release, SLOTS, Stripe};
-use crate::front::table::{Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, View};
+use crate::front::table::{
+    Allocated, PIECES_MAX, REGION_SHIFT, REGION_SHIFT_MAX, Table, TableView,
+};
 use crate::queue::{Queue, Ticket};
 use crate::range::{ByteRange, Mode};
 use crate::raw::{RawRangeLock, Request};
@@ -69,20 +61,20 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, lock};
 use crate::wait::Notify;
 pub use held::Held;
-use held::Place;
+use held::HoldLocation;
 
-/// Compare-exchanges that a claim may lose before it queues.
+/// Failed compare-exchanges of a claim before the request queues.
 const RACES_MAX: u32 = if cfg!(loom) { 1 } else { 16 };
 
-/// Bits for the number of a slot; those of all pieces of a range fit in a word.
+/// Bits of a slot number; the slot numbers of all pieces of a range fit in a word.
 const SLOT_BITS: u32 = 3;
 const SLOT_BITS_MASK: u32 = (1 << SLOT_BITS) - 1;
 const _: () = assert!(SLOTS <= 1 << SLOT_BITS && PIECES_MAX as u32 * SLOT_BITS <= u32::BITS);
 
-/// Lost compare-exchanges, to neighbours in other regions, that make the table grow.
+/// Compare-exchanges lost to ranges in other regions before the table grows.
 const LOST_MAX: u32 = 8;
 
-/// log2 of the largest table that is made on account of those.
+/// log2 of the largest table that lost races lead to.
 const LOG2_MAX_CONTENDED: u32 = 8;
 
 /// The default implementation of [`RangeLock`](crate::RangeLock): striped, with a fair queue.
@@ -94,11 +86,11 @@ const LOG2_MAX_CONTENDED: u32 = 8;
 #[derive(Debug)]
 pub struct Striped {
     table: Table,
-    /// Lost races since the table last grew.
+    /// Compare-exchanges lost since the table last grew.
     lost: AtomicU32,
-    /// How many requests wait in the queue: a hint whether to spin.
+    /// Number of requests in the queue that wait: a hint whether to spin.
     waiting: AtomicU32,
-    /// Where the memory of larger tables comes from; it may be gone, as everything it is for.
+    /// The budget for larger tables; it may have been dropped.
     budget: Option<Weak<dyn Budget>>,
     state: Mutex<State>,
 }
@@ -107,20 +99,20 @@ pub struct Striped {
 #[derive(Debug, Default)]
 struct State {
     queue: Queue,
-    /// The queue entry that stands for all holders counted in `whole` (R4).
+    /// The queue entry of all holders counted in `whole` (R4).
     bias: Option<Ticket>,
     /// Whole-file shared requests since the bias was last removed.
     whole_requests: u32,
     allocated: Allocated,
 }
 
-// SAFETY: `allocated` names boxes of stripes, which are `Send` and `Sync`, that nothing else owns.
+// SAFETY: `allocated` owns boxes of stripes, which are `Send` and `Sync`.
 unsafe impl Send for State {}
 
-/// Why a request has to see the mutex.
+/// Why a request takes the slow path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Why {
-    /// Some of it is held, for certain: a request that does not wait need not see the mutex.
+enum SlowReason {
+    /// A conflicting range is certainly held: `try_request` fails without the mutex.
     Held,
     Conflict,
     Full,
@@ -136,7 +128,7 @@ impl Default for Striped {
 impl Striped {
     pub(crate) fn with_budget(mut self, budget: Weak<dyn Budget>) -> Striped {
         self.budget = Some(budget);
-        lock(&self.state).queue.be_thrifty();
+        lock(&self.state).queue.free_memory_when_empty();
         self
     }
 
@@ -175,10 +167,10 @@ fn is_whole_shared(range: ByteRange, mode: Mode) -> bool {
 }
 
 impl Striped {
-    /// The way without the mutex.
+    /// Claims a range in the front, without the mutex.
     #[inline(always)]
-    fn claim_front(&self, range: ByteRange, mode: Mode) -> Result<Held, Why> {
-        if is_whole_shared(range, mode) && self.table.whole.try_raise() {
+    fn claim_front(&self, range: ByteRange, mode: Mode) -> Result<Held, SlowReason> {
+        if is_whole_shared(range, mode) && self.table.whole.try_increment() {
             return Ok(Held::whole());
         }
         let view = self.table.view();
@@ -191,12 +183,17 @@ impl Striped {
                 Err(raced) => lost = raced,
             }
         }
-        self.claim_again(range, mode, lost)
+        self.claim_front_slow(range, mode, lost)
     }
 
-    /// The same, after losing so many races.
+    /// The same, after `lost` failed compare-exchanges.
     #[inline(never)]
-    fn claim_again(&self, range: ByteRange, mode: Mode, mut lost: u32) -> Result<Held, Why> {
+    fn claim_front_slow(
+        &self,
+        range: ByteRange,
+        mode: Mode,
+        mut lost: u32,
+    ) -> Result<Held, SlowReason> {
         let view = self.table.view();
         if is_whole_shared(range, mode) {
             return self.claim_whole(view, lost);
@@ -206,39 +203,44 @@ impl Striped {
         };
         let claim = stripe.claim(range, mode, RACES_MAX, &mut lost);
         if lost > 0 {
-            self.count_lost(stripe, range, lost);
+            self.record_lost_races(stripe, range, lost);
         }
         Striped::claimed(claim).map(|claimed| Held::single(stripe, view.log2(), claimed))
     }
 
-    fn claimed(claim: Claim) -> Result<Claimed, Why> {
+    fn claimed(claim: Claim) -> Result<Claimed, SlowReason> {
         match claim {
             Claim::Slot(claimed) => Ok(claimed),
-            Claim::Full => Err(Why::Full),
-            Claim::Held => Err(Why::Held),
-            Claim::Conflict | Claim::Gated | Claim::Raced => Err(Why::Conflict),
+            Claim::Full => Err(SlowReason::Full),
+            Claim::Held => Err(SlowReason::Held),
+            Claim::Conflict | Claim::Gated | Claim::Raced => Err(SlowReason::Conflict),
         }
     }
 
-    fn claim_whole(&self, view: View<'_>, lost: u32) -> Result<Held, Why> {
-        if self.table.whole.try_raise() {
+    fn claim_whole(&self, view: TableView<'_>, lost: u32) -> Result<Held, SlowReason> {
+        if self.table.whole.try_increment() {
             return Ok(Held::whole());
         }
         if view.log2() > 0 || lost > 0 {
-            return Err(Why::Whole);
+            return Err(SlowReason::Whole);
         }
-        // The only stripe will do for few; contention calls for the counter.
+        // The single stripe suffices for few holders; under contention the counter is used.
         let stripe = view.stripe(0);
         let claim = stripe.claim(ByteRange::ALL, Mode::Shared, 0, &mut 0);
         let held = Striped::claimed(claim).map(|claimed| Held::single(stripe, 0, claimed));
-        held.map_err(|_| Why::Whole)
+        held.map_err(|_| SlowReason::Whole)
     }
 
-    /// Claims piece by piece; all, or none (R2).
+    /// Claims all pieces, or none (R2).
     #[inline(never)]
-    fn claim_pieces(&self, view: View<'_>, range: ByteRange, mode: Mode) -> Result<Held, Why> {
+    fn claim_pieces(
+        &self,
+        view: TableView<'_>,
+        range: ByteRange,
+        mode: Mode,
+    ) -> Result<Held, SlowReason> {
         if view.pieces(range) > PIECES_MAX as u64 {
-            return Err(Why::Conflict);
+            return Err(SlowReason::Conflict);
         }
         let (mut slots, mut count, mut lost) = (0, 0, 0);
         let mut rest = Some(range);
@@ -259,12 +261,12 @@ impl Striped {
             count += 1;
             rest = next;
         }
-        Ok(Place::Front { log2: view.log2() as u8, slots }.into())
+        Ok(HoldLocation::Front { log2: view.log2() as u8, slots }.into())
     }
 
-    /// Remembers races lost to neighbours in other regions, which a larger table would keep apart.
+    /// Counts races lost to ranges in other regions, which a larger table would separate.
     #[cold]
-    fn count_lost(&self, stripe: &Stripe, range: ByteRange, lost: u32) {
+    fn record_lost_races(&self, stripe: &Stripe, range: ByteRange, lost: u32) {
         let view = self.table.view();
         if view.log2() >= LOG2_MAX_CONTENDED
             || !stripe.any_held(|other| !view.same_region(range, other))
@@ -273,16 +275,17 @@ impl Striped {
         }
         let before = self.lost.fetch_add(lost, Ordering::Relaxed);
         if before < LOST_MAX && before + lost >= LOST_MAX {
-            self.grow_if_paid(LOG2_MAX_CONTENDED);
-            // If it could not grow now, then after as many more.
+            self.grow_within_budget(LOG2_MAX_CONTENDED);
+            // If the table could not grow now, retry after as many more.
             self.lost.store(0, Ordering::Relaxed);
         }
     }
 
-    /// A single piece that did not go with the first compare-exchange.
+    /// Releases a single piece whose first compare-exchange failed.
     #[inline(never)]
     fn release_raced(&self, range: ByteRange, mode: Mode, held: Held, control: u64) {
-        if let (Some((stripe, _)), Place::Front { log2, slots }) = (held.as_single(), held.place())
+        if let (Some((stripe, _)), HoldLocation::Front { log2, slots }) =
+            (held.as_single(), held.location())
         {
             // SAFETY: as in `release`.
             match unsafe { stripe.as_ref() }.release_from(control, slots, range) {
@@ -293,12 +296,12 @@ impl Striped {
     }
 
     #[inline(never)]
-    fn release_again(&self, range: ByteRange, mode: Mode, held: Held) {
-        match held.place() {
-            Place::Front { log2, slots } => self.release_front(range, mode, log2, slots),
-            Place::Queue(ticket) => self.release_queued(ticket),
-            // Lowered already, to 0.
-            Place::Whole => self.drained(),
+    fn release_slow(&self, range: ByteRange, mode: Mode, held: Held) {
+        match held.location() {
+            HoldLocation::Front { log2, slots } => self.release_front(range, mode, log2, slots),
+            HoldLocation::Queue(ticket) => self.release_queued(ticket),
+            // The count is already decremented, to 0.
+            HoldLocation::Whole => self.remove_drained_bias(),
         }
     }
 
@@ -338,7 +341,7 @@ impl RawRangeLock for Striped {
             Ok(held) => Request::Granted(held),
             Err(why) => {
                 let mut notify = Some(notify());
-                self.enqueue(range, mode, why, &mut notify).expect("somebody to tell")
+                self.enqueue(range, mode, why, &mut notify).expect("a waiter was passed")
             }
         }
     }
@@ -347,10 +350,10 @@ impl RawRangeLock for Striped {
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
         match self.claim_front(range, mode) {
             Ok(held) => Some(held),
-            Err(Why::Held) => None,
+            Err(SlowReason::Held) => None,
             Err(why) => match self.enqueue(range, mode, why, &mut None)? {
                 Request::Granted(held) => Some(held),
-                Request::Queued(_) => unreachable!("queued with nobody to tell"),
+                Request::Queued(_) => unreachable!("queued without a waiter"),
             },
         }
     }
@@ -388,14 +391,14 @@ impl RawRangeLock for Striped {
         let mut notify = Some(notify());
         let mut state = lock(&self.state);
         let in_front = if state.queue.is_lapsed(&queued) {
-            self.count_again(&mut state, range, mode)
+            self.recount_front_blockers(&mut state, range, mode)
         } else {
             0
         };
         let request = state.queue.poll(queued, in_front, &mut notify);
         self.unlock(state);
         match request {
-            Request::Granted(ticket) => Request::Granted(Place::Queue(ticket).into()),
+            Request::Granted(ticket) => Request::Granted(HoldLocation::Queue(ticket).into()),
             Request::Queued(ticket) => Request::Queued(ticket),
         }
     }
@@ -403,7 +406,7 @@ impl RawRangeLock for Striped {
     fn cancel(&self, _range: ByteRange, _mode: Mode, queued: Ticket) -> Option<Held> {
         let mut state = lock(&self.state);
         if state.queue.is_granted(&queued) {
-            return Some(Place::Queue(queued).into());
+            return Some(HoldLocation::Queue(queued).into());
         }
         let notify = self.remove(&mut state, queued);
         self.unlock(state);
@@ -414,16 +417,16 @@ impl RawRangeLock for Striped {
     #[inline(always)]
     fn release(&self, range: ByteRange, mode: Mode, held: Held) {
         let Some((stripe, claimed)) = held.as_single() else {
-            // Most of the others.
-            if !held.is_whole() || self.table.whole.lower() {
-                self.release_again(range, mode, held);
+            // Counted holders, mostly.
+            if !held.is_whole() || self.table.whole.decrement() {
+                self.release_slow(range, mode, held);
             }
             return;
         };
-        // SAFETY: it is a stripe of this lock, in use or replaced, and those live until the lock is
-        // dropped (table.B2) and stay where they are while a guard borrows the lock or keeps its `Arc`.
-        // One that was replaced is gated: the release fails.
-        if let Err(control) = unsafe { stripe.as_ref() }.release_first(claimed) {
+        // SAFETY: the stripe belongs to this lock, in the current or in a replaced table. Tables live
+        // until the lock is dropped (table.B2), and do not move while a guard borrows the lock or keeps
+        // its `Arc`. A stripe of a replaced table is gated, so the release fails.
+        if let Err(control) = unsafe { stripe.as_ref() }.release_fast(claimed) {
             self.release_raced(range, mode, held, control);
         }
     }
@@ -437,12 +440,12 @@ impl RawRangeLock for Striped {
 
     fn downgrade(&self, range: ByteRange, held: &mut Held) {
         let mut state = lock(&self.state);
-        match held.place() {
-            Place::Front { log2, slots } => {
+        match held.location() {
+            HoldLocation::Front { log2, slots } => {
                 self.downgrade_front(&mut state, range, log2, slots);
             }
-            Place::Queue(ticket) => state.queue.downgrade(&ticket),
-            Place::Whole => unreachable!("counted holders are shared"),
+            HoldLocation::Queue(ticket) => state.queue.downgrade(&ticket),
+            HoldLocation::Whole => unreachable!("counted holders are shared"),
         }
         self.unlock(state);
     }

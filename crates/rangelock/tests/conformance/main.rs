@@ -1,4 +1,4 @@
-//! The suite of every lock, for this crate's.
+//! Runs the conformance suite on this crate's lock.
 
 #[macro_use]
 mod suite;

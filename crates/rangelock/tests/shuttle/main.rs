@@ -1,4 +1,4 @@
-//! Random interleavings of this crate's lock.
+//! Runs the shuttle suite on this crate's lock.
 #![cfg(shuttle)]
 
 mod suite;

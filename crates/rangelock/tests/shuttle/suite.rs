@@ -1,8 +1,8 @@
-//! What is too big for loom, in random interleavings; `scripts/shuttle` runs it.
+//! Tests whole locks, which are too large for loom, with random interleavings; `scripts/shuttle` runs it.
 //!
-//! Three threads make a few random requests each of one lock; a shadow of the file checks
-//! exclusion, and shuttle checks that nobody waits for ever. Shuttle is sequentially consistent:
-//! this is about the protocols, not the orderings. `MILLPOND_SHUTTLE` sets the number of runs.
+//! Three threads make a few random requests each on one lock. A shadow of the file checks exclusion, and shuttle detects
+//! threads that wait indefinitely. Shuttle is sequentially consistent, so this tests the protocols and not the orderings.
+//! `MILLPOND_SHUTTLE` sets the number of runs.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -15,8 +15,8 @@ use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock};
 /// Bytes of the file.
 const BYTES: u64 = 40;
 
-/// Owners of each byte: -1 an exclusive one, else the number of shared ones. Not shuttle's
-/// atomics: no switch happens in here.
+/// Owners of each byte: -1 for an exclusive owner, else the number of shared ones. These are not shuttle's atomics, so no
+/// context switch happens here.
 struct Shadow([AtomicI32; BYTES as usize]);
 
 impl Shadow {
@@ -49,7 +49,7 @@ fn work<L: RawRangeLock>(lock: &RangeLock<L>, shadow: &Shadow, unit: u64) {
         let mode = if exclusive { Mode::Exclusive } else { Mode::Shared };
         let bytes = ByteRange::at(start, len).unwrap();
         let range = ByteRange::at(start * unit, len * unit).unwrap();
-        // While holding another, only without waiting.
+        // With another guard held, only without waiting.
         let guard = match kept.is_empty() {
             true => Some(lock.lock(range, mode)),
             false => lock.try_lock(range, mode),
@@ -91,7 +91,10 @@ pub fn excludes<L: RawRangeLock>(unit: u64) {
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+            assert!(
+                lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+                "a range is still locked"
+            );
         },
         runs.unwrap_or(10_000),
         4,

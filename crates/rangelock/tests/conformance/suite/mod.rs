@@ -1,20 +1,20 @@
-//! One suite for every lock: `Striped` here, the others in the crate that has them.
+//! The conformance suite of all locks: of `Striped` here, and of the locks in `rangelock-peers`.
 //!
-//! `MILLPOND_OPERATIONS` sets how many operations the stress tests make (default 200,000;
-//! a full run takes 10,000,000), `MILLPOND_SEED` replays one.
+//! `MILLPOND_OPERATIONS` sets the number of operations of the stress tests (default 200,000; a full run makes
+//! 10,000,000), and `MILLPOND_SEED` replays a run.
 
 pub mod model;
 pub mod stress;
 
 use millpond_rangelock::RawRangeLock;
 
-/// Which ranges an implementation takes a request for.
+/// Which range an implementation locks for a request.
 pub trait Subject: RawRangeLock {
     /// Whether every range counts as the whole file.
     const WHOLE: bool = false;
 }
 
-/// A small generator of random numbers, so that a seed replays a test.
+/// A small random number generator, so that a seed replays a test.
 struct Random(u64);
 
 impl Random {
@@ -43,7 +43,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// The tests, for each of the locks.
+/// The tests, for each lock.
 macro_rules! for_every_lock {
     ($($name:ident: $subject:ty,)*) => {$(
         mod $name {
@@ -81,13 +81,13 @@ macro_rules! for_every_lock {
             }
 
             #[test]
-            fn guards_may_be_released_elsewhere() {
+            fn guards_may_be_released_by_other_threads() {
                 stress::released_elsewhere::<$subject>();
             }
 
             #[test]
-            fn overtakes_nobody() {
-                stress::overtakes_nobody::<$subject>();
+            fn overtakes_no_request() {
+                stress::overtakes_no_request::<$subject>();
             }
 
             #[test]

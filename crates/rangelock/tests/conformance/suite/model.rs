@@ -1,8 +1,6 @@
-//! Against a naive list: after every step, exactly those requests are granted that the list
-//! says, and exactly those were woken.
+//! Model test: after every step, a lock has granted and woken exactly the same requests as a naive list.
 //!
-//! The list is the definition of the lock: requests in the order in which they came, each
-//! granted once no earlier one that overlaps conflicts with it.
+//! The list defines the lock: requests in FIFO order, each granted when no earlier overlapping request conflicts with it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +13,7 @@ use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock, RawRangeLock};
 
 use super::{Random, Subject, seed};
 
-/// How ranges are drawn.
+/// Distribution of random ranges.
 #[derive(Clone, Copy)]
 pub struct Shape {
     unit: u64,
@@ -23,7 +21,7 @@ pub struct Shape {
     long: u64,
 }
 
-/// Ranges over some hundred KiB: many regions, some of them wide.
+/// Ranges over some hundred KiB: many regions, some wide ranges.
 pub const PAGES: Shape = Shape { unit: 4096, units: 120, long: 60 };
 
 /// Ranges of a few bytes in one region: crowded stripes.
@@ -45,7 +43,7 @@ enum Stage<L: RawRangeLock> {
 
 struct Asked<L: RawRangeLock> {
     range: ByteRange,
-    /// What it counts as: all of the file in `WholeFile`.
+    /// The range that the lock uses: the whole file for `WholeFile`.
     counts: ByteRange,
     mode: Mode,
     stage: Stage<L>,
@@ -76,9 +74,9 @@ pub fn agrees<L: Subject>(shape: Shape) {
             list: Vec::new(),
             random: Random(seed.wrapping_add(round)),
         };
-        // However long this thread is kept from its next poll.
+        // No offer lapses, even if this thread is preempted for long.
         world.lock.set_offer_grace(Duration::MAX);
-        // Few and many at once, mostly shared and mostly exclusive.
+        // Few and many concurrent requests, mostly shared and mostly exclusive.
         let crowd = 1 + world.random.below(30) as usize;
         let exclusive_percent = world.random.below(101);
         for _ in 0..300 {
@@ -87,7 +85,10 @@ pub fn agrees<L: Subject>(shape: Shape) {
         while !world.list.is_empty() {
             world.leave();
         }
-        assert!(world.lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            world.lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     }
 }
 
@@ -145,7 +146,7 @@ impl<L: Subject> World<L> {
         }
     }
 
-    /// Releases a hold or cancels a wait, whichever it meets.
+    /// Releases or cancels a random request.
     fn leave(&mut self) {
         if !self.list.is_empty() {
             let at = self.random.below(self.list.len() as u64) as usize;
@@ -188,7 +189,7 @@ impl<L: Subject> World<L> {
         (!held.is_empty()).then(|| held[self.random.below(held.len() as u64) as usize])
     }
 
-    /// Each waiter that should have been granted was woken, once, and no other was.
+    /// Checks that each waiter that should be granted was woken once, and no other.
     fn check(&mut self) {
         for at in 0..self.list.len() {
             let (earlier, rest) = self.list.split_at_mut(at);

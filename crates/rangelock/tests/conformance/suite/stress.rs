@@ -1,5 +1,4 @@
-//! With threads: exclusion, watched by a shadow of the file in which each byte knows its
-//! owners.
+//! Stress tests with threads: a shadow of the file with the owners of each byte checks exclusion.
 
 use std::future::Future;
 use std::pin::pin;
@@ -13,7 +12,7 @@ use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock};
 
 use super::{Random, Subject, number_from_env, seed};
 
-/// How requests are made.
+/// The kinds of requests.
 #[derive(Clone, Copy)]
 pub enum Mix {
     Blocking,
@@ -22,11 +21,11 @@ pub enum Mix {
     Lapses,
 }
 
-/// Bytes of the shadow: one cell stands for `UNIT` bytes of the file.
+/// Cells of the shadow; each cell covers `UNIT` bytes of the file.
 const CELLS: usize = 96;
 const UNIT: u64 = 4096;
 
-/// -1: one exclusive owner; n > 0: n shared ones.
+/// -1: one exclusive owner; n > 0: n shared owners.
 struct Shadow(Vec<AtomicI32>);
 
 impl Shadow {
@@ -42,7 +41,7 @@ impl Shadow {
     fn enter(&self, range: ByteRange, mode: Mode) {
         for cell in self.cells(range) {
             match mode {
-                // Relaxed: the lock is what orders them; that is what is tested.
+                // Relaxed: the lock under test orders the accesses.
                 Mode::Exclusive => assert_eq!(cell.swap(-1, Ordering::Relaxed), 0, "{range}"),
                 Mode::Shared => assert!(cell.fetch_add(1, Ordering::Relaxed) >= 0, "{range}"),
             }
@@ -135,18 +134,17 @@ fn one<L: RawRangeLock>(lock: &RangeLock<L>, shadow: &Shadow, random: &mut Rando
     drop(guard);
 }
 
-/// Goal: no two conflicting guards at once, whatever the mix of threads, ranges and modes; and
-/// nobody is left asleep.
+/// Goal: no two conflicting guards exist at once, for any mix of threads, ranges and modes, and no waiter stays asleep.
 pub fn excludes<L: Subject>(mix: Mix) {
     let seed = seed();
     let operations = number_from_env("MILLPOND_OPERATIONS", 200_000);
     let threads = 4;
-    // A new lock now and then: its table starts small.
+    // A new lock from time to time, as its table starts small.
     let locks = 8;
     for round in 0..locks {
         let lock = RangeLock::<L>::with_raw();
         if matches!(mix, Mix::Lapses) {
-            // Most wakes take longer.
+            // Most wake-ups take longer.
             lock.set_offer_grace(Duration::from_micros(round));
         }
         let shadow = Shadow::new();
@@ -161,11 +159,14 @@ pub fn excludes<L: Subject>(mix: Mix) {
                 });
             }
         });
-        assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+        assert!(
+            lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(),
+            "a range is still locked"
+        );
     }
 }
 
-/// Goal: a guard works the same when another thread drops it, also while others wait for it.
+/// Goal: a guard works the same when another thread drops it, also while requests wait for it.
 pub fn released_elsewhere<L: Subject>() {
     let lock = Arc::new(RangeLock::<L>::with_raw());
     let shadow = Arc::new(Shadow::new());
@@ -188,10 +189,10 @@ pub fn released_elsewhere<L: Subject>() {
     }
     drop(sender);
     releaser.join().unwrap();
-    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "left over");
+    assert!(lock.try_lock(ByteRange::ALL, Mode::Exclusive).is_some(), "a range is still locked");
 }
 
-/// Two threads keep the range held in `crowd` mode without a gap; the one that comes gets in.
+/// Two threads keep the range held in `crowd` mode without a gap; a request in the other mode is still granted.
 fn does_not_starve<L: Subject>(crowd: Mode, lone: Mode) {
     let lock = RangeLock::<L>::with_raw();
     let range = ByteRange::at(0, 4096).unwrap();
@@ -202,7 +203,7 @@ fn does_not_starve<L: Subject>(crowd: Mode, lone: Mode) {
             scope.spawn(|| {
                 let mut last = lock.lock(range, crowd);
                 while !stop.load(Ordering::Relaxed) {
-                    // Overlapping holds where the mode allows it.
+                    // Overlapping holds, if the mode allows them.
                     if crowd == Mode::Exclusive {
                         drop(last);
                         last = lock.lock(range, crowd);
@@ -236,7 +237,7 @@ pub fn shareds_do_not_starve<L: Subject>() {
     does_not_starve::<L>(Mode::Exclusive, Mode::Shared);
 }
 
-/// Requests that wait, with the moment from which on they were in the queue.
+/// Waiting requests, with the time at which each was in the queue.
 #[derive(Default)]
 struct Line {
     clock: AtomicU64,
@@ -248,7 +249,7 @@ impl Line {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    /// How many wait since before `begin` for a request that has just been granted.
+    /// Number of conflicting requests that have waited since before `begin`, the start of a request that was just granted.
     fn overtaken(&self, begin: u64, range: ByteRange, mode: Mode) -> usize {
         let waiting = self.waiting.lock().unwrap();
         let before = waiting.iter().filter(|(since, ..)| *since < begin);
@@ -260,12 +261,12 @@ impl Line {
     }
 }
 
-/// Goal: the bound on overtaking is 0. Once a request is in the queue, no request that is made
-/// after that and conflicts with it is granted before it, by whatever call. (What a thread does
-/// before it queues, for some microseconds, is not in this bound: see `RangeLock::lock`.)
-/// Method: requests are stamped before they are made and once they are in the queue; a granted
-/// thread looks for those that were in the queue before its request was made.
-pub fn overtakes_nobody<L: Subject>() {
+/// Goal: the bound on overtaking is 0. Once a request is in the queue, no conflicting request that starts later is granted
+/// before it, by any call. (The bound does not cover the microseconds for which a thread spins before it queues: see
+/// `RangeLock::lock`.)
+/// Method: each request records its start and the time when it is in the queue. A granted thread searches for requests that
+/// were in the queue before its own start.
+pub fn overtakes_no_request<L: Subject>() {
     let (seed, lock, line) = (seed(), RangeLock::<L>::with_raw(), Line::default());
     lock.set_offer_grace(Duration::MAX);
     let operations = number_from_env("MILLPOND_OPERATIONS", 200_000) / 10;
@@ -304,7 +305,7 @@ pub fn overtakes_nobody<L: Subject>() {
                     };
                     let count = line.overtaken(begin, range, mode);
                     overtaken.fetch_add(count as u64, Ordering::Relaxed);
-                    // So that others queue behind this one.
+                    // Let other requests queue behind this one.
                     if random.below(4) == 0 {
                         thread::yield_now();
                     }
@@ -313,6 +314,6 @@ pub fn overtakes_nobody<L: Subject>() {
             });
         }
     });
-    assert!(queued.into_inner() > operations / 1000, "nobody had to wait");
+    assert!(queued.into_inner() > operations / 1000, "no request had to wait");
     assert_eq!(overtaken.into_inner(), 0);
 }

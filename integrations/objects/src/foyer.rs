@@ -1,4 +1,4 @@
-//! foyer's cache in memory as a store: pages by path and number, as Millpond's are.
+//! An object store with foyer's in-memory cache: pages by path and number, as in Millpond.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -29,7 +29,7 @@ impl Hash for Key {
     }
 }
 
-/// A key without its memory.
+/// A borrowed key, for lookups without an allocation.
 #[derive(Hash)]
 struct Asked<'a>(&'a str, u64);
 
@@ -45,7 +45,7 @@ struct Page {
     meta: ObjectMeta,
 }
 
-/// A store that keeps pages in foyer's cache.
+/// A store that caches pages in foyer's cache.
 pub struct Foyer {
     store: Arc<dyn ObjectStore>,
     cache: Cache<Key, Page>,
@@ -68,7 +68,7 @@ impl Foyer {
             .then(|| (page.bytes.slice(start as usize..end as usize), page.meta.clone()))
     }
 
-    /// The cache alone: bytes of one page.
+    /// A lookup in the cache alone: bytes of one page.
     pub fn lookup(&self, path: &Path, range: Range<u64>) -> Option<Bytes> {
         let number = range.start / PAGE_BYTES;
         let entry = self.cache.get(&Asked(path.as_ref(), number))?;
@@ -112,7 +112,7 @@ impl<S: fmt::Display> fmt::Display for Counted<S> {
     }
 }
 
-/// A store whose reads are given; all else is as the store below has it.
+/// Implements `ObjectStore` with given reads; all other calls go to the underlying store.
 macro_rules! store {
     ([$($generic:tt)*] $store:ty, $($read:tt)*) => {
         #[async_trait]
@@ -186,7 +186,7 @@ store! {
         let page = GetOptions::new().with_range(Some(start..start + PAGE_BYTES));
         let page = self.store.get_opts(at, page).await?;
         let meta = page.meta.clone();
-        // Memory of its own, that it counts.
+        // A copy, so that the cache accounts for exactly this memory.
         let bytes = Bytes::copy_from_slice(&page.bytes().await?);
         let key = Key(at.as_ref().into(), start / PAGE_BYTES);
         self.cache.insert(key, Page { bytes: bytes.clone(), meta: meta.clone() });

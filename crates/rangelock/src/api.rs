@@ -1,4 +1,4 @@
-//! What callers call: [`RangeLock`]'s methods.
+//! The public methods of [`RangeLock`].
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::raw::RawRangeLock;
 use crate::striped::Striped;
 
 impl RangeLock {
-    /// A lock that nobody holds. Allocates nothing.
+    /// Creates an unlocked lock. Allocates nothing.
     ///
     /// ```
     /// let lock = millpond_rangelock::RangeLock::new();
@@ -22,11 +22,10 @@ impl RangeLock {
         RangeLock::default()
     }
 
-    /// A lock for ranges that are mostly of about `bytes` bytes: a range is held as one piece for
-    /// each region of this size that it touches, and up to 10 pieces cost no more than a
-    /// compare-exchange each. Default 8 KiB; rounded up to a power of two, at least 4 KiB. Larger
-    /// regions make larger ranges cheaper, and neighbours meet more often, at the cost of a queue
-    /// where many hold parts of one region at once. What is granted is exact all the same.
+    /// Creates a lock for ranges of about `bytes` bytes: a range is held as one piece per region of this size, and up to
+    /// 10 pieces cost one compare-exchange each. Default 8 KiB; rounded up to a power of two, at least 4 KiB. Larger
+    /// regions make larger ranges cheaper, but more neighbouring ranges share a region, and requests queue when many
+    /// ranges of one region are held at once. Locking is exact with any region size.
     ///
     /// ```
     /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -40,10 +39,10 @@ impl RangeLock {
         RangeLock::from_raw(Striped::with_region_bytes(bytes))
     }
 
-    /// The same lock, which grows only as far as `budget` allows it: what it takes for that, it gives
-    /// back when it is dropped. Once the budget is gone, the lock grows no more. A lock that can't
-    /// grow is slower where many hold parts of it, and nothing else. What requests that wait take, about
-    /// 150 bytes each, is not asked for, and freed when none waits, but for that of four.
+    /// Limits the growth of the lock by `budget`. The lock returns the bytes that it took when it is dropped. It stops
+    /// growing if the budget itself is dropped. A lock that can't grow works, but is slower when many ranges are held at
+    /// once. Waiting requests, about 150 bytes each, do not count; their memory is freed when the queue is empty, except
+    /// for four of them.
     ///
     /// ```
     /// use std::sync::{Arc, Weak};
@@ -69,7 +68,7 @@ impl RangeLock {
 }
 
 impl<L: RawRangeLock> RangeLock<L> {
-    /// A lock of the implementation `L`.
+    /// Creates a lock with the implementation `L`.
     ///
     /// ```
     /// use millpond_rangelock::{RangeLock, Striped};
@@ -79,7 +78,7 @@ impl<L: RawRangeLock> RangeLock<L> {
         RangeLock::default()
     }
 
-    /// Locks `range`, waiting as long as it takes: it spins briefly, then sleeps.
+    /// Locks `range`. Waits without a time limit: it spins briefly, then sleeps.
     ///
     /// ```
     /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -93,10 +92,10 @@ impl<L: RawRangeLock> RangeLock<L> {
         Guard::new(self, range, mode, self.acquire(range, mode))
     }
 
-    /// Locks `range` if that needs no waiting.
+    /// Locks `range` if this needs no waiting.
     ///
-    /// `None` means that a conflicting request was held, waited, or was just being made: fairness
-    /// holds here too, so it does not overtake waiting requests.
+    /// `None` means that a conflicting request was held, waiting, or in progress. Fairness holds here, too: the call does
+    /// not overtake waiting requests.
     ///
     /// ```
     /// use millpond_rangelock::{ByteRange, Mode, RangeLock};
@@ -111,9 +110,9 @@ impl<L: RawRangeLock> RangeLock<L> {
         Some(Guard::new(self, range, mode, held))
     }
 
-    /// Locks `range`, waiting for at most `timeout`.
+    /// Locks `range`, waiting at most `timeout`.
     ///
-    /// A request that gives up leaves the queue at once, and requests that waited only for it are granted.
+    /// A request that times out leaves the queue at once, and requests that waited only for it are granted.
     ///
     /// ```
     /// use std::time::Duration;
@@ -130,7 +129,7 @@ impl<L: RawRangeLock> RangeLock<L> {
         mode: Mode,
         timeout: Duration,
     ) -> Option<Guard<'_, L>> {
-        // No deadline at all when it is beyond what the clock can say.
+        // No deadline if it exceeds the range of the clock.
         let held = match Instant::now().checked_add(timeout) {
             Some(deadline) => self.acquire_until(range, mode, deadline)?,
             None => self.acquire(range, mode),
@@ -140,17 +139,14 @@ impl<L: RawRangeLock> RangeLock<L> {
 
     /// Locks `range` without blocking the thread.
     ///
-    /// The request joins the queue when the future is first polled. Dropping the future takes
-    /// it off the queue, or releases it if it had just been granted: at every point a drop loses
-    /// nothing and blocks nobody.
+    /// The request joins the queue when the future is first polled. Dropping the future removes the request from the queue,
+    /// or releases the range if it was just granted. A drop at any point is safe, and blocks no other request.
     ///
-    /// A future that is granted and woken and then not polled holds others up for no longer
-    /// than [`OFFER_GRACE`](crate::OFFER_GRACE): after that, requests that came later may go first.
-    /// It keeps its place, before all of them that still wait: its next poll is ready at once, or
-    /// waits for those that hold the range by then. No timer runs for that: it is looked
-    /// after by threads that wait behind it, and else by the next request, release or poll of
-    /// this lock. So where only tasks use a lock, one that is never polled again and never
-    /// dropped delays those behind it until anything else happens on the lock.
+    /// A granted and woken future that is not polled delays other requests for [`OFFER_GRACE`](crate::OFFER_GRACE). After
+    /// that, later requests may overtake it. It keeps its place before all later requests that still wait: its next poll is
+    /// ready at once, or waits for the present holders of the range. No timer enforces this, but threads that wait behind
+    /// the future, or the next request, release or poll of the lock. So if only tasks use the lock, a future that is
+    /// neither polled nor dropped delays the requests behind it until the next call on the lock.
     ///
     /// ```
     /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
@@ -168,9 +164,9 @@ impl<L: RawRangeLock> RangeLock<L> {
         Acquire::new(self, range, mode)
     }
 
-    /// Sets for how long, at least, a granted [`lock_async`](RangeLock::lock_async) that is not polled
-    /// keeps others out: [`OFFER_GRACE`](crate::OFFER_GRACE) if not set, `Duration::MAX` for ever.
-    /// For the requests that come from now on.
+    /// Sets the minimum time for which a granted [`lock_async`](RangeLock::lock_async) that is not polled excludes other
+    /// requests: [`OFFER_GRACE`](crate::OFFER_GRACE) by default; `Duration::MAX` means indefinitely. Applies to requests
+    /// made after this call.
     ///
     /// ```
     /// use std::time::Duration;
@@ -181,7 +177,7 @@ impl<L: RawRangeLock> RangeLock<L> {
         self.raw().set_offer_grace(grace);
     }
 
-    /// As [`lock`](RangeLock::lock), with a guard that keeps the lock alive and can go anywhere.
+    /// As [`lock`](RangeLock::lock), with a guard that keeps the lock alive and has no lifetime.
     ///
     /// ```
     /// use std::{sync::Arc, thread};

@@ -1,15 +1,15 @@
-//! What a stripe alone cannot decide: everything under the lock's mutex.
+//! The slow path of the striped lock: all operations under its mutex.
 //!
-//! Every function here that takes `&mut State` is called with the mutex held. The stripes that it
-//! looks at are gated for as long as it does: by a queue entry that covers them (striped.R1), or by itself.
+//! Every function that takes `&mut State` is called with the mutex held. The stripes that it reads are gated, by a queue
+//! entry that covers them (striped.R1) or by the function itself.
 
 use std::sync::Weak;
 
-use super::held::{Held, Place};
-use super::{SLOT_BITS, SLOT_BITS_MASK, State, Striped, Why, is_whole_shared};
+use super::held::{Held, HoldLocation};
+use super::{SLOT_BITS, SLOT_BITS_MASK, SlowReason, State, Striped, is_whole_shared};
 use crate::front::stripe::Stripe;
-use crate::front::table::{PIECES_MAX, Table, View};
-use crate::queue::{Ticket, unlock_and_tell};
+use crate::front::table::{PIECES_MAX, Table, TableView};
+use crate::queue::{Ticket, unlock_and_wake};
 use crate::range::{ByteRange, Mode};
 use crate::raw::Request;
 use crate::sync::atomic::Ordering;
@@ -17,11 +17,11 @@ use crate::sync::{MutexGuard, lock};
 use crate::wait::Notify;
 
 impl Striped {
-    /// Replaces the table by a larger one, if there is one and nothing stands against it (table.B3).
+    /// Replaces the table by a larger one, if possible (table.B3).
     pub(super) fn grow(&self, state: &mut State, log2_max: u32) -> bool {
         let old = self.table.view();
-        // Leaving the single stripe cuts ranges in pieces, and the waiting requests have counted
-        // the whole: so that step waits for an empty queue.
+        // Leaving the single stripe splits ranges into pieces, but the waiting requests have counted
+        // whole ranges. So this step needs an empty queue.
         if old.log2() == 0 && !state.queue.is_empty() {
             return false;
         }
@@ -29,7 +29,7 @@ impl Striped {
             return false;
         };
         let new = old.with(&stripes, log2);
-        // The entries that are queued now; the adopted below gate for themselves.
+        // Gate for the present queue entries; the ones adopted below are gated there.
         state.queue.for_each_range(|range| Striped::gate(new, range));
         for stripe in old.stripes() {
             stripe.close();
@@ -51,9 +51,9 @@ impl Striped {
         true
     }
 
-    /// Replaces the table by the next larger one, if the budget has room for that (table.B4) and nothing
-    /// stands against it. The budget is asked without the mutex, as it may take its time.
-    pub(super) fn grow_if_paid(&self, log2_max: u32) -> bool {
+    /// Replaces the table by the next larger one, if possible within the budget (table.B4). The budget is called without
+    /// the mutex, as it may take long.
+    pub(super) fn grow_within_budget(&self, log2_max: u32) -> bool {
         let Some(log2) = self.table.next_log2(log2_max) else { return false };
         let bytes = Table::bytes(log2);
         let budget = self.budget.as_ref().map(Weak::upgrade);
@@ -65,7 +65,7 @@ impl Striped {
             return false;
         }
         let mut state = lock(&self.state);
-        // That size or none: somebody else may have been quicker.
+        // Exactly this size: another thread may have grown the table in between.
         let grown = self.grow(&mut state, log2);
         self.unlock(state);
         if !grown && let Some(budget) = budget.flatten() {
@@ -74,8 +74,8 @@ impl Striped {
         grown
     }
 
-    /// Sets the gate of every stripe that `range` covers, one more time (striped.R1).
-    pub(super) fn gate(view: View<'_>, range: ByteRange) {
+    /// Increments the gate count of every stripe that `range` covers (striped.R1).
+    pub(super) fn gate(view: TableView<'_>, range: ByteRange) {
         if view.pieces(range) >= view.stripes().len() as u64 {
             view.stripes().iter().for_each(Stripe::gate);
         } else {
@@ -83,7 +83,7 @@ impl Striped {
         }
     }
 
-    fn ungate(view: View<'_>, range: ByteRange) {
+    fn ungate(view: TableView<'_>, range: ByteRange) {
         if view.pieces(range) >= view.stripes().len() as u64 {
             view.stripes().iter().for_each(Stripe::ungate);
         } else {
@@ -91,9 +91,9 @@ impl Striped {
         }
     }
 
-    /// How many pieces in the front overlap `range` and satisfy `wanted`. Gated.
+    /// Number of pieces in the front that overlap `range` and satisfy `wanted`. Gated.
     pub(super) fn count_front(
-        view: View<'_>,
+        view: TableView<'_>,
         range: ByteRange,
         wanted: impl Fn(Mode) -> bool,
     ) -> u32 {
@@ -105,7 +105,7 @@ impl Striped {
                 });
             }
         } else {
-            // Two regions may share a stripe: only what overlaps this very piece counts here.
+            // Two regions may share a stripe, so only the overlaps with this piece count here.
             view.for_each_piece(range, |piece, stripe| {
                 stripe.for_each_held(|_, held, mode| {
                     count += u32::from(held.overlaps(piece) && wanted(mode));
@@ -115,17 +115,17 @@ impl Striped {
         count
     }
 
-    /// The way through the mutex. `None` if it would have to wait and there is nobody to tell.
+    /// Requests a range under the mutex. `None` if it would have to wait and `notify` is `None`.
     #[cold]
     pub(super) fn enqueue(
         &self,
         range: ByteRange,
         mode: Mode,
-        why: Why,
+        why: SlowReason,
         notify: &mut Option<Notify>,
     ) -> Option<Request<Held, Ticket>> {
-        if why == Why::Full && self.should_grow(range) && self.grow_if_paid(u32::MAX) {
-            // The claim must not meet the mutex. At most once for each size of table.
+        if why == SlowReason::Full && self.should_grow(range) && self.grow_within_budget(u32::MAX) {
+            // Outside of the mutex, as a claim may take it. At most once for each table size.
             return match self.claim_front(range, mode) {
                 Ok(held) => Some(Request::Granted(held)),
                 Err(why) => self.enqueue(range, mode, why, notify),
@@ -143,26 +143,31 @@ impl Striped {
             }
             Some(Request::Queued(ticket)) => Some(Request::Queued(ticket)),
             Some(Request::Granted(ticket)) => {
-                let place = if is_whole_shared(range, mode) {
+                let location = if is_whole_shared(range, mode) {
                     self.open_whole(&mut state, ticket)
                 } else {
-                    Place::Queue(ticket)
+                    HoldLocation::Queue(ticket)
                 };
-                Some(Request::Granted(place.into()))
+                Some(Request::Granted(location.into()))
             }
         };
         self.unlock(state);
         request
     }
 
-    /// What is in front of a lapsed request (queue.L2), whose gates are still set.
+    /// Counts the front blockers of a lapsed request (queue.L2), whose gates are still set.
     #[cold]
-    pub(super) fn count_again(&self, state: &mut State, range: ByteRange, mode: Mode) -> u32 {
+    pub(super) fn recount_front_blockers(
+        &self,
+        state: &mut State,
+        range: ByteRange,
+        mode: Mode,
+    ) -> u32 {
         self.close_whole(state, range, mode);
         Striped::count_front(self.table.view(), range, |held| held.conflicts_with(mode))
     }
 
-    /// Whether the stripes of `range` are full of ranges that a larger table would keep apart.
+    /// Whether the stripes of `range` hold ranges that a larger table would separate from it.
     fn should_grow(&self, range: ByteRange) -> bool {
         let view = self.table.view();
         let mut useful = false;
@@ -172,7 +177,7 @@ impl Striped {
         useful
     }
 
-    /// Before an upgrade, which an unused bias must not refuse: removes it.
+    /// Removes an unused bias before an upgrade, which would fail because of it.
     fn remove_unused_bias(&self, state: &mut State) {
         let whole = &self.table.whole;
         if state.bias.is_some() && (whole.is_drained() || whole.close_if_unused()) {
@@ -180,8 +185,8 @@ impl Striped {
         }
     }
 
-    /// Before a request that is counted in the queue: closes the counter if its holders block
-    /// the request, or if it has none; and removes the bias if nobody is counted (striped.R4).
+    /// Call before a request counts its blockers in the queue. Closes the counter if its holders block the request or if it
+    /// has none, and removes the bias if the counter is drained (striped.R4).
     fn close_whole(&self, state: &mut State, range: ByteRange, mode: Mode) {
         if state.bias.is_none() {
             return;
@@ -200,24 +205,24 @@ impl Striped {
     fn remove_bias(&self, state: &mut State) {
         if let Some(bias) = state.bias.take() {
             state.whole_requests = 0;
-            let _nobody = self.remove(state, bias);
+            let _none = self.remove(state, bias);
         }
     }
 
-    /// A whole-file shared request has been granted in the queue: the second in a row opens the
-    /// counter, with its own entry for a bias.
-    fn open_whole(&self, state: &mut State, ticket: Ticket) -> Place {
+    /// Call after a whole-file shared request was granted in the queue. The second one in a row opens the counter, and its
+    /// entry becomes the bias.
+    fn open_whole(&self, state: &mut State, ticket: Ticket) -> HoldLocation {
         state.whole_requests += 1;
         if state.bias.is_some() || state.whole_requests < 2 {
-            return Place::Queue(ticket);
+            return HoldLocation::Queue(ticket);
         }
         state.bias = Some(ticket);
         self.table.whole.open();
-        Place::Whole
+        HoldLocation::Whole
     }
 
-    /// Removes a queue entry, and opens its gates. The notification that is left is to be dropped
-    /// outside of the mutex (queue.Q6); a held entry has nobody.
+    /// Removes a queue entry and opens its gates. Returns its unused notification, to be dropped outside of the mutex
+    /// (queue.Q6); a held entry has none.
     pub(super) fn remove(&self, state: &mut State, ticket: Ticket) -> Option<Notify> {
         let range = state.queue.range_of(&ticket);
         let notify = state.queue.remove(ticket);
@@ -229,32 +234,34 @@ impl Striped {
     #[cold]
     pub(super) fn release_gated(&self, range: ByteRange, mode: Mode, log2: u8, slots: u32) {
         let mut state = lock(&self.state);
-        self.with_pieces(&mut state, range, mode, log2, slots, |state, piece, found| match found {
-            Found::Slot(stripe, slot) => {
-                stripe.clear(slot);
-                state.queue.front_released(piece, mode);
+        self.for_each_held_piece(&mut state, range, mode, log2, slots, |state, piece, found| {
+            match found {
+                PieceLocation::Slot(stripe, slot) => {
+                    stripe.free_slot(slot);
+                    state.queue.front_released(piece, mode);
+                }
+                PieceLocation::Adopted(ticket) => drop(self.remove(state, ticket)),
             }
-            Found::Adopted(ticket) => drop(self.remove(state, ticket)),
         });
         self.unlock(state);
     }
 
-    /// Calls `f` for each piece of a range that is held in the front, gated, wherever growing has
-    /// left it.
-    fn with_pieces(
+    /// Calls `f` for each piece of a range that was claimed in the front, with its present location after growing. The
+    /// stripes are gated during the calls.
+    fn for_each_held_piece(
         &self,
         state: &mut State,
         range: ByteRange,
         mode: Mode,
         log2: u8,
         mut slots: u32,
-        mut f: impl FnMut(&mut State, ByteRange, Found<'_>),
+        mut f: impl FnMut(&mut State, ByteRange, PieceLocation<'_>),
     ) {
         let view = self.table.view();
         let stayed = view.log2() == u32::from(log2);
         if !stayed && view.pieces(range) > PIECES_MAX as u64 {
             let ticket = state.queue.find_adopted(range, mode).expect("adopted whole (table.B3)");
-            return f(state, range, Found::Adopted(ticket));
+            return f(state, range, PieceLocation::Adopted(ticket));
         }
         Striped::gate(view, range);
         view.for_each_piece(range, |piece, stripe| {
@@ -262,10 +269,10 @@ impl Striped {
                 if stayed { Some(slots & SLOT_BITS_MASK) } else { stripe.find_moved(piece, mode) };
             slots >>= SLOT_BITS;
             let found = match slot {
-                Some(slot) => Found::Slot(stripe, slot),
+                Some(slot) => PieceLocation::Slot(stripe, slot),
                 None => {
                     let ticket = state.queue.find_adopted(piece, mode);
-                    Found::Adopted(ticket.expect("moved or adopted (table.B3)"))
+                    PieceLocation::Adopted(ticket.expect("moved or adopted (table.B3)"))
                 }
             };
             f(state, piece, found);
@@ -276,12 +283,12 @@ impl Striped {
     #[cold]
     pub(super) fn release_queued(&self, ticket: Ticket) {
         let mut state = lock(&self.state);
-        let _nobody = self.remove(&mut state, ticket);
+        let _none = self.remove(&mut state, ticket);
         self.unlock(state);
     }
 
     #[cold]
-    pub(super) fn drained(&self) {
+    pub(super) fn remove_drained_bias(&self) {
         let mut state = lock(&self.state);
         if self.table.whole.is_drained() {
             self.remove_bias(&mut state);
@@ -291,26 +298,26 @@ impl Striped {
 
     pub(super) fn unlock(&self, state: MutexGuard<'_, State>) {
         self.waiting.store(state.queue.waiting() as u32, Ordering::Relaxed);
-        unlock_and_tell(&self.state, state, |state| &mut state.queue);
+        unlock_and_wake(&self.state, state, |state| &mut state.queue);
     }
 
     pub(super) fn upgrade(&self, state: &mut State, range: ByteRange, held: &mut Held) -> bool {
         self.remove_unused_bias(state);
-        if matches!(held.place(), Place::Whole) {
+        if matches!(held.location(), HoldLocation::Whole) {
             if !self.table.whole.close_if_alone() {
                 return false;
             }
-            // Its only holder takes the bias for its own entry.
+            // The only holder takes over the bias as its own entry.
             let bias = state.bias.take().expect("counted (striped.R4)");
-            *held = Place::Queue(bias).into();
+            *held = HoldLocation::Queue(bias).into();
         }
-        match held.place() {
-            Place::Front { log2, slots } => self.upgrade_front(state, range, log2, slots),
-            Place::Queue(ticket) => {
+        match held.location() {
+            HoldLocation::Front { log2, slots } => self.upgrade_front(state, range, log2, slots),
+            HoldLocation::Queue(ticket) => {
                 Striped::count_front(self.table.view(), range, |_| true) == 0
                     && state.queue.try_upgrade(&ticket)
             }
-            Place::Whole => unreachable!("became a queue entry"),
+            HoldLocation::Whole => unreachable!("became a queue entry"),
         }
     }
 
@@ -320,22 +327,27 @@ impl Striped {
         let adopted_whole =
             view.log2() != u32::from(log2) && view.pieces(range) > PIECES_MAX as u64;
         let ours = if adopted_whole { 1 } else { view.pieces(range) };
-        // Alone, if what is held there is as much as our pieces, in the front or adopted (table.B3).
+        // Alone, if the held pieces are as many as the caller's, in the front or adopted (table.B3).
         let held = Striped::count_front(view, range, |_| true) + state.queue.count_held(range);
         let alone = u64::from(held) == ours;
         if alone {
-            self.with_pieces(state, range, Mode::Shared, log2, slots, |state, piece, found| {
-                match found {
-                    Found::Slot(stripe, slot) => {
+            self.for_each_held_piece(
+                state,
+                range,
+                Mode::Shared,
+                log2,
+                slots,
+                |state, piece, found| match found {
+                    PieceLocation::Slot(stripe, slot) => {
                         stripe.set_mode(slot, Mode::Exclusive);
                         state.queue.front_upgraded(piece);
                     }
-                    Found::Adopted(ticket) => {
+                    PieceLocation::Adopted(ticket) => {
                         let upgraded = state.queue.try_upgrade(&ticket);
                         debug_assert!(upgraded, "alone");
                     }
-                }
-            });
+                },
+            );
         }
         Striped::ungate(view, range);
         alone
@@ -349,18 +361,25 @@ impl Striped {
         slots: u32,
     ) {
         let mode = Mode::Exclusive;
-        self.with_pieces(state, range, mode, log2, slots, |state, piece, found| match found {
-            Found::Slot(stripe, slot) => {
-                stripe.set_mode(slot, Mode::Shared);
-                state.queue.front_downgraded(piece);
-            }
-            Found::Adopted(ticket) => state.queue.downgrade(&ticket),
-        });
+        self.for_each_held_piece(
+            state,
+            range,
+            mode,
+            log2,
+            slots,
+            |state, piece, found| match found {
+                PieceLocation::Slot(stripe, slot) => {
+                    stripe.set_mode(slot, Mode::Shared);
+                    state.queue.front_downgraded(piece);
+                }
+                PieceLocation::Adopted(ticket) => state.queue.downgrade(&ticket),
+            },
+        );
     }
 }
 
-/// A piece of a range, found again under the mutex.
-enum Found<'a> {
+/// Present location of a held piece.
+enum PieceLocation<'a> {
     Slot(&'a Stripe, u32),
     Adopted(Ticket),
 }
