@@ -1,4 +1,4 @@
-//! What handles stand for, and the tables of it.
+//! The objects behind handles, and a table for each kind.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock};
@@ -7,18 +7,18 @@ use millpond::{Engine, File, Queue, View};
 
 use crate::handle::table::{Kind, Table};
 
-/// A view, and the file that it is of. Dropped in this order.
+/// A view and its file. The view is dropped first.
 pub(crate) struct Viewed {
     pub(crate) _view: View<'static>,
     pub(crate) _file: Arc<File>,
 }
 
-/// A queue, and who is at work in it.
+/// A queue, with the state that its destruction needs.
 pub(crate) struct Queued {
     pub(crate) queue: Queue,
-    /// It is being destroyed. Held shared by who submits.
+    /// The queue is being destroyed. Submitters hold it shared.
     pub(crate) is_over: RwLock<bool>,
-    /// Threads that wait.
+    /// The number of waiting threads.
     pub(crate) waiters: AtomicUsize,
 }
 
