@@ -1,4 +1,4 @@
-//! What a program did, in order: changes, syncs, and what it said meanwhile.
+//! The history of a program: its changes, syncs and output, in order.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ pub enum Event {
     Change(Change),
     /// The file or directory was synced.
     Sync(Ino),
-    /// The program has written so many bytes to its standard output by now.
+    /// The program's output has this length by now.
     Said(usize),
 }
 
-/// An event, and how it is told of.
+/// An event, and its description.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub event: Event,
@@ -24,11 +24,11 @@ pub struct Step {
 pub struct History {
     pub before: Tree,
     pub steps: Vec<Step>,
-    /// All that the program said.
+    /// The program's whole standard output.
     pub output: Vec<u8>,
 }
 
-/// A tree to which things happen, and which remembers them.
+/// Records the changes of a tree.
 #[derive(Debug)]
 pub struct Recorder {
     pub now: Tree,
@@ -54,7 +54,7 @@ impl Recorder {
 
     pub fn said(&mut self, words: &[u8]) {
         self.history.output.extend_from_slice(words);
-        let text = format!("said {:?}", String::from_utf8_lossy(words).trim_end());
+        let text = format!("output {:?}", String::from_utf8_lossy(words).trim_end());
         let event = Event::Said(self.history.output.len());
         self.history.steps.push(Step { event, text });
     }
@@ -71,7 +71,7 @@ fn shown(tree: &Tree, ino: Ino) -> String {
 
 struct Told<'t> {
     change: &'t Change,
-    /// Before it.
+    /// The tree before the change.
     tree: &'t Tree,
 }
 
@@ -94,7 +94,7 @@ impl fmt::Display for Told<'_> {
             }
             Change::Resize { ino, len } => write!(f, "truncate {} to {len}", path(ino)),
             Change::Zero { ino, offset, len } => {
-                write!(f, "make zero {}, {len} bytes at {offset}", path(ino))
+                write!(f, "zero {}, {len} bytes at {offset}", path(ino))
             }
             Change::Mode { ino, mode } => write!(f, "chmod {} to {mode:o}", path(ino)),
         }

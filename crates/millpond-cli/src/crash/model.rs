@@ -1,19 +1,20 @@
-//! What a power cut may leave: which changes may be lost, and which not without others.
+//! The crash model: which changes a power cut may lose, and which ones only together.
 //!
-//! A history is cut into atoms, each of which the disk has or has not: a change of the tree, or of what was
-//! written the part in one page. A state is a set of atoms that were lost, such that
+//! A history is split into atoms. The disk has an atom or not: a change of the tree, or the part of a write
+//! in one page. A state is a set of lost atoms, such that
 //!
-//! - **C1** none was lost that a sync has covered which ended before the cut, nor one that such a one needs;
-//! - **C2** with an atom all are lost that need it.
+//! - **C1** no atom is lost that a sync has covered which ended before the cut, nor an atom that such an
+//!   atom needs;
+//! - **C2** all atoms that need a lost atom are lost.
 //!
 //! | | [`Model::Strict`], what POSIX promises | [`Model::Ordered`], a journal of metadata | [`Model::Ext4`] |
 //! |---|---|---|---|
-//! | a page | as it was after one of its writes | the same | the same |
-//! | a write after a truncate of its file | needs that | the same | the same |
-//! | a name | changes in turn, each name by itself | all changes of names, lengths and modes in their order | the same |
-//! | a rename over another file | moves a name | the same | needs what was written to the renamed file before |
-//! | fsync of a file | its bytes and length, not its name | and all changes of metadata up to the file's last | the same |
-//! | fsync of a directory | its names | and all changes of metadata before | the same |
+//! | a page | the content after one of its writes | the same | the same |
+//! | a write after a truncate of its file | needs the truncate | the same | the same |
+//! | a name | each name's changes in order | all changes of names, lengths and modes in their order | the same |
+//! | a rename over another file | moves a name | the same | needs the earlier writes to the renamed file |
+//! | fsync of a file | covers its data and length, not its name | and all changes of metadata up to the file's last | the same |
+//! | fsync of a directory | covers its names | and all earlier changes of metadata | the same |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -23,24 +24,24 @@ use clap::ValueEnum;
 use super::history::{Event, History};
 use super::tree::{Change, Entry, Ino, Kind, Tree};
 
-/// Which file system's promises are taken for granted.
+/// The promises of the file system that the program may rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Model {
-    /// No more than POSIX says: names are there when their directory was synced
+    /// The promises of POSIX only: a name is durable when its directory was synced
     Strict,
     /// Names, lengths and modes change in their order, as on XFS and on ext4 without auto_da_alloc
     Ordered,
-    /// The same, and a rename over a file waits for the new one's bytes: ext4 as it is mounted
+    /// The same, and a rename over a file waits for the new file's data: ext4 with its default options
     Ext4,
 }
 
-/// What the disk has or has not.
+/// A change that the disk has or has not.
 #[derive(Debug)]
 pub struct Atom {
-    /// The number of the step that it is of.
+    /// The number of the step that it belongs to.
     pub step: usize,
     pub change: Change,
-    /// Those that it is not without.
+    /// The atoms that it needs.
     pub needs: Vec<usize>,
     /// After that step it can't be lost.
     pub durable_from: Option<usize>,
@@ -52,17 +53,17 @@ pub struct Atoms {
     before: Tree,
 }
 
-/// A set of atoms, by their numbers.
+/// A set of lost atoms, by their numbers.
 pub type Lost = BTreeSet<usize>;
 
-/// What has happened so far, by what the next change may need.
+/// The history so far, indexed by the dependencies of later changes.
 #[derive(Default)]
 struct So {
     of_page: BTreeMap<(Ino, u64), usize>,
     of_length: BTreeMap<Ino, usize>,
     of_name: BTreeMap<Entry, usize>,
     of_mode: BTreeMap<Ino, usize>,
-    /// The last change of metadata, of all and of each inode.
+    /// The last change of metadata, of the tree and of each inode.
     metadata: Option<usize>,
     metadata_of: BTreeMap<Ino, usize>,
 }
@@ -78,7 +79,7 @@ impl Atoms {
             }
         }
         let mut all = making.all;
-        // C1: what a durable one needs is as durable. Needs are of earlier atoms.
+        // C1: the atoms that a durable atom needs are durable, too. They are earlier ones.
         for number in (0..all.len()).rev() {
             let Some(from) = all[number].durable_from else { continue };
             for need in all[number].needs.clone() {
@@ -96,7 +97,7 @@ impl Atoms {
         done.filter(|(_, atom)| is_in_doubt(atom)).map(|(number, _)| number).collect()
     }
 
-    /// C2: with those that need them, of the first `cut` steps.
+    /// C2: adds the atoms of the first `cut` steps that need a lost one.
     pub fn closed(&self, mut lost: Lost, cut: usize) -> Lost {
         let Some(&first) = lost.first() else { return lost };
         for (number, atom) in self.all.iter().enumerate().skip(first) {
@@ -110,7 +111,7 @@ impl Atoms {
         lost
     }
 
-    /// All that an atom needs, and it.
+    /// An atom, and all atoms that it needs.
     pub fn needed(&self, number: usize) -> BTreeSet<usize> {
         let mut all = BTreeSet::new();
         let mut open = vec![number];
@@ -122,7 +123,7 @@ impl Atoms {
         all
     }
 
-    /// What is left.
+    /// The tree of a state.
     pub fn tree(&self, cut: usize, lost: &Lost) -> Tree {
         let mut tree = self.before.clone();
         for (number, atom) in self.all.iter().enumerate().take_while(|(_, atom)| atom.step < cut) {
@@ -169,7 +170,7 @@ impl Making {
                 self.names(step, change, &[at], &[*ino], Vec::new());
             }
             Change::Remove { at } => {
-                // A directory that goes has nothing left in it.
+                // A directory is empty when it is removed.
                 let inside = self.inside(at);
                 self.names(step, change, &[at], &[], inside);
             }
@@ -187,7 +188,7 @@ impl Making {
         }
     }
 
-    /// What was written is in the disk's hands page by page.
+    /// The disk has a write page by page.
     fn write(&mut self, step: usize, ino: Ino, offset: u64, data: &[u8]) {
         let mut at = 0;
         while at < data.len() {
@@ -208,7 +209,7 @@ impl Making {
         let number = self.metadata(step, change, needs, &[ino]);
         self.so.of_length.insert(ino, number);
         if let Change::Resize { len, .. } = change {
-            // Pages that it cuts off begin anew.
+            // Pages that it cuts off start again as zeros.
             let first = len.div_ceil(self.grain);
             self.so.of_page.retain(|(of, page), _| *of != ino || *page < first);
         }
@@ -244,7 +245,7 @@ impl Making {
         number
     }
 
-    /// Changes of names in the directory of that name.
+    /// The changes of names in the directory of that name.
     fn inside(&self, at: &Entry) -> Vec<usize> {
         let made = self.all.iter().find_map(|atom| match &atom.change {
             Change::Create { at: made, ino, kind: Kind::Dir(_), .. } if made == at => Some(*ino),

@@ -1,7 +1,7 @@
-//! A directory whose changes are recorded: a FUSE file system over a [`Recorder`].
+//! A FUSE file system that records changes: a directory over a [`Recorder`].
 //!
-//! The kernel caches what is read. Writes come here before they return, but for those through a mapping, which
-//! come when the kernel writes them; `O_SYNC` and `O_DSYNC` come as a sync after the write.
+//! The kernel caches reads. Writes arrive here before they return, except those through a mapping, which
+//! arrive when the kernel writes them back. `O_SYNC` and `O_DSYNC` arrive as a sync after the write.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -20,24 +20,24 @@ use super::history::Recorder;
 use super::tree::{Change, Entry, Ino, Kind, Tree};
 use crate::failure::{Context, Result};
 
-/// How long the kernel believes what it was told: all changes come through it.
+/// The lifetime of the kernel's cached attributes: all changes come through the kernel.
 const LIFE: Duration = Duration::from_secs(60);
 const BLOCK_BYTES: u32 = 4096;
 const FILE_BYTES_MAX: u64 = 1 << 32;
 
-/// Shared with who hears what the program says.
+/// Shared with the thread that reads the program's output.
 pub type Shared = Arc<Mutex<Option<Recorder>>>;
 
 type Answer<T> = std::result::Result<T, Errno>;
 
 struct Recorded {
     recorder: Shared,
-    /// What all files have.
+    /// The time stamp of all files.
     time: SystemTime,
     owner: (u32, u32),
 }
 
-/// Mounts it over `dir`; unmounted when dropped.
+/// Mounts the recorder over `dir`. The drop of the result unmounts it.
 pub fn mount(recorder: Shared, dir: &Path) -> Result<BackgroundSession> {
     let metadata = std::fs::metadata(dir).context(dir.display())?;
     let owner = {
@@ -54,13 +54,13 @@ pub fn mount(recorder: Shared, dir: &Path) -> Result<BackgroundSession> {
     ))
 }
 
-/// Of its lock nobody panics.
+/// No thread panics under this lock.
 fn locked(recorder: &Shared) -> MutexGuard<'_, Option<Recorder>> {
     recorder.lock().expect("no panic under the lock")
 }
 
 impl Recorded {
-    /// Nothing is recorded once the program has ended.
+    /// Runs a step, unless the program has ended: nothing is recorded after that.
     fn with<T>(&self, step: impl FnOnce(&mut Recorder) -> Answer<T>) -> Answer<T> {
         step(locked(&self.recorder).as_mut().ok_or(Errno::EIO)?)
     }
@@ -458,7 +458,7 @@ impl Filesystem for Recorded {
     }
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        // `DefaultPermissions`: the kernel has looked.
+        // `DefaultPermissions`: the kernel has checked.
         reply.ok();
     }
 

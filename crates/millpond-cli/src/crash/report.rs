@@ -1,4 +1,4 @@
-//! What was found, for readers and for programs.
+//! The report, as text and as JSON.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::model::Atoms;
 use super::search::State;
 use super::tree::Change;
 
-/// Of the steps before the cut so many are shown. Chosen, not measured.
+/// The number of steps before the cut that are shown. Chosen, not measured.
 const STEPS_SHOWN: usize = 40;
 
 pub struct Failed {
@@ -40,7 +40,7 @@ pub struct Json {
 
 #[derive(Serialize)]
 struct JsonFailed {
-    /// So many steps were done.
+    /// The number of steps before the cut.
     cut: usize,
     lost: Vec<String>,
     how: String,
@@ -64,14 +64,14 @@ impl Report<'_> {
         }
     }
 
-    /// An atom, and of which step it is.
+    /// Describes an atom, and its step.
     fn told(&self, number: usize) -> String {
         let atom = &self.atoms.all[number];
         let text = &self.history.steps[atom.step].text;
         let is_part = self.atoms.all.iter().filter(|other| other.step == atom.step).count() > 1;
         match &atom.change {
             Change::Write { offset, data, .. } if is_part => {
-                format!("{text}: of it {} bytes at {offset}", data.len())
+                format!("{text}: {} bytes at {offset} of it", data.len())
             }
             _ => text.clone(),
         }
@@ -81,14 +81,11 @@ impl Report<'_> {
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.history.steps.len();
-        let which = if self.is_all {
-            "all there are".into()
-        } else {
-            format!("of more; seed {}", self.seed)
-        };
+        let which =
+            if self.is_all { "all".into() } else { format!("a sample; seed {}", self.seed) };
         writeln!(f, "{steps} steps, {} states ({which}), {} failed", self.states, self.failed)?;
         let Some(Failed { state, complaint }) = &self.shortest else { return Ok(()) };
-        writeln!(f, "\nThe least that must be lost: the power goes after step {}", state.cut)?;
+        writeln!(f, "\nThe smallest loss that fails: a power cut after step {}", state.cut)?;
         let first = state.cut.saturating_sub(STEPS_SHOWN);
         if first > 0 {
             writeln!(f, "         {first} steps before")?;

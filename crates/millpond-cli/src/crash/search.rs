@@ -1,11 +1,11 @@
-//! Which states are looked at: all, where they are few; else a choice, by a seed.
+//! Chooses the states to check: all, if they are few; otherwise a sample, by a seed.
 
 use std::collections::HashSet;
 
 use super::model::{Atoms, Lost};
 use super::tree::Tree;
 
-/// What a power cut leaves after the first `cut` steps.
+/// The state after a power cut that follows the first `cut` steps.
 #[derive(Debug, Clone)]
 pub struct State {
     pub cut: usize,
@@ -33,11 +33,11 @@ impl Random {
 
 pub struct Found {
     pub states: Vec<State>,
-    /// They are all that there are.
+    /// There are no other states.
     pub is_all: bool,
 }
 
-/// At most `most` states, none of which looks like another to who knows what the program had said.
+/// At most `most` states. No two of them look the same to a check, which also sees the program's output.
 pub fn states(atoms: &Atoms, steps: usize, said: &[usize], most: usize, seed: u64) -> Found {
     let mut choice = Choice { atoms, said, most, seen: HashSet::new(), states: Vec::new() };
     if let Some(all) = exhaustive(atoms, steps, most) {
@@ -47,7 +47,7 @@ pub fn states(atoms: &Atoms, steps: usize, said: &[usize], most: usize, seed: u6
     let mut random = Random(seed);
     let mut cuts: Vec<usize> = (0..=steps).collect();
     random.shuffle(&mut cuts);
-    // All that was done, and only what was synced.
+    // All changes, and only the synced changes.
     for &cut in &cuts {
         choice.take(State { cut, lost: Lost::new() });
         choice.take(State { cut, lost: atoms.in_doubt(cut).into_iter().collect() });
@@ -67,7 +67,7 @@ pub fn states(atoms: &Atoms, steps: usize, said: &[usize], most: usize, seed: u6
         let lost = atoms.in_doubt(cut).into_iter().filter(|number| !kept.contains(number));
         choice.take(State { cut, lost: atoms.closed(lost.collect(), cut) });
     }
-    // Any. Where all are found again and again, there are no others, or they are rare.
+    // Random subsets. After many duplicates in a row, there are no others, or they are rare.
     let mut futile = 0;
     while !choice.is_full() && futile < 1000 {
         let cut = random.below(steps + 1);
@@ -105,7 +105,7 @@ impl Choice<'_> {
     }
 }
 
-/// All states, unless there are more than `most` (those that look the same included).
+/// All states, unless there are more than `most`, duplicates included.
 fn exhaustive(atoms: &Atoms, steps: usize, most: usize) -> Option<Vec<State>> {
     let mut all = Vec::new();
     for cut in 0..=steps {

@@ -1,4 +1,4 @@
-//! Goal: the states of short histories are those that were written out by hand.
+//! Goal: the states of short histories equal lists that were written by hand.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use super::{PAGE_BYTES, said};
 
 const PAGE: u64 = PAGE_BYTES;
 
-/// Steps as a program takes them.
+/// Builds a history step by step.
 struct Steps(Recorder);
 
 impl Steps {
@@ -69,14 +69,14 @@ impl Steps {
     }
 }
 
-/// What may be left once all steps were done, as text.
+/// The possible states after all steps, as text.
 fn at_the_end(steps: Steps, model: Model) -> BTreeSet<String> {
     let history = steps.say("done").0.end();
     let atoms = Atoms::of(&history, model, PAGE);
     let cut = history.steps.len();
     let found = states(&atoms, cut, &said(&history), 10_000, 1);
     assert!(found.is_all);
-    // None of another cut looks like one of the last, as the program has said more.
+    // A state of an earlier cut never equals one of the last cut, as the program's output is longer.
     let last = found.states.iter().filter(|state| state.cut == cut);
     last.map(|state| atoms.tree(cut, &state.lost).to_string()).collect()
 }
@@ -89,11 +89,11 @@ fn set(states: &[&str]) -> BTreeSet<String> {
 fn a_rename_without_a_sync() {
     let steps = || Steps::new().create("f").write("f", 0, "old").sync("f").sync(".");
     let renamed = || steps().create("t").write("t", 0, "new").rename("t", "f");
-    // Names one by one, and bytes whenever.
+    // Names change one by one, and data at any time.
     let strict = ["f=old", "f=old t=", "f=old t=new", "f=", "f=new"];
     assert_eq!(at_the_end(renamed(), Model::Strict), set(&strict));
     assert_eq!(at_the_end(renamed(), Model::Ordered), set(&strict));
-    // The rename waits for the bytes.
+    // The rename waits for the data.
     let ext4 = ["f=old", "f=old t=", "f=old t=new", "f=new"];
     assert_eq!(at_the_end(renamed(), Model::Ext4), set(&ext4));
 }
@@ -102,7 +102,7 @@ fn a_rename_without_a_sync() {
 fn a_sync_of_a_file_is_none_of_its_name() {
     let steps = || Steps::new().create("a").create("b").write("b", 0, "x").sync("b");
     assert_eq!(at_the_end(steps(), Model::Strict), set(&["", "a=", "b=x", "a= b=x"]));
-    // A journal has the names before it, too.
+    // The journal has the names before it, too.
     assert_eq!(at_the_end(steps(), Model::Ordered), set(&["a= b=x"]));
 }
 
@@ -149,11 +149,11 @@ fn a_write_is_torn_between_sectors_if_it_may_be() {
         let atoms = Atoms::of(&history, Model::Strict, grain);
         states(&atoms, history.steps.len(), &said(&history), 1000, 1).states.len()
     };
-    // None, without bytes, all; and with only the first or the last sector.
+    // None, no data, all; and with `--torn` only the first or the last sector.
     assert_eq!((torn(PAGE), torn(512)), (3, 5));
 }
 
-/// Method: of a history with more states than may be looked at, a choice is made, the same for a seed.
+/// Method: of a history with more states than may be checked, a sample is taken, the same for a seed.
 #[test]
 fn a_choice_is_of_its_seed() {
     let mut steps = Steps::new().create("a").sync(".");
@@ -170,7 +170,7 @@ fn a_choice_is_of_its_seed() {
     };
     assert_eq!(choice(1), choice(1));
     assert_ne!(choice(1), choice(2));
-    // No state lacks what a sync has covered.
+    // No state lacks a change that a sync has covered.
     let is_there = |cut: usize, lost: &super::model::Lost| {
         atoms.tree(cut, lost).find(ROOT, "a".as_ref()).is_some()
     };

@@ -1,4 +1,4 @@
-//! A directory and all below it, in memory, and the changes that can be made to it.
+//! A directory tree in memory, and its changes.
 //!
 //! A clone shares the contents of files with the original, until one of them is changed.
 
@@ -12,9 +12,9 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A number of an inode. They are not used again.
+/// An inode number. Numbers are not reused.
 pub type Ino = u64;
-/// The directory itself.
+/// The root directory.
 pub const ROOT: Ino = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Inode {
     pub kind: Kind,
     /// Permission bits.
     pub mode: u32,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u32,
 }
 
@@ -46,7 +46,7 @@ pub struct Entry {
     pub name: OsString,
 }
 
-/// What a program can do to a tree, each at once.
+/// A change of a tree by a program; each is atomic.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// A new inode, and its first name.
@@ -56,23 +56,23 @@ pub enum Change {
         kind: Kind,
         mode: u32,
     },
-    /// One more name.
+    /// Adds a name.
     Link {
         at: Entry,
         ino: Ino,
     },
-    /// A name less, of a directory too.
+    /// Removes a name, of a directory too.
     Remove {
         at: Entry,
     },
-    /// `replaced`: what had the name before.
+    /// `replaced`: the inode that had the name before.
     Rename {
         from: Entry,
         to: Entry,
         ino: Ino,
         replaced: Option<Ino>,
     },
-    /// Two names change places.
+    /// Exchanges two names.
     Exchange {
         one: Entry,
         other: Entry,
@@ -83,12 +83,12 @@ pub enum Change {
         offset: u64,
         data: Arc<[u8]>,
     },
-    /// To that length.
+    /// Sets the length.
     Resize {
         ino: Ino,
         len: u64,
     },
-    /// Zeros, up to the end of the file at most.
+    /// Writes zeros, up to the end of the file.
     Zero {
         ino: Ino,
         offset: u64,
@@ -112,7 +112,7 @@ impl Tree {
         Tree { inodes: BTreeMap::from([(ROOT, root)]), next: ROOT + 1 }
     }
 
-    /// What is below a directory. Sockets, pipes and devices are left out.
+    /// Reads a directory and all below it. Sockets, pipes and devices are skipped.
     pub fn read(dir: &Path) -> io::Result<Tree> {
         let mut tree = Tree::empty();
         let mut known = BTreeMap::new();
@@ -178,7 +178,7 @@ impl Tree {
         }
     }
 
-    /// Where a name of an inode leads, from the top; for messages.
+    /// The path of an inode from the root; for messages.
     pub fn path(&self, ino: Ino) -> PathBuf {
         if ino == ROOT {
             return PathBuf::new();
@@ -192,13 +192,13 @@ impl Tree {
         PathBuf::from(format!("(a file without a name, {ino})"))
     }
 
-    /// An inode without a name: that of something whose making was lost.
+    /// Adds an inode without a name: its creation was lost.
     pub fn hold(&mut self, ino: Ino, kind: &Kind, mode: u32) {
         self.next = self.next.max(ino + 1);
         self.inodes.entry(ino).or_insert_with(|| Inode { kind: kind.clone(), mode, links: 0 });
     }
 
-    /// Carries out a change, as far as what it concerns is there.
+    /// Applies a change, if the inodes that it concerns exist.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Create { at, ino, kind, mode } => {
@@ -275,11 +275,11 @@ impl Tree {
         }
     }
 
-    /// All that has a path, in order: the path, and what is there.
+    /// All inodes with a path, in order.
     fn walk<'t>(&'t self, dir: Ino, path: &Path, found: &mut Vec<(PathBuf, Ino, &'t Inode)>) {
         for (name, ino) in self.entries(dir).into_iter().flatten() {
             let Some(inode) = self.inodes.get(ino) else { continue };
-            // A directory that is its own parent may come of lost changes, and no kernel would show it.
+            // Lost changes may make a directory its own ancestor; no kernel would show it.
             if found.iter().any(|(_, known, _)| known == ino && self.entries(*ino).is_some()) {
                 continue;
             }
@@ -289,7 +289,7 @@ impl Tree {
         }
     }
 
-    /// Two trees of the same number look the same, from outside.
+    /// Two trees with the same fingerprint look the same from outside.
     pub fn fingerprint(&self) -> u64 {
         let mut found = Vec::new();
         self.walk(ROOT, Path::new(""), &mut found);
@@ -305,7 +305,7 @@ impl Tree {
         hasher.finish()
     }
 
-    /// Makes it so below an empty directory.
+    /// Writes the tree to an empty directory.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         let mut found = Vec::new();
         self.walk(ROOT, Path::new(""), &mut found);
@@ -325,7 +325,7 @@ impl Tree {
                 }
             }
         }
-        // Last, as one may forbid writing.
+        // Modes come last, as one may forbid writing.
         for (path, _, inode) in found.iter().rev() {
             if let Kind::Dir(_) = inode.kind {
                 fs::set_permissions(dir.join(path), fs::Permissions::from_mode(inode.mode))?;
@@ -335,7 +335,7 @@ impl Tree {
     }
 }
 
-/// A tree as text: for tests.
+/// The tree as text, for tests.
 impl fmt::Display for Tree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut found = Vec::new();

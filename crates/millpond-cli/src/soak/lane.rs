@@ -1,17 +1,18 @@
-//! One kind of load, round after round: workers are started, killed or not, and what they have left is looked at.
+//! A lane: one kind of load, in rounds. A round starts workers, may kill them, and checks the files that
+//! they left.
 //!
 //! ```text
 //! round: keeper? -> worker -> killed, or its keeper is, or both, or neither -> keeper ends -> check -> repair
 //! ```
 //!
-//! What must be in the kernel's file after a round, of each slot:
+//! The content of the kernel's file after a round, for each slot:
 //!
 //! | | at least | at most |
 //! |---|---|---|
-//! | the worker has ended; or was killed in mode through, or with a keeper that lived | what was done | what was begun |
-//! | it was killed in mode back, and had no keeper, or one that was killed before | what was synced | what was begun |
+//! | the worker has ended; or was killed in mode through, or with a keeper that survived | done | begun |
+//! | it was killed in mode back, and had no keeper, or one that was killed before | synced | begun |
 //!
-//! A slot that was being written may be of both versions, page by page.
+//! A slot that was being written may have pages of both versions.
 
 use std::fs::File;
 use std::io;
@@ -29,24 +30,25 @@ use super::ledger::{Count, Ledger, Word};
 use super::verdict::Tally;
 use crate::failure::{Context, FAILED, Failure, Result};
 
-/// After its time, a worker that has not ended hangs.
+/// A worker that has not ended this long after its time hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(3);
-/// Beside the cache: the program, stacks, the allocator. Chosen, not measured.
+/// Memory other than the cache: the program, stacks, the allocator. Chosen, not measured.
 const BESIDE_CACHE_BYTES: u64 = 64 << 20;
 const LEDGER: &str = "ledger";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The library; words of the worker, and whether it has a keeper.
+    /// The library; the options of the worker, and whether it has a keeper.
     Library { words: &'static [&'static str], has_keeper: bool },
-    /// A program under `millpond run`, with these words.
+    /// A program under `millpond run`, with these options.
     Program { words: &'static [&'static str], random_adoption: bool },
-    /// A load that knows by itself what is right, and is not killed.
+    /// A load that checks itself, and is not killed.
     Alone { words: &'static [&'static str] },
 }
 
-/// Whose reads are atomic says `--atomic`; under `run` those of a file that is served from its open on.
+/// `--atomic` states which reads are atomic; under `run`, reads of files that are served from their open on
+/// are.
 pub const LANES: &[(&str, Kind)] = &[
     ("through", Kind::Library { words: &["--library", "through", "--atomic"], has_keeper: false }),
     ("back", Kind::Library { words: &["--library", "back", "--atomic"], has_keeper: false }),
@@ -70,14 +72,14 @@ pub struct Lane<'s> {
     pub tally: &'s Tally,
 }
 
-/// What happens to a worker and its keeper.
+/// The fate of a worker and its keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Fate {
     worker_dies: bool,
     keeper_dies: bool,
 }
 
-/// Killed when dropped, so that nothing is left behind.
+/// Killed when dropped, so that no process stays behind.
 struct Process(Child);
 
 impl Drop for Process {
@@ -93,13 +95,13 @@ impl Process {
     }
 }
 
-/// What is no news, as all lanes are told.
+/// Not a failure: all lanes receive the interruption.
 pub fn interruption() -> Failure {
     Failure::new(FAILED, "interrupted")
 }
 
 impl Lane<'_> {
-    /// Until the time is up, or something is wrong.
+    /// Runs until the time is up, or a check fails.
     pub fn run(&self) -> Result<()> {
         let data = self.dir.join("data");
         std::fs::create_dir_all(&data).context(data.display())?;
@@ -136,7 +138,7 @@ impl Lane<'_> {
         self.dir.join("said")
     }
 
-    /// The command of a worker, after that which it runs under.
+    /// The command of a worker, with the options of `run`, if it runs under it.
     fn worker(&self, under: &[&str], words: &[&str], data: &Path, seed: u64) -> Result<Command> {
         let own = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(&own);
@@ -149,12 +151,12 @@ impl Lane<'_> {
         command.arg("--seed").arg(seed.to_string());
         let said = File::options().create(true).append(true).open(self.said());
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(said.context("a file for what a worker says")?);
+        command.stderr(said.context("creating a file for a worker's output")?);
         Ok(command)
     }
 
     fn alone(&self, data: &Path, seed: u64) -> Result<()> {
-        let Kind::Alone { words } = self.kind else { unreachable!("looked at") };
+        let Kind::Alone { words } = self.kind else { unreachable!("checked by the caller") };
         let millis = self.millis(&mut Random(seed));
         let mut command = self.worker(&[], words, data, seed)?;
         command.args(["--millis", &millis.to_string()]);
@@ -196,7 +198,7 @@ impl Lane<'_> {
                 }
                 command
             }
-            Kind::Alone { .. } => unreachable!("these have no rounds"),
+            Kind::Alone { .. } => unreachable!("these loads have no rounds"),
         };
         command.arg("--ledger").arg(self.dir.join(LEDGER));
         command.args(["--millis", &millis.to_string()]);
@@ -232,7 +234,7 @@ impl Lane<'_> {
         }
         let kept = keeper.is_some();
         if let Some(mut keeper) = keeper.take() {
-            // It ends when it has written what was left.
+            // The keeper ends when it has written the dirty pages.
             keeper.signal(Signal::TERM);
             keeper.0.wait().context("the keeper's end")?;
         }
@@ -250,25 +252,25 @@ impl Lane<'_> {
         let own = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(own);
         command.arg("keeper").arg(address).stderr(Stdio::null());
-        // That of one that was killed.
+        // The socket of a keeper that was killed.
         let _ = std::fs::remove_file(address);
         let keeper = Process(command.spawn().context("a keeper")?);
         let begun = Instant::now();
-        // The socket has its name when it is listened to.
+        // The socket has its name when the keeper listens.
         while !address.exists() {
             if begun.elapsed() > PATIENCE {
-                return Err(Failure::new(FAILED, "the keeper does not listen"));
+                return Err(Failure::new(FAILED, "the keeper has not started to listen"));
             }
             std::thread::sleep(PAUSE);
         }
         Ok(keeper)
     }
 
-    /// False: it has not begun yet.
+    /// False: the worker has not begun.
     fn kill(&self, worker: &Process, ledger: &Ledger) -> Result<bool> {
         let pid = ledger.count(Count::Pid).context("the ledger")?;
         let Some(pid) = Pid::from_raw(pid as i32) else { return Ok(false) };
-        // Under `run` it may be a child of the child.
+        // Under `run` it may be a grandchild.
         if let Kind::Library { .. } = self.kind {
             worker.signal(Signal::KILL);
         } else {
@@ -278,7 +280,7 @@ impl Lane<'_> {
         Ok(true)
     }
 
-    /// How it ended, and what was resident at most.
+    /// The exit status, and the maximum of the resident memory.
     fn await_end(
         &self,
         worker: &mut Process,
@@ -295,7 +297,7 @@ impl Lane<'_> {
             each_time(worker)?;
             if Instant::now() > limit {
                 let words = self.last_words();
-                return Err(Failure::new(FAILED, format!("a worker HANGS\n{words}")));
+                return Err(Failure::new(FAILED, format!("a worker hangs\n{words}")));
             }
             if self.is_over.load(Relaxed) && Instant::now() + PATIENCE > limit {
                 return Err(interruption());
@@ -312,7 +314,7 @@ impl Lane<'_> {
 
     fn well(&self, status: ExitStatus, was_killed: bool) -> Result<()> {
         use std::os::unix::process::ExitStatusExt;
-        // `run` ends as its program has.
+        // `run` exits as its program does.
         let is_killed = was_killed && status.signal() == Some(Signal::KILL.as_raw());
         if status.success() || is_killed {
             return Ok(());
@@ -321,7 +323,7 @@ impl Lane<'_> {
         Err(Failure::new(FAILED, format!("a worker failed, {status}\n{words}")))
     }
 
-    /// Each slot is as it must be; those that were being written, or lost, are written anew.
+    /// Checks each slot; slots that were being written, or were lost, are written again.
     fn check(&self, data: &Path, ledger: &Ledger, least: Word) -> Result<()> {
         for (number, shape) in SHAPES.iter().enumerate() {
             let path = data.join(shape.name);
@@ -359,7 +361,7 @@ impl Lane<'_> {
                 let at = wrong.offset;
                 Failure::new(
                     FAILED,
-                    format!("{place}: the page at {at} is of no version, {wanted}"),
+                    format!("{place}: the page at {at} has no valid version, {wanted}"),
                 )
             }),
         }
@@ -384,7 +386,7 @@ impl Lane<'_> {
     }
 }
 
-/// What the kernel says of a process's memory.
+/// The resident memory of a process, from the kernel.
 fn resident_bytes(pid: u32) -> io::Result<u64> {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0u64);

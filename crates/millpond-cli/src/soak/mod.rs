@@ -1,12 +1,12 @@
-//! `millpond soak`: loads that check themselves, for hours, through the library and under `millpond run`.
+//! `millpond soak`: self-checking loads for hours, through the library and under `millpond run`.
 //!
 //! ```text
 //! lane (a thread, a directory) -> rounds -> worker, a process: `millpond soak-worker` -> ledger
 //!                                        -> kills, of it and of its keeper -> check
 //! ```
 //!
-//! [`data`] knows what is right, [`ledger`] what was begun and done, [`worker`] reads and writes, [`alone`] has loads
-//! that know by themselves, [`lane`] starts, kills and checks, [`verdict`] sums up.
+//! [`data`] generates and checks contents, [`ledger`] records writes, [`worker`] reads and writes,
+//! [`alone`] has loads that check themselves, [`lane`] starts, kills and checks, [`verdict`] sums up.
 
 mod alone;
 mod data;
@@ -29,33 +29,33 @@ use self::verdict::{Operations, Tally, Verdict};
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
 
-/// Mixed loads that check themselves, with evictions, kills and faults, for as long as you say.
+/// Runs self-checking mixed loads with evictions, kills and faults, for a given time
 ///
-/// Through the library in both modes, with keepers and without, direct, and by programs under `millpond run`; with
-/// changes of extents and on a simulated device that fails. Workers and keepers are killed at random. All that is
-/// read is looked at, and after each round what the kernel has. Ends at once when something is wrong, and leaves
-/// the files then.
+/// The loads use the library in both modes, with keepers and without, with direct I/O, and programs under
+/// `millpond run`; others change extents, or use a simulated device that fails. Workers and keepers are
+/// killed at random. All reads are checked, and after each round the kernel's files. Stops at the first
+/// failure, and then keeps the files.
 ///
-/// Exit status: 0 if nothing was wrong, 1 if something was, 2 for arguments that can't be accepted.
+/// Exit status: 0 if there was no failure, 1 if there was one, 2 for arguments that can't be accepted.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How long
+    /// The duration in hours
     #[arg(long, default_value_t = 0.5, conflicts_with = "seconds")]
     hours: f64,
 
-    /// The same in seconds
+    /// The duration in seconds
     #[arg(long)]
     seconds: Option<u64>,
 
-    /// Where files are made, in a directory that goes in the end
+    /// The directory for temporary files, which are removed at the end
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 
-    /// Decides what is done and killed when; the machine's timing has a say, too
+    /// The seed of operations and kills; the timing of the machine matters, too
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// The cache of each worker: the files of one are 9 MiB
+    /// The cache of each worker, which has 9 MiB of files
     #[arg(long, value_name = "SIZE", default_value = "2m", value_parser = parse_size)]
     cache: u64,
 
@@ -138,7 +138,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             failures.extend(lane.join().expect("no panic").err());
         }
     });
-    // Those that were told to end are no news.
+    // Lanes that were interrupted have not failed.
     let failures: Vec<String> = failures
         .into_iter()
         .map(|failure| failure.message)
@@ -160,7 +160,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if verdict.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Says how far it is: a line that changes on a terminal, else one a minute. Returns when all lanes have ended.
+/// Prints the progress: a line that changes on a terminal, otherwise a line each minute. Returns when all
+/// lanes have ended.
 fn progress(
     begun: Instant,
     length: Duration,

@@ -1,4 +1,4 @@
-//! What was done, and whether all was well.
+//! The sum of all lanes: counts and failures.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
-/// Of all lanes.
+/// The counts of all lanes.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub rounds: AtomicU64,
     pub kills: AtomicU64,
     pub keeper_kills: AtomicU64,
-    /// Times that all that a worker has left was looked at.
+    /// The number of complete checks of a worker's files.
     pub checks: AtomicU64,
     resident_bytes_max: AtomicU64,
 }
@@ -24,7 +24,7 @@ impl Tally {
     }
 }
 
-/// Reads, writes and syncs, as the workers have noted.
+/// Reads, writes and syncs, as the workers recorded them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Operations {
     pub reads: u64,
@@ -45,9 +45,9 @@ pub struct Verdict {
     pub checks: u64,
     pub resident_bytes_max: u64,
     pub interrupted: bool,
-    /// What was wrong, of each lane that has ended with it.
+    /// The failure of each lane that has failed.
     pub failures: Vec<String>,
-    /// Where the files are, if something was wrong.
+    /// The directory of the files, if there was a failure.
     pub kept: Option<PathBuf>,
 }
 
@@ -89,13 +89,13 @@ impl fmt::Display for Verdict {
             self.resident_bytes_max >> 10
         )?;
         for failure in &self.failures {
-            writeln!(f, "WRONG: {failure}")?;
+            writeln!(f, "FAILED: {failure}")?;
         }
         if let Some(kept) = &self.kept {
             writeln!(f, "the files are in {}", kept.display())?;
         }
         let begun = if self.interrupted { "interrupted; so far " } else { "" };
         let is_clean = self.failures.is_empty();
-        writeln!(f, "{begun}{}", if is_clean { "nothing was wrong" } else { "NOT CLEAN" })
+        writeln!(f, "{begun}{}", if is_clean { "no failures" } else { "NOT CLEAN" })
     }
 }

@@ -1,8 +1,9 @@
-//! A worker: threads that write slots of their own and read all, until the time is up or they are killed.
+//! A worker: threads that each write their own slots and read all slots, until the time is up or the
+//! process is killed.
 //!
-//! A thread notes in the ledger what it begins to write, then writes, then notes that it is done; and after a sync
-//! what that has covered. Who reads looks up what was done before, and what has been begun when it is over:
-//! the version must lie between.
+//! A thread records in the ledger the version that it begins to write, then writes, then records that it is
+//! done; after a sync it records the versions that the sync covered. A reader looks up the version done
+//! before its read, and the version begun after it: the version read must lie between them.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -18,12 +19,12 @@ use super::ledger::{Count, Ledger, Word};
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const THREADS: usize = 3;
-/// A sync comes after so many operations, on average; the counts are noted as often.
+/// The average number of operations between syncs; the counts are recorded as often.
 const SYNC_EVERY: usize = 60;
-/// A wait that is told of. Chosen, not measured.
+/// A wait that is reported. Chosen, not measured.
 const LONG_WAIT: Duration = Duration::from_secs(20);
 
-/// What a worker is to do, in the words of its command line.
+/// The options of a worker.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Worker {
     #[arg(long)]
@@ -34,14 +35,14 @@ pub struct Worker {
     pub seed: u64,
     #[arg(long)]
     pub millis: u64,
-    /// Through the library, as said; else by system calls.
+    /// The library's mode; without it the worker uses system calls.
     #[arg(long, value_enum)]
     pub library: Option<Library>,
     #[arg(long, default_value_t = 2 << 20)]
     pub cache_bytes: u64,
     #[arg(long)]
     pub keeper: Option<millpond::keeper::Address>,
-    /// Reads are as atomic as writes are.
+    /// Reads are as atomic as writes.
     #[arg(long)]
     pub atomic: bool,
 }
@@ -53,7 +54,7 @@ pub enum Library {
     Direct,
 }
 
-/// A file, however it is reached.
+/// A file, through the library or system calls.
 enum Target {
     Engine(File),
     Kernel(std::fs::File),
@@ -119,7 +120,7 @@ fn open(worker: &Worker, engine: Option<&Engine>, path: &Path) -> Result<Target>
     engine.open(path, &options).map(Target::Engine).context(path.display())
 }
 
-/// Of each slot what this process knows of it, beside the ledger.
+/// The state of each slot that only this process has, in addition to the ledger.
 struct Known {
     begun: AtomicU64,
     done: AtomicU64,
@@ -160,7 +161,7 @@ pub fn run(worker: &Worker) -> Result<()> {
         };
         known.push((0..shape.slots).map(of_slot).collect::<io::Result<_>>().context(note)?);
     }
-    // From now on it, and its keeper, may be killed.
+    // From here on the worker, and its keeper, may be killed.
     ledger.set_count(Count::Pid, u64::from(std::process::id())).context(note)?;
     let counts = [Count::Reads, Count::Writes, Count::Syncs];
     let counted = counts.map(|count| ledger.count(count).unwrap_or(0)).map(AtomicU64::new);
@@ -195,7 +196,7 @@ pub fn run(worker: &Worker) -> Result<()> {
 impl Work<'_> {
     fn thread(&self, thread: usize, end: Instant) -> Result<()> {
         let mut random = Random(self.worker.seed ^ (thread as u64) << 56);
-        // Own slots that were written since the last sync of their file.
+        // This thread's slots that were written since the last sync of their file.
         let mut unsynced: Vec<Vec<usize>> = vec![Vec::new(); SHAPES.len()];
         while Instant::now() < end && !self.is_over.load(Relaxed) {
             let shape = random.below(SHAPES.len());
@@ -232,7 +233,7 @@ impl Work<'_> {
             Ok(version) if (least..=most).contains(&version) => Ok(()),
             Ok(version) => Err(wrong(format!("version {version}, wanted {least} to {most}"))),
             Err(at) => Err(wrong(format!(
-                "byte {} is not of version {}, wanted {least} to {most}",
+                "byte {} does not belong to version {}, wanted {least} to {most}",
                 at.offset, at.version
             ))),
         }
@@ -278,7 +279,7 @@ impl Work<'_> {
 }
 
 impl Worker {
-    /// The low half: the other one differs from round to round.
+    /// The low half, which is the same in all rounds.
     pub fn seed_of_data(&self) -> u64 {
         self.seed & 0xFFFF_FFFF
     }
