@@ -2,7 +2,7 @@
  * Millpond: a user-space file I/O engine for Linux. MIT or Apache-2.0.
  *
  * A page cache in the program itself: cached reads make no system call, take no lock and write no shared
- * memory; reads and writes of one file are atomic with respect to each other, whatever their length; memory
+ * memory; reads and writes of one file are atomic with respect to each other, at any length; memory
  * use has a hard limit. Link with -lmillpond.
  *
  *     struct millpond_engine engine;
@@ -454,7 +454,7 @@ int millpond_open_descriptor(struct millpond_engine engine,
                              struct millpond_file *file);
 
 /**
- * Closes a file. The handle is invalid afterwards, whatever the result is.
+ * Closes a file. The handle is invalid afterwards, even on an error.
  *
  * Writes back the file's dirty pages, without making them durable, and blocks for that. Calls of other
  * threads on the file, requests in queues and views continue, and keep the file open. A call that begins
@@ -477,7 +477,7 @@ int64_t millpond_len(struct millpond_file file);
 
 /**
  * Reads `len` bytes at byte `offset` into `memory`. Atomic with respect to all other operations on the
- * file, whatever its length. No alignment is required (except with O_DIRECT).
+ * file, at any length. No alignment is required (except with O_DIRECT).
  *
  * Cached bytes are read without a lock, a system call or a wait. Otherwise the call blocks until the pages
  * have been read, or until a writer of the same pages is done. Signals do not interrupt it.
@@ -521,7 +521,7 @@ int64_t millpond_try_read(struct millpond_file file,
 
 /**
  * Announces how a range of the file will be used (`len` 0: to the end). NORMAL, SEQUENTIAL, RANDOM,
- * TORN_READS and ATOMIC_READS apply to all later reads by this handle, whatever the range. Never blocks.
+ * TORN_READS and ATOMIC_READS apply to all later reads by this handle, of any range. Never blocks.
  *
  * `advice` is one of `MILLPOND_ADVICE_...`.
  *
@@ -529,10 +529,7 @@ int64_t millpond_try_read(struct millpond_file file,
  * -EBADF       there is no such file
  * -EINVAL      unknown advice, or the range ends beyond INT64_MAX
  */
-int millpond_advise(struct millpond_file file,
-                    uint64_t offset,
-                    uint64_t len,
-                    uint32_t advice);
+int millpond_advise(struct millpond_file file, uint64_t offset, uint64_t len, uint32_t advice);
 
 /**
  * Writes `len` bytes from `memory` at byte `offset`. A reader sees the whole write or none of it. The
@@ -888,7 +885,7 @@ int millpond_queue_counts(struct millpond_queue queue,
  * thread, within this call. It may close files. It must not otherwise use files that have requests in
  * flight, nor wait for a thread that does, and must not be left by longjmp() or a C++ exception.
  *
- * Returns 0, whatever the results of the requests are, or
+ * Returns 0, also if requests failed, or
  * -EBADF       there is no such engine
  * -EINVAL      `depth` is out of its range
  * -EFAULT      `step` is NULL

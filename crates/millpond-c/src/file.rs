@@ -223,7 +223,7 @@ pub unsafe extern "C" fn millpond_open_descriptor(
     })
 }
 
-/// Closes a file. The handle is invalid afterwards, whatever the result is.
+/// Closes a file. The handle is invalid afterwards, even on an error.
 ///
 /// Writes back the file's dirty pages, without making them durable, and blocks for that. Calls of other
 /// threads on the file, requests in queues and views continue, and keep the file open. A call that begins

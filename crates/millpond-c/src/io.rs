@@ -29,7 +29,7 @@ pub const MILLPOND_ADVICE_TORN_READS: u32 = 5;
 pub const MILLPOND_ADVICE_ATOMIC_READS: u32 = 6;
 
 /// Reads `len` bytes at byte `offset` into `memory`. Atomic with respect to all other operations on the
-/// file, whatever its length. No alignment is required (except with O_DIRECT).
+/// file, at any length. No alignment is required (except with O_DIRECT).
 ///
 /// Cached bytes are read without a lock, a system call or a wait. Otherwise the call blocks until the pages
 /// have been read, or until a writer of the same pages is done. Signals do not interrupt it.
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn millpond_try_read(
 }
 
 /// Announces how a range of the file will be used (`len` 0: to the end). NORMAL, SEQUENTIAL, RANDOM,
-/// TORN_READS and ATOMIC_READS apply to all later reads by this handle, whatever the range. Never blocks.
+/// TORN_READS and ATOMIC_READS apply to all later reads by this handle, of any range. Never blocks.
 ///
 /// `advice` is one of `MILLPOND_ADVICE_...`.
 ///

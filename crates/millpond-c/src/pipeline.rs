@@ -51,7 +51,7 @@ pub type millpond_step =
 /// thread, within this call. It may close files. It must not otherwise use files that have requests in
 /// flight, nor wait for a thread that does, and must not be left by longjmp() or a C++ exception.
 ///
-/// Returns 0, whatever the results of the requests are, or
+/// Returns 0, also if requests failed, or
 /// -EBADF       there is no such engine
 /// -EINVAL      `depth` is out of its range
 /// -EFAULT      `step` is NULL

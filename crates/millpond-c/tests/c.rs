@@ -239,7 +239,7 @@ fn the_header_is_current() {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
     assert!(
         read(&made) == read(&here("include/millpond.h")),
-        "include/millpond.h is not what the sources make: scripts/c-header makes it anew"
+        "include/millpond.h is out of date: run scripts/c-header"
     );
     let version = env!("CARGO_PKG_VERSION");
     assert!(read(&made).contains(&format!("#define MILLPOND_VERSION \"{version}\"")));

@@ -291,9 +291,9 @@ fn an_interrupt_leaves_nothing_behind() {
     .unwrap();
     let interrupted = std::time::Instant::now();
     assert_eq!(crash.wait().unwrap().code(), Some(1));
-    assert!(interrupted.elapsed().as_secs() < 10, "it waited for what the program left");
+    assert!(interrupted.elapsed().as_secs() < 10, "it waited for the program's child");
     assert!(!mounted());
     // A process has its command line until it is a zombie.
     let command = fs::read(format!("/proc/{}/cmdline", left.trim())).unwrap_or_default();
-    assert!(!command.starts_with(b"sleep"), "what it started goes on");
+    assert!(!command.starts_with(b"sleep"), "its child continues");
 }

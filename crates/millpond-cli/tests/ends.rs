@@ -73,7 +73,7 @@ fn exit_unseen() -> &'static str {
     }
 }
 
-/// Goal: the line is printed once, with the same counts, whatever ended the program, in all modes. Files
+/// Goal: the line is printed once, with the same counts, for every end of the program, in all modes. Files
 /// that were open then are counted. The exit status is unchanged.
 #[test]
 fn the_line_is_said_however_the_program_ends() {

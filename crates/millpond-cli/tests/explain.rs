@@ -112,7 +112,7 @@ fn assert_served(row: &Value) {
     assert!(row["kernel"].is_null(), "{row}");
 }
 
-/// Goal: the same use gives the same report, whatever ended the program, in both modes.
+/// Goal: the same use gives the same report, for every way to end, in both modes.
 #[test]
 fn told_however_the_program_ends() {
     let ends = [

@@ -95,7 +95,7 @@ fn rescue_files_are_named_and_put_back() {
     let path = loop {
         line.clear();
         assert_ne!(said.read_line(&mut line).unwrap(), 0, "it named none");
-        if let Some((_, path)) = line.trim().split_once("is kept in ") {
+        if let Some((_, path)) = line.trim().split_once("are kept in ") {
             break path.to_string();
         }
     };

@@ -151,7 +151,7 @@ const SURROUNDINGS: [(&str, Put); 7] = [
     }),
 ];
 
-/// Goal: library and keeper's socket are where no other user can replace them, whatever is in the place of
+/// Goal: library and keeper's socket are where no other user can replace them, even with entries in place of
 /// the directories that the environment names, at each level.
 /// Incident: two levels were checked, and links were followed.
 #[test]

@@ -18,7 +18,7 @@ class Reader:
         told, tell = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            # It ends with the program, whatever ends that.
+            # It ends with the program in every case.
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
             fd = os.open(name, os.O_RDONLY)
             os.pread(fd, 4096, 0)

@@ -275,7 +275,7 @@ fn open_options(input: &mut Unstructured) -> arbitrary::Result<OpenOptions> {
 fn of_engine(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
     let mut stats = [0u64; 17];
-    // SAFETY: all memory is there, and as long as is said.
+    // SAFETY: the memory is valid and has the stated length.
     let result = unsafe {
         match u8::arbitrary(input)? % 11 {
             0 => millpond_engine_cache_bytes(id),
@@ -338,7 +338,7 @@ fn of_engine(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<(
 
 fn of_file(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
-    // SAFETY: all memory is there, and as long as is said.
+    // SAFETY: the memory is valid and has the stated length.
     let result: i64 = unsafe {
         match u8::arbitrary(input)? % 23 {
             0 => millpond_len(id),
@@ -405,7 +405,7 @@ fn of_file(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()>
             }
             _ => {
                 let result = millpond_close(id);
-                // The file is closed, whatever the result is.
+                // The file is closed even on an error.
                 given.check(id, Kind::File, result.into());
                 if given.live.get(&id) == Some(&Kind::File) {
                     given.live.remove(&id);
@@ -486,7 +486,7 @@ fn pipeline(given: &mut Given, id: Id, input: &mut Unstructured) -> arbitrary::R
 fn of_queue(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
     let mut counts = [0usize; 2];
-    // SAFETY: all memory is there, and as long as is said; what is lent is for ever.
+    // SAFETY: the memory is valid and has the stated length; lent memory is static.
     let result: i64 = unsafe {
         match u8::arbitrary(input)? % 6 {
             0 | 1 => {
@@ -521,7 +521,7 @@ fn of_queue(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()
 
 fn step(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
-    // SAFETY: all memory is there, and as long as is said.
+    // SAFETY: the memory is valid and has the stated length.
     unsafe {
         match u8::arbitrary(input)? % 16 {
             0 => {

@@ -60,8 +60,8 @@ impl Fences {
         if membarrier::is_there() { Fences::Asymmetric } else { Fences::Full }
     }
 
-    /// Argued: loom has no compiler fence; membarrier in `heavy` does the processor's part, wherever this
-    /// thread is then.
+    /// Argued: loom has no compiler fence; membarrier in `heavy` does the processor's part, even
+    /// if this thread does not run then.
     #[inline(always)]
     fn light(self) {
         match self {

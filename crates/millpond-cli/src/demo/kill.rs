@@ -60,7 +60,7 @@ enum Side {
     Millpond,
 }
 
-/// What a child acknowledged, and what the file holds of it.
+/// The writes that a child acknowledged, and those in the file.
 struct Killed {
     rate: f64,
     acknowledged: u64,

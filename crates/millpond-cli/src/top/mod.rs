@@ -64,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let engines = engines::find(args.pid).context("looking for engines")?;
     if let (Some(pid), true) = (args.pid, engines.is_empty()) {
-        let why = "has no published engine, and belongs to no `millpond run --stats`";
+        let why = "has no engine with published statistics, and belongs to no run with --stats";
         return Err(Failure::new(FAILED, format!("process {pid} {why}")));
     }
     let text = if args.json {

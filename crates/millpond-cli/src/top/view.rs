@@ -200,7 +200,7 @@ fn table<'a, const N: usize>(
 
 /// Runs the view until the user or a signal ends it.
 pub fn run(pid: Option<u32>) -> io::Result<()> {
-    // Whatever ends the view, the terminal is restored first.
+    // The terminal is restored first, in every case.
     let is_ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&is_ended))?;
