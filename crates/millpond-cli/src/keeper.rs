@@ -18,12 +18,12 @@ const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 /// Reports on standard error the bytes that it wrote, the bytes that it could not write, and the rescue
 /// file that keeps them; see `millpond rescue`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct KeeperArgs {
     /// The path of a socket, or @NAME for an abstract socket
     address: Address,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &KeeperArgs) -> Result<()> {
     let address = &args.address;
     // A separate thread prints, whether or not the output is read: the keeper must neither wait for a
     // reader nor die of a closed pipe.

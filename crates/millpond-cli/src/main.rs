@@ -8,7 +8,7 @@
 //!   which has the bytes that a keeper could not write.
 //! - [`bench`]: measures Millpond and its baselines on this machine.
 //! - [`soak`]: runs self-checking loads for hours.
-//! - [`store`]: tests the promises of an object store.
+//! - [`store_check`]: tests the promises of an object store.
 //! - [`crash`]: computes the states that a power cut could leave of a program's files, and checks them.
 //! - [`top`]: shows the statistics of running engines.
 //! - [`manual`]: man pages and completions.
@@ -32,7 +32,7 @@ mod printable;
 mod rescue;
 mod run;
 mod soak;
-mod store;
+mod store_check;
 mod top;
 
 use std::process::ExitCode;
@@ -55,20 +55,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Demo(demo::Args),
+    Demo(demo::DemoArgs),
     #[command(hide = true)]
     DemoWriter(demo::WriterArgs),
     Run(run::Args),
-    Keeper(keeper::Args),
-    Rescue(rescue::Args),
+    Keeper(keeper::KeeperArgs),
+    Rescue(rescue::RescueArgs),
     Bench(bench::Args),
-    Crash(crash::Args),
-    Soak(soak::Args),
+    Crash(crash::CrashArgs),
+    Soak(soak::SoakArgs),
     #[command(hide = true)]
     SoakWorker(soak::WorkerArgs),
-    Store(store::Args),
-    Top(top::Args),
-    Manual(manual::Args),
+    Store(store_check::StoreArgs),
+    Top(top::TopArgs),
+    Manual(manual::ManualArgs),
 }
 
 // In a test, the first argument may be anything.
@@ -84,7 +84,7 @@ fn early() {
     {
         // Returns only if the exec failed.
         let Err(failure) = run::run(&args) else { return };
-        std::process::exit(tell(&failure).into());
+        std::process::exit(report_failure(&failure).into());
     }
 }
 
@@ -99,18 +99,18 @@ fn main() -> ExitCode {
         Command::Crash(args) => crash::run(&args),
         Command::Soak(args) => soak::run(&args),
         Command::SoakWorker(args) => soak::work(&args).map(|()| ExitCode::SUCCESS),
-        Command::Store(args) => store::run(&args),
+        Command::Store(args) => store_check::run(&args),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(status) => status,
-        Err(failure) => ExitCode::from(tell(&failure)),
+        Err(failure) => ExitCode::from(report_failure(&failure)),
     }
 }
 
 /// Prints the failure; returns the exit status.
-fn tell(failure: &Failure) -> u8 {
+fn report_failure(failure: &Failure) -> u8 {
     eprintln!("millpond: {}", printable::printable_lines(&failure.message));
     failure.status
 }

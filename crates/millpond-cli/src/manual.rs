@@ -9,7 +9,7 @@ use crate::failure::{Context, Result};
 
 /// Writes man pages or shell completions
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ManualArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -23,7 +23,7 @@ enum What {
 }
 
 /// Writes the manual of `program`, the whole command line.
-pub fn run(args: &Args, mut program: clap::Command) -> Result<()> {
+pub fn run(args: &ManualArgs, mut program: clap::Command) -> Result<()> {
     match &args.what {
         What::Man { dir } => {
             program.build();

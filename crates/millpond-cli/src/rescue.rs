@@ -11,7 +11,7 @@ use crate::printable::printable;
 /// A keeper makes a rescue file if it can't write the dirty pages of a dead program, or must not, as
 /// another process has changed the file since. The rescue file is kept.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct RescueArgs {
     /// The rescue file that the keeper named in its report
     rescue: PathBuf,
 
@@ -25,8 +25,8 @@ pub struct Args {
     force: bool,
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    let Args { rescue, onto, force } = args;
+pub fn run(args: &RescueArgs) -> Result<()> {
+    let RescueArgs { rescue, onto, force } = args;
     let restored = millpond::keeper::restore(rescue, onto.as_deref(), *force)
         .map_err(|error| match error.kind() {
             ErrorKind::StaleNetworkFileHandle => format!("{error}; --force writes anyway"),

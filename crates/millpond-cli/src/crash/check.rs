@@ -31,25 +31,25 @@ pub struct Checker<'a> {
 
 /// The result of a check that failed.
 #[derive(Debug, Clone)]
-pub struct Complaint {
+pub struct CheckFailure {
     pub how: String,
     pub words: String,
 }
 
 impl Checker<'_> {
     /// Writes the state to an empty directory, and the program's output before the cut to a file.
-    pub fn lay_out(&self, state: &State, dir: &Path, said: &Path) -> Result<()> {
+    pub fn write_state(&self, state: &State, dir: &Path, said: &Path) -> Result<()> {
         let tree = self.atoms.tree(state.cut, &state.lost);
         tree.write(dir).context(format!("writing a state to {}", dir.display()))?;
         let words = &self.history.output[..self.said[state.cut]];
         std::fs::write(said, words).context(said.display())
     }
 
-    pub fn check(&self, state: &State) -> Result<Option<Complaint>> {
+    pub fn check(&self, state: &State) -> Result<Option<CheckFailure>> {
         let place = tempfile::tempdir().context("creating a directory for a state")?;
         let (dir, said) = (place.path().join("state"), place.path().join("said"));
         std::fs::create_dir(&dir).context(dir.display())?;
-        self.lay_out(state, &dir, &said)?;
+        self.write_state(state, &dir, &said)?;
         let mut words = tempfile::tempfile().context("creating a file for a check's output")?;
         let copy = |file: &File| file.try_clone().context("creating a file for a check's output");
         let mut child = Command::new("/bin/sh")
@@ -84,7 +84,7 @@ impl Checker<'_> {
         words.rewind().context("reading a check's output")?;
         let mut said = Vec::new();
         words.take(SHOWN_BYTES).read_to_end(&mut said).context("reading a check's output")?;
-        Ok(Some(Complaint { how, words: String::from_utf8_lossy(&said).into_owned() }))
+        Ok(Some(CheckFailure { how, words: String::from_utf8_lossy(&said).into_owned() }))
     }
 }
 

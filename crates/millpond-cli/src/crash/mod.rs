@@ -7,14 +7,14 @@
 //!
 //! [`tree`] is a directory in memory, [`history`] records its changes, [`mount`] presents it to the
 //! program. [`model`] defines which changes may be lost, [`search`] chooses states, [`check`] runs the
-//! user's command, [`report`] prints the result.
+//! user's command, [`crash_report`] prints the result.
 
 mod check;
+mod crash_report;
 mod history;
 mod model;
 mod mount;
-mod program;
-mod report;
+mod recorded_program;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -30,10 +30,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use self::check::{Checker, Complaint};
+use self::check::{CheckFailure, Checker};
+use self::crash_report::{CrashReport, Failed};
 use self::history::{Event, History};
 use self::model::{Atoms, Model};
-use self::report::{Failed, Report};
 use self::search::State;
 use crate::failure::{Context, Failure, REFUSED, Result};
 
@@ -54,7 +54,7 @@ const CHECKS_TO_SHRINK: usize = 300;
 /// Exit status: 0 if no check failed, 1 if a check or the program failed, 2 for arguments that can't be
 /// accepted.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CrashArgs {
     /// The command that checks a state
     #[arg(long, value_name = "CMD")]
     check: String,
@@ -112,7 +112,7 @@ pub struct Args {
     program: Vec<OsString>,
 }
 
-impl Args {
+impl CrashArgs {
     /// The options that are passed to `millpond run`.
     fn engine(&self) -> Option<Vec<OsString>> {
         if self.kernel {
@@ -127,7 +127,7 @@ impl Args {
     }
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &CrashArgs) -> Result<ExitCode> {
     if let Some(keep) = &args.keep
         && keep.exists()
     {
@@ -138,7 +138,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("signal handler")?;
     }
-    let program = program::Program {
+    let program = recorded_program::Program {
         dir: &args.dir,
         words: &args.program,
         engine: args.engine(),
@@ -147,8 +147,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let history = program.record()?;
     let grain = if args.torn { SECTOR_BYTES } else { PAGE_BYTES };
-    let atoms = Atoms::of(&history, args.model, grain);
-    let said = said(&history);
+    let atoms = Atoms::from_history(&history, args.model, grain);
+    let said = output_lengths(&history);
     let checker = Checker {
         command: &args.check,
         timeout: Duration::from_secs(args.timeout.into()),
@@ -163,7 +163,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some((state, complaint)) => Some(shrunk(&checker, state, complaint, &interrupted)?),
         None => None,
     };
-    let report = Report {
+    let report = CrashReport {
         history: &history,
         atoms: &atoms,
         states: found.states.len(),
@@ -175,7 +175,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let (Some(keep), Some(Failed { state, .. })) = (&args.keep, &report.shortest) {
         let dir = keep.join("state");
         std::fs::create_dir_all(&dir).context(dir.display())?;
-        checker.lay_out(state, &dir, &keep.join("said"))?;
+        checker.write_state(state, &dir, &keep.join("said"))?;
         std::fs::write(keep.join("report"), report.to_string()).context(keep.display())?;
     }
     if args.json {
@@ -187,11 +187,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The length of the program's output after each number of steps.
-fn said(history: &History) -> Vec<usize> {
+fn output_lengths(history: &History) -> Vec<usize> {
     let mut so_far = vec![0];
     for step in &history.steps {
         let before = so_far[so_far.len() - 1];
-        so_far.push(if let Event::Said(bytes) = step.event { bytes } else { before });
+        so_far.push(if let Event::Output(bytes) = step.event { bytes } else { before });
     }
     so_far
 }
@@ -201,7 +201,7 @@ fn check_all(
     checker: &Checker<'_>,
     states: &[State],
     interrupted: &AtomicBool,
-) -> Result<Vec<(State, Complaint)>> {
+) -> Result<Vec<(State, CheckFailure)>> {
     let work = Mutex::new((states.iter().enumerate(), Ok(Vec::new())));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let is_shown = std::io::stderr().is_terminal();
@@ -212,7 +212,7 @@ fn check_all(
                     let (number, state) = {
                         let mut work = locked(&work);
                         if interrupted.load(Relaxed) {
-                            work.1 = Err(program::interruption());
+                            work.1 = Err(recorded_program::interruption());
                         }
                         match work.0.next() {
                             Some(next) if work.1.is_ok() => next,
@@ -249,7 +249,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn shrunk(
     checker: &Checker<'_>,
     state: &State,
-    complaint: &Complaint,
+    complaint: &CheckFailure,
     interrupted: &AtomicBool,
 ) -> Result<Failed> {
     let mut failed = Failed { state: state.clone(), complaint: complaint.clone() };

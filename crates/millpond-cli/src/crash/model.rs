@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use clap::ValueEnum;
 
 use super::history::{Event, History};
-use super::tree::{Change, Entry, Ino, Kind, Tree};
+use super::tree::{DirEntry, Ino, InodeKind, Tree, TreeChange};
 
 /// The promises of the file system that the program may rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,7 +40,7 @@ pub enum Model {
 pub struct Atom {
     /// The number of the step that it belongs to.
     pub step: usize,
-    pub change: Change,
+    pub change: TreeChange,
     /// The atoms that it needs.
     pub needs: Vec<usize>,
     /// After that step it can't be lost.
@@ -58,10 +58,10 @@ pub type Lost = BTreeSet<usize>;
 
 /// The history so far, indexed by the dependencies of later changes.
 #[derive(Default)]
-struct So {
+struct LastChanges {
     of_page: BTreeMap<(Ino, u64), usize>,
     of_length: BTreeMap<Ino, usize>,
-    of_name: BTreeMap<Entry, usize>,
+    of_name: BTreeMap<DirEntry, usize>,
     of_mode: BTreeMap<Ino, usize>,
     /// The last change of metadata, of the tree and of each inode.
     metadata: Option<usize>,
@@ -69,13 +69,13 @@ struct So {
 }
 
 impl Atoms {
-    pub fn of(history: &History, model: Model, grain: u64) -> Atoms {
-        let mut making = Making { model, grain, all: Vec::new(), so: So::default() };
+    pub fn from_history(history: &History, model: Model, grain: u64) -> Atoms {
+        let mut making = AtomBuilder { model, grain, all: Vec::new(), so: LastChanges::default() };
         for (number, step) in history.steps.iter().enumerate() {
             match &step.event {
                 Event::Change(change) => making.change(number, change),
                 Event::Sync(ino) => making.sync(number, *ino),
-                Event::Said(_) => {}
+                Event::Output(_) => {}
             }
         }
         let mut all = making.all;
@@ -91,14 +91,14 @@ impl Atoms {
     }
 
     /// The atoms of the first `cut` steps that may be lost.
-    pub fn in_doubt(&self, cut: usize) -> Vec<usize> {
+    pub fn losable(&self, cut: usize) -> Vec<usize> {
         let is_in_doubt = |atom: &Atom| atom.durable_from.is_none_or(|from| from >= cut);
         let done = self.all.iter().enumerate().take_while(|(_, atom)| atom.step < cut);
         done.filter(|(_, atom)| is_in_doubt(atom)).map(|(number, _)| number).collect()
     }
 
     /// C2: adds the atoms of the first `cut` steps that need a lost one.
-    pub fn closed(&self, mut lost: Lost, cut: usize) -> Lost {
+    pub fn with_dependents(&self, mut lost: Lost, cut: usize) -> Lost {
         let Some(&first) = lost.first() else { return lost };
         for (number, atom) in self.all.iter().enumerate().skip(first) {
             if atom.step >= cut {
@@ -112,7 +112,7 @@ impl Atoms {
     }
 
     /// An atom, and all atoms that it needs.
-    pub fn needed(&self, number: usize) -> BTreeSet<usize> {
+    pub fn with_dependencies(&self, number: usize) -> BTreeSet<usize> {
         let mut all = BTreeSet::new();
         let mut open = vec![number];
         while let Some(number) = open.pop() {
@@ -127,8 +127,8 @@ impl Atoms {
     pub fn tree(&self, cut: usize, lost: &Lost) -> Tree {
         let mut tree = self.before.clone();
         for (number, atom) in self.all.iter().enumerate().take_while(|(_, atom)| atom.step < cut) {
-            if let Change::Create { ino, kind, mode, .. } = &atom.change {
-                tree.hold(*ino, kind, *mode);
+            if let TreeChange::Create { ino, kind, mode, .. } = &atom.change {
+                tree.add_unnamed(*ino, kind, *mode);
             }
             if !lost.contains(&number) {
                 tree.apply(&atom.change);
@@ -138,15 +138,15 @@ impl Atoms {
     }
 }
 
-struct Making {
+struct AtomBuilder {
     model: Model,
     grain: u64,
     all: Vec<Atom>,
-    so: So,
+    so: LastChanges,
 }
 
-impl Making {
-    fn add(&mut self, step: usize, change: Change, needs: Vec<usize>) -> usize {
+impl AtomBuilder {
+    fn add(&mut self, step: usize, change: TreeChange, needs: Vec<usize>) -> usize {
         self.all.push(Atom { step, change, needs, durable_from: None });
         self.all.len() - 1
     }
@@ -155,26 +155,26 @@ impl Making {
         self.model != Model::Strict
     }
 
-    fn change(&mut self, step: usize, change: &Change) {
+    fn change(&mut self, step: usize, change: &TreeChange) {
         match change {
-            Change::Write { ino, offset, data } => self.write(step, *ino, *offset, data),
-            Change::Resize { ino, .. } | Change::Zero { ino, .. } => {
+            TreeChange::Write { ino, offset, data } => self.write(step, *ino, *offset, data),
+            TreeChange::Resize { ino, .. } | TreeChange::Zero { ino, .. } => {
                 self.extent(step, *ino, change)
             }
-            Change::Mode { ino, .. } => {
+            TreeChange::Mode { ino, .. } => {
                 let needs = self.so.of_mode.get(ino).copied().into_iter().collect();
                 let number = self.metadata(step, change, needs, &[*ino]);
                 self.so.of_mode.insert(*ino, number);
             }
-            Change::Create { at, ino, .. } | Change::Link { at, ino } => {
+            TreeChange::Create { at, ino, .. } | TreeChange::Link { at, ino } => {
                 self.names(step, change, &[at], &[*ino], Vec::new());
             }
-            Change::Remove { at } => {
+            TreeChange::Remove { at } => {
                 // A directory is empty when it is removed.
                 let inside = self.inside(at);
                 self.names(step, change, &[at], &[], inside);
             }
-            Change::Rename { from, to, ino, replaced } => {
+            TreeChange::Rename { from, to, ino, replaced } => {
                 let written = if self.model == Model::Ext4 && replaced.is_some() {
                     self.written(*ino)
                 } else {
@@ -182,7 +182,7 @@ impl Making {
                 };
                 self.names(step, change, &[from, to], &[*ino], written);
             }
-            Change::Exchange { one, other, inos } => {
+            TreeChange::Exchange { one, other, inos } => {
                 self.names(step, change, &[one, other], &[inos.0, inos.1], Vec::new());
             }
         }
@@ -197,18 +197,18 @@ impl Making {
             let end = data.len().min(at + ((page + 1) * self.grain - place) as usize);
             let before = [self.so.of_page.get(&(ino, page)), self.so.of_length.get(&ino)];
             let needs = before.into_iter().flatten().copied().collect();
-            let piece = Change::Write { ino, offset: place, data: data[at..end].into() };
+            let piece = TreeChange::Write { ino, offset: place, data: data[at..end].into() };
             let number = self.add(step, piece, needs);
             self.so.of_page.insert((ino, page), number);
             at = end;
         }
     }
 
-    fn extent(&mut self, step: usize, ino: Ino, change: &Change) {
+    fn extent(&mut self, step: usize, ino: Ino, change: &TreeChange) {
         let needs = self.so.of_length.get(&ino).copied().into_iter().collect();
         let number = self.metadata(step, change, needs, &[ino]);
         self.so.of_length.insert(ino, number);
-        if let Change::Resize { len, .. } = change {
+        if let TreeChange::Resize { len, .. } = change {
             // Pages that it cuts off start again as zeros.
             let first = len.div_ceil(self.grain);
             self.so.of_page.retain(|(of, page), _| *of != ino || *page < first);
@@ -218,8 +218,8 @@ impl Making {
     fn names(
         &mut self,
         step: usize,
-        change: &Change,
-        entries: &[&Entry],
+        change: &TreeChange,
+        entries: &[&DirEntry],
         inos: &[Ino],
         mut needs: Vec<usize>,
     ) {
@@ -232,7 +232,13 @@ impl Making {
         }
     }
 
-    fn metadata(&mut self, step: usize, change: &Change, needs: Vec<usize>, of: &[Ino]) -> usize {
+    fn metadata(
+        &mut self,
+        step: usize,
+        change: &TreeChange,
+        needs: Vec<usize>,
+        of: &[Ino],
+    ) -> usize {
         let mut needs = needs;
         if self.is_ordered() {
             needs.extend(self.so.metadata);
@@ -246,13 +252,15 @@ impl Making {
     }
 
     /// The changes of names in the directory of that name.
-    fn inside(&self, at: &Entry) -> Vec<usize> {
+    fn inside(&self, at: &DirEntry) -> Vec<usize> {
         let made = self.all.iter().find_map(|atom| match &atom.change {
-            Change::Create { at: made, ino, kind: Kind::Dir(_), .. } if made == at => Some(*ino),
+            TreeChange::Create { at: made, ino, kind: InodeKind::Dir(_), .. } if made == at => {
+                Some(*ino)
+            }
             _ => None,
         });
         let Some(dir) = made else { return Vec::new() };
-        let first = Entry { dir, name: OsString::new() };
+        let first = DirEntry { dir, name: OsString::new() };
         let inside = self.so.of_name.range(first..).take_while(|(entry, _)| entry.dir == dir);
         inside.map(|(_, number)| *number).collect()
     }
@@ -266,7 +274,7 @@ impl Making {
     fn sync(&mut self, step: usize, ino: Ino) {
         let mut covered = self.written(ino);
         covered.extend(self.so.of_mode.get(&ino));
-        let first = Entry { dir: ino, name: OsString::new() };
+        let first = DirEntry { dir: ino, name: OsString::new() };
         let names = self.so.of_name.range(first..).take_while(|(entry, _)| entry.dir == ino);
         covered.extend(names.map(|(_, number)| *number));
         if self.is_ordered() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use millpond::{BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, WriteMode};
 
-use super::data::Random;
+use super::slots::SlotRandom;
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const FILE_BYTES: usize = 1 << 20;
@@ -28,15 +28,15 @@ pub struct Alone {
 }
 
 /// Runs rounds until the time is up. Returns the number of operations.
-fn rounds(alone: &Alone, mut round: impl FnMut(u64, &mut Random) -> Result<()>) -> Result<()> {
+fn rounds(alone: &Alone, mut round: impl FnMut(u64, &mut SlotRandom) -> Result<()>) -> Result<()> {
     if let Some(seed) = alone.round {
-        return round(seed, &mut Random(seed));
+        return round(seed, &mut SlotRandom(seed));
     }
-    let mut random = Random(alone.seed);
+    let mut random = SlotRandom(alone.seed);
     let end = Instant::now() + Duration::from_millis(alone.millis);
     while Instant::now() < end {
         let seed = random.next();
-        round(seed, &mut Random(seed))
+        round(seed, &mut SlotRandom(seed))
             .map_err(|failure| Failure::new(FAILED, format!("seed {seed}: {}", failure.message)))?;
     }
     Ok(())
@@ -47,7 +47,7 @@ fn mismatch(what: &str, offset: usize) -> Failure {
 }
 
 /// Fails at the first byte of a part of a file that differs.
-fn same(what: &str, found: &[u8], right: &[u8], offset: usize) -> Result<()> {
+fn check_same(what: &str, found: &[u8], right: &[u8], offset: usize) -> Result<()> {
     if found.len() != right.len() {
         let why = format!("{what}: {} bytes, wanted {}", found.len(), right.len());
         return Err(mismatch(&why, offset));
@@ -70,7 +70,7 @@ pub fn extents(alone: &Alone) -> Result<()> {
     })
 }
 
-fn extents_of(path: &std::path::Path, random: &mut Random) -> Result<()> {
+fn extents_of(path: &std::path::Path, random: &mut SlotRandom) -> Result<()> {
     let engine = Engine::builder()
         .cache_bytes(CACHES[random.below(CACHES.len())])
         .build()
@@ -90,7 +90,7 @@ fn extents_of(path: &std::path::Path, random: &mut Random) -> Result<()> {
     }
     file.close().context("close")?;
     let found = std::fs::read(path).context(path.display())?;
-    same("in the kernel, after the close", &found, &model, 0)
+    check_same("in the kernel, after the close", &found, &model, 0)
 }
 
 fn extent(
@@ -98,7 +98,7 @@ fn extent(
     model: &mut Vec<u8>,
     offset: usize,
     len: usize,
-    random: &mut Random,
+    random: &mut SlotRandom,
 ) -> Result<()> {
     let (at, bytes) = (offset as u64, len as u64);
     let inside = offset.min(model.len())..(offset + len).min(model.len());
@@ -153,7 +153,7 @@ fn extent(
         _ => {
             let mut dst = vec![0xA5; len];
             let read = file.read_at(&mut dst, at).context("read")?;
-            same("read", &dst[..read], &model[inside], offset)?;
+            check_same("read", &dst[..read], &model[inside], offset)?;
         }
     }
     Ok(())
@@ -182,7 +182,7 @@ pub fn faults(alone: &Alone) -> Result<()> {
 const SLOT_BYTES: usize = 3000;
 const SLOTS: usize = 200;
 
-fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<()> {
+fn faults_of(path: &std::path::Path, seed: u64, random: &mut SlotRandom) -> Result<()> {
     let mut options = SimOptions::new(seed).short_per_mille(100);
     if random.one_in(2) {
         options = options.delay_us_max(200);
@@ -237,7 +237,7 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
                     && device.failed_syncs() == written[slot]
                     && let Slot::Is(byte) = slots[slot]
                 {
-                    same("read", &bytes, &[byte; SLOT_BYTES], slot * SLOT_BYTES)?;
+                    check_same("read", &bytes, &[byte; SLOT_BYTES], slot * SLOT_BYTES)?;
                 }
             }
         }
@@ -278,7 +278,7 @@ fn durable(slots: &[Slot], found: &[u8]) -> Result<()> {
         let Some(found) = found.get(at..at + SLOT_BYTES) else {
             return Err(mismatch("not durable after a sync", at));
         };
-        same("not durable after a sync", found, &[*byte; SLOT_BYTES], at)?;
+        check_same("not durable after a sync", found, &[*byte; SLOT_BYTES], at)?;
     }
     Ok(())
 }

@@ -25,20 +25,20 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::data::{Random, SHAPES, Shape};
 use super::ledger::{Count, Ledger, Word};
-use super::verdict::Tally;
+use super::slots::{SHAPES, SlotLayout, SlotRandom};
+use super::verdict::SoakCounts;
 use crate::failure::{Context, FAILED, Failure, Result};
 
 /// A worker that has not ended this long after its time hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(3);
 /// Memory other than the cache: the program, stacks, the allocator. Chosen, not measured.
-const BESIDE_CACHE_BYTES: u64 = 64 << 20;
+const NON_CACHE_BYTES: u64 = 64 << 20;
 const LEDGER: &str = "ledger";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum LaneKind {
     /// The library; the options of the worker, and whether it has a keeper.
     Library { words: &'static [&'static str], has_keeper: bool },
     /// A program under `millpond run`, with these options.
@@ -49,27 +49,33 @@ pub enum Kind {
 
 /// `--atomic` states which reads are atomic; under `run`, reads of files that are served from their open on
 /// are.
-pub const LANES: &[(&str, Kind)] = &[
-    ("through", Kind::Library { words: &["--library", "through", "--atomic"], has_keeper: false }),
-    ("back", Kind::Library { words: &["--library", "back", "--atomic"], has_keeper: false }),
-    ("keeper", Kind::Library { words: &["--library", "back", "--atomic"], has_keeper: true }),
-    ("direct", Kind::Library { words: &["--library", "direct", "--atomic"], has_keeper: true }),
-    ("run", Kind::Program { words: &["--eager"], random_adoption: false }),
-    ("run-back", Kind::Program { words: &["--eager", "--mode", "back"], random_adoption: false }),
-    ("run-random", Kind::Program { words: &["--mode", "back"], random_adoption: true }),
-    ("extents", Kind::Alone { words: &["extents"] }),
-    ("faults", Kind::Alone { words: &["faults"] }),
+pub const LANES: &[(&str, LaneKind)] = &[
+    (
+        "through",
+        LaneKind::Library { words: &["--library", "through", "--atomic"], has_keeper: false },
+    ),
+    ("back", LaneKind::Library { words: &["--library", "back", "--atomic"], has_keeper: false }),
+    ("keeper", LaneKind::Library { words: &["--library", "back", "--atomic"], has_keeper: true }),
+    ("direct", LaneKind::Library { words: &["--library", "direct", "--atomic"], has_keeper: true }),
+    ("run", LaneKind::Program { words: &["--eager"], random_adoption: false }),
+    (
+        "run-back",
+        LaneKind::Program { words: &["--eager", "--mode", "back"], random_adoption: false },
+    ),
+    ("run-random", LaneKind::Program { words: &["--mode", "back"], random_adoption: true }),
+    ("extents", LaneKind::Alone { words: &["extents"] }),
+    ("faults", LaneKind::Alone { words: &["faults"] }),
 ];
 
 pub struct Lane<'s> {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: LaneKind,
     pub dir: PathBuf,
     pub seed: u64,
     pub cache_bytes: u64,
     pub end: Instant,
     pub is_over: &'s AtomicBool,
-    pub tally: &'s Tally,
+    pub tally: &'s SoakCounts,
 }
 
 /// The fate of a worker and its keeper.
@@ -105,15 +111,15 @@ impl Lane<'_> {
     pub fn run(&self) -> Result<()> {
         let data = self.dir.join("data");
         std::fs::create_dir_all(&data).context(data.display())?;
-        let mut random = Random(self.seed);
+        let mut random = SlotRandom(self.seed);
         let checked = match self.kind {
-            Kind::Alone { .. } => None,
-            _ => Some(self.begin(&data)?),
+            LaneKind::Alone { .. } => None,
+            _ => Some(self.create_files(&data)?),
         };
         while Instant::now() < self.end && !self.is_over.load(Relaxed) {
             let seed = (random.next() << 32) | (self.seed & 0xFFFF_FFFF);
             let outcome = match &checked {
-                None => self.alone(&data, seed),
+                None => self.run_alone(&data, seed),
                 Some(ledger) => self.round(&data, ledger, seed, &mut random),
             };
             outcome.map_err(|failure| {
@@ -125,7 +131,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    fn begin(&self, data: &Path) -> Result<Ledger> {
+    fn create_files(&self, data: &Path) -> Result<Ledger> {
         for shape in &SHAPES {
             let path = data.join(shape.name);
             let file = File::create_new(&path).context(path.display())?;
@@ -134,7 +140,7 @@ impl Lane<'_> {
         Ledger::create(&self.dir.join(LEDGER)).context("the ledger")
     }
 
-    fn said(&self) -> PathBuf {
+    fn stderr_path(&self) -> PathBuf {
         self.dir.join("said")
     }
 
@@ -149,48 +155,54 @@ impl Lane<'_> {
         }
         command.arg("soak-worker").args(words).arg("--data").arg(data);
         command.arg("--seed").arg(seed.to_string());
-        let said = File::options().create(true).append(true).open(self.said());
+        let said = File::options().create(true).append(true).open(self.stderr_path());
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(said.context("creating a file for a worker's output")?);
         Ok(command)
     }
 
-    fn alone(&self, data: &Path, seed: u64) -> Result<()> {
-        let Kind::Alone { words } = self.kind else { unreachable!("checked by the caller") };
-        let millis = self.millis(&mut Random(seed));
+    fn run_alone(&self, data: &Path, seed: u64) -> Result<()> {
+        let LaneKind::Alone { words } = self.kind else { unreachable!("checked by the caller") };
+        let millis = self.millis(&mut SlotRandom(seed));
         let mut command = self.worker(&[], words, data, seed)?;
         command.args(["--millis", &millis.to_string()]);
         let mut worker = Process(command.spawn().context("a worker")?);
         let (status, _) = self.await_end(&mut worker, millis, &mut |_| Ok(()))?;
-        self.well(status, false)
+        self.check_exit(status, false)
     }
 
-    fn millis(&self, random: &mut Random) -> u64 {
+    fn millis(&self, random: &mut SlotRandom) -> u64 {
         let left = self.end.saturating_duration_since(Instant::now()).as_millis() as u64;
         (200 + random.below(4000) as u64).min(left.max(100))
     }
 
-    fn fate(&self, random: &mut Random) -> Fate {
-        let has_keeper = matches!(self.kind, Kind::Library { has_keeper: true, .. });
+    fn fate(&self, random: &mut SlotRandom) -> Fate {
+        let has_keeper = matches!(self.kind, LaneKind::Library { has_keeper: true, .. });
         Fate { worker_dies: random.below(10) < 7, keeper_dies: has_keeper && random.below(10) < 3 }
     }
 
-    fn round(&self, data: &Path, ledger: &Ledger, seed: u64, random: &mut Random) -> Result<()> {
+    fn round(
+        &self,
+        data: &Path,
+        ledger: &Ledger,
+        seed: u64,
+        random: &mut SlotRandom,
+    ) -> Result<()> {
         let (fate, millis) = (self.fate(random), self.millis(random));
         let address = self.dir.join("keeper");
         let mut keeper = match self.kind {
-            Kind::Library { has_keeper: true, .. } => Some(self.keeper(&address)?),
+            LaneKind::Library { has_keeper: true, .. } => Some(self.keeper(&address)?),
             _ => None,
         };
         let mut command = match self.kind {
-            Kind::Library { words, has_keeper } => {
+            LaneKind::Library { words, has_keeper } => {
                 let mut command = self.worker(&[], &[&["slots"], words].concat(), data, seed)?;
                 if has_keeper {
                     command.arg("--keeper").arg(&address);
                 }
                 command
             }
-            Kind::Program { words, random_adoption } => {
+            LaneKind::Program { words, random_adoption } => {
                 let atomic: &[&str] = if random_adoption { &[] } else { &["--atomic"] };
                 let mut command = self.worker(words, &[&["slots"], atomic].concat(), data, seed)?;
                 if random_adoption {
@@ -198,7 +210,7 @@ impl Lane<'_> {
                 }
                 command
             }
-            Kind::Alone { .. } => unreachable!("these loads have no rounds"),
+            LaneKind::Alone { .. } => unreachable!("these loads have no rounds"),
         };
         command.arg("--ledger").arg(self.dir.join(LEDGER));
         command.args(["--millis", &millis.to_string()]);
@@ -207,7 +219,7 @@ impl Lane<'_> {
         let mut worker = Process(command.spawn().context("a worker")?);
         let begun = Instant::now();
         let moment =
-            |random: &mut Random| Duration::from_millis(random.below(millis as usize) as u64);
+            |random: &mut SlotRandom| Duration::from_millis(random.below(millis as usize) as u64);
         let (worker_at, keeper_at) = (moment(random), moment(random));
         let (mut keeper_died, mut worker_killed) = (None, false);
         let (status, resident) = self.await_end(&mut worker, millis, &mut |worker| {
@@ -223,10 +235,10 @@ impl Lane<'_> {
             }
             Ok(())
         })?;
-        self.well(status, worker_killed)?;
-        if let Kind::Library { .. } = self.kind {
+        self.check_exit(status, worker_killed)?;
+        if let LaneKind::Library { .. } = self.kind {
             self.tally.resident(resident);
-            if resident > self.cache_bytes + BESIDE_CACHE_BYTES {
+            if resident > self.cache_bytes + NON_CACHE_BYTES {
                 let message =
                     format!("{resident} bytes resident, of a cache of {}", self.cache_bytes);
                 return Err(Failure::new(FAILED, message));
@@ -240,7 +252,7 @@ impl Lane<'_> {
         }
         let _ = std::fs::remove_file(&address);
         let survives = match self.kind {
-            Kind::Library { words, .. } => kept || words.contains(&"through"),
+            LaneKind::Library { words, .. } => kept || words.contains(&"through"),
             _ => true,
         };
         let least = if survives || !worker_killed { Word::Done } else { Word::Synced };
@@ -271,7 +283,7 @@ impl Lane<'_> {
         let pid = ledger.count(Count::Pid).context("the ledger")?;
         let Some(pid) = Pid::from_raw(pid as i32) else { return Ok(false) };
         // Under `run` it may be a grandchild.
-        if let Kind::Library { .. } = self.kind {
+        if let LaneKind::Library { .. } = self.kind {
             worker.signal(Signal::KILL);
         } else {
             let _ = kill_process(pid, Signal::KILL);
@@ -296,7 +308,7 @@ impl Lane<'_> {
             resident = resident.max(resident_bytes(worker.0.id()).unwrap_or(0));
             each_time(worker)?;
             if Instant::now() > limit {
-                let words = self.last_words();
+                let words = self.stderr_tail();
                 return Err(Failure::new(FAILED, format!("a worker hangs\n{words}")));
             }
             if self.is_over.load(Relaxed) && Instant::now() + PATIENCE > limit {
@@ -306,20 +318,20 @@ impl Lane<'_> {
         }
     }
 
-    fn last_words(&self) -> String {
-        let said = std::fs::read(self.said()).unwrap_or_default();
+    fn stderr_tail(&self) -> String {
+        let said = std::fs::read(self.stderr_path()).unwrap_or_default();
         let from = said.len().saturating_sub(4096);
         String::from_utf8_lossy(&said[from..]).trim_end().to_string()
     }
 
-    fn well(&self, status: ExitStatus, was_killed: bool) -> Result<()> {
+    fn check_exit(&self, status: ExitStatus, was_killed: bool) -> Result<()> {
         use std::os::unix::process::ExitStatusExt;
         // `run` exits as its program does.
         let is_killed = was_killed && status.signal() == Some(Signal::KILL.as_raw());
         if status.success() || is_killed {
             return Ok(());
         }
-        let words = self.last_words();
+        let words = self.stderr_tail();
         Err(Failure::new(FAILED, format!("a worker failed, {status}\n{words}")))
     }
 
@@ -335,7 +347,7 @@ impl Lane<'_> {
                 let word = |word| ledger.get(number, slot, word);
                 let versions = (|| io::Result::Ok((word(least)?, word(Word::Begun)?)))();
                 let (least, begun) = versions.context("the ledger")?;
-                self.slot(shape, slot, least, begun, bytes)?;
+                self.check_slot(shape, slot, least, begun, bytes)?;
                 if shape.version(self.seed & 0xFFFF_FFFF, slot, bytes) != Ok(begun)
                     || least != begun
                 {
@@ -347,7 +359,14 @@ impl Lane<'_> {
         Ok(())
     }
 
-    fn slot(&self, shape: &Shape, slot: usize, least: u64, begun: u64, bytes: &[u8]) -> Result<()> {
+    fn check_slot(
+        &self,
+        shape: &SlotLayout,
+        slot: usize,
+        least: u64,
+        begun: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
         let seed = self.seed & 0xFFFF_FFFF;
         let place = format!("MISMATCH in {}, slot {slot}", shape.name);
         let wanted = format!("wanted {least} to {begun}");

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::data::SHAPES;
+use super::slots::SHAPES;
 
 const WORD: usize = 8;
 

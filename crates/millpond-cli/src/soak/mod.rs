@@ -5,13 +5,13 @@
 //!                                        -> kills, of it and of its keeper -> check
 //! ```
 //!
-//! [`data`] generates and checks contents, [`ledger`] records writes, [`worker`] reads and writes,
+//! [`slots`] generates and checks contents, [`ledger`] records writes, [`worker`] reads and writes,
 //! [`alone`] has loads that check themselves, [`lane`] starts, kills and checks, [`verdict`] sums up.
 
 mod alone;
-mod data;
 mod lane;
 mod ledger;
+mod slots;
 mod verdict;
 mod worker;
 
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use self::lane::{LANES, Lane};
 use self::ledger::{Count, Ledger};
-use self::verdict::{Operations, Tally, Verdict};
+use self::verdict::{Operations, SoakCounts, SoakVerdict};
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
 
@@ -38,7 +38,7 @@ use crate::run::parse_size;
 ///
 /// Exit status: 0 if there was no failure, 1 if there was one, 2 for arguments that can't be accepted.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct SoakArgs {
     /// The duration in hours
     #[arg(long, default_value_t = 0.5, conflicts_with = "seconds")]
     hours: f64,
@@ -68,11 +68,11 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
     #[command(subcommand)]
-    load: Load,
+    load: WorkerLoad,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Load {
+enum WorkerLoad {
     Slots(worker::Worker),
     Extents(alone::Alone),
     Faults(alone::Alone),
@@ -80,13 +80,13 @@ enum Load {
 
 pub fn work(args: &WorkerArgs) -> Result<()> {
     match &args.load {
-        Load::Slots(worker) => worker::run(worker),
-        Load::Extents(alone) => alone::extents(alone),
-        Load::Faults(alone) => alone::faults(alone),
+        WorkerLoad::Slots(worker) => worker::run(worker),
+        WorkerLoad::Extents(alone) => alone::extents(alone),
+        WorkerLoad::Faults(alone) => alone::faults(alone),
     }
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &SoakArgs) -> Result<ExitCode> {
     if args.cache < 512 << 10 {
         return Err(Failure::new(REFUSED, "--cache: at least 512k"));
     }
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("signal handler")?;
     }
-    let (is_over, tally) = (AtomicBool::new(false), Tally::default());
+    let (is_over, tally) = (AtomicBool::new(false), SoakCounts::default());
     let begun = Instant::now();
     let mut failures = Vec::new();
     std::thread::scope(|scope| {
@@ -145,7 +145,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         .filter(|message| !message.ends_with(&lane::interruption().message))
         .collect();
     let operations = operations(dir.path());
-    let mut verdict = Verdict::new(begun.elapsed().as_secs(), args.seed, &tally, operations);
+    let mut verdict = SoakVerdict::new(begun.elapsed().as_secs(), args.seed, &tally, operations);
     verdict.interrupted = interrupted.load(Relaxed);
     verdict.kept = (!failures.is_empty()).then(|| dir.path().to_owned());
     verdict.failures = failures;
@@ -168,7 +168,7 @@ fn progress(
     interrupted: &AtomicBool,
     is_over: &AtomicBool,
     dir: &Path,
-    tally: &Tally,
+    tally: &SoakCounts,
     have_ended: impl Fn() -> bool,
 ) {
     let is_terminal = std::io::stderr().is_terminal();

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// The counts of all lanes.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct SoakCounts {
     pub rounds: AtomicU64,
     pub kills: AtomicU64,
     pub keeper_kills: AtomicU64,
@@ -18,7 +18,7 @@ pub struct Tally {
     resident_bytes_max: AtomicU64,
 }
 
-impl Tally {
+impl SoakCounts {
     pub fn resident(&self, bytes: u64) {
         self.resident_bytes_max.fetch_max(bytes, Relaxed);
     }
@@ -33,7 +33,7 @@ pub struct Operations {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Verdict {
+pub struct SoakVerdict {
     pub seconds: u64,
     pub seed: u64,
     pub rounds: u64,
@@ -51,9 +51,9 @@ pub struct Verdict {
     pub kept: Option<PathBuf>,
 }
 
-impl Verdict {
-    pub fn new(seconds: u64, seed: u64, tally: &Tally, operations: Operations) -> Verdict {
-        Verdict {
+impl SoakVerdict {
+    pub fn new(seconds: u64, seed: u64, tally: &SoakCounts, operations: Operations) -> SoakVerdict {
+        SoakVerdict {
             seconds,
             seed,
             rounds: tally.rounds.load(Relaxed),
@@ -71,7 +71,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for SoakVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,

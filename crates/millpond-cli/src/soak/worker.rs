@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use millpond::{Backing, Engine, File, OpenOptions, WriteMode};
 
-use super::data::{Random, SHAPES};
 use super::ledger::{Count, Ledger, Word};
+use super::slots::{SHAPES, SlotRandom};
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const THREADS: usize = 3;
@@ -55,16 +55,16 @@ pub enum Library {
 }
 
 /// A file, through the library or system calls.
-enum Target {
+enum SoakFile {
     Engine(File),
     Kernel(std::fs::File),
 }
 
-impl Target {
-    fn read(&self, bytes: &mut [u8], offset: u64, how: &mut Random) -> io::Result<()> {
+impl SoakFile {
+    fn read(&self, bytes: &mut [u8], offset: u64, how: &mut SlotRandom) -> io::Result<()> {
         let file = match self {
-            Target::Kernel(file) => return file.read_exact_at(bytes, offset),
-            Target::Engine(file) => file,
+            SoakFile::Kernel(file) => return file.read_exact_at(bytes, offset),
+            SoakFile::Engine(file) => file,
         };
         let page_end = 4096 - offset as usize % 4096;
         let done = match how.below(4) {
@@ -81,10 +81,10 @@ impl Target {
         done.map_err(|error| io::Error::other(error.to_string()))
     }
 
-    fn write(&self, bytes: &[u8], offset: u64, how: &mut Random) -> io::Result<()> {
+    fn write(&self, bytes: &[u8], offset: u64, how: &mut SlotRandom) -> io::Result<()> {
         let file = match self {
-            Target::Kernel(file) => return file.write_all_at(bytes, offset),
-            Target::Engine(file) => file,
+            SoakFile::Kernel(file) => return file.write_all_at(bytes, offset),
+            SoakFile::Engine(file) => file,
         };
         let done = if how.one_in(3) {
             let (first, rest) = bytes.split_at(how.below(bytes.len()));
@@ -98,18 +98,18 @@ impl Target {
 
     fn sync(&self) -> io::Result<()> {
         match self {
-            Target::Kernel(file) => file.sync_data(),
-            Target::Engine(file) => {
+            SoakFile::Kernel(file) => file.sync_data(),
+            SoakFile::Engine(file) => {
                 file.sync_data().map_err(|error| io::Error::other(error.to_string()))
             }
         }
     }
 }
 
-fn open(worker: &Worker, engine: Option<&Engine>, path: &Path) -> Result<Target> {
+fn open(worker: &Worker, engine: Option<&Engine>, path: &Path) -> Result<SoakFile> {
     let Some(engine) = engine else {
         let file = std::fs::File::options().read(true).write(true).open(path);
-        return file.map(Target::Kernel).context(path.display());
+        return file.map(SoakFile::Kernel).context(path.display());
     };
     let options = OpenOptions::new().read(true).write(true);
     let options = match worker.library {
@@ -117,7 +117,7 @@ fn open(worker: &Worker, engine: Option<&Engine>, path: &Path) -> Result<Target>
         Some(Library::Direct) => options.write_mode(WriteMode::Back).backing(Backing::Direct),
         _ => options,
     };
-    engine.open(path, &options).map(Target::Engine).context(path.display())
+    engine.open(path, &options).map(SoakFile::Engine).context(path.display())
 }
 
 /// The state of each slot that only this process has, in addition to the ledger.
@@ -126,10 +126,10 @@ struct Known {
     done: AtomicU64,
 }
 
-struct Work<'w> {
+struct WorkerRun<'w> {
     worker: &'w Worker,
     ledger: Ledger,
-    targets: Vec<Target>,
+    targets: Vec<SoakFile>,
     known: Vec<Vec<Known>>,
     counts: [AtomicU64; 3],
     is_over: AtomicBool,
@@ -165,8 +165,14 @@ pub fn run(worker: &Worker) -> Result<()> {
     ledger.set_count(Count::Pid, u64::from(std::process::id())).context(note)?;
     let counts = [Count::Reads, Count::Writes, Count::Syncs];
     let counted = counts.map(|count| ledger.count(count).unwrap_or(0)).map(AtomicU64::new);
-    let work =
-        Work { worker, ledger, targets, known, counts: counted, is_over: AtomicBool::new(false) };
+    let work = WorkerRun {
+        worker,
+        ledger,
+        targets,
+        known,
+        counts: counted,
+        is_over: AtomicBool::new(false),
+    };
     let end = Instant::now() + Duration::from_millis(worker.millis);
     let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -184,18 +190,18 @@ pub fn run(worker: &Worker) -> Result<()> {
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
     outcomes.into_iter().collect::<Result<()>>()?;
-    work.note_counts().context(note)?;
+    work.record_counts().context(note)?;
     for target in work.targets {
-        if let Target::Engine(file) = target {
+        if let SoakFile::Engine(file) = target {
             file.close().context("close")?;
         }
     }
     Ok(())
 }
 
-impl Work<'_> {
+impl WorkerRun<'_> {
     fn thread(&self, thread: usize, end: Instant) -> Result<()> {
-        let mut random = Random(self.worker.seed ^ (thread as u64) << 56);
+        let mut random = SlotRandom(self.worker.seed ^ (thread as u64) << 56);
         // This thread's slots that were written since the last sync of their file.
         let mut unsynced: Vec<Vec<usize>> = vec![Vec::new(); SHAPES.len()];
         while Instant::now() < end && !self.is_over.load(Relaxed) {
@@ -217,7 +223,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn read(&self, shape: usize, slot: usize, random: &mut Random) -> Result<()> {
+    fn read(&self, shape: usize, slot: usize, random: &mut SlotRandom) -> Result<()> {
         let (of, known) = (&SHAPES[shape], &self.known[shape][slot]);
         let mut bytes = vec![0; of.slot_bytes];
         let least = known.done.load(Acquire);
@@ -239,17 +245,17 @@ impl Work<'_> {
         }
     }
 
-    fn write(&self, shape: usize, slot: usize, random: &mut Random) -> Result<()> {
+    fn write(&self, shape: usize, slot: usize, random: &mut SlotRandom) -> Result<()> {
         let (of, known) = (&SHAPES[shape], &self.known[shape][slot]);
         let version = known.begun.load(Relaxed) + 1;
         let mut bytes = vec![0; of.slot_bytes];
         of.fill(self.worker.seed_of_data(), slot, version, &mut bytes);
-        self.note(shape, slot, Word::Begun, version)?;
+        self.record(shape, slot, Word::Begun, version)?;
         known.begun.store(version, Release);
         let doing = || format!("writing {} at {}", of.name, of.offset(slot));
         self.targets[shape].write(&bytes, of.offset(slot), random).context(doing())?;
         known.done.store(version, Release);
-        self.note(shape, slot, Word::Done, version)?;
+        self.record(shape, slot, Word::Done, version)?;
         self.counts[1].fetch_add(1, Relaxed);
         Ok(())
     }
@@ -259,17 +265,17 @@ impl Work<'_> {
         let covered: Vec<(usize, u64)> = unsynced.drain(..).map(done).collect();
         self.targets[shape].sync().context(format!("sync of {}", SHAPES[shape].name))?;
         for (slot, version) in covered {
-            self.note(shape, slot, Word::Synced, version)?;
+            self.record(shape, slot, Word::Synced, version)?;
         }
         self.counts[2].fetch_add(1, Relaxed);
-        self.note_counts().context("the ledger")
+        self.record_counts().context("the ledger")
     }
 
-    fn note(&self, shape: usize, slot: usize, word: Word, version: u64) -> Result<()> {
+    fn record(&self, shape: usize, slot: usize, word: Word, version: u64) -> Result<()> {
         self.ledger.set(shape, slot, word, version).context("the ledger")
     }
 
-    fn note_counts(&self) -> io::Result<()> {
+    fn record_counts(&self) -> io::Result<()> {
         let counts = [Count::Reads, Count::Writes, Count::Syncs];
         for (count, counted) in counts.into_iter().zip(&self.counts) {
             self.ledger.set_count(count, counted.load(Relaxed))?;

@@ -40,13 +40,13 @@ pub struct Watched {
     /// The memory file's inode; distinguishes engines of one process.
     pub id: u64,
     pub values: BTreeMap<String, u64>,
-    pub latencies: BTreeMap<String, Latency>,
+    pub latencies: BTreeMap<String, LatencySnapshot>,
     pub files: Vec<FileSoFar>,
 }
 
 /// The latencies of one kind of operation; one of `one_in` operations was timed.
 #[derive(Debug, Clone, Serialize)]
-pub struct Latency {
+pub struct LatencySnapshot {
     pub one_in: u64,
     pub count: u64,
     pub sum_ns: u64,
@@ -86,7 +86,7 @@ pub fn find(pid: Option<u32>) -> io::Result<Vec<Watched>> {
         for descriptor in descriptors.flatten() {
             if let Some((key, file)) = open(&descriptor.path())
                 && !found.contains_key(&key)
-                && let Some(watched) = look_at(owner, key.1, &file, &mut budgets)
+                && let Some(watched) = read_statistics(owner, key.1, &file, &mut budgets)
             {
                 found.insert(key, watched);
             }
@@ -126,8 +126,8 @@ fn open(descriptor: &Path) -> Option<((u64, u64), Memory)> {
     Some(((metadata.dev(), metadata.ino()), memory))
 }
 
-fn look_at(owner: u32, id: u64, memory: &Memory, budgets: &mut Budgets) -> Option<Watched> {
-    let left = budgets.of(memory.user);
+fn read_statistics(owner: u32, id: u64, memory: &Memory, budgets: &mut Budgets) -> Option<Watched> {
+    let left = budgets.remaining_of(memory.user);
     *left = left.checked_sub(FILE_COST)?;
     if memory.is_run {
         run(owner, id, &memory.file, left)
@@ -149,7 +149,7 @@ const FILE_COST: u64 = 4 << 10;
 const BROKEN_COST: u64 = 4 << 20;
 
 impl Budgets {
-    fn of(&mut self, user: u32) -> &mut u64 {
+    fn remaining_of(&mut self, user: u32) -> &mut u64 {
         let is_own = user == rustix::process::geteuid().as_raw();
         self.0.entry(user).or_insert(if is_own { u64::MAX } else { BUDGET_BYTES })
     }
@@ -183,7 +183,7 @@ fn engine(owner: u32, id: u64, file: &File, left: &mut u64) -> Option<Watched> {
     if whole.is_none() {
         *left = left.checked_sub(BROKEN_COST)?;
     }
-    let text = whole.or_else(|| later(file))?;
+    let text = whole.or_else(|| text_with_retries(file))?;
     *left = left.checked_sub(text.len() as u64)?;
     let mut watched = Watched {
         kind: "engine",
@@ -198,7 +198,7 @@ fn engine(owner: u32, id: u64, file: &File, left: &mut u64) -> Option<Watched> {
         match line.split_once(' ')? {
             ("latency", rest) => {
                 let (kind, rest) = rest.split_once(' ')?;
-                watched.latencies.insert(kind.to_owned(), Latency::of(rest)?);
+                watched.latencies.insert(kind.to_owned(), LatencySnapshot::parse(rest)?);
             }
             (name, value) => {
                 watched.values.insert(name.to_owned(), value.parse().ok()?);
@@ -206,12 +206,12 @@ fn engine(owner: u32, id: u64, file: &File, left: &mut u64) -> Option<Watched> {
         }
     }
     // A child of fork has inherited its parent's file, which has no statistics of the child.
-    let told = watched.values.remove("pid")?.to_string();
-    is_known_as(owner, &told).then_some(watched)
+    let stated_pid = watched.values.remove("pid")?.to_string();
+    is_known_as(owner, &stated_pid).then_some(watched)
 }
 
 /// The engine's text after retries: its writer may have been preempted.
-fn later(file: &File) -> Option<String> {
+fn text_with_retries(file: &File) -> Option<String> {
     (1..TRIES).find_map(|_| {
         sleep(PAUSE);
         text(file)
@@ -219,10 +219,10 @@ fn later(file: &File) -> Option<String> {
 }
 
 /// Whether the process has that id, here or in its PID namespace.
-fn is_known_as(pid: u32, told: &str) -> bool {
+fn is_known_as(pid: u32, stated_pid: &str) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    ids.unwrap_or_default().split_ascii_whitespace().any(|id| id == told)
+    ids.unwrap_or_default().split_ascii_whitespace().any(|id| id == stated_pid)
 }
 
 /// The engine's text, if it is complete.
@@ -235,19 +235,19 @@ fn text(file: &File) -> Option<String> {
         return None;
     }
     let len: u64 = words.next()?.parse().ok().filter(|len| *len <= TEXT_BYTES_MAX)?;
-    let told = u64::from_str_radix(words.next()?, 16).ok()?;
+    let stated_pid = u64::from_str_radix(words.next()?, 16).ok()?;
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, HEADER_BYTES).ok()?;
     // FNV-1a, as the engine computes it.
     let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
     });
-    if sum == told { String::from_utf8(bytes).ok() } else { None }
+    if sum == stated_pid { String::from_utf8(bytes).ok() } else { None }
 }
 
-impl Latency {
+impl LatencySnapshot {
     /// `ONE_IN SUM_NS [UPPER_NS:COUNT]...`
-    fn of(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let one_in = words.next()?.parse().ok()?;
         let sum_ns = words.next()?.parse().ok()?;
@@ -314,10 +314,10 @@ mod tests {
 
     #[test]
     fn percentiles_come_from_the_buckets() {
-        let latency = Latency::of("64 900 9:98 19:1 29:1").unwrap();
+        let latency = LatencySnapshot::parse("64 900 9:98 19:1 29:1").unwrap();
         assert_eq!((latency.count, latency.p50_ns), (100, 9));
         assert_eq!((latency.p99_ns, latency.max_ns), (19, 29));
-        assert!(Latency::of("64 900 9:98 x").is_none());
-        assert!(Latency::of(&format!("1 1 1:{0} 2:{0}", u64::MAX)).is_none());
+        assert!(LatencySnapshot::parse("64 900 9:98 x").is_none());
+        assert!(LatencySnapshot::parse(&format!("1 1 1:{0} 2:{0}", u64::MAX)).is_none());
     }
 }

@@ -26,7 +26,7 @@ const REQUEST_BYTES_MAX: u64 = 8 << 10;
 /// or `--explain`, with their files. Keys: q quits, s changes the order of files, p pauses, up and down
 /// choose the engine whose latencies are shown.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TopArgs {
     /// Only this process, or the run it belongs to
     pid: Option<u32>,
 
@@ -45,11 +45,11 @@ pub struct Args {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct Snapshot {
     engines: Vec<Watched>,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &TopArgs) -> Result<()> {
     if let Some(address) = args.prometheus {
         return serve(address, args.pid);
     }
@@ -68,11 +68,11 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Failure::new(FAILED, format!("process {pid} {why}")));
     }
     let text = if args.json {
-        serde_json::to_string_pretty(&Told { engines }).context("writing JSON")? + "\n"
+        serde_json::to_string_pretty(&Snapshot { engines }).context("writing JSON")? + "\n"
     } else if engines.is_empty() {
         "no engines\n".into()
     } else {
-        text::people(&engines)
+        text::plain(&engines)
     };
     io::stdout().write_all(text.as_bytes()).context("writing to standard output")
 }
@@ -83,13 +83,13 @@ fn serve(address: SocketAddr, pid: Option<u32>) -> Result<()> {
     writeln!(io::stdout(), "http://{bound}/metrics").context("writing to standard output")?;
     for connection in listener.incoming() {
         // An aborted connection affects no other one.
-        let _ = connection.and_then(|connection| answer(connection, pid));
+        let _ = connection.and_then(|connection| respond(connection, pid));
     }
     Ok(())
 }
 
-fn answer(connection: TcpStream, pid: Option<u32>) -> io::Result<()> {
-    let mut connection = Hasty { connection, until: Instant::now() + PATIENCE };
+fn respond(connection: TcpStream, pid: Option<u32>) -> io::Result<()> {
+    let mut connection = TimedConnection { connection, until: Instant::now() + PATIENCE };
     let mut request = BufReader::new(&mut connection).take(REQUEST_BYTES_MAX);
     let mut first = String::new();
     request.read_line(&mut first)?;
@@ -113,26 +113,26 @@ fn answer(connection: TcpStream, pid: Option<u32>) -> io::Result<()> {
 }
 
 /// A connection with a time limit for all its transfers together.
-struct Hasty {
+struct TimedConnection {
     connection: TcpStream,
     until: Instant,
 }
 
-impl Hasty {
+impl TimedConnection {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 }
 
-impl io::Read for Hasty {
+impl io::Read for TimedConnection {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.connection.set_read_timeout(self.left()?)?;
         self.connection.read(bytes)
     }
 }
 
-impl io::Write for Hasty {
+impl io::Write for TimedConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.connection.set_write_timeout(self.left()?)?;
         self.connection.write(bytes)

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::engines::{Latency, Watched};
+use super::engines::{LatencySnapshot, Watched};
 use crate::printable::printable;
 
 /// The exported values: our name, Prometheus' name, whether the value only grows, and the help text.
@@ -76,7 +76,7 @@ pub fn prometheus(all: &[Watched]) -> String {
     text
 }
 
-fn buckets(text: &mut String, labels: &str, latency: &Latency) {
+fn buckets(text: &mut String, labels: &str, latency: &LatencySnapshot) {
     // Fixed bounds, as Prometheus requires: powers of four, from 64 ns to 4.6 minutes.
     for bound_ns in (3..=19).map(|power| 1_u64 << (2 * power)) {
         let below = latency.buckets.iter().filter(|(upper_ns, _)| *upper_ns < bound_ns);
@@ -84,7 +84,7 @@ fn buckets(text: &mut String, labels: &str, latency: &Latency) {
         let bound = bound_ns as f64 / 1e9;
         let _ = writeln!(text, "{LATENCY_METRIC}_bucket{{{labels},le=\"{bound}\"}} {below}");
     }
-    let Latency { count, sum_ns, .. } = latency;
+    let LatencySnapshot { count, sum_ns, .. } = latency;
     let _ = writeln!(text, "{LATENCY_METRIC}_bucket{{{labels},le=\"+Inf\"}} {count}");
     let _ = writeln!(text, "{LATENCY_METRIC}_sum{{{labels}}} {}", *sum_ns as f64 / 1e9);
     let _ = writeln!(text, "{LATENCY_METRIC}_count{{{labels}}} {count}");
@@ -140,7 +140,7 @@ pub fn objects(one: &Watched) -> Option<String> {
 }
 
 /// One snapshot of all engines.
-pub fn people(all: &[Watched]) -> String {
+pub fn plain(all: &[Watched]) -> String {
     let mut text = String::new();
     for one in all {
         let (hits, misses) = (one.value("hits"), one.value("misses"));

@@ -69,7 +69,7 @@ struct View {
 }
 
 impl View {
-    fn look(&mut self) -> io::Result<()> {
+    fn refresh(&mut self) -> io::Result<()> {
         let now = Instant::now();
         let passed_s = now.duration_since(self.counted).as_secs_f64().max(1e-3);
         (self.counted, self.looked) = (now, now);
@@ -227,7 +227,7 @@ fn show(
         counted: Instant::now(),
         looked: Instant::now(),
     };
-    view.look()?;
+    view.refresh()?;
     while !is_ended.load(Relaxed) {
         terminal.draw(|frame| view.draw(frame))?;
         let left = PERIOD.saturating_sub(view.looked.elapsed());
@@ -248,7 +248,7 @@ fn show(
         } else if view.is_paused {
             view.looked = Instant::now();
         } else {
-            view.look()?;
+            view.refresh()?;
         }
     }
     Ok(())

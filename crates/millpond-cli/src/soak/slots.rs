@@ -10,9 +10,9 @@ const VERSION_BYTES: usize = 8;
 
 /// SplitMix64 (Steele et al., OOPSLA 2014).
 #[derive(Debug, Clone)]
-pub struct Random(pub u64);
+pub struct SlotRandom(pub u64);
 
-impl Random {
+impl SlotRandom {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -32,20 +32,20 @@ impl Random {
 
 /// The layout of a file of slots.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct SlotLayout {
     pub name: &'static str,
     pub slots: usize,
     pub slot_bytes: usize,
 }
 
 /// Smaller than a page, one page, and across page bounds; together more than the caches of a soak.
-pub const SHAPES: [Shape; 3] = [
-    Shape { name: "records", slots: 4096, slot_bytes: 512 },
-    Shape { name: "pages", slots: 1024, slot_bytes: 4096 },
-    Shape { name: "blobs", slots: 300, slot_bytes: 10_000 },
+pub const SHAPES: [SlotLayout; 3] = [
+    SlotLayout { name: "records", slots: 4096, slot_bytes: 512 },
+    SlotLayout { name: "pages", slots: 1024, slot_bytes: 4096 },
+    SlotLayout { name: "blobs", slots: 300, slot_bytes: 10_000 },
 ];
 
-impl Shape {
+impl SlotLayout {
     pub fn offset(&self, slot: usize) -> u64 {
         (slot * self.slot_bytes) as u64
     }
@@ -56,7 +56,7 @@ impl Shape {
             return bytes.fill(0);
         }
         let of_file = self.slot_bytes as u64;
-        let mut random = Random(
+        let mut random = SlotRandom(
             seed ^ of_file.rotate_left(48) ^ (slot as u64).rotate_left(24) ^ version.rotate_left(8),
         );
         for part in bytes.chunks_mut(8) {

@@ -12,13 +12,13 @@ const NOT_OFFERED: u8 = 3;
 
 /// Tests the promises of an object store
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct StoreArgs {
     #[command(subcommand)]
-    command: Command,
+    command: StoreCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+enum StoreCommand {
     Check(CheckArgs),
 }
 
@@ -54,8 +54,8 @@ struct CheckArgs {
     json: bool,
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
-    let Command::Check(args) = &args.command;
+pub fn run(args: &StoreArgs) -> Result<ExitCode> {
+    let StoreCommand::Check(args) = &args.command;
     let options = Options {
         racers: args.racers.into(),
         rounds: args.rounds as usize,

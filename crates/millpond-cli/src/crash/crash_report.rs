@@ -4,21 +4,21 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::check::Complaint;
+use super::check::CheckFailure;
 use super::history::History;
 use super::model::Atoms;
 use super::search::State;
-use super::tree::Change;
+use super::tree::TreeChange;
 
 /// The number of steps before the cut that are shown. Chosen, not measured.
 const STEPS_SHOWN: usize = 40;
 
 pub struct Failed {
     pub state: State,
-    pub complaint: Complaint,
+    pub complaint: CheckFailure,
 }
 
-pub struct Report<'a> {
+pub struct CrashReport<'a> {
     pub history: &'a History,
     pub atoms: &'a Atoms,
     pub states: usize,
@@ -47,7 +47,7 @@ struct JsonFailed {
     words: String,
 }
 
-impl Report<'_> {
+impl CrashReport<'_> {
     pub fn json(&self) -> Json {
         Json {
             steps: self.history.steps.iter().map(|step| step.text.clone()).collect(),
@@ -57,7 +57,7 @@ impl Report<'_> {
             failed: self.failed,
             shortest: self.shortest.as_ref().map(|failed| JsonFailed {
                 cut: failed.state.cut,
-                lost: failed.state.lost.iter().map(|number| self.told(*number)).collect(),
+                lost: failed.state.lost.iter().map(|number| self.describe(*number)).collect(),
                 how: failed.complaint.how.clone(),
                 words: failed.complaint.words.clone(),
             }),
@@ -65,12 +65,12 @@ impl Report<'_> {
     }
 
     /// Describes an atom, and its step.
-    fn told(&self, number: usize) -> String {
+    fn describe(&self, number: usize) -> String {
         let atom = &self.atoms.all[number];
         let text = &self.history.steps[atom.step].text;
         let is_part = self.atoms.all.iter().filter(|other| other.step == atom.step).count() > 1;
         match &atom.change {
-            Change::Write { offset, data, .. } if is_part => {
+            TreeChange::Write { offset, data, .. } if is_part => {
                 format!("{text}: {} bytes at {offset} of it", data.len())
             }
             _ => text.clone(),
@@ -78,7 +78,7 @@ impl Report<'_> {
     }
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for CrashReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.history.steps.len();
         let which =
@@ -102,7 +102,7 @@ impl fmt::Display for Report<'_> {
             writeln!(f, "  {mark} {:4}. {}", number + 1, step.text)?;
             if mark == "part" {
                 for number in lost {
-                    writeln!(f, "  LOST        {}", self.told(*number))?;
+                    writeln!(f, "  LOST        {}", self.describe(*number))?;
                 }
             }
         }

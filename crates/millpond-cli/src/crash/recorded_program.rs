@@ -53,7 +53,7 @@ impl Program<'_> {
             let _ = unmount(&dir, UnmountFlags::DETACH);
         }
         let recorder = recorder.lock().expect("no panic under the lock").take();
-        let history = recorder.expect("taken here alone").end();
+        let history = recorder.expect("taken here alone").finish();
         let status = ended?;
         if self.interrupted.load(Relaxed) {
             return Err(interruption());
@@ -92,7 +92,7 @@ impl Program<'_> {
             .context(format!("starting {}", Path::new(first).display()))?;
         let output = child.stdout.take().expect("piped");
         std::thread::scope(|scope| {
-            scope.spawn(|| self.listen(output, recorder));
+            scope.spawn(|| self.copy_output(output, recorder));
             self.wait(&mut child)
         })
     }
@@ -117,7 +117,7 @@ impl Program<'_> {
     /// Records the program's output among its changes, and passes it on.
     ///
     /// After an interruption, it does not wait for processes that still hold the program's standard output.
-    fn listen(&self, mut output: impl Read + AsFd, recorder: &Shared) {
+    fn copy_output(&self, mut output: impl Read + AsFd, recorder: &Shared) {
         let mut words = [0; 4096];
         while !self.interrupted.load(Relaxed) {
             match poll(&mut [PollFd::new(&output, PollFlags::IN)], Some(&LISTENED)) {
@@ -132,7 +132,7 @@ impl Program<'_> {
                     if let Some(recorder) =
                         recorder.lock().expect("no panic under the lock").as_mut()
                     {
-                        recorder.said(said);
+                        recorder.record_output(said);
                     }
                     // The reader of the output may be gone.
                     let _ = if self.to_stderr {
