@@ -81,7 +81,7 @@ thread_local! {
     static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
-fn remember(failure: Failure) -> i64 {
+fn save_failure(failure: Failure) -> i64 {
     let errno = failure.errno();
     // Fails if the thread's local storage has been destroyed: then there is no text.
     let _ = LAST.try_with(|last| last.replace(Some(failure)));
@@ -111,7 +111,7 @@ pub(crate) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
 
 #[cold]
 fn failed(failure: Failure) -> i64 {
-    catch_unwind(AssertUnwindSafe(|| remember(failure))).unwrap_or_else(panicked)
+    catch_unwind(AssertUnwindSafe(|| save_failure(failure))).unwrap_or_else(panicked)
 }
 
 #[cold]
@@ -119,7 +119,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> i64 {
     // The payload's drop could panic.
     std::mem::forget(panic);
     let reason = "an internal error in Millpond (a panic); see standard error";
-    catch_unwind(|| remember(Failure::Refused(libc::ENOTRECOVERABLE, reason)))
+    catch_unwind(|| save_failure(Failure::Refused(libc::ENOTRECOVERABLE, reason)))
         .unwrap_or(-i64::from(libc::ENOTRECOVERABLE))
 }
 
@@ -182,7 +182,7 @@ pub(crate) unsafe fn vectors<'a>(vectors: *const iovec, count: c_int) -> Outcome
 ///
 /// `at` is null, or valid for reads of as many bytes as its first member, a `size_t`, says. Any bytes are a
 /// valid `T`.
-pub(crate) unsafe fn sized<T: Default>(at: *const T, known_bytes_min: usize) -> Outcome<T> {
+pub(crate) unsafe fn read_options<T: Default>(at: *const T, known_bytes_min: usize) -> Outcome<T> {
     let mut value = T::default();
     if at.is_null() {
         return Ok(value);
@@ -247,7 +247,7 @@ mod tests {
     fn structs_of_other_versions_are_understood_or_refused() {
         let read = |words: &[u64]| {
             // SAFETY: `words` has as many bytes as its first word says, or the size is refused.
-            match unsafe { sized::<Two>(words.as_ptr().cast(), 16) } {
+            match unsafe { read_options::<Two>(words.as_ptr().cast(), 16) } {
                 Ok(two) => Ok((two.first, two.second)),
                 Err(failure) => Err(failure.errno()),
             }

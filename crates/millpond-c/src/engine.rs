@@ -6,7 +6,9 @@ use std::time::Duration;
 use millpond::keeper::Address;
 use millpond::{BackendChoice, Engine};
 
-use crate::call::{Failure, Outcome, call, fault, invalid, sized, status, store, write_text};
+use crate::call::{
+    Failure, Outcome, call, fault, invalid, read_options, status, store, write_text,
+};
 use crate::objects::ENGINES;
 
 /// io_uring where a ring can be set up and reads a byte, else blocking system calls and a few threads.
@@ -120,7 +122,7 @@ pub unsafe extern "C" fn millpond_engine_create(
 /// As for [`millpond_engine_create`].
 unsafe fn build(options: *const millpond_engine_options) -> Outcome<Engine> {
     // SAFETY: our caller's promise; numbers and a pointer.
-    let options = unsafe { sized(options, size_of::<millpond_engine_options>()) }?;
+    let options = unsafe { read_options(options, size_of::<millpond_engine_options>()) }?;
     let mut builder = Engine::builder();
     if options.cache_bytes > 0 {
         builder = builder.cache_bytes(options.cache_bytes);

@@ -55,7 +55,7 @@ pub extern "C" fn millpond_allocate(file: millpond_file, offset: u64, len: u64) 
     status(|| Ok(FILES.get(file.id)?.allocate(offset, len)?))
 }
 
-fn found(place: Option<u64>) -> Outcome<i64> {
+fn offset_or_enxio(place: Option<u64>) -> Outcome<i64> {
     let none = Failure::Refused(libc::ENXIO, "no data or hole from the offset on");
     place.map(|place| place as i64).ok_or(none)
 }
@@ -70,7 +70,7 @@ fn found(place: Option<u64>) -> Outcome<i64> {
 /// or the error of the file system.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_seek_data(file: millpond_file, offset: u64) -> i64 {
-    call(|| found(FILES.get(file.id)?.seek_data(offset)?))
+    call(|| offset_or_enxio(FILES.get(file.id)?.seek_data(offset)?))
 }
 
 /// Finds the first byte from `offset` on that is in a hole; the end of the file counts as one.
@@ -78,7 +78,7 @@ pub extern "C" fn millpond_seek_data(file: millpond_file, offset: u64) -> i64 {
 /// Returns as for `millpond_seek_data`; -ENXIO: `offset` is at or beyond the end.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_seek_hole(file: millpond_file, offset: u64) -> i64 {
-    call(|| found(FILES.get(file.id)?.seek_hole(offset)?))
+    call(|| offset_or_enxio(FILES.get(file.id)?.seek_hole(offset)?))
 }
 
 /// Invalidates cached bytes after another program changed the file: drops the cached bytes of the range

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use millpond::{Backing, File, OpenOptions, WriteMode};
 
-use crate::call::{self, Failure, Outcome, call, fault, invalid, sized, status, store};
+use crate::call::{self, Failure, Outcome, call, fault, invalid, read_options, status, store};
 use crate::engine::millpond_engine;
 use crate::objects::{ENGINES, FILES};
 
@@ -130,14 +130,14 @@ impl millpond_open_options {
 /// `options` is NULL or valid for its size.
 unsafe fn options_of(options: *const millpond_open_options) -> Outcome<OpenOptions> {
     // SAFETY: our caller's promise; numbers.
-    let options = unsafe { sized(options, size_of::<millpond_open_options>()) }?;
+    let options = unsafe { read_options(options, size_of::<millpond_open_options>()) }?;
     options.to_options()
 }
 
 /// # Safety
 ///
 /// `at` is valid for a write.
-unsafe fn give(file: File, at: *mut millpond_file) -> Outcome<()> {
+unsafe fn store_handle(file: File, at: *mut millpond_file) -> Outcome<()> {
     let id = FILES
         .insert(Arc::new(file))
         .map_err(|_| Failure::Refused(libc::EMFILE, "there are too many files"))?;
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn millpond_open(
         }
         let opened = engine.open(path, &options)?;
         // SAFETY: our caller's promise.
-        unsafe { give(opened, file) }
+        unsafe { store_handle(opened, file) }
     })
 }
 
@@ -219,7 +219,7 @@ pub unsafe extern "C" fn millpond_open_descriptor(
         let theirs = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let opened = engine.from_borrowed_fd(theirs, &options)?;
         // SAFETY: our caller's promise.
-        unsafe { give(opened, file) }
+        unsafe { store_handle(opened, file) }
     })
 }
 

@@ -8,13 +8,13 @@ use millpond::{Engine, File, Queue, View};
 use crate::handle::table::{Kind, Table};
 
 /// A view and its file. The view is dropped first.
-pub(crate) struct Viewed {
+pub(crate) struct ViewObject {
     pub(crate) _view: View<'static>,
     pub(crate) _file: Arc<File>,
 }
 
 /// A queue, with the state that its destruction needs.
-pub(crate) struct Queued {
+pub(crate) struct QueueObject {
     pub(crate) queue: Queue,
     /// The queue is being destroyed. Submitters hold it shared.
     pub(crate) is_over: RwLock<bool>,
@@ -24,5 +24,5 @@ pub(crate) struct Queued {
 
 pub(crate) static ENGINES: Table<Engine> = Table::new(Kind::Engine);
 pub(crate) static FILES: Table<Arc<File>> = Table::new(Kind::File);
-pub(crate) static QUEUES: Table<Arc<Queued>> = Table::new(Kind::Queue);
-pub(crate) static VIEWS: Table<Arc<Viewed>> = Table::new(Kind::View);
+pub(crate) static QUEUES: Table<Arc<QueueObject>> = Table::new(Kind::Queue);
+pub(crate) static VIEWS: Table<Arc<ViewObject>> = Table::new(Kind::View);

@@ -73,7 +73,7 @@ pub unsafe extern "C" fn millpond_pipeline_run(
         let step = step.ok_or(fault("the step is NULL"))?;
         let engine = ENGINES.get(engine.id)?;
         let mut pipeline = engine.pipeline(depth)?;
-        let mut requests: Vec<millpond_request> = vec![NONE; depth];
+        let mut requests: Vec<millpond_request> = vec![EMPTY_REQUEST; depth];
         // L2: dropped after all requests: they have completed when `run` returns or unwinds.
         let mut files = Files::default();
         pipeline.run(|lane| {
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn millpond_pipeline_run(
     })
 }
 
-const NONE: millpond_request = millpond_request {
+const EMPTY_REQUEST: millpond_request = millpond_request {
     file: millpond_file { id: 0 },
     user_data: 0,
     offset: 0,

@@ -20,7 +20,7 @@ use millpond::{Completion, File, Request};
 use crate::call::{Failure, Outcome, call, check_memory, fault, invalid, status, store, vectors};
 use crate::engine::millpond_engine;
 use crate::file::millpond_file;
-use crate::objects::{ENGINES, FILES, QUEUES, Queued};
+use crate::objects::{ENGINES, FILES, QUEUES, QueueObject};
 
 /// `millpond_read` of `len` bytes into `memory`.
 pub const MILLPOND_OP_READ: u32 = 1;
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn millpond_queue_create(
         if queue.is_null() {
             return Err(fault("the address for the queue is NULL"));
         }
-        let made = Queued {
+        let made = QueueObject {
             queue: ENGINES.get(engine.id)?.queue(capacity)?,
             is_over: RwLock::new(false),
             waiters: AtomicUsize::new(0),
@@ -125,7 +125,7 @@ pub extern "C" fn millpond_queue_destroy(queue: millpond_queue) -> c_int {
         let queued = QUEUES.get(queue.id)?;
         let mut is_over = queued.is_over.write().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
-            return Err(gone());
+            return Err(being_destroyed());
         }
         if queued.waiters.load(Relaxed) > 0 {
             return Err(Failure::Refused(libc::EBUSY, "a thread waits for the queue"));
@@ -142,7 +142,7 @@ pub extern "C" fn millpond_queue_destroy(queue: millpond_queue) -> c_int {
     })
 }
 
-fn gone() -> Failure {
+fn being_destroyed() -> Failure {
     Failure::Refused(libc::EBADF, "the queue is being destroyed")
 }
 
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn millpond_queue_submit(
         check_memory(requests, count)?;
         let is_over = queued.is_over.read().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
-            return Err(gone());
+            return Err(being_destroyed());
         }
         let (ready, inflight) = queued.queue.counts();
         let room = queued.queue.capacity().saturating_sub(ready + inflight);
@@ -283,13 +283,13 @@ unsafe fn to_request(
 
 /// A waiting thread (U2). The lock orders the count with the destroyer. A waiter that has finished still
 /// holds a reference to the queue, so its decrement needs no order.
-struct Waiter<'q>(&'q Queued);
+struct Waiter<'q>(&'q QueueObject);
 
 impl<'q> Waiter<'q> {
-    fn enter(queued: &'q Queued) -> Outcome<Waiter<'q>> {
+    fn enter(queued: &'q QueueObject) -> Outcome<Waiter<'q>> {
         let is_over = queued.is_over.read().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
-            return Err(gone());
+            return Err(being_destroyed());
         }
         queued.waiters.fetch_add(1, Relaxed);
         Ok(Waiter(queued))
@@ -307,16 +307,16 @@ fn duration(time_ns: i64) -> Option<Duration> {
     u64::try_from(time_ns).ok().map(Duration::from_nanos)
 }
 
-fn is_bad(errno: &millpond::Error) -> i64 {
-    -i64::from(errno.errno())
+fn negative_errno(error: &millpond::Error) -> i64 {
+    -i64::from(error.errno())
 }
 
 /// # Safety
 ///
 /// `completions` is valid for as many writes.
-unsafe fn give(done: Vec<Completion>, completions: *mut millpond_completion) -> i64 {
+unsafe fn store_completions(done: Vec<Completion>, completions: *mut millpond_completion) -> i64 {
     for (number, one) in done.iter().enumerate() {
-        let result = one.result().map_or_else(is_bad, |moved| moved as i64);
+        let result = one.result().map_or_else(negative_errno, |moved| moved as i64);
         let completion = millpond_completion { user_data: one.user_data(), result };
         // SAFETY: our caller's promise.
         unsafe { completions.add(number).write(completion) };
@@ -353,7 +353,7 @@ pub unsafe extern "C" fn millpond_queue_wait(
         let waiter = Waiter::enter(&queued)?;
         let done = waiter.0.queue.wait(min, max, duration(timeout_ns))?;
         // SAFETY: our caller's promise; no more than `max`.
-        Ok(unsafe { give(done, completions) })
+        Ok(unsafe { store_completions(done, completions) })
     })
 }
 
@@ -381,7 +381,7 @@ pub unsafe extern "C" fn millpond_queue_wait_at_least(
         let waiter = Waiter::enter(&queued)?;
         let done = waiter.0.queue.wait_at_least(min, max, min_wait, timeout)?;
         // SAFETY: our caller's promise; no more than `max`.
-        Ok(unsafe { give(done, completions) })
+        Ok(unsafe { store_completions(done, completions) })
     })
 }
 

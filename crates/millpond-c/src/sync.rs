@@ -9,8 +9,8 @@ pub(crate) use std::sync::atomic::{AtomicU64, fence};
 
 /// Yields the processor; sleeps after many attempts.
 #[cfg(not(loom))]
-pub(crate) fn yield_now(looks: u32) {
-    if looks < 100 {
+pub(crate) fn yield_now(attempts: u32) {
+    if attempts < 100 {
         std::thread::yield_now();
     } else {
         // The thread that is waited for does not run, or faults on memory of the program.
@@ -19,6 +19,6 @@ pub(crate) fn yield_now(looks: u32) {
 }
 
 #[cfg(loom)]
-pub(crate) fn yield_now(_looks: u32) {
+pub(crate) fn yield_now(_attempts: u32) {
     loom::thread::yield_now();
 }

@@ -7,7 +7,7 @@ use millpond::{File, View};
 
 use crate::call::{Failure, fault, status, store};
 use crate::file::millpond_file;
-use crate::objects::{FILES, VIEWS, Viewed};
+use crate::objects::{FILES, VIEWS, ViewObject};
 
 /// Borrowed bytes of the cache: a snapshot, which later changes of the file do not affect.
 #[repr(C)]
@@ -53,10 +53,10 @@ pub unsafe extern "C" fn millpond_view_take(
         let file = FILES.get(file.id)?;
         let taken = file.view(offset, len)?;
         let (data, len) = (taken.as_ptr().cast(), taken.len());
-        // SAFETY: the view borrows from the file. `Viewed` holds a reference to the file and drops it after
+        // SAFETY: the view borrows from the file. `ViewObject` holds a reference to the file and drops it after
         // the view; the content of an Arc does not move.
         let taken: View<'static> = unsafe { std::mem::transmute::<View<'_>, View<'static>>(taken) };
-        let viewed = Viewed { _view: taken, _file: Arc::<File>::clone(&file) };
+        let viewed = ViewObject { _view: taken, _file: Arc::<File>::clone(&file) };
         let id = VIEWS
             .insert(Arc::new(viewed))
             .map_err(|_| Failure::Refused(libc::EMFILE, "there are too many views"))?;

@@ -10,17 +10,17 @@ use crate::handle::state::{self, State};
 use crate::handle::thread;
 
 /// The guard of the lock, held across a fork.
-struct Across(UnsafeCell<Option<MutexGuard<'static, State>>>);
+struct ForkGuard(UnsafeCell<Option<MutexGuard<'static, State>>>);
 
 // SAFETY: used only by the thread that holds the lock.
-unsafe impl Sync for Across {}
+unsafe impl Sync for ForkGuard {}
 
-static ACROSS: Across = Across(UnsafeCell::new(None));
+static FORK_GUARD: ForkGuard = ForkGuard(UnsafeCell::new(None));
 
 /// Installs the fork handlers.
-pub(super) fn watch() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
+pub(super) fn install_handlers() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
         // SAFETY: the handlers call only functions that a fork handler may call. If this fails for
         // lack of memory, the objects themselves refuse a child.
         let _ = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
@@ -30,17 +30,17 @@ pub(super) fn watch() {
 unsafe extern "C" fn before() {
     let guard = state::lock();
     // SAFETY: this thread holds the lock.
-    unsafe { *ACROSS.0.get() = Some(guard) };
+    unsafe { *FORK_GUARD.0.get() = Some(guard) };
 }
 
 unsafe extern "C" fn in_parent() {
     // SAFETY: this thread has held the lock since `before`.
-    drop(unsafe { (*ACROSS.0.get()).take() });
+    drop(unsafe { (*FORK_GUARD.0.get()).take() });
 }
 
 unsafe extern "C" fn in_child() {
     // SAFETY: the lock has been held since `before` by the forking thread, which is this one in the child.
-    let Some(mut guard) = (unsafe { (*ACROSS.0.get()).take() }) else { return };
+    let Some(mut guard) = (unsafe { (*FORK_GUARD.0.get()).take() }) else { return };
     let state = &mut *guard;
     // The other hazards belong to threads that do not exist in the child.
     let own = &raw const thread::record().hazard;

@@ -14,7 +14,7 @@ static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Whether the system has membarrier. The first call registers, under the lock of the tables, so that all
 /// callers get one answer.
-pub(crate) fn is_there() -> bool {
+pub(crate) fn is_available() -> bool {
     if STATE.load(Relaxed) == UNKNOWN {
         let registered = membarrier(MembarrierCommand::RegisterPrivateExpedited)
             .and_then(|()| membarrier(MembarrierCommand::PrivateExpedited));

@@ -57,7 +57,7 @@ impl Fences {
     /// The fences of this process. Call under the lock of the tables.
     #[cfg(not(loom))]
     pub(crate) fn here() -> Fences {
-        if membarrier::is_there() { Fences::Asymmetric } else { Fences::Full }
+        if membarrier::is_available() { Fences::Asymmetric } else { Fences::Full }
     }
 
     /// Argued: loom has no compiler fence; membarrier in `heavy` does the processor's part, even

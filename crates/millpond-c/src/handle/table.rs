@@ -83,7 +83,7 @@ impl<T: Clone + Send + Sync> Table<T> {
 
     /// Inserts an object and returns its id. `Err` returns the object: the table is full.
     pub(crate) fn insert(&'static self, object: T) -> Result<u64, T> {
-        fork::watch();
+        fork::install_handlers();
         let mut state = state::lock();
         let places = &mut state.places[self.kind as usize];
         let (place, generation) = match places.free.pop() {
@@ -145,11 +145,11 @@ impl<T: Clone + Send + Sync> Table<T> {
         if state.has_others(own) {
             Fences::here().heavy();
         }
-        let mut looks = 0;
+        let mut attempts = 0;
         while state.is_used(id, own) {
             drop(state);
-            yield_now(looks);
-            looks += 1;
+            yield_now(attempts);
+            attempts += 1;
             state = state::lock();
         }
         // SAFETY: this thread withdrew the id, and found no user after the fence. Without other threads in

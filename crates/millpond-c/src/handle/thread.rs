@@ -103,9 +103,9 @@ impl Record {
 
 /// Removes the hazard from the list when its thread ends, or at the end of a call after the thread's
 /// destructors.
-pub(super) struct Leave;
+pub(super) struct Delist;
 
-impl Drop for Leave {
+impl Drop for Delist {
     fn drop(&mut self) {
         let record = record();
         record.fences.set(0);
@@ -116,13 +116,13 @@ impl Drop for Leave {
 }
 
 thread_local! {
-    static LEAVE: Cell<Option<Leave>> = const { Cell::new(None) };
+    static DELIST: Cell<Option<Delist>> = const { Cell::new(None) };
 }
 
 /// Adds the thread's hazard to the list. After the thread's destructors have run, it returns a guard, to be
 /// dropped at the end of the call.
 #[cold]
-pub(super) fn enlist() -> Option<Leave> {
+pub(super) fn enlist() -> Option<Delist> {
     let record = record();
     let mut state = state::lock();
     record.fences.set(match Fences::here() {
@@ -131,8 +131,8 @@ pub(super) fn enlist() -> Option<Leave> {
     });
     state.hazards.push(HazardOf(&raw const record.hazard));
     drop(state);
-    let mut leave = Some(Leave);
+    let mut delist = Some(Delist);
     // Fails if the thread's destructors have run.
-    let _ = LEAVE.try_with(|place| place.set(leave.take()));
-    leave
+    let _ = DELIST.try_with(|place| place.set(delist.take()));
+    delist
 }
