@@ -176,12 +176,12 @@ typedef struct millpond_engine_options {
     uint32_t backend;
     /** `MILLPOND_ENGINE_...`, or'ed. */
     uint32_t flags;
-    /** 0. */
+    /** Reserved; must be 0. */
     uint32_t reserved;
     /**
      * The address of a keeper, which writes back this process's dirty pages after its death.
-     * `millpond_keeper_spawn` and `millpond keeper` print it. Default: NULL, no keeper. Read by
-     * `millpond_engine_create` only.
+     * `millpond_keeper_spawn` returns one; or the argument of `millpond keeper`. Default: NULL, no
+     * keeper. Read by `millpond_engine_create` only.
      */
     const char *keeper;
 } millpond_engine_options;
@@ -260,9 +260,9 @@ typedef struct millpond_request {
     size_t len;
     /** `MILLPOND_OP_...`. */
     uint32_t op;
-    /** 0. */
+    /** Must be 0. */
     uint32_t flags;
-    /** 0. */
+    /** Reserved; must be 0. */
     uint64_t reserved[2];
 } millpond_request;
 
@@ -484,7 +484,7 @@ int64_t millpond_len(struct millpond_file file);
  *
  * Returns the bytes read: fewer than `len` only at the end of the file, or before bytes that can't be
  * read; a read of those returns the error. The rest of `memory` is unchanged, or zero. Or
- * -EBADF       there is no such file, it is not open for reading, or is that of a parent process
+ * -EBADF       there is no such file, it is not open for reading, or belongs to a parent process
  * -EINVAL      the range ends beyond INT64_MAX; with O_DIRECT, something is not aligned
  * -EFAULT      `memory` is NULL; or as the introduction says
  * -EIO, ...    the first byte could not be read; the content of `memory` is unspecified
@@ -540,7 +540,7 @@ int millpond_advise(struct millpond_file file, uint64_t offset, uint64_t len, ui
  * for free pages of the cache. Signals do not interrupt it.
  *
  * Returns the bytes written: fewer than `len` if the file system accepted only a part; or
- * -EBADF       there is no such file, it is not open for writing, or is that of a parent process
+ * -EBADF       there is no such file, it is not open for writing, or belongs to a parent process
  * -EINVAL      the range ends beyond INT64_MAX; with O_DIRECT, something is not aligned
  * -EFAULT      `memory` is NULL; or as the introduction says; nothing was written
  * -EIO, -ENOSPC, -EFBIG, ...   nothing was written
@@ -733,7 +733,7 @@ int millpond_persist(struct millpond_file file,
  * closed before the view is released.
  *
  * Returns 0, or
- * -EBADF       there is no such file, it is not open for reading, or is that of a parent process
+ * -EBADF       there is no such file, it is not open for reading, or belongs to a parent process
  * -EINVAL      the range ends beyond INT64_MAX
  * -EFAULT      `view` is NULL
  * -ENOBUFS     views pin half of the cache already
@@ -807,7 +807,8 @@ int64_t millpond_queue_submit(struct millpond_queue queue,
  * Waits until `min` requests have completed, and stores `min` to `max` completions at `completions`, an
  * array of `max`. After `timeout_ns` nanoseconds (negative: no limit) it returns the completions that are
  * there, maybe none. With `min` 0 it never blocks. Among several waiters, the smallest `min` is served
- * first, and each waiter gets exactly its `min`. No waiter is starved.
+ * first, and each waiter gets exactly its `min`. A waiter is not starved while enough requests for its
+ * `min` are in flight.
  *
  * Blocks without spinning, and is woken once. Signals do not interrupt it.
  *

@@ -57,11 +57,11 @@ pub struct millpond_engine_options {
     pub backend: u32,
     /// `MILLPOND_ENGINE_...`, or'ed.
     pub flags: u32,
-    /// 0.
+    /// Reserved; must be 0.
     pub reserved: u32,
     /// The address of a keeper, which writes back this process's dirty pages after its death.
-    /// `millpond_keeper_spawn` and `millpond keeper` print it. Default: NULL, no keeper. Read by
-    /// `millpond_engine_create` only.
+    /// `millpond_keeper_spawn` returns one; or the argument of `millpond keeper`. Default: NULL, no
+    /// keeper. Read by `millpond_engine_create` only.
     pub keeper: *const c_char,
 }
 

@@ -36,7 +36,7 @@ pub const MILLPOND_ADVICE_ATOMIC_READS: u32 = 6;
 ///
 /// Returns the bytes read: fewer than `len` only at the end of the file, or before bytes that can't be
 /// read; a read of those returns the error. The rest of `memory` is unchanged, or zero. Or
-/// -EBADF       there is no such file, it is not open for reading, or is that of a parent process
+/// -EBADF       there is no such file, it is not open for reading, or belongs to a parent process
 /// -EINVAL      the range ends beyond INT64_MAX; with O_DIRECT, something is not aligned
 /// -EFAULT      `memory` is NULL; or as the introduction says
 /// -EIO, ...    the first byte could not be read; the content of `memory` is unspecified
@@ -198,7 +198,7 @@ pub extern "C" fn millpond_advise(
 /// for free pages of the cache. Signals do not interrupt it.
 ///
 /// Returns the bytes written: fewer than `len` if the file system accepted only a part; or
-/// -EBADF       there is no such file, it is not open for writing, or is that of a parent process
+/// -EBADF       there is no such file, it is not open for writing, or belongs to a parent process
 /// -EINVAL      the range ends beyond INT64_MAX; with O_DIRECT, something is not aligned
 /// -EFAULT      `memory` is NULL; or as the introduction says; nothing was written
 /// -EIO, -ENOSPC, -EFBIG, ...   nothing was written

@@ -60,9 +60,9 @@ pub struct millpond_request {
     pub len: usize,
     /// `MILLPOND_OP_...`.
     pub op: u32,
-    /// 0.
+    /// Must be 0.
     pub flags: u32,
-    /// 0.
+    /// Reserved; must be 0.
     pub reserved: [u64; 2],
 }
 
@@ -327,7 +327,8 @@ unsafe fn store_completions(done: Vec<Completion>, completions: *mut millpond_co
 /// Waits until `min` requests have completed, and stores `min` to `max` completions at `completions`, an
 /// array of `max`. After `timeout_ns` nanoseconds (negative: no limit) it returns the completions that are
 /// there, maybe none. With `min` 0 it never blocks. Among several waiters, the smallest `min` is served
-/// first, and each waiter gets exactly its `min`. No waiter is starved.
+/// first, and each waiter gets exactly its `min`. A waiter is not starved while enough requests for its
+/// `min` are in flight.
 ///
 /// Blocks without spinning, and is woken once. Signals do not interrupt it.
 ///

@@ -29,7 +29,7 @@ pub struct millpond_view {
 /// closed before the view is released.
 ///
 /// Returns 0, or
-/// -EBADF       there is no such file, it is not open for reading, or is that of a parent process
+/// -EBADF       there is no such file, it is not open for reading, or belongs to a parent process
 /// -EINVAL      the range ends beyond INT64_MAX
 /// -EFAULT      `view` is NULL
 /// -ENOBUFS     views pin half of the cache already
