@@ -1,5 +1,5 @@
-// Loom maps a stack for each thread of each interleaving and unmaps it: half of its time. Preloaded to a
-// program of loom tests, this keeps the stacks of a thread for its next ones:
+// Loom maps and unmaps a stack for each thread of each interleaving, which takes half of its time. Preloaded to a
+// program of loom tests, this library caches the stacks of a thread for reuse:
 //
 //     gcc -shared -fPIC -O2 -o keep_stacks.so scripts/keep-stacks.c
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@
 
 #define STACKS_MAX 32
 
-// Of this thread: a stack ends where it began, and the others are left to the kernel.
+// The stacks of this thread: a stack is freed on the thread that allocated it; other mappings go to the kernel.
 static __thread struct stack {
     void *start;
     size_t len;
@@ -39,7 +39,7 @@ void *mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset) {
     return start;
 }
 
-// The page below a stack, which a stack that was kept has already.
+// The guard page below a stack; a cached stack has it already.
 int mprotect(void *addr, size_t len, int prot) {
     for (int i = 0; prot == PROT_NONE && i < STACKS_MAX; i++) {
         if (stacks[i].start != addr || !stacks[i].in_use) continue;

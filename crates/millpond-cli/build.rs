@@ -1,12 +1,12 @@
-//! Builds the preload library and hands it to the CLI, which carries it inside its own binary.
+//! Builds the preload library, and embeds it in the CLI's binary.
 //!
-//! Why not simpler: Cargo builds no `cdylib` for `cargo run` or `cargo install`, and installs none;
-//! and linking the library's code into the CLI would hook the CLI's own reads and writes. So this
-//! script runs a second Cargo in a target directory of its own (it would wait forever for the lock
-//! of the outer one), and `src/run/preload.rs` includes what comes out.
+//! Cargo builds no `cdylib` for `cargo run` or `cargo install`, and installs none. Linking the library's
+//! code into the CLI would hook the CLI's own reads and writes. So this script runs a second Cargo with a
+//! separate target directory (in the same one it would wait forever for the lock of the outer Cargo), and
+//! `src/run/preload.rs` includes the result.
 //!
-//! `MILLPOND_SKIP_PRELOAD=1` leaves the library out, for quick checks while working on the engine;
-//! such a `millpond run` needs `MILLPOND_PRELOAD=FILE`.
+//! `MILLPOND_SKIP_PRELOAD=1` omits the library, for quick checks while working on the engine; such a
+//! `millpond run` needs `MILLPOND_PRELOAD=FILE`.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -21,7 +21,7 @@ mod unwinder;
 const PACKAGE: &str = "millpond-preload";
 const LIBRARY: &str = "libmillpond_preload.so";
 
-/// What Cargo tells this script about the outer build and a nested Cargo must not take as its own.
+/// Variables of the outer build that a nested Cargo must not inherit.
 const NOT_INHERITED: [&str; 8] = [
     "CARGO_ENCODED_RUSTFLAGS",
     "RUSTFLAGS",
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     let skipped = env::var_os("MILLPOND_SKIP_PRELOAD").is_some_and(|value| value != "0")
         || env::var_os("DOCS_RS").is_some();
     let outcome = if skipped {
-        // An empty library: `run` says what to do about it.
+        // An empty library: `run` reports the remedy.
         fs::write(&embedded, []).map_err(|error| format!("{}: {error}", embedded.display()))
     } else {
         build().and_then(|library| {
@@ -66,9 +66,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Has the binary start fast, which each `millpond run` waits for: at a fixed address nothing is relocated, so
-/// that 45 pages need not be copied to hold pointers, which took 0.2 ms. There is no privilege to be had in this
-/// process: it runs what its user names.
+/// Makes the binary start fast, as each `millpond run` waits for it: at a fixed address no relocation is
+/// needed. That saves the copies of 45 pages with pointers, which took 0.2 ms. The loss of address
+/// randomisation is acceptable: this process runs a program that its user names, with the user's
+/// privileges.
 fn link_for_starts() {
     let is_gnu = env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|name| name == "gnu");
     if is_gnu && env::var_os("HOST") == env::var_os("TARGET") {
@@ -76,7 +77,7 @@ fn link_for_starts() {
     }
 }
 
-/// Builds the library; returns where it is.
+/// Builds the library; returns its path.
 fn build() -> Result<PathBuf, String> {
     let root = variable("CARGO_MANIFEST_DIR").join("../..");
     let manifest = root.join("crates/millpond-preload/Cargo.toml");
@@ -86,8 +87,8 @@ fn build() -> Result<PathBuf, String> {
     let target = env::var("TARGET").map_err(|error| error.to_string())?;
     let target_dir = variable("OUT_DIR").join("preload");
 
-    // Everything the library depends on, the CLI depends on too: the outer Cargo has fetched it.
-    // Offline first keeps `--offline` and vendored builds working, and spares others the network.
+    // The CLI depends on all dependencies of the library, so the outer Cargo has fetched them. Trying
+    // offline first keeps `--offline` and vendored builds working, and avoids network access otherwise.
     let mut output = cargo(&manifest, &target, &target_dir, true)?;
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     if !output.status.success() && stderr.contains("offline") {
@@ -115,14 +116,15 @@ fn cargo(
     for name in NOT_INHERITED {
         command.env_remove(name);
     }
-    // Threads of the program that are cancelled, or exit, unwind through the library's frames; with
-    // "abort" they would end the process. A panic ends it all the same: the library sees to that.
+    // Cancelled or exiting threads of the program unwind through the library's frames; with "abort" they
+    // would end the process. The library itself ends the process at a panic.
     command.env("CARGO_PROFILE_RELEASE_PANIC", "unwind");
-    // Function names stay, for backtraces; line tables would triple what the CLI carries.
+    // Function names stay, for backtraces; line tables would triple the size of the embedded library.
     command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
     command.env("CARGO_ENCODED_RUSTFLAGS", rustflags());
     command.args(["build", "--quiet", "--release", "--package", PACKAGE, "--lib"]);
-    // Named even for the host: flags then reach the library only, never build scripts.
+    // The target is named even for the host: so the flags apply to the library only, never to build
+    // scripts.
     command.args(["--target", target]);
     command.arg("--target-dir").arg(target_dir);
     command.arg("--manifest-path").arg(manifest);
@@ -135,8 +137,8 @@ fn cargo(
     command.output().map_err(|error| format!("{:?}: {error}", command.get_program()))
 }
 
-/// The outer build's compiler flags, without those that are for tests and instruments: `--cfg`
-/// (loom), sanitizers and coverage.
+/// The outer build's compiler flags, without those for tests and instrumentation: `--cfg` (loom),
+/// sanitizers and coverage.
 fn rustflags() -> OsString {
     let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
     let mut kept: Vec<&str> = Vec::new();
@@ -163,13 +165,13 @@ fn is_instrument(flag: &str) -> bool {
     ["sanitizer", "instrument-coverage"].iter().any(|name| flag.starts_with(name))
 }
 
-/// Has Cargo run this script again when a source of the library changes. Cargo's own dep-info names
-/// them all, so this list can't go stale when the library gains a dependency.
+/// Makes Cargo rerun this script when a source of the library changes. Cargo's own dep-info lists them, so
+/// this list can't become stale when the library gains a dependency.
 fn watch_sources(root: &Path, dep_info: &Path) {
     let mut watched = BTreeSet::from([root.join("Cargo.toml"), root.join("Cargo.lock")]);
     let text = fs::read_to_string(dep_info).unwrap_or_default();
     let sources = text.split_once(": ").map_or("", |(_, sources)| sources);
-    // A space in a file name is written as "\ ".
+    // Dep-info writes a space in a file name as "\ ".
     for source in sources.replace("\\ ", "\0").split_whitespace() {
         let source = PathBuf::from(source.replace('\0', " "));
         let manifest = source.ancestors().map(|parent| parent.join("Cargo.toml"));

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const HEADING: &str = "## What the documents promise";
+const HEADING: &str = "## Documented promises";
 
 /// The documents that make promises.
 const DOCUMENTS: &[&str] = &[

@@ -1,11 +1,11 @@
-//! What a cached read costs through the C library, beside the same through the crate.
+//! Measures the time of a cached read through the C library, and through the crate for comparison.
 //!
 //!     scripts/install-c                # or with PREFIX, ...
 //!     cargo run --release -p millpond-c --example cost -- /usr/local/lib/libmillpond.so [FILE MIB]
 //!
-//! Both are measured in one process, in turns (A B B A), on files of their own with the same bytes, as both
-//! have a cache each. Random 4 KiB reads of all of the file, with one thread. Prints medians and quartiles of
-//! the difference of pairs; the bar is 5 ns or 3 %, whichever is more.
+//! Both run in one process, in turns (A B B A), on separate files with the same bytes, as each has its own
+//! cache. One thread reads 4 KiB blocks of the whole file at random. Prints medians and quartiles of the
+//! difference of pairs. The limit is 5 ns or 3 %, whichever is more.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::hint::black_box;
@@ -28,7 +28,7 @@ struct EngineOptions {
     rest: [u64; 7],
 }
 
-/// The functions of the library that are measured.
+/// The functions of the library that this program measures.
 struct Library {
     create: Create,
     open: Open,
@@ -40,7 +40,7 @@ impl Library {
         let path = CString::new(path).unwrap();
         // SAFETY: a string; the library's constructors do nothing.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
-        // SAFETY: dlerror answers a string after a failure.
+        // SAFETY: dlerror returns a string after a failure.
         assert!(!library.is_null(), "{:?}", unsafe { CStr::from_ptr(libc::dlerror()) });
         let symbol = |name: &CStr| {
             // SAFETY: the library was loaded above.
@@ -61,7 +61,7 @@ impl Library {
     }
 }
 
-/// The processor time, in nanoseconds, that one of `READS` reads takes, at random offsets.
+/// Processor time, in nanoseconds, of one of `READS` reads at random offsets.
 fn time(blocks: u64, seed: u64, mut read: impl FnMut(&mut [u8], u64)) -> f64 {
     let mut buffer = vec![0; BLOCK_BYTES];
     let mut state = seed | 1;
@@ -76,7 +76,7 @@ fn time(blocks: u64, seed: u64, mut read: impl FnMut(&mut [u8], u64)) -> f64 {
     (cpu_ns() - begun) as f64 / READS as f64
 }
 
-/// Processor time of this thread, so that others on the machine count for less.
+/// Processor time of this thread, so that other load of the machine matters less.
 fn cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: valid for a write.
@@ -101,7 +101,7 @@ fn main() {
     let options = EngineOptions { size: 72, cache_bytes, rest: [0; 7] };
     let (mut of_c, mut file_of_c) = (0, 0);
     let path = CString::new(paths[1].to_str().unwrap()).unwrap();
-    // SAFETY: as millpond.h says.
+    // SAFETY: as millpond.h requires.
     unsafe {
         assert_eq!((library.create)(&raw const options, &raw mut of_c), 0);
         let opened = (library.open)(of_c, path.as_ptr(), std::ptr::null(), &raw mut file_of_c);
@@ -135,7 +135,7 @@ fn main() {
     println!("through the crate, by an engine that was built later: {again} more");
 }
 
-/// Quartiles of the nanoseconds of a read.
+/// Quartiles of the duration of a read, in nanoseconds.
 struct Nanoseconds {
     low: f64,
     median: f64,
@@ -156,7 +156,7 @@ impl Nanoseconds {
     }
 }
 
-/// What `one` takes, and how much more `other` does.
+/// Prints the time of `one`, and the difference of `other`.
 fn compare(
     blocks: u64,
     one: impl FnMut(&mut [u8], u64) + Copy,

@@ -21,7 +21,7 @@ int main(void) {
         error = (int)millpond_read(file, buffer, sizeof buffer, 0);
     if (error >= 0) {
         printf("%.*s", error, buffer);
-        error = millpond_close(file); /* says what the writes could not */
+        error = millpond_close(file); /* returns the error of the write-back, too */
     }
     if (error < 0) {
         millpond_error_text(buffer, sizeof buffer);

@@ -1,9 +1,9 @@
-/* A key-value store: a log of records, and where the latest of each key is.
+/* A key-value store: a log of records, and an index of the latest record of each key.
  *
  *     cc kv.c -o kv $(pkg-config --cflags --libs millpond)
  *     ./kv store.log set pond frog ; ./kv store.log get pond ; ./kv store.log all
  *
- * A record is appended whole. What a power cut leaves of the last one is found by its checksum, and cut off. */
+ * A record is one append. A record that a power cut left incomplete fails its checksum, and is truncated. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -68,7 +68,7 @@ static int put(struct store *store, const char *key, uint64_t value_at, uint32_t
     return 0;
 }
 
-/* What a record needs to be one: its sum, over a value of any length. Less than 0: an error. */
+/* Whether the record at `at` is complete: compares its checksum. Less than 0: an error. */
 static int is_whole(struct store *store, const struct header *header, const char *key, uint64_t at,
                     uint64_t end) {
     char part[65536];
@@ -154,7 +154,7 @@ static int kv_set(struct store *store, const char *key, const char *value) {
     return put(store, key, at + sizeof header + header.key_len, header.value_len);
 }
 
-/* To be freed. NULL, and the reason at `error`, which is 0 if there is no such key. */
+/* The caller frees the result. NULL on failure, with the reason at `error`; 0: there is no such key. */
 static char *kv_get(struct store *store, const char *key, int *error) {
     struct entry *entry = *find(store, key);
     char *value = entry ? (char *)calloc(1, (size_t)entry->value_len + 1) : NULL;

@@ -1,4 +1,4 @@
-// Counts the lines of a file: reads of many blocks at a time, without a thread for each, by a queue.
+// Counts the lines of a file: a queue keeps many reads in flight, without a thread for each.
 //
 //     c++ -std=c++17 scan.cc -o scan $(pkg-config --cflags --libs millpond)
 //     ./scan FILE
@@ -22,7 +22,7 @@ template <class Result> Result check(Result result) {
     return result;
 }
 
-// Handles that close themselves.
+// Handles with destructors.
 struct Engine {
     millpond_engine handle{};
     Engine() { check(millpond_engine_create(nullptr, &handle)); }
@@ -43,7 +43,7 @@ struct Queue {
         check(millpond_queue_create(engine.handle, capacity, &handle));
     }
     Queue(const Queue &) = delete;
-    // Waits for what is under way: memory that was lent must outlive it.
+    // Waits for the requests in flight: the memory that they use must outlive them.
     ~Queue() { millpond_queue_destroy(handle); }
 };
 
@@ -53,7 +53,7 @@ long long lines(const char *path) {
     const Engine engine;
     const File file(engine, path);
     std::vector<std::vector<char>> blocks(depth, std::vector<char>(block_bytes));
-    const Queue queue(engine, depth); // after the blocks, so that it goes before them
+    const Queue queue(engine, depth); // declared after the blocks, so destroyed before them
     const auto end = static_cast<uint64_t>(check(millpond_len(file.handle)));
     uint64_t next = 0;
     long long found = 0;

@@ -1,4 +1,4 @@
-//! Memory for direct I/O.
+//! Aligned memory for direct I/O.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,15 +7,14 @@ use crate::engine::millpond_engine;
 use crate::handle::with_buffers;
 use crate::objects::ENGINES;
 
-/// Gives out `count` pieces of memory of `bytes` bytes each, zero, and aligned to 4096 bytes, which is
-/// enough for O_DIRECT on every file system known to us. Stores their addresses at `memory`, an array of
-/// `count`. The engine's memory limit does not count them; they may be used with any engine, and outlive
-/// this one.
+/// Allocates `count` zeroed buffers of `bytes` bytes each, aligned to 4096 bytes, which suffices for
+/// O_DIRECT on all file systems known to us. Stores their addresses at `memory`, an array of `count`. They
+/// do not count against the engine's memory limit, may be used with any engine, and may outlive this one.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such engine
 /// -EFAULT      `memory` is NULL
-/// -EINVAL      `bytes` is 0, or the product too large
+/// -EINVAL      `bytes` is 0, or the product is too large
 /// -ENOMEM      there is no memory
 ///
 /// # Safety
@@ -43,16 +42,16 @@ pub unsafe extern "C" fn millpond_buffers_alloc(
     })
 }
 
-/// Gives `count` pieces of memory back, of one or several `millpond_buffers_alloc`. None may be in use by a
+/// Frees `count` buffers of one or several calls of `millpond_buffers_alloc`. None may be in use by a
 /// request that has not completed.
 ///
 /// Returns 0, or
 /// -EFAULT      `memory` is NULL
-/// -EINVAL      one of them was not given out, or has been given back; none has been given back then
+/// -EINVAL      one of them is not an allocated buffer; none has been freed
 ///
 /// # Safety
 ///
-/// `memory` is NULL, or valid for reads of `count` pointers; nobody uses what they point to any more.
+/// `memory` is NULL, or valid for reads of `count` pointers, and the buffers are not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_buffers_free(memory: *const *mut c_void, count: usize) -> c_int {
     status(|| {
@@ -75,6 +74,6 @@ pub unsafe extern "C" fn millpond_buffers_free(memory: *const *mut c_void, count
             }
             true
         });
-        if complete { Ok(()) } else { Err(invalid("memory that was not given out")) }
+        if complete { Ok(()) } else { Err(invalid("an address that is not an allocated buffer")) }
     })
 }

@@ -1,4 +1,4 @@
-//! What every call does: it returns a number, whatever happens inside, and remembers why it failed.
+//! The frame of every call: turns the result or a panic into a number, and saves the error's text.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use crate::handle::protect::Refusal;
 pub(crate) enum Failure {
     Engine(Error),
     System(std::io::Error),
-    /// Refused here: the errno, and the reason.
+    /// Refused by this crate: the errno, and the reason.
     Refused(c_int, &'static str),
 }
 
@@ -39,8 +39,8 @@ impl From<Refusal> for Failure {
         match refusal {
             Refusal::Unknown => Failure::Refused(
                 libc::EBADF,
-                "the handle is of no such object: it was never given out, has been closed, is of another \
-                 kind, or is that of a parent process",
+                "the handle names no such object: it was never returned, has been closed, is of another \
+                 kind, or belongs to a parent process",
             ),
             Refusal::Nested => Failure::Refused(
                 libc::EDEADLK,
@@ -51,7 +51,7 @@ impl From<Refusal> for Failure {
 }
 
 impl Failure {
-    /// Positive.
+    /// A positive errno.
     pub(crate) fn errno(&self) -> c_int {
         match self {
             Failure::Engine(error) => error.errno(),
@@ -81,9 +81,9 @@ thread_local! {
     static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
-fn remember(failure: Failure) -> i64 {
+fn save_failure(failure: Failure) -> i64 {
     let errno = failure.errno();
-    // Fails where the thread has ended as far as its own memory goes: then there is no text.
+    // Fails if the thread's local storage has been destroyed: then there is no text.
     let _ = LAST.try_with(|last| last.replace(Some(failure)));
     -i64::from(errno)
 }
@@ -93,7 +93,7 @@ pub(crate) fn last_text() -> Option<String> {
     LAST.try_with(|last| last.borrow().as_ref().map(Failure::text)).ok().flatten()
 }
 
-/// Carries out a call.
+/// Runs a call.
 #[inline]
 pub(crate) fn call(body: impl FnOnce() -> Outcome<i64>) -> i64 {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -103,7 +103,7 @@ pub(crate) fn call(body: impl FnOnce() -> Outcome<i64>) -> i64 {
     }
 }
 
-/// [`call`] of what returns 0 or an error.
+/// [`call`] for functions that return 0 or an error.
 #[inline]
 pub(crate) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
     call(|| body().map(|()| 0)) as c_int
@@ -111,23 +111,23 @@ pub(crate) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
 
 #[cold]
 fn failed(failure: Failure) -> i64 {
-    catch_unwind(AssertUnwindSafe(|| remember(failure))).unwrap_or_else(panicked)
+    catch_unwind(AssertUnwindSafe(|| save_failure(failure))).unwrap_or_else(panicked)
 }
 
 #[cold]
 fn panicked(panic: Box<dyn Any + Send>) -> i64 {
-    // Its own drop could panic.
+    // The payload's drop could panic.
     std::mem::forget(panic);
-    let reason = "a fault in Millpond itself, which it has told of on standard error";
-    catch_unwind(|| remember(Failure::Refused(libc::ENOTRECOVERABLE, reason)))
+    let reason = "an internal error in Millpond (a panic); see standard error";
+    catch_unwind(|| save_failure(Failure::Refused(libc::ENOTRECOVERABLE, reason)))
         .unwrap_or(-i64::from(libc::ENOTRECOVERABLE))
 }
 
-/// A path of the caller's.
+/// A path from the caller.
 ///
 /// # Safety
 ///
-/// `path` is null, or a string that ends with a NUL and stays as it is for `'a`.
+/// `path` is null, or a string that ends with a NUL and stays unchanged for `'a`.
 pub(crate) unsafe fn path<'a>(path: *const c_char) -> Outcome<&'a Path> {
     if path.is_null() {
         return Err(fault("the path is NULL"));
@@ -137,7 +137,7 @@ pub(crate) unsafe fn path<'a>(path: *const c_char) -> Outcome<&'a Path> {
     Ok(Path::new(OsStr::from_bytes(text.to_bytes())))
 }
 
-/// Stores what a call returns beside its result.
+/// Stores a result at an address of the caller.
 ///
 /// # Safety
 ///
@@ -151,7 +151,7 @@ pub(crate) unsafe fn store<T>(at: *mut T, value: T) -> Outcome<()> {
     Ok(())
 }
 
-/// Refuses a NULL that is not the address of nothing.
+/// Refuses NULL, unless the length is 0.
 pub(crate) fn check_memory<T>(memory: *const T, len: usize) -> Outcome<()> {
     if memory.is_null() && len > 0 { Err(fault("the memory is NULL")) } else { Ok(()) }
 }
@@ -160,7 +160,7 @@ pub(crate) fn check_memory<T>(memory: *const T, len: usize) -> Outcome<()> {
 ///
 /// # Safety
 ///
-/// `vectors` is NULL, or valid for reads of `count` of them, which stay as they are for `'a`.
+/// `vectors` is NULL, or valid for reads of `count` of them, which stay unchanged for `'a`.
 pub(crate) unsafe fn vectors<'a>(vectors: *const iovec, count: c_int) -> Outcome<&'a [iovec]> {
     let count = usize::try_from(count).map_err(|_| invalid("a negative number of vectors"))?;
     if count == 0 {
@@ -175,14 +175,14 @@ pub(crate) unsafe fn vectors<'a>(vectors: *const iovec, count: c_int) -> Outcome
     Ok(vectors)
 }
 
-/// Reads a struct whose size its caller tells, who may know an older or newer one: of fields that the
-/// caller does not know the default is 0, and those that we don't know must be 0.
+/// Reads a struct of options whose size the caller states; its version may be older or newer. Members that
+/// an older caller does not have are 0, the default. Members that this version does not know must be 0.
 ///
 /// # Safety
 ///
-/// `at` is null, or valid for reads of as many bytes as its first member, a `size_t`, says; any bytes
-/// are a `T`.
-pub(crate) unsafe fn sized<T: Default>(at: *const T, known_bytes_min: usize) -> Outcome<T> {
+/// `at` is null, or valid for reads of as many bytes as its first member, a `size_t`, says. Any bytes are a
+/// valid `T`.
+pub(crate) unsafe fn read_options<T: Default>(at: *const T, known_bytes_min: usize) -> Outcome<T> {
     let mut value = T::default();
     if at.is_null() {
         return Ok(value);
@@ -193,7 +193,7 @@ pub(crate) unsafe fn sized<T: Default>(at: *const T, known_bytes_min: usize) -> 
         return Err(invalid("the size member of the options is not the size of the struct"));
     }
     let known = bytes.min(size_of::<T>());
-    // SAFETY: valid for as many bytes, of both.
+    // SAFETY: both are valid for `known` bytes.
     unsafe {
         std::ptr::copy_nonoverlapping(at.cast::<u8>(), (&raw mut value).cast::<u8>(), known);
     }
@@ -205,7 +205,7 @@ pub(crate) unsafe fn sized<T: Default>(at: *const T, known_bytes_min: usize) -> 
     Ok(value)
 }
 
-/// Writes text as `snprintf` does: as much as there is room for, and a NUL; returns its length.
+/// Writes text as `snprintf` does: as much as fits, and a NUL. Returns the text's length.
 ///
 /// # Safety
 ///
@@ -214,7 +214,7 @@ pub(crate) unsafe fn write_text(text: &str, to: *mut c_char, bytes: usize) -> Ou
     check_memory(to, bytes)?;
     if bytes > 0 {
         let len = text.len().min(bytes - 1);
-        // SAFETY: the caller's promise; text of ours.
+        // SAFETY: the caller's promise; `text` is valid for its length.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), len);
             to.add(len).write(0);
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn no_panic_leaves_a_call() {
         assert_eq!(call(|| panic!("as tested")), -i64::from(libc::ENOTRECOVERABLE));
-        assert!(last_text().unwrap().contains("fault in Millpond"));
+        assert!(last_text().unwrap().contains("internal error in Millpond"));
         assert_eq!(status(|| panic!("as tested")), -libc::ENOTRECOVERABLE);
         assert_eq!(call(|| Ok(7)), 7);
     }
@@ -246,16 +246,16 @@ mod tests {
     #[test]
     fn structs_of_other_versions_are_understood_or_refused() {
         let read = |words: &[u64]| {
-            // SAFETY: as many bytes as the first word says, or refused for it.
-            match unsafe { sized::<Two>(words.as_ptr().cast(), 16) } {
+            // SAFETY: `words` has as many bytes as its first word says, or the size is refused.
+            match unsafe { read_options::<Two>(words.as_ptr().cast(), 16) } {
                 Ok(two) => Ok((two.first, two.second)),
                 Err(failure) => Err(failure.errno()),
             }
         };
         assert_eq!(read(&[24, 1, 2]), Ok((1, 2)));
-        assert_eq!(read(&[16, 1]), Ok((1, 0)), "an older program");
-        assert_eq!(read(&[32, 1, 2, 0]), Ok((1, 2)), "a newer program");
-        assert_eq!(read(&[32, 1, 2, 3]), Err(libc::E2BIG), "which wants what we don't know");
+        assert_eq!(read(&[16, 1]), Ok((1, 0)), "of an older program");
+        assert_eq!(read(&[32, 1, 2, 0]), Ok((1, 2)), "of a newer program");
+        assert_eq!(read(&[32, 1, 2, 3]), Err(libc::E2BIG), "with an unknown option");
         assert_eq!(read(&[8]), Err(libc::EINVAL));
         assert_eq!(read(&[u64::MAX]), Err(libc::EINVAL));
     }

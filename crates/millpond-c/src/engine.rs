@@ -1,4 +1,4 @@
-//! Engines and keepers.
+//! Engines, and the recovery daemon ("keeper") that an engine may use.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::time::Duration;
@@ -6,33 +6,35 @@ use std::time::Duration;
 use millpond::keeper::Address;
 use millpond::{BackendChoice, Engine};
 
-use crate::call::{Failure, Outcome, call, fault, invalid, sized, status, store, write_text};
+use crate::call::{
+    Failure, Outcome, call, fault, invalid, read_options, status, store, write_text,
+};
 use crate::objects::ENGINES;
 
-/// io_uring where a ring can be set up and reads a byte, else plain calls and a few threads.
+/// io_uring where a ring can be set up and reads a byte, else blocking system calls and a few threads.
 pub const MILLPOND_BACKEND_AUTO: u32 = 0;
-/// io_uring; creating the engine fails where the system refuses it.
+/// io_uring. Creation of the engine fails where the system refuses it.
 pub const MILLPOND_BACKEND_URING: u32 = 1;
-/// Plain calls, and a few threads for reads that nobody waits for.
+/// Blocking system calls, and a few threads for background reads.
 pub const MILLPOND_BACKEND_THREADS: u32 = 2;
 
-/// Every read takes the slow path: for comparison, and as an emergency stop.
+/// Disables the lock-free read path: for comparison, and as an emergency switch.
 pub const MILLPOND_ENGINE_NO_HIT_PATH: u32 = 1;
-/// Nothing is read ahead.
+/// Disables read-ahead.
 pub const MILLPOND_ENGINE_NO_READAHEAD: u32 = 2;
 
-/// Room for the address of a keeper, its NUL included.
+/// Size of a buffer for the address of a keeper, with its NUL.
 pub const MILLPOND_KEEPER_ADDRESS_BYTES: usize = 128;
 
-/// A cache with a hard memory limit, and the back end below it.
+/// A cache with a hard memory limit, and the storage backend below it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_engine {
-    /// 0 is no engine.
+    /// 0: no engine.
     pub id: u64,
 }
 
-/// Options of an engine. All that is 0 is as if not said.
+/// Options of an engine. Zero-initialised members take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_engine_options {
@@ -42,24 +44,24 @@ pub struct millpond_engine_options {
     /// files. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the cgroup's limit,
     /// whichever is less.
     pub cache_bytes: u64,
-    /// How much may wait to be written back, in bytes (`MILLPOND_WRITE_BACK`); beyond it, writers write
-    /// back themselves. Default, and at most: three quarters of it.
+    /// The limit for dirty bytes (`MILLPOND_WRITE_BACK`). Above it, writers write back themselves. The
+    /// default, and the maximum, is three quarters of the cache.
     pub dirty_bytes_max: u64,
-    /// How long a written page may wait to be written back, in milliseconds. Default 30,000.
+    /// The maximum age of a dirty page before its write-back, in milliseconds. Default 30,000.
     pub dirty_age_max_ms: u64,
-    /// The largest read-ahead window, in bytes. Default 1 MiB, and never more than 1/128 of the cache.
+    /// The largest read-ahead window, in bytes. Default 1 MiB; at most 1/128 of the cache.
     pub readahead_bytes_max: u64,
-    /// How many reads of pages are under way at a time, 1 to 1024. Default 1024.
+    /// The maximum number of page reads in flight, 1 to 1024. Default 1024.
     pub reads_in_flight_max: u32,
     /// `MILLPOND_BACKEND_...`.
     pub backend: u32,
     /// `MILLPOND_ENGINE_...`, or'ed.
     pub flags: u32,
-    /// 0.
+    /// Reserved; must be 0.
     pub reserved: u32,
-    /// Where the keeper listens that writes back what this process leaves dirty when it dies, as
-    /// `millpond_keeper_spawn` or `millpond keeper` tells. Default, NULL: there is none. Read by
-    /// `millpond_engine_create` alone.
+    /// The address of a keeper, which writes back this process's dirty pages after its death.
+    /// `millpond_keeper_spawn` returns one; or the argument of `millpond keeper`. Default: NULL, no
+    /// keeper. Read by `millpond_engine_create` only.
     pub keeper: *const c_char,
 }
 
@@ -80,10 +82,10 @@ impl Default for millpond_engine_options {
     }
 }
 
-/// Makes an engine, and stores its handle at `engine`. Starts no thread, opens no file.
+/// Creates an engine and stores its handle at `engine`. Starts no thread, opens no file.
 ///
-/// `options` may be NULL: all defaults. Files that are opened through several engines of one process share
-/// one cached file, which belongs to the engine that opened it first.
+/// `options` may be NULL for all defaults. Files that are opened through several engines of one process
+/// share one cached file, which belongs to the engine that opened it first.
 ///
 /// Returns 0, or
 /// -EINVAL      an option is out of its range, or its struct's size is wrong
@@ -91,7 +93,7 @@ impl Default for millpond_engine_options {
 /// -EFAULT      `engine` is NULL
 /// -ENOMEM      the memory can't be reserved
 /// -EMFILE      there are 1,048,576 engines
-/// or what the system said to the back end that was asked for, or to the connection to the keeper.
+/// or the error of the requested backend, or of the connection to the keeper.
 ///
 /// # Safety
 ///
@@ -120,7 +122,7 @@ pub unsafe extern "C" fn millpond_engine_create(
 /// As for [`millpond_engine_create`].
 unsafe fn build(options: *const millpond_engine_options) -> Outcome<Engine> {
     // SAFETY: our caller's promise; numbers and a pointer.
-    let options = unsafe { sized(options, size_of::<millpond_engine_options>()) }?;
+    let options = unsafe { read_options(options, size_of::<millpond_engine_options>()) }?;
     let mut builder = Engine::builder();
     if options.cache_bytes > 0 {
         builder = builder.cache_bytes(options.cache_bytes);
@@ -139,7 +141,7 @@ unsafe fn build(options: *const millpond_engine_options) -> Outcome<Engine> {
     }
     let known = MILLPOND_ENGINE_NO_HIT_PATH | MILLPOND_ENGINE_NO_READAHEAD;
     if options.flags & !known != 0 || options.reserved != 0 {
-        return Err(invalid("a flag that there is not"));
+        return Err(invalid("an unknown flag"));
     }
     if options.flags & MILLPOND_ENGINE_NO_READAHEAD != 0 {
         builder = builder.readahead_bytes_max(0);
@@ -149,7 +151,7 @@ unsafe fn build(options: *const millpond_engine_options) -> Outcome<Engine> {
         MILLPOND_BACKEND_AUTO => BackendChoice::Auto,
         MILLPOND_BACKEND_URING => BackendChoice::Uring,
         MILLPOND_BACKEND_THREADS => BackendChoice::Threads,
-        _ => return Err(invalid("a back end that there is not")),
+        _ => return Err(invalid("an unknown backend")),
     });
     if !options.keeper.is_null() {
         // SAFETY: our caller's promise.
@@ -160,10 +162,10 @@ unsafe fn build(options: *const millpond_engine_options) -> Outcome<Engine> {
     Ok(builder.build()?)
 }
 
-/// Gives an engine up: its handle is of nothing from then on. The engine itself, with its memory, goes with
-/// the last of its open files and queues.
+/// Destroys the handle of an engine. The engine and its memory are released with the last of its open files
+/// and queues.
 ///
-/// Blocks for no longer than it takes to free memory.
+/// Blocks only for the time that it takes to free memory.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such engine
@@ -184,8 +186,7 @@ pub extern "C" fn millpond_engine_cache_bytes(engine: millpond_engine) -> i64 {
     call(|| Ok(ENGINES.get(engine.id)?.cache_bytes() as i64))
 }
 
-/// Turns the path of cached reads that takes no lock on (`on` is not 0) or off, for the files of this
-/// engine.
+/// Enables (`on` is not 0) or disables the lock-free read path for the files of this engine.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such engine
@@ -197,9 +198,9 @@ pub extern "C" fn millpond_engine_set_hit_path(engine: millpond_engine, on: c_in
     })
 }
 
-/// Parts from the keeper, if there is one: writes back what is dirty, and has the keeper let go of the
-/// engine's memory and files. Later writes go through. Blocks for writes that are under way. To be called
-/// before the process becomes another program (exec).
+/// Detaches from the keeper, if there is one: writes back the dirty pages, and has the keeper close the
+/// engine's memory and files. Later writes are written through. Blocks for writes in flight. For a program
+/// that is about to call exec().
 ///
 /// Returns 0, or
 /// -EBADF       there is no such engine
@@ -211,8 +212,8 @@ pub extern "C" fn millpond_engine_leave_keeper(engine: millpond_engine) -> c_int
     })
 }
 
-/// Whether the keeper died before the engine parted from it: then writes go through, and what waits in the
-/// cache would not survive a kill of this process. Costs no more than a look at memory.
+/// Whether the keeper died before the engine detached from it. If so, writes are written through, and dirty
+/// pages of the cache would not survive a kill of this process. Costs one load from memory.
 ///
 /// Returns 0 or 1, or
 /// -EBADF       there is no such engine
@@ -221,16 +222,17 @@ pub extern "C" fn millpond_engine_has_lost_keeper(engine: millpond_engine) -> c_
     call(|| Ok(i64::from(ENGINES.get(engine.id)?.has_lost_keeper()))) as c_int
 }
 
-/// Starts a keeper in a process of its own, which writes back what this process leaves dirty when it dies,
-/// and ends when nothing is left to do. Writes where it listens, for `millpond_engine_options.keeper`, to
-/// `address`, which has room for `bytes` bytes, at least MILLPOND_KEEPER_ADDRESS_BYTES.
+/// Starts a keeper in a separate process. It writes back this process's dirty pages after its death, and
+/// exits when nothing is left to do. Writes its address, for `millpond_engine_options.keeper`, to
+/// `address`, a buffer of `bytes` bytes, at least MILLPOND_KEEPER_ADDRESS_BYTES.
 ///
-/// Call it before the program has threads: it forks. The keeper is no child that has to be waited for.
+/// Call it before the program has threads: it forks. The caller does not have to wait for the keeper as a
+/// child.
 ///
 /// Returns 0, or
 /// -EFAULT      `address` is NULL
-/// -ERANGE      `bytes` is too small; nothing was started
-/// or what `fork(2)` or `bind(2)` said.
+/// -ERANGE      `bytes` is too small; no process was started
+/// or the error of `fork(2)` or `bind(2)`.
 ///
 /// # Safety
 ///
@@ -242,7 +244,10 @@ pub unsafe extern "C" fn millpond_keeper_spawn(address: *mut c_char, bytes: usiz
             return Err(fault("the address for the keeper's address is NULL"));
         }
         if bytes < MILLPOND_KEEPER_ADDRESS_BYTES {
-            return Err(Failure::Refused(libc::ERANGE, "too little room for the keeper's address"));
+            return Err(Failure::Refused(
+                libc::ERANGE,
+                "the buffer for the keeper's address is too small",
+            ));
         }
         let spawned = millpond::keeper::spawn()?.to_string();
         // SAFETY: our caller's promise.

@@ -1,18 +1,18 @@
-//! Bad memory, and why calls fail.
+//! Error texts, and faults in the caller's memory.
 
 use std::ffi::{c_char, c_int};
 
 use crate::call::{call, last_text, write_text};
 
-/// The version of the library, as MILLPOND_VERSION is that of the header. A string that stays.
+/// The version of the library; MILLPOND_VERSION is the header's. A static string.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Writes why the last call of this thread that failed did so: what it was about, and what of it is done.
-/// At most `bytes` bytes, the NUL that ends it included, as `snprintf(3)` does. What a call returns that
-/// fails says enough to go on (see `strerror(3)`); this is for people.
+/// Writes the reason of the last failed call of this thread to `text`: the operation, and how much of it is
+/// done. Writes at most `bytes` bytes with the terminating NUL, as `snprintf(3)` does. The text is for
+/// people; for a program the returned errno suffices (see `strerror(3)`).
 ///
 /// Returns the length of the text, 0 where no call has failed, or
 /// -EFAULT      `text` is NULL and `bytes` is not 0
@@ -29,14 +29,15 @@ pub unsafe extern "C" fn millpond_error_text(text: *mut c_char, bytes: usize) ->
     }) as c_int
 }
 
-/// For a program that wants -EFAULT for memory that can't be accessed, instead of SIGSEGV or SIGBUS: its
-/// handler of both calls this with the interrupted program counter, and if the result is not 0, sets the
-/// program counter to it and returns. The call that was interrupted then returns -EFAULT.
+/// Gives the resume address for a program that wants -EFAULT for inaccessible memory instead of SIGSEGV or
+/// SIGBUS. The program's handler of both signals calls this with the interrupted program counter; if the
+/// result is not 0, it sets the program counter to it and returns. The interrupted call then returns
+/// -EFAULT.
 ///
 /// Async-signal-safe.
 ///
-/// Returns where to go on, or 0: the fault was not one of the library with the caller's memory; always 0 on
-/// AArch64, where such a fault can't be turned into an error yet.
+/// Returns the address to resume at, or 0: the fault was not the library's access to the caller's memory.
+/// Always 0 on AArch64, where such a fault can't be turned into an error yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_fault_resume_address(program_counter: usize) -> usize {
     millpond::fault::resume_address(program_counter).unwrap_or(0)

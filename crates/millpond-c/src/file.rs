@@ -6,60 +6,61 @@ use std::sync::Arc;
 
 use millpond::{Backing, File, OpenOptions, WriteMode};
 
-use crate::call::{self, Failure, Outcome, call, fault, invalid, sized, status, store};
+use crate::call::{self, Failure, Outcome, call, fault, invalid, read_options, status, store};
 use crate::engine::millpond_engine;
 use crate::objects::{ENGINES, FILES};
 
 /// A write reaches the kernel before it returns.
 pub const MILLPOND_WRITE_THROUGH: u32 = 0;
-/// A write stays in the cache, and reaches the kernel by age, by amount, with a sync, or when the last
-/// handle of the file is closed. Goes best with MILLPOND_BACKING_DIRECT: else each byte is cached twice.
+/// A write stays in the cache. It reaches the kernel when it is old enough, when there are too many dirty
+/// bytes, with a sync, or when the last handle of the file is closed. Use MILLPOND_BACKING_DIRECT with it:
+/// otherwise each byte is cached twice.
 pub const MILLPOND_WRITE_BACK: u32 = 1;
 
-/// Through the kernel's page cache, which is then a second level.
+/// Through the kernel's page cache, as a second level.
 pub const MILLPOND_BACKING_BUFFERED: u32 = 0;
-/// O_DIRECT: the kernel caches nothing. What is not a whole block at an edge of a write goes through the
-/// kernel's cache, coherently.
+/// O_DIRECT: the kernel caches nothing. Partial blocks at the edges of a write go through the kernel's
+/// cache, coherently.
 pub const MILLPOND_BACKING_DIRECT: u32 = 1;
-/// O_DIRECT without opening the file a second time, which would break a lease on it.
+/// O_DIRECT without a second open of the file, which would break a lease on it.
 pub const MILLPOND_BACKING_DIRECT_IN_PLACE: u32 = 2;
-/// Through the kernel's page cache, which is asked to forget at once what it took or gave.
+/// Through the kernel's page cache, which is asked to drop the pages at once.
 pub const MILLPOND_BACKING_UNCACHED: u32 = 3;
 
-/// Of a file that is opened with O_DIRECT: what is not aligned is served, too, by way of a buffer that is.
+/// For a file that is opened with O_DIRECT: unaligned requests are served through an aligned buffer.
 pub const MILLPOND_OPEN_BOUNCE: u32 = 1;
 
 /// An open file.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_file {
-    /// 0 is no file.
+    /// 0: no file.
     pub id: u64,
 }
 
-/// How a file is opened. All that is 0 is as if not said.
+/// Options for opening a file. Zero-initialised members take their defaults.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct millpond_open_options {
     /// `sizeof(struct millpond_open_options)`.
     pub size: usize,
     /// As for `open(2)`: O_RDONLY, O_WRONLY or O_RDWR, or'ed with any of O_CREAT, O_EXCL (with O_CREAT),
-    /// O_TRUNC, O_APPEND, O_DSYNC, O_DIRECT, O_CLOEXEC (which is always set). `millpond_append` is the
-    /// call that appends: with O_APPEND `millpond_write` keeps writing where it was told to.
+    /// O_TRUNC, O_APPEND, O_DSYNC, O_DIRECT, O_CLOEXEC (which is always set). `millpond_append` is the call
+    /// that appends: `millpond_write` writes at its offset even with O_APPEND.
     ///
-    /// O_DIRECT: reads and writes by this handle go past the cache, between the caller's memory and the
-    /// device, and see, and are seen by, everyone's cached ones. Offsets, addresses and lengths must be
-    /// aligned as the file system wants it, mostly to 512 or 4096 bytes.
+    /// O_DIRECT: reads and writes by this handle bypass the cache, between the caller's memory and the
+    /// device. They are coherent with cached ones of other handles. Offsets, addresses and lengths must be
+    /// aligned as the file system requires, mostly to 512 or 4096 bytes.
     pub flags: u32,
-    /// Permission bits of a file that is created, before the umask. Default 0666.
+    /// Permission bits of a new file, before the umask. Default 0666.
     pub mode: u32,
-    /// What of the file is read, cached and seen as one piece: a power of two from 4096 to 65536. Default
-    /// 4096, or that of the file where it is open already; another one than that is refused.
+    /// The page size: the unit of reads, of caching and of atomicity. A power of two from 4096 to 65536.
+    /// Default 4096, or the page size of the file if it is already open; a different size is refused.
     pub page_bytes: u32,
-    /// `MILLPOND_WRITE_...`. Where the file is open already, the first opener's choice stands.
+    /// `MILLPOND_WRITE_...`. If the file is already open, the first opener's choice applies.
     pub write_mode: u32,
-    /// `MILLPOND_BACKING_...`: how the engine reaches the file below its cache. Where the file is open
-    /// already, the first opener's choice stands.
+    /// `MILLPOND_BACKING_...`: how the engine accesses the file below its cache. If the file is already
+    /// open, the first opener's choice applies.
     pub backing: u32,
     /// `MILLPOND_OPEN_...`, or'ed.
     pub extra: u32,
@@ -81,13 +82,13 @@ impl millpond_open_options {
             return Err(invalid("an open flag that is not supported"));
         }
         if self.extra & !MILLPOND_OPEN_BOUNCE != 0 {
-            return Err(invalid("an extra flag that there is not"));
+            return Err(invalid("an unknown extra flag"));
         }
         let (read, write) = match flags & libc::O_ACCMODE {
             libc::O_RDONLY => (true, false),
             libc::O_WRONLY => (false, true),
             libc::O_RDWR => (true, true),
-            _ => return Err(invalid("an access mode that there is not")),
+            _ => return Err(invalid("an unknown access mode")),
         };
         let has = |flag: c_int| flags & flag != 0;
         if has(libc::O_EXCL) && !has(libc::O_CREAT) {
@@ -112,14 +113,14 @@ impl millpond_open_options {
         options = options.write_mode(match self.write_mode {
             MILLPOND_WRITE_THROUGH => WriteMode::Through,
             MILLPOND_WRITE_BACK => WriteMode::Back,
-            _ => return Err(invalid("a write mode that there is not")),
+            _ => return Err(invalid("an unknown write mode")),
         });
         Ok(options.backing(match self.backing {
             MILLPOND_BACKING_BUFFERED => Backing::Buffered,
             MILLPOND_BACKING_DIRECT => Backing::Direct,
             MILLPOND_BACKING_DIRECT_IN_PLACE => Backing::DirectInPlace,
             MILLPOND_BACKING_UNCACHED => Backing::Uncached,
-            _ => return Err(invalid("a backing that there is not")),
+            _ => return Err(invalid("an unknown backing")),
         }))
     }
 }
@@ -129,14 +130,14 @@ impl millpond_open_options {
 /// `options` is NULL or valid for its size.
 unsafe fn options_of(options: *const millpond_open_options) -> Outcome<OpenOptions> {
     // SAFETY: our caller's promise; numbers.
-    let options = unsafe { sized(options, size_of::<millpond_open_options>()) }?;
+    let options = unsafe { read_options(options, size_of::<millpond_open_options>()) }?;
     options.to_options()
 }
 
 /// # Safety
 ///
 /// `at` is valid for a write.
-unsafe fn give(file: File, at: *mut millpond_file) -> Outcome<()> {
+unsafe fn store_handle(file: File, at: *mut millpond_file) -> Outcome<()> {
     let id = FILES
         .insert(Arc::new(file))
         .map_err(|_| Failure::Refused(libc::EMFILE, "there are too many files"))?;
@@ -144,18 +145,18 @@ unsafe fn give(file: File, at: *mut millpond_file) -> Outcome<()> {
     unsafe { store(at, millpond_file { id }) }
 }
 
-/// Opens the file at `path`, or creates it, as `options` say (NULL: for reading), and stores its handle at
-/// `file`. Only regular files can be opened.
+/// Opens or creates the file at `path` with `options` (NULL: for reading), and stores its handle at `file`.
+/// Only regular files can be opened.
 ///
-/// Blocks as `open(2)` does, and while a keeper writes what a dead process left of the file.
+/// Blocks as `open(2)` does, and while a keeper writes back dirty pages of the file from a dead process.
 ///
-/// Returns 0, or what `open(2)` said (-ENOENT, -EACCES, ...), or
+/// Returns 0, or the error of `open(2)` (-ENOENT, -EACCES, ...), or
 /// -EBADF       there is no such engine
-/// -EINVAL      options that contradict each other, or the file as it is open already; no direct I/O here
+/// -EINVAL      the options contradict each other, or the file as already open; or direct I/O is unsupported
 /// -E2BIG       an option that this version of the library does not know is not 0
 /// -EFAULT      `path` or `file` is NULL
-/// -EISDIR      a directory
-/// -ENOTSUP     no regular file
+/// -EISDIR      it is a directory
+/// -ENOTSUP     it is not a regular file
 /// -ENOBUFS     the memory limit has no room for another file
 /// -EMFILE      there are 1,048,576 files, or the system has no descriptor
 ///
@@ -178,21 +179,21 @@ pub unsafe extern "C" fn millpond_open(
         }
         let opened = engine.open(path, &options)?;
         // SAFETY: our caller's promise.
-        unsafe { give(opened, file) }
+        unsafe { store_handle(opened, file) }
     })
 }
 
-/// `millpond_open` of a descriptor, which must permit what `options` ask for; of these those about the
-/// cache count, and O_TRUNC. The descriptor stays the caller's, who may close it: it is duplicated. Its
-/// offset is never used.
+/// `millpond_open` of an open descriptor, which must permit the access that `options` ask for. The options
+/// that concern the cache apply, and O_TRUNC. The call duplicates the descriptor, so the caller may close
+/// it. Its file offset is never used.
 ///
-/// POSIX locks that the process has on the file (`F_SETLK`) are dropped when any descriptor of it is closed:
-/// by `millpond_close`, too, but not by a call of this one that fails, unless it fails to truncate (O_TRUNC) or
-/// to open the file once more for direct I/O.
+/// The kernel drops the POSIX locks (`F_SETLK`) of a process on a file when the process closes any
+/// descriptor of that file. So `millpond_close` drops them, too. A call of this function that fails does
+/// not, unless it fails to truncate (O_TRUNC) or to open the file again for direct I/O.
 ///
 /// Returns as for `millpond_open`, and
 /// -EBADF       also: `descriptor` is not open
-/// -EINVAL      also: the descriptor does not permit what the options ask for
+/// -EINVAL      also: the descriptor does not permit the access that the options ask for
 ///
 /// # Safety
 ///
@@ -214,25 +215,24 @@ pub unsafe extern "C" fn millpond_open_descriptor(
         if descriptor < 0 {
             return Err(Failure::Refused(libc::EBADF, "the descriptor is negative"));
         }
-        // SAFETY: looked at for this call only, and if it is not open the kernel says so.
+        // SAFETY: used during this call only; the kernel returns EBADF if it is not open.
         let theirs = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let opened = engine.from_borrowed_fd(theirs, &options)?;
         // SAFETY: our caller's promise.
-        unsafe { give(opened, file) }
+        unsafe { store_handle(opened, file) }
     })
 }
 
-/// Closes a file: its handle is of nothing from then on, whatever is returned.
+/// Closes a file. The handle is invalid afterwards, even on an error.
 ///
-/// Writes back what waits in the cache, without making it durable, and blocks for that. Calls on the file
-/// that other threads are in, requests of queues and views go on, and the file stays open for them. A call
-/// that begins after this one has begun gets -EBADF.
+/// Writes back the file's dirty pages, without making them durable, and blocks for that. Calls of other
+/// threads on the file, requests in queues and views continue, and keep the file open. A call that begins
+/// after this one has begun gets -EBADF.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such file
 /// -EDEADLK     called by a signal handler that interrupted another call of this thread; still open
-/// or an error of a write that no sync has mended yet, or of writing back: it is the last chance to hear
-/// of it.
+/// or an error of a write that no sync has repaired yet, or of the write-back: the last report of it.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_close(file: millpond_file) -> c_int {
     status(|| Ok(FILES.take(file.id)?.close_shared()?))

@@ -12,34 +12,34 @@ use crate::handle::protect::Refusal;
 use crate::handle::thread;
 use crate::objects::FILES;
 
-/// No particular pattern: read-ahead as detected.
+/// No particular pattern: read-ahead follows the detected pattern.
 pub const MILLPOND_ADVICE_NORMAL: u32 = 0;
-/// Read in order: read-ahead starts at once, and with twice the window.
+/// Sequential reads: read-ahead starts at once, with twice the window.
 pub const MILLPOND_ADVICE_SEQUENTIAL: u32 = 1;
-/// Read in no order: this handle starts no read-ahead.
+/// Random reads: this handle starts no read-ahead.
 pub const MILLPOND_ADVICE_RANDOM: u32 = 2;
-/// Will be read soon: what can be brought without waiting is.
+/// Will be read soon: reads the pages into the cache that need no wait for resources.
 pub const MILLPOND_ADVICE_WILL_NEED: u32 = 3;
-/// Won't be read soon: what is cached and not in use is dropped.
+/// Won't be read soon: drops the cached pages that are not in use.
 pub const MILLPOND_ADVICE_DONT_NEED: u32 = 4;
-/// Reads of this handle need not be of one moment: of one that covers several pages, each page is whole,
-/// and no older than the call. For programs with locks of their own.
+/// Reads of this handle need not be atomic across pages: each page of a read is whole, and no older than
+/// the call. For programs with their own locks.
 pub const MILLPOND_ADVICE_TORN_READS: u32 = 5;
 /// Reads of this handle are atomic, however many pages they cover (the default).
 pub const MILLPOND_ADVICE_ATOMIC_READS: u32 = 6;
 
 /// Reads `len` bytes at byte `offset` into `memory`. Atomic with respect to all other operations on the
-/// file, however long it is. Nothing needs to be aligned (with O_DIRECT, all).
+/// file, at any length. No alignment is required (except with O_DIRECT).
 ///
-/// Cached bytes are read without a lock, a system call or waiting. Else blocks until the pages were read,
-/// or until a writer of the same pages is done. Not interrupted by signals.
+/// Cached bytes are read without a lock, a system call or a wait. Otherwise the call blocks until the pages
+/// have been read, or until a writer of the same pages is done. Signals do not interrupt it.
 ///
-/// Returns the bytes read, fewer than `len` only at the end of the file, or where bytes follow that can't
-/// be read: a read of those says why. Beyond them `memory` is as it was, or zero. Or
-/// -EBADF       there is no such file, it is not open for reading, or is that of a parent process
+/// Returns the bytes read: fewer than `len` only at the end of the file, or before bytes that can't be
+/// read; a read of those returns the error. The rest of `memory` is unchanged, or zero. Or
+/// -EBADF       there is no such file, it is not open for reading, or belongs to a parent process
 /// -EINVAL      the range ends beyond INT64_MAX; with O_DIRECT, something is not aligned
 /// -EFAULT      `memory` is NULL; or as the introduction says
-/// -EIO, ...    the first byte could not be read; what is in `memory` is unspecified
+/// -EIO, ...    the first byte could not be read; the content of `memory` is unspecified
 ///
 /// # Safety
 ///
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn millpond_read(
     })
 }
 
-/// The part of a read that takes no lock; `None`: it did not come to its end.
+/// The lock-free part of a read. `None`: the read was not completed.
 ///
 /// # Safety
 ///
@@ -81,7 +81,7 @@ unsafe fn try_hit(
     })
 }
 
-/// With a reference to the file instead of its handle, so that nobody who closes it waits for the device.
+/// Takes a reference to the file instead of its handle, so that a close does not wait for the device.
 ///
 /// # Safety
 ///
@@ -98,7 +98,7 @@ unsafe fn read_missed(
     Ok(unsafe { file.read_raw_at(memory.cast(), len, offset) }? as i64)
 }
 
-/// `millpond_read` into `count` pieces of memory in turn, as one atomic read.
+/// `millpond_read` into `count` vectors in turn, as one atomic read.
 ///
 /// Returns as for `millpond_read`, and
 /// -EINVAL      also: `count` is negative
@@ -122,17 +122,17 @@ pub unsafe extern "C" fn millpond_readv(
     })
 }
 
-/// `millpond_read` of what is cached, as `preadv2(2)` with RWF_NOWAIT: never waits, and starts nothing
-/// that would bring the bytes.
+/// `millpond_read` of cached bytes, as `preadv2(2)` with RWF_NOWAIT: never waits, and starts no read of the
+/// missing pages.
 ///
 /// Returns as for `millpond_read`, and
-/// -EAGAIN      a page is not cached, or being changed, or the bytes are more than 64 pages; what is in
+/// -EAGAIN      a page is not cached, or being changed, or the bytes are more than 64 pages; the content of
 ///              `memory` is unspecified
 /// -EINVAL      also: the file was opened with O_DIRECT
 ///
 /// # Safety
 ///
-/// As for `millpond_read`, but nothing may fault.
+/// As for `millpond_read`, but no access may fault.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_try_read(
     file: millpond_file,
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn millpond_try_read(
             return Ok(moved as i64);
         }
         let file = FILES.get(file.id)?;
-        // Why not: of no bytes the engine says all but that.
+        // The engine reports all other errors for a read of no bytes.
         file.try_read_at(&mut [], offset)?;
         if len == 0 {
             return Ok(0);
@@ -160,14 +160,14 @@ pub unsafe extern "C" fn millpond_try_read(
     })
 }
 
-/// Tells how a range of the file will be used (`len` 0: to the end). NORMAL, SEQUENTIAL, RANDOM, TORN_READS
-/// and ATOMIC_READS concern all later reads by this handle, whatever the range. Never blocks.
+/// Announces how a range of the file will be used (`len` 0: to the end). NORMAL, SEQUENTIAL, RANDOM,
+/// TORN_READS and ATOMIC_READS apply to all later reads by this handle, of any range. Never blocks.
 ///
 /// `advice` is one of `MILLPOND_ADVICE_...`.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such file
-/// -EINVAL      an advice that there is not, or the range ends beyond INT64_MAX
+/// -EINVAL      unknown advice, or the range ends beyond INT64_MAX
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_advise(
     file: millpond_file,
@@ -184,23 +184,23 @@ pub extern "C" fn millpond_advise(
             MILLPOND_ADVICE_DONT_NEED => Advice::DontNeed,
             MILLPOND_ADVICE_TORN_READS => Advice::TornReads,
             MILLPOND_ADVICE_ATOMIC_READS => Advice::AtomicReads,
-            _ => return Err(invalid("an advice that there is not")),
+            _ => return Err(invalid("unknown advice")),
         };
         Ok(FILES.get(file.id)?.advise(offset, len, advice)?)
     })
 }
 
-/// Writes `len` bytes from `memory` at byte `offset`. Readers see all of it, or nothing. The memory is the
-/// caller's again when this returns.
+/// Writes `len` bytes from `memory` at byte `offset`. A reader sees the whole write or none of it. The
+/// caller may reuse the memory when this returns.
 ///
-/// With MILLPOND_WRITE_THROUGH the kernel has the bytes then; with MILLPOND_WRITE_BACK they are in the
-/// cache. With O_DSYNC they are durable. Blocks while operations on the same pages are under way, for the
-/// kernel, and for room in the cache. Not interrupted by signals.
+/// With MILLPOND_WRITE_THROUGH the bytes are in the kernel on return; with MILLPOND_WRITE_BACK they are in
+/// the cache; with O_DSYNC they are durable. Blocks for operations on the same pages, for the kernel, and
+/// for free pages of the cache. Signals do not interrupt it.
 ///
-/// Returns the bytes written, fewer than `len` where the file system took only a part; or
-/// -EBADF       there is no such file, it is not open for writing, or is that of a parent process
+/// Returns the bytes written: fewer than `len` if the file system accepted only a part; or
+/// -EBADF       there is no such file, it is not open for writing, or belongs to a parent process
 /// -EINVAL      the range ends beyond INT64_MAX; with O_DIRECT, something is not aligned
-/// -EFAULT      `memory` is NULL; or as the introduction says: nothing was written
+/// -EFAULT      `memory` is NULL; or as the introduction says; nothing was written
 /// -EIO, -ENOSPC, -EFBIG, ...   nothing was written
 ///
 /// # Safety
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn millpond_write(
     })
 }
 
-/// `millpond_write` from `count` pieces of memory in turn, as one atomic write.
+/// `millpond_write` from `count` vectors in turn, as one atomic write.
 ///
 /// Returns as for `millpond_write`, and
 /// -EINVAL      also: `count` is negative
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn millpond_writev(
 }
 
 /// Writes `len` bytes from `memory` at the end of the file. Appends never interleave, and leave no gaps.
-/// Otherwise as `millpond_write`. Stores where they begin at `offset`, which may be NULL.
+/// Otherwise as `millpond_write`. Stores the offset of the first byte at `offset`, which may be NULL.
 ///
 /// Returns as for `millpond_write`.
 ///
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn millpond_append(
     })
 }
 
-/// `millpond_append` from `count` pieces of memory in turn, as one atomic write.
+/// `millpond_append` from `count` vectors in turn, as one atomic write.
 ///
 /// Returns as for `millpond_writev`.
 ///

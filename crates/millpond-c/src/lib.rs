@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   engine, file, io, extent, durability, view, queue, pipeline, buffers, stats, fault     a family of calls each
-//!        -> call       what every call does: no panic leaves it, errors become numbers
+//!        -> call       the frame of every call: no panic leaves it, errors become numbers
 //!        -> handle     numbers that stand for objects
 //! ```
 //!
-//! The header is made of the documentation in these files, by cbindgen (`cbindgen.toml`), which is also
-//! where its introduction is; a test finds one that is out of date. The comments on `extern` functions
-//! speak to callers in C.
+//! cbindgen generates the header from the documentation in these files; `cbindgen.toml` has its
+//! introduction. A test fails if the header is out of date. The comments on `extern` functions address
+//! callers in C.
 
 #![allow(non_camel_case_types, reason = "types are named as in C")]
 #![cfg_attr(loom, allow(dead_code, reason = "the protocol alone"))]

@@ -1,4 +1,4 @@
-//! What handles stand for, and the tables of it.
+//! The objects behind handles, and a table for each kind.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock};
@@ -7,22 +7,22 @@ use millpond::{Engine, File, Queue, View};
 
 use crate::handle::table::{Kind, Table};
 
-/// A view, and the file that it is of. Dropped in this order.
-pub(crate) struct Viewed {
+/// A view and its file. The view is dropped first.
+pub(crate) struct ViewObject {
     pub(crate) _view: View<'static>,
     pub(crate) _file: Arc<File>,
 }
 
-/// A queue, and who is at work in it.
-pub(crate) struct Queued {
+/// A queue, with the state that its destruction needs.
+pub(crate) struct QueueObject {
     pub(crate) queue: Queue,
-    /// It is being destroyed. Held shared by who submits.
+    /// The queue is being destroyed. Submitters hold it shared.
     pub(crate) is_over: RwLock<bool>,
-    /// Threads that wait.
+    /// The number of waiting threads.
     pub(crate) waiters: AtomicUsize,
 }
 
 pub(crate) static ENGINES: Table<Engine> = Table::new(Kind::Engine);
 pub(crate) static FILES: Table<Arc<File>> = Table::new(Kind::File);
-pub(crate) static QUEUES: Table<Arc<Queued>> = Table::new(Kind::Queue);
-pub(crate) static VIEWS: Table<Arc<Viewed>> = Table::new(Kind::View);
+pub(crate) static QUEUES: Table<Arc<QueueObject>> = Table::new(Kind::Queue);
+pub(crate) static VIEWS: Table<Arc<ViewObject>> = Table::new(Kind::View);

@@ -1,8 +1,9 @@
-//! Pipelines: many direct requests under way from one thread.
+//! Pipelines: many direct requests in flight, driven by one thread.
 //!
-//! - **L1** What a request reads into or writes from is the caller's, lent until its lane's next step, which
-//!   comes when it has ended; the engine's pipeline returns no earlier than the last has.
-//! - **L2** A file that a request was of is kept until then, whoever closes its handle.
+//! - **L1** The memory of a request belongs to the caller. It is lent until the next step of the request's
+//!   lane, which comes when the request has completed. The engine's pipeline returns after the last request
+//!   has completed.
+//! - **L2** The file of a request stays open until then, even if its handle is closed.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,49 +17,51 @@ use crate::handle::with_buffers;
 use crate::objects::{ENGINES, FILES};
 use crate::queue::{MILLPOND_OP_READ, MILLPOND_OP_READV, millpond_request};
 
-/// One of the places of a pipeline, between two requests.
+/// A slot of a pipeline, between two requests.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_lane {
-    /// Which place it is, from 0 on.
+    /// The lane's number, from 0 on.
     pub number: usize,
-    /// What became of the request: bytes, or a negative errno. 0 at first.
+    /// The result of the request: bytes, or a negative errno. 0 at first.
     pub result: i64,
-    /// The request that has ended, to be changed into the next one. All 0 at first, so also `op`.
+    /// The completed request, to be changed into the next one. All 0 at first, `op` included.
     pub request: millpond_request,
 }
 
-/// What a pipeline calls for each lane, with the `context` that `millpond_pipeline_run` was given: returns
-/// 0 if there is nothing more for the lane to do, else the lane's request is the next one.
+/// The callback of a pipeline, called for each lane with the `context` of `millpond_pipeline_run`. Returns
+/// 0 if the lane has no more requests; otherwise `lane->request` is the next one.
 pub type millpond_step =
     Option<unsafe extern "C" fn(context: *mut c_void, lane: *mut millpond_lane) -> c_int>;
 
-/// Keeps up to `depth` direct requests under way, 1 to 4096, from the calling thread, and returns when all
-/// have ended. `step` is called for each lane, as many as `depth`, and again whenever its request has ended,
-/// until it returns 0. Requests are those of queues, to read and to write, of files that were opened with
-/// O_DIRECT. They end in any order; each is atomic with respect to all other operations on its file, and
-/// coherent with the cache; those that overlap take effect in the order in which they were given.
+/// Runs up to `depth` direct requests concurrently, 1 to 4096, from the calling thread. Returns when all
+/// have completed. `step` is called once for each of the `depth` lanes, and again whenever the lane's
+/// request has completed, until it returns 0. The requests are reads and writes as for queues, of files
+/// that were opened with O_DIRECT. They complete in any order. Each is atomic with respect to all other
+/// operations on its file, and coherent with the cache. Overlapping requests take effect in the order in
+/// which they were submitted.
 ///
-/// With io_uring they go through a ring of this call's own, with files registered, and memory, too, where a
-/// request's begins where a piece of `millpond_buffers_alloc` does, and lies in it: so long runs are the ones
-/// that pay. With another back end they are carried out one after the other.
+/// With io_uring the requests go through a private ring with registered files. A buffer of
+/// `millpond_buffers_alloc` is registered, too, if a request begins at the buffer's start and fits in it.
+/// Registration costs time, so long runs benefit most. With another backend the requests run one after the
+/// other.
 ///
-/// The memory that a request names is lent to it until its lane's next step: until then it must stay valid,
-/// what is read into must not be used, and what is written must not change. `step` is called by this
-/// thread, within this call. It may close files; it must not otherwise use files that have requests under
-/// way, nor wait for a thread that does, and is not to be left by longjmp() or a C++ exception.
+/// The memory that a request names is lent to it until its lane's next step. Until then it must stay valid,
+/// memory to read into must not be used, and memory to write from must not change. `step` runs on this
+/// thread, within this call. It may close files. It must not otherwise use files that have requests in
+/// flight, nor wait for a thread that does, and must not be left by longjmp() or a C++ exception.
 ///
-/// Returns 0, whatever became of requests, or
+/// Returns 0, also if requests failed, or
 /// -EBADF       there is no such engine
-/// -EINVAL      another depth
+/// -EINVAL      `depth` is out of its range
 /// -EFAULT      `step` is NULL
-/// or what the system said when it was asked for a ring. The result of a request is that of `millpond_read` or
-/// `millpond_write` with O_DIRECT; -EBADF also: there is no such file; -EINVAL also: no such
-/// operation, flags or reserved members are not 0, or the file was not opened with O_DIRECT.
+/// or the error of the system when the ring was created. The result of a request is that of `millpond_read` or
+/// `millpond_write` with O_DIRECT. -EBADF also: there is no such file; -EINVAL also: no such operation, flags
+/// or reserved members are not 0, or the file was not opened with O_DIRECT.
 ///
 /// # Safety
 ///
-/// `step` is a function that keeps to the above.
+/// `step` is a function that keeps to the rules above.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_pipeline_run(
     engine: millpond_engine,
@@ -70,8 +73,8 @@ pub unsafe extern "C" fn millpond_pipeline_run(
         let step = step.ok_or(fault("the step is NULL"))?;
         let engine = ENGINES.get(engine.id)?;
         let mut pipeline = engine.pipeline(depth)?;
-        let mut requests: Vec<millpond_request> = vec![NONE; depth];
-        // Dropped after all requests (L2): `run` returns, or unwinds, when they have ended.
+        let mut requests: Vec<millpond_request> = vec![EMPTY_REQUEST; depth];
+        // L2: dropped after all requests: they have completed when `run` returns or unwinds.
         let mut files = Files::default();
         pipeline.run(|lane| {
             let mut result = match lane.outcome {
@@ -101,7 +104,7 @@ pub unsafe extern "C" fn millpond_pipeline_run(
     })
 }
 
-const NONE: millpond_request = millpond_request {
+const EMPTY_REQUEST: millpond_request = millpond_request {
     file: millpond_file { id: 0 },
     user_data: 0,
     offset: 0,
@@ -112,14 +115,14 @@ const NONE: millpond_request = millpond_request {
     reserved: [0; 2],
 };
 
-/// The files of a run's requests (L2): few, each once.
+/// The files of a run's requests (L2), each once. There are few.
 #[derive(Default)]
 struct Files(Vec<Arc<File>>);
 
 impl Files {
     /// # Safety
     ///
-    /// The result is not used when these files have been dropped.
+    /// The result is not used after these files have been dropped.
     unsafe fn get<'a>(&mut self, id: u64) -> Outcome<&'a File> {
         let known = FILES
             .with(id, |file| self.0.iter().find(|one| Arc::ptr_eq(one, file)).map(Arc::as_ptr))?;
@@ -132,14 +135,15 @@ impl Files {
                 at
             }
         };
-        // SAFETY: what an Arc has stays where it is as long as the Arc is kept; the caller's promise.
+        // SAFETY: the content of an Arc does not move while the Arc exists; it exists by the caller's
+        // promise.
         Ok(unsafe { &*file })
     }
 }
 
 /// # Safety
 ///
-/// The memory that the request names is lent to it (L1), and it is gone before `files` are.
+/// The memory that the request names is lent to it (L1), and the result is dropped before `files`.
 unsafe fn to_direct<'a>(
     request: &millpond_request,
     files: &mut Files,
@@ -148,8 +152,8 @@ unsafe fn to_direct<'a>(
     request.check()?;
     let one = [request.piece()];
     // SAFETY: our caller's promise.
-    let pieces =
-        unsafe { request.memory(&one) }?.ok_or(invalid("an operation that pipelines have not"))?;
+    let pieces = unsafe { request.memory(&one) }?
+        .ok_or(invalid("an operation that a pipeline does not support"))?;
     // SAFETY: our caller's promise.
     let file = unsafe { files.get(file.id) }?;
     let lent = |of: Option<&millpond::Buffer>| match op {

@@ -1,9 +1,10 @@
 //! Completion queues.
 //!
-//! - **U1** What a request reads into or writes from is the caller's, lent until its completion has been
-//!   returned, or its queue destroyed. So a queue is destroyed when nothing of it is under way any more.
-//! - **U2** Nobody submits once that has begun: who submits holds `is_over` shared, who destroys sets it
-//!   under the exclusive lock. Nor while somebody waits: a waiter counts itself under the same lock.
+//! - **U1** The memory of a request belongs to the caller. It is lent until the request's completion has
+//!   been returned, or its queue destroyed. So a queue is destroyed when no request of it is in flight.
+//! - **U2** No request is submitted once the destruction has begun: a submitter holds `is_over` shared, the
+//!   destroyer sets it under the exclusive lock. A queue with waiters is not destroyed: a waiter counts
+//!   itself under the same lock.
 
 use std::ffi::c_int;
 use std::ffi::c_void;
@@ -19,7 +20,7 @@ use millpond::{Completion, File, Request};
 use crate::call::{Failure, Outcome, call, check_memory, fault, invalid, status, store, vectors};
 use crate::engine::millpond_engine;
 use crate::file::millpond_file;
-use crate::objects::{ENGINES, FILES, QUEUES, Queued};
+use crate::objects::{ENGINES, FILES, QUEUES, QueueObject};
 
 /// `millpond_read` of `len` bytes into `memory`.
 pub const MILLPOND_OP_READ: u32 = 1;
@@ -39,51 +40,51 @@ pub const MILLPOND_OP_SYNC_DATA: u32 = 6;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_queue {
-    /// 0 is no queue.
+    /// 0: no queue.
     pub id: u64,
 }
 
-/// Something for a queue to do.
+/// A request for a queue.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_request {
     /// The file, which stays open until the request has completed.
     pub file: millpond_file,
-    /// A number that comes back with the completion.
+    /// A number that the completion repeats.
     pub user_data: u64,
-    /// The first byte of the file that is concerned. Of syncs 0.
+    /// The offset in the file of the first byte. For a sync 0.
     pub offset: u64,
-    /// What is read into or written from. Of syncs NULL.
+    /// The memory to read into or to write from, or the vectors. For a sync NULL.
     pub memory: *mut c_void,
-    /// How many bytes, or vectors. Of syncs 0.
+    /// The number of bytes, or of vectors. For a sync 0.
     pub len: usize,
     /// `MILLPOND_OP_...`.
     pub op: u32,
-    /// 0.
+    /// Must be 0.
     pub flags: u32,
-    /// 0.
+    /// Reserved; must be 0.
     pub reserved: [u64; 2],
 }
 
-/// How a request ended.
+/// The completion of a request.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_completion {
-    /// The number that the request was given.
+    /// The request's `user_data`.
     pub user_data: u64,
-    /// What the call would have returned: bytes, or a negative errno. -ECANCELED: cancelled.
+    /// The result of the corresponding call: bytes, or a negative errno. -ECANCELED: cancelled.
     pub result: i64,
 }
 
-/// Makes a completion queue with room for `capacity` requests that are under way, or complete and not
-/// waited for, 1 to 1,048,576, and stores its handle at `queue`. Its requests may be of files of any engine.
-/// Any number of threads may submit and wait.
+/// Creates a completion queue and stores its handle at `queue`. `capacity`, 1 to 1,048,576, is the maximum
+/// number of requests that are in flight, or completed and not yet returned. The requests may be for files
+/// of any engine. Any number of threads may submit and wait.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such engine
 /// -EFAULT      `queue` is NULL
-/// -EINVAL      another capacity
-/// -EAGAIN      the system gives no thread
+/// -EINVAL      `capacity` is out of its range
+/// -EAGAIN      the system can't start a thread
 /// -EMFILE      there are 1,048,576 queues
 ///
 /// # Safety
@@ -99,7 +100,7 @@ pub unsafe extern "C" fn millpond_queue_create(
         if queue.is_null() {
             return Err(fault("the address for the queue is NULL"));
         }
-        let made = Queued {
+        let made = QueueObject {
             queue: ENGINES.get(engine.id)?.queue(capacity)?,
             is_over: RwLock::new(false),
             waiters: AtomicUsize::new(0),
@@ -112,8 +113,8 @@ pub unsafe extern "C" fn millpond_queue_create(
     })
 }
 
-/// Destroys a queue. Blocks until all its requests have ended; their completions are lost, and their memory
-/// is the caller's again when this returns.
+/// Destroys a queue. Blocks until all its requests have completed. Their completions are lost, and their
+/// memory belongs to the caller again on return.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such queue
@@ -124,14 +125,14 @@ pub extern "C" fn millpond_queue_destroy(queue: millpond_queue) -> c_int {
         let queued = QUEUES.get(queue.id)?;
         let mut is_over = queued.is_over.write().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
-            return Err(gone());
+            return Err(being_destroyed());
         }
         if queued.waiters.load(Relaxed) > 0 {
             return Err(Failure::Refused(libc::EBUSY, "a thread waits for the queue"));
         }
         *is_over = true;
         drop(is_over);
-        // U2: what is under way now is all that there will be.
+        // U2: no request is added to those in flight.
         let inner = &queued.queue;
         while inner.counts().1 > 0 {
             drop(inner.wait(1, inner.capacity(), None)?);
@@ -141,26 +142,26 @@ pub extern "C" fn millpond_queue_destroy(queue: millpond_queue) -> c_int {
     })
 }
 
-fn gone() -> Failure {
+fn being_destroyed() -> Failure {
     Failure::Refused(libc::EBADF, "the queue is being destroyed")
 }
 
-/// Submits the first of `count` requests, in turn, as many as the queue has room for. Requests that are
-/// under way together are carried out in any order, at the same time: what must come after something else
-/// is submitted when that has completed.
+/// Submits requests in array order, as many of `count` as the queue has room for. Requests in flight run
+/// concurrently and complete in any order: submit a request that must follow another one when that has
+/// completed.
 ///
-/// Does not wait for I/O. Reads of what is cached complete at once. The array of requests is the caller's
-/// again when this returns; the memory that they name is lent to the queue until their completions have
-/// been returned, or the queue is destroyed: until then it must stay valid, what is read into must not be
-/// used, and what is written must not change. Whatever becomes of the thread that submitted.
+/// Does not wait for I/O. Reads of cached bytes complete at once. The array of requests may be reused on
+/// return. The memory that the requests name is lent to the queue until their completions have been
+/// returned, or the queue is destroyed, even if the submitting thread ends. Until then the memory must stay
+/// valid, memory to read into must not be used, and memory to write from must not change.
 ///
-/// Returns how many were submitted, fewer than `count` where the queue is full, or the next request can't
-/// be submitted as it is; if that is the first one,
+/// Returns the number of requests submitted. It is less than `count` if the queue is full, or if the next
+/// request is malformed; if that is the first one,
 /// -EAGAIN      the queue is full: wait first
 /// -EBADF       there is no such queue, or no such file
 /// -EINVAL      no such operation; flags, reserved members, or members of a sync are not 0
 /// -EFAULT      `requests`, a request's memory or that of a vector is NULL
-/// What is wrong with what a request asks of its file, its completion says.
+/// Other errors of a request are reported by its completion.
 ///
 /// # Safety
 ///
@@ -176,11 +177,12 @@ pub unsafe extern "C" fn millpond_queue_submit(
         check_memory(requests, count)?;
         let is_over = queued.is_over.read().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
-            return Err(gone());
+            return Err(being_destroyed());
         }
         let (ready, inflight) = queued.queue.counts();
         let room = queued.queue.capacity().saturating_sub(ready + inflight);
-        // Others may wait meanwhile, and leave room for more: then the caller comes again.
+        // Waiting threads may free more room during this call; the caller submits the rest with its next
+        // call.
         let asked = count.min(room);
         if count > 0 && asked == 0 {
             return Err(Failure::Refused(libc::EAGAIN, "the queue is full"));
@@ -206,25 +208,25 @@ pub unsafe extern "C" fn millpond_queue_submit(
 }
 
 impl millpond_request {
-    /// Whether the members that are to be 0 are.
+    /// Checks that the reserved members are 0.
     pub(crate) fn check(&self) -> Outcome<()> {
         if self.flags != 0 || self.reserved != [0; 2] {
-            return Err(invalid("a member of the request that is to be 0 is not"));
+            return Err(invalid("a reserved member of the request is not 0"));
         }
         Ok(())
     }
 
-    /// Its memory as one vector.
+    /// The request's memory as one vector.
     pub(crate) fn piece(&self) -> iovec {
         iovec { iov_base: self.memory, iov_len: self.len }
     }
 
-    /// What it reads into or writes from: `one`, which is its [`piece`](Self::piece), or its vectors.
-    /// `None`: it does neither.
+    /// The memory to read into or to write from: `one`, which is the request's [`piece`](Self::piece), or
+    /// its vectors. `None`: the operation has no memory.
     ///
     /// # Safety
     ///
-    /// Its vectors stay as they are for `'a`.
+    /// The vectors stay valid and unchanged for `'a`.
     pub(crate) unsafe fn memory<'a>(&self, one: &'a [iovec; 1]) -> Outcome<Option<&'a [iovec]>> {
         match self.op {
             MILLPOND_OP_READ | MILLPOND_OP_WRITE => {
@@ -241,7 +243,7 @@ impl millpond_request {
     }
 }
 
-/// `last` is the file of the request before: mostly that of this one, too.
+/// `last` caches the file of the previous request, which is mostly the same.
 ///
 /// # Safety
 ///
@@ -261,13 +263,13 @@ unsafe fn to_request(
     let pieces = match unsafe { request.memory(&one) }? {
         Some(pieces) => pieces,
         None if op != MILLPOND_OP_SYNC && op != MILLPOND_OP_SYNC_DATA => {
-            return Err(invalid("an operation that there is not"));
+            return Err(invalid("an unknown operation"));
         }
         None if memory.is_null() && len == 0 && offset == 0 => &[],
-        None => return Err(invalid("a sync of a part")),
+        None => return Err(invalid("a sync request with an offset, a length or memory")),
     };
     let request = match op {
-        // SAFETY: U1: lent until the completion was returned, or the queue destroyed, which waits for it.
+        // SAFETY: U1: lent until the completion is returned, or the queue destroyed, which waits for it.
         MILLPOND_OP_READ | MILLPOND_OP_READV => unsafe { Request::read_lent(file, pieces, offset) },
         // SAFETY: the same.
         MILLPOND_OP_WRITE | MILLPOND_OP_WRITEV => unsafe {
@@ -279,15 +281,15 @@ unsafe fn to_request(
     Ok(request.user_data(user_data))
 }
 
-/// A thread that waits (U2). The lock orders the count with who destroys; who is done with the queue has a
-/// reference to it, so that nothing hangs on its leaving.
-struct Waiter<'q>(&'q Queued);
+/// A waiting thread (U2). The lock orders the count with the destroyer. A waiter that has finished still
+/// holds a reference to the queue, so its decrement needs no order.
+struct Waiter<'q>(&'q QueueObject);
 
 impl<'q> Waiter<'q> {
-    fn enter(queued: &'q Queued) -> Outcome<Waiter<'q>> {
+    fn enter(queued: &'q QueueObject) -> Outcome<Waiter<'q>> {
         let is_over = queued.is_over.read().unwrap_or_else(PoisonError::into_inner);
         if *is_over {
-            return Err(gone());
+            return Err(being_destroyed());
         }
         queued.waiters.fetch_add(1, Relaxed);
         Ok(Waiter(queued))
@@ -300,21 +302,21 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// A time in nanoseconds; less than 0: none.
+/// A time in nanoseconds; negative: none.
 fn duration(time_ns: i64) -> Option<Duration> {
     u64::try_from(time_ns).ok().map(Duration::from_nanos)
 }
 
-fn is_bad(errno: &millpond::Error) -> i64 {
-    -i64::from(errno.errno())
+fn negative_errno(error: &millpond::Error) -> i64 {
+    -i64::from(error.errno())
 }
 
 /// # Safety
 ///
 /// `completions` is valid for as many writes.
-unsafe fn give(done: Vec<Completion>, completions: *mut millpond_completion) -> i64 {
+unsafe fn store_completions(done: Vec<Completion>, completions: *mut millpond_completion) -> i64 {
     for (number, one) in done.iter().enumerate() {
-        let result = one.result().map_or_else(is_bad, |moved| moved as i64);
+        let result = one.result().map_or_else(negative_errno, |moved| moved as i64);
         let completion = millpond_completion { user_data: one.user_data(), result };
         // SAFETY: our caller's promise.
         unsafe { completions.add(number).write(completion) };
@@ -323,11 +325,12 @@ unsafe fn give(done: Vec<Completion>, completions: *mut millpond_completion) -> 
 }
 
 /// Waits until `min` requests have completed, and stores `min` to `max` completions at `completions`, an
-/// array of `max`; when `timeout_ns` nanoseconds have passed (less than 0: never), what is there, maybe
-/// nothing. `min` 0 takes what is there and never blocks. Among several waiters who wants least is served first, and exactly `min` are
-/// returned to each, but nobody is passed by for ever.
+/// array of `max`. After `timeout_ns` nanoseconds (negative: no limit) it returns the completions that are
+/// there, maybe none. With `min` 0 it never blocks. Among several waiters, the smallest `min` is served
+/// first, and each waiter gets exactly its `min`. A waiter is not starved while enough requests for its
+/// `min` are in flight.
 ///
-/// Blocks without spinning, and is woken once; not interrupted by signals.
+/// Blocks without spinning, and is woken once. Signals do not interrupt it.
 ///
 /// Returns the number of completions, or
 /// -EBADF       there is no such queue
@@ -351,12 +354,12 @@ pub unsafe extern "C" fn millpond_queue_wait(
         let waiter = Waiter::enter(&queued)?;
         let done = waiter.0.queue.wait(min, max, duration(timeout_ns))?;
         // SAFETY: our caller's promise; no more than `max`.
-        Ok(unsafe { give(done, completions) })
+        Ok(unsafe { store_completions(done, completions) })
     })
 }
 
-/// `millpond_queue_wait`, but for `min` completions for no longer than `min_wait_ns` nanoseconds: after
-/// that, one is enough (as with io_uring's `min_wait`).
+/// `millpond_queue_wait` that waits for `min` completions for at most `min_wait_ns` nanoseconds, and then
+/// for one (as with io_uring's `min_wait`).
 ///
 /// Returns as for `millpond_queue_wait`.
 ///
@@ -379,38 +382,38 @@ pub unsafe extern "C" fn millpond_queue_wait_at_least(
         let waiter = Waiter::enter(&queued)?;
         let done = waiter.0.queue.wait_at_least(min, max, min_wait, timeout)?;
         // SAFETY: our caller's promise; no more than `max`.
-        Ok(unsafe { give(done, completions) })
+        Ok(unsafe { store_completions(done, completions) })
     })
 }
 
-/// Cancels one request that was submitted with `user_data` and has not completed: it completes with
-/// -ECANCELED, and has done nothing.
+/// Cancels one request that was submitted with `user_data` and has not completed. It completes with
+/// -ECANCELED, and has no effect.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such queue
-/// -ENOENT      there is no such request, or it can't be stopped any more
+/// -ENOENT      there is no such request, or it can't be cancelled any more
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_queue_cancel(queue: millpond_queue, user_data: u64) -> c_int {
     status(|| match QUEUES.get(queue.id)?.queue.cancel(user_data) {
         true => Ok(()),
-        false => Err(Failure::Refused(libc::ENOENT, "no request that can be stopped")),
+        false => Err(Failure::Refused(libc::ENOENT, "no request that can be cancelled")),
     })
 }
 
-/// An eventfd for loops of `poll(2)` and the like: readable when there are completions that no waiter was
-/// given. Its count is of those that came since it was last read; somebody else may take them first.
-/// Non-blocking, close-on-exec; to be read, not written nor closed: it is the queue's, and goes with it.
+/// Returns an eventfd for event loops (`poll(2)`): readable when there are completions that no waiter has
+/// taken. Its count is the number of completions since its last read; another thread may take them first.
+/// Non-blocking and close-on-exec. The queue owns it: read it only, and do not close it.
 ///
 /// Returns the descriptor, or
 /// -EBADF       there is no such queue
-/// -EMFILE, -ENFILE     the system has no descriptor
+/// -EMFILE, -ENFILE     no descriptor is free
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_queue_eventfd(queue: millpond_queue) -> c_int {
     call(|| Ok(i64::from(QUEUES.get(queue.id)?.queue.eventfd()?.as_raw_fd()))) as c_int
 }
 
-/// How many requests have completed and were given to nobody (at `ready`), and how many are under way (at
-/// `in_flight`). Each may be NULL.
+/// Stores the number of completed requests that have not been returned at `ready`, and of requests in
+/// flight at `in_flight`. Each may be NULL.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such queue

@@ -1,4 +1,4 @@
-//! What an engine has done.
+//! Statistics of an engine.
 
 use std::ffi::{c_char, c_int};
 
@@ -6,8 +6,8 @@ use crate::call::{call, fault, invalid, status, write_text};
 use crate::engine::millpond_engine;
 use crate::objects::ENGINES;
 
-/// What an engine has done since it was created. Counts are those of single moments: read while others
-/// work, they need not fit each other exactly.
+/// Statistics of an engine since its creation. The counters are read one after another while operations
+/// run, so they need not match each other exactly.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_stats {
@@ -15,45 +15,45 @@ pub struct millpond_stats {
     pub size: usize,
     /// Pages that were read without a lock.
     pub hits: u64,
-    /// Pages that a read did not find cached.
+    /// Pages that a read did not find in the cache.
     pub misses: u64,
-    /// Pages brought into the cache, read-ahead included.
+    /// Pages read into the cache, read-ahead included.
     pub fills: u64,
-    /// Reads that were taken past the cache, as no page could be evicted.
+    /// Reads that bypassed the cache because no page could be evicted.
     pub uncached_reads: u64,
-    /// Pages that read-ahead brought and that were read.
+    /// Pages of read-ahead that were read.
     pub readahead_used: u64,
-    /// Pages that read-ahead brought and that were not.
+    /// Pages of read-ahead that were evicted unread.
     pub readahead_wasted: u64,
     /// Pages evicted to make room.
     pub evictions: u64,
-    /// Times a read without a lock started over, as a page had changed under its copy.
+    /// Retries of lock-free reads whose page changed during the copy.
     pub hit_retries: u64,
     /// Bytes that reads and writes moved for their callers.
     pub bytes_served: u64,
-    /// Bytes of those that were not cached on the way.
+    /// Bytes of these that bypassed the cache.
     pub bytes_passed: u64,
-    /// Direct reads and writes that were not aligned, and were served all the same.
+    /// Direct reads and writes that were not aligned, and were served through an aligned buffer.
     pub bounced: u64,
-    /// Reads that were handed to the kernel with O_DIRECT.
+    /// Reads passed to the kernel with O_DIRECT.
     pub direct_reads: u64,
-    /// Writes that were handed to the kernel with O_DIRECT.
+    /// Writes passed to the kernel with O_DIRECT.
     pub direct_writes: u64,
-    /// Reads that were handed to the kernel without.
+    /// Reads passed to the kernel without O_DIRECT.
     pub plain_reads: u64,
-    /// Writes that were handed to the kernel without.
+    /// Writes passed to the kernel without O_DIRECT.
     pub plain_writes: u64,
-    /// Memory in use, of the limit, in bytes.
+    /// Memory in use, in bytes; counts against the limit.
     pub memory_bytes: u64,
 }
 
-/// Stores what the engine has done at `stats`, whose `size` the caller has set: as many bytes as that,
-/// those that this version of the library does not know as 0. Takes a lock for a moment.
+/// Stores the engine's statistics at `stats`. The caller sets `stats->size`; that many bytes are stored,
+/// and members that this version of the library does not know are 0. Takes a lock briefly.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such engine
 /// -EFAULT      `stats` is NULL
-/// -EINVAL      its size is not that of the struct
+/// -EINVAL      `size` is not the size of the struct
 ///
 /// # Safety
 ///
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn millpond_engine_stats(
     status(|| {
         let engine = ENGINES.get(engine.id)?;
         if stats.is_null() {
-            return Err(fault("the address for the counts is NULL"));
+            return Err(fault("the address for the statistics is NULL"));
         }
         // SAFETY: our caller's promise.
         let size = unsafe { (*stats).size };
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn millpond_engine_stats(
     })
 }
 
-/// Writes which back end the engine has, and why, to `text`, as `millpond_error_text` does: "uring: ..." or
-/// "threads: ...".
+/// Writes the name of the engine's backend and the reason for that choice to `text`, as
+/// `millpond_error_text` does: "uring: ..." or "threads: ...".
 ///
 /// Returns the length of the text, or
 /// -EBADF       there is no such engine
@@ -125,9 +125,10 @@ pub unsafe extern "C" fn millpond_engine_back_end(
     }) as c_int
 }
 
-/// Writes what waits in the engine now, for what and since when, to `text`, as `millpond_error_text` does: a line
-/// with the memory in use, and one for each operation that waits, the longest first. For people, when
-/// something hangs; any thread may ask. Takes locks for moments, and waits for no operation.
+/// Writes the operations that wait in the engine now to `text`, as `millpond_error_text` does: a line with
+/// the memory in use, then a line for each operation with its reason and start time, the longest wait
+/// first. For the diagnosis of hangs. Any thread may call it. Takes locks briefly, and waits for no
+/// operation.
 ///
 /// Returns the length of the text, or
 /// -EBADF       there is no such engine

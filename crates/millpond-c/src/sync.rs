@@ -1,4 +1,4 @@
-//! The atomics of the protocol that loom explores; std's everywhere else.
+//! The atomics of the handle protocol: loom's under loom, otherwise std's.
 
 pub(crate) use std::sync::atomic::Ordering;
 
@@ -7,18 +7,18 @@ pub(crate) use loom::sync::atomic::{AtomicU64, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, fence};
 
-/// Lets others run, after so many times in vain.
+/// Yields the processor; sleeps after many attempts.
 #[cfg(not(loom))]
-pub(crate) fn yield_now(looks: u32) {
-    if looks < 100 {
+pub(crate) fn yield_now(attempts: u32) {
+    if attempts < 100 {
         std::thread::yield_now();
     } else {
-        // Whom it waits for is not running, or waits for memory of the program's.
+        // The thread that is waited for does not run, or faults on memory of the program.
         std::thread::sleep(std::time::Duration::from_micros(50));
     }
 }
 
 #[cfg(loom)]
-pub(crate) fn yield_now(_looks: u32) {
+pub(crate) fn yield_now(_attempts: u32) {
     loom::thread::yield_now();
 }

@@ -1,4 +1,4 @@
-//! Views: cached bytes, borrowed.
+//! Views: borrowed bytes of the cache.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -7,29 +7,29 @@ use millpond::{File, View};
 
 use crate::call::{Failure, fault, status, store};
 use crate::file::millpond_file;
-use crate::objects::{FILES, VIEWS, Viewed};
+use crate::objects::{FILES, VIEWS, ViewObject};
 
-/// Cached bytes of a file, borrowed: a snapshot, which does not change however the file does.
+/// Borrowed bytes of the cache: a snapshot, which later changes of the file do not affect.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct millpond_view {
-    /// The bytes, to be read. They are there until the view is released.
+    /// The bytes, read-only. Valid until the view is released.
     pub data: *const c_void,
-    /// How many they are.
+    /// The number of bytes.
     pub len: usize,
-    /// What the library knows it by; 0 is no view.
+    /// The view's handle; 0: no view.
     pub id: u64,
 }
 
-/// Borrows cached bytes: at most `len` from byte `offset` on, and no further than the end of the page or of
-/// the file; 0 at and beyond the end. Stores the view at `view`. It pins a page of the cache until it is
-/// released. Blocks until the page was read.
+/// Borrows cached bytes: at most `len` bytes from byte `offset`, up to the end of the page or of the file;
+/// 0 bytes at and beyond the end. Stores the view at `view`. The view pins a page of the cache until it is
+/// released. Blocks while the page is read.
 ///
-/// The memory is the cache's: writing to it is a fault of the program that nothing catches. The file may be
+/// The memory belongs to the cache. A program must not write to it: no check catches that. The file may be
 /// closed before the view is released.
 ///
 /// Returns 0, or
-/// -EBADF       there is no such file, it is not open for reading, or is that of a parent process
+/// -EBADF       there is no such file, it is not open for reading, or belongs to a parent process
 /// -EINVAL      the range ends beyond INT64_MAX
 /// -EFAULT      `view` is NULL
 /// -ENOBUFS     views pin half of the cache already
@@ -53,10 +53,10 @@ pub unsafe extern "C" fn millpond_view_take(
         let file = FILES.get(file.id)?;
         let taken = file.view(offset, len)?;
         let (data, len) = (taken.as_ptr().cast(), taken.len());
-        // SAFETY: it borrows from the file, which is kept beside it, and dropped after it (`Viewed`); an
-        // Arc's content stays where it is.
+        // SAFETY: the view borrows from the file. `ViewObject` holds a reference to the file and drops it after
+        // the view; the content of an Arc does not move.
         let taken: View<'static> = unsafe { std::mem::transmute::<View<'_>, View<'static>>(taken) };
-        let viewed = Viewed { _view: taken, _file: Arc::<File>::clone(&file) };
+        let viewed = ViewObject { _view: taken, _file: Arc::<File>::clone(&file) };
         let id = VIEWS
             .insert(Arc::new(viewed))
             .map_err(|_| Failure::Refused(libc::EMFILE, "there are too many views"))?;
@@ -65,8 +65,8 @@ pub unsafe extern "C" fn millpond_view_take(
     })
 }
 
-/// Releases a view: its memory must not be used any more. Sets all of `view` to 0. Of copies of the struct,
-/// one is to be released.
+/// Releases a view; its memory must not be used any more. Sets all members of `view` to 0. Release one copy
+/// of the struct only.
 ///
 /// Returns 0, or
 /// -EBADF       there is no such view, or it was released before

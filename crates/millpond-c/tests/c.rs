@@ -1,10 +1,10 @@
-//! Goal: the library as a C programmer meets it: installed, included, linked, called with good and bad
+//! Goal: a C program can use the library as installed: include it, link it, call it with good and bad
 //! arguments. The programs check themselves (`tests/programs`); here they are compiled and run.
 
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
 
-// They use the library as it is installed here.
+// These tests use the library that is installed here.
 #[path = "integrations/nbdkit.rs"]
 mod nbdkit;
 #[path = "integrations/sqlite.rs"]
@@ -20,17 +20,17 @@ use skip::skip;
 use tempfile::TempDir;
 
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
-/// The program's memory is watched, also where the library copies into it or from it.
+/// Sanitizers that check the program's memory, also for the library's copies.
 const WATCHED: [&str; 3] =
     ["-std=gnu11", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-/// They call every function, with good and bad arguments.
+/// Programs that call every function, with good and bad arguments.
 const CALLS: [&str; 2] = ["tests/programs/calls.c", "tests/programs/direct.c"];
 
 fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// What the command printed. It must succeed.
+/// The output of the command, which must succeed.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let Output { status, stdout, stderr } = output;
@@ -39,7 +39,8 @@ fn run(command: &mut Command) -> String {
     stdout
 }
 
-/// Where the library is installed, built with the profile of this test; once for all of them.
+/// The directory of the installed library, built with the profile of this test; installed once for all
+/// tests.
 fn installed() -> &'static Path {
     static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
     INSTALLED.get_or_init(|| {
@@ -62,7 +63,7 @@ fn installed() -> &'static Path {
     })
 }
 
-/// A program of C or C++, linked with the installed library, which is how pkg-config says.
+/// Compiles a program of C or C++, and links it with the installed library by pkg-config.
 fn compile(source: &str, to: &Path, flags: &[&str]) {
     let flags_of = |option: &str| {
         let mut ask = Command::new("pkg-config");
@@ -82,7 +83,7 @@ fn compile(source: &str, to: &Path, flags: &[&str]) {
     run(command.arg(format!("-Wl,-rpath,{}", installed().join("lib").display())));
 }
 
-/// Compiles a program, and runs it in a directory of its own; what it printed.
+/// Compiles a program and runs it in an empty directory; returns its output.
 fn compile_and_run(source: &str, flags: &[&str]) -> String {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let program = dir.path().join("program");
@@ -110,7 +111,7 @@ fn handles_are_closed_while_others_use_them() {
     compile_and_run("tests/programs/threads.c", &WATCHED);
 }
 
-/// Goal: a child of fork loses none of the memory that it maps where rings of its parent lay.
+/// Goal: a child of fork keeps the memory that it maps at addresses of its parent's rings.
 #[test]
 fn a_child_of_fork_keeps_its_memory() {
     compile_and_run("tests/programs/forked.c", &["-std=gnu11"]);
@@ -122,7 +123,7 @@ fn bad_memory_is_an_error_where_a_handler_helps() {
     compile_and_run("tests/programs/fault.c", &["-std=gnu11"]);
 }
 
-/// Goal: the archive does as well as the shared library.
+/// Goal: the static library works as well as the shared one.
 #[test]
 fn a_program_can_be_linked_with_the_archive() {
     let flags = ["-std=c99", "-l:libmillpond.a"];
@@ -168,7 +169,7 @@ fn the_header_is_for_c99_c11_and_cpp17() {
     {
         let mut command = Command::new(compiler);
         command.args(["-x", language, &format!("-std={standard}"), "-fsyntax-only"]).args(STRICT);
-        // Warnings of a header that is the main file alone.
+        // A warning that compilers give for a header as the main file.
         if language == "c" {
             command.arg("-Wno-unused-function");
         }
@@ -176,7 +177,7 @@ fn the_header_is_for_c99_c11_and_cpp17() {
     }
 }
 
-/// The names of functions that a text has.
+/// The names of functions in a text.
 fn functions(text: &str, before: &str, after: &str) -> BTreeSet<String> {
     text.lines()
         .filter_map(|line| line.split_once(after)?.0.rsplit(before).next())
@@ -185,7 +186,8 @@ fn functions(text: &str, before: &str, after: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Goal: what is declared is exported, with its version, and nothing else is, of Rust's neither.
+/// Goal: the library exports the declared functions with their versions, and no other symbols, not even
+/// Rust's.
 #[test]
 fn the_library_exports_what_the_header_declares() {
     let header = std::fs::read_to_string(here("include/millpond.h")).unwrap();
@@ -220,7 +222,7 @@ fn the_library_exports_what_the_header_declares() {
     }
 }
 
-/// Goal: the header that is committed is the one that the sources make.
+/// Goal: the committed header is up to date with the sources.
 #[test]
 fn the_header_is_current() {
     let tools = here("../../target/tools/bin");
@@ -237,7 +239,7 @@ fn the_header_is_current() {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
     assert!(
         read(&made) == read(&here("include/millpond.h")),
-        "include/millpond.h is not what the sources make: scripts/c-header makes it anew"
+        "include/millpond.h is out of date: run scripts/c-header"
     );
     let version = env!("CARGO_PKG_VERSION");
     assert!(read(&made).contains(&format!("#define MILLPOND_VERSION \"{version}\"")));

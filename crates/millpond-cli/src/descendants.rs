@@ -1,4 +1,4 @@
-//! What a command has started, and what that has.
+//! Ends the descendants of a process.
 
 use std::fs;
 

@@ -1,16 +1,16 @@
-//! Why the CLI gives up: a message for the user and an exit status for the shell.
+//! A failure of the CLI: a message for the user, and an exit status for the shell.
 
 use std::fmt::Display;
 
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// The request was understood and failed.
+/// A valid request failed.
 pub const FAILED: u8 = 1;
 /// The arguments, or the program to run, can't be accepted.
 pub const REFUSED: u8 = 2;
-/// The program to run was found and can't be executed; the number is a shell's.
+/// The program to run was found and can't be executed; a shell's exit status.
 pub const NOT_EXECUTABLE: u8 = 126;
-/// The program to run was not found; the number is a shell's.
+/// The program to run was not found; a shell's exit status.
 pub const NOT_FOUND: u8 = 127;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Failure {
     }
 }
 
-/// Says what was being done when an error came up.
+/// Adds the failed activity to an error.
 pub trait Context<T> {
     fn context(self, doing: impl Display) -> Result<T>;
 }

@@ -1,4 +1,4 @@
-//! `millpond keeper`: a keeper as a process of its own.
+//! `millpond keeper`: runs a keeper (recovery daemon) as a process.
 
 use std::io::Write;
 use std::sync::mpsc::channel;
@@ -9,24 +9,24 @@ use millpond::keeper::{Address, Report};
 
 use crate::failure::{Context, Result};
 
-/// How long a keeper that is done waits for somebody to read what it says.
+/// How long a keeper that has finished waits for its reports to be read.
 const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Writes back what programs left dirty when they died.
+/// Writes back the dirty pages of programs that died.
 ///
-/// Listens at ADDRESS until told to end by SIGTERM or SIGINT, and then until the last program that
-/// uses it has ended. Says on standard error what it wrote, what it could not write, and in which
-/// rescue file that is kept; see `millpond rescue`.
+/// Listens at ADDRESS until SIGTERM or SIGINT, and then until the last program that uses it has ended.
+/// Reports on standard error the bytes that it wrote, the bytes that it could not write, and the rescue
+/// file that keeps them; see `millpond rescue`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// The path of a socket, or @NAME for one that no directory shows
+pub struct KeeperArgs {
+    /// The path of a socket, or @NAME for an abstract socket
     address: Address,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &KeeperArgs) -> Result<()> {
     let address = &args.address;
-    // From a thread of its own, and whether or not anybody reads it: a keeper that waited for that, or
-    // died of it, would be no keeper.
+    // A separate thread prints, whether or not the output is read: the keeper must neither wait for a
+    // reader nor die of a closed pipe.
     let (send, reports) = channel::<Report>();
     let (said, all_said) = channel::<()>();
     thread::spawn(move || {

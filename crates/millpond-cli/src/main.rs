@@ -1,23 +1,23 @@
 //! The `millpond` program.
 //!
-//! - [`demo`]: shows each mechanism beside the kernel's, in 15 seconds.
-//! - [`run`]: starts another program with its file I/O served by Millpond. Looks at the program
-//!   first ([`run::program`]), lays the preload library out on disk ([`run::preload`]), execs; or
-//!   stays as its keeper ([`run::kept`]).
-//! - [`keeper`]: writes back what other processes left dirty when they died; [`rescue`]: puts what it
-//!   could not write into the file after all.
-//! - [`bench`]: measures Millpond and its peers on this machine.
-//! - [`soak`]: loads that check themselves, for hours.
-//! - [`store`]: finds out what an object store promises.
-//! - [`crash`]: what a power cut would leave of a program's files.
-//! - [`top`]: shows what running engines do.
+//! - [`demo`]: compares each mechanism with the kernel's, in 15 seconds.
+//! - [`run`]: starts another program with its file I/O served by Millpond. It inspects the program
+//!   ([`run::program`]), writes the preload library to disk ([`run::preload`]), and calls exec; or it stays
+//!   as the program's keeper ([`run::kept`]).
+//! - [`keeper`]: writes back the dirty pages of processes that died; [`rescue`]: applies a rescue file,
+//!   which has the bytes that a keeper could not write.
+//! - [`bench`]: measures Millpond and its baselines on this machine.
+//! - [`soak`]: runs self-checking loads for hours.
+//! - [`store_check`]: tests the promises of an object store.
+//! - [`crash`]: computes the states that a power cut could leave of a program's files, and checks them.
+//! - [`top`]: shows the statistics of running engines.
 //! - [`manual`]: man pages and completions.
 //!
-//! Before all of that, and before std's runtime starts, `run` with the options that most have is started by
-//! [`early`]: the whole command line's description took half of the time until the program ran.
+//! Before all of that, and before std's runtime starts, [`early`] handles `run` with its most common
+//! options: building the full description of the command line took half of the time until the program ran.
 //!
-//! Exit status: that of the program that was run; 2 for arguments or a program that can't be
-//! served, 126 and 127 as a shell has them, 1 for anything else that fails.
+//! Exit status: that of the program that was run; 2 for arguments or a program that can't be served, 126
+//! and 127 as in a shell, 1 for any other failure.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ mod printable;
 mod rescue;
 mod run;
 mod soak;
-mod store;
+mod store_check;
 mod top;
 
 use std::process::ExitCode;
@@ -41,7 +41,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 
-/// `bench` tells how often a request allocates memory.
+/// `bench` counts the allocations of a request.
 #[global_allocator]
 static ALLOCATOR: millpond_bench_peers::Counting = millpond_bench_peers::Counting;
 
@@ -55,36 +55,36 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Demo(demo::Args),
+    Demo(demo::DemoArgs),
     #[command(hide = true)]
     DemoWriter(demo::WriterArgs),
     Run(run::Args),
-    Keeper(keeper::Args),
-    Rescue(rescue::Args),
+    Keeper(keeper::KeeperArgs),
+    Rescue(rescue::RescueArgs),
     Bench(bench::Args),
-    Crash(crash::Args),
-    Soak(soak::Args),
+    Crash(crash::CrashArgs),
+    Soak(soak::SoakArgs),
     #[command(hide = true)]
     SoakWorker(soak::WorkerArgs),
-    Store(store::Args),
-    Top(top::Args),
-    Manual(manual::Args),
+    Store(store_check::StoreArgs),
+    Top(top::TopArgs),
+    Manual(manual::ManualArgs),
 }
 
-// A test's first argument may be anything.
+// In a test, the first argument may be anything.
 #[cfg(not(test))]
 millpond_exit_watcher::before_main!(early);
 
-/// Becomes the program, where the command line is of the simple kind; `main` has all others.
+/// Starts the program, if the command line is of the simple kind; `main` handles the rest.
 #[cfg_attr(test, expect(dead_code, reason = "not called in tests"))]
 fn early() {
     let mut words = std::env::args_os().skip(1);
     if words.next().is_some_and(|word| word == "run")
         && let Some(args) = run::Args::of_plain(words)
     {
-        // Returns only if that has failed.
+        // Returns only if the exec failed.
         let Err(failure) = run::run(&args) else { return };
-        std::process::exit(tell(&failure).into());
+        std::process::exit(report_failure(&failure).into());
     }
 }
 
@@ -99,18 +99,18 @@ fn main() -> ExitCode {
         Command::Crash(args) => crash::run(&args),
         Command::Soak(args) => soak::run(&args),
         Command::SoakWorker(args) => soak::work(&args).map(|()| ExitCode::SUCCESS),
-        Command::Store(args) => store::run(&args),
+        Command::Store(args) => store_check::run(&args),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
         Ok(status) => status,
-        Err(failure) => ExitCode::from(tell(&failure)),
+        Err(failure) => ExitCode::from(report_failure(&failure)),
     }
 }
 
-/// Says it; the exit status.
-fn tell(failure: &Failure) -> u8 {
+/// Prints the failure; returns the exit status.
+fn report_failure(failure: &Failure) -> u8 {
     eprintln!("millpond: {}", printable::printable_lines(&failure.message));
     failure.status
 }

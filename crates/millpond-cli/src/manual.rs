@@ -1,4 +1,4 @@
-//! `millpond manual`: man pages and shell completions, from the definition of the command line itself.
+//! `millpond manual`: man pages and shell completions, generated from the definition of the command line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,9 +7,9 @@ use clap_complete::Shell;
 
 use crate::failure::{Context, Result};
 
-/// Writes man pages, or what a shell completes
+/// Writes man pages or shell completions
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct ManualArgs {
     #[command(subcommand)]
     what: What,
 }
@@ -22,8 +22,8 @@ enum What {
     Completions { shell: Shell },
 }
 
-/// Of `program`, which is all of the command line.
-pub fn run(args: &Args, mut program: clap::Command) -> Result<()> {
+/// Writes the manual of `program`, the whole command line.
+pub fn run(args: &ManualArgs, mut program: clap::Command) -> Result<()> {
     match &args.what {
         What::Man { dir } => {
             program.build();
@@ -36,7 +36,7 @@ pub fn run(args: &Args, mut program: clap::Command) -> Result<()> {
     }
 }
 
-/// The page of a command, and those of the commands below it: `millpond-bench-compare.1`.
+/// Writes the page of a command, and of its subcommands: `millpond-bench-compare.1`.
 fn page(command: &clap::Command, dir: &Path) -> Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name()).replace(' ', "-");
     let path = dir.join(format!("{name}.1"));

@@ -1,4 +1,4 @@
-//! `millpond rescue`: puts what a keeper could not write into the file that it belongs to.
+//! `millpond rescue`: writes the content of a rescue file to the file that it belongs to.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -8,31 +8,31 @@ use crate::printable::printable;
 
 /// Writes the bytes of a rescue file to the file that they belong to.
 ///
-/// A keeper makes one where it can't write what a program left dirty when it died, or must not, as
-/// somebody else has changed the file meanwhile. The rescue file is left where it is.
+/// A keeper makes a rescue file if it can't write the dirty pages of a dead program, or must not, as
+/// another process has changed the file since. The rescue file is kept.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// What a keeper named when it said that it could not write
+pub struct RescueArgs {
+    /// The rescue file that the keeper named in its report
     rescue: PathBuf,
 
-    /// Write to this file, not to the one that the rescue file names
+    /// Write to this file instead of the one that the rescue file names
     #[arg(long, value_name = "FILE")]
     onto: Option<PathBuf>,
 
-    /// Write even if the file was changed since the rescue file was made, or is another one, and even if the rescue file
-    /// is of a user who could not write to it
+    /// Write even if the file was changed since the rescue file was made, or is another file, and even if
+    /// the rescue file belongs to a user who could not write to it
     #[arg(long)]
     force: bool,
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    let Args { rescue, onto, force } = args;
+pub fn run(args: &RescueArgs) -> Result<()> {
+    let RescueArgs { rescue, onto, force } = args;
     let restored = millpond::keeper::restore(rescue, onto.as_deref(), *force)
         .map_err(|error| match error.kind() {
-            ErrorKind::StaleNetworkFileHandle => format!("{error}; --force writes all the same"),
-            // Not the kernel's, which `--force` does not change.
+            ErrorKind::StaleNetworkFileHandle => format!("{error}; --force writes anyway"),
+            // `--force` does not change an error of the kernel.
             ErrorKind::PermissionDenied if error.raw_os_error().is_none() => {
-                format!("{error}; --force writes all the same")
+                format!("{error}; --force writes anyway")
             }
             _ => error.to_string(),
         })

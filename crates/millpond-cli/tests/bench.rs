@@ -1,4 +1,4 @@
-//! `millpond bench`, shrunk until it measures nothing: whether it runs and reports as agreed.
+//! `millpond bench` with tiny parameters: tests that it runs and its report is complete, not the results.
 
 #[path = "common/executable.rs"]
 mod executable;
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use executable::executable;
 use serde_json::Value;
 
-/// One at a time: threads that only compete for locks leave fio little.
+/// One at a time: threads of the lock benchmarks would take processor time from fio.
 static MEASURING: Mutex<()> = Mutex::new(());
 
 fn bench(words: &[&str]) -> Output {
@@ -69,7 +69,7 @@ fn cached_read_reports_every_case_and_peer() {
         for figure in ["ops_per_s", "ns_per_op", "threads", "block_bytes"] {
             assert!(row[figure].as_f64().unwrap() > 0.0, "{figure} in {row}");
         }
-        // fio counts processor time too coarsely for the milliseconds that it runs here.
+        // fio counts processor time too coarsely for these milliseconds.
         for figure in ["cpu_ns_per_op", "context_switches_per_op"] {
             assert!(row[figure].as_f64().unwrap() >= 0.0, "{figure} in {row}");
         }
@@ -79,7 +79,7 @@ fn cached_read_reports_every_case_and_peer() {
         }
     }
 
-    // Measured, or said why not: nothing is left out.
+    // Each engine has a result or a reason: none is left out.
     let skipped = report["skipped"].as_array().unwrap();
     assert!(skipped.iter().all(|gap| !gap["reason"].as_str().unwrap().is_empty()));
     let told = |case: &str, engine: &str| {
@@ -188,7 +188,7 @@ fn no_copy_reports_every_case_and_peer() {
     for case in ["direct-read-4k-random", "direct-read-1m", "direct-write-1m"] {
         let fio = "fio, io_uring, O_DIRECT, fixed";
         assert!(told(case, fio), "{case}");
-        // Measured beside fio alone, which needs io_uring.
+        // Measured only together with fio, which needs io_uring.
         let without_fio = skipped.iter().any(|gap| gap["case"] == case && gap["engine"] == fio);
         assert!(without_fio || told(case, "millpond, direct"), "{case}");
     }
@@ -236,7 +236,7 @@ fn write_reports_every_case_and_peer() {
 
 #[test]
 fn stalls_reports_every_case_and_peer() {
-    // On a disk: for O_DIRECT.
+    // On a disk, for O_DIRECT.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
@@ -268,7 +268,7 @@ fn stalls_reports_every_case_and_peer() {
         for engine in engines {
             assert!(told(case, engine), "{case}: {engine}");
         }
-        // The longest is in a note.
+        // The note has the longest wait.
         let mut notes = report["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
         let is_skipped = skipped.iter().any(|gap| gap["case"] == case);
         let note = notes.any(|note| note.starts_with(case) && note.contains("bar "));
@@ -297,7 +297,7 @@ fn mixed_reports_every_case_and_peer() {
     let rows = report["rows"].as_array().unwrap();
     let skipped = report["skipped"].as_array().unwrap();
     assert!(skipped.iter().all(|gap| !gap["reason"].as_str().unwrap().is_empty()));
-    // A gap is told once for a case's reads and writes together.
+    // A gap is reported once for a case's reads and writes together.
     let told = |case: &str, engine: &str| {
         let is_of = |row: &&Value| row["case"].as_str().unwrap().starts_with(case);
         let is_by = |row: &&Value| row["engine"].as_str().unwrap().ends_with(engine);
@@ -368,7 +368,7 @@ fn around_the_hit_reports_every_case_and_peer() {
     let depth = |case: &str| &rows.iter().find(|row| row["case"] == case).unwrap()["queue_depth"];
     assert_eq!(depth("direct-null-queue"), 32);
     assert!(depth("miss-4k").is_null());
-    // Else it measures hits.
+    // Otherwise the case measures hits.
     let notes = report["notes"].as_array().unwrap();
     let missed = |note: &&Value| note.as_str().unwrap().starts_with("miss-4k");
     assert!(notes.iter().filter(missed).count() >= 2);
@@ -399,7 +399,7 @@ fn async_read_and_wakeups_report_every_case_and_peer() {
             ],
         ),
     ] {
-        // On a disk: for O_DIRECT.
+        // On a disk, for O_DIRECT.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let mut words = vec![suite, "--quick", "--shrink", "64"];
         words.extend(["--dir", dir.path().to_str().unwrap(), "--json", json.to_str().unwrap()]);
@@ -425,7 +425,7 @@ fn async_read_and_wakeups_report_every_case_and_peer() {
     }
 }
 
-/// What `programs` reports of the cases whose name contains `case`, with PATH as given.
+/// The report of `programs` for the cases whose name contains `case`, with the given PATH.
 fn programs(case: &str, path: &str) -> (Output, Value) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let out = tempfile::tempdir().unwrap();
@@ -459,7 +459,7 @@ fn programs_reports_both_sides_and_what_was_reached() {
         let ratio = row["ratio_median"].as_f64();
         assert_eq!(ratio.is_some_and(|ratio| ratio > 0.0), row["engine"] == "run", "{row}");
     }
-    // It was `run` that ran them, and each was judged.
+    // `run` started them, and each result was compared.
     let notes: Vec<_> =
         report["notes"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     let told = |start: &str, text: &str| {
@@ -471,7 +471,7 @@ fn programs_reports_both_sides_and_what_was_reached() {
     }
 }
 
-/// Goal: a program that is not there is named, with the package that has it.
+/// Goal: a missing program is named, with the package that has it.
 #[test]
 fn programs_that_are_missing_are_told() {
     let (output, report) = programs("rsync", "/no/such");
@@ -484,7 +484,7 @@ fn programs_that_are_missing_are_told() {
     }
 }
 
-/// Goal: a program that ends, speaks or writes differently under `run` is an error, and no figure.
+/// Goal: a program that exits, prints or writes differently under `run` is an error, and no result.
 #[test]
 fn programs_that_differ_under_run_fail() {
     for (differs, reason) in [

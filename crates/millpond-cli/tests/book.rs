@@ -1,4 +1,5 @@
-//! Goal: the book is whole: every page is in its contents, every link leads somewhere, every command of the guide runs.
+//! Goal: the book is complete: its contents list every page, every link has a target, every command of the
+//! guide runs.
 
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
@@ -40,14 +41,14 @@ fn prose(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Where the links of a page lead.
+/// The targets of a page's links.
 fn links(text: &str) -> Vec<String> {
     let prose = prose(text);
     let targets = prose.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
     targets.map(|(target, _)| target.to_owned()).collect()
 }
 
-/// What a heading is called in a link, as mdBook and others have it.
+/// The anchor of a heading, as mdBook and GitHub generate it.
 fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.collect::<String>().to_lowercase().replace(' ', "-")
@@ -59,7 +60,7 @@ fn anchors(text: &str) -> Vec<String> {
     headings.map(|line| anchor(line.trim_start_matches('#').trim())).collect()
 }
 
-/// Blocks of code of this language, in order.
+/// The code blocks of this language, in order.
 fn blocks(text: &str, language: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut lines = text.lines();
@@ -112,8 +113,9 @@ fn links_lead_somewhere() {
     assert!(followed > 50, "{followed} links");
 }
 
-/// Method: the blocks marked `sh` of a page, in turn, in a folder of their own. Those marked `sh,ignore` install
-/// or measure for minutes: other tests have `scripts/install`, `scripts/install-c` and `millpond bench`.
+/// Method: runs the blocks of a page marked `sh`, in turn, in an empty directory. The blocks marked
+/// `sh,ignore` install or measure for minutes: other tests cover `scripts/install`, `scripts/install-c` and
+/// `millpond bench`.
 #[test]
 fn the_commands_of_the_guide_run() {
     let mut path = Path::new(MILLPOND).parent().unwrap().as_os_str().to_owned();
@@ -154,7 +156,7 @@ fn mdbook_builds_it() {
         let html = fs::read_to_string(to.path().join(page)).unwrap();
         assert!(html.contains("Millpond"), "{page}");
     }
-    // Pictures come along, and what is included stands there.
+    // Pictures are copied, and included files are in place.
     assert!(to.path().join("pictures/hit.svg").exists());
     let c = fs::read_to_string(to.path().join("guide/c.html")).unwrap();
     assert!(c.contains("millpond_engine_create"), "the program is included");

@@ -1,4 +1,5 @@
-//! Goal: `millpond crash` finds what a power cut can break, and nothing where nothing can.
+//! Goal: `millpond crash` finds the states that a power cut can break, and reports none for a program that
+//! is safe.
 
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
@@ -11,7 +12,7 @@ use serde_json::Value;
 
 const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
 
-/// Whether there is a FUSE to mount with.
+/// Whether FUSE can mount.
 fn has_fuse() -> bool {
     let has = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
     if !has {
@@ -38,7 +39,7 @@ fn json(done: &Output) -> Value {
     serde_json::from_slice(&done.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(done)))
 }
 
-/// Longer with `MILLPOND_TEST_SCALE`; never so short that nothing is found.
+/// The number of states; `MILLPOND_TEST_SCALE` raises it. It is never too small to find the failure.
 fn states(least: usize) -> String {
     let scale = std::env::var("MILLPOND_TEST_SCALE").ok().and_then(|scale| scale.parse().ok());
     (least as f64 * scale.unwrap_or(1.0f64).max(1.0)).to_string()
@@ -69,18 +70,18 @@ fn a_rename_without_a_sync_is_found() {
             assert!(String::from_utf8_lossy(&done.stderr).contains("done"), "its output");
         }
     }
-    // With the sync it is right, by any of them.
+    // With the sync the program is right, in all models.
     let synced = "printf new > t && sync t && mv t f && sync . && echo done";
     let durable = format!("{WHOLE} && (! grep -q done $MILLPOND_CRASH_SAID || grep -q new f)");
     for model in ["strict", "ordered", "ext4"] {
         let done = crash(dir.path(), &durable, &["--model", model], &["sh", "-c", synced]);
         assert!(done.status.success(), "{}", text(&done));
     }
-    // And without that of the directory it may be undone after it was said to be done.
+    // Without the sync of the directory the rename may be undone after the program has printed "done".
     let half = "printf new > t && sync t && mv t f && echo done";
     let done = crash(dir.path(), &durable, &[], &["sh", "-c", half]);
     assert!(!done.status.success() && text(&done).contains("LOST"), "{}", text(&done));
-    // The directory itself is as it was.
+    // The directory itself is unchanged.
     assert_eq!(fs::read_to_string(dir.path().join("f")).unwrap(), "old");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
@@ -99,7 +100,7 @@ for n in range(4):
     print(n, flush=True)
 ";
 
-/// Lines that were said are one for the table, and one for each row.
+/// A line of output is for the table, and one for each row.
 const SQLITE_CHECK: &str = "
 said=$(grep -c . $MILLPOND_CRASH_SAID)
 [ -e f.db ] || exit $said
@@ -110,8 +111,8 @@ echo said $said, has $1 rows, the last is $2
 [ $1 = $2 ] && [ $1 -ge $((said - 1)) ]
 ";
 
-/// SQLite says itself that with FULL a commit may be undone by a power cut in mode DELETE, as the removal of the
-/// journal is not synced, and that in mode WAL NORMAL commits may be.
+/// SQLite documents that with FULL a power cut may undo a commit in mode DELETE, as the removal of the
+/// journal is not synced, and that in mode WAL it may undo commits with NORMAL.
 #[test]
 fn sqlite_is_never_broken() {
     if !has_fuse() {
@@ -129,7 +130,7 @@ fn sqlite_is_never_broken() {
         let dir = tempfile::tempdir().unwrap();
         let program = ["python3", program.to_str().unwrap(), journal, sync];
         let mode = if journal == "wal" { "back" } else { "through" };
-        // Rare is a state in which something is lost.
+        // States that lose a commit are rare.
         let states = states(if loses { 300 } else { 60 });
         let options = ["--eager", "--mode", mode, "--states", &states, "--json"];
         let done = crash(dir.path(), SQLITE_CHECK, &options, &program);
@@ -143,7 +144,7 @@ fn sqlite_is_never_broken() {
     }
 }
 
-/// A log whose records have checksums; `sync` says whether it syncs.
+/// A log whose records have checksums; `sync` is whether it syncs.
 const LOG: &str = "
 import os, sys, zlib
 fd = os.open('log', os.O_RDWR | os.O_CREAT, 0o644)
@@ -229,7 +230,8 @@ os.fsync(fd)
 os.close(fd)
 ";
 
-/// Method: what mode back writes is fewer pages than the program wrote, in mode through the library tells.
+/// Method: in mode back fewer pages are written than the program wrote; in mode through the library reports
+/// the same number.
 #[test]
 fn the_engine_serves_the_recorded_files() {
     if !has_fuse() {
@@ -268,7 +270,7 @@ fn an_interrupt_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let mut crash = Command::new(MILLPOND);
     crash.args(["crash", "--kernel", "--check", "true", "--dir"]).arg(dir.path());
-    // What it leaves has its standard output, too.
+    // Its child holds its standard output, too.
     let begins = dir.path().with_extension("begun");
     let leaves = format!("sleep 20 & echo $! >{0}.part; mv {0}.part {0}; wait", begins.display());
     let mut crash = crash.args(["--", "sh", "-c", &leaves]).spawn().unwrap();
@@ -289,9 +291,9 @@ fn an_interrupt_leaves_nothing_behind() {
     .unwrap();
     let interrupted = std::time::Instant::now();
     assert_eq!(crash.wait().unwrap().code(), Some(1));
-    assert!(interrupted.elapsed().as_secs() < 10, "it waited for what the program left");
+    assert!(interrupted.elapsed().as_secs() < 10, "it waited for the program's child");
     assert!(!mounted());
-    // Its name is in its command line as long as it is no zombie.
+    // A process has its command line until it is a zombie.
     let command = fs::read(format!("/proc/{}/cmdline", left.trim())).unwrap_or_default();
-    assert!(!command.starts_with(b"sleep"), "what it started goes on");
+    assert!(!command.starts_with(b"sleep"), "its child continues");
 }

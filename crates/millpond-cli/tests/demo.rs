@@ -1,5 +1,5 @@
-//! `millpond demo` as a new user runs it: a table, no file left behind, and one clear line for a directory
-//! that cannot hold its files.
+//! Goal: `millpond demo` works for a new user: it prints a table, leaves no file behind, and prints one
+//! clear line for a directory that cannot hold its files.
 
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
@@ -40,7 +40,7 @@ fn the_table_has_every_mechanism() {
             .map(str::to_owned)
             .collect()
     };
-    // The engine's count is the last one; the kernel's may be anything.
+    // The engine's count is the last one; the kernel's may be any number.
     assert_eq!(numbers("torn reads").last().map(String::as_str), Some("0"), "{stdout}");
     assert_eq!(row("writes lost").matches(" 0 of ").count(), 2, "{stdout}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

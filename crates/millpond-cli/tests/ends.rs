@@ -1,6 +1,7 @@
-//! The line at the end of `millpond run`, however the program ends; and who says it where the program can't.
+//! Goal: the last line of `millpond run` is printed however the program ends; by the reporter process if
+//! the program can't.
 //!
-//! That one, who stays aside, is there from before the program on: nothing here has to wait for it.
+//! The reporter exists before the program starts: these tests do not have to wait for it.
 
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
@@ -13,12 +14,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
 
-/// Reads 400 times 4 KiB at 4 places, which has a file adopted.
+/// Reads 400 times 4 KiB at 4 places, so the file is adopted.
 const PRELUDE: &str = "import os, sys, time, ctypes, signal\n\
     def again(fd):\n\
     \x20   for i in range(400): assert len(os.pread(fd, 4096, i % 4 * 4096)) == 4096\n\
     def kill(number): os.kill(os.getpid(), number); time.sleep(100)\n";
-/// The interpreter opens files before: they are counted, too, in the same way each time.
+/// The interpreter opens files before. They are counted, too, always the same way.
 const READS: &str =
     "again(os.open('f', os.O_RDONLY)); other = os.open('f', os.O_RDONLY); os.read(other, 9)\n";
 
@@ -29,7 +30,7 @@ fn place() -> tempfile::TempDir {
     dir
 }
 
-/// The interpreter itself: what is found first may be a script that looks for it.
+/// The interpreter itself: the first one in PATH may be a script.
 fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {
@@ -47,7 +48,7 @@ fn command(place: &Path, options: &[&str], script: &str) -> Command {
     command
 }
 
-/// Until standard error is closed by all that had it.
+/// Returns when all processes have closed standard error.
 fn run(options: &[&str], script: &str) -> Output {
     let place = place();
     command(place.path(), options, script).output().unwrap()
@@ -61,7 +62,7 @@ fn ended(status: ExitStatus) -> (Option<i32>, Option<i32>) {
     (status.code(), status.signal())
 }
 
-/// Ends the process by an instruction of its own, which no hook sees.
+/// Ends the process by a system call instruction, which no hook sees.
 fn exit_unseen() -> &'static str {
     if cfg!(target_arch = "x86_64") {
         // mov edi, 5; mov eax, SYS_exit_group; syscall
@@ -72,8 +73,8 @@ fn exit_unseen() -> &'static str {
     }
 }
 
-/// Goal: the same line, once, of the same use, whatever ended the program, in all modes: what was open then is
-/// counted, too. The program's end is what it was.
+/// Goal: the line is printed once, with the same counts, for every end of the program, in all modes. Files
+/// that were open then are counted. The exit status is unchanged.
 #[test]
 fn the_line_is_said_however_the_program_ends() {
     let unseen = format!(
@@ -91,7 +92,7 @@ fn the_line_is_said_however_the_program_ends() {
     ];
     for options in [&["--mode", "through"][..], &["--mode", "back"], &["--eager"]] {
         for (end, expected) in ends {
-            // What the interpreter opens to be able to end so is opened each time.
+            // The modules that the interpreter loads for this end are loaded each time.
             let before = if end == unseen { "import mmap\n" } else { "" };
             let itself = run(options, &format!("{before}{READS}os._exit(3)"));
             assert_eq!(itself.status.code(), Some(3), "{}", stderr(&itself));
@@ -104,7 +105,7 @@ fn the_line_is_said_however_the_program_ends() {
     }
 }
 
-/// Goal: with direct backing, too, but for the transfers, which nobody knows any more.
+/// Goal: with direct backing, too, except for the transfers, which are unknown at the end.
 #[test]
 fn with_direct_backing_files_are_told() {
     let killed = run(&["--backing", "direct"], &format!("{READS}kill(9)"));
@@ -121,14 +122,15 @@ fn quiet_stays_quiet() {
     }
 }
 
-/// What `served` and `passed` say in bytes.
+/// The numbers of `served` and `passed`, in bytes.
 fn bytes(line: &str) -> (u64, u64) {
     let numbers = line.split([' ', ';']).filter_map(|word| word.parse().ok());
     let numbers: Vec<u64> = numbers.take(4).collect();
     (numbers[1], numbers[3])
 }
 
-/// Goal: a program that becomes another is one: what it counted before is in the line, and what children have.
+/// Goal: a program that calls exec is one program: the line includes its earlier counts, and its
+/// children's.
 #[test]
 fn another_program_and_children_are_in_the_line() {
     let one = run(&[], &format!("{READS}kill(9)"));
@@ -145,14 +147,14 @@ fn another_program_and_children_are_in_the_line() {
         assert_eq!(line.lines().count(), 1, "{line}");
         let (once, twice) = (bytes(&stderr(&one)), bytes(&line));
         assert!(once.0 > 0 && twice.0 == 2 * once.0, "{}{line}", stderr(&one));
-        // What the child had from the kernel before it was adopted, and `cat`.
+        // The reads of the child before the adoption, and those of `cat`.
         let adopted = 400 * 4096 - once.0;
         assert!(twice.1 >= once.1 + adopted + 16384, "{}{line}", stderr(&one));
     }
 }
 
-/// Goal: who stays aside is no child of the program, whichever way that asks; is in no session or process group
-/// of its; and has nothing of its but standard error.
+/// Goal: the reporter is no child of the program, in any way to ask; is in none of its sessions and process
+/// groups; and shares nothing with it except standard error.
 #[test]
 fn nobody_is_there_for_the_program() {
     let script = "import errno\n\
@@ -186,7 +188,7 @@ fn nobody_is_there_for_the_program() {
     let place = place();
     let mark = format!("mark-{}", std::process::id());
     for (option, expected) in [("--cache=64m", 1), ("--quiet", 0)] {
-        // A signal for the end of a child would be pending then.
+        // The signal for the end of a child would be pending then.
         let setup = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])\n";
         let script = format!("{PRELUDE}{script}");
         let words = [option, "--", python().to_str().unwrap(), "-c", &script, &mark];
@@ -202,12 +204,12 @@ fn nobody_is_there_for_the_program() {
     }
 }
 
-/// Goal: nobody who waits for the end of the output waits longer than for the program, and what was left behind by
-/// the program keeps on.
+/// Goal: a reader of the output waits for the program only, and not for the processes that the program left
+/// behind, which continue.
 #[test]
 fn nothing_is_held_beyond_the_end() {
     let place = place();
-    // A daemon that is there until the directory goes.
+    // A daemon that runs until the directory is removed.
     let script = "again(os.open('f', os.O_RDONLY))\n\
         if os.fork() == 0:\n\
         \x20   os.setsid(); null = os.open('/dev/null', os.O_RDWR)\n\
@@ -222,8 +224,8 @@ fn nothing_is_held_beyond_the_end() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Goal: where no process may be had, or one that nobody wants would be the program's child, the program runs as ever,
-/// and says its line when it can.
+/// Goal: if the process limit is reached, or the reporter would be an unexpected child of the program, the
+/// program runs as usual, and prints its line itself if it can.
 #[test]
 fn where_nobody_can_stay_aside_the_program_is_alone() {
     let script = "n=0; while [ $n -lt 9 ]; do read -r x < f; n=$((n + 1)); done; ";
@@ -250,7 +252,7 @@ fn where_nobody_can_stay_aside_the_program_is_alone() {
     }
 }
 
-/// `millpond run` in a process that was prepared by `setup`.
+/// `millpond run` in a process that `setup` has prepared.
 fn prepared(setup: &str, words: &[&str]) -> Command {
     let mut command = Command::new(python());
     let exec = "os.execv(sys.argv[1], [sys.argv[1], 'run'] + sys.argv[2:])";

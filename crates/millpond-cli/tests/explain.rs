@@ -1,4 +1,4 @@
-//! `millpond run --explain` and `--stats`: what became of each file, told however the program ends.
+//! Goal: `millpond run --explain` and `--stats` report the state of each file, however the program ends.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Reads 400 times 4 KiB at 4 places, which has a file adopted.
+/// Reads 400 times 4 KiB at 4 places, so the file is adopted.
 const READS: u64 = 400;
 const PRELUDE: &str = "import os, sys, time\n\
     def again(fd, times=400):\n\
@@ -37,7 +37,7 @@ impl Place {
         command
     }
 
-    /// What is told of the script in JSON.
+    /// The JSON report of the script.
     #[track_caller]
     fn told(&self, options: &[&str], script: &str) -> (Output, Value) {
         self.told_by(
@@ -54,7 +54,7 @@ impl Place {
         (output, told.unwrap_or_else(|error| panic!("{error}")))
     }
 
-    /// The reason for which the kernel has the file `name`.
+    /// The reason why the kernel serves the file `name`.
     #[track_caller]
     fn reason(&self, name: &str, options: &[&str], script: &str) -> String {
         let (output, told) = self.told(options, script);
@@ -64,7 +64,7 @@ impl Place {
     }
 }
 
-/// The interpreter itself: what is found first may be a script that looks for it.
+/// The interpreter itself: the first one in PATH may be a script.
 fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {
@@ -96,11 +96,11 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Every read was counted once, most of them as hits.
+/// Each read was counted once, most of them as hits.
 #[track_caller]
 fn assert_served(row: &Value) {
     let (hits, misses) = (number(&row["hits"]), number(&row["misses"]));
-    // A page that another thread is just filling may be missed more than once.
+    // A page that another thread is filling may be missed more than once.
     assert!(hits > READS / 3 && misses <= 20, "{row}");
     assert_eq!(number(&row["read"]["served"]), (hits + misses) * 4096, "{row}");
     assert_eq!(
@@ -112,7 +112,7 @@ fn assert_served(row: &Value) {
     assert!(row["kernel"].is_null(), "{row}");
 }
 
-/// Goal: the same is told of the same use, whatever ended the program, in both modes.
+/// Goal: the same use gives the same report, for every way to end, in both modes.
 #[test]
 fn told_however_the_program_ends() {
     let ends = [
@@ -141,7 +141,7 @@ fn told_however_the_program_ends() {
     }
 }
 
-/// Goal: children of fork, and what they become, have rows of their own, also when they are killed.
+/// Goal: children of fork, and the programs that they exec, have their own rows, also when they are killed.
 #[test]
 fn children_are_told_of() {
     let place = Place::new();
@@ -165,7 +165,7 @@ fn children_are_told_of() {
     assert_eq!(told["totals"]["kernel_files"]["once"], 1, "{told}");
 }
 
-/// Goal: what was written is told, by whom.
+/// Goal: the report has the written bytes, and whether the engine or the kernel wrote them.
 #[test]
 fn writes_are_told_of() {
     let place = Place::new();
@@ -177,11 +177,11 @@ fn writes_are_told_of() {
     assert_eq!(row["written"], serde_json::json!({"served": 1000, "kernel": 100}));
 }
 
-/// Goal: adopted, given back, adopted again: each time is told, in order, up to the number that is kept.
+/// Goal: adopted, released, adopted again: each time is reported, in order, up to the number that is kept.
 #[test]
 fn each_time_is_told() {
     let place = Place::new();
-    // A write is a call that may be the last before the file is given back.
+    // A write is a call that may be the last before the release.
     let script = "fd = os.open('f', os.O_RDWR)\n\
         for i in range(1000): os.pwrite(fd, b'x', i); again(fd, 4)";
     let options = ["--explain", "--json", "--report", "told"];
@@ -206,7 +206,7 @@ fn each_time_is_told() {
     assert_eq!(read, 4000 * 4096, "{row}");
 }
 
-/// Goal: of a file that is left to the kernel it is told why.
+/// Goal: for a file that the kernel serves, the report has the reason.
 #[test]
 fn each_reason_is_told() {
     const AGAIN: &str = "fd = os.open('f', os.O_RDONLY)\nagain(fd)\n";
@@ -217,7 +217,7 @@ fn each_reason_is_told() {
     assert_eq!(before("os.read(fd, 16384)"), "once");
     assert_eq!(before("os.close(os.open('f', os.O_RDONLY | os.O_DIRECT))"), "o-direct");
     assert_eq!(before("os.dup(fd)\nagain(fd)"), "duplicated");
-    // The child has it until its parent ends.
+    // The child has the file until its parent ends.
     let fork =
         "end, own = os.pipe()\nif not os.fork(): os.close(own); os.read(end, 1); os._exit(0)\n";
     assert_eq!(before(&format!("{fork}again(fd)")), "forked");
@@ -250,7 +250,8 @@ fn each_reason_is_told() {
     assert_eq!((&row["kernel"], &row["hits"]), (&"file-system".into(), &0.into()), "{told}");
 }
 
-/// Goal: the same of files that others have, or had at the start, or that belong to others.
+/// Goal: the same for files that other processes have open, or had at the start, or that belong to other
+/// users.
 #[test]
 fn reasons_that_take_others() {
     const AGAIN: &str = "fd = os.open('f', os.O_RDONLY)\nagain(fd)\n";
@@ -281,7 +282,7 @@ fn reasons_that_take_others() {
     let (_, told) = place.told_by(command);
     assert_eq!(row(&told, &place.path("f"))["kernel"], "inherited", "{told}");
 
-    // Of root's, by somebody else.
+    // A file of root, read by another user.
     let script = "if os.getuid() == 0: os.setuid(65534)\nfd = os.open('/etc/passwd', 0)\n\
         for i in range(400): os.pread(fd, 100, 0)";
     let (output, told) = place.told(&["--path", "/etc"], script);
@@ -289,8 +290,8 @@ fn reasons_that_take_others() {
     assert_eq!(row(&told, Path::new("/etc/passwd"))["kernel"], "no-lease", "{told}");
 }
 
-/// Goal: the same as text, for people and for `grep`: a line for each file, then the totals; only those
-/// with `--stats`.
+/// Goal: the same as text, for people and for `grep`: a line for each file, then the totals; with `--stats`
+/// only the totals.
 #[test]
 fn told_as_text() {
     let place = Place::new();
@@ -321,8 +322,8 @@ fn told_as_text() {
     assert!(stats["files"].is_null() && stats["totals"]["served_files"] == 1, "{stats}");
 }
 
-/// Goal: it is told how often the cache shrank for want of memory, also when the program is killed; in words only if it
-/// did.
+/// Goal: the report has the number of times that the cache shrank for lack of memory, also when the program
+/// is killed. The text mentions it only if it is not 0.
 #[test]
 fn memory_pressure_is_told() {
     let place = Place::new();
@@ -339,7 +340,7 @@ fn memory_pressure_is_told() {
         let mut command = place.command(options, &script(end));
         stderr(&command.env("MILLPOND_PRESSURE_FILE", &stalls).output().unwrap())
     };
-    // Until the library has looked: the seventh word of the header says so.
+    // Waits until the library has checked: the seventh word of the header changes.
     let pressed = "accounts = open(os.environ['MILLPOND_ACCOUNTS'].split(':')[0], 'rb', buffering=0)\n\
         us = 0\n\
         while accounts.seek(48) and accounts.read(8) == bytes(8):\n\
@@ -367,8 +368,8 @@ fn bad_reports_are_refused() {
     }
 }
 
-/// Goal: a name that leads to another file by now is not used: neither for the accounts nor for the tally,
-/// which children append to.
+/// Goal: a name that has become another file is not used, neither for the accounts nor for the tally, to
+/// which children append.
 #[test]
 fn a_stranger_is_not_written_to() {
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! `millpond keeper`, `millpond rescue`, and what `millpond run` says when its keeper is gone.
+//! Goal: `millpond keeper` and `millpond rescue` work, and `millpond run` reports the loss of its keeper.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ fn millpond() -> Command {
     Command::new(env!("CARGO_BIN_EXE_millpond"))
 }
 
-/// A process of this test binary that leaves a page dirty and dies.
+/// Runs this test binary as a process that leaves a page dirty and dies.
 fn dies(address: &Path, file: &Path) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["writer", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -24,7 +24,7 @@ fn dies(address: &Path, file: &Path) {
     assert!(String::from_utf8_lossy(&output.stdout).contains("kept"), "{output:?}");
 }
 
-/// The other role.
+/// The process of `dies`.
 #[test]
 #[ignore = "a role, in which others start this program"]
 fn writer() {
@@ -37,7 +37,7 @@ fn writer() {
     opened.write_all_at(&[5; 4096], 0).unwrap();
     assert_eq!(std::fs::metadata(file).unwrap().len(), 0);
     println!("kept");
-    // What follows shows to everybody that somebody else has changed the file.
+    // Makes it visible that another process has changed the file.
     if file.ends_with("changed") {
         File::options().write(true).open(file).unwrap().write_all_at(b"other", 0).unwrap();
     }
@@ -53,15 +53,15 @@ fn start_keeper(address: &Path, stderr: Stdio) -> Child {
     child
 }
 
-/// Tells the keeper to end, and waits for it; it has written all by then.
+/// Sends SIGTERM to the keeper, and waits for it. It has written all dirty pages then.
 fn end(mut keeper: Child) -> bool {
     let pid = rustix::process::Pid::from_raw(keeper.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     keeper.wait().unwrap().success()
 }
 
-/// Goal: a keeper whose standard error nobody reads goes on.
-/// Incident: it panicked at the first thing that it had to say.
+/// Goal: a keeper whose standard error is not read continues.
+/// Incident: it panicked at its first report.
 #[test]
 fn nobody_hears_the_keeper() {
     let dir = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn rescue(arguments: &[&str]) -> Output {
     millpond().arg("rescue").args(arguments).output().unwrap()
 }
 
-/// Goal: a rescue file is named where a keeper speaks, and can be put back on command.
+/// Goal: the keeper's report names the rescue file, and the command writes it back.
 #[test]
 fn rescue_files_are_named_and_put_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn rescue_files_are_named_and_put_back() {
     let path = loop {
         line.clear();
         assert_ne!(said.read_line(&mut line).unwrap(), 0, "it named none");
-        if let Some((_, path)) = line.trim().split_once("is kept in ") {
+        if let Some((_, path)) = line.trim().split_once("are kept in ") {
             break path.to_string();
         }
     };
@@ -117,7 +117,7 @@ fn rescue_files_are_named_and_put_back() {
     assert!(end(keeper));
 }
 
-/// Goal: a program whose keeper is killed goes on, its writes go through, and it is said.
+/// Goal: a program whose keeper is killed continues, its writes are written through, and a line reports it.
 #[test]
 fn a_program_whose_keeper_is_killed() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! `millpond run --mode back`, and the program killed at any moment: whatever a call has returned
-//! for is in the files when `millpond run` returns, nothing is there by halves, and no file is longer
-//! than it should be. One exception: where little may wait, writes go to the kernel at once, and that
-//! ends one of a process that is killed between two pages, as without `millpond run` (of 3,000 kills of a
-//! program that wrote 36 KiB over and over 2,354 left such a write).
+//! Goal: after a kill of a program under `millpond run --mode back` at any moment, the files have the
+//! effect of all calls that had returned, no operation is there by halves, and no file is too long.
+//!
+//! One exception: with a small limit of dirty bytes, writes go to the kernel at once. The kernel ends a
+//! write of a killed process between two pages, as without `millpond run`. (Of 3,000 kills of a program
+//! that wrote 36 KiB over and over, 2,354 left such a write.)
 //!
 //! `MILLPOND_TEST_SCALE=50` makes it 1,000 kills for each backing.
 
@@ -15,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const KILLS: u64 = 20;
-/// From one in which nothing is evicted to one in which little may wait.
+/// From a cache in which nothing is evicted to one with a small limit of dirty bytes.
 const CACHES: [&str; 3] = ["16m", "4m", SMALLEST];
 const SMALLEST: &str = "512k";
 const PAGE: usize = 4096;
@@ -31,7 +32,7 @@ fn compile(dir: &Path) -> PathBuf {
     binary
 }
 
-/// As the program's `struct record`.
+/// The program's `struct record`.
 #[derive(Clone, Debug)]
 struct Record {
     kind: u32,
@@ -77,7 +78,7 @@ impl Record {
     }
 }
 
-/// What a file should hold, and by what name.
+/// The expected content of a file, and its name.
 #[derive(Clone, Default, Debug, PartialEq)]
 struct Model {
     name: Option<String>,
@@ -103,19 +104,19 @@ impl Model {
     }
 }
 
-/// What was wrong.
+/// Differences.
 #[derive(Clone, Default, Debug, PartialEq)]
 struct Wrong {
     lost: usize,
     torn: usize,
     too_long: usize,
     missing: usize,
-    /// Names that no file should have.
+    /// Files with unexpected names.
     left_over: usize,
 }
 
-/// Compares a file with what it should be before and after the call that did not return: under the names
-/// of either, it is there with its content, or is not there.
+/// Compares a file with its expected state before and after the call that did not return: under each of the
+/// names, it has its content or does not exist.
 fn compare(dir: &Path, before: &Model, after: &Model, wrong: &mut Wrong) {
     let read = |model: &Model| fs::read(dir.join(model.name.as_ref()?)).ok();
     let is_as = |model: &Model| {
@@ -147,7 +148,7 @@ fn compare(dir: &Path, before: &Model, after: &Model, wrong: &mut Wrong) {
         differs(before),
         differs(after),
     );
-    // Every byte is as it was or as it would be.
+    // Each byte is the old or the new one.
     let of = |model: &Model, at: usize| model.data.get(at).copied();
     let is_mixed =
         (0..found.len()).all(|at| [of(before, at), of(after, at)].contains(&Some(found[at])));
@@ -158,7 +159,7 @@ fn compare(dir: &Path, before: &Model, after: &Model, wrong: &mut Wrong) {
     }
 }
 
-/// Whether each page of a file is as it was or as it would be.
+/// Whether each page of a file is the old or the new one.
 fn has_whole_pages(dir: &Path, before: &Model, after: &Model) -> bool {
     let Some(name) = &before.name else { return false };
     let Ok(found) = fs::read(dir.join(name)) else { return false };
@@ -172,13 +173,13 @@ fn has_whole_pages(dir: &Path, before: &Model, after: &Model) -> bool {
         })
 }
 
-/// What happened in a run.
+/// Counts of the runs.
 #[derive(Default, Debug)]
 struct Seen {
     returned: usize,
     /// Writes that the kernel ended between two pages.
     in_part: usize,
-    /// Runs in which the keeper had something to write, and how much.
+    /// Runs in which the keeper wrote pages, and how many.
     recoveries: u64,
     pages: u64,
 }
@@ -272,7 +273,7 @@ fn a_killed_program_loses_nothing() {
     kill_often("buffered");
 }
 
-/// The keeper finds the description as the moment left it: with `O_DIRECT` or without.
+/// The keeper finds the description in the state at the kill: with `O_DIRECT` or without.
 #[test]
 fn nor_does_it_with_direct_backing() {
     kill_often("direct");

@@ -1,4 +1,4 @@
-//! Man pages and completions, and the script that installs them.
+//! Tests of man pages, completions, and the script that installs them.
 
 use std::path::Path;
 use std::process::Command;
@@ -20,7 +20,7 @@ fn options(help: &str) -> Vec<&str> {
 }
 
 /// Goal: each command has a page and completions that know all of its options.
-/// Method: what `--help` shows is looked for in both, of what was installed.
+/// Method: searches both, as installed, for the options that `--help` shows.
 #[test]
 fn each_command_has_a_page_and_completions() {
     let prefix = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ fn each_command_has_a_page_and_completions() {
         arguments.push("--help");
         let help = millpond(&arguments);
         let page = read(&format!("usr/share/man/man1/millpond-{}.1", words.join("-")));
-        // A hyphen of a man page is escaped.
+        // A man page escapes hyphens.
         let page = page.replace("\\-", "-");
         let options = options(&help);
         assert!(options.contains(&"--help"), "{words:?}: {options:?}");

@@ -1,9 +1,9 @@
-//! Other users of the machine, on each path that the commands open, create or load.
+//! Goal: other users of the machine can't affect the paths that the commands open, create or load.
 //!
-//! Method: a table of paths and of what another user can have put there, each with the outcome that is expected; chains
-//! of directories with random owners, modes and links, beside an oracle that looks at each of them; a link that another
-//! user flips while programs start. The other user has number 65534, so most cases need root.
-//! `MILLPOND_TEST_SEED` replays the random ones.
+//! Method: a table of paths and of entries that another user can have made, each with its expected outcome;
+//! chains of directories with random owners, modes and links, next to an oracle that checks each of them; a
+//! link that another user flips while programs start. The other user has number 65534, so most cases need
+//! root. `MILLPOND_TEST_SEED` replays the random ones.
 
 #[allow(dead_code, reason = "the words of the header are of use here")]
 #[path = "../../millpond-preload/src/report/layout.rs"]
@@ -20,7 +20,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
 const STRANGER: u32 = 65_534;
-/// The variables that name a directory for the library, or a keeper's socket.
+/// The variables that name a directory for the library, or for a keeper's socket.
 const PLACES: [&str; 3] = ["XDG_RUNTIME_DIR", "TMPDIR", "HOME"];
 
 #[track_caller]
@@ -32,7 +32,7 @@ fn is_root() -> bool {
     is_root
 }
 
-/// `millpond` with none of the variables that name places.
+/// `millpond` with none of the variables that name directories.
 fn millpond() -> Command {
     let mut command = Command::new(MILLPOND);
     for name in PLACES {
@@ -69,12 +69,12 @@ fn place() -> tempfile::TempDir {
     dir
 }
 
-/// Why another user can replace what `path` leads to; the oracle of these tests. The path is walked by name, so a link
-/// on it is a reason, too.
+/// The reason why another user can replace the target of `path`; the oracle of these tests. The path is
+/// walked by name, so a link on it is a reason, too.
 fn distrust(path: &Path) -> Option<String> {
     for directory in path.parent()?.ancestors() {
         let metadata = match fs::symlink_metadata(directory) {
-            // The keeper has ended, and with it its own directories went.
+            // The keeper has ended and removed its directories.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             found => found.unwrap(),
         };
@@ -87,7 +87,7 @@ fn distrust(path: &Path) -> Option<String> {
     None
 }
 
-/// The library of a run, and the socket of its keeper; `None` where the library is not built into the program.
+/// The library of a run, and the socket of its keeper; `None` if the library is not built into the program.
 fn places_of_a_run(variables: &[(&str, &Path)]) -> Option<[PathBuf; 2]> {
     let mut command = millpond();
     command.args(["run", "--quiet", "--mode", "back", "--path", "/usr", "--", "/bin/sh", "-c"]);
@@ -110,7 +110,7 @@ fn assert_trusted(path: &Path, case: &str) {
     assert_eq!(distrust(path), None, "{case}: {}", path.display());
 }
 
-/// The library as any safe place has it.
+/// The library, from a safe directory.
 fn library() -> Option<Vec<u8>> {
     let dir = place();
     let [library, _] = places_of_a_run(&[("TMPDIR", dir.path())])?;
@@ -151,9 +151,9 @@ const SURROUNDINGS: [(&str, Put); 7] = [
     }),
 ];
 
-/// Goal: library and keeper's socket lie where no other user can replace them, whatever is in the place of the
-/// directories that the environment names, at each level.
-/// Incident: two levels were looked at, and links were followed.
+/// Goal: library and keeper's socket are where no other user can replace them, even with entries in place of
+/// the directories that the environment names, at each level.
+/// Incident: two levels were checked, and links were followed.
 #[test]
 fn the_library_and_the_socket_have_trusted_places() {
     if !is_root() {
@@ -287,7 +287,7 @@ fn random_chains_of_directories() {
     }
 }
 
-/// Goal: a link that another user changes while a program starts decides nothing after it was looked at.
+/// Goal: a link that another user changes while a program starts has no effect after it was checked.
 #[test]
 fn a_link_that_is_flipped_while_programs_start() {
     if !is_root() || library().is_none() {
@@ -316,7 +316,8 @@ fn a_link_that_is_flipped_while_programs_start() {
     }
 }
 
-/// Goal: with a mask of 0 no file, directory or socket is made that other users can write to, but for the socket itself.
+/// Goal: with a mask of 0, no file, directory or socket is writable for other users, except the keeper's
+/// socket.
 #[test]
 fn an_open_mask_opens_nothing() {
     if !is_root() {
@@ -347,7 +348,7 @@ fn an_open_mask_opens_nothing() {
     assert!(found.lines().count() == 1 && found.trim().ends_with("/door"), "{found}");
 }
 
-/// Goal: a keeper takes the place of nothing that is no dead socket, and waits for no lock of another user.
+/// Goal: a keeper replaces only a dead socket, and waits for no lock of another user.
 #[test]
 fn a_keepers_address_is_taken() {
     if !is_root() {
@@ -365,7 +366,7 @@ fn a_keepers_address_is_taken() {
         let left: Vec<_> = left.filter(|name| name.to_str().unwrap().starts_with('.')).collect();
         assert!(left.is_empty(), "{what}: {left:?}");
     }
-    // A socket of another user that listens.
+    // A listening socket of another user.
     let dir = place();
     fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
     let address = dir.path().join("door");
@@ -379,7 +380,7 @@ fn a_keepers_address_is_taken() {
     BufReader::new(squatter.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let output = millpond().arg("keeper").arg(&address).output().unwrap();
     assert!(text(&output.stderr).contains("in use"), "{}", text(&output.stderr));
-    // Beside it there is room, though the directory is locked.
+    // In another directory there is no lock, though this one is locked.
     let other = dir.path().join("other");
     let mut keeper = millpond().arg("keeper").arg(&other).spawn().map(Ended).unwrap();
     while !other.exists() {
@@ -388,7 +389,8 @@ fn a_keepers_address_is_taken() {
     }
 }
 
-/// Goal: `millpond rescue` writes no bytes of another user to a file that is not that user's, and says why.
+/// Goal: `millpond rescue` refuses to write bytes of another user to a file that is not that user's, with
+/// the reason.
 #[test]
 fn a_rescue_file_of_another_user_is_refused() {
     if !is_root() {
@@ -424,8 +426,8 @@ fn a_rescue_file_of_another_user_is_refused() {
     assert_eq!(fs::read(&target).unwrap(), b"evil::0:0:\n");
 }
 
-/// Goal: file names reach the terminal without control characters.
-/// Incident: `--explain` printed them as they were.
+/// Goal: file names are printed to a terminal without control characters.
+/// Incident: `--explain` printed them unchanged.
 #[test]
 fn names_of_files_are_printable() {
     let dir = tempfile::tempdir().unwrap();
@@ -443,7 +445,8 @@ fn names_of_files_are_printable() {
     assert!(!told.chars().any(|c| c.is_control() && c != '\n'), "{told:?}");
 }
 
-/// Another user's memory files with the names that `millpond top` looks for: full of rows, of no text, of nonsense.
+/// Another user's memory files with the names that `millpond top` searches for: full of rows, without text,
+/// malformed.
 const MEMORY_FILES: &str = "import os, resource, struct, sys, time\n\
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n\
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n\
@@ -457,8 +460,8 @@ const MEMORY_FILES: &str = "import os, resource, struct, sys, time\n\
     \x20   os.write(file, b'millpond-stats 1 1048576 0\\n' + bytes(4096))\n\
     print('ready', flush=True); sys.stdin.read()\n";
 
-/// Goal: `millpond top` of root reads a bounded amount of what another user has made up.
-/// Incident: 64 MiB were read of each such file, and all names in them were kept.
+/// Goal: `millpond top` of root reads a bounded number of bytes from another user's files.
+/// Incident: it read 64 MiB of each such file, and kept all names in them.
 #[test]
 fn top_reads_a_bounded_amount_of_another_users_memory() {
     if !is_root() {
@@ -490,7 +493,8 @@ fn top_reads_a_bounded_amount_of_another_users_memory() {
     assert!(moved < 256 << 20, "{moved} bytes were read");
 }
 
-/// Goal: a file that is named by the user on the command line is opened as a shell would, and the document says so.
+/// Goal: a file that the user names on the command line is opened as a shell would, and the document states
+/// it.
 #[test]
 fn a_report_is_opened_as_by_a_shell() {
     let dir = tempfile::tempdir().unwrap();
@@ -509,7 +513,7 @@ fn a_report_is_opened_as_by_a_shell() {
     assert!(limits.contains("`--report FILE` opens FILE as a shell opens `> FILE`"));
 }
 
-/// The sources that open, create or look up a path, and what makes each safe. A source that is not here fails
+/// The sources that open, create or look up a path, and why each is safe. A source that is not listed fails
 /// the test below, so that its author thinks of other users.
 const SOURCES: [(&str, &str); 37] = [
     ("millpond-cli/src/demo/cold_reads.rs", "/proc/self"),
@@ -578,8 +582,7 @@ fn names_a_path(line: &str) -> bool {
     !line.trim_start().starts_with("//") && CALLS.iter().any(|call| line.contains(call))
 }
 
-/// The sources below `directory` but for tests and what measures or tries this machine, and those of them that name a
-/// path.
+/// The sources below `directory`, except tests and benchmarks, and those of them that name a path.
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     const LEFT_OUT: [&str; 5] = ["tests", "bench", "soak", "crash", "sim"];
     for entry in fs::read_dir(directory).unwrap().flatten() {
@@ -600,7 +603,8 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Goal: each source that opens, creates or looks up a path says in the table above what keeps other users out.
+/// Goal: each source that opens, creates or looks up a path has an entry in the table above that states its
+/// protection.
 #[test]
 fn each_source_that_names_a_path_is_in_the_table() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -1,4 +1,4 @@
-//! What is made of reports: verdicts, documents, and the page of plots, which a real browser shows.
+//! Tests of report outputs: verdicts, documents, and the page of plots, in a real browser.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A subject and its peer, made up.
+/// A made-up subject and its baseline.
 fn pair(
     suite: &str,
     case: &str,
@@ -39,7 +39,7 @@ fn pair(
     [row(engines[0], 1e6 * ratio, Some(ratio)), row(engines[1], 1e6, None)]
 }
 
-/// A report with rows of each section, those of range-lock `scale` times as fast.
+/// A report with rows of each section; those of the range lock are `scale` times as fast.
 fn report(scale: f64) -> Value {
     let mut rows = Vec::new();
     for threads in [1, 2, 4, 8] {
@@ -178,7 +178,7 @@ fn documents_get_the_figures_of_reports() {
     assert!(text(&output.stderr).contains("no end of the figures of mixed"));
 }
 
-/// Looks at the page that it stands in, and says what is wrong with it.
+/// A script that checks the page that contains it, and lists the defects.
 const LOOK: &str = r"<script>
 const wrong = [];
 const apart = (a, b, by) => a.right - by <= b.left || b.right - by <= a.left || a.bottom - by <= b.top
@@ -211,7 +211,7 @@ const seen = {plots: svgs.length, width: innerWidth, paper: light(style.backgrou
 document.body.innerHTML = '<pre>SEEN' + JSON.stringify(seen).replace(/</g, ' ') + 'END</pre>';
 </script>";
 
-/// What a window of so many pixels shows, dark or light, and a picture of it.
+/// The defects and a picture of a page in a window of this width, dark or light.
 fn seen(page: &Path, width: u32, is_dark: bool) -> Value {
     let scheme = if is_dark { 0 } else { 1 };
     let browser = |words: &[String], page: &Path| {
@@ -242,8 +242,8 @@ fn seen(page: &Path, width: u32, is_dark: bool) -> Value {
     serde_json::from_str(&found.replace("&amp;", "&").replace("&gt;", ">")).unwrap()
 }
 
-/// Goal: nothing overlaps, is cut off or empty, on a phone and on a wide screen, light and dark; and that
-/// this would be seen.
+/// Goal: nothing overlaps, is cut off or empty, on a phone and on a wide screen, light and dark; and the
+/// test would find it.
 #[test]
 fn the_page_can_be_read_in_a_browser() {
     if Command::new("chromium-headless-shell").arg("--version").output().is_err() {
@@ -278,7 +278,7 @@ fn the_page_can_be_read_in_a_browser() {
     }
 }
 
-/// Goal: an interrupted benchmark leaves no file and no process, and says nothing where nobody watches.
+/// Goal: an interrupted benchmark leaves no file and no process, and prints no progress without a terminal.
 #[test]
 fn an_interrupt_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
@@ -288,7 +288,7 @@ fn an_interrupt_leaves_nothing_behind() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    // Until it has made something.
+    // Waits until it has made a file.
     while fs::read_dir(dir.path()).unwrap().count() == 0 {
         assert!(child.try_wait().unwrap().is_none(), "over already");
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -303,8 +303,8 @@ fn an_interrupt_leaves_nothing_behind() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// Goal: the command that makes all figures of the documents works, and leaves the documents alone when it
-/// is only tried.
+/// Goal: the command that regenerates all results of the documents works, and a dry run does not change the
+/// documents.
 #[test]
 fn all_figures_are_made_by_one_command() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -323,7 +323,7 @@ fn all_figures_are_made_by_one_command() {
     assert!(tried.contains("| `null-read-64k` | 1, 128 | millpond, null |"), "{tried}");
     assert!(tried.contains("| processor | ") && tried.contains("Commit "), "{tried}");
     assert!(fs::read_to_string(made.join("report.html")).unwrap().contains("<svg"));
-    // A place for the figures of each suite.
+    // A place for the results of each suite.
     for suite in [
         "cached-read",
         "around-the-hit",

@@ -1,6 +1,6 @@
-//! `millpond run`, as a user meets it: which programs it takes, what it says, how it ends.
+//! Goal: `millpond run` behaves as documented: which programs it accepts, its messages, its exit status.
 //!
-//! What is served, and whether the bytes are right, is tested with the preload library.
+//! The tests of the preload library cover which files are served, and their bytes.
 
 #[path = "common/executable.rs"]
 mod executable;
@@ -18,7 +18,7 @@ fn millpond() -> Command {
     Command::new(env!("CARGO_BIN_EXE_millpond"))
 }
 
-/// `millpond run` with the given words after it.
+/// `millpond run` with the given arguments.
 fn run(words: &[&str]) -> Output {
     millpond().arg("run").args(words).output().unwrap()
 }
@@ -33,7 +33,7 @@ fn assert_fails(output: &Output, status: i32, message: &str) {
     assert!(stderr(output).contains(message), "{:?} in {}", message, stderr(output));
 }
 
-/// An ELF header and nothing after it.
+/// An ELF header without content.
 fn elf(machine: u16) -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
@@ -67,7 +67,7 @@ fn the_programs_end_is_ours() {
     }
 }
 
-/// In mode back, where the program is a child: what is sent to `millpond run` reaches it.
+/// In mode back the program is a child: signals to `millpond run` reach it.
 #[test]
 fn signals_are_handed_on() {
     for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10)] {
@@ -84,7 +84,7 @@ fn signals_are_handed_on() {
     }
 }
 
-/// What a killed program left is in the file when `millpond run` returns, which says so.
+/// Dirty pages of a killed program are in the file when `millpond run` returns, which reports it.
 #[test]
 fn a_line_says_what_was_recovered() {
     let dir = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ fn programs_are_found_or_not_as_in_a_shell() {
     let orphan = executable(dir.path(), "orphan", b"#!/no/such/interpreter\n");
     assert_fails(&run(&["--", orphan.to_str().unwrap()]), 127, "/no/such/interpreter");
 
-    // Not a word about what it is: /bin/sh runs it.
+    // A script without an interpreter line: /bin/sh runs it.
     executable(dir.path(), "plain", b"exit 9\n");
     let found = millpond().args(["run", "--", "plain"]).env("PATH", dir.path()).output().unwrap();
     assert_eq!(found.status.code(), Some(9), "{}", stderr(&found));
@@ -136,7 +136,7 @@ fn programs_that_cannot_be_served_are_refused() {
     assert_fails(&output, 2, "statically linked");
     assert_fails(&output, 2, "interpreter of");
 
-    // A program for another machine, but otherwise like ours.
+    // A program for another machine, otherwise like ours.
     let mut foreign = own;
     foreign[18..20].copy_from_slice(&(if machine == 243 { 62_u16 } else { 243 }).to_le_bytes());
     let foreign = executable(dir.path(), "foreign", &foreign);
@@ -153,7 +153,7 @@ fn privileged_programs_are_refused() {
     chown(&program, Some(65534), None).unwrap();
     fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
     assert_fails(&run(&["--", program.to_str().unwrap()]), 2, "is setuid");
-    // Root's own setuid programs gain root nothing.
+    // Root gains no rights by its own setuid programs.
     chown(&program, Some(0), None).unwrap();
     fs::set_permissions(&program, PermissionsExt::from_mode(0o4755)).unwrap();
     let output = run(&["--quiet", "--", program.to_str().unwrap(), "--list"]);
@@ -207,7 +207,7 @@ fn one_line_says_what_was_served() {
     assert_eq!(cat(&["--quiet"]), "");
 }
 
-/// A full file system is told by the write, as ever.
+/// A write to a full file system returns the error, as usual.
 #[test]
 fn a_write_without_space_fails() {
     let dir = tempfile::tempdir().unwrap();
@@ -233,7 +233,7 @@ fn a_write_without_space_fails() {
 fn a_planted_library_is_never_loaded() {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    // Other users may write in each directory that the environment names.
+    // Each directory that the environment names is writable for other users.
     for name in ["millpond", ".cache"] {
         let planted = dir.path().join(name);
         fs::create_dir(&planted).unwrap();
@@ -252,7 +252,7 @@ fn a_planted_library_is_never_loaded() {
         .env("HOME", dir.path())
         .output()
         .unwrap();
-    // /tmp remains: it is root's, and its sticky bit keeps other users from renaming.
+    // /tmp remains: it is root's, and its sticky bit prevents renames by other users.
     assert!(output.status.success(), "{}", stderr(&output));
     for name in ["millpond", ".cache"] {
         let planted = fs::read_dir(dir.path().join(name)).unwrap();
@@ -268,8 +268,8 @@ fn a_library_can_be_chosen() {
     assert_fails(&with("/no/such/library.so"), 2, "MILLPOND_PRELOAD /no/such/library.so");
 }
 
-/// The library inside the binary is built apart from the one that is tested with the preload library: a
-/// thread that waits in one of its hooks, and is cancelled, once ended the process.
+/// The library inside the binary is built separately from the library that the preload tests use. Incident:
+/// a cancelled thread in one of its hooks ended the process.
 #[test]
 fn threads_of_the_program_can_be_cancelled() {
     let script = "import ctypes\n\

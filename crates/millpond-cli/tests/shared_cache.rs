@@ -1,4 +1,4 @@
-//! `millpond run --cache-shared`: one limit for all processes of a run.
+//! Tests of `millpond run --cache-shared`: one limit for all processes of a run.
 
 use std::fs::File;
 use std::process::Command;
@@ -18,7 +18,7 @@ class Reader:
         told, tell = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            # It ends with the program, whatever ends that.
+            # It ends with the program in every case.
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)
             fd = os.open(name, os.O_RDONLY)
             os.pread(fd, 4096, 0)
@@ -56,8 +56,9 @@ fn run(options: &[&str], script: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Goal: readers that want three times the limit together stay within it, and 4 MiB and what an engine needs
-/// beside for each; of the killed ones, the last one gets all that it can use. Four limits would be 96 MiB.
+/// Goal: readers that together want three times the limit stay within it, plus 4 MiB and a fixed amount for
+/// each engine. When the others are killed, the last one gets all that it can use. Four limits would be 96
+/// MiB.
 #[test]
 fn readers_share_one_limit_and_inherit_it() {
     run(
@@ -77,7 +78,8 @@ fn readers_share_one_limit_and_inherit_it() {
     );
 }
 
-/// Goal: who comes when all is taken gets a part; who reads little, again and again, keeps it.
+/// Goal: a process that starts when the whole cache is taken gets a part; a process that reads a small file
+/// repeatedly keeps its part.
 #[test]
 fn a_newcomer_gets_a_part_and_a_small_set_stays() {
     run(

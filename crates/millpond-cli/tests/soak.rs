@@ -1,4 +1,4 @@
-//! Goal: `millpond soak` finds nothing where nothing is wrong, and tells of what is; and leaves nothing behind.
+//! Goal: `millpond soak` reports failures, and only failures; and leaves no files behind.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -28,7 +28,7 @@ fn verdict(soak: Child) -> (i32, Value) {
     (done.status.code().unwrap(), verdict)
 }
 
-/// Processes that have something of `dir` in their command line.
+/// The number of processes with `dir` in their command line.
 fn processes_of(dir: &Path) -> usize {
     let lines = fs::read_dir("/proc").unwrap().flatten();
     let lines = lines.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
@@ -47,7 +47,7 @@ fn a_short_one_is_clean() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "it leaves nothing");
 }
 
-/// Method: bytes of one lane's files are changed behind its back, all the time.
+/// Method: the test keeps changing bytes of one lane's files.
 #[test]
 fn a_wrong_byte_is_found() {
     let dir = tempfile::tempdir().unwrap();

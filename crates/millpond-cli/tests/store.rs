@@ -1,4 +1,4 @@
-//! `millpond store check`: its output and exit status.
+//! Tests of `millpond store check`: its output and exit status.
 
 use std::process::{Command, Output};
 

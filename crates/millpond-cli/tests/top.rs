@@ -14,7 +14,7 @@ use millpond::{Engine, File, OpenOptions, WriteMode};
 
 const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
 const PAGE: usize = 4096;
-/// For a machine that does much else.
+/// For a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Ended(Child);
@@ -47,7 +47,7 @@ fn top(arguments: &[&str]) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// Until `of` has something.
+/// Polls until `of` returns a result.
 fn await_some<T>(what: &str, mut of: impl FnMut() -> Result<T, String>) -> T {
     let begun = Instant::now();
     loop {
@@ -59,7 +59,7 @@ fn await_some<T>(what: &str, mut of: impl FnMut() -> Result<T, String>) -> T {
     }
 }
 
-/// A program under `run` that reads one file again and again, until it is killed; with its id, and that of a
+/// A program under `run` that reads one file repeatedly until it is killed. Returns its id, and the id of a
 /// child of fork, which has all its descriptors.
 fn program(dir: &Path) -> (Ended, u32, u32) {
     let path = dir.join("read");
@@ -149,7 +149,7 @@ fn an_engine_is_told_as_text_as_json_and_to_prometheus() {
 
     let shown = Command::new(MILLPOND).arg("top").stdin(Stdio::null()).output().unwrap();
     assert_eq!(shown.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&shown.stderr).contains("no terminal"));
+    assert!(String::from_utf8_lossy(&shown.stderr).contains("not a terminal"));
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_killed_process_leaves_nothing() {
     await_some("file that is read", || {
         let text = top(&[&pid, "--once"]);
         let is_read = text.lines().any(|line| line.contains("served ") && line.ends_with("/read"));
-        // Of the run and of the engine in its process.
+        // The entries of the run and of the engine in its process.
         let is_told = text.contains("served 2") && text.contains("read_hit ");
         if is_read && is_told { Ok(()) } else { Err(text) }
     });
@@ -205,7 +205,7 @@ fn a_killed_process_leaves_nothing() {
     kill(child);
 }
 
-/// A server of tmux's own, with one window.
+/// A tmux server with one window.
 struct Terminal(tempfile::TempDir);
 
 impl Terminal {

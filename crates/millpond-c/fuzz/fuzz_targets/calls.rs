@@ -1,9 +1,9 @@
-//! Calls of the C library in any order, with handles that are good, closed, of another kind, or were never
-//! given out: `cargo +nightly fuzz run calls`.
+//! Fuzz target: calls of the C library in any order, with valid, closed, mistyped and invented handles:
+//! `cargo +nightly fuzz run calls`.
 //!
-//! Goal: no call crashes, none meets a fault inside, and one with a bad handle fails and changes nothing.
-//! Method: all handles that an input was given are kept with what they are; each call picks one of them, or a
-//! number. Memory that requests are lent outlives all of them.
+//! Goal: no call crashes or panics, and a call with a bad handle fails without an effect. Method: the
+//! target records all handles of an input and their state. Each call picks one of them, or a number. Memory
+//! that requests use outlives all of them.
 
 #![no_main]
 
@@ -14,10 +14,10 @@ use std::ptr::null_mut;
 
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::{arbitrary, fuzz_target};
-// The functions below are its.
+// Links the functions declared below.
 use millpond_c as _;
 
-/// A handle; each type of them is a struct of one number.
+/// A handle; in C each type of handle is a struct of one number.
 type Id = u64;
 
 #[repr(C)]
@@ -154,10 +154,10 @@ unsafe extern "C" {
 }
 
 const MEMORY_BYTES: usize = 64 << 10;
-/// How large files get.
+/// The maximum length of files.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Lent to all requests, and never looked at. Aligned as direct I/O wants it.
+/// The memory of all requests; it is never read here. Aligned for direct I/O.
 #[repr(align(4096))]
 struct Memory(UnsafeCell<[u8; MEMORY_BYTES]>);
 // SAFETY: only its address is used here.
@@ -172,10 +172,10 @@ enum Kind {
     View,
 }
 
-/// What an input was given so far.
+/// The handles of an input so far.
 #[derive(Default)]
 struct Given {
-    /// In order, dead ones, too.
+    /// In order, with the closed ones.
     ids: Vec<Id>,
     live: HashMap<Id, Kind>,
     buffers: Vec<*mut c_void>,
@@ -190,7 +190,7 @@ impl Given {
         self.ids.push(id);
     }
 
-    /// A handle, mostly one that was given out.
+    /// A handle, mostly a recorded one.
     fn pick(&self, input: &mut Unstructured) -> arbitrary::Result<Id> {
         let place = usize::from(u8::arbitrary(input)?);
         match self.ids.get(place % (self.ids.len() + 1)) {
@@ -200,7 +200,7 @@ impl Given {
         }
     }
 
-    /// What a call on `id` returned; whether it succeeded. With a bad handle it must fail.
+    /// Checks the result of a call on `id`; returns whether it succeeded. With a bad handle it must fail.
     fn check(&self, id: Id, kind: Kind, result: i64) -> bool {
         assert_ne!(result, -i64::from(libc::ENOTRECOVERABLE), "a fault inside");
         let is_live = self.live.get(&id) == Some(&kind);
@@ -218,7 +218,7 @@ fn offset(input: &mut Unstructured) -> arbitrary::Result<u64> {
     }
 }
 
-/// An offset at which something is written, which must not make a file that is too large.
+/// An offset for a write, small enough to bound the file's length.
 fn near(input: &mut Unstructured) -> arbitrary::Result<u64> {
     Ok(u64::arbitrary(input)? % FILE_BYTES)
 }
@@ -237,9 +237,9 @@ fn vectors(input: &mut Unstructured) -> arbitrary::Result<Vec<libc::iovec>> {
         .collect()
 }
 
-/// One of a few paths, of which the last is the directory's.
+/// One of a few paths; the last one is the directory.
 fn path(number: u8) -> CString {
-    // In memory, where syncs cost nothing.
+    // In memory, where syncs are cheap.
     let dir =
         std::path::Path::new("/dev/shm").join(format!("millpond-c-fuzz-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -275,7 +275,7 @@ fn open_options(input: &mut Unstructured) -> arbitrary::Result<OpenOptions> {
 fn of_engine(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
     let mut stats = [0u64; 17];
-    // SAFETY: all memory is there, and as long as is said.
+    // SAFETY: the memory is valid and has the stated length.
     let result = unsafe {
         match u8::arbitrary(input)? % 11 {
             0 => millpond_engine_cache_bytes(id),
@@ -338,7 +338,7 @@ fn of_engine(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<(
 
 fn of_file(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
-    // SAFETY: all memory is there, and as long as is said.
+    // SAFETY: the memory is valid and has the stated length.
     let result: i64 = unsafe {
         match u8::arbitrary(input)? % 23 {
             0 => millpond_len(id),
@@ -405,7 +405,7 @@ fn of_file(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()>
             }
             _ => {
                 let result = millpond_close(id);
-                // It is closed, whatever is returned.
+                // The file is closed even on an error.
                 given.check(id, Kind::File, result.into());
                 if given.live.get(&id) == Some(&Kind::File) {
                     given.live.remove(&id);
@@ -421,7 +421,7 @@ fn of_file(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()>
 fn request(given: &Given, input: &mut Unstructured) -> arbitrary::Result<Request> {
     let (memory, len) = memory(input)?;
     let mut op = u32::from(u8::arbitrary(input)? % 8);
-    // Vectors would have to be there: of these only none.
+    // The array of vectors would have to exist: submit an empty one.
     let is_vectored = op == 3 || op == 4;
     let is_sync = op == 5 || op == 6;
     op |= u32::from(u8::arbitrary(input)? < 4) << 20;
@@ -432,7 +432,7 @@ fn request(given: &Given, input: &mut Unstructured) -> arbitrary::Result<Request
     Ok(Request { file, user_data, offset, memory, len, op, flags, reserved: [0; 2] })
 }
 
-/// What a pipeline is to do, and what is closed while it runs.
+/// The script of a pipeline, and the handle to close while it runs.
 struct Run {
     requests: Vec<Request>,
     close: Option<(usize, Id)>,
@@ -442,7 +442,7 @@ struct Run {
 ///
 /// `run` is a [`Run`].
 unsafe extern "C" fn next_request(run: *mut c_void, lane: *mut Lane) -> c_int {
-    // SAFETY: one thread calls, with what it was given.
+    // SAFETY: one thread calls, with the `Run` that it passed.
     let (run, lane) = unsafe { (&mut *run.cast::<Run>(), &mut *lane) };
     assert_ne!(lane.result, -i64::from(libc::ENOTRECOVERABLE), "a fault inside");
     assert!(lane.result <= MEMORY_BYTES as i64 || lane.request.op == 0);
@@ -460,7 +460,7 @@ fn pipeline(given: &mut Given, id: Id, input: &mut Unstructured) -> arbitrary::R
     for _ in 0..u8::arbitrary(input)? % 12 {
         let mut request = request(given, input)?;
         if u8::arbitrary(input)? < 200 {
-            // Whole blocks, of the file that direct I/O is for.
+            // Whole blocks, of the file that is open for direct I/O.
             (request.file, request.op) = (given.ids[DIRECT], 1 + request.op % 2);
             (request.offset, request.len) = (request.offset & !4095, request.len & !4095);
         }
@@ -474,7 +474,7 @@ fn pipeline(given: &mut Given, id: Id, input: &mut Unstructured) -> arbitrary::R
     }
     let to_close = run.close;
     let depth = usize::from(u8::arbitrary(input)? % 10);
-    // SAFETY: the step's context is a `Run`, and what is lent is for ever.
+    // SAFETY: the step's context is a `Run`, and the lent memory is static.
     let result =
         unsafe { millpond_pipeline_run(id, depth, Some(next_request), (&raw mut run).cast()) };
     if let (Some((_, file)), None) = (to_close, run.close) {
@@ -486,7 +486,7 @@ fn pipeline(given: &mut Given, id: Id, input: &mut Unstructured) -> arbitrary::R
 fn of_queue(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
     let mut counts = [0usize; 2];
-    // SAFETY: all memory is there, and as long as is said; what is lent is for ever.
+    // SAFETY: the memory is valid and has the stated length; lent memory is static.
     let result: i64 = unsafe {
         match u8::arbitrary(input)? % 6 {
             0 | 1 => {
@@ -521,13 +521,13 @@ fn of_queue(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()
 
 fn step(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     let id = given.pick(input)?;
-    // SAFETY: all memory is there, and as long as is said.
+    // SAFETY: the memory is valid and has the stated length.
     unsafe {
         match u8::arbitrary(input)? % 16 {
             0 => {
                 let sizes = [0, 1 << 14, 1 << 16, 1 << 20, 1000, u64::MAX];
                 let cache_bytes = sizes[usize::from(u8::arbitrary(input)?) % sizes.len()];
-                // The default would be a quarter of the machine.
+                // The default would be a quarter of the machine's memory.
                 let cache_bytes = if cache_bytes == 0 { 1 << 18 } else { cache_bytes };
                 let whole = size_of::<EngineOptions>();
                 let cut = usize::from(u8::arbitrary(input)?) % (whole + 1);
@@ -549,7 +549,7 @@ fn step(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
                 let result = if bool::arbitrary(input)? {
                     millpond_open(id, path(u8::arbitrary(input)?).as_ptr(), &options, &mut file)
                 } else {
-                    // Standard input, and numbers that are none.
+                    // Standard input, and numbers that are not descriptors.
                     millpond_open_descriptor(
                         id,
                         c_int::from(i8::arbitrary(input)?.min(0)) * 1000,
@@ -596,14 +596,14 @@ fn step(given: &mut Given, input: &mut Unstructured) -> arbitrary::Result<()> {
     Ok(())
 }
 
-/// Where [`begin`] puts the file that direct I/O is for.
+/// The index of the file that [`begin`] opens for direct I/O.
 const DIRECT: usize = 2;
 
-/// One of each, that calls have something to work on.
+/// One object of each kind, so that calls find valid handles.
 fn begin() -> Given {
     let mut given = Given::default();
     let mut of_engine = EngineOptions { size: size_of::<EngineOptions>(), ..Default::default() };
-    // By threads: rings are many times as slow to make and to give back.
+    // With the backend of threads: rings are many times slower to set up and to release.
     (of_engine.cache_bytes, of_engine.backend) = (1 << 16, 2);
     let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
     let of_file = OpenOptions {
@@ -642,12 +642,12 @@ fuzz_target!(|bytes: &[u8]| {
                 Kind::View => millpond_view_release(&mut View { data: null_mut(), len: 0, id }),
             }
         };
-        // A close tells of writes that failed.
+        // A close returns the error of failed writes.
         assert!(
             result == 0 || kind == Kind::File && result != -libc::EBADF,
             "{kind:?} {id:#x}: {result}"
         );
     }
-    // SAFETY: given out, and in use by nobody.
+    // SAFETY: allocated, and not in use.
     assert_eq!(unsafe { millpond_buffers_free(given.buffers.as_ptr(), given.buffers.len()) }, 0);
 });

@@ -1,5 +1,5 @@
-//! The protocol of `protect`, in all interleavings. Both fences are full here: that a compiler's fence and
-//! membarrier(2) do together what two full ones do is the kernel's promise.
+//! Loom tests of the protocol of `protect`. Both fences are full here. That a compiler fence and
+//! membarrier(2) together act as two full fences is the kernel's promise.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -8,7 +8,7 @@ use loom::thread;
 use crate::handle::protect::{Fences, Hazard, Refusal, Slot};
 use crate::sync::yield_now;
 
-/// Written by its owner when it goes, so that loom finds who looks at it then.
+/// Its owner writes to it when it has taken the object, so that loom finds a concurrent reader.
 struct Object(UnsafeCell<u32>);
 
 fn published() -> Arc<Slot<Object>> {
@@ -17,11 +17,11 @@ fn published() -> Arc<Slot<Object>> {
     Arc::new(slot)
 }
 
-/// A use, as far as it is permitted; whether it was.
+/// Uses the object if its id is published; returns whether it was.
 fn use_it(slot: &Slot<Object>, hazard: &Hazard, id: u64) -> bool {
     match slot.enter(hazard, Fences::Full, id) {
         Ok(held) => {
-            // SAFETY: that nobody writes meanwhile is what is tested.
+            // SAFETY: the test is that no thread writes concurrently.
             held.0.with(|at| assert_eq!(unsafe { *at }, 1));
             true
         }
@@ -38,15 +38,15 @@ fn take(slot: &Slot<Object>, hazards: &[Arc<Hazard>]) -> bool {
     while hazards.iter().any(|hazard| hazard.is(7)) {
         yield_now(0);
     }
-    // SAFETY: withdrawn above, and waited for.
+    // SAFETY: withdrawn above, and no hazard is left.
     let object = unsafe { slot.take() };
     let object = object.expect("withdrawn by us");
-    // SAFETY: that it is ours alone is what is tested.
+    // SAFETY: the test is that the access is exclusive.
     object.0.with_mut(|at| unsafe { *at = 2 });
     true
 }
 
-/// Goal: an object that is taken out is nobody's (P1, P2), whoever is about to use it, once or twice.
+/// Goal: a withdrawn object has no users (P1, P2), even if a thread is about to use it, once or twice.
 #[test]
 fn loom_taken_while_used() {
     loom::model(|| {
@@ -65,7 +65,7 @@ fn loom_taken_while_used() {
     });
 }
 
-/// Goal: who finds an id finds the object as it was published, to use it, and to take it.
+/// Goal: a thread that finds an id finds the published object, to use it, and to take it.
 #[test]
 fn loom_published_while_looked_for() {
     loom::model(|| {
@@ -84,7 +84,7 @@ fn loom_published_while_looked_for() {
     });
 }
 
-/// Goal: the same, by who takes it at once.
+/// Goal: the same for a thread that takes the object at once.
 #[test]
 fn loom_published_while_taken() {
     loom::model(|| {
@@ -103,7 +103,7 @@ fn loom_published_while_taken() {
     });
 }
 
-/// Goal: of two that take it one gets it.
+/// Goal: of two threads that take the object, one gets it.
 #[test]
 fn loom_taken_twice() {
     loom::model(|| {
@@ -116,8 +116,8 @@ fn loom_taken_twice() {
     });
 }
 
-/// Goal: who used an object before it uses another one is done with it (P2): the id that is found instead
-/// of the first says so.
+/// Goal: a thread that uses another object has finished with the first one (P2): the hazard's new id shows
+/// it.
 #[test]
 fn loom_used_before_another() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! A fence in all threads of the process, made by one (`membarrier(2)`, Linux 4.14).
+//! A memory fence on all threads of the process (`membarrier(2)`, Linux 4.14).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, fence};
@@ -9,11 +9,12 @@ const UNKNOWN: u8 = 0;
 const ABSENT: u8 = 1;
 const PRESENT: u8 = 2;
 
-/// What the system said. Once there it stays for the life of the process.
+/// The result of the registration. It never changes afterwards.
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Whether the system has it. Asked the first time; under the lock of the tables, so that all get one answer.
-pub(crate) fn is_there() -> bool {
+/// Whether the system has membarrier. The first call registers, under the lock of the tables, so that all
+/// callers get one answer.
+pub(crate) fn is_available() -> bool {
     if STATE.load(Relaxed) == UNKNOWN {
         let registered = membarrier(MembarrierCommand::RegisterPrivateExpedited)
             .and_then(|()| membarrier(MembarrierCommand::PrivateExpedited));
@@ -22,14 +23,14 @@ pub(crate) fn is_there() -> bool {
     STATE.load(Relaxed) == PRESENT
 }
 
-/// The fence.
+/// Makes the fence.
 ///
-/// Argued: the kernel's call is a full fence for the caller, too; this one is for the compiler, which does
-/// not know that. Loom has no membarrier.
+/// Argued: the kernel's call is a full fence for the caller, too; the fence below is for the compiler,
+/// which does not know that. Loom has no membarrier.
 pub(crate) fn everywhere() {
     while membarrier(MembarrierCommand::PrivateExpedited).is_err() {
-        // EPERM: a child of fork may have to register again. Nothing else is known to fail once it has
-        // worked; memory may be short for a moment.
+        // EPERM: a child of fork may have to register again. No other error is known after a success,
+        // except a temporary lack of memory.
         let _ = membarrier(MembarrierCommand::RegisterPrivateExpedited);
         std::thread::yield_now();
     }

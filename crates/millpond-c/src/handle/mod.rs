@@ -1,15 +1,15 @@
-//! Handles: numbers that stand for objects, so that no number that a program may give is a crash.
+//! Handles: numbers that stand for objects. A wrong number is an error and never a crash.
 //!
 //! ```text
 //!   id:  generation (40 bits) | kind (4) | place in the kind's table (20)
 //! ```
 //!
-//! - **N1** An id is given once: the generation grows each time that a place is used again, and a place
-//!   whose generations are used up is not.
-//! - **N2** Looking an id up writes to memory of the calling thread alone, and makes no system call:
-//!   `protect` has the protocol. Places stay where they are, and are never given back to the system.
-//! - **N3** All that changes a table is done under one lock, which `fork` takes, too: so a child finds the
-//!   tables whole, and empties them. What its parent had it does not touch, and does not drop.
+//! - **N1** An id is used once: the generation grows each time that a place is reused. A place whose
+//!   generations are used up is retired.
+//! - **N2** The lookup of an id writes only to memory of the calling thread, and makes no system call:
+//!   `protect` has the protocol. Places do not move, and are never freed.
+//! - **N3** Every change of a table is made under one lock, which `fork` takes, too. So a child finds the
+//!   tables consistent, and empties them. It neither uses nor drops the objects of its parent.
 
 pub(crate) mod protect;
 

@@ -1,26 +1,26 @@
-//! How an object is used by some threads while another takes it out of the table.
+//! Hazard pointers: how threads use an object while another thread withdraws it from the table.
 //!
 //! ```text
-//!   user                                    who takes it out
+//!   user                                    withdrawing thread
 //!     1. hazard = id                          a. slot's id = 0, by a compare-exchange
-//!        light fence                             whose hazards are there? heavy fence
-//!     2. slot's id is still id?               b. whose hazard is id? wait until it is not
-//!     3. use the object                       c. the object is nobody's but ours
+//!        light fence                             list of hazards; heavy fence
+//!     2. slot's id is still id?               b. wait until no hazard is id
+//!     3. use the object                       c. exclusive access to the object
 //!     4. hazard = 0
 //! ```
 //!
-//! - **P1** Either the user sees at 2 that the id is gone, or it is waited for at b: one of the two fences
-//!   comes first, and what stands above it is seen below the other.
-//! - **P2** What a user did with the object happens before c: each store to a hazard is a release, each
-//!   look at b an acquire.
-//! - **P3** Ids are never used again, so a hazard stands for one object for ever.
-//! - **P4** An object is used for moments: for a read of what is cached, or to take a reference. So b waits
-//!   for moments, save where the user's memory faults (a page that has to be read, a debugger).
+//! - **P1** Either the user sees at 2 that the id is gone, or the withdrawing thread waits for it at b: one
+//!   of the two fences comes first, and the accesses above it are visible below the other.
+//! - **P2** A user's accesses to the object happen before c: each store to a hazard is a release, each load
+//!   at b an acquire.
+//! - **P3** Ids are never reused, so a hazard value stands for one object.
+//! - **P4** An object is used briefly: for a read of cached bytes, or to take a reference. So b waits
+//!   briefly, unless the user's memory faults (a page to be read in, a debugger).
 //!
-//! The user's fence must cost nothing, as every cached read has one: it is for the compiler alone, and the
-//! heavy one is `membarrier(2)`, which has every processor that runs a thread of this process make a full
-//! fence. Where the system has no membarrier both are full fences. Where no other thread has
-//! used a handle there is nobody to wait for, and no fence.
+//! Every cached read executes the user's fence, so it must be free: it is a compiler fence. The heavy fence
+//! is `membarrier(2)`, which makes every processor that runs a thread of this process execute a full fence.
+//! Where the system has no membarrier, both are full fences. If no other thread has used a handle, there
+//! are no users to wait for, and no fence is needed.
 
 use std::cell::UnsafeCell;
 
@@ -46,22 +46,22 @@ pub(crate) enum Refusal {
 /// The fences of the two sides.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fences {
-    /// Both sides'.
+    /// Full fences on both sides.
     Full,
-    /// The user's is the compiler's, the other one membarrier.
+    /// A compiler fence for the user, membarrier for the withdrawing thread.
     #[cfg(not(loom))]
     Asymmetric,
 }
 
 impl Fences {
-    /// Those of this process. Under the lock of the tables.
+    /// The fences of this process. Call under the lock of the tables.
     #[cfg(not(loom))]
     pub(crate) fn here() -> Fences {
-        if membarrier::is_there() { Fences::Asymmetric } else { Fences::Full }
+        if membarrier::is_available() { Fences::Asymmetric } else { Fences::Full }
     }
 
-    /// Argued: of the compiler's fence, which loom has not, the processor's part is done by membarrier in
-    /// `heavy`, wherever this thread is then.
+    /// Argued: loom has no compiler fence; membarrier in `heavy` does the processor's part, even
+    /// if this thread does not run then.
     #[inline(always)]
     fn light(self) {
         match self {
@@ -71,7 +71,7 @@ impl Fences {
         }
     }
 
-    /// Above step b.
+    /// The fence before step b.
     pub(crate) fn heavy(self) {
         fence(Ordering::SeqCst);
         #[cfg(not(loom))]
@@ -81,15 +81,16 @@ impl Fences {
     }
 }
 
-/// Where an object is.
+/// A place for an object.
 pub(crate) struct Slot<T> {
-    /// The object's; 0: there is none.
+    /// The object's id; 0: none.
     id: AtomicU64,
     object: UnsafeCell<Option<T>>,
 }
 
-// SAFETY: the object is written by who has the slot to itself: before its id is published, and after all
-// users have gone (P1). Users share it, and whoever took it out drops it, perhaps another thread.
+// SAFETY: only a thread with exclusive access to the slot writes the object: before its id is published,
+// and after all users have finished (P1). Users share it, and the withdrawing thread, maybe another one,
+// drops it.
 unsafe impl<T: Send + Sync> Sync for Slot<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Send for Slot<T> {}
@@ -135,7 +136,7 @@ impl Hazard {
         Hazard { held: AtomicU64::new(0) }
     }
 
-    /// Step b, one look.
+    /// One load of step b.
     pub(crate) fn is(&self, id: u64) -> bool {
         // Acquire: P2.
         self.held.load(Ordering::Acquire) == id
@@ -149,7 +150,7 @@ impl Hazard {
 
     #[inline(always)]
     fn set(&self, id: u64) {
-        // Release (P2): who finds this id instead of the one before must see that use, too.
+        // Release (P2): a thread that finds this id instead of the previous one must see that use, too.
         self.held.store(id, Ordering::Release);
     }
 
@@ -161,9 +162,9 @@ impl Hazard {
 }
 
 impl<T> Slot<T> {
-    /// Puts an object into a slot that has none, and that nobody else puts one into.
+    /// Puts an object into an empty slot. The caller excludes concurrent calls.
     pub(crate) fn publish(&self, id: u64, object: T) {
-        // SAFETY: no id is published, so nobody reads the object (P1); no other writer, by the caller.
+        // SAFETY: no id is published, so there are no readers (P1); no other writer, by the caller.
         unsafe { *self.object.get() = Some(object) };
         // Release: pairs with the acquire in `enter`.
         self.id.store(id, Ordering::Release);
@@ -187,8 +188,8 @@ impl<T> Slot<T> {
             hazard.clear();
             return Err(Refusal::Unknown);
         }
-        // SAFETY: the id was published after the object was, and who takes it out waits for this hazard
-        // before it touches the object (P1), until the result is dropped.
+        // SAFETY: the id was published after the object. A withdrawing thread waits for this hazard before
+        // it accesses the object (P1), until the result is dropped.
         match unsafe { &*self.object.get() } {
             Some(object) => Ok(Held { object, hazard }),
             // Never: an id is published with an object.
@@ -196,10 +197,10 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Step a: nobody finds the object any more. False: it is not there, or somebody else was faster.
+    /// Step a: makes the object unreachable. False: it is not there, or another thread withdrew it first.
     pub(crate) fn withdraw(&self, id: u64) -> bool {
-        // Relaxed: before the object is looked at come the lock of the tables, under which it was published,
-        // and the heavy fence.
+        // Relaxed: before the access to the object come the lock of the tables, under which it was
+        // published, and the heavy fence.
         self.id.compare_exchange(id, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
@@ -207,14 +208,14 @@ impl<T> Slot<T> {
     ///
     /// # Safety
     ///
-    /// The caller withdrew the id, then made the heavy fence, and then found each hazard once not to be the
-    /// id: those of all other threads that may have looked for it before.
+    /// The caller withdrew the id, then made the heavy fence, and then found each hazard different from the
+    /// id once: the hazards of all other threads that may have looked for the id before.
     pub(crate) unsafe fn take(&self) -> Option<T> {
         // SAFETY: withdrawn, and no user is left (P1); the caller alone withdrew it.
         unsafe { (*self.object.get()).take() }
     }
 
-    /// Forgets the object without dropping it; its id, if there is one.
+    /// Forgets the object without dropping it. Returns its id, if there is one.
     ///
     /// For the child of a fork, which has one thread.
     pub(crate) fn forget(&self) -> Option<u64> {
@@ -223,7 +224,7 @@ impl<T> Slot<T> {
             return None;
         }
         self.id.store(0, Ordering::Relaxed);
-        // SAFETY: there is no other thread, and this one uses no object: it is inside of `fork`.
+        // SAFETY: there is no other thread, and this one uses no object: it is inside `fork`.
         std::mem::forget(unsafe { (*self.object.get()).take() });
         Some(id)
     }

@@ -1,4 +1,4 @@
-//! What changes under the one lock (handle.N3 [handle](crate::handle)).
+//! The state that one lock protects (handle.N3 [handle](crate::handle)).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::handle::protect::Hazard;
 /// The number of kinds.
 pub(crate) const KINDS: usize = 4;
 
-/// A table that can forget what it has: for the child of a fork.
+/// A table that can forget its objects, in the child of a fork.
 pub(super) trait Forget: Sync {
     /// Forgets all objects without dropping them.
     fn forget_all(&self, state: &mut State);
@@ -19,40 +19,40 @@ pub(super) trait Forget: Sync {
 /// The places of one table.
 #[derive(Default)]
 pub(super) struct Places {
-    /// Those before it have been used.
+    /// Places below it have been used.
     pub(super) next: u32,
-    /// Free, each with its next generation.
+    /// Free places, each with its next generation.
     pub(super) free: Vec<(u32, u64)>,
 }
 
-/// The hazard of a thread, which is in its thread-local storage. It is in the list for no longer than that
-/// is there, and used under the lock alone.
+/// The hazard of a thread, in its thread-local storage. It is in the list only while that storage exists,
+/// and is used only under the lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct HazardOf(pub(super) *const Hazard);
 
-// SAFETY: says where it is; it is looked at as said above, and any thread may.
+// SAFETY: an address. It is used as stated above, which any thread may do.
 unsafe impl Send for HazardOf {}
 
 impl State {
-    /// Whether another thread than that of `own` is there.
+    /// Whether there are threads other than that of `own`.
     pub(super) fn has_others(&self, own: *const Hazard) -> bool {
         self.hazards.iter().any(|one| one.0 != own)
     }
 
     /// Whether another thread is using the object `id`.
     pub(super) fn is_used(&self, id: u64, own: *const Hazard) -> bool {
-        // SAFETY: in the list, so there, while we have the lock.
+        // SAFETY: a hazard in the list exists while this thread holds the lock.
         self.hazards.iter().any(|one| one.0 != own && unsafe { &*one.0 }.is(id))
     }
 }
 
 pub(super) struct State {
     pub(super) places: [Places; KINDS],
-    /// Of the threads that have used a handle.
+    /// The hazards of threads that have used a handle.
     pub(super) hazards: Vec<HazardOf>,
-    /// Those that have had an object.
+    /// The tables that have had an object.
     pub(super) tables: Vec<&'static dyn Forget>,
-    /// Memory that was given out, by its address.
+    /// Allocated buffers, by address.
     buffers: Option<HashMap<usize, Buffer>>,
 }
 
@@ -64,11 +64,11 @@ static STATE: Mutex<State> = Mutex::new(State {
 });
 
 pub(super) fn lock() -> MutexGuard<'static, State> {
-    // Nothing that is done under it panics half-way; and if it did, one call's failure is enough.
+    // No code under the lock panics half-way; and if it did, one call's failure is enough.
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Carries out `work` with the memory that was given out.
+/// Runs `work` with the map of allocated buffers.
 pub(crate) fn with_buffers<R>(work: impl FnOnce(&mut HashMap<usize, Buffer>) -> R) -> R {
     work(lock().buffers.get_or_insert_default())
 }

@@ -1,4 +1,4 @@
-//! The tables: one for each kind of object (handle.N1 to handle.N3 [handle](crate::handle)).
+//! The handle tables, one for each kind of object (handle.N1 to handle.N3 [handle](crate::handle)).
 
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -9,7 +9,7 @@ use crate::handle::state::{self, Forget, State};
 use crate::handle::thread;
 use crate::sync::yield_now;
 
-/// What a handle stands for.
+/// The kind of object that a handle stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Engine,
@@ -31,7 +31,7 @@ type Chunk<T> = [Slot<T>; CHUNK_PLACES];
 /// Objects of one kind, by their ids.
 pub(crate) struct Table<T: 'static> {
     kind: Kind,
-    /// The first of the chunks, which is found without another look at memory; the others.
+    /// The first chunk, inline, so that its slots are found without a load; the other chunks.
     first: Chunk<T>,
     chunks: [AtomicPtr<Chunk<T>>; CHUNKS],
 }
@@ -50,15 +50,15 @@ impl<T: Clone + Send + Sync> Table<T> {
         if let Some(slot) = self.first.get(place as usize) {
             return Some(slot);
         }
-        // Acquire: pairs with the release in `slot_or_new`. Argued: a chunk is leaked, so what is read by its
-        // address is what was stored before it, as with every published pointer; loom has no static tables.
+        // Acquire: pairs with the release in `slot_or_new`. Argued: a chunk is leaked, and its slots were
+        // stored before its address, as with every published pointer; loom has no static tables.
         let chunk = self.chunks.get(place as usize / CHUNK_PLACES)?.load(Acquire);
-        // SAFETY: null, or a chunk that was leaked by `slot_or_new`.
+        // SAFETY: null, or a chunk that `slot_or_new` leaked.
         let chunk = unsafe { chunk.as_ref() }?;
         Some(&chunk[place as usize % CHUNK_PLACES])
     }
 
-    /// Under the lock.
+    /// Call under the lock.
     fn slot_or_new(&self, place: u32) -> &Slot<T> {
         if let Some(slot) = self.slot(place) {
             return slot;
@@ -68,7 +68,7 @@ impl<T: Clone + Send + Sync> Table<T> {
             Ok(chunk) => chunk,
             Err(_) => unreachable!("as many as a chunk has"),
         };
-        // Release: who finds the chunk finds its slots. Argued: as in `slot`.
+        // Release: a thread that finds the chunk finds its slots. Argued: as in `slot`.
         self.chunks[place as usize / CHUNK_PLACES].store(chunk, Release);
         self.slot(place).expect("stored above")
     }
@@ -77,13 +77,13 @@ impl<T: Clone + Send + Sync> Table<T> {
     #[inline(always)]
     fn named(&self, id: u64) -> Option<&Slot<T>> {
         let kind = (id >> PLACE_BITS) & ((1 << KIND_BITS) - 1);
-        // Kinds count from 1 and generations, too, so that no id is small.
+        // Kinds and generations count from 1, so that no id is a small number.
         (kind == self.kind as u64 + 1).then(|| self.slot(id as u32 & (PLACES - 1))).flatten()
     }
 
-    /// Puts an object in; returns its id. `Err`: there is no place left, and the object is given back.
+    /// Inserts an object and returns its id. `Err` returns the object: the table is full.
     pub(crate) fn insert(&'static self, object: T) -> Result<u64, T> {
-        fork::watch();
+        fork::install_handlers();
         let mut state = state::lock();
         let places = &mut state.places[self.kind as usize];
         let (place, generation) = match places.free.pop() {
@@ -104,7 +104,7 @@ impl<T: Clone + Send + Sync> Table<T> {
         Ok(id)
     }
 
-    /// Carries out `work`, which takes moments (protect.P4), with the object.
+    /// Runs `work`, which must be brief (protect.P4), with the object.
     #[inline(always)]
     pub(crate) fn with<R>(&self, id: u64, work: impl FnOnce(&T) -> R) -> Result<R, Refusal> {
         let Some(slot) = self.named(id) else { return Err(Refusal::Unknown) };
@@ -129,7 +129,7 @@ impl<T: Clone + Send + Sync> Table<T> {
         self.with(id, T::clone)
     }
 
-    /// Takes an object out, when nobody is using it any more.
+    /// Removes an object, after its last use.
     pub(crate) fn take(&self, id: u64) -> Result<T, Refusal> {
         let slot = self.named(id).ok_or(Refusal::Unknown)?;
         let own = &thread::record().hazard;
@@ -139,21 +139,21 @@ impl<T: Clone + Send + Sync> Table<T> {
         if !slot.withdraw(id) {
             return Err(Refusal::Unknown);
         }
-        // A thread that comes into the list later does so under the lock that is taken here, and finds the id
-        // gone; one that goes has seen to its uses before.
+        // A thread that enters the list later does so under the lock that is taken here, and finds the id
+        // gone; a thread that leaves the list has finished its uses before.
         let mut state = state::lock();
         if state.has_others(own) {
             Fences::here().heavy();
         }
-        let mut looks = 0;
+        let mut attempts = 0;
         while state.is_used(id, own) {
             drop(state);
-            yield_now(looks);
-            looks += 1;
+            yield_now(attempts);
+            attempts += 1;
             state = state::lock();
         }
-        // SAFETY: withdrawn above, by us, and seen to be nobody's after the fence. With nobody else in the
-        // list there is no need of one.
+        // SAFETY: this thread withdrew the id, and found no user after the fence. Without other threads in
+        // the list, no fence is needed.
         let object = unsafe { slot.take() };
         self.free_place(&mut state, id);
         object.ok_or(Refusal::Unknown)

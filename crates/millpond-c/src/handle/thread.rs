@@ -1,9 +1,9 @@
-//! What a thread has for itself: its hazard, and the counters that it used last.
+//! Per-thread data of the handle lookup: the thread's hazard, and the hit counters that it used last.
 //!
-//! One record, on one line of the processor's cache, in thread-local storage. In a shared library the
-//! compiler's way there is a call; on x86-64 the record is found by its fixed place in the static part
-//! instead ("initial exec"), for which loaders keep room in reserve for libraries that are loaded late. What
-//! that alone gains was not to be told from the noise of a busy machine (`examples/cost`).
+//! One record, in one cache line of thread-local storage. A shared library's default TLS model needs a
+//! function call. On x86-64 the record uses the "initial exec" model instead: a fixed offset in the static
+//! TLS block, of which loaders reserve a part for libraries that are loaded late. The gain of that alone
+//! was within the noise of a busy machine (`examples/cost`).
 
 use std::cell::Cell;
 
@@ -16,9 +16,9 @@ use crate::handle::state::{self, HazardOf};
 #[repr(C, align(64))]
 pub(crate) struct Record {
     pub(super) hazard: Hazard,
-    /// 0: the hazard is in no list.
+    /// 0: the hazard is not in the list.
     fences: Cell<u8>,
-    /// For reads that hit.
+    /// The counters of read hits.
     pub(crate) counts: Cell<HitCounts>,
 }
 
@@ -46,8 +46,8 @@ mod storage {
     #[inline]
     pub(super) fn record() -> *const Record {
         let record: *const Record;
-        // SAFETY: the address of a thread-local variable, by the ABI; reads a constant of the loader's and
-        // the thread's own address, which is at fs:0.
+        // SAFETY: computes the address of a thread-local variable, by the ABI: reads a constant that the
+        // loader set and the thread's own address, which is at fs:0.
         unsafe {
             std::arch::asm!(
                 "mov {record}, qword ptr [rip + millpond_record@GOTTPOFF]",
@@ -76,16 +76,16 @@ mod storage {
 
     #[inline]
     pub(super) fn record() -> *const Record {
-        // Has no destructor: it is there until the thread has ended.
+        // It has no destructor, so it exists until the thread has ended.
         RECORD.with(|record| std::ptr::from_ref(record))
     }
 }
 
-/// The calling thread's. Not to be kept beyond a call.
+/// The calling thread's record. Not to be kept beyond a call.
 #[inline]
 pub(crate) fn record<'a>() -> &'a Record {
-    // SAFETY: thread-local storage is there until the thread has ended; all-zero is a Record on which
-    // nothing is said. Other threads look at the hazard, which is atomic, only.
+    // SAFETY: thread-local storage exists until the thread has ended. All zero bytes are a valid Record.
+    // Other threads access only the hazard, which is atomic.
     unsafe { &*storage::record() }
 }
 
@@ -101,10 +101,11 @@ impl Record {
     }
 }
 
-/// Takes the hazard out of the list when its thread ends, or a late call does.
-pub(super) struct Leave;
+/// Removes the hazard from the list when its thread ends, or at the end of a call after the thread's
+/// destructors.
+pub(super) struct Delist;
 
-impl Drop for Leave {
+impl Drop for Delist {
     fn drop(&mut self) {
         let record = record();
         record.fences.set(0);
@@ -115,13 +116,13 @@ impl Drop for Leave {
 }
 
 thread_local! {
-    static LEAVE: Cell<Option<Leave>> = const { Cell::new(None) };
+    static DELIST: Cell<Option<Delist>> = const { Cell::new(None) };
 }
 
-/// Puts the thread's hazard into the list. What is returned, of a thread whose destructors have run, is to
-/// be dropped when the call has been carried out.
+/// Adds the thread's hazard to the list. After the thread's destructors have run, it returns a guard, to be
+/// dropped at the end of the call.
 #[cold]
-pub(super) fn enlist() -> Option<Leave> {
+pub(super) fn enlist() -> Option<Delist> {
     let record = record();
     let mut state = state::lock();
     record.fences.set(match Fences::here() {
@@ -130,8 +131,8 @@ pub(super) fn enlist() -> Option<Leave> {
     });
     state.hazards.push(HazardOf(&raw const record.hazard));
     drop(state);
-    let mut leave = Some(Leave);
-    // Fails where the thread's destructors have run.
-    let _ = LEAVE.try_with(|place| place.set(leave.take()));
-    leave
+    let mut delist = Some(Delist);
+    // Fails if the thread's destructors have run.
+    let _ = DELIST.try_with(|place| place.set(delist.take()));
+    delist
 }

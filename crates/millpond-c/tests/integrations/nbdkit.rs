@@ -1,5 +1,5 @@
-//! Goal: the nbdkit plugin (`integrations/nbdkit`) serves a file as NBD wants it. Judged by others' clients:
-//! libnbd's, qemu's and fio's.
+//! Goal: the nbdkit plugin (`integrations/nbdkit`) serves a file as the NBD protocol requires. The clients
+//! are independent: libnbd's, qemu's and fio's.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use super::{here, installed, run, skip};
 
 const MIB: usize = 1 << 20;
-/// The ways to serve a file; each is tested.
+/// The modes of the plugin; all are tested.
 const WAYS: [&[&str]; 4] = [
     &["mode=through"],
     &["mode=back"],
@@ -23,7 +23,7 @@ const WAYS: [&[&str]; 4] = [
     &["mode=through", "page=64K", "cache=4M"],
 ];
 
-/// The plugin, built; none where what it needs is not installed.
+/// Builds the plugin; `None` if its prerequisites are not installed.
 fn plugin() -> Option<&'static Path> {
     static PLUGIN: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = PLUGIN.get_or_init(|| {
@@ -57,7 +57,7 @@ struct Server {
 }
 
 impl Server {
-    /// None where there is no plugin.
+    /// `None` if there is no plugin.
     fn start(content: &[u8], arguments: &[&str]) -> Option<Server> {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (image, socket) = (dir.path().join("image"), dir.path().join("socket"));
@@ -75,7 +75,7 @@ impl Server {
         Some(Server { process, uri, image, _dir: dir })
     }
 
-    /// Ends it as an administrator does; what the file holds then.
+    /// Stops the server as an administrator does; returns the file's content.
     fn end(&mut self) -> Vec<u8> {
         run(Command::new("kill").arg(self.process.id().to_string()));
         assert!(self.process.wait().unwrap().success());
@@ -101,7 +101,7 @@ impl Server {
         flags.iter().any(|flags| !flags.ends_with('0'))
     }
 
-    /// What qemu-io says to these commands, none of which may fail.
+    /// The output of qemu-io for these commands, which must all succeed.
     fn qemu_io(&self, commands: &[&str]) -> String {
         let mut qemu_io = Command::new("qemu-io");
         qemu_io.args(["-f", "raw", "-t", "writeback"]);
@@ -113,7 +113,7 @@ impl Server {
         said
     }
 
-    /// Where its holes and its data are: offset, length, and whether it is a hole.
+    /// The map of holes and data: offset, length, and whether it is a hole.
     fn map(&self) -> Vec<(usize, usize, bool)> {
         let said = run(Command::new("nbdinfo").arg("--map").arg(&self.uri));
         said.lines()
@@ -133,7 +133,8 @@ impl Drop for Server {
     }
 }
 
-/// A socket is there before it is listened at; and who connects to see is a client that has failed.
+/// The socket exists before the server listens at it. A connection as a probe would count as a failed
+/// client.
 fn is_listened_at(socket: &Path) -> bool {
     const ACCEPTS: &str = "00010000";
     let path = socket.to_str().unwrap();
@@ -142,7 +143,7 @@ fn is_listened_at(socket: &Path) -> bool {
     words.any(|words| words.last() == Some(&path) && words[3] == ACCEPTS)
 }
 
-/// Bytes that are alike nowhere.
+/// Pseudo-random bytes without repetitions.
 fn noise(len: usize, mut seed: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {
@@ -211,7 +212,7 @@ fn bad_options_are_refused_with_a_reason() {
         (&["file=/proc/self"], "directory"),
     ] {
         let mut nbdkit = Command::new("nbdkit");
-        // It would serve whoever runs the command that follows: nobody.
+        // No process connects: the server would serve the command that follows.
         nbdkit.args(["-U", "-"]).arg(plugin).arg(&image).args(arguments).args(["--run", "true"]);
         let output = nbdkit.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
@@ -220,10 +221,11 @@ fn bad_options_are_refused_with_a_reason() {
     }
 }
 
-/// Goal: what is copied in is in the file when the server has ended, and what is copied out is the file.
+/// Goal: a copy into the export is in the file when the server has ended, and a copy out of it equals the
+/// file.
 #[test]
 fn copies_in_and_out_are_the_same() {
-    // Not whole pages; zeros in the midst, and a second half that is a hole.
+    // A partial last page, zeros in the middle, and a hole as the second half.
     let len = 9 * MIB + 1234;
     let mut content = noise(len, 2);
     content[MIB..3 * MIB].fill(0);
@@ -245,7 +247,8 @@ fn copies_in_and_out_are_the_same() {
     }
 }
 
-/// Goal: an image of qemu's, with its metadata, survives being made, checked and hammered in an export.
+/// Goal: a qemu image, with its metadata, stays consistent when it is created, checked and stressed in an
+/// export.
 #[test]
 fn images_of_qemu_are_whole() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -263,7 +266,7 @@ fn images_of_qemu_are_whole() {
             .args(["compare", "-f", "raw", "-F", "qcow2", from, &uri])
             .output()
             .unwrap();
-        // Of different lengths, and the rest is zeros, which is alike.
+        // The lengths differ; the rest is zeros, which compare as equal.
         assert!(differences.status.success(), "{way:?}: {differences:?}");
         let bench = "bench -q -w -f qcow2 -c 500 -d 16 -s 4096 --flush-interval=50";
         let words: Vec<_> = bench.split(' ').chain([uri.as_str()]).collect();
@@ -274,7 +277,7 @@ fn images_of_qemu_are_whole() {
     }
 }
 
-/// Goal: writes, zeroing and trimming, with and without FUA, are seen at once, also as holes.
+/// Goal: writes, zeroing and trimming, with and without FUA, are visible at once, also as holes.
 #[test]
 fn changes_are_seen_and_holes_are_told() {
     for way in WAYS {
@@ -304,7 +307,7 @@ fn changes_are_seen_and_holes_are_told() {
             "read -P 0x33 3M 256k",
             "read -P 0x44 7M 256k",
         ]);
-        // Holes as the file system says: what was zeroed but keeps its space may be one or the other.
+        // The holes are the file system's: zeroed ranges that keep their space may be holes or data.
         let map = server.map();
         let state = |at: usize| {
             map.iter().find(|(from, len, _)| (*from..from + len).contains(&at)).unwrap().2
@@ -314,7 +317,7 @@ fn changes_are_seen_and_holes_are_told() {
         {
             assert_eq!(state(at), is_hole, "{way:?}, byte {at}: {map:?}");
         }
-        // Data in a hole, which is in the cache alone in mode back.
+        // Data in a hole, which only the cache has in mode back.
         server.qemu_io(&["write -P 0x55 4608k 4k", "write -P 0x55 6656k 4k"]);
         let told: Vec<_> = server
             .map()
@@ -335,7 +338,8 @@ fn changes_are_seen_and_holes_are_told() {
     }
 }
 
-/// Goal: a read of what is no longer there is an error, for the client and in the log; others go on.
+/// Goal: a read of bytes that no longer exist is an error, for the client and in the log; other reads
+/// succeed.
 #[test]
 fn an_error_is_told_and_nothing_else_is_lost() {
     let Some(mut server) = Server::start(&noise(MIB, 5), &["cache=64K"]) else { return };
@@ -382,7 +386,7 @@ struct Writer {
 impl Writer {
     fn connect(server: &Server) -> Writer {
         let mut qemu_io = Command::new("qemu-io");
-        // Flushes are not sent: `unsafe`.
+        // `unsafe`: the client sends no flushes.
         qemu_io.args(["-f", "raw", "-t", "unsafe", &server.uri]);
         let mut process = qemu_io
             .stdin(Stdio::piped())
@@ -394,7 +398,7 @@ impl Writer {
         Writer { process, said }
     }
 
-    /// Returns when the server has answered.
+    /// Returns when the server has replied.
     fn write(&mut self, command: &str) {
         writeln!(self.process.stdin.as_mut().unwrap(), "{command}").unwrap();
         let mut line = String::new();
@@ -418,8 +422,8 @@ fn holds(image: &Path, at: u64, byte: u8) -> bool {
     bytes.iter().all(|&b| b == byte)
 }
 
-/// Goal: what was flushed, or written with FUA, is in the file when the server is killed, in every mode; a
-/// flush covers what other connections have written.
+/// Goal: flushed writes, and writes with FUA, are in the file after a kill of the server, in every mode. A
+/// flush covers the writes of other connections.
 #[test]
 fn what_was_flushed_survives_a_kill() {
     for way in WAYS {
@@ -440,7 +444,7 @@ fn what_was_flushed_survives_a_kill() {
     }
 }
 
-/// Goal: with a keeper, what waited is in the file after a kill, too.
+/// Goal: with a keeper, dirty pages are in the file after a kill, too.
 #[test]
 fn what_waited_survives_a_kill_with_a_keeper() {
     let Some(mut server) = Server::start(&vec![0; 4 * MIB], &["mode=back", "keeper=true"]) else {

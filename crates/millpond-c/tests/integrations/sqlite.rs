@@ -1,5 +1,5 @@
-//! Goal: the VFS for SQLite (`integrations/sqlite`) is as safe as SQLite's own, beside processes that use
-//! that one. Driven through the sqlite3 command, whose default VFS is the other process's.
+//! Goal: the SQLite VFS (`integrations/sqlite`) is as safe as SQLite's own, next to processes that use the
+//! default one. The tests run the sqlite3 command, whose default VFS is the other process's.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::{compile_and_run, here, installed, run, skip};
 
-/// The extension, built; none where what it needs is not installed.
+/// Builds the extension; `None` if its prerequisites are not installed.
 fn extension() -> Option<&'static Path> {
     static EXTENSION: OnceLock<Option<PathBuf>> = OnceLock::new();
     let built = EXTENSION.get_or_init(|| {
@@ -52,7 +52,7 @@ enum Vfs {
 }
 use Vfs::{Ours, Unix};
 
-/// A sqlite3 that is told what to do, and answers.
+/// A sqlite3 process that executes commands and prints the results.
 struct Shell {
     process: Child,
     input: ChildStdin,
@@ -60,13 +60,13 @@ struct Shell {
 }
 
 impl Shell {
-    /// Opens nothing yet.
+    /// Opens no database yet.
     fn start(dir: &Path) -> Option<Shell> {
         let extension = extension()?;
-        // Answers come at once, and errors in their place.
-        // SAFETY: asks for a number.
+        // Line-buffered output, with errors in order.
+        // SAFETY: returns a number.
         let is_root = unsafe { libc::geteuid() } == 0;
-        // Else root may write everywhere.
+        // Otherwise root may write to any file.
         let without = if is_root { "setpriv --bounding-set -dac_override" } else { "" };
         // XFSZ: see `limit`.
         let command = format!("trap '' XFSZ; exec {without} stdbuf -oL sqlite3 -batch 2>&1");
@@ -82,7 +82,7 @@ impl Shell {
     fn open(dir: &Path, name: &str, vfs: Vfs) -> Option<Shell> {
         let mut shell = Shell::start(dir)?;
         let vfs = if vfs == Ours { "?vfs=millpond" } else { "" };
-        // Little is cached by SQLite itself.
+        // A small cache of SQLite, so that reads reach the VFS.
         shell.expect("", &format!(".open file:{name}{vfs}\n.timeout 30000\npragma cache_size = 2"));
         Some(shell)
     }
@@ -92,7 +92,7 @@ impl Shell {
         writeln!(self.input, "{text}{end}").unwrap();
     }
 
-    /// What it printed, without the last line end.
+    /// The output of a command, without the last line end.
     fn ask(&mut self, text: &str) -> String {
         self.tell(text);
         self.tell(".print ~");
@@ -110,7 +110,7 @@ impl Shell {
         assert_eq!(self.ask(text), answer, "{text}");
     }
 
-    /// Lets it write files up to so many bytes.
+    /// Sets the process's limit of the file size, in bytes.
     fn limit(&mut self, bytes: u64) {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
         let process = self.process.id() as libc::pid_t;
@@ -128,7 +128,8 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // Without a word it ends with its input; whom a test failed with may wait for a lock.
+        // At the end of its input sqlite3 ends by itself; but in a failed test the process may wait for a
+        // lock.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -147,7 +148,7 @@ impl Random {
 const ROWS: u64 = 400;
 const SUM: &str = "select count(*), sum(a), sum(length(b)), sum(substr(b, 1, 4)) from t";
 
-/// A database of some hundred pages.
+/// A database of a few hundred pages.
 fn fill(shell: &mut Shell, journal: &str, page_bytes: u32) {
     shell.ask(&format!(
         "pragma page_size = {page_bytes}; pragma journal_mode = {journal};
@@ -158,7 +159,7 @@ fn fill(shell: &mut Shell, journal: &str, page_bytes: u32) {
     ));
 }
 
-/// Something that changes the file, and mostly what `SUM` says.
+/// A statement that changes the file, and mostly the result of `SUM`.
 fn change(random: &mut Random, journal: &str) -> String {
     let (id, by) = (random.below(ROWS) + 1, random.below(1000));
     let checkpoint = ["passive", "full", "restart", "truncate"][random.below(4) as usize];
@@ -182,13 +183,13 @@ fn change(random: &mut Random, journal: &str) -> String {
     }
 }
 
-/// Goal: two processes on a database, one of either kind or both ours, each see what the other wrote.
 /// Goal: the rules about moments that two processes can hardly be brought to (R4, W4 to W6).
 #[test]
 fn pages_are_used_while_they_are_current() {
     compile_and_run("tests/programs/pages.c", &["-std=gnu11"]);
 }
 
+/// Goal: two processes on one database see each other's writes; one of each VFS, or both with ours.
 #[test]
 fn what_others_write_is_seen() {
     let cases = [
@@ -230,7 +231,7 @@ fn what_others_write_is_seen() {
     }
 }
 
-/// Goal: who reads in a WAL sees one state, whatever is checkpointed meanwhile, and the next one afterwards.
+/// Goal: a reader of a WAL sees one state during checkpoints, and the next state afterwards.
 #[test]
 fn a_snapshot_stays_while_others_checkpoint() {
     for page_bytes in [1024, 4096] {
@@ -245,7 +246,7 @@ fn a_snapshot_stays_while_others_checkpoint() {
             unix.ask("update t set b = printf('%04d', id + a) || substr(b, 5); pragma wal_checkpoint(passive)");
             ours.expect(&before, SUM);
             ours.ask("commit");
-            // All is moved now, and the WAL may begin anew.
+            // All frames are moved, so the WAL may restart.
             let kind = if round % 2 == 0 { "restart" } else { "truncate" };
             unix.ask(&format!("pragma wal_checkpoint({kind})"));
             let after = unix.ask(SUM);
@@ -255,7 +256,8 @@ fn a_snapshot_stays_while_others_checkpoint() {
     }
 }
 
-/// Goal: who may not write the wal-index, and so has none of its own to look at, sees what others write.
+/// Goal: a process that may not write the wal-index, and so has no index to read, sees the writes of other
+/// processes.
 #[test]
 fn without_a_wal_index_others_are_seen() {
     let dir = directory();
@@ -279,7 +281,8 @@ fn without_a_wal_index_others_are_seen() {
     }
 }
 
-/// Goal: pages of a transaction that was not committed are not taken for the database's, whoever undoes it.
+/// Goal: pages of an uncommitted transaction are not taken for the database's, whichever process rolls it
+/// back.
 #[test]
 fn what_a_killed_writer_left_is_undone() {
     for (killed, undoes) in [(Unix, Ours), (Unix, Unix), (Ours, Unix), (Ours, Ours)] {
@@ -289,7 +292,7 @@ fn what_a_killed_writer_left_is_undone() {
         for _ in 0..2 {
             let before = reader.ask(SUM);
             let mut writer = Shell::open(dir.path(), "db", killed).unwrap();
-            // More than SQLite caches, so that it goes to the file before it is committed.
+            // More pages than SQLite caches, so that they are written to the file before the commit.
             writer.expect("", "begin; update t set a = 7, b = printf('%04d', 7) || substr(b, 5)");
             assert!(dir.path().join("db-journal").metadata().unwrap().len() > 0);
             writer.kill();
@@ -298,7 +301,7 @@ fn what_a_killed_writer_left_is_undone() {
             }
             reader.expect(&before, SUM);
             reader.expect("ok", "pragma integrity_check");
-            // Its counter is that of the transaction that was undone.
+            // Its change counter equals that of the transaction that was rolled back.
             let mut next = Shell::open(dir.path(), "db", Unix).unwrap();
             next.ask("update t set a = a + 1 where id = 3");
             let after = next.ask(SUM);
@@ -308,8 +311,8 @@ fn what_a_killed_writer_left_is_undone() {
     }
 }
 
-/// Goal: another state of the database that is put into the file in place is seen, though its header and its
-/// time of writing are those of the state before.
+/// Goal: a different state of the database that is copied over the file is noticed, though its header and
+/// its modification time equal those of the state before.
 #[test]
 fn a_copy_that_is_put_in_place_is_seen() {
     let dir = directory();
@@ -324,7 +327,7 @@ fn a_copy_that_is_put_in_place_is_seen() {
     let after = unix.ask(SUM);
     let bytes = fs::read(&copy).unwrap();
     assert!(bytes[..100] == fs::read(&file).unwrap()[..100]);
-    // The pages stay with this connection; SQLite's own are the one's that reads below.
+    // This connection keeps its pages; the connection below reads with SQLite's own VFS.
     ours.ask(".connection 1");
     ours.ask(".open file:db?vfs=millpond");
     let written = file.metadata().unwrap().modified().unwrap();
@@ -333,8 +336,8 @@ fn a_copy_that_is_put_in_place_is_seen() {
     ours.expect(&after, SUM);
 }
 
-/// Goal: writes of the file that fail half-way, in a transaction and in a checkpoint, change nothing that
-/// is read, and what comes after them is written.
+/// Goal: writes to the file that fail half-way, in a transaction and in a checkpoint, change no data that
+/// is read, and later writes succeed.
 #[test]
 fn writes_that_fail() {
     for (journal, page_bytes) in [("delete", 16384), ("wal", 16384), ("delete", 512), ("wal", 512)]
@@ -372,7 +375,7 @@ fn writes_that_fail() {
     }
 }
 
-/// Goal: writers of both kinds, killed at any moment, leave a whole database, and readers see one.
+/// Goal: writers of both kinds, killed at random moments, leave a consistent database, and readers see one.
 #[test]
 fn killed_at_random_moments() {
     for journal in ["delete", "wal"] {
@@ -415,7 +418,7 @@ fn killed_at_random_moments() {
     }
 }
 
-/// Goal: closing a connection takes no lock from another one of the process, of whatever VFS.
+/// Goal: the close of a connection drops no lock of another connection of the process, of either VFS.
 #[test]
 fn a_close_drops_no_locks() {
     for first in [Ours, Unix] {
@@ -423,7 +426,7 @@ fn a_close_drops_no_locks() {
         let Some(mut holder) = Shell::open(dir.path(), "db", first) else { return };
         fill(&mut holder, "delete", 4096);
         holder.ask("begin immediate; update t set a = 5 where id = 1");
-        // In the same process, another connection, which closes its descriptors.
+        // Another connection in the same process, which closes its descriptors.
         holder.ask(".connection 1");
         holder.ask(".open file:db?vfs=millpond");
         holder.expect(&ROWS.to_string(), "select count(*) from t");
@@ -439,7 +442,7 @@ fn a_close_drops_no_locks() {
     }
 }
 
-/// Goal: reads are answered from the cache, with nothing dropped while nobody else writes.
+/// Goal: reads are served from the cache, and no pages are dropped while no other process writes.
 #[test]
 fn reads_come_from_the_cache() {
     for journal in ["delete", "wal"] {
@@ -470,7 +473,7 @@ fn reads_come_from_the_cache() {
     }
 }
 
-/// Goal: what SQLite does with files beside plain reads and writes.
+/// Goal: the file operations of SQLite other than plain reads and writes.
 #[test]
 fn vacuum_attach_backup_and_big_blobs() {
     let dir = directory();
@@ -494,7 +497,7 @@ fn vacuum_attach_backup_and_big_blobs() {
     shell.expect(&format!("ok\n{sum}"), &format!("pragma integrity_check; {SUM}"));
     let mut unix = Shell::open(dir.path(), "third", Unix).unwrap();
     unix.expect(&format!("ok\n{sum}"), &format!("pragma integrity_check; {SUM}"));
-    // By the kernel's pages, which have what was written.
+    // Through the kernel's page cache, which has the writes.
     shell.expect("100000000", "pragma mmap_size = 100000000");
     shell.ask("update t set a = a + 5");
     let sum = shell.ask(SUM);
@@ -502,7 +505,8 @@ fn vacuum_attach_backup_and_big_blobs() {
     shell.expect(&sum, SUM);
 }
 
-/// Goal: what can't be opened, or must not be written, says so as with SQLite's VFS.
+/// Goal: a database that can't be opened, or must not be written, gives the same error as with SQLite's
+/// VFS.
 #[test]
 fn options_and_what_may_not_be_written() {
     let dir = directory();
@@ -536,7 +540,7 @@ fn options_and_what_may_not_be_written() {
     assert!(shell.ask(".open file:none/db?vfs=millpond").contains("unable to open"));
     assert!(shell.ask(".open file:.?vfs=millpond").contains("unable to open"));
 
-    // A directory that may not be written to: no journal.
+    // A directory without write permission: no journal.
     drop(shell);
     let mut shell = Shell::start(dir.path()).unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o555)).unwrap();

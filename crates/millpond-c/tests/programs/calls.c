@@ -1,4 +1,4 @@
-/* Every function, with good and with bad arguments. Run in a directory of its own. */
+/* Every function, with good and with bad arguments. Run in an empty directory. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -67,7 +67,7 @@ static void engines(void) {
     RETURNS(-EBADF, millpond_engine_back_end(other, text, sizeof text));
     RETURNS(-EBADF, millpond_engine_dump(other, text, sizeof text));
 
-    /* Of a newer program, which wants nothing new, or does. */
+    /* A newer program, without and with a new option. */
     memset(longer, 0, sizeof longer);
     longer[0].size = sizeof longer;
     longer[0].cache_bytes = 1 << 20;
@@ -101,7 +101,7 @@ static void opening(void) {
         foreign.id = file.id ^ ((uint64_t)1 << bit);
         RETURNS(-EBADF, millpond_len(foreign));
     }
-    /* The place is used again, its number is not. */
+    /* The table's place is reused, the handle is not. */
     CHECK(open_file(engine, "opened", O_RDONLY).id != again.id);
 
     RETURNS(-EFAULT, millpond_open(engine, NULL, NULL, &again));
@@ -130,7 +130,7 @@ static void opening(void) {
 
     fd = open("opened", O_RDONLY);
     RETURNS(0, millpond_open_descriptor(engine, fd, NULL, &again));
-    CHECK(close(fd) == 0); /* it stayed ours */
+    CHECK(close(fd) == 0); /* the caller's descriptor stays open */
     RETURNS(0, millpond_len(again));
     RETURNS(0, millpond_close(again));
     RETURNS(-EBADF, millpond_open_descriptor(engine, fd, NULL, &again));
@@ -344,7 +344,7 @@ static void queues(void) {
     requests[0] = request(MILLPOND_OP_WRITEV, file, parts, 2, 0);
     requests[1] = request(MILLPOND_OP_WRITE, file, pattern + 4096, 4096, 4096);
     RETURNS(2, millpond_queue_submit(queue, requests, 2));
-    memset(parts, 0, sizeof parts); /* the array is ours again */
+    memset(parts, 0, sizeof parts); /* the array may be reused */
     RETURNS(2, millpond_queue_wait(queue, done, 2, 8, -1));
     CHECK(done[0].result == 4096 && done[1].result == 4096);
     CHECK(done[0].user_data + done[1].user_data == requests[0].user_data + requests[1].user_data);
@@ -376,7 +376,7 @@ static void queues(void) {
     RETURNS(0, millpond_queue_wait(queue, done, 1, 8, moment_ns));
     RETURNS(0, millpond_queue_wait_at_least(queue, done, 8, 8, 0, moment_ns));
 
-    /* What is refused, and what its completion says. */
+    /* Refused requests, and errors in completions. */
     RETURNS(0, millpond_queue_submit(queue, requests, 0));
     RETURNS(-EFAULT, millpond_queue_submit(queue, NULL, 1));
     requests[1].op = 99;
@@ -405,13 +405,13 @@ static void queues(void) {
     RETURNS(-EFAULT, millpond_queue_wait_at_least(queue, NULL, 0, 1, 0, 0));
     RETURNS(-ENOENT, millpond_queue_cancel(queue, 12345));
 
-    /* A file that is closed has its requests carried out; a queue that is destroyed waits for them. */
+    /* Requests of a closed file complete; the destruction of a queue waits for its requests. */
     for (int i = 0; i < 8; i++)
         requests[i] = request(MILLPOND_OP_WRITE, file, pattern, 8192, (uint64_t)i * 8192);
     RETURNS(8, millpond_queue_submit(queue, requests, 8));
     RETURNS(0, millpond_close(file));
     RETURNS(0, millpond_queue_destroy(queue));
-    memset(pattern, 7, sizeof pattern); /* ours again */
+    memset(pattern, 7, sizeof pattern); /* may be reused */
     file = open_file(engine, "queued", O_RDONLY);
     RETURNS(8 * 8192, millpond_len(file));
     RETURNS(1, millpond_read(file, memory, 1, 8 * 8192 - 1));

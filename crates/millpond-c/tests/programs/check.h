@@ -1,4 +1,4 @@
-/* What the test programs have in common. */
+/* Macros and functions that the test programs share. */
 #include <errno.h>
 #include <fcntl.h>
 #include <millpond.h>
@@ -15,7 +15,7 @@
         }                                                                                                    \
     } while (0)
 
-/* That a call returns what it should, and if not, why. */
+/* Checks the result of a call, and prints its error text if it differs. */
 #define RETURNS(expected, call)                                                                              \
     do {                                                                                                     \
         long long returned_ = (long long)(call);                                                             \

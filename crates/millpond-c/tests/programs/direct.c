@@ -1,4 +1,4 @@
-/* Descriptors that the caller keeps, direct I/O, and pipelines. Run in a directory of its own. */
+/* Borrowed descriptors, direct I/O and pipelines. Run in an empty directory. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -7,7 +7,7 @@
 static struct millpond_engine engine;
 static char memory[8192];
 
-/* Whether this process has a lock on the file, as another one sees it. */
+/* Whether another process finds a lock of this process on the file. */
 static int is_locked(const char *path) {
     int status = 0;
     pid_t child = fork();
@@ -33,7 +33,7 @@ static void locks_stay(void) {
     CHECK(is_locked("locked"));
     options = open_options(O_RDWR);
     RETURNS(0, millpond_open_descriptor(engine, fd, &options, &file));
-    options.page_bytes = 8192; /* not those of the file as it is open */
+    options.page_bytes = 8192; /* differs from the open file's page size */
     RETURNS(-EINVAL, millpond_open_descriptor(engine, fd, &options, &other));
     CHECK(is_locked("locked"));
     RETURNS(0, millpond_close(file));
@@ -89,11 +89,11 @@ static void direct(void) {
         RETURNS(0, millpond_close(file));
     }
     RETURNS(0, millpond_buffers_free(buffers, 1));
-    RETURNS(-EINVAL, millpond_buffers_free(buffers, 3)); /* one of them twice: none goes */
+    RETURNS(-EINVAL, millpond_buffers_free(buffers, 3)); /* one of them twice: none is freed */
     RETURNS(0, millpond_buffers_free(buffers + 1, 2));
 }
 
-/* A pipeline's work: writes the file, a piece a request, and reads it in another order. */
+/* A pipeline that writes the file, one piece per request, and reads it in another order. */
 enum { PIECES = 64, PIECE = 8192, LANES = 5 };
 
 struct work {
@@ -130,7 +130,7 @@ static int next_piece(void *context, struct millpond_lane *lane) {
     return 1;
 }
 
-/* Each request is wrong in another way, and the next step is told of it. */
+/* Each request has a different error, which the next step receives. */
 static int next_mistake(void *context, struct millpond_lane *lane) {
     static struct iovec vector = {NULL, 1};
     static const int errors[] = {0, -EBADF, -EINVAL, -EINVAL, -EINVAL, -EFAULT, -EFAULT, -EINVAL, -EINVAL, -EINVAL};
@@ -153,7 +153,7 @@ static int next_mistake(void *context, struct millpond_lane *lane) {
     return 1;
 }
 
-/* The handle is closed as soon as the file has a request under way. */
+/* The handle is closed while the file has a request in flight. */
 static int close_at_once(void *context, struct millpond_lane *lane) {
     struct work *work = context;
     if (lane->request.op != 0) {
@@ -199,7 +199,7 @@ static void pipelines(void) {
     else {
         RETURNS(0, error);
         for (int round = 0; round < 4; round++) {
-            /* With memory that can be registered, and other. */
+            /* With memory that can be registered, and memory that can't. */
             work.buffers = round < 2 ? buffers : others;
             for (int lane = 0; round == 2 && lane < LANES; lane++)
                 CHECK(posix_memalign(&others[lane], 4096, PIECE) == 0);

@@ -1,4 +1,4 @@
-/* Memory that can't be accessed, in a program with a handler; and calls by that handler. x86-64. */
+/* Inaccessible memory in a program with a fault handler, and calls by that handler. x86-64. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -37,9 +37,9 @@ int main(void) {
     RETURNS(4096, millpond_read(file, bytes, 4096, 0));
     RETURNS(-EFAULT, millpond_read(file, bad, 4096, 0));
     CHECK(faults > 0);
-    RETURNS(-EDEADLK, in_handler); /* it interrupted a call */
+    RETURNS(-EDEADLK, in_handler); /* the handler interrupted a call */
     RETURNS(-EFAULT, millpond_write(file, bad, 100, 0));
-    RETURNS(4096, millpond_len(file)); /* nothing is left behind */
+    RETURNS(4096, millpond_len(file)); /* the file still works */
     RETURNS(4, millpond_read(file, bytes, 4, 0));
     CHECK(memcmp(bytes, "frog", 4) == 0);
     RETURNS(0, millpond_close(file));

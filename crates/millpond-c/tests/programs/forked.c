@@ -56,7 +56,7 @@ int main(void) {
     options.write_mode = MILLPOND_WRITE_BACK;
     RETURNS(0, millpond_open(engine, "forked", &options, &file));
     RETURNS(0, millpond_queue_create(engine, 4, &queue));
-    /* Several runs in one sync take a ring of this thread. */
+    /* A sync of several extents sets up a ring of this thread. */
     write_runs(file);
     find_rings();
     if (count == 0)

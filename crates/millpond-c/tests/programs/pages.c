@@ -1,9 +1,9 @@
-/* Rules of integrations/sqlite/pages.h that need others at moments of their choice: they are played here, as
- * writers of the file and of the wal-index, and the connection is a few calls. Run in a directory of its own. */
+/* Rules of integrations/sqlite/pages.h that need other processes at exact moments. The test simulates those as
+ * writers of the file and of the wal-index; the connection is a few calls. Run in an empty directory. */
 #define _GNU_SOURCE
 #include <sys/stat.h>
 
-/* Times of a file as they are told: a file system's clock may stand still for as long as a test takes. */
+/* Simulated times of the file: a file system's clock may be coarser than the duration of a test. */
 static struct timespec file_time;
 static int told_fstat(int fd, struct stat *stat) {
     int error = fstat(fd, stat);
@@ -33,7 +33,7 @@ static void others_write(char byte) {
     CHECK(pwrite(file_of_others, &byte, 1, PAGE) == 1);
 }
 
-/* What a connection reads of page 1: by the cache, or else by the kernel. */
+/* The byte of page 1 that a connection reads: from the cache, or else from the kernel. */
 static char seen(void) {
     char page[PAGE];
     if (!pages_read(&holder, page, PAGE, PAGE))
@@ -46,7 +46,7 @@ static bool is_served(void) {
     return pages_read(&holder, page, PAGE, PAGE);
 }
 
-/* What the wal-index says, in both copies of its header. */
+/* Sets both copies of the wal-index header. */
 static void set_index(uint32_t salt, uint32_t frames, uint32_t backfilled) {
     for (int copy = 0; copy <= INDEX_COPY; copy += INDEX_COPY) {
         shared_index[copy + INDEX_VERSION] = INDEX_VERSION_KNOWN;
@@ -76,7 +76,7 @@ static void end(void) {
     free(shared_index);
 }
 
-/* R4: a write that was not committed may be undone by others, who leave no trace of it. */
+/* R4: another process may roll back an uncommitted write, and leave no trace of it. */
 static void uncommitted_pages_are_dropped(void) {
     char page[PAGE];
     begin(1);
@@ -86,10 +86,10 @@ static void uncommitted_pages_are_dropped(void) {
     memset(page, 'b', PAGE);
     CHECK(pages_write(&holder, page, PAGE, PAGE) == 0);
     pages_unlocking(&holder, PAGES_NONE);
-    others_write('a'); /* by the journal; header and length are as they were */
+    others_write('a'); /* from the journal; header and length are restored */
     pages_locked(&holder, PAGES_SHARED);
     CHECK(seen() == 'a');
-    /* Committed, pages stay. */
+    /* After a commit, pages stay cached. */
     pages_locked(&holder, PAGES_EXCLUSIVE);
     CHECK(pages_write(&holder, page, PAGE, PAGE) == 0);
     file_time.tv_sec++;
@@ -111,7 +111,7 @@ static void begin_wal(uint32_t salt, uint32_t frames, uint32_t backfilled) {
     CHECK(seen() == 'a' && is_served());
 }
 
-/* W4: who restarts the WAL keeps its pages, if it had looked at all that was moved. */
+/* W4: a connection that restarts the WAL keeps its pages, if it knew of all backfilled frames. */
 static void a_restart_of_ours_keeps_pages(void) {
     begin_wal(1, 4, 4);
     unsigned long drops = holder.database->drops;
@@ -122,18 +122,18 @@ static void a_restart_of_ours_keeps_pages(void) {
     end();
 
     begin_wal(1, 4, 2);
-    others_write('b'); /* the other frames are moved, by others, */
+    others_write('b'); /* another process moves the other frames, */
     set_index(1, 4, 4);
-    pages_index_locked(&holder, PAGES_WRITE); /* and not looked at */
+    pages_index_locked(&holder, PAGES_WRITE); /* and the holder does not read the index again */
     set_index(2, 0, 0);
     pages_index_unlocking(&holder, PAGES_WRITE);
     CHECK(seen() == 'b');
     end();
 
     begin_wal(1, 4, 4);
-    pages_index_locked(&holder, PAGES_WRITE); /* without a restart: that is of others, afterwards, */
+    pages_index_locked(&holder, PAGES_WRITE); /* without a restart; other processes restart it later, */
     pages_index_unlocking(&holder, PAGES_WRITE);
-    others_write('b'); /* who have moved frames of the new WAL, and restarted it again */
+    others_write('b'); /* move frames of the new WAL, and restart it again */
     set_index(3, 0, 0);
     CHECK(seen() == 'b');
     end();
@@ -152,7 +152,7 @@ static void salts_of_zero_are_compared_with_times(void) {
     end();
 
     begin(2);
-    clock_gettime(CLOCK_REALTIME, &file_time); /* which may not have ticked since */
+    clock_gettime(CLOCK_REALTIME, &file_time); /* the clock may not have ticked since */
     pages_locked(&holder, PAGES_SHARED);
     set_index(0, 0, 0);
     pages_index_mapped(&holder, shared_index);
@@ -163,7 +163,7 @@ static void salts_of_zero_are_compared_with_times(void) {
     end();
 }
 
-/* W6: without the wal-index nothing is known, unless the lock is EXCLUSIVE. */
+/* W6: without the wal-index no page is known to be current, unless the lock is EXCLUSIVE. */
 static void without_a_wal_index_nothing_is_known(void) {
     begin(2);
     pages_locked(&holder, PAGES_SHARED);
@@ -179,7 +179,7 @@ static void without_a_wal_index_nothing_is_known(void) {
 
     begin_wal(1, 4, 2);
     others_write('b');
-    set_index(1, 4, 3); /* not looked at; then the mode is changed */
+    set_index(1, 4, 3); /* not read; then the mode is changed */
     pages_index_unmapping(&holder);
     atomic_store(&holder.database->is_wal, false);
     CHECK(seen() == 'b');
@@ -191,7 +191,7 @@ static void without_a_wal_index_nothing_is_known(void) {
     CHECK(seen() == 'a' && is_served());
     pages_unlocking(&holder, PAGES_SHARED);
     others_write('b');
-    pages_index_mapped(&holder, shared_index); /* made anew by others, with what was there before */
+    pages_index_mapped(&holder, shared_index); /* recreated by another process, with the same content */
     CHECK(seen() == 'b');
     end();
 }

@@ -1,4 +1,4 @@
-/* Handles that some threads use while others close them. */
+/* Threads that use handles while other threads close them. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -7,11 +7,11 @@
 
 enum { READERS = 3, FILE_BYTES = 16384 };
 
-/* How often, unless told. */
+/* The default number of rounds. */
 static int rounds = 2000;
 
 static struct millpond_engine engine;
-static _Atomic uint64_t shared; /* the id of the file that is open, or was of late */
+static _Atomic uint64_t shared; /* the id of the file that is open, or was last open */
 static atomic_bool over;
 static pthread_key_t at_exit;
 
@@ -28,12 +28,12 @@ static void *reader(void *arg) {
             continue;
         served++;
         for (size_t i = 0; i < sizeof bytes; i += 512)
-            CHECK(bytes[i] == bytes[0]); /* of one write */
+            CHECK(bytes[i] == bytes[0]); /* all bytes are from one write */
     }
     return (void *)served;
 }
 
-/* When a thread's own memory may be gone already. */
+/* Runs when the thread's local storage may be destroyed already. */
 static void late(void *arg) {
     struct millpond_file file = {atomic_load(&shared)};
     int64_t len = millpond_len(file);
@@ -88,7 +88,7 @@ static void *waiter(void *arg) {
     return NULL;
 }
 
-/* Until the waiter is asleep, which it is in the wait alone. */
+/* Until the waiter sleeps, which it does only in the wait. */
 static void await_sleep(void) {
     char path[64], state = 0;
     while (atomic_load(&waiting) == 0)

@@ -1,4 +1,4 @@
-//! Whether a state is one that the user's command can live with.
+//! Runs the user's check command on a state.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -14,9 +14,9 @@ use super::model::Atoms;
 use super::search::State;
 use crate::failure::{Context, Result};
 
-/// The file with what the program had said before the cut.
+/// The environment variable with the path of a file: the program's output before the cut.
 const SAID: &str = "MILLPOND_CRASH_SAID";
-/// Of what a check says so much is shown. Chosen, not measured.
+/// How much of a check's output is shown. Chosen, not measured.
 const SHOWN_BYTES: u64 = 4096;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -25,33 +25,33 @@ pub struct Checker<'a> {
     pub timeout: Duration,
     pub atoms: &'a Atoms,
     pub history: &'a History,
-    /// How much the program had said after each number of steps.
+    /// The length of the program's output after each number of steps.
     pub said: &'a [usize],
 }
 
-/// What a check that failed has to say.
+/// The result of a check that failed.
 #[derive(Debug, Clone)]
-pub struct Complaint {
+pub struct CheckFailure {
     pub how: String,
     pub words: String,
 }
 
 impl Checker<'_> {
-    /// The state below an empty directory, and what the program had said in a file.
-    pub fn lay_out(&self, state: &State, dir: &Path, said: &Path) -> Result<()> {
+    /// Writes the state to an empty directory, and the program's output before the cut to a file.
+    pub fn write_state(&self, state: &State, dir: &Path, said: &Path) -> Result<()> {
         let tree = self.atoms.tree(state.cut, &state.lost);
         tree.write(dir).context(format!("writing a state to {}", dir.display()))?;
         let words = &self.history.output[..self.said[state.cut]];
         std::fs::write(said, words).context(said.display())
     }
 
-    pub fn check(&self, state: &State) -> Result<Option<Complaint>> {
-        let place = tempfile::tempdir().context("a directory for a state")?;
+    pub fn check(&self, state: &State) -> Result<Option<CheckFailure>> {
+        let place = tempfile::tempdir().context("creating a directory for a state")?;
         let (dir, said) = (place.path().join("state"), place.path().join("said"));
         std::fs::create_dir(&dir).context(dir.display())?;
-        self.lay_out(state, &dir, &said)?;
-        let mut words = tempfile::tempfile().context("a file for what a check says")?;
-        let copy = |file: &File| file.try_clone().context("a file for what a check says");
+        self.write_state(state, &dir, &said)?;
+        let mut words = tempfile::tempfile().context("creating a file for a check's output")?;
+        let copy = |file: &File| file.try_clone().context("creating a file for a check's output");
         let mut child = Command::new("/bin/sh")
             .args(["-c", self.command])
             .current_dir(&dir)
@@ -59,7 +59,7 @@ impl Checker<'_> {
             .stdin(Stdio::null())
             .stdout(copy(&words)?)
             .stderr(copy(&words)?)
-            // Ended with all that it started.
+            // Its process group is ended with it.
             .process_group(0)
             .spawn()
             .context("/bin/sh")?;
@@ -81,10 +81,10 @@ impl Checker<'_> {
             Some(status) => ended(status),
             None => format!("took longer than {} s", self.timeout.as_secs_f64()),
         };
-        words.rewind().context("what a check says")?;
+        words.rewind().context("reading a check's output")?;
         let mut said = Vec::new();
-        words.take(SHOWN_BYTES).read_to_end(&mut said).context("what a check says")?;
-        Ok(Some(Complaint { how, words: String::from_utf8_lossy(&said).into_owned() }))
+        words.take(SHOWN_BYTES).read_to_end(&mut said).context("reading a check's output")?;
+        Ok(Some(CheckFailure { how, words: String::from_utf8_lossy(&said).into_owned() }))
     }
 }
 

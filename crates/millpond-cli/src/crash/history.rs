@@ -1,19 +1,19 @@
-//! What a program did, in order: changes, syncs, and what it said meanwhile.
+//! The history of a program: its changes, syncs and output, in order.
 
 use std::fmt;
 
-use super::tree::{Change, Ino, Tree};
+use super::tree::{Ino, Tree, TreeChange};
 
 #[derive(Clone, Debug)]
 pub enum Event {
-    Change(Change),
+    Change(TreeChange),
     /// The file or directory was synced.
     Sync(Ino),
-    /// The program has written so many bytes to its standard output by now.
-    Said(usize),
+    /// The program's output has this length by now.
+    Output(usize),
 }
 
-/// An event, and how it is told of.
+/// An event, and its description.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub event: Event,
@@ -24,11 +24,11 @@ pub struct Step {
 pub struct History {
     pub before: Tree,
     pub steps: Vec<Step>,
-    /// All that the program said.
+    /// The program's whole standard output.
     pub output: Vec<u8>,
 }
 
-/// A tree to which things happen, and which remembers them.
+/// Records the changes of a tree.
 #[derive(Debug)]
 pub struct Recorder {
     pub now: Tree,
@@ -41,25 +41,25 @@ impl Recorder {
         Recorder { now: before, history }
     }
 
-    pub fn change(&mut self, change: Change) {
-        let text = Told { change: &change, tree: &self.now }.to_string();
+    pub fn record_change(&mut self, change: TreeChange) {
+        let text = Described { change: &change, tree: &self.now }.to_string();
         self.now.apply(&change);
         self.history.steps.push(Step { event: Event::Change(change), text });
     }
 
-    pub fn sync(&mut self, ino: Ino) {
+    pub fn record_sync(&mut self, ino: Ino) {
         let text = format!("sync {}", shown(&self.now, ino));
         self.history.steps.push(Step { event: Event::Sync(ino), text });
     }
 
-    pub fn said(&mut self, words: &[u8]) {
+    pub fn record_output(&mut self, words: &[u8]) {
         self.history.output.extend_from_slice(words);
-        let text = format!("said {:?}", String::from_utf8_lossy(words).trim_end());
-        let event = Event::Said(self.history.output.len());
+        let text = format!("output {:?}", String::from_utf8_lossy(words).trim_end());
+        let event = Event::Output(self.history.output.len());
         self.history.steps.push(Step { event, text });
     }
 
-    pub fn end(self) -> History {
+    pub fn finish(self) -> History {
         self.history
     }
 }
@@ -69,34 +69,34 @@ fn shown(tree: &Tree, ino: Ino) -> String {
     if path.as_os_str().is_empty() { ".".into() } else { path.display().to_string() }
 }
 
-struct Told<'t> {
-    change: &'t Change,
-    /// Before it.
+struct Described<'t> {
+    change: &'t TreeChange,
+    /// The tree before the change.
     tree: &'t Tree,
 }
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for Described<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = |ino: &Ino| shown(self.tree, *ino);
-        let at = |entry: &super::tree::Entry| {
+        let at = |entry: &super::tree::DirEntry| {
             self.tree.path(entry.dir).join(&entry.name).display().to_string()
         };
         match self.change {
-            Change::Create { at: entry, .. } => write!(f, "create {}", at(entry)),
-            Change::Link { at: entry, ino } => write!(f, "link {} to {}", at(entry), path(ino)),
-            Change::Remove { at: entry } => write!(f, "remove {}", at(entry)),
-            Change::Rename { from, to, .. } => write!(f, "rename {} to {}", at(from), at(to)),
-            Change::Exchange { one, other, .. } => {
+            TreeChange::Create { at: entry, .. } => write!(f, "create {}", at(entry)),
+            TreeChange::Link { at: entry, ino } => write!(f, "link {} to {}", at(entry), path(ino)),
+            TreeChange::Remove { at: entry } => write!(f, "remove {}", at(entry)),
+            TreeChange::Rename { from, to, .. } => write!(f, "rename {} to {}", at(from), at(to)),
+            TreeChange::Exchange { one, other, .. } => {
                 write!(f, "exchange {} and {}", at(one), at(other))
             }
-            Change::Write { ino, offset, data } => {
+            TreeChange::Write { ino, offset, data } => {
                 write!(f, "write {}, {} bytes at {offset}", path(ino), data.len())
             }
-            Change::Resize { ino, len } => write!(f, "truncate {} to {len}", path(ino)),
-            Change::Zero { ino, offset, len } => {
-                write!(f, "make zero {}, {len} bytes at {offset}", path(ino))
+            TreeChange::Resize { ino, len } => write!(f, "truncate {} to {len}", path(ino)),
+            TreeChange::Zero { ino, offset, len } => {
+                write!(f, "zero {}, {len} bytes at {offset}", path(ino))
             }
-            Change::Mode { ino, mode } => write!(f, "chmod {} to {mode:o}", path(ino)),
+            TreeChange::Mode { ino, mode } => write!(f, "chmod {} to {mode:o}", path(ino)),
         }
     }
 }

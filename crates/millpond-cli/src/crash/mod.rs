@@ -1,18 +1,20 @@
-//! `millpond crash`: what a power cut at any moment would have left of a program's files.
+//! `millpond crash`: computes and checks the states that a power cut could leave of a program's files.
 //!
 //! ```text
-//! program -> engine -> recorder (FUSE) -> history -> atoms -> states -> each laid out, and checked
+//! program -> engine -> recorder (FUSE) -> history -> atoms -> states -> each written to a directory, and
+//! checked
 //! ```
 //!
-//! [`tree`] is a directory in memory, [`history`] what was done to it, [`mount`] shows it to the program.
-//! [`model`] says what may be lost, [`search`] chooses, [`check`] asks the user's command, [`report`] tells.
+//! [`tree`] is a directory in memory, [`history`] records its changes, [`mount`] presents it to the
+//! program. [`model`] defines which changes may be lost, [`search`] chooses states, [`check`] runs the
+//! user's command, [`crash_report`] prints the result.
 
 mod check;
+mod crash_report;
 mod history;
 mod model;
 mod mount;
-mod program;
-mod report;
+mod recorded_program;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -28,39 +30,40 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use self::check::{Checker, Complaint};
+use self::check::{CheckFailure, Checker};
+use self::crash_report::{CrashReport, Failed};
 use self::history::{Event, History};
 use self::model::{Atoms, Model};
-use self::report::{Failed, Report};
 use self::search::State;
 use crate::failure::{Context, Failure, REFUSED, Result};
 
-/// What the disk writes as a whole, and with `--torn`.
+/// The unit of a write that is atomic on the disk; the second one with `--torn`.
 const PAGE_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
-/// To find the shortest state that fails. Chosen, not measured.
+/// Bounds the search for the shortest state that fails. Chosen, not measured.
 const CHECKS_TO_SHRINK: usize = 300;
 
-/// Runs a program, and checks what a power cut at any moment would have left of its files.
+/// Checks the states that a power cut could leave of a program's files
 ///
-/// The program runs in DIR, which shows a copy of itself until the program ends: what was in it stays as
-/// it was. Its writes, changes of names and syncs are recorded below the engine. Then each state that a power cut could
-/// have left, or as many as --states says, is laid out in a directory of its own, and CMD is run there by
-/// /bin/sh. CMD fails if the state is one that must not be; the file $MILLPOND_CRASH_SAID has what the program had
-/// written to its standard output before the cut. All of DIR is kept in memory. Needs FUSE.
+/// The program runs in DIR, which shows a copy of itself until the program ends: the original content stays
+/// as it was. Writes, changes of names and syncs are recorded below the engine. Then each state that a
+/// power cut could have left, or a sample of --states of them, is written to an empty directory, and
+/// /bin/sh runs CMD there. CMD fails if the state is invalid. The file $MILLPOND_CRASH_SAID has the
+/// program's standard output before the cut. All of DIR is kept in memory. Needs FUSE.
 ///
-/// Exit status: 0 if no check failed, 1 if one did, or the program; 2 for arguments that can't be accepted.
+/// Exit status: 0 if no check failed, 1 if a check or the program failed, 2 for arguments that can't be
+/// accepted.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// The command that looks at a state
+pub struct CrashArgs {
+    /// The command that checks a state
     #[arg(long, value_name = "CMD")]
     check: String,
 
-    /// Where the program runs, and whose files are recorded
+    /// The directory in which the program runs, and whose files are recorded
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 
-    /// What the file system promises
+    /// The promises of the file system
     #[arg(long, value_enum, default_value_t = Model::Strict)]
     model: Model,
 
@@ -68,19 +71,19 @@ pub struct Args {
     #[arg(long)]
     torn: bool,
 
-    /// States to check at most
+    /// The maximum number of states to check
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     states: u32,
 
-    /// Chooses them, where there are more
+    /// The seed of the sample, if there are more states
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// Seconds that a check may take
+    /// The time limit of a check, in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
 
-    /// Leave the shortest state that fails here
+    /// Write the shortest state that fails to this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 
@@ -92,15 +95,15 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["mode", "cache", "eager"])]
     kernel: bool,
 
-    /// As of `millpond run`
+    /// See `millpond run`
     #[arg(long)]
     mode: Option<String>,
 
-    /// As of `millpond run`
+    /// See `millpond run`
     #[arg(long)]
     cache: Option<String>,
 
-    /// As of `millpond run`
+    /// See `millpond run`
     #[arg(long)]
     eager: bool,
 
@@ -109,8 +112,8 @@ pub struct Args {
     program: Vec<OsString>,
 }
 
-impl Args {
-    /// The words of `millpond run` that are passed on.
+impl CrashArgs {
+    /// The options that are passed to `millpond run`.
     fn engine(&self) -> Option<Vec<OsString>> {
         if self.kernel {
             return None;
@@ -124,18 +127,18 @@ impl Args {
     }
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &CrashArgs) -> Result<ExitCode> {
     if let Some(keep) = &args.keep
         && keep.exists()
     {
-        let message = format!("--keep {}: it is there already", keep.display());
+        let message = format!("--keep {}: exists already", keep.display());
         return Err(Failure::new(REFUSED, message));
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("signal handler")?;
     }
-    let program = program::Program {
+    let program = recorded_program::Program {
         dir: &args.dir,
         words: &args.program,
         engine: args.engine(),
@@ -144,8 +147,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let history = program.record()?;
     let grain = if args.torn { SECTOR_BYTES } else { PAGE_BYTES };
-    let atoms = Atoms::of(&history, args.model, grain);
-    let said = said(&history);
+    let atoms = Atoms::from_history(&history, args.model, grain);
+    let said = output_lengths(&history);
     let checker = Checker {
         command: &args.check,
         timeout: Duration::from_secs(args.timeout.into()),
@@ -160,7 +163,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Some((state, complaint)) => Some(shrunk(&checker, state, complaint, &interrupted)?),
         None => None,
     };
-    let report = Report {
+    let report = CrashReport {
         history: &history,
         atoms: &atoms,
         states: found.states.len(),
@@ -172,7 +175,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let (Some(keep), Some(Failed { state, .. })) = (&args.keep, &report.shortest) {
         let dir = keep.join("state");
         std::fs::create_dir_all(&dir).context(dir.display())?;
-        checker.lay_out(state, &dir, &keep.join("said"))?;
+        checker.write_state(state, &dir, &keep.join("said"))?;
         std::fs::write(keep.join("report"), report.to_string()).context(keep.display())?;
     }
     if args.json {
@@ -183,22 +186,22 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if report.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How many bytes the program had said after each number of steps.
-fn said(history: &History) -> Vec<usize> {
+/// The length of the program's output after each number of steps.
+fn output_lengths(history: &History) -> Vec<usize> {
     let mut so_far = vec![0];
     for step in &history.steps {
         let before = so_far[so_far.len() - 1];
-        so_far.push(if let Event::Said(bytes) = step.event { bytes } else { before });
+        so_far.push(if let Event::Output(bytes) = step.event { bytes } else { before });
     }
     so_far
 }
 
-/// Those that fail, by as many threads as there are processors.
+/// The states that fail, checked by one thread per processor.
 fn check_all(
     checker: &Checker<'_>,
     states: &[State],
     interrupted: &AtomicBool,
-) -> Result<Vec<(State, Complaint)>> {
+) -> Result<Vec<(State, CheckFailure)>> {
     let work = Mutex::new((states.iter().enumerate(), Ok(Vec::new())));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let is_shown = std::io::stderr().is_terminal();
@@ -209,7 +212,7 @@ fn check_all(
                     let (number, state) = {
                         let mut work = locked(&work);
                         if interrupted.load(Relaxed) {
-                            work.1 = Err(program::interruption());
+                            work.1 = Err(recorded_program::interruption());
                         }
                         match work.0.next() {
                             Some(next) if work.1.is_ok() => next,
@@ -242,11 +245,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no panic under the lock")
 }
 
-/// The same failure with less lost, as far as one after the other can be had back.
+/// The same failure with fewer lost atoms: restores one after the other while the check still fails.
 fn shrunk(
     checker: &Checker<'_>,
     state: &State,
-    complaint: &Complaint,
+    complaint: &CheckFailure,
     interrupted: &AtomicBool,
 ) -> Result<Failed> {
     let mut failed = Failed { state: state.clone(), complaint: complaint.clone() };

@@ -1,19 +1,20 @@
-//! What a power cut may leave: which changes may be lost, and which not without others.
+//! The crash model: which changes a power cut may lose, and which ones only together.
 //!
-//! A history is cut into atoms, each of which the disk has or has not: a change of the tree, or of what was
-//! written the part in one page. A state is a set of atoms that were lost, such that
+//! A history is split into atoms. The disk has an atom or not: a change of the tree, or the part of a write
+//! in one page. A state is a set of lost atoms, such that
 //!
-//! - **C1** none was lost that a sync has covered which ended before the cut, nor one that such a one needs;
-//! - **C2** with an atom all are lost that need it.
+//! - **C1** no atom is lost that a sync has covered which ended before the cut, nor an atom that such an
+//!   atom needs;
+//! - **C2** all atoms that need a lost atom are lost.
 //!
 //! | | [`Model::Strict`], what POSIX promises | [`Model::Ordered`], a journal of metadata | [`Model::Ext4`] |
 //! |---|---|---|---|
-//! | a page | as it was after one of its writes | the same | the same |
-//! | a write after a truncate of its file | needs that | the same | the same |
-//! | a name | changes in turn, each name by itself | all changes of names, lengths and modes in their order | the same |
-//! | a rename over another file | moves a name | the same | needs what was written to the renamed file before |
-//! | fsync of a file | its bytes and length, not its name | and all changes of metadata up to the file's last | the same |
-//! | fsync of a directory | its names | and all changes of metadata before | the same |
+//! | a page | the content after one of its writes | the same | the same |
+//! | a write after a truncate of its file | needs the truncate | the same | the same |
+//! | a name | each name's changes in order | all changes of names, lengths and modes in their order | the same |
+//! | a rename over another file | moves a name | the same | needs the earlier writes to the renamed file |
+//! | fsync of a file | covers its data and length, not its name | and all changes of metadata up to the file's last | the same |
+//! | fsync of a directory | covers its names | and all earlier changes of metadata | the same |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -21,26 +22,26 @@ use std::ffi::OsString;
 use clap::ValueEnum;
 
 use super::history::{Event, History};
-use super::tree::{Change, Entry, Ino, Kind, Tree};
+use super::tree::{DirEntry, Ino, InodeKind, Tree, TreeChange};
 
-/// Which file system's promises are taken for granted.
+/// The promises of the file system that the program may rely on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Model {
-    /// No more than POSIX says: names are there when their directory was synced
+    /// The promises of POSIX only: a name is durable when its directory was synced
     Strict,
     /// Names, lengths and modes change in their order, as on XFS and on ext4 without auto_da_alloc
     Ordered,
-    /// The same, and a rename over a file waits for the new one's bytes: ext4 as it is mounted
+    /// The same, and a rename over a file waits for the new file's data: ext4 with its default options
     Ext4,
 }
 
-/// What the disk has or has not.
+/// A change that the disk has or has not.
 #[derive(Debug)]
 pub struct Atom {
-    /// The number of the step that it is of.
+    /// The number of the step that it belongs to.
     pub step: usize,
-    pub change: Change,
-    /// Those that it is not without.
+    pub change: TreeChange,
+    /// The atoms that it needs.
     pub needs: Vec<usize>,
     /// After that step it can't be lost.
     pub durable_from: Option<usize>,
@@ -52,33 +53,33 @@ pub struct Atoms {
     before: Tree,
 }
 
-/// A set of atoms, by their numbers.
+/// A set of lost atoms, by their numbers.
 pub type Lost = BTreeSet<usize>;
 
-/// What has happened so far, by what the next change may need.
+/// The history so far, indexed by the dependencies of later changes.
 #[derive(Default)]
-struct So {
+struct LastChanges {
     of_page: BTreeMap<(Ino, u64), usize>,
     of_length: BTreeMap<Ino, usize>,
-    of_name: BTreeMap<Entry, usize>,
+    of_name: BTreeMap<DirEntry, usize>,
     of_mode: BTreeMap<Ino, usize>,
-    /// The last change of metadata, of all and of each inode.
+    /// The last change of metadata, of the tree and of each inode.
     metadata: Option<usize>,
     metadata_of: BTreeMap<Ino, usize>,
 }
 
 impl Atoms {
-    pub fn of(history: &History, model: Model, grain: u64) -> Atoms {
-        let mut making = Making { model, grain, all: Vec::new(), so: So::default() };
+    pub fn from_history(history: &History, model: Model, grain: u64) -> Atoms {
+        let mut making = AtomBuilder { model, grain, all: Vec::new(), so: LastChanges::default() };
         for (number, step) in history.steps.iter().enumerate() {
             match &step.event {
                 Event::Change(change) => making.change(number, change),
                 Event::Sync(ino) => making.sync(number, *ino),
-                Event::Said(_) => {}
+                Event::Output(_) => {}
             }
         }
         let mut all = making.all;
-        // C1: what a durable one needs is as durable. Needs are of earlier atoms.
+        // C1: the atoms that a durable atom needs are durable, too. They are earlier ones.
         for number in (0..all.len()).rev() {
             let Some(from) = all[number].durable_from else { continue };
             for need in all[number].needs.clone() {
@@ -90,14 +91,14 @@ impl Atoms {
     }
 
     /// The atoms of the first `cut` steps that may be lost.
-    pub fn in_doubt(&self, cut: usize) -> Vec<usize> {
+    pub fn losable(&self, cut: usize) -> Vec<usize> {
         let is_in_doubt = |atom: &Atom| atom.durable_from.is_none_or(|from| from >= cut);
         let done = self.all.iter().enumerate().take_while(|(_, atom)| atom.step < cut);
         done.filter(|(_, atom)| is_in_doubt(atom)).map(|(number, _)| number).collect()
     }
 
-    /// C2: with those that need them, of the first `cut` steps.
-    pub fn closed(&self, mut lost: Lost, cut: usize) -> Lost {
+    /// C2: adds the atoms of the first `cut` steps that need a lost one.
+    pub fn with_dependents(&self, mut lost: Lost, cut: usize) -> Lost {
         let Some(&first) = lost.first() else { return lost };
         for (number, atom) in self.all.iter().enumerate().skip(first) {
             if atom.step >= cut {
@@ -110,8 +111,8 @@ impl Atoms {
         lost
     }
 
-    /// All that an atom needs, and it.
-    pub fn needed(&self, number: usize) -> BTreeSet<usize> {
+    /// An atom, and all atoms that it needs.
+    pub fn with_dependencies(&self, number: usize) -> BTreeSet<usize> {
         let mut all = BTreeSet::new();
         let mut open = vec![number];
         while let Some(number) = open.pop() {
@@ -122,12 +123,12 @@ impl Atoms {
         all
     }
 
-    /// What is left.
+    /// The tree of a state.
     pub fn tree(&self, cut: usize, lost: &Lost) -> Tree {
         let mut tree = self.before.clone();
         for (number, atom) in self.all.iter().enumerate().take_while(|(_, atom)| atom.step < cut) {
-            if let Change::Create { ino, kind, mode, .. } = &atom.change {
-                tree.hold(*ino, kind, *mode);
+            if let TreeChange::Create { ino, kind, mode, .. } = &atom.change {
+                tree.add_unnamed(*ino, kind, *mode);
             }
             if !lost.contains(&number) {
                 tree.apply(&atom.change);
@@ -137,15 +138,15 @@ impl Atoms {
     }
 }
 
-struct Making {
+struct AtomBuilder {
     model: Model,
     grain: u64,
     all: Vec<Atom>,
-    so: So,
+    so: LastChanges,
 }
 
-impl Making {
-    fn add(&mut self, step: usize, change: Change, needs: Vec<usize>) -> usize {
+impl AtomBuilder {
+    fn add(&mut self, step: usize, change: TreeChange, needs: Vec<usize>) -> usize {
         self.all.push(Atom { step, change, needs, durable_from: None });
         self.all.len() - 1
     }
@@ -154,26 +155,26 @@ impl Making {
         self.model != Model::Strict
     }
 
-    fn change(&mut self, step: usize, change: &Change) {
+    fn change(&mut self, step: usize, change: &TreeChange) {
         match change {
-            Change::Write { ino, offset, data } => self.write(step, *ino, *offset, data),
-            Change::Resize { ino, .. } | Change::Zero { ino, .. } => {
+            TreeChange::Write { ino, offset, data } => self.write(step, *ino, *offset, data),
+            TreeChange::Resize { ino, .. } | TreeChange::Zero { ino, .. } => {
                 self.extent(step, *ino, change)
             }
-            Change::Mode { ino, .. } => {
+            TreeChange::Mode { ino, .. } => {
                 let needs = self.so.of_mode.get(ino).copied().into_iter().collect();
                 let number = self.metadata(step, change, needs, &[*ino]);
                 self.so.of_mode.insert(*ino, number);
             }
-            Change::Create { at, ino, .. } | Change::Link { at, ino } => {
+            TreeChange::Create { at, ino, .. } | TreeChange::Link { at, ino } => {
                 self.names(step, change, &[at], &[*ino], Vec::new());
             }
-            Change::Remove { at } => {
-                // A directory that goes has nothing left in it.
+            TreeChange::Remove { at } => {
+                // A directory is empty when it is removed.
                 let inside = self.inside(at);
                 self.names(step, change, &[at], &[], inside);
             }
-            Change::Rename { from, to, ino, replaced } => {
+            TreeChange::Rename { from, to, ino, replaced } => {
                 let written = if self.model == Model::Ext4 && replaced.is_some() {
                     self.written(*ino)
                 } else {
@@ -181,13 +182,13 @@ impl Making {
                 };
                 self.names(step, change, &[from, to], &[*ino], written);
             }
-            Change::Exchange { one, other, inos } => {
+            TreeChange::Exchange { one, other, inos } => {
                 self.names(step, change, &[one, other], &[inos.0, inos.1], Vec::new());
             }
         }
     }
 
-    /// What was written is in the disk's hands page by page.
+    /// The disk has a write page by page.
     fn write(&mut self, step: usize, ino: Ino, offset: u64, data: &[u8]) {
         let mut at = 0;
         while at < data.len() {
@@ -196,19 +197,19 @@ impl Making {
             let end = data.len().min(at + ((page + 1) * self.grain - place) as usize);
             let before = [self.so.of_page.get(&(ino, page)), self.so.of_length.get(&ino)];
             let needs = before.into_iter().flatten().copied().collect();
-            let piece = Change::Write { ino, offset: place, data: data[at..end].into() };
+            let piece = TreeChange::Write { ino, offset: place, data: data[at..end].into() };
             let number = self.add(step, piece, needs);
             self.so.of_page.insert((ino, page), number);
             at = end;
         }
     }
 
-    fn extent(&mut self, step: usize, ino: Ino, change: &Change) {
+    fn extent(&mut self, step: usize, ino: Ino, change: &TreeChange) {
         let needs = self.so.of_length.get(&ino).copied().into_iter().collect();
         let number = self.metadata(step, change, needs, &[ino]);
         self.so.of_length.insert(ino, number);
-        if let Change::Resize { len, .. } = change {
-            // Pages that it cuts off begin anew.
+        if let TreeChange::Resize { len, .. } = change {
+            // Pages that it cuts off start again as zeros.
             let first = len.div_ceil(self.grain);
             self.so.of_page.retain(|(of, page), _| *of != ino || *page < first);
         }
@@ -217,8 +218,8 @@ impl Making {
     fn names(
         &mut self,
         step: usize,
-        change: &Change,
-        entries: &[&Entry],
+        change: &TreeChange,
+        entries: &[&DirEntry],
         inos: &[Ino],
         mut needs: Vec<usize>,
     ) {
@@ -231,7 +232,13 @@ impl Making {
         }
     }
 
-    fn metadata(&mut self, step: usize, change: &Change, needs: Vec<usize>, of: &[Ino]) -> usize {
+    fn metadata(
+        &mut self,
+        step: usize,
+        change: &TreeChange,
+        needs: Vec<usize>,
+        of: &[Ino],
+    ) -> usize {
         let mut needs = needs;
         if self.is_ordered() {
             needs.extend(self.so.metadata);
@@ -244,14 +251,16 @@ impl Making {
         number
     }
 
-    /// Changes of names in the directory of that name.
-    fn inside(&self, at: &Entry) -> Vec<usize> {
+    /// The changes of names in the directory of that name.
+    fn inside(&self, at: &DirEntry) -> Vec<usize> {
         let made = self.all.iter().find_map(|atom| match &atom.change {
-            Change::Create { at: made, ino, kind: Kind::Dir(_), .. } if made == at => Some(*ino),
+            TreeChange::Create { at: made, ino, kind: InodeKind::Dir(_), .. } if made == at => {
+                Some(*ino)
+            }
             _ => None,
         });
         let Some(dir) = made else { return Vec::new() };
-        let first = Entry { dir, name: OsString::new() };
+        let first = DirEntry { dir, name: OsString::new() };
         let inside = self.so.of_name.range(first..).take_while(|(entry, _)| entry.dir == dir);
         inside.map(|(_, number)| *number).collect()
     }
@@ -265,7 +274,7 @@ impl Making {
     fn sync(&mut self, step: usize, ino: Ino) {
         let mut covered = self.written(ino);
         covered.extend(self.so.of_mode.get(&ino));
-        let first = Entry { dir: ino, name: OsString::new() };
+        let first = DirEntry { dir: ino, name: OsString::new() };
         let names = self.so.of_name.range(first..).take_while(|(entry, _)| entry.dir == ino);
         covered.extend(names.map(|(_, number)| *number));
         if self.is_ordered() {

@@ -1,7 +1,7 @@
-//! A directory whose changes are recorded: a FUSE file system over a [`Recorder`].
+//! A FUSE file system that records changes: a directory over a [`Recorder`].
 //!
-//! The kernel caches what is read. Writes come here before they return, but for those through a mapping, which
-//! come when the kernel writes them; `O_SYNC` and `O_DSYNC` come as a sync after the write.
+//! The kernel caches reads. Writes arrive here before they return, except those through a mapping, which
+//! arrive when the kernel writes them back. `O_SYNC` and `O_DSYNC` arrive as a sync after the write.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -17,27 +17,27 @@ use fuser::{
 };
 
 use super::history::Recorder;
-use super::tree::{Change, Entry, Ino, Kind, Tree};
+use super::tree::{DirEntry, Ino, InodeKind, Tree, TreeChange};
 use crate::failure::{Context, Result};
 
-/// How long the kernel believes what it was told: all changes come through it.
+/// The lifetime of the kernel's cached attributes: all changes come through the kernel.
 const LIFE: Duration = Duration::from_secs(60);
 const BLOCK_BYTES: u32 = 4096;
 const FILE_BYTES_MAX: u64 = 1 << 32;
 
-/// Shared with who hears what the program says.
+/// Shared with the thread that reads the program's output.
 pub type Shared = Arc<Mutex<Option<Recorder>>>;
 
 type Answer<T> = std::result::Result<T, Errno>;
 
 struct Recorded {
     recorder: Shared,
-    /// What all files have.
+    /// The time stamp of all files.
     time: SystemTime,
     owner: (u32, u32),
 }
 
-/// Mounts it over `dir`; unmounted when dropped.
+/// Mounts the recorder over `dir`. The drop of the result unmounts it.
 pub fn mount(recorder: Shared, dir: &Path) -> Result<BackgroundSession> {
     let metadata = std::fs::metadata(dir).context(dir.display())?;
     let owner = {
@@ -54,13 +54,13 @@ pub fn mount(recorder: Shared, dir: &Path) -> Result<BackgroundSession> {
     ))
 }
 
-/// Of its lock nobody panics.
+/// No thread panics under this lock.
 fn locked(recorder: &Shared) -> MutexGuard<'_, Option<Recorder>> {
     recorder.lock().expect("no panic under the lock")
 }
 
 impl Recorded {
-    /// Nothing is recorded once the program has ended.
+    /// Runs a step, unless the program has ended: nothing is recorded after that.
     fn with<T>(&self, step: impl FnOnce(&mut Recorder) -> Answer<T>) -> Answer<T> {
         step(locked(&self.recorder).as_mut().ok_or(Errno::EIO)?)
     }
@@ -68,9 +68,9 @@ impl Recorded {
     fn attributes(&self, tree: &Tree, ino: Ino) -> Answer<FileAttr> {
         let inode = tree.inode(ino).ok_or(Errno::ENOENT)?;
         let (kind, size) = match &inode.kind {
-            Kind::File(data) => (FileType::RegularFile, data.len() as u64),
-            Kind::Dir(_) => (FileType::Directory, u64::from(BLOCK_BYTES)),
-            Kind::Link(target) => (FileType::Symlink, target.as_os_str().len() as u64),
+            InodeKind::File(data) => (FileType::RegularFile, data.len() as u64),
+            InodeKind::Dir(_) => (FileType::Directory, u64::from(BLOCK_BYTES)),
+            InodeKind::Link(target) => (FileType::Symlink, target.as_os_str().len() as u64),
         };
         let time = self.time;
         Ok(FileAttr {
@@ -92,16 +92,16 @@ impl Recorded {
         })
     }
 
-    fn make(&self, dir: INodeNo, name: &OsStr, kind: Kind, mode: u32) -> Answer<FileAttr> {
+    fn make(&self, dir: INodeNo, name: &OsStr, kind: InodeKind, mode: u32) -> Answer<FileAttr> {
         self.with(|recorder| {
             let at = free(&recorder.now, dir, name)?;
             let ino = recorder.now.next;
-            recorder.change(Change::Create { at, ino, kind, mode: mode & 0o7777 });
+            recorder.record_change(TreeChange::Create { at, ino, kind, mode: mode & 0o7777 });
             self.attributes(&recorder.now, ino)
         })
     }
 
-    fn rename(&self, from: Entry, to: Entry, flags: RenameFlags) -> Answer<()> {
+    fn rename(&self, from: DirEntry, to: DirEntry, flags: RenameFlags) -> Answer<()> {
         self.with(|recorder| {
             let tree = &recorder.now;
             let ino = tree.find(from.dir, &from.name).ok_or(Errno::ENOENT)?;
@@ -111,7 +111,7 @@ impl Recorded {
             }
             if flags.contains(RenameFlags::RENAME_EXCHANGE) {
                 let inos = (ino, replaced.ok_or(Errno::ENOENT)?);
-                recorder.change(Change::Exchange { one: from, other: to, inos });
+                recorder.record_change(TreeChange::Exchange { one: from, other: to, inos });
                 return Ok(());
             }
             if flags.contains(RenameFlags::RENAME_NOREPLACE) && replaced.is_some() {
@@ -122,7 +122,7 @@ impl Recorded {
                 _ => {}
             }
             if replaced != Some(ino) {
-                recorder.change(Change::Rename { from, to, ino, replaced });
+                recorder.record_change(TreeChange::Rename { from, to, ino, replaced });
             }
             Ok(())
         })
@@ -139,10 +139,10 @@ impl Recorded {
             let size = recorder.now.data(ino).ok_or(Errno::EINVAL)?.len() as u64;
             let end = within(offset, len)?;
             if mode & (PUNCH | ZERO) != 0 && offset < size {
-                recorder.change(Change::Zero { ino, offset, len });
+                recorder.record_change(TreeChange::Zero { ino, offset, len });
             }
             if mode & KEEP_SIZE == 0 && end > size {
-                recorder.change(Change::Resize { ino, len: end });
+                recorder.record_change(TreeChange::Resize { ino, len: end });
             }
             Ok(())
         })
@@ -154,11 +154,11 @@ fn within(offset: u64, len: u64) -> Answer<u64> {
     end.ok_or(Errno::EFBIG)
 }
 
-fn entry(dir: INodeNo, name: &OsStr) -> Entry {
-    Entry { dir: dir.0, name: name.to_owned() }
+fn entry(dir: INodeNo, name: &OsStr) -> DirEntry {
+    DirEntry { dir: dir.0, name: name.to_owned() }
 }
 
-fn free(tree: &Tree, dir: INodeNo, name: &OsStr) -> Answer<Entry> {
+fn free(tree: &Tree, dir: INodeNo, name: &OsStr) -> Answer<DirEntry> {
     if name.len() > 255 {
         return Err(Errno::ENAMETOOLONG);
     }
@@ -169,22 +169,22 @@ fn free(tree: &Tree, dir: INodeNo, name: &OsStr) -> Answer<Entry> {
     Ok(entry(dir, name))
 }
 
-fn kind_of(kind: &Kind) -> FileType {
+fn kind_of(kind: &InodeKind) -> FileType {
     match kind {
-        Kind::File(_) => FileType::RegularFile,
-        Kind::Dir(_) => FileType::Directory,
-        Kind::Link(_) => FileType::Symlink,
+        InodeKind::File(_) => FileType::RegularFile,
+        InodeKind::Dir(_) => FileType::Directory,
+        InodeKind::Link(_) => FileType::Symlink,
     }
 }
 
-fn done(reply: ReplyEmpty, answer: Answer<()>) {
+fn reply_empty(reply: ReplyEmpty, answer: Answer<()>) {
     match answer {
         Ok(()) => reply.ok(),
         Err(errno) => reply.error(errno),
     }
 }
 
-fn entered(reply: ReplyEntry, answer: Answer<FileAttr>) {
+fn reply_entry(reply: ReplyEntry, answer: Answer<FileAttr>) {
     match answer {
         Ok(attributes) => reply.entry(&LIFE, &attributes, Generation(0)),
         Err(errno) => reply.error(errno),
@@ -193,7 +193,7 @@ fn entered(reply: ReplyEntry, answer: Answer<FileAttr>) {
 
 impl Filesystem for Recorded {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entered(
+        reply_entry(
             reply,
             self.with(|recorder| {
                 let ino = recorder.now.find(parent.0, name).ok_or(Errno::ENOENT)?;
@@ -232,13 +232,13 @@ impl Filesystem for Recorded {
             if let Some(mode) = mode.map(|mode| mode & 0o7777)
                 && mode != u32::from(before.perm)
             {
-                recorder.change(Change::Mode { ino: ino.0, mode });
+                recorder.record_change(TreeChange::Mode { ino: ino.0, mode });
             }
             if let Some(len) = size
                 && len != before.size
             {
                 within(0, len)?;
-                recorder.change(Change::Resize { ino: ino.0, len });
+                recorder.record_change(TreeChange::Resize { ino: ino.0, len });
             }
             self.attributes(&recorder.now, ino.0)
         });
@@ -251,7 +251,7 @@ impl Filesystem for Recorded {
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
         let answer =
             self.with(|recorder| match recorder.now.inode(ino.0).map(|inode| &inode.kind) {
-                Some(Kind::Link(target)) => Ok(target.clone()),
+                Some(InodeKind::Link(target)) => Ok(target.clone()),
                 _ => Err(Errno::EINVAL),
             });
         match answer {
@@ -269,7 +269,10 @@ impl Filesystem for Recorded {
         umask: u32,
         reply: ReplyEntry,
     ) {
-        entered(reply, self.make(parent, name, Kind::Dir(Default::default()), mode & !umask));
+        reply_entry(
+            reply,
+            self.make(parent, name, InodeKind::Dir(Default::default()), mode & !umask),
+        );
     }
 
     fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -278,10 +281,10 @@ impl Filesystem for Recorded {
             if recorder.now.entries(ino).is_some() {
                 return Err(Errno::EISDIR);
             }
-            recorder.change(Change::Remove { at: entry(parent, name) });
+            recorder.record_change(TreeChange::Remove { at: entry(parent, name) });
             Ok(())
         });
-        done(reply, answer);
+        reply_empty(reply, answer);
     }
 
     fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -290,10 +293,10 @@ impl Filesystem for Recorded {
             if !recorder.now.entries(ino).ok_or(Errno::ENOTDIR)?.is_empty() {
                 return Err(Errno::ENOTEMPTY);
             }
-            recorder.change(Change::Remove { at: entry(parent, name) });
+            recorder.record_change(TreeChange::Remove { at: entry(parent, name) });
             Ok(())
         });
-        done(reply, answer);
+        reply_empty(reply, answer);
     }
 
     fn symlink(
@@ -304,7 +307,7 @@ impl Filesystem for Recorded {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        entered(reply, self.make(parent, link_name, Kind::Link(target.to_owned()), 0o777));
+        reply_entry(reply, self.make(parent, link_name, InodeKind::Link(target.to_owned()), 0o777));
     }
 
     fn rename(
@@ -317,7 +320,7 @@ impl Filesystem for Recorded {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        done(reply, self.rename(entry(parent, name), entry(newparent, newname), flags));
+        reply_empty(reply, self.rename(entry(parent, name), entry(newparent, newname), flags));
     }
 
     fn link(
@@ -330,10 +333,10 @@ impl Filesystem for Recorded {
     ) {
         let answer = self.with(|recorder| {
             let at = free(&recorder.now, newparent, newname)?;
-            recorder.change(Change::Link { at, ino: ino.0 });
+            recorder.record_change(TreeChange::Link { at, ino: ino.0 });
             self.attributes(&recorder.now, ino.0)
         });
-        entered(reply, answer);
+        reply_entry(reply, answer);
     }
 
     fn read(
@@ -370,7 +373,7 @@ impl Filesystem for Recorded {
     ) {
         let answer = self.with(|recorder| {
             within(offset, data.len() as u64)?;
-            recorder.change(Change::Write { ino: ino.0, offset, data: data.into() });
+            recorder.record_change(TreeChange::Write { ino: ino.0, offset, data: data.into() });
             Ok(())
         });
         match answer {
@@ -398,10 +401,10 @@ impl Filesystem for Recorded {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        done(
+        reply_empty(
             reply,
             self.with(|recorder| {
-                recorder.sync(ino.0);
+                recorder.record_sync(ino.0);
                 Ok(())
             }),
         );
@@ -458,7 +461,7 @@ impl Filesystem for Recorded {
     }
 
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
-        // `DefaultPermissions`: the kernel has looked.
+        // `DefaultPermissions`: the kernel has checked.
         reply.ok();
     }
 
@@ -483,7 +486,7 @@ impl Filesystem for Recorded {
         _flags: i32,
         reply: ReplyCreate,
     ) {
-        match self.make(parent, name, Kind::file(), mode & !umask) {
+        match self.make(parent, name, InodeKind::file(), mode & !umask) {
             Ok(attributes) => {
                 let (generation, handle) = (Generation(0), FileHandle(0));
                 reply.created(&LIFE, &attributes, generation, handle, FopenFlags::empty());
@@ -507,7 +510,7 @@ impl Filesystem for Recorded {
         if mode & TYPE != REGULAR {
             return reply.error(Errno::EPERM);
         }
-        entered(reply, self.make(parent, name, Kind::file(), mode & !umask));
+        reply_entry(reply, self.make(parent, name, InodeKind::file(), mode & !umask));
     }
 
     fn fallocate(
@@ -520,6 +523,6 @@ impl Filesystem for Recorded {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        done(reply, self.allocate(ino.0, offset, length, mode));
+        reply_empty(reply, self.allocate(ino.0, offset, length, mode));
     }
 }

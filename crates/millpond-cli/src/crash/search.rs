@@ -1,11 +1,11 @@
-//! Which states are looked at: all, where they are few; else a choice, by a seed.
+//! Chooses the states to check: all, if they are few; otherwise a sample, by a seed.
 
 use std::collections::HashSet;
 
 use super::model::{Atoms, Lost};
 use super::tree::Tree;
 
-/// What a power cut leaves after the first `cut` steps.
+/// The state after a power cut that follows the first `cut` steps.
 #[derive(Debug, Clone)]
 pub struct State {
     pub cut: usize,
@@ -13,9 +13,9 @@ pub struct State {
 }
 
 /// SplitMix64 (Steele et al., OOPSLA 2014).
-pub struct Random(pub u64);
+pub struct SampleRandom(pub u64);
 
-impl Random {
+impl SampleRandom {
     pub fn below(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -31,57 +31,57 @@ impl Random {
     }
 }
 
-pub struct Found {
+pub struct StateSet {
     pub states: Vec<State>,
-    /// They are all that there are.
+    /// There are no other states.
     pub is_all: bool,
 }
 
-/// At most `most` states, none of which looks like another to who knows what the program had said.
-pub fn states(atoms: &Atoms, steps: usize, said: &[usize], most: usize, seed: u64) -> Found {
-    let mut choice = Choice { atoms, said, most, seen: HashSet::new(), states: Vec::new() };
+/// At most `most` states. No two of them look the same to a check, which also sees the program's output.
+pub fn states(atoms: &Atoms, steps: usize, said: &[usize], most: usize, seed: u64) -> StateSet {
+    let mut choice = Sampler { atoms, said, most, seen: HashSet::new(), states: Vec::new() };
     if let Some(all) = exhaustive(atoms, steps, most) {
-        all.into_iter().for_each(|state| choice.take(state));
-        return Found { states: choice.states, is_all: true };
+        all.into_iter().for_each(|state| choice.add(state));
+        return StateSet { states: choice.states, is_all: true };
     }
-    let mut random = Random(seed);
+    let mut random = SampleRandom(seed);
     let mut cuts: Vec<usize> = (0..=steps).collect();
     random.shuffle(&mut cuts);
-    // All that was done, and only what was synced.
+    // All changes, and only the synced changes.
     for &cut in &cuts {
-        choice.take(State { cut, lost: Lost::new() });
-        choice.take(State { cut, lost: atoms.in_doubt(cut).into_iter().collect() });
+        choice.add(State { cut, lost: Lost::new() });
+        choice.add(State { cut, lost: atoms.losable(cut).into_iter().collect() });
     }
     // One change lost, or one change kept.
     let mut single: Vec<(usize, usize)> = Vec::new();
     for &cut in &cuts {
-        single.extend(atoms.in_doubt(cut).into_iter().map(|number| (cut, number)));
+        single.extend(atoms.losable(cut).into_iter().map(|number| (cut, number)));
     }
     random.shuffle(&mut single);
     for (cut, number) in single {
         if choice.is_full() {
             break;
         }
-        choice.take(State { cut, lost: atoms.closed(Lost::from([number]), cut) });
-        let kept = atoms.needed(number);
-        let lost = atoms.in_doubt(cut).into_iter().filter(|number| !kept.contains(number));
-        choice.take(State { cut, lost: atoms.closed(lost.collect(), cut) });
+        choice.add(State { cut, lost: atoms.with_dependents(Lost::from([number]), cut) });
+        let kept = atoms.with_dependencies(number);
+        let lost = atoms.losable(cut).into_iter().filter(|number| !kept.contains(number));
+        choice.add(State { cut, lost: atoms.with_dependents(lost.collect(), cut) });
     }
-    // Any. Where all are found again and again, there are no others, or they are rare.
+    // Random subsets. After many duplicates in a row, there are no others, or they are rare.
     let mut futile = 0;
     while !choice.is_full() && futile < 1000 {
         let cut = random.below(steps + 1);
         let share = random.below(100);
-        let lost = atoms.in_doubt(cut).into_iter().filter(|_| random.below(100) < share);
-        let lost = atoms.closed(lost.collect(), cut);
+        let lost = atoms.losable(cut).into_iter().filter(|_| random.below(100) < share);
+        let lost = atoms.with_dependents(lost.collect(), cut);
         let before = choice.states.len();
-        choice.take(State { cut, lost });
+        choice.add(State { cut, lost });
         futile = if choice.states.len() > before { 0 } else { futile + 1 };
     }
-    Found { states: choice.states, is_all: false }
+    StateSet { states: choice.states, is_all: false }
 }
 
-struct Choice<'a> {
+struct Sampler<'a> {
     atoms: &'a Atoms,
     said: &'a [usize],
     most: usize,
@@ -89,12 +89,12 @@ struct Choice<'a> {
     states: Vec<State>,
 }
 
-impl Choice<'_> {
+impl Sampler<'_> {
     fn is_full(&self) -> bool {
         self.states.len() >= self.most
     }
 
-    fn take(&mut self, state: State) {
+    fn add(&mut self, state: State) {
         if self.is_full() {
             return;
         }
@@ -105,11 +105,11 @@ impl Choice<'_> {
     }
 }
 
-/// All states, unless there are more than `most` (those that look the same included).
+/// All states, unless there are more than `most`, duplicates included.
 fn exhaustive(atoms: &Atoms, steps: usize, most: usize) -> Option<Vec<State>> {
     let mut all = Vec::new();
     for cut in 0..=steps {
-        let in_doubt = atoms.in_doubt(cut);
+        let in_doubt = atoms.losable(cut);
         let mut sets = vec![Lost::new()];
         for number in in_doubt {
             let mut more = Vec::new();

@@ -1,4 +1,4 @@
-//! Goal: the states of short histories are those that were written out by hand.
+//! Goal: the states of short histories equal lists that were written by hand.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -6,12 +6,12 @@ use std::ffi::OsString;
 use super::history::{History, Recorder};
 use super::model::{Atoms, Model};
 use super::search::states;
-use super::tree::{Change, Entry, Ino, Kind, ROOT, Tree};
-use super::{PAGE_BYTES, said};
+use super::tree::{DirEntry, Ino, InodeKind, ROOT, Tree, TreeChange};
+use super::{PAGE_BYTES, output_lengths};
 
 const PAGE: u64 = PAGE_BYTES;
 
-/// Steps as a program takes them.
+/// Builds a history step by step.
 struct Steps(Recorder);
 
 impl Steps {
@@ -19,8 +19,8 @@ impl Steps {
         Steps(Recorder::new(Tree::empty()))
     }
 
-    fn at(name: &str) -> Entry {
-        Entry { dir: ROOT, name: OsString::from(name) }
+    fn at(name: &str) -> DirEntry {
+        DirEntry { dir: ROOT, name: OsString::from(name) }
     }
 
     fn ino(&self, name: &str) -> Ino {
@@ -29,54 +29,59 @@ impl Steps {
 
     fn create(mut self, name: &str) -> Steps {
         let ino = self.0.now.next;
-        self.0.change(Change::Create { at: Steps::at(name), ino, kind: Kind::file(), mode: 0o644 });
+        self.0.record_change(TreeChange::Create {
+            at: Steps::at(name),
+            ino,
+            kind: InodeKind::file(),
+            mode: 0o644,
+        });
         self
     }
 
     fn write(mut self, name: &str, offset: u64, words: &str) -> Steps {
         let ino = self.ino(name);
-        self.0.change(Change::Write { ino, offset, data: words.as_bytes().into() });
+        self.0.record_change(TreeChange::Write { ino, offset, data: words.as_bytes().into() });
         self
     }
 
     fn resize(mut self, name: &str, len: u64) -> Steps {
         let ino = self.ino(name);
-        self.0.change(Change::Resize { ino, len });
+        self.0.record_change(TreeChange::Resize { ino, len });
         self
     }
 
     fn rename(mut self, from: &str, to: &str) -> Steps {
         let (ino, replaced) = (self.ino(from), self.0.now.find(ROOT, to.as_ref()));
         let (from, to) = (Steps::at(from), Steps::at(to));
-        self.0.change(Change::Rename { from, to, ino, replaced });
+        self.0.record_change(TreeChange::Rename { from, to, ino, replaced });
         self
     }
 
     fn remove(mut self, name: &str) -> Steps {
-        self.0.change(Change::Remove { at: Steps::at(name) });
+        self.0.record_change(TreeChange::Remove { at: Steps::at(name) });
         self
     }
 
     fn sync(mut self, name: &str) -> Steps {
         let ino = if name == "." { ROOT } else { self.ino(name) };
-        self.0.sync(ino);
+        self.0.record_sync(ino);
         self
     }
 
     fn say(mut self, words: &str) -> Steps {
-        self.0.said(words.as_bytes());
+        self.0.record_output(words.as_bytes());
         self
     }
 }
 
-/// What may be left once all steps were done, as text.
+/// The possible states after all steps, as text.
 fn at_the_end(steps: Steps, model: Model) -> BTreeSet<String> {
-    let history = steps.say("done").0.end();
-    let atoms = Atoms::of(&history, model, PAGE);
+    let history = steps.say("done").0.finish();
+    let atoms = Atoms::from_history(&history, model, PAGE);
     let cut = history.steps.len();
-    let found = states(&atoms, cut, &said(&history), 10_000, 1);
+    let found = states(&atoms, cut, &output_lengths(&history), 10_000, 1);
     assert!(found.is_all);
-    // None of another cut looks like one of the last, as the program has said more.
+    // A state of an earlier cut never equals one of the last cut, as the program's output is longer.
     let last = found.states.iter().filter(|state| state.cut == cut);
     last.map(|state| atoms.tree(cut, &state.lost).to_string()).collect()
 }
@@ -89,11 +94,11 @@ fn set(states: &[&str]) -> BTreeSet<String> {
 fn a_rename_without_a_sync() {
     let steps = || Steps::new().create("f").write("f", 0, "old").sync("f").sync(".");
     let renamed = || steps().create("t").write("t", 0, "new").rename("t", "f");
-    // Names one by one, and bytes whenever.
+    // Names change one by one, and data at any time.
     let strict = ["f=old", "f=old t=", "f=old t=new", "f=", "f=new"];
     assert_eq!(at_the_end(renamed(), Model::Strict), set(&strict));
     assert_eq!(at_the_end(renamed(), Model::Ordered), set(&strict));
-    // The rename waits for the bytes.
+    // The rename waits for the data.
     let ext4 = ["f=old", "f=old t=", "f=old t=new", "f=new"];
     assert_eq!(at_the_end(renamed(), Model::Ext4), set(&ext4));
 }
@@ -102,7 +107,7 @@ fn a_rename_without_a_sync() {
 fn a_sync_of_a_file_is_none_of_its_name() {
     let steps = || Steps::new().create("a").create("b").write("b", 0, "x").sync("b");
     assert_eq!(at_the_end(steps(), Model::Strict), set(&["", "a=", "b=x", "a= b=x"]));
-    // A journal has the names before it, too.
+    // The journal has the names before it, too.
     assert_eq!(at_the_end(steps(), Model::Ordered), set(&["a= b=x"]));
 }
 
@@ -145,32 +150,32 @@ fn names_change_in_order_where_there_is_a_journal() {
 fn a_write_is_torn_between_sectors_if_it_may_be() {
     let torn = |grain: u64| {
         let history: History =
-            Steps::new().create("a").sync(".").write("a", 0, &"x".repeat(1024)).0.end();
-        let atoms = Atoms::of(&history, Model::Strict, grain);
-        states(&atoms, history.steps.len(), &said(&history), 1000, 1).states.len()
+            Steps::new().create("a").sync(".").write("a", 0, &"x".repeat(1024)).0.finish();
+        let atoms = Atoms::from_history(&history, Model::Strict, grain);
+        states(&atoms, history.steps.len(), &output_lengths(&history), 1000, 1).states.len()
     };
-    // None, without bytes, all; and with only the first or the last sector.
+    // None, no data, all; and with `--torn` only the first or the last sector.
     assert_eq!((torn(PAGE), torn(512)), (3, 5));
 }
 
-/// Method: of a history with more states than may be looked at, a choice is made, the same for a seed.
+/// Method: of a history with more states than may be checked, a sample is taken, the same for a seed.
 #[test]
 fn a_choice_is_of_its_seed() {
     let mut steps = Steps::new().create("a").sync(".");
     for page in 0..20 {
         steps = steps.write("a", page * PAGE, "x");
     }
-    let history = steps.0.end();
-    let atoms = Atoms::of(&history, Model::Strict, PAGE);
+    let history = steps.0.finish();
+    let atoms = Atoms::from_history(&history, Model::Strict, PAGE);
     let choice = |seed| {
-        let found = states(&atoms, history.steps.len(), &said(&history), 200, seed);
+        let found = states(&atoms, history.steps.len(), &output_lengths(&history), 200, seed);
         assert!(!found.is_all && found.states.len() == 200);
         let lost = |state: &super::State| (state.cut, state.lost.clone());
         found.states.iter().map(lost).collect::<Vec<_>>()
     };
     assert_eq!(choice(1), choice(1));
     assert_ne!(choice(1), choice(2));
-    // No state lacks what a sync has covered.
+    // No state lacks a change that a sync has covered.
     let is_there = |cut: usize, lost: &super::model::Lost| {
         atoms.tree(cut, lost).find(ROOT, "a".as_ref()).is_some()
     };

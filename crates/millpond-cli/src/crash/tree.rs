@@ -1,4 +1,4 @@
-//! A directory and all below it, in memory, and the changes that can be made to it.
+//! A directory tree in memory, and its changes.
 //!
 //! A clone shares the contents of files with the original, until one of them is changed.
 
@@ -12,70 +12,70 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A number of an inode. They are not used again.
+/// An inode number. Numbers are not reused.
 pub type Ino = u64;
-/// The directory itself.
+/// The root directory.
 pub const ROOT: Ino = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum InodeKind {
     File(Arc<Vec<u8>>),
     Dir(BTreeMap<OsString, Ino>),
     Link(PathBuf),
 }
 
-impl Kind {
-    pub fn file() -> Kind {
-        Kind::File(Arc::default())
+impl InodeKind {
+    pub fn file() -> InodeKind {
+        InodeKind::File(Arc::default())
     }
 }
 
 #[derive(Clone, Debug)]
 pub struct Inode {
-    pub kind: Kind,
+    pub kind: InodeKind,
     /// Permission bits.
     pub mode: u32,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u32,
 }
 
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Entry {
+pub struct DirEntry {
     pub dir: Ino,
     pub name: OsString,
 }
 
-/// What a program can do to a tree, each at once.
+/// A change of a tree by a program; each is atomic.
 #[derive(Clone, Debug)]
-pub enum Change {
+pub enum TreeChange {
     /// A new inode, and its first name.
     Create {
-        at: Entry,
+        at: DirEntry,
         ino: Ino,
-        kind: Kind,
+        kind: InodeKind,
         mode: u32,
     },
-    /// One more name.
+    /// Adds a name.
     Link {
-        at: Entry,
+        at: DirEntry,
         ino: Ino,
     },
-    /// A name less, of a directory too.
+    /// Removes a name, of a directory too.
     Remove {
-        at: Entry,
+        at: DirEntry,
     },
-    /// `replaced`: what had the name before.
+    /// `replaced`: the inode that had the name before.
     Rename {
-        from: Entry,
-        to: Entry,
+        from: DirEntry,
+        to: DirEntry,
         ino: Ino,
         replaced: Option<Ino>,
     },
-    /// Two names change places.
+    /// Exchanges two names.
     Exchange {
-        one: Entry,
-        other: Entry,
+        one: DirEntry,
+        other: DirEntry,
         inos: (Ino, Ino),
     },
     Write {
@@ -83,12 +83,12 @@ pub enum Change {
         offset: u64,
         data: Arc<[u8]>,
     },
-    /// To that length.
+    /// Sets the length.
     Resize {
         ino: Ino,
         len: u64,
     },
-    /// Zeros, up to the end of the file at most.
+    /// Writes zeros, up to the end of the file.
     Zero {
         ino: Ino,
         offset: u64,
@@ -108,11 +108,11 @@ pub struct Tree {
 
 impl Tree {
     pub fn empty() -> Tree {
-        let root = Inode { kind: Kind::Dir(BTreeMap::new()), mode: 0o755, links: 1 };
+        let root = Inode { kind: InodeKind::Dir(BTreeMap::new()), mode: 0o755, links: 1 };
         Tree { inodes: BTreeMap::from([(ROOT, root)]), next: ROOT + 1 }
     }
 
-    /// What is below a directory. Sockets, pipes and devices are left out.
+    /// Reads a directory and all below it. Sockets, pipes and devices are skipped.
     pub fn read(dir: &Path) -> io::Result<Tree> {
         let mut tree = Tree::empty();
         let mut known = BTreeMap::new();
@@ -129,18 +129,18 @@ impl Tree {
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
             let (path, metadata) = (entry.path(), entry.metadata()?);
-            let at = Entry { dir: ino, name: entry.file_name() };
+            let at = DirEntry { dir: ino, name: entry.file_name() };
             let identity = (metadata.dev(), metadata.ino());
             if let Some(&ino) = known.get(&identity) {
-                self.apply(&Change::Link { at, ino });
+                self.apply(&TreeChange::Link { at, ino });
                 continue;
             }
             let kind = if metadata.is_dir() {
-                Kind::Dir(BTreeMap::new())
+                InodeKind::Dir(BTreeMap::new())
             } else if metadata.is_symlink() {
-                Kind::Link(fs::read_link(&path)?)
+                InodeKind::Link(fs::read_link(&path)?)
             } else if metadata.is_file() {
-                Kind::File(Arc::new(fs::read(&path)?))
+                InodeKind::File(Arc::new(fs::read(&path)?))
             } else {
                 continue;
             };
@@ -148,7 +148,7 @@ impl Tree {
             if !metadata.is_dir() {
                 known.insert(identity, new);
             }
-            self.apply(&Change::Create { at, ino: new, kind, mode });
+            self.apply(&TreeChange::Create { at, ino: new, kind, mode });
             if metadata.is_dir() {
                 self.read_below(&path, new, known)?;
             }
@@ -162,7 +162,7 @@ impl Tree {
 
     pub fn entries(&self, dir: Ino) -> Option<&BTreeMap<OsString, Ino>> {
         match &self.inodes.get(&dir)?.kind {
-            Kind::Dir(entries) => Some(entries),
+            InodeKind::Dir(entries) => Some(entries),
             _ => None,
         }
     }
@@ -173,18 +173,18 @@ impl Tree {
 
     pub fn data(&self, ino: Ino) -> Option<&Arc<Vec<u8>>> {
         match &self.inodes.get(&ino)?.kind {
-            Kind::File(data) => Some(data),
+            InodeKind::File(data) => Some(data),
             _ => None,
         }
     }
 
-    /// Where a name of an inode leads, from the top; for messages.
+    /// The path of an inode from the root; for messages.
     pub fn path(&self, ino: Ino) -> PathBuf {
         if ino == ROOT {
             return PathBuf::new();
         }
         for (&dir, inode) in &self.inodes {
-            let Kind::Dir(entries) = &inode.kind else { continue };
+            let InodeKind::Dir(entries) = &inode.kind else { continue };
             if let Some((name, _)) = entries.iter().find(|(_, found)| **found == ino) {
                 return self.path(dir).join(name);
             }
@@ -192,50 +192,50 @@ impl Tree {
         PathBuf::from(format!("(a file without a name, {ino})"))
     }
 
-    /// An inode without a name: that of something whose making was lost.
-    pub fn hold(&mut self, ino: Ino, kind: &Kind, mode: u32) {
+    /// Adds an inode without a name: its creation was lost.
+    pub fn add_unnamed(&mut self, ino: Ino, kind: &InodeKind, mode: u32) {
         self.next = self.next.max(ino + 1);
         self.inodes.entry(ino).or_insert_with(|| Inode { kind: kind.clone(), mode, links: 0 });
     }
 
-    /// Carries out a change, as far as what it concerns is there.
-    pub fn apply(&mut self, change: &Change) {
+    /// Applies a change, if the inodes that it concerns exist.
+    pub fn apply(&mut self, change: &TreeChange) {
         match change {
-            Change::Create { at, ino, kind, mode } => {
-                self.hold(*ino, kind, *mode);
-                self.enter(at, *ino);
+            TreeChange::Create { at, ino, kind, mode } => {
+                self.add_unnamed(*ino, kind, *mode);
+                self.add_name(at, *ino);
             }
-            Change::Link { at, ino } => self.enter(at, *ino),
-            Change::Remove { at } => self.leave(at),
-            Change::Rename { from, to, ino, .. } => {
+            TreeChange::Link { at, ino } => self.add_name(at, *ino),
+            TreeChange::Remove { at } => self.remove_name(at),
+            TreeChange::Rename { from, to, ino, .. } => {
                 if self.find(from.dir, &from.name) == Some(*ino) {
-                    self.leave(from);
+                    self.remove_name(from);
                 }
-                self.enter(to, *ino);
+                self.add_name(to, *ino);
             }
-            Change::Exchange { one, other, inos } => {
-                self.enter(one, inos.1);
-                self.enter(other, inos.0);
+            TreeChange::Exchange { one, other, inos } => {
+                self.add_name(one, inos.1);
+                self.add_name(other, inos.0);
             }
-            Change::Write { ino, offset, data } => {
-                let Some(bytes) = self.bytes(*ino) else { return };
+            TreeChange::Write { ino, offset, data } => {
+                let Some(bytes) = self.bytes_mut(*ino) else { return };
                 let (start, end) = (*offset as usize, *offset as usize + data.len());
                 if bytes.len() < end {
                     bytes.resize(end, 0);
                 }
                 bytes[start..end].copy_from_slice(data);
             }
-            Change::Resize { ino, len } => {
-                let Some(bytes) = self.bytes(*ino) else { return };
+            TreeChange::Resize { ino, len } => {
+                let Some(bytes) = self.bytes_mut(*ino) else { return };
                 bytes.resize(*len as usize, 0);
             }
-            Change::Zero { ino, offset, len } => {
-                let Some(bytes) = self.bytes(*ino) else { return };
+            TreeChange::Zero { ino, offset, len } => {
+                let Some(bytes) = self.bytes_mut(*ino) else { return };
                 let end = bytes.len().min(offset.saturating_add(*len) as usize);
                 let start = end.min(*offset as usize);
                 bytes[start..end].fill(0);
             }
-            Change::Mode { ino, mode } => {
+            TreeChange::Mode { ino, mode } => {
                 if let Some(inode) = self.inodes.get_mut(ino) {
                     inode.mode = *mode;
                 }
@@ -243,43 +243,43 @@ impl Tree {
         }
     }
 
-    fn bytes(&mut self, ino: Ino) -> Option<&mut Vec<u8>> {
+    fn bytes_mut(&mut self, ino: Ino) -> Option<&mut Vec<u8>> {
         match &mut self.inodes.get_mut(&ino)?.kind {
-            Kind::File(data) => Some(Arc::make_mut(data)),
+            InodeKind::File(data) => Some(Arc::make_mut(data)),
             _ => None,
         }
     }
 
-    fn names(&mut self, dir: Ino) -> Option<&mut BTreeMap<OsString, Ino>> {
+    fn names_mut(&mut self, dir: Ino) -> Option<&mut BTreeMap<OsString, Ino>> {
         match &mut self.inodes.get_mut(&dir)?.kind {
-            Kind::Dir(entries) => Some(entries),
+            InodeKind::Dir(entries) => Some(entries),
             _ => None,
         }
     }
 
-    fn enter(&mut self, at: &Entry, ino: Ino) {
-        let Some(names) = self.names(at.dir) else { return };
+    fn add_name(&mut self, at: &DirEntry, ino: Ino) {
+        let Some(names) = self.names_mut(at.dir) else { return };
         let before = names.insert(at.name.clone(), ino);
-        self.count(ino, 1);
-        before.into_iter().for_each(|before| self.count(before, -1));
+        self.adjust_links(ino, 1);
+        before.into_iter().for_each(|before| self.adjust_links(before, -1));
     }
 
-    fn leave(&mut self, at: &Entry) {
-        let gone = self.names(at.dir).and_then(|names| names.remove(&at.name));
-        gone.into_iter().for_each(|gone| self.count(gone, -1));
+    fn remove_name(&mut self, at: &DirEntry) {
+        let gone = self.names_mut(at.dir).and_then(|names| names.remove(&at.name));
+        gone.into_iter().for_each(|gone| self.adjust_links(gone, -1));
     }
 
-    fn count(&mut self, ino: Ino, by: i32) {
+    fn adjust_links(&mut self, ino: Ino, by: i32) {
         if let Some(inode) = self.inodes.get_mut(&ino) {
             inode.links = inode.links.saturating_add_signed(by);
         }
     }
 
-    /// All that has a path, in order: the path, and what is there.
+    /// All inodes with a path, in order.
     fn walk<'t>(&'t self, dir: Ino, path: &Path, found: &mut Vec<(PathBuf, Ino, &'t Inode)>) {
         for (name, ino) in self.entries(dir).into_iter().flatten() {
             let Some(inode) = self.inodes.get(ino) else { continue };
-            // A directory that is its own parent may come of lost changes, and no kernel would show it.
+            // Lost changes may make a directory its own ancestor; no kernel would show it.
             if found.iter().any(|(_, known, _)| known == ino && self.entries(*ino).is_some()) {
                 continue;
             }
@@ -289,7 +289,7 @@ impl Tree {
         }
     }
 
-    /// Two trees of the same number look the same, from outside.
+    /// Two trees with the same fingerprint look the same from outside.
     pub fn fingerprint(&self) -> u64 {
         let mut found = Vec::new();
         self.walk(ROOT, Path::new(""), &mut found);
@@ -297,15 +297,15 @@ impl Tree {
         for (path, _, inode) in found {
             (path, inode.mode, inode.links).hash(&mut hasher);
             match &inode.kind {
-                Kind::File(data) => (0, data).hash(&mut hasher),
-                Kind::Dir(_) => 1.hash(&mut hasher),
-                Kind::Link(target) => (2, target).hash(&mut hasher),
+                InodeKind::File(data) => (0, data).hash(&mut hasher),
+                InodeKind::Dir(_) => 1.hash(&mut hasher),
+                InodeKind::Link(target) => (2, target).hash(&mut hasher),
             }
         }
         hasher.finish()
     }
 
-    /// Makes it so below an empty directory.
+    /// Writes the tree to an empty directory.
     pub fn write(&self, dir: &Path) -> io::Result<()> {
         let mut found = Vec::new();
         self.walk(ROOT, Path::new(""), &mut found);
@@ -313,10 +313,10 @@ impl Tree {
         for (path, ino, inode) in &found {
             let to = dir.join(path);
             match &inode.kind {
-                Kind::Dir(_) => fs::create_dir(&to)?,
-                Kind::Link(target) => symlink(target, &to)?,
-                Kind::File(_) if first.contains_key(ino) => fs::hard_link(&first[ino], &to)?,
-                Kind::File(data) => {
+                InodeKind::Dir(_) => fs::create_dir(&to)?,
+                InodeKind::Link(target) => symlink(target, &to)?,
+                InodeKind::File(_) if first.contains_key(ino) => fs::hard_link(&first[ino], &to)?,
+                InodeKind::File(data) => {
                     let mut options = fs::OpenOptions::new();
                     let mut file = options.write(true).create_new(true).mode(0o600).open(&to)?;
                     io::Write::write_all(&mut file, data)?;
@@ -325,9 +325,9 @@ impl Tree {
                 }
             }
         }
-        // Last, as one may forbid writing.
+        // Modes come last, as one may forbid writing.
         for (path, _, inode) in found.iter().rev() {
-            if let Kind::Dir(_) = inode.kind {
+            if let InodeKind::Dir(_) = inode.kind {
                 fs::set_permissions(dir.join(path), fs::Permissions::from_mode(inode.mode))?;
             }
         }
@@ -335,7 +335,7 @@ impl Tree {
     }
 }
 
-/// A tree as text: for tests.
+/// The tree as text, for tests.
 impl fmt::Display for Tree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut found = Vec::new();
@@ -344,9 +344,9 @@ impl fmt::Display for Tree {
             let path = path.display();
             f.write_str(if number == 0 { "" } else { " " })?;
             match &inode.kind {
-                Kind::Dir(_) => write!(f, "{path}/")?,
-                Kind::Link(target) => write!(f, "{path}->{}", target.display())?,
-                Kind::File(data) => write!(f, "{path}={}", String::from_utf8_lossy(data))?,
+                InodeKind::Dir(_) => write!(f, "{path}/")?,
+                InodeKind::Link(target) => write!(f, "{path}->{}", target.display())?,
+                InodeKind::File(data) => write!(f, "{path}={}", String::from_utf8_lossy(data))?,
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use millpond::{Engine, OpenOptions};
 use rustix::fs::OFlags;
 
 use super::scratch::{MIB, Scratch, ScratchFile};
-use super::slices::{Random, Target, compare, rate_of, read_random};
+use super::slices::{BlockRandom, ReadTarget, compare, rate_of, read_random};
 use super::table::{Table, per_second};
 use crate::failure::{Context, Result};
 
@@ -39,7 +39,7 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-fn slice(target: &impl Target, file: &ScratchFile, threads: u32) -> io::Result<f64> {
+fn slice(target: &impl ReadTarget, file: &ScratchFile, threads: u32) -> io::Result<f64> {
     // The kernel trims its cache of files that nothing has read for a moment: one pass, not counted.
     let mut chunk = vec![0; MIB as usize];
     for offset in (0..file.bytes).step_by(MIB as usize) {
@@ -47,7 +47,7 @@ fn slice(target: &impl Target, file: &ScratchFile, threads: u32) -> io::Result<f
     }
     rate_of(threads, SLICE, |thread| {
         let (mut random, mut dst) =
-            (Random::seeded(u64::from(thread) + 1), vec![0; file.block_bytes]);
+            (BlockRandom::seeded(u64::from(thread) + 1), vec![0; file.block_bytes]);
         move || read_random(target, file, &mut random, &mut dst).map(|_| ())
     })
 }

@@ -13,7 +13,7 @@ use millpond::{Advice, Backing, Buffer, Engine, OpenOptions, Queue, Request};
 use rustix::fs::{OFlags, fadvise};
 
 use super::scratch::{MIB, Scratch, ScratchFile, sequence_of};
-use super::slices::{Random, Target, compare, rate_of};
+use super::slices::{BlockRandom, ReadTarget, compare, rate_of};
 use super::table::{Table, per_second};
 use crate::failure::{Context, Result};
 
@@ -39,7 +39,7 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
     let buffers = engine.alloc_buffers(DEPTH, BLOCK_BYTES).context("allocating buffers")?;
     let buffers = buffers.into_iter().map(|buffer| vec![buffer]).collect();
     let mut reads = QueueReads { queue, file: Arc::clone(&millpond), buffers };
-    let places = Places::new(file.blocks());
+    let places = BlockOffsets::new(file.blocks());
     let idle_threads = threads_of_process();
     let (kernel_threads, millpond_threads) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let compared = compare(
@@ -66,14 +66,14 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
 }
 
 /// Blocks in random order; each is read once before any is read again.
-struct Places {
+struct BlockOffsets {
     blocks: Vec<u32>,
     next: AtomicUsize,
 }
 
-impl Places {
+impl BlockOffsets {
     fn new(blocks: u32) -> Self {
-        Places { blocks: Random::seeded(7).shuffled(blocks), next: AtomicUsize::new(0) }
+        BlockOffsets { blocks: BlockRandom::seeded(7).shuffled(blocks), next: AtomicUsize::new(0) }
     }
 
     fn next(&self) -> u32 {
@@ -86,9 +86,9 @@ fn threads_of_process() -> usize {
 }
 
 fn read_by_threads(
-    target: &impl Target,
+    target: &impl ReadTarget,
     file: &ScratchFile,
-    places: &Places,
+    places: &BlockOffsets,
     threads: &AtomicUsize,
 ) -> io::Result<f64> {
     let counted = Mutex::new(false);
@@ -121,7 +121,7 @@ impl QueueReads {
     fn run(
         &mut self,
         file: &ScratchFile,
-        places: &Places,
+        places: &BlockOffsets,
         threads: &AtomicUsize,
     ) -> io::Result<f64> {
         let (started, mut requests, mut done) = (Instant::now(), Vec::new(), 0u64);

@@ -11,7 +11,7 @@ use millpond_bench_peers::{Uring, allocations};
 use rustix::fs::OFlags;
 
 use super::scratch::{MIB, Scratch, ScratchFile};
-use super::slices::{Random, compare};
+use super::slices::{BlockRandom, compare};
 use super::table::{Table, per_second};
 use crate::failure::{Context, Result};
 
@@ -49,7 +49,7 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
     let idle = buffers.into_iter().map(|buffer| SegmentList::from_buffers(vec![buffer])).collect();
     let pipeline = engine.pipeline(DEPTH).context("creating a pipeline")?;
     let mut own = PipelineReads { pipeline, file: &millpond, idle, requests: 0, allocations: 0 };
-    let (mut kernel_places, mut own_places) = (Random::seeded(5), Random::seeded(5));
+    let (mut kernel_places, mut own_places) = (BlockRandom::seeded(5), BlockRandom::seeded(5));
     let compared = compare(
         ROUNDS,
         || read_by_ring(&mut ring, &file, &mut kernel_places).map(|rate| [rate]),
@@ -68,7 +68,7 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
     Ok(())
 }
 
-fn read_by_ring(ring: &mut Uring, file: &ScratchFile, random: &mut Random) -> io::Result<f64> {
+fn read_by_ring(ring: &mut Uring, file: &ScratchFile, random: &mut BlockRandom) -> io::Result<f64> {
     let started = Instant::now();
     let mut next = || {
         let offset = file.offset_of(random.below(file.blocks()));
@@ -88,7 +88,7 @@ struct PipelineReads<'f> {
 }
 
 impl PipelineReads<'_> {
-    fn run(&mut self, places: &ScratchFile, random: &mut Random) -> io::Result<f64> {
+    fn run(&mut self, places: &ScratchFile, random: &mut BlockRandom) -> io::Result<f64> {
         let Self { pipeline, file, idle, .. } = self;
         let mut unused = std::mem::take(idle);
         let mut ended = Vec::with_capacity(DEPTH);

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use millpond::{Backing, Engine, WriteMode};
 
 use super::scratch::{MIB, Scratch, ScratchFile, fill_block, sequence_of, stamp};
-use super::slices::{Random, Target};
+use super::slices::{BlockRandom, ReadTarget};
 use super::table::{Table, count, per_second};
 use crate::failure::{Context, FAILED, Failure, Result};
 
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
     let [kernel, own] =
-        [Side::Kernel, Side::Millpond].map(|side| overwrite_and_kill(scratch, side));
+        [WriterKind::Kernel, WriterKind::Millpond].map(|side| overwrite_and_kill(scratch, side));
     let [kernel, own] = [kernel?, own?];
     let [kernel_rate, own_rate] = [&kernel, &own].map(|side| per_second(side.rate));
     table.add_ratio(
@@ -51,23 +51,23 @@ pub struct WriterArgs {
     /// The file
     file: PathBuf,
     /// What writes it
-    side: Side,
+    side: WriterKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Side {
+enum WriterKind {
     Kernel,
     Millpond,
 }
 
-/// What a child acknowledged, and what the file holds of it.
+/// The writes that a child acknowledged, and those in the file.
 struct Killed {
     rate: f64,
     acknowledged: u64,
     lost: u64,
 }
 
-fn overwrite_and_kill(scratch: &Scratch, side: Side) -> Result<Killed> {
+fn overwrite_and_kill(scratch: &Scratch, side: WriterKind) -> Result<Killed> {
     let file = scratch.create(FILE_BYTES, BLOCK_BYTES)?;
     let program = std::env::current_exe().context("finding this program's file")?;
     let name = clap::ValueEnum::to_possible_value(&side).expect("no side is skipped");
@@ -114,7 +114,7 @@ fn overwrite_and_kill(scratch: &Scratch, side: Side) -> Result<Killed> {
 /// The number of blocks whose last acknowledged write is not in the file.
 fn lost_writes(file: &ScratchFile, acknowledged: u32) -> io::Result<u64> {
     let mut last = vec![0; file.blocks() as usize];
-    let mut random = Random::seeded(SEED);
+    let mut random = BlockRandom::seeded(SEED);
     for sequence in 1..=acknowledged {
         last[random.below(file.blocks()) as usize] = sequence;
     }
@@ -134,12 +134,12 @@ fn lost_writes(file: &ScratchFile, acknowledged: u32) -> io::Result<u64> {
 /// Those of the engine and of the writes.
 pub fn write_until_killed(args: &WriterArgs) -> Result<()> {
     let written = match args.side {
-        Side::Kernel => {
+        WriterKind::Kernel => {
             let file = OpenOptions::new().read(true).write(true).open(&args.file);
             let file: File = file.context(args.file.display())?;
             write_all(&file, &file)
         }
-        Side::Millpond => {
+        WriterKind::Millpond => {
             // A fork: before the engine starts threads.
             let keeper = millpond::keeper::spawn().context("starting a keeper")?;
             let engine = Engine::builder().cache_bytes(8 * FILE_BYTES).keeper(keeper);
@@ -161,9 +161,9 @@ pub fn write_until_killed(args: &WriterArgs) -> Result<()> {
     }
 }
 
-fn write_all(target: &impl Target, size: &File) -> io::Result<()> {
+fn write_all(target: &impl ReadTarget, size: &File) -> io::Result<()> {
     let blocks = (size.metadata()?.len() / BLOCK_BYTES as u64) as u32;
-    let (mut random, mut block_bytes) = (Random::seeded(SEED), vec![0; BLOCK_BYTES]);
+    let (mut random, mut block_bytes) = (BlockRandom::seeded(SEED), vec![0; BLOCK_BYTES]);
     let mut stdout = io::stdout().lock();
     // Both caches hold the file before the clock starts.
     for block in 0..blocks {

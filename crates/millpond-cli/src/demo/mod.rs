@@ -38,7 +38,7 @@ use crate::failure::Result;
 /// reads, readers and writers of one file, reads in flight, wake-ups, direct I/O, and a program that is
 /// killed in mode back. Needs no root. `millpond bench` measures the same with more care.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct DemoArgs {
     /// The directory for the files
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
@@ -52,7 +52,7 @@ type Demonstration = fn(&Scratch, &mut Table) -> Result<()>;
 /// # Errors
 ///
 /// A directory that cannot hold the files; an I/O error of either side; a read that returned wrong bytes.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &DemoArgs) -> Result<()> {
     let started = Instant::now();
     let scratch = Scratch::new(&args.dir)?;
     let mut table = Table::new(&args.dir);

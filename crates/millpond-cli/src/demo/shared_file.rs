@@ -12,7 +12,7 @@ use millpond::{Backing, Engine, OpenOptions, WriteMode};
 use rustix::fs::OFlags;
 
 use super::scratch::{MIB, Scratch, ScratchFile, fill_block, sequence_of, stamp};
-use super::slices::{Random, Target, compare, rate_of};
+use super::slices::{BlockRandom, ReadTarget, compare, rate_of};
 use super::table::{Table, count, per_second};
 use crate::failure::{Context, Result};
 
@@ -59,11 +59,11 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
 }
 
 /// Reads and writes a second; adds torn reads to `torn`.
-fn slice(target: &impl Target, file: &ScratchFile, torn: &AtomicU64) -> io::Result<[f64; 2]> {
+fn slice(target: &impl ReadTarget, file: &ScratchFile, torn: &AtomicU64) -> io::Result<[f64; 2]> {
     let (reads, writes) = (AtomicU64::new(0), AtomicU64::new(0));
     // One loop serves both kinds of threads: the number decides, and each kind has a counter.
     rate_of(READERS + WRITERS, SLICE, |thread| {
-        let mut random = Random::seeded(u64::from(thread) + 1);
+        let mut random = BlockRandom::seeded(u64::from(thread) + 1);
         let (mut block_bytes, mut sequence) = (vec![0; file.block_bytes], 0);
         let (reads, writes) = (&reads, &writes);
         move || {

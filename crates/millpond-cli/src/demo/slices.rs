@@ -11,13 +11,13 @@ use super::scratch::{ScratchFile, sequence_of};
 use crate::failure::{Context, Result};
 
 /// A file as the load uses it: the kernel's, or the engine's.
-pub trait Target: Sync {
+pub trait ReadTarget: Sync {
     fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize>;
 
     fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize>;
 }
 
-impl Target for std::fs::File {
+impl ReadTarget for std::fs::File {
     #[inline]
     fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize> {
         FileExt::read_at(self, dst, offset)
@@ -29,7 +29,7 @@ impl Target for std::fs::File {
     }
 }
 
-impl Target for millpond::File {
+impl ReadTarget for millpond::File {
     #[inline]
     fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(Self::read_at(self, dst, offset)?)
@@ -122,9 +122,9 @@ pub fn rate_of<F: FnMut() -> io::Result<()>>(
 /// Random reads of whole blocks; each read is compared with the block's number.
 #[inline]
 pub fn read_random(
-    target: &impl Target,
+    target: &impl ReadTarget,
     file: &ScratchFile,
-    random: &mut Random,
+    random: &mut BlockRandom,
     dst: &mut [u8],
 ) -> io::Result<u32> {
     let block = random.below(file.blocks());
@@ -142,11 +142,11 @@ pub fn read_random(
 
 /// Random numbers (splitmix64), the same in each run.
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct BlockRandom(u64);
 
-impl Random {
+impl BlockRandom {
     pub fn seeded(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0xbf58_476d_1ce4_e5b9))
+        BlockRandom(seed.wrapping_mul(0xbf58_476d_1ce4_e5b9))
     }
 
     /// A number below `bound`.

@@ -59,7 +59,7 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
 }
 
 /// A source of completions.
-trait Source: Sync {
+trait CompletionSource: Sync {
     /// Submits a read of a cached block; `false` if there is no room.
     fn submit_one(&self, offset: u64) -> io::Result<bool>;
 
@@ -72,7 +72,7 @@ struct QueueSource {
     file: Arc<millpond::File>,
 }
 
-impl Source for QueueSource {
+impl CompletionSource for QueueSource {
     fn submit_one(&self, offset: u64) -> io::Result<bool> {
         let mut requests = vec![Request::read(&self.file, vec![0; BLOCK_BYTES as usize], offset)];
         Ok(self.queue.submit(&mut requests) == 1)
@@ -83,7 +83,7 @@ impl Source for QueueSource {
     }
 }
 
-impl Source for Aio {
+impl CompletionSource for Aio {
     fn submit_one(&self, offset: u64) -> io::Result<bool> {
         match self.submit(offset) {
             Ok(()) => Ok(true),
@@ -101,7 +101,7 @@ impl Source for Aio {
 }
 
 /// How often the waiting thread slept for 100 completions.
-fn slice(source: &impl Source) -> io::Result<f64> {
+fn slice(source: &impl CompletionSource) -> io::Result<f64> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| -> io::Result<(u64, usize)> {
@@ -121,7 +121,7 @@ fn slice(source: &impl Source) -> io::Result<f64> {
     })
 }
 
-fn submit_at_rate(source: &impl Source) -> io::Result<()> {
+fn submit_at_rate(source: &impl CompletionSource) -> io::Result<()> {
     let (started, gap) = (Instant::now(), Duration::from_secs(1) / PER_SECOND);
     let mut submitted = 0;
     while started.elapsed() < SLICE {

@@ -1,4 +1,4 @@
-//! Loads of one thread, which knows what must be read: a file whose extents change, and a device that fails.
+//! Single-threaded loads with a known result: a file whose extents change, and a device that fails.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use millpond::{BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, WriteMode};
 
-use super::data::Random;
+use super::slots::SlotRandom;
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const FILE_BYTES: usize = 1 << 20;
-/// A file is used for so many operations; then begins another, with other options.
+/// The number of operations per round. The next round uses another file, with other options.
 const OPERATIONS: usize = 2000;
 const CACHES: [u64; 3] = [128 << 10, 512 << 10, 4 << 20];
 
@@ -22,21 +22,21 @@ pub struct Alone {
     pub seed: u64,
     #[arg(long, default_value_t = 1000)]
     pub millis: u64,
-    /// Only the round of this seed, as a failure names it.
+    /// Run only the round of this seed, as a failure names it
     #[arg(long)]
     pub round: Option<u64>,
 }
 
-/// Rounds until the time is up. Returns how many operations there were.
-fn rounds(alone: &Alone, mut round: impl FnMut(u64, &mut Random) -> Result<()>) -> Result<()> {
+/// Runs rounds until the time is up. Returns the number of operations.
+fn rounds(alone: &Alone, mut round: impl FnMut(u64, &mut SlotRandom) -> Result<()>) -> Result<()> {
     if let Some(seed) = alone.round {
-        return round(seed, &mut Random(seed));
+        return round(seed, &mut SlotRandom(seed));
     }
-    let mut random = Random(alone.seed);
+    let mut random = SlotRandom(alone.seed);
     let end = Instant::now() + Duration::from_millis(alone.millis);
     while Instant::now() < end {
         let seed = random.next();
-        round(seed, &mut Random(seed))
+        round(seed, &mut SlotRandom(seed))
             .map_err(|failure| Failure::new(FAILED, format!("seed {seed}: {}", failure.message)))?;
     }
     Ok(())
@@ -46,8 +46,8 @@ fn mismatch(what: &str, offset: usize) -> Failure {
     Failure::new(FAILED, format!("MISMATCH: {what}, byte {offset}"))
 }
 
-/// The first byte of a part of a file that is not as it should be.
-fn same(what: &str, found: &[u8], right: &[u8], offset: usize) -> Result<()> {
+/// Fails at the first byte of a part of a file that differs.
+fn check_same(what: &str, found: &[u8], right: &[u8], offset: usize) -> Result<()> {
     if found.len() != right.len() {
         let why = format!("{what}: {} bytes, wanted {}", found.len(), right.len());
         return Err(mismatch(&why, offset));
@@ -58,7 +58,7 @@ fn same(what: &str, found: &[u8], right: &[u8], offset: usize) -> Result<()> {
     }
 }
 
-/// Writes, holes, zeros, reserved space and cuts beside reads of all kinds.
+/// Writes, holes, zeros, reserved space and truncates, concurrent with reads of all kinds.
 pub fn extents(alone: &Alone) -> Result<()> {
     rounds(alone, |seed, random| {
         let path = alone.data.join(format!("extents-{seed:x}"));
@@ -70,7 +70,7 @@ pub fn extents(alone: &Alone) -> Result<()> {
     })
 }
 
-fn extents_of(path: &std::path::Path, random: &mut Random) -> Result<()> {
+fn extents_of(path: &std::path::Path, random: &mut SlotRandom) -> Result<()> {
     let engine = Engine::builder()
         .cache_bytes(CACHES[random.below(CACHES.len())])
         .build()
@@ -90,7 +90,7 @@ fn extents_of(path: &std::path::Path, random: &mut Random) -> Result<()> {
     }
     file.close().context("close")?;
     let found = std::fs::read(path).context(path.display())?;
-    same("in the kernel, after the close", &found, &model, 0)
+    check_same("in the kernel, after the close", &found, &model, 0)
 }
 
 fn extent(
@@ -98,7 +98,7 @@ fn extent(
     model: &mut Vec<u8>,
     offset: usize,
     len: usize,
-    random: &mut Random,
+    random: &mut SlotRandom,
 ) -> Result<()> {
     let (at, bytes) = (offset as u64, len as u64);
     let inside = offset.min(model.len())..(offset + len).min(model.len());
@@ -137,7 +137,7 @@ fn extent(
                 return Err(mismatch(&format!("appended at {place}"), model.len()));
             }
             model.extend(src);
-            // The file stays as long as it is to be.
+            // Keep the file's length bounded.
             if model.len() > FILE_BYTES {
                 file.truncate(FILE_BYTES as u64).context("truncate")?;
                 model.truncate(FILE_BYTES);
@@ -153,13 +153,13 @@ fn extent(
         _ => {
             let mut dst = vec![0xA5; len];
             let read = file.read_at(&mut dst, at).context("read")?;
-            same("read", &dst[..read], &model[inside], offset)?;
+            check_same("read", &dst[..read], &model[inside], offset)?;
         }
     }
     Ok(())
 }
 
-/// Whether it was done; some file systems can't.
+/// Whether it was done; some file systems do not support it.
 fn done(outcome: millpond::Result<()>, what: &str) -> Result<bool> {
     match outcome {
         Err(error) if error.errno() == rustix::io::Errno::OPNOTSUPP.raw_os_error() => Ok(false),
@@ -167,8 +167,8 @@ fn done(outcome: millpond::Result<()>, what: &str) -> Result<bool> {
     }
 }
 
-/// A simulated device that fails, is slow, and moves fewer bytes than asked: no wrong byte is read, and a sync
-/// that succeeds has made durable all that was written.
+/// A simulated device that fails, is slow, and moves fewer bytes than asked. No read returns a wrong byte,
+/// and a successful sync has made all writes durable.
 pub fn faults(alone: &Alone) -> Result<()> {
     rounds(alone, |seed, random| {
         let path = alone.data.join(format!("faults-{seed:x}"));
@@ -182,7 +182,7 @@ pub fn faults(alone: &Alone) -> Result<()> {
 const SLOT_BYTES: usize = 3000;
 const SLOTS: usize = 200;
 
-fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<()> {
+fn faults_of(path: &std::path::Path, seed: u64, random: &mut SlotRandom) -> Result<()> {
     let mut options = SimOptions::new(seed).short_per_mille(100);
     if random.one_in(2) {
         options = options.delay_us_max(200);
@@ -209,8 +209,9 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
     file.truncate((SLOTS * SLOT_BYTES) as u64).context("truncate")?;
     errors.store(true, Relaxed);
     let mut slots = vec![Slot::Is(0); SLOTS];
-    // How many syncs had failed when it was written, the engine's own among them: after one more what has left the
-    // cache may be older, as the next sync tells, until one succeeds or it is written anew.
+    // The number of failed syncs, the engine's own included, when a slot was written. After a later
+    // failure, an evicted slot may be older, as the next sync reports, until a sync succeeds or the slot is
+    // written again.
     let mut written = [0; SLOTS];
     let mut is_lost = false;
     for number in 0..400 {
@@ -236,12 +237,12 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
                     && device.failed_syncs() == written[slot]
                     && let Slot::Is(byte) = slots[slot]
                 {
-                    same("read", &bytes, &[byte; SLOT_BYTES], slot * SLOT_BYTES)?;
+                    check_same("read", &bytes, &[byte; SLOT_BYTES], slot * SLOT_BYTES)?;
                 }
             }
         }
     }
-    // When the device is well again, what is written anew is there.
+    // When the device works again, new writes are durable.
     errors.store(false, Relaxed);
     for (slot, known) in slots.iter_mut().enumerate() {
         if is_lost || *known == Slot::Unknown {
@@ -252,7 +253,7 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
     match file.sync_data() {
         Ok(()) => durable(&slots, &device.durable())?,
         Err(Error::Lost { .. }) => {}
-        // Of a sync that failed before.
+        // The error of an earlier sync.
         Err(_) if file.sync_data().is_ok() => durable(&slots, &device.durable())?,
         Err(_) => {}
     }
@@ -264,7 +265,7 @@ fn faults_of(path: &std::path::Path, seed: u64, random: &mut Random) -> Result<(
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slot {
-    /// All bytes are that one.
+    /// All bytes have this value.
     Is(u8),
     /// A write of it failed.
     Unknown,
@@ -277,7 +278,7 @@ fn durable(slots: &[Slot], found: &[u8]) -> Result<()> {
         let Some(found) = found.get(at..at + SLOT_BYTES) else {
             return Err(mismatch("not durable after a sync", at));
         };
-        same("not durable after a sync", found, &[*byte; SLOT_BYTES], at)?;
+        check_same("not durable after a sync", found, &[*byte; SLOT_BYTES], at)?;
     }
     Ok(())
 }

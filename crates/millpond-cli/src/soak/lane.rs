@@ -1,17 +1,18 @@
-//! One kind of load, round after round: workers are started, killed or not, and what they have left is looked at.
+//! A lane: one kind of load, in rounds. A round starts workers, may kill them, and checks the files that
+//! they left.
 //!
 //! ```text
 //! round: keeper? -> worker -> killed, or its keeper is, or both, or neither -> keeper ends -> check -> repair
 //! ```
 //!
-//! What must be in the kernel's file after a round, of each slot:
+//! The content of the kernel's file after a round, for each slot:
 //!
 //! | | at least | at most |
 //! |---|---|---|
-//! | the worker has ended; or was killed in mode through, or with a keeper that lived | what was done | what was begun |
-//! | it was killed in mode back, and had no keeper, or one that was killed before | what was synced | what was begun |
+//! | the worker has ended; or was killed in mode through, or with a keeper that survived | done | begun |
+//! | it was killed in mode back, and had no keeper, or one that was killed before | synced | begun |
 //!
-//! A slot that was being written may be of both versions, page by page.
+//! A slot that was being written may have pages of both versions.
 
 use std::fs::File;
 use std::io;
@@ -24,60 +25,67 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::data::{Random, SHAPES, Shape};
 use super::ledger::{Count, Ledger, Word};
-use super::verdict::Tally;
+use super::slots::{SHAPES, SlotLayout, SlotRandom};
+use super::verdict::SoakCounts;
 use crate::failure::{Context, FAILED, Failure, Result};
 
-/// After its time, a worker that has not ended hangs.
+/// A worker that has not ended this long after its time hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(3);
-/// Beside the cache: the program, stacks, the allocator. Chosen, not measured.
-const BESIDE_CACHE_BYTES: u64 = 64 << 20;
+/// Memory other than the cache: the program, stacks, the allocator. Chosen, not measured.
+const NON_CACHE_BYTES: u64 = 64 << 20;
 const LEDGER: &str = "ledger";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// The library; words of the worker, and whether it has a keeper.
+pub enum LaneKind {
+    /// The library; the options of the worker, and whether it has a keeper.
     Library { words: &'static [&'static str], has_keeper: bool },
-    /// A program under `millpond run`, with these words.
+    /// A program under `millpond run`, with these options.
     Program { words: &'static [&'static str], random_adoption: bool },
-    /// A load that knows by itself what is right, and is not killed.
+    /// A load that checks itself, and is not killed.
     Alone { words: &'static [&'static str] },
 }
 
-/// Whose reads are atomic says `--atomic`; under `run` those of a file that is served from its open on.
-pub const LANES: &[(&str, Kind)] = &[
-    ("through", Kind::Library { words: &["--library", "through", "--atomic"], has_keeper: false }),
-    ("back", Kind::Library { words: &["--library", "back", "--atomic"], has_keeper: false }),
-    ("keeper", Kind::Library { words: &["--library", "back", "--atomic"], has_keeper: true }),
-    ("direct", Kind::Library { words: &["--library", "direct", "--atomic"], has_keeper: true }),
-    ("run", Kind::Program { words: &["--eager"], random_adoption: false }),
-    ("run-back", Kind::Program { words: &["--eager", "--mode", "back"], random_adoption: false }),
-    ("run-random", Kind::Program { words: &["--mode", "back"], random_adoption: true }),
-    ("extents", Kind::Alone { words: &["extents"] }),
-    ("faults", Kind::Alone { words: &["faults"] }),
+/// `--atomic` states which reads are atomic; under `run`, reads of files that are served from their open on
+/// are.
+pub const LANES: &[(&str, LaneKind)] = &[
+    (
+        "through",
+        LaneKind::Library { words: &["--library", "through", "--atomic"], has_keeper: false },
+    ),
+    ("back", LaneKind::Library { words: &["--library", "back", "--atomic"], has_keeper: false }),
+    ("keeper", LaneKind::Library { words: &["--library", "back", "--atomic"], has_keeper: true }),
+    ("direct", LaneKind::Library { words: &["--library", "direct", "--atomic"], has_keeper: true }),
+    ("run", LaneKind::Program { words: &["--eager"], random_adoption: false }),
+    (
+        "run-back",
+        LaneKind::Program { words: &["--eager", "--mode", "back"], random_adoption: false },
+    ),
+    ("run-random", LaneKind::Program { words: &["--mode", "back"], random_adoption: true }),
+    ("extents", LaneKind::Alone { words: &["extents"] }),
+    ("faults", LaneKind::Alone { words: &["faults"] }),
 ];
 
 pub struct Lane<'s> {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: LaneKind,
     pub dir: PathBuf,
     pub seed: u64,
     pub cache_bytes: u64,
     pub end: Instant,
     pub is_over: &'s AtomicBool,
-    pub tally: &'s Tally,
+    pub tally: &'s SoakCounts,
 }
 
-/// What happens to a worker and its keeper.
+/// The fate of a worker and its keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Fate {
     worker_dies: bool,
     keeper_dies: bool,
 }
 
-/// Killed when dropped, so that nothing is left behind.
+/// Killed when dropped, so that no process stays behind.
 struct Process(Child);
 
 impl Drop for Process {
@@ -93,25 +101,25 @@ impl Process {
     }
 }
 
-/// What is no news, as all lanes are told.
+/// Not a failure: all lanes receive the interruption.
 pub fn interruption() -> Failure {
     Failure::new(FAILED, "interrupted")
 }
 
 impl Lane<'_> {
-    /// Until the time is up, or something is wrong.
+    /// Runs until the time is up, or a check fails.
     pub fn run(&self) -> Result<()> {
         let data = self.dir.join("data");
         std::fs::create_dir_all(&data).context(data.display())?;
-        let mut random = Random(self.seed);
+        let mut random = SlotRandom(self.seed);
         let checked = match self.kind {
-            Kind::Alone { .. } => None,
-            _ => Some(self.begin(&data)?),
+            LaneKind::Alone { .. } => None,
+            _ => Some(self.create_files(&data)?),
         };
         while Instant::now() < self.end && !self.is_over.load(Relaxed) {
             let seed = (random.next() << 32) | (self.seed & 0xFFFF_FFFF);
             let outcome = match &checked {
-                None => self.alone(&data, seed),
+                None => self.run_alone(&data, seed),
                 Some(ledger) => self.round(&data, ledger, seed, &mut random),
             };
             outcome.map_err(|failure| {
@@ -123,7 +131,7 @@ impl Lane<'_> {
         Ok(())
     }
 
-    fn begin(&self, data: &Path) -> Result<Ledger> {
+    fn create_files(&self, data: &Path) -> Result<Ledger> {
         for shape in &SHAPES {
             let path = data.join(shape.name);
             let file = File::create_new(&path).context(path.display())?;
@@ -132,11 +140,11 @@ impl Lane<'_> {
         Ledger::create(&self.dir.join(LEDGER)).context("the ledger")
     }
 
-    fn said(&self) -> PathBuf {
+    fn stderr_path(&self) -> PathBuf {
         self.dir.join("said")
     }
 
-    /// The command of a worker, after that which it runs under.
+    /// The command of a worker, with the options of `run`, if it runs under it.
     fn worker(&self, under: &[&str], words: &[&str], data: &Path, seed: u64) -> Result<Command> {
         let own = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(&own);
@@ -147,48 +155,54 @@ impl Lane<'_> {
         }
         command.arg("soak-worker").args(words).arg("--data").arg(data);
         command.arg("--seed").arg(seed.to_string());
-        let said = File::options().create(true).append(true).open(self.said());
+        let said = File::options().create(true).append(true).open(self.stderr_path());
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        command.stderr(said.context("a file for what a worker says")?);
+        command.stderr(said.context("creating a file for a worker's output")?);
         Ok(command)
     }
 
-    fn alone(&self, data: &Path, seed: u64) -> Result<()> {
-        let Kind::Alone { words } = self.kind else { unreachable!("looked at") };
-        let millis = self.millis(&mut Random(seed));
+    fn run_alone(&self, data: &Path, seed: u64) -> Result<()> {
+        let LaneKind::Alone { words } = self.kind else { unreachable!("checked by the caller") };
+        let millis = self.millis(&mut SlotRandom(seed));
         let mut command = self.worker(&[], words, data, seed)?;
         command.args(["--millis", &millis.to_string()]);
         let mut worker = Process(command.spawn().context("a worker")?);
         let (status, _) = self.await_end(&mut worker, millis, &mut |_| Ok(()))?;
-        self.well(status, false)
+        self.check_exit(status, false)
     }
 
-    fn millis(&self, random: &mut Random) -> u64 {
+    fn millis(&self, random: &mut SlotRandom) -> u64 {
         let left = self.end.saturating_duration_since(Instant::now()).as_millis() as u64;
         (200 + random.below(4000) as u64).min(left.max(100))
     }
 
-    fn fate(&self, random: &mut Random) -> Fate {
-        let has_keeper = matches!(self.kind, Kind::Library { has_keeper: true, .. });
+    fn fate(&self, random: &mut SlotRandom) -> Fate {
+        let has_keeper = matches!(self.kind, LaneKind::Library { has_keeper: true, .. });
         Fate { worker_dies: random.below(10) < 7, keeper_dies: has_keeper && random.below(10) < 3 }
     }
 
-    fn round(&self, data: &Path, ledger: &Ledger, seed: u64, random: &mut Random) -> Result<()> {
+    fn round(
+        &self,
+        data: &Path,
+        ledger: &Ledger,
+        seed: u64,
+        random: &mut SlotRandom,
+    ) -> Result<()> {
         let (fate, millis) = (self.fate(random), self.millis(random));
         let address = self.dir.join("keeper");
         let mut keeper = match self.kind {
-            Kind::Library { has_keeper: true, .. } => Some(self.keeper(&address)?),
+            LaneKind::Library { has_keeper: true, .. } => Some(self.keeper(&address)?),
             _ => None,
         };
         let mut command = match self.kind {
-            Kind::Library { words, has_keeper } => {
+            LaneKind::Library { words, has_keeper } => {
                 let mut command = self.worker(&[], &[&["slots"], words].concat(), data, seed)?;
                 if has_keeper {
                     command.arg("--keeper").arg(&address);
                 }
                 command
             }
-            Kind::Program { words, random_adoption } => {
+            LaneKind::Program { words, random_adoption } => {
                 let atomic: &[&str] = if random_adoption { &[] } else { &["--atomic"] };
                 let mut command = self.worker(words, &[&["slots"], atomic].concat(), data, seed)?;
                 if random_adoption {
@@ -196,7 +210,7 @@ impl Lane<'_> {
                 }
                 command
             }
-            Kind::Alone { .. } => unreachable!("these have no rounds"),
+            LaneKind::Alone { .. } => unreachable!("these loads have no rounds"),
         };
         command.arg("--ledger").arg(self.dir.join(LEDGER));
         command.args(["--millis", &millis.to_string()]);
@@ -205,7 +219,7 @@ impl Lane<'_> {
         let mut worker = Process(command.spawn().context("a worker")?);
         let begun = Instant::now();
         let moment =
-            |random: &mut Random| Duration::from_millis(random.below(millis as usize) as u64);
+            |random: &mut SlotRandom| Duration::from_millis(random.below(millis as usize) as u64);
         let (worker_at, keeper_at) = (moment(random), moment(random));
         let (mut keeper_died, mut worker_killed) = (None, false);
         let (status, resident) = self.await_end(&mut worker, millis, &mut |worker| {
@@ -221,10 +235,10 @@ impl Lane<'_> {
             }
             Ok(())
         })?;
-        self.well(status, worker_killed)?;
-        if let Kind::Library { .. } = self.kind {
+        self.check_exit(status, worker_killed)?;
+        if let LaneKind::Library { .. } = self.kind {
             self.tally.resident(resident);
-            if resident > self.cache_bytes + BESIDE_CACHE_BYTES {
+            if resident > self.cache_bytes + NON_CACHE_BYTES {
                 let message =
                     format!("{resident} bytes resident, of a cache of {}", self.cache_bytes);
                 return Err(Failure::new(FAILED, message));
@@ -232,13 +246,13 @@ impl Lane<'_> {
         }
         let kept = keeper.is_some();
         if let Some(mut keeper) = keeper.take() {
-            // It ends when it has written what was left.
+            // The keeper ends when it has written the dirty pages.
             keeper.signal(Signal::TERM);
             keeper.0.wait().context("the keeper's end")?;
         }
         let _ = std::fs::remove_file(&address);
         let survives = match self.kind {
-            Kind::Library { words, .. } => kept || words.contains(&"through"),
+            LaneKind::Library { words, .. } => kept || words.contains(&"through"),
             _ => true,
         };
         let least = if survives || !worker_killed { Word::Done } else { Word::Synced };
@@ -250,26 +264,26 @@ impl Lane<'_> {
         let own = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(own);
         command.arg("keeper").arg(address).stderr(Stdio::null());
-        // That of one that was killed.
+        // The socket of a keeper that was killed.
         let _ = std::fs::remove_file(address);
         let keeper = Process(command.spawn().context("a keeper")?);
         let begun = Instant::now();
-        // The socket has its name when it is listened to.
+        // The socket has its name when the keeper listens.
         while !address.exists() {
             if begun.elapsed() > PATIENCE {
-                return Err(Failure::new(FAILED, "the keeper does not listen"));
+                return Err(Failure::new(FAILED, "the keeper has not started to listen"));
             }
             std::thread::sleep(PAUSE);
         }
         Ok(keeper)
     }
 
-    /// False: it has not begun yet.
+    /// False: the worker has not begun.
     fn kill(&self, worker: &Process, ledger: &Ledger) -> Result<bool> {
         let pid = ledger.count(Count::Pid).context("the ledger")?;
         let Some(pid) = Pid::from_raw(pid as i32) else { return Ok(false) };
-        // Under `run` it may be a child of the child.
-        if let Kind::Library { .. } = self.kind {
+        // Under `run` it may be a grandchild.
+        if let LaneKind::Library { .. } = self.kind {
             worker.signal(Signal::KILL);
         } else {
             let _ = kill_process(pid, Signal::KILL);
@@ -278,7 +292,7 @@ impl Lane<'_> {
         Ok(true)
     }
 
-    /// How it ended, and what was resident at most.
+    /// The exit status, and the maximum of the resident memory.
     fn await_end(
         &self,
         worker: &mut Process,
@@ -294,8 +308,8 @@ impl Lane<'_> {
             resident = resident.max(resident_bytes(worker.0.id()).unwrap_or(0));
             each_time(worker)?;
             if Instant::now() > limit {
-                let words = self.last_words();
-                return Err(Failure::new(FAILED, format!("a worker HANGS\n{words}")));
+                let words = self.stderr_tail();
+                return Err(Failure::new(FAILED, format!("a worker hangs\n{words}")));
             }
             if self.is_over.load(Relaxed) && Instant::now() + PATIENCE > limit {
                 return Err(interruption());
@@ -304,24 +318,24 @@ impl Lane<'_> {
         }
     }
 
-    fn last_words(&self) -> String {
-        let said = std::fs::read(self.said()).unwrap_or_default();
+    fn stderr_tail(&self) -> String {
+        let said = std::fs::read(self.stderr_path()).unwrap_or_default();
         let from = said.len().saturating_sub(4096);
         String::from_utf8_lossy(&said[from..]).trim_end().to_string()
     }
 
-    fn well(&self, status: ExitStatus, was_killed: bool) -> Result<()> {
+    fn check_exit(&self, status: ExitStatus, was_killed: bool) -> Result<()> {
         use std::os::unix::process::ExitStatusExt;
-        // `run` ends as its program has.
+        // `run` exits as its program does.
         let is_killed = was_killed && status.signal() == Some(Signal::KILL.as_raw());
         if status.success() || is_killed {
             return Ok(());
         }
-        let words = self.last_words();
+        let words = self.stderr_tail();
         Err(Failure::new(FAILED, format!("a worker failed, {status}\n{words}")))
     }
 
-    /// Each slot is as it must be; those that were being written, or lost, are written anew.
+    /// Checks each slot; slots that were being written, or were lost, are written again.
     fn check(&self, data: &Path, ledger: &Ledger, least: Word) -> Result<()> {
         for (number, shape) in SHAPES.iter().enumerate() {
             let path = data.join(shape.name);
@@ -333,7 +347,7 @@ impl Lane<'_> {
                 let word = |word| ledger.get(number, slot, word);
                 let versions = (|| io::Result::Ok((word(least)?, word(Word::Begun)?)))();
                 let (least, begun) = versions.context("the ledger")?;
-                self.slot(shape, slot, least, begun, bytes)?;
+                self.check_slot(shape, slot, least, begun, bytes)?;
                 if shape.version(self.seed & 0xFFFF_FFFF, slot, bytes) != Ok(begun)
                     || least != begun
                 {
@@ -345,7 +359,14 @@ impl Lane<'_> {
         Ok(())
     }
 
-    fn slot(&self, shape: &Shape, slot: usize, least: u64, begun: u64, bytes: &[u8]) -> Result<()> {
+    fn check_slot(
+        &self,
+        shape: &SlotLayout,
+        slot: usize,
+        least: u64,
+        begun: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
         let seed = self.seed & 0xFFFF_FFFF;
         let place = format!("MISMATCH in {}, slot {slot}", shape.name);
         let wanted = format!("wanted {least} to {begun}");
@@ -359,7 +380,7 @@ impl Lane<'_> {
                 let at = wrong.offset;
                 Failure::new(
                     FAILED,
-                    format!("{place}: the page at {at} is of no version, {wanted}"),
+                    format!("{place}: the page at {at} has no valid version, {wanted}"),
                 )
             }),
         }
@@ -384,7 +405,7 @@ impl Lane<'_> {
     }
 }
 
-/// What the kernel says of a process's memory.
+/// The resident memory of a process, from the kernel.
 fn resident_bytes(pid: u32) -> io::Result<u64> {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm"))?;
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0u64);

@@ -1,18 +1,19 @@
-//! What a worker has begun, done and synced, in a file: it outlives the worker, however that ends.
+//! The ledger of a worker: a file that records which writes it has begun, done and synced. It outlives the
+//! worker.
 //!
-//! It is written by plain system calls, past the engine: what is there when a worker is killed it has
-//! written. A slot has three numbers of its own; only its writer changes them.
+//! It is written with plain system calls, not through the engine: the entries survive a kill of the worker.
+//! Each slot has three numbers; only the slot's writer changes them.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::data::SHAPES;
+use super::slots::SHAPES;
 
 const WORD: usize = 8;
 
-/// Of all shapes.
+/// The slots of all shapes.
 fn slots() -> usize {
     SHAPES.iter().map(|shape| shape.slots).sum()
 }
@@ -25,11 +26,11 @@ pub enum Word {
     Synced,
 }
 
-/// What was done in all, by the workers of a lane.
+/// Counts of all workers of a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Count {
-    /// The process that writes.
+    /// The id of the process that writes.
     Pid,
     Reads,
     Writes,

@@ -1,17 +1,17 @@
-//! `millpond soak`: loads that check themselves, for hours, through the library and under `millpond run`.
+//! `millpond soak`: self-checking loads for hours, through the library and under `millpond run`.
 //!
 //! ```text
 //! lane (a thread, a directory) -> rounds -> worker, a process: `millpond soak-worker` -> ledger
 //!                                        -> kills, of it and of its keeper -> check
 //! ```
 //!
-//! [`data`] knows what is right, [`ledger`] what was begun and done, [`worker`] reads and writes, [`alone`] has loads
-//! that know by themselves, [`lane`] starts, kills and checks, [`verdict`] sums up.
+//! [`slots`] generates and checks contents, [`ledger`] records writes, [`worker`] reads and writes,
+//! [`alone`] has loads that check themselves, [`lane`] starts, kills and checks, [`verdict`] sums up.
 
 mod alone;
-mod data;
 mod lane;
 mod ledger;
+mod slots;
 mod verdict;
 mod worker;
 
@@ -25,37 +25,37 @@ use std::time::{Duration, Instant};
 
 use self::lane::{LANES, Lane};
 use self::ledger::{Count, Ledger};
-use self::verdict::{Operations, Tally, Verdict};
+use self::verdict::{Operations, SoakCounts, SoakVerdict};
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
 
-/// Mixed loads that check themselves, with evictions, kills and faults, for as long as you say.
+/// Runs self-checking mixed loads with evictions, kills and faults, for a given time
 ///
-/// Through the library in both modes, with keepers and without, direct, and by programs under `millpond run`; with
-/// changes of extents and on a simulated device that fails. Workers and keepers are killed at random. All that is
-/// read is looked at, and after each round what the kernel has. Ends at once when something is wrong, and leaves
-/// the files then.
+/// The loads use the library in both modes, with keepers and without, with direct I/O, and programs under
+/// `millpond run`; others change extents, or use a simulated device that fails. Workers and keepers are
+/// killed at random. All reads are checked, and after each round the kernel's files. Stops at the first
+/// failure, and then keeps the files.
 ///
-/// Exit status: 0 if nothing was wrong, 1 if something was, 2 for arguments that can't be accepted.
+/// Exit status: 0 if there was no failure, 1 if there was one, 2 for arguments that can't be accepted.
 #[derive(Debug, clap::Args)]
-pub struct Args {
-    /// How long
+pub struct SoakArgs {
+    /// The duration in hours
     #[arg(long, default_value_t = 0.5, conflicts_with = "seconds")]
     hours: f64,
 
-    /// The same in seconds
+    /// The duration in seconds
     #[arg(long)]
     seconds: Option<u64>,
 
-    /// Where files are made, in a directory that goes in the end
+    /// The directory for temporary files, which are removed at the end
     #[arg(long, default_value = ".")]
     dir: PathBuf,
 
-    /// Decides what is done and killed when; the machine's timing has a say, too
+    /// The seed of operations and kills; the timing of the machine matters, too
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
-    /// The cache of each worker: the files of one are 9 MiB
+    /// The cache of each worker, which has 9 MiB of files
     #[arg(long, value_name = "SIZE", default_value = "2m", value_parser = parse_size)]
     cache: u64,
 
@@ -68,11 +68,11 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
     #[command(subcommand)]
-    load: Load,
+    load: WorkerLoad,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Load {
+enum WorkerLoad {
     Slots(worker::Worker),
     Extents(alone::Alone),
     Faults(alone::Alone),
@@ -80,13 +80,13 @@ enum Load {
 
 pub fn work(args: &WorkerArgs) -> Result<()> {
     match &args.load {
-        Load::Slots(worker) => worker::run(worker),
-        Load::Extents(alone) => alone::extents(alone),
-        Load::Faults(alone) => alone::faults(alone),
+        WorkerLoad::Slots(worker) => worker::run(worker),
+        WorkerLoad::Extents(alone) => alone::extents(alone),
+        WorkerLoad::Faults(alone) => alone::faults(alone),
     }
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &SoakArgs) -> Result<ExitCode> {
     if args.cache < 512 << 10 {
         return Err(Failure::new(REFUSED, "--cache: at least 512k"));
     }
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).context("signal handler")?;
     }
-    let (is_over, tally) = (AtomicBool::new(false), Tally::default());
+    let (is_over, tally) = (AtomicBool::new(false), SoakCounts::default());
     let begun = Instant::now();
     let mut failures = Vec::new();
     std::thread::scope(|scope| {
@@ -138,14 +138,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             failures.extend(lane.join().expect("no panic").err());
         }
     });
-    // Those that were told to end are no news.
+    // Lanes that were interrupted have not failed.
     let failures: Vec<String> = failures
         .into_iter()
         .map(|failure| failure.message)
         .filter(|message| !message.ends_with(&lane::interruption().message))
         .collect();
     let operations = operations(dir.path());
-    let mut verdict = Verdict::new(begun.elapsed().as_secs(), args.seed, &tally, operations);
+    let mut verdict = SoakVerdict::new(begun.elapsed().as_secs(), args.seed, &tally, operations);
     verdict.interrupted = interrupted.load(Relaxed);
     verdict.kept = (!failures.is_empty()).then(|| dir.path().to_owned());
     verdict.failures = failures;
@@ -160,14 +160,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(if verdict.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Says how far it is: a line that changes on a terminal, else one a minute. Returns when all lanes have ended.
+/// Prints the progress: a line that changes on a terminal, otherwise a line each minute. Returns when all
+/// lanes have ended.
 fn progress(
     begun: Instant,
     length: Duration,
     interrupted: &AtomicBool,
     is_over: &AtomicBool,
     dir: &Path,
-    tally: &Tally,
+    tally: &SoakCounts,
     have_ended: impl Fn() -> bool,
 ) {
     let is_terminal = std::io::stderr().is_terminal();

@@ -1,4 +1,4 @@
-//! What was done, and whether all was well.
+//! The sum of all lanes: counts and failures.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,24 +7,24 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
-/// Of all lanes.
+/// The counts of all lanes.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct SoakCounts {
     pub rounds: AtomicU64,
     pub kills: AtomicU64,
     pub keeper_kills: AtomicU64,
-    /// Times that all that a worker has left was looked at.
+    /// The number of complete checks of a worker's files.
     pub checks: AtomicU64,
     resident_bytes_max: AtomicU64,
 }
 
-impl Tally {
+impl SoakCounts {
     pub fn resident(&self, bytes: u64) {
         self.resident_bytes_max.fetch_max(bytes, Relaxed);
     }
 }
 
-/// Reads, writes and syncs, as the workers have noted.
+/// Reads, writes and syncs, as the workers recorded them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Operations {
     pub reads: u64,
@@ -33,7 +33,7 @@ pub struct Operations {
 }
 
 #[derive(Debug, Serialize)]
-pub struct Verdict {
+pub struct SoakVerdict {
     pub seconds: u64,
     pub seed: u64,
     pub rounds: u64,
@@ -45,15 +45,15 @@ pub struct Verdict {
     pub checks: u64,
     pub resident_bytes_max: u64,
     pub interrupted: bool,
-    /// What was wrong, of each lane that has ended with it.
+    /// The failure of each lane that has failed.
     pub failures: Vec<String>,
-    /// Where the files are, if something was wrong.
+    /// The directory of the files, if there was a failure.
     pub kept: Option<PathBuf>,
 }
 
-impl Verdict {
-    pub fn new(seconds: u64, seed: u64, tally: &Tally, operations: Operations) -> Verdict {
-        Verdict {
+impl SoakVerdict {
+    pub fn new(seconds: u64, seed: u64, tally: &SoakCounts, operations: Operations) -> SoakVerdict {
+        SoakVerdict {
             seconds,
             seed,
             rounds: tally.rounds.load(Relaxed),
@@ -71,7 +71,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for SoakVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -89,13 +89,13 @@ impl fmt::Display for Verdict {
             self.resident_bytes_max >> 10
         )?;
         for failure in &self.failures {
-            writeln!(f, "WRONG: {failure}")?;
+            writeln!(f, "FAILED: {failure}")?;
         }
         if let Some(kept) = &self.kept {
             writeln!(f, "the files are in {}", kept.display())?;
         }
         let begun = if self.interrupted { "interrupted; so far " } else { "" };
         let is_clean = self.failures.is_empty();
-        writeln!(f, "{begun}{}", if is_clean { "nothing was wrong" } else { "NOT CLEAN" })
+        writeln!(f, "{begun}{}", if is_clean { "no failures" } else { "NOT CLEAN" })
     }
 }

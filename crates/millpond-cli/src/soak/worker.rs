@@ -1,8 +1,9 @@
-//! A worker: threads that write slots of their own and read all, until the time is up or they are killed.
+//! A worker: threads that each write their own slots and read all slots, until the time is up or the
+//! process is killed.
 //!
-//! A thread notes in the ledger what it begins to write, then writes, then notes that it is done; and after a sync
-//! what that has covered. Who reads looks up what was done before, and what has been begun when it is over:
-//! the version must lie between.
+//! A thread records in the ledger the version that it begins to write, then writes, then records that it is
+//! done; after a sync it records the versions that the sync covered. A reader looks up the version done
+//! before its read, and the version begun after it: the version read must lie between them.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -13,17 +14,17 @@ use std::time::{Duration, Instant};
 
 use millpond::{Backing, Engine, File, OpenOptions, WriteMode};
 
-use super::data::{Random, SHAPES};
 use super::ledger::{Count, Ledger, Word};
+use super::slots::{SHAPES, SlotRandom};
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const THREADS: usize = 3;
-/// A sync comes after so many operations, on average; the counts are noted as often.
+/// The average number of operations between syncs; the counts are recorded as often.
 const SYNC_EVERY: usize = 60;
-/// A wait that is told of. Chosen, not measured.
+/// A wait that is reported. Chosen, not measured.
 const LONG_WAIT: Duration = Duration::from_secs(20);
 
-/// What a worker is to do, in the words of its command line.
+/// The options of a worker.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Worker {
     #[arg(long)]
@@ -34,14 +35,14 @@ pub struct Worker {
     pub seed: u64,
     #[arg(long)]
     pub millis: u64,
-    /// Through the library, as said; else by system calls.
+    /// The library's mode; without it the worker uses system calls.
     #[arg(long, value_enum)]
     pub library: Option<Library>,
     #[arg(long, default_value_t = 2 << 20)]
     pub cache_bytes: u64,
     #[arg(long)]
     pub keeper: Option<millpond::keeper::Address>,
-    /// Reads are as atomic as writes are.
+    /// Reads are as atomic as writes.
     #[arg(long)]
     pub atomic: bool,
 }
@@ -53,17 +54,17 @@ pub enum Library {
     Direct,
 }
 
-/// A file, however it is reached.
-enum Target {
+/// A file, through the library or system calls.
+enum SoakFile {
     Engine(File),
     Kernel(std::fs::File),
 }
 
-impl Target {
-    fn read(&self, bytes: &mut [u8], offset: u64, how: &mut Random) -> io::Result<()> {
+impl SoakFile {
+    fn read(&self, bytes: &mut [u8], offset: u64, how: &mut SlotRandom) -> io::Result<()> {
         let file = match self {
-            Target::Kernel(file) => return file.read_exact_at(bytes, offset),
-            Target::Engine(file) => file,
+            SoakFile::Kernel(file) => return file.read_exact_at(bytes, offset),
+            SoakFile::Engine(file) => file,
         };
         let page_end = 4096 - offset as usize % 4096;
         let done = match how.below(4) {
@@ -80,10 +81,10 @@ impl Target {
         done.map_err(|error| io::Error::other(error.to_string()))
     }
 
-    fn write(&self, bytes: &[u8], offset: u64, how: &mut Random) -> io::Result<()> {
+    fn write(&self, bytes: &[u8], offset: u64, how: &mut SlotRandom) -> io::Result<()> {
         let file = match self {
-            Target::Kernel(file) => return file.write_all_at(bytes, offset),
-            Target::Engine(file) => file,
+            SoakFile::Kernel(file) => return file.write_all_at(bytes, offset),
+            SoakFile::Engine(file) => file,
         };
         let done = if how.one_in(3) {
             let (first, rest) = bytes.split_at(how.below(bytes.len()));
@@ -97,18 +98,18 @@ impl Target {
 
     fn sync(&self) -> io::Result<()> {
         match self {
-            Target::Kernel(file) => file.sync_data(),
-            Target::Engine(file) => {
+            SoakFile::Kernel(file) => file.sync_data(),
+            SoakFile::Engine(file) => {
                 file.sync_data().map_err(|error| io::Error::other(error.to_string()))
             }
         }
     }
 }
 
-fn open(worker: &Worker, engine: Option<&Engine>, path: &Path) -> Result<Target> {
+fn open(worker: &Worker, engine: Option<&Engine>, path: &Path) -> Result<SoakFile> {
     let Some(engine) = engine else {
         let file = std::fs::File::options().read(true).write(true).open(path);
-        return file.map(Target::Kernel).context(path.display());
+        return file.map(SoakFile::Kernel).context(path.display());
     };
     let options = OpenOptions::new().read(true).write(true);
     let options = match worker.library {
@@ -116,19 +117,19 @@ fn open(worker: &Worker, engine: Option<&Engine>, path: &Path) -> Result<Target>
         Some(Library::Direct) => options.write_mode(WriteMode::Back).backing(Backing::Direct),
         _ => options,
     };
-    engine.open(path, &options).map(Target::Engine).context(path.display())
+    engine.open(path, &options).map(SoakFile::Engine).context(path.display())
 }
 
-/// Of each slot what this process knows of it, beside the ledger.
+/// The state of each slot that only this process has, in addition to the ledger.
 struct Known {
     begun: AtomicU64,
     done: AtomicU64,
 }
 
-struct Work<'w> {
+struct WorkerRun<'w> {
     worker: &'w Worker,
     ledger: Ledger,
-    targets: Vec<Target>,
+    targets: Vec<SoakFile>,
     known: Vec<Vec<Known>>,
     counts: [AtomicU64; 3],
     is_over: AtomicBool,
@@ -160,12 +161,18 @@ pub fn run(worker: &Worker) -> Result<()> {
         };
         known.push((0..shape.slots).map(of_slot).collect::<io::Result<_>>().context(note)?);
     }
-    // From now on it, and its keeper, may be killed.
+    // From here on the worker, and its keeper, may be killed.
     ledger.set_count(Count::Pid, u64::from(std::process::id())).context(note)?;
     let counts = [Count::Reads, Count::Writes, Count::Syncs];
     let counted = counts.map(|count| ledger.count(count).unwrap_or(0)).map(AtomicU64::new);
-    let work =
-        Work { worker, ledger, targets, known, counts: counted, is_over: AtomicBool::new(false) };
+    let work = WorkerRun {
+        worker,
+        ledger,
+        targets,
+        known,
+        counts: counted,
+        is_over: AtomicBool::new(false),
+    };
     let end = Instant::now() + Duration::from_millis(worker.millis);
     let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
@@ -183,19 +190,19 @@ pub fn run(worker: &Worker) -> Result<()> {
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
     outcomes.into_iter().collect::<Result<()>>()?;
-    work.note_counts().context(note)?;
+    work.record_counts().context(note)?;
     for target in work.targets {
-        if let Target::Engine(file) = target {
+        if let SoakFile::Engine(file) = target {
             file.close().context("close")?;
         }
     }
     Ok(())
 }
 
-impl Work<'_> {
+impl WorkerRun<'_> {
     fn thread(&self, thread: usize, end: Instant) -> Result<()> {
-        let mut random = Random(self.worker.seed ^ (thread as u64) << 56);
-        // Own slots that were written since the last sync of their file.
+        let mut random = SlotRandom(self.worker.seed ^ (thread as u64) << 56);
+        // This thread's slots that were written since the last sync of their file.
         let mut unsynced: Vec<Vec<usize>> = vec![Vec::new(); SHAPES.len()];
         while Instant::now() < end && !self.is_over.load(Relaxed) {
             let shape = random.below(SHAPES.len());
@@ -216,7 +223,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn read(&self, shape: usize, slot: usize, random: &mut Random) -> Result<()> {
+    fn read(&self, shape: usize, slot: usize, random: &mut SlotRandom) -> Result<()> {
         let (of, known) = (&SHAPES[shape], &self.known[shape][slot]);
         let mut bytes = vec![0; of.slot_bytes];
         let least = known.done.load(Acquire);
@@ -232,23 +239,23 @@ impl Work<'_> {
             Ok(version) if (least..=most).contains(&version) => Ok(()),
             Ok(version) => Err(wrong(format!("version {version}, wanted {least} to {most}"))),
             Err(at) => Err(wrong(format!(
-                "byte {} is not of version {}, wanted {least} to {most}",
+                "byte {} does not belong to version {}, wanted {least} to {most}",
                 at.offset, at.version
             ))),
         }
     }
 
-    fn write(&self, shape: usize, slot: usize, random: &mut Random) -> Result<()> {
+    fn write(&self, shape: usize, slot: usize, random: &mut SlotRandom) -> Result<()> {
         let (of, known) = (&SHAPES[shape], &self.known[shape][slot]);
         let version = known.begun.load(Relaxed) + 1;
         let mut bytes = vec![0; of.slot_bytes];
         of.fill(self.worker.seed_of_data(), slot, version, &mut bytes);
-        self.note(shape, slot, Word::Begun, version)?;
+        self.record(shape, slot, Word::Begun, version)?;
         known.begun.store(version, Release);
         let doing = || format!("writing {} at {}", of.name, of.offset(slot));
         self.targets[shape].write(&bytes, of.offset(slot), random).context(doing())?;
         known.done.store(version, Release);
-        self.note(shape, slot, Word::Done, version)?;
+        self.record(shape, slot, Word::Done, version)?;
         self.counts[1].fetch_add(1, Relaxed);
         Ok(())
     }
@@ -258,17 +265,17 @@ impl Work<'_> {
         let covered: Vec<(usize, u64)> = unsynced.drain(..).map(done).collect();
         self.targets[shape].sync().context(format!("sync of {}", SHAPES[shape].name))?;
         for (slot, version) in covered {
-            self.note(shape, slot, Word::Synced, version)?;
+            self.record(shape, slot, Word::Synced, version)?;
         }
         self.counts[2].fetch_add(1, Relaxed);
-        self.note_counts().context("the ledger")
+        self.record_counts().context("the ledger")
     }
 
-    fn note(&self, shape: usize, slot: usize, word: Word, version: u64) -> Result<()> {
+    fn record(&self, shape: usize, slot: usize, word: Word, version: u64) -> Result<()> {
         self.ledger.set(shape, slot, word, version).context("the ledger")
     }
 
-    fn note_counts(&self) -> io::Result<()> {
+    fn record_counts(&self) -> io::Result<()> {
         let counts = [Count::Reads, Count::Writes, Count::Syncs];
         for (count, counted) in counts.into_iter().zip(&self.counts) {
             self.ledger.set_count(count, counted.load(Relaxed))?;
@@ -278,7 +285,7 @@ impl Work<'_> {
 }
 
 impl Worker {
-    /// The low half: the other one differs from round to round.
+    /// The low half, which is the same in all rounds.
     pub fn seed_of_data(&self) -> u64 {
         self.seed & 0xFFFF_FFFF
     }

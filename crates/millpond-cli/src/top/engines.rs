@@ -1,9 +1,9 @@
-//! What the engines of this user tell: memory files among the descriptors of processes, found by name.
+//! Finds the engines of running processes: the memory files in which they publish statistics.
 //!
-//! Two kinds: of an engine that publishes what it does (`EngineBuilder::published`), and of the files of a
-//! `millpond run --stats`. Nothing that is read is trusted: lengths, marks and checksums are looked at, and
-//! what does not fit is left out. Root finds the files of all users: of those of another user it reads a bounded number
-//! of bytes ([`Budgets`]).
+//! There are two kinds: the file of an engine that publishes its statistics (`EngineBuilder::published`),
+//! and the accounts of a `millpond run --stats`. The content is untrusted: lengths, magic numbers and
+//! checksums are checked, and an invalid file is skipped. Root finds the files of all users, and reads a
+//! bounded number of bytes from those of another user ([`Budgets`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -21,39 +21,39 @@ use crate::run::explain::{self, FileSoFar};
 const ENGINE_FILE: &str = "/memfd:millpond-stats (deleted)";
 const RUN_FILE: &str = "/memfd:millpond-accounts (deleted)";
 const HEADER_BYTES: u64 = 64;
-/// Of an engine's text. A few KiB are usual.
+/// The maximum length of an engine's text. A few KiB are usual.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
-/// How often a text is read that is just being written, and the time between: its writer may have been
-/// interrupted.
+/// The number of reads of a text that is being written, and the time between: its writer may have been
+/// preempted.
 const TRIES: usize = 10;
 const PAUSE: Duration = Duration::from_millis(2);
-/// Files that are told of each run: those that are read most.
+/// The maximum number of files per run: those with the most reads.
 const FILES_MAX: usize = 100;
 
-/// An engine, or all processes of a run.
+/// The statistics of an engine, or of all processes of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Watched {
     /// `engine` or `run`.
     pub kind: &'static str,
     pub pid: u32,
     pub program: String,
-    /// Of the memory file: tells engines of one process apart.
+    /// The memory file's inode; distinguishes engines of one process.
     pub id: u64,
     pub values: BTreeMap<String, u64>,
-    pub latencies: BTreeMap<String, Latency>,
+    pub latencies: BTreeMap<String, LatencySnapshot>,
     pub files: Vec<FileSoFar>,
 }
 
-/// How long operations of a kind took; one of `one_in` was timed.
+/// The latencies of one kind of operation; one of `one_in` operations was timed.
 #[derive(Debug, Clone, Serialize)]
-pub struct Latency {
+pub struct LatencySnapshot {
     pub one_in: u64,
     pub count: u64,
     pub sum_ns: u64,
     pub p50_ns: u64,
     pub p99_ns: u64,
     pub max_ns: u64,
-    /// The most nanoseconds that count there, and how many times do.
+    /// Buckets: the upper bound in nanoseconds, and the count.
     #[serde(skip)]
     pub buckets: Vec<(u64, u64)>,
 }
@@ -63,7 +63,7 @@ impl Watched {
         self.values.get(name).copied().unwrap_or(0)
     }
 
-    /// Reads, and of what is not read as many as were timed stand for.
+    /// The number of operations: reads, and the timed operations of other kinds, scaled by `one_in`.
     pub fn operations(&self) -> u64 {
         let others = self.latencies.iter().filter(|(kind, _)| !kind.starts_with("read_"));
         let others = others.map(|(_, latency)| latency.count.saturating_mul(latency.one_in));
@@ -72,7 +72,7 @@ impl Watched {
     }
 }
 
-/// All of them; of one process only, if there is a `pid`, or of the run it belongs to.
+/// All engines; with a `pid` only those of that process, or the run it belongs to.
 pub fn find(pid: Option<u32>) -> io::Result<Vec<Watched>> {
     let mut found = BTreeMap::new();
     let mut budgets = Budgets::default();
@@ -81,12 +81,12 @@ pub fn find(pid: Option<u32>) -> io::Result<Vec<Watched>> {
         let Some(owner) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // Other users' processes are refused, and processes end.
+        // Processes of other users are inaccessible, and processes end.
         let Ok(descriptors) = fs::read_dir(process.path().join("fd")) else { continue };
         for descriptor in descriptors.flatten() {
             if let Some((key, file)) = open(&descriptor.path())
                 && !found.contains_key(&key)
-                && let Some(watched) = look_at(owner, key.1, &file, &mut budgets)
+                && let Some(watched) = read_statistics(owner, key.1, &file, &mut budgets)
             {
                 found.insert(key, watched);
             }
@@ -102,14 +102,15 @@ pub fn find(pid: Option<u32>) -> io::Result<Vec<Watched>> {
     Ok(all)
 }
 
-/// A memory file, and what kind its name says.
+/// A memory file, and its kind by its name.
 struct Memory {
     file: File,
     user: u32,
     is_run: bool,
 }
 
-/// The memory file behind a descriptor, with its device and inode, if it has one of the names.
+/// Opens the memory file behind a descriptor, if it has one of the names; also returns its device and
+/// inode.
 fn open(descriptor: &Path) -> Option<((u64, u64), Memory)> {
     let target = fs::read_link(descriptor).ok()?;
     let is_run = match target.to_str()? {
@@ -117,7 +118,7 @@ fn open(descriptor: &Path) -> Option<((u64, u64), Memory)> {
         RUN_FILE => true,
         _ => return None,
     };
-    // By now it may be something else, whose open would wait.
+    // The descriptor may have been reused for a file whose open would block.
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file = File::options().read(true).custom_flags(flags).open(descriptor).ok()?;
     let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
@@ -125,8 +126,8 @@ fn open(descriptor: &Path) -> Option<((u64, u64), Memory)> {
     Some(((metadata.dev(), metadata.ino()), memory))
 }
 
-fn look_at(owner: u32, id: u64, memory: &Memory, budgets: &mut Budgets) -> Option<Watched> {
-    let left = budgets.of(memory.user);
+fn read_statistics(owner: u32, id: u64, memory: &Memory, budgets: &mut Budgets) -> Option<Watched> {
+    let left = budgets.remaining_of(memory.user);
     *left = left.checked_sub(FILE_COST)?;
     if memory.is_run {
         run(owner, id, &memory.file, left)
@@ -135,20 +136,20 @@ fn look_at(owner: u32, id: u64, memory: &Memory, budgets: &mut Budgets) -> Optio
     }
 }
 
-/// The bytes that are still read, of the files of each user. There is no bound for the calling user, who can stop this
-/// program anyway.
+/// The bytes that this program still reads from files of each user. There is no bound for the calling user,
+/// who can stop this program.
 #[derive(Default)]
 struct Budgets(HashMap<u32, u64>);
 
-/// Of each other user, for one look: as many as one file of a run may have.
+/// The budget of each other user in one scan: as many bytes as one file of a run may have.
 const BUDGET_BYTES: u64 = 64 << 20;
-/// Of any file, for the time of its open.
+/// The cost of any file, for its open.
 const FILE_COST: u64 = 4 << 10;
-/// Of an engine's text that is not whole, for the pauses until it is.
+/// The cost of an incomplete engine text, for the pauses until it is complete.
 const BROKEN_COST: u64 = 4 << 20;
 
 impl Budgets {
-    fn of(&mut self, user: u32) -> &mut u64 {
+    fn remaining_of(&mut self, user: u32) -> &mut u64 {
         let is_own = user == rustix::process::geteuid().as_raw();
         self.0.entry(user).or_insert(if is_own { u64::MAX } else { BUDGET_BYTES })
     }
@@ -182,7 +183,7 @@ fn engine(owner: u32, id: u64, file: &File, left: &mut u64) -> Option<Watched> {
     if whole.is_none() {
         *left = left.checked_sub(BROKEN_COST)?;
     }
-    let text = whole.or_else(|| later(file))?;
+    let text = whole.or_else(|| text_with_retries(file))?;
     *left = left.checked_sub(text.len() as u64)?;
     let mut watched = Watched {
         kind: "engine",
@@ -197,34 +198,34 @@ fn engine(owner: u32, id: u64, file: &File, left: &mut u64) -> Option<Watched> {
         match line.split_once(' ')? {
             ("latency", rest) => {
                 let (kind, rest) = rest.split_once(' ')?;
-                watched.latencies.insert(kind.to_owned(), Latency::of(rest)?);
+                watched.latencies.insert(kind.to_owned(), LatencySnapshot::parse(rest)?);
             }
             (name, value) => {
                 watched.values.insert(name.to_owned(), value.parse().ok()?);
             }
         }
     }
-    // A child of fork has its parent's file, which tells nothing of the child.
-    let told = watched.values.remove("pid")?.to_string();
-    is_known_as(owner, &told).then_some(watched)
+    // A child of fork has inherited its parent's file, which has no statistics of the child.
+    let stated_pid = watched.values.remove("pid")?.to_string();
+    is_known_as(owner, &stated_pid).then_some(watched)
 }
 
-/// What an engine has written, once it has: its writer may have been interrupted.
-fn later(file: &File) -> Option<String> {
+/// The engine's text after retries: its writer may have been preempted.
+fn text_with_retries(file: &File) -> Option<String> {
     (1..TRIES).find_map(|_| {
         sleep(PAUSE);
         text(file)
     })
 }
 
-/// Whether the process has that id, here or in a namespace of its own.
-fn is_known_as(pid: u32, told: &str) -> bool {
+/// Whether the process has that id, here or in its PID namespace.
+fn is_known_as(pid: u32, stated_pid: &str) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    ids.unwrap_or_default().split_ascii_whitespace().any(|id| id == told)
+    ids.unwrap_or_default().split_ascii_whitespace().any(|id| id == stated_pid)
 }
 
-/// What an engine has written, if it is whole.
+/// The engine's text, if it is complete.
 fn text(file: &File) -> Option<String> {
     let mut header = [0; HEADER_BYTES as usize];
     file.read_exact_at(&mut header, 0).ok()?;
@@ -234,19 +235,19 @@ fn text(file: &File) -> Option<String> {
         return None;
     }
     let len: u64 = words.next()?.parse().ok().filter(|len| *len <= TEXT_BYTES_MAX)?;
-    let told = u64::from_str_radix(words.next()?, 16).ok()?;
+    let stated_pid = u64::from_str_radix(words.next()?, 16).ok()?;
     let mut bytes = vec![0; len as usize];
     file.read_exact_at(&mut bytes, HEADER_BYTES).ok()?;
-    // FNV-1a, as the engine has it.
+    // FNV-1a, as the engine computes it.
     let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
     });
-    if sum == told { String::from_utf8(bytes).ok() } else { None }
+    if sum == stated_pid { String::from_utf8(bytes).ok() } else { None }
 }
 
-impl Latency {
+impl LatencySnapshot {
     /// `ONE_IN SUM_NS [UPPER_NS:COUNT]...`
-    fn of(text: &str) -> Option<Self> {
+    fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let one_in = words.next()?.parse().ok()?;
         let sum_ns = words.next()?.parse().ok()?;
@@ -295,7 +296,7 @@ mod tests {
             bytes.resize(HEADER_BYTES as usize, 0);
             [&bytes, text.as_bytes()].concat()
         };
-        // FNV-1a of "a", as its authors give it.
+        // FNV-1a of "a", from its reference page.
         let sum = "af63dc4c8601ec8c";
         let whole = framed(&format!("millpond-stats 1 1 {sum}\n"), "a");
         assert_eq!(read(&whole).as_deref(), Some("a"));
@@ -313,10 +314,10 @@ mod tests {
 
     #[test]
     fn percentiles_come_from_the_buckets() {
-        let latency = Latency::of("64 900 9:98 19:1 29:1").unwrap();
+        let latency = LatencySnapshot::parse("64 900 9:98 19:1 29:1").unwrap();
         assert_eq!((latency.count, latency.p50_ns), (100, 9));
         assert_eq!((latency.p99_ns, latency.max_ns), (19, 29));
-        assert!(Latency::of("64 900 9:98 x").is_none());
-        assert!(Latency::of(&format!("1 1 1:{0} 2:{0}", u64::MAX)).is_none());
+        assert!(LatencySnapshot::parse("64 900 9:98 x").is_none());
+        assert!(LatencySnapshot::parse(&format!("1 1 1:{0} 2:{0}", u64::MAX)).is_none());
     }
 }

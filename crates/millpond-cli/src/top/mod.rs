@@ -1,5 +1,5 @@
-//! `millpond top`: what running engines do, from what they publish ([`engines`]): a live view ([`view`]), once as
-//! text or JSON, or over HTTP as Prometheus wants it.
+//! `millpond top`: shows the statistics that running engines publish ([`engines`]), as a live view
+//! ([`view`]), once as text or JSON, or over HTTP for Prometheus.
 
 mod engines;
 pub(crate) mod text;
@@ -14,82 +14,86 @@ use serde::Serialize;
 use self::engines::Watched;
 use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 
-/// How long a scraper may take, from its first byte to the last one of the answer: others wait.
+/// The time limit of a connection, from its first byte to the last one of the response: other connections
+/// wait.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Of a request.
+/// The maximum length of a request.
 const REQUEST_BYTES_MAX: u64 = 8 << 10;
 
 /// Shows what running engines of this user do
 ///
-/// Seen are engines built with `EngineBuilder::published`, and those of programs under `millpond run --stats` or
-/// `--explain`, with their files. Keys: q ends, s sorts files otherwise, p pauses, up
-/// and down choose the engine whose latencies are shown.
+/// Shows engines built with `EngineBuilder::published`, and those of programs under `millpond run --stats`
+/// or `--explain`, with their files. Keys: q quits, s changes the order of files, p pauses, up and down
+/// choose the engine whose latencies are shown.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct TopArgs {
     /// Only this process, or the run it belongs to
     pid: Option<u32>,
 
-    /// Say it once, as text
+    /// Print one snapshot as text
     #[arg(long)]
     once: bool,
 
-    /// Say it once, as JSON
+    /// Print one snapshot as JSON
     #[arg(long, conflicts_with = "once")]
     json: bool,
 
-    /// Serve it over HTTP, at /metrics, as Prometheus text
+    /// Serve the statistics over HTTP, at /metrics, in Prometheus' text format
     #[arg(long, value_name = "ADDR", conflicts_with_all = ["once", "json"],
         num_args = 0..=1, default_missing_value = "127.0.0.1:9464")]
     prometheus: Option<SocketAddr>,
 }
 
 #[derive(Serialize)]
-struct Told {
+struct Snapshot {
     engines: Vec<Watched>,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &TopArgs) -> Result<()> {
     if let Some(address) = args.prometheus {
         return serve(address, args.pid);
     }
     if !args.once && !args.json {
         if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-            return Err(Failure::new(REFUSED, "this is no terminal: try --once or --json"));
+            return Err(Failure::new(
+                REFUSED,
+                "standard output is not a terminal: use --once or --json",
+            ));
         }
-        return view::run(args.pid).context("showing it on the terminal");
+        return view::run(args.pid).context("drawing on the terminal");
     }
     let engines = engines::find(args.pid).context("looking for engines")?;
     if let (Some(pid), true) = (args.pid, engines.is_empty()) {
-        let why = "has no engine that is published, and is in no `millpond run --stats`";
+        let why = "has no engine with published statistics, and belongs to no run with --stats";
         return Err(Failure::new(FAILED, format!("process {pid} {why}")));
     }
     let text = if args.json {
-        serde_json::to_string_pretty(&Told { engines }).context("writing JSON")? + "\n"
+        serde_json::to_string_pretty(&Snapshot { engines }).context("writing JSON")? + "\n"
     } else if engines.is_empty() {
         "no engines\n".into()
     } else {
-        text::people(&engines)
+        text::plain(&engines)
     };
     io::stdout().write_all(text.as_bytes()).context("writing to standard output")
 }
 
 fn serve(address: SocketAddr, pid: Option<u32>) -> Result<()> {
     let listener = TcpListener::bind(address).context(format_args!("--prometheus {address}"))?;
-    let bound = listener.local_addr().context("asking for the address")?;
+    let bound = listener.local_addr().context("reading the bound address")?;
     writeln!(io::stdout(), "http://{bound}/metrics").context("writing to standard output")?;
     for connection in listener.incoming() {
-        // One that breaks off is its own loss.
-        let _ = connection.and_then(|connection| answer(connection, pid));
+        // An aborted connection affects no other one.
+        let _ = connection.and_then(|connection| respond(connection, pid));
     }
     Ok(())
 }
 
-fn answer(connection: TcpStream, pid: Option<u32>) -> io::Result<()> {
-    let mut connection = Hasty { connection, until: Instant::now() + PATIENCE };
+fn respond(connection: TcpStream, pid: Option<u32>) -> io::Result<()> {
+    let mut connection = TimedConnection { connection, until: Instant::now() + PATIENCE };
     let mut request = BufReader::new(&mut connection).take(REQUEST_BYTES_MAX);
     let mut first = String::new();
     request.read_line(&mut first)?;
-    // All of it, else closing the connection would reset it.
+    // Read the whole request, or the close would reset the connection.
     let mut line = String::new();
     while request.read_line(&mut line)? > 2 {
         line.clear();
@@ -108,27 +112,27 @@ fn answer(connection: TcpStream, pid: Option<u32>) -> io::Result<()> {
     connection.write_all((head + &body).as_bytes())
 }
 
-/// A connection that fails after some time, however often a few bytes came through.
-struct Hasty {
+/// A connection with a time limit for all its transfers together.
+struct TimedConnection {
     connection: TcpStream,
     until: Instant,
 }
 
-impl Hasty {
+impl TimedConnection {
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
 }
 
-impl io::Read for Hasty {
+impl io::Read for TimedConnection {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.connection.set_read_timeout(self.left()?)?;
         self.connection.read(bytes)
     }
 }
 
-impl io::Write for Hasty {
+impl io::Write for TimedConnection {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.connection.set_write_timeout(self.left()?)?;
         self.connection.write(bytes)
@@ -143,7 +147,7 @@ impl io::Write for Hasty {
 mod tests {
     use super::*;
 
-    /// Goal: the dashboard asks for nothing that is not served.
+    /// Goal: each metric that the dashboard queries is exported.
     #[test]
     fn the_dashboard_asks_for_metrics_that_there_are() {
         let dashboard = include_str!("../../../../docs/grafana-dashboard.json");

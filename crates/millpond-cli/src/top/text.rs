@@ -1,41 +1,56 @@
-//! Snapshots as text: for people, and for Prometheus.
+//! Snapshots as text: for people, and in Prometheus' format.
 
 use std::fmt::Write as _;
 
-use super::engines::{Latency, Watched};
+use super::engines::{LatencySnapshot, Watched};
 use crate::printable::printable;
 
-/// What Prometheus calls the values, whether they only grow, and what they are.
+/// The exported values: our name, Prometheus' name, whether the value only grows, and the help text.
 pub const METRICS: &[(&str, &str, bool, &str)] = &[
-    (
-        "hits",
-        "millpond_hits_total",
-        true,
-        "Pages, of a run reads, that were answered from the cache.",
-    ),
-    ("misses", "millpond_misses_total", true, "Pages, of a run reads, that were not."),
+    ("hits", "millpond_hits_total", true, "Pages (of a run: reads) served from the cache."),
+    ("misses", "millpond_misses_total", true, "Pages (of a run: reads) not found in the cache."),
     ("fills", "millpond_fills_total", true, "Pages brought into the cache."),
     ("evictions", "millpond_evictions_total", true, "Pages evicted."),
     ("bytes_served", "millpond_bytes_served_total", true, "Bytes moved for callers."),
-    ("memory_bytes", "millpond_memory_bytes", false, "Memory in use, of the limit."),
+    ("memory_bytes", "millpond_memory_bytes", false, "Memory in use; counts against the limit."),
     ("limit_bytes", "millpond_limit_bytes", false, "The memory limit."),
-    ("dirty_bytes", "millpond_dirty_bytes", false, "Bytes of pages that wait to be written back."),
+    ("dirty_bytes", "millpond_dirty_bytes", false, "Bytes of dirty pages."),
     ("writeback_bytes", "millpond_writeback_bytes", false, "Bytes of pages under write-back."),
     ("unsynced_bytes", "millpond_unsynced_bytes", false, "Bytes written that no sync has covered."),
-    ("waiting_reads", "millpond_waiting_reads", false, "Reads that wait for one to end."),
+    ("waiting_reads", "millpond_waiting_reads", false, "Reads that wait for a free slot."),
     ("waiting_writers", "millpond_waiting_writers", false, "Writers that wait for write-back."),
     ("objects_requests", "millpond_objects_requests_total", true, "Requests to an object store."),
-    ("objects_requests_saved", "millpond_objects_requests_saved_total", true, "Calls without one."),
-    ("objects_bytes_from_store", "millpond_objects_received_bytes_total", true, "Bytes it sent."),
-    ("objects_count", "millpond_objects", false, "Objects of which something is known."),
+    (
+        "objects_requests_saved",
+        "millpond_objects_requests_saved_total",
+        true,
+        "Calls without a request.",
+    ),
+    (
+        "objects_bytes_from_store",
+        "millpond_objects_received_bytes_total",
+        true,
+        "Bytes received from the store.",
+    ),
+    ("objects_count", "millpond_objects", false, "Objects with cached data."),
     ("objects_disk_hits", "millpond_objects_disk_hits_total", true, "Pages read from the disk."),
     ("objects_disk_bytes_written", "millpond_objects_disk_written_bytes_total", true, "Written."),
     ("objects_disk_errors", "millpond_objects_disk_errors_total", true, "Errors of the disk."),
     ("files", "millpond_files_total", true, "Files that processes of a run opened."),
     ("served_files", "millpond_files_served_total", true, "Of these, files that were adopted."),
     ("adoptions", "millpond_adoptions_total", true, "Adoptions of files."),
-    ("read_served_bytes", "millpond_read_served_bytes_total", true, "Bytes that a run read here."),
-    ("read_kernel_bytes", "millpond_read_kernel_bytes_total", true, "Bytes it read by the kernel."),
+    (
+        "read_served_bytes",
+        "millpond_read_served_bytes_total",
+        true,
+        "Bytes of reads that the engine served.",
+    ),
+    (
+        "read_kernel_bytes",
+        "millpond_read_kernel_bytes_total",
+        true,
+        "Bytes of reads that the kernel served.",
+    ),
 ];
 pub const LATENCY_METRIC: &str = "millpond_latency_seconds";
 
@@ -50,7 +65,7 @@ pub fn prometheus(all: &[Watched]) -> String {
             }
         }
     }
-    let help = "How long operations took; of some kinds a sample.";
+    let help = "Durations of operations; some kinds are sampled.";
     let _ = writeln!(text, "# HELP {LATENCY_METRIC} {help}\n# TYPE {LATENCY_METRIC} histogram");
     for one in all {
         for (kind, latency) in &one.latencies {
@@ -61,15 +76,15 @@ pub fn prometheus(all: &[Watched]) -> String {
     text
 }
 
-fn buckets(text: &mut String, labels: &str, latency: &Latency) {
-    // The same bounds at all times, as Prometheus wants it: powers of four, from 64 ns to 4.6 minutes.
+fn buckets(text: &mut String, labels: &str, latency: &LatencySnapshot) {
+    // Fixed bounds, as Prometheus requires: powers of four, from 64 ns to 4.6 minutes.
     for bound_ns in (3..=19).map(|power| 1_u64 << (2 * power)) {
         let below = latency.buckets.iter().filter(|(upper_ns, _)| *upper_ns < bound_ns);
         let below: u64 = below.map(|(_, count)| count).sum();
         let bound = bound_ns as f64 / 1e9;
         let _ = writeln!(text, "{LATENCY_METRIC}_bucket{{{labels},le=\"{bound}\"}} {below}");
     }
-    let Latency { count, sum_ns, .. } = latency;
+    let LatencySnapshot { count, sum_ns, .. } = latency;
     let _ = writeln!(text, "{LATENCY_METRIC}_bucket{{{labels},le=\"+Inf\"}} {count}");
     let _ = writeln!(text, "{LATENCY_METRIC}_sum{{{labels}}} {}", *sum_ns as f64 / 1e9);
     let _ = writeln!(text, "{LATENCY_METRIC}_count{{{labels}}} {count}");
@@ -82,12 +97,12 @@ fn labels(one: &Watched) -> String {
     format!("kind=\"{}\",pid=\"{}\",engine=\"{}\",program=\"{name}\"", one.kind, one.pid, one.id)
 }
 
-/// As the value of a label.
+/// Escapes text for the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// A share of the reads, in percent.
+/// The share of hits among the reads, in percent.
 pub fn hit_rate(hits: u64, misses: u64) -> String {
     match hits.saturating_add(misses) {
         0 => "-".into(),
@@ -112,7 +127,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Of an engine that caches objects.
+/// A line for an engine that caches objects.
 pub fn objects(one: &Watched) -> Option<String> {
     let requests = one.values.get("objects_requests")?;
     let [saved, count, disk_hits] =
@@ -124,8 +139,8 @@ pub fn objects(one: &Watched) -> Option<String> {
     ))
 }
 
-/// All of it, once.
-pub fn people(all: &[Watched]) -> String {
+/// One snapshot of all engines.
+pub fn plain(all: &[Watched]) -> String {
     let mut text = String::new();
     for one in all {
         let (hits, misses) = (one.value("hits"), one.value("misses"));
@@ -159,7 +174,7 @@ pub fn people(all: &[Watched]) -> String {
             let count = latency.count;
             let _ = writeln!(
                 text,
-                "  {} {count} timed{sample}: half within {p50}, 99% {p99}, all {max}",
+                "  {} {count} timed{sample}: p50 {p50}, p99 {p99}, max {max}",
                 printable(kind)
             );
         }

@@ -1,4 +1,4 @@
-//! The live view: a table of engines, the latencies of one, and the files that are read most.
+//! The live view: a table of engines, the latencies of one engine, and the files with the most reads.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,10 +20,10 @@ use super::engines::{self, Watched};
 use super::text::{duration, hit_rate, objects, size};
 use crate::printable::printable;
 
-/// How often it looks. Engines write four times a second.
+/// The refresh interval. Engines publish four times a second.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// By what files are sorted.
+/// The sort order of files.
 #[derive(Clone, Copy)]
 enum Order {
     Reads,
@@ -49,27 +49,27 @@ impl Order {
     }
 }
 
-/// Counts of an engine when it was looked at last: hits, misses, operations.
+/// The counters of an engine in the last scan: hits, misses, operations.
 type Counts = [u64; 3];
 
 struct View {
     pid: Option<u32>,
     order: Order,
     is_paused: bool,
-    /// Of the engines that time operations, the one whose times are shown.
+    /// The index, among the engines that time operations, of the engine whose latencies are shown.
     chosen: usize,
     engines: Vec<Watched>,
-    /// What has come since the look before, a second.
+    /// The increase of each counter per second since the previous scan.
     rates: HashMap<u64, [f64; 3]>,
     before: HashMap<u64, Counts>,
-    /// When it looked.
+    /// The time of the last scan.
     counted: Instant,
-    /// When it looked, or was paused still.
+    /// The time of the last scan, or of the last refresh while paused.
     looked: Instant,
 }
 
 impl View {
-    fn look(&mut self) -> io::Result<()> {
+    fn refresh(&mut self) -> io::Result<()> {
         let now = Instant::now();
         let passed_s = now.duration_since(self.counted).as_secs_f64().max(1e-3);
         (self.counted, self.looked) = (now, now);
@@ -99,7 +99,7 @@ impl View {
         let found = match (self.engines.is_empty(), self.pid) {
             (false, _) => format!("{} engines", self.engines.len()),
             (true, None) => "no engines".into(),
-            (true, Some(pid)) => format!("process {pid} has none, or is gone"),
+            (true, Some(pid)) => format!("process {pid} has no engine, or has ended"),
         };
         let keys = "q quit  s sort  p pause  ↑↓ latencies";
         frame.render_widget(Line::raw(format!("millpond top: {found}, {state}   {keys}")), head);
@@ -129,7 +129,7 @@ impl View {
         table(rows, names.into_iter().chain(["PROGRAM"]), widths, "engines")
     }
 
-    /// Engines that time operations; a run has engines of its processes for that.
+    /// Engines that time operations. A run does not: the engines of its processes do.
     fn timed(&self) -> impl Iterator<Item = &Watched> {
         self.engines.iter().filter(|one| !one.latencies.is_empty())
     }
@@ -140,7 +140,7 @@ impl View {
         self.chosen = if is_next { (chosen + 1).min(last) } else { chosen.saturating_sub(1) };
     }
 
-    /// Of the chosen engine, or of the last one, if there are fewer by now.
+    /// The latencies of the chosen engine, or of the last one, if there are fewer now.
     fn latency_table(&self) -> Table<'_> {
         let timed = self.timed().take(self.chosen + 1).last();
         let rows = timed.into_iter().flat_map(|one| &one.latencies).map(|(kind, latency)| {
@@ -158,13 +158,13 @@ impl View {
             None => "latencies".into(),
         };
         let widths = [14, 12, 10, 10].map(Constraint::Length);
-        table(rows, ["OPERATION", "TIMED", "HALF", "99%", "ALL"], widths, &title)
+        table(rows, ["OPERATION", "TIMED", "P50", "P99", "MAX"], widths, &title)
     }
 
     fn file_table(&self) -> Table<'_> {
         let mut files: Vec<_> = self.engines.iter().flat_map(|one| &one.files).collect();
         match self.order {
-            // As they come; of several runs.
+            // In the order of the scan; of several runs.
             Order::Reads => {
                 files.sort_by_key(|f| std::cmp::Reverse(f.hits.saturating_add(f.misses)));
             }
@@ -186,7 +186,7 @@ impl View {
     }
 }
 
-/// The last column has what the others leave.
+/// The last column takes the remaining width.
 fn table<'a, const N: usize>(
     rows: impl Iterator<Item = Row<'a>>,
     names: impl IntoIterator<Item = &'static str>,
@@ -198,9 +198,9 @@ fn table<'a, const N: usize>(
     Table::new(rows, widths).header(names).block(Block::bordered().title(title.to_owned()))
 }
 
-/// Until somebody ends it.
+/// Runs the view until the user or a signal ends it.
 pub fn run(pid: Option<u32>) -> io::Result<()> {
-    // The terminal is put right before the end, whoever wants it.
+    // The terminal is restored first, in every case.
     let is_ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&is_ended))?;
@@ -227,7 +227,7 @@ fn show(
         counted: Instant::now(),
         looked: Instant::now(),
     };
-    view.look()?;
+    view.refresh()?;
     while !is_ended.load(Relaxed) {
         terminal.draw(|frame| view.draw(frame))?;
         let left = PERIOD.saturating_sub(view.looked.elapsed());
@@ -248,7 +248,7 @@ fn show(
         } else if view.is_paused {
             view.looked = Instant::now();
         } else {
-            view.look()?;
+            view.refresh()?;
         }
     }
     Ok(())

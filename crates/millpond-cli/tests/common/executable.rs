@@ -2,10 +2,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A program of a test's own, in `dir`.
+/// Creates an executable for a test in `dir`.
 ///
-/// Written by another process: while a thread of this one writes, another's fork has the file
-/// open for writing until it executes, and until then nobody executes it (`ETXTBSY`).
+/// A separate process writes it. While a thread of this process writes, a fork by another thread has the
+/// file open for writing until its exec, and during that time the file can't be executed (`ETXTBSY`).
 pub fn executable(dir: &Path, name: &str, contents: &[u8]) -> PathBuf {
     let path = dir.join(name);
     let source = dir.join(format!("{name}.source"));

@@ -1,8 +1,8 @@
-//! The asynchronous face of an open file.
+//! [`AsyncFile`]: the asynchronous API of an open file.
 //!
 //! A read polls the hit path, and then the states of `read::miss`, with the caller's buffer borrowed:
-//! between two polls nobody but the caller has it. Other operations are those of `file`, carried out by
-//! a worker that owns what it needs; the future only waits for the outcome.
+//! between two polls only the caller has it. Other operations are those of `file`, run by a worker that
+//! owns its arguments; the future only waits for the result.
 
 use std::future::Future;
 use std::io::{IoSlice, IoSliceMut};
@@ -26,20 +26,21 @@ use crate::workers::Outcome;
 
 /// A [`File`] with asynchronous methods. Clones are the same handle.
 ///
-/// The futures run in any runtime. What is cached is read at the first poll, without an allocation or a
-/// lock; a miss is started at the first poll, and its end wakes the task, whose next poll copies.
-/// No thread waits for it. A future of a read may be dropped at any time, or forgotten: nobody else
-/// ever has its buffer, and nobody waits for it.
+/// The futures run in any runtime. Cached bytes are read at the first poll, without an allocation or a
+/// lock. A miss is started at the first poll; its completion wakes the task, whose next poll copies. No
+/// thread waits for it. The future of a read may be dropped at any time, or leaked: it is the only user of
+/// its buffer.
 ///
-/// A waker is called by the thread that ends an operation, which may be another caller's. It may poll futures, submit
-/// requests and drop handles, but must not wait for the engine: that thread may have to end the operation that it waits
-/// for. A panic of a waker ends there, after the panic hook: no other operation is harmed, and its task is not woken.
+/// A waker is called by the thread that completes an operation, which may belong to another caller. It may
+/// poll futures, submit requests and drop handles, but must not wait for the engine: that thread may have
+/// to complete the very operation. A panic of a waker is caught, after the panic hook: no other operation
+/// is affected, and its task is not woken.
 ///
-/// What has no asynchronous form here never blocks, or is for the owner of the file's description:
+/// Methods without an asynchronous form here never block, or are for the owner of the file's description:
 /// see [`AsyncFile::file`].
 ///
-/// The first operation of an engine that is not a hit starts a thread, on which what has to wait does;
-/// where the system gives none it fails with [`Error::Io`], and has done nothing.
+/// The first operation of an engine that is not a hit starts a thread for blocking work. If the system
+/// can't start one, the operation fails with [`Error::Io`], without an effect.
 ///
 /// # Examples
 ///
@@ -69,7 +70,7 @@ use crate::workers::Outcome;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// Several at once, and appended:
+/// Several concurrently, and appends:
 ///
 /// ```
 /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
@@ -106,7 +107,7 @@ use crate::workers::Outcome;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// Buffers are lent, and come back:
+/// Buffers are passed in and returned:
 ///
 /// ```
 /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
@@ -172,7 +173,7 @@ use crate::workers::Outcome;
 /// file.write_back().await?;
 /// file.sync_range(0, 4096).await?;
 /// file.sync_all().await?;
-/// file.invalidate(0, 1 << 20).await?; // somebody else has written to it
+/// file.invalidate(0, 1 << 20).await?; // another program has written to it
 /// let current = dir.path().join("CURRENT");
 /// file.persist(&path, &current).await?;
 /// assert!(file.persist_noclobber(&current, &path).await.is_ok());
@@ -198,8 +199,8 @@ impl From<Arc<File>> for AsyncFile {
 }
 
 impl AsyncFile {
-    /// The same handle with the methods that block; some that never do, as [`File::len`] and
-    /// [`File::try_read_at`], are only there. For requests of a [`Queue`](crate::Queue), too.
+    /// The same handle with the methods that block; some that never do, such as [`File::len`] and
+    /// [`File::try_read_at`], exist only there. Also for requests of a [`Queue`](crate::Queue).
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file
@@ -207,8 +208,8 @@ impl AsyncFile {
 
     /// [`File::read_at`].
     ///
-    /// Reads of more than 64 pages, or of more than an eighth of the cache, are carried out by a worker,
-    /// and copied once more.
+    /// Reads of more than 64 pages, or of more than an eighth of the cache, are run by a worker, with one
+    /// more copy.
     ///
     /// # Errors
     ///
@@ -248,8 +249,8 @@ impl AsyncFile {
         Ok(())
     }
 
-    /// [`File::view`]. What is cached is borrowed at the first poll, without an allocation; else a worker
-    /// fills the page. It pins the page from then on, until view and future are gone.
+    /// [`File::view`]. Cached bytes are borrowed at the first poll, without an allocation; otherwise a
+    /// worker fills the page. The page is pinned from then on, until view and future are dropped.
     ///
     /// # Errors
     ///
@@ -299,11 +300,11 @@ impl AsyncFile {
         self.file.advise(offset, len, advice)
     }
 
-    /// [`File::read_vectored_at`] into all of `buffers`, in turn, which come back with the outcome: the way
-    /// to read from a file that was opened [`direct`](crate::OpenOptions::direct), without a copy and,
-    /// on io_uring, without a thread. Others are read by a worker.
+    /// [`File::read_vectored_at`] into all of `buffers`, in turn, which are returned with the result: for
+    /// files that were opened [`direct`](crate::OpenOptions::direct), without a copy and, on io_uring,
+    /// without a thread. A worker reads other files.
     ///
-    /// The buffers are the read's until it ends: a future that is dropped leaves it to its end.
+    /// The buffers belong to the read until it completes; dropping the future does not stop it.
     ///
     /// # Errors
     ///
@@ -326,9 +327,9 @@ impl AsyncFile {
         std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
     }
 
-    /// [`File::write_vectored_at`] of all of `buffers`, in turn, which come back with the outcome; by a
-    /// worker, without a copy to a file that was opened [`direct`](crate::OpenOptions::direct). Dropped
-    /// after its first poll, the write is carried out all the same.
+    /// [`File::write_vectored_at`] of all of `buffers`, in turn, which are returned with the result; by a
+    /// worker, without a copy to a file that was opened [`direct`](crate::OpenOptions::direct). Dropping
+    /// the future after its first poll does not stop the write.
     ///
     /// # Errors
     ///
@@ -341,9 +342,9 @@ impl AsyncFile {
         self.move_buffers(Op::Write, buffers, offset).await
     }
 
-    /// [`File::write_at`] of a copy of `src`, by a worker. The copies of all pending writes take an eighth of the memory
-    /// limit, and one more copy at most: a write waits for room first. Dropped after it has been copied, at its
-    /// first poll where there is room, the write is carried out all the same.
+    /// [`File::write_at`] of a copy of `src`, by a worker. The copies of all pending writes take an eighth
+    /// of the memory limit, and one more copy at most: a write waits for room first. Once it is copied, at
+    /// its first poll if there is room, dropping the future does not stop the write.
     ///
     /// # Errors
     ///
@@ -400,8 +401,8 @@ impl AsyncFile {
         self.by_writer(src, 0, move |file, src| file.append(src)).await
     }
 
-    /// [`File::truncate`], by a worker. Dropped after its first poll, it is carried out all the same;
-    /// so are all that follow.
+    /// [`File::truncate`], by a worker. Dropping the future after its first poll does not stop it; the same
+    /// holds for all methods below.
     ///
     /// # Errors
     ///
@@ -524,7 +525,7 @@ impl AsyncFile {
         self.by_worker((Op::Advise, offset, len), move |file| file.invalidate(offset, len)).await
     }
 
-    /// The handle, for direct reads by somebody else, who owns the memory.
+    /// The handle, for direct reads by another part of the engine, which owns the memory.
     pub(crate) fn for_direct(&self, offset: u64, len: u64) -> Result<Arc<File>> {
         if !self.file.is_for_direct() {
             let what = "the file was not opened direct, to be read".to_string();
@@ -543,7 +544,7 @@ impl AsyncFile {
         self.worked(body).await
     }
 
-    /// Has a worker write a copy of `src`, for which there may have to be room first.
+    /// Lets a worker write a copy of `src`; waits for room for the copy first.
     async fn by_writer<T: Send + 'static>(
         &self,
         src: &[IoSlice<'_>],
@@ -591,12 +592,12 @@ impl AsyncFile {
         started.map_err(|error| Error::io(op, offset, len, error))
     }
 
-    /// Has a worker carry `body` out.
+    /// Lets a worker run `body`.
     async fn worked<T: Send + 'static>(&self, body: impl FnOnce(&File) -> T + Send + 'static) -> T {
         let file = Arc::clone(&self.file);
         let outcome = Outcome::of(&self.file.cached.shared.workers, move || {
             let done = body(&file);
-            // Before the outcome is told: a task that waits for it may close the last handle then.
+            // Before the result is published: a task that waits for it may close the last handle then.
             drop(file);
             done
         });
@@ -633,8 +634,8 @@ impl Future for ReadAt<'_> {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        // SAFETY: the slice is borrowed for as long as the future lives; nobody keeps the segment
-        // beyond this call.
+        // SAFETY: the slice is borrowed for as long as the future lives; the segment is not used after this
+        // call.
         let dst = unsafe { [Segment::new(this.dst.as_mut_ptr(), this.dst.len())] };
         poll_read(this.file, (&dst).into(), this.offset, &mut this.miss, cx)
     }
@@ -654,8 +655,8 @@ impl Future for ReadVectoredAt<'_, '_> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        // SAFETY: IoSliceMut is laid out like iovec, by its documentation, and valid for writes for as
-        // long as the future lives; nobody keeps the segments beyond this call.
+        // SAFETY: IoSliceMut has the layout of iovec, by its documentation, and is valid for writes for as
+        // long as the future lives; the segments are not used after this call.
         let list = unsafe {
             let iovecs = std::slice::from_raw_parts(this.dst.as_ptr().cast(), this.dst.len());
             RawList::from_iovecs(iovecs)
@@ -704,7 +705,7 @@ fn poll_missed(
         return Poll::Ready(Ok(0));
     }
     if miss.is_none() {
-        // It may come to need one.
+        // The miss may need a worker later.
         let started = file.cached.shared.workers.start();
         started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
     }

@@ -1,4 +1,4 @@
-//! Bytes that their owner brings: cached as a file's are, with no file below.
+//! Blobs: bytes that their owner supplies, cached as a file's are, without a file below.
 //!
 //! ```text
 //!   Blob::claim:  EMPTY -> FILLING, contiguous pages as one Fill      (one filler of a page, page.W9)
@@ -7,11 +7,11 @@
 //!   dropped:      EMPTY again, wake
 //! ```
 //!
-//! - **BO1** A blob is not written to, cut or extended: no page of it is ever HIDDEN or DIRTY, and its size is
-//!   what it was made with. So its fills hold no guard, which is there against writers (page.W3).
-//! - **BO2** A page is FILLING as long as somebody has its [`Fill`], which may be for as long as a server
-//!   far away takes. Nobody in the engine waits for that: only an [`Arrival`] does, whose owner knows.
-//! - **BO3** A `Fill` keeps the file, so the table is not torn down while a page is FILLING.
+//! - **BO1** A blob is not written to, truncated or extended: no page of it is ever HIDDEN or DIRTY, and
+//!   its size is fixed. So its fills need no guard, whose purpose is to exclude writers (page.W3).
+//! - **BO2** A page is FILLING as long as its [`Fill`] exists, which may be for as long as a remote server
+//!   takes. The engine never waits for that: only an [`Arrival`] does, whose owner knows.
+//! - **BO3** A `Fill` keeps the file, so the table is not freed while a page is FILLING.
 
 use std::future::Future;
 use std::ops::Range;
@@ -37,16 +37,16 @@ use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::run::{Claims, Next, Run};
 use crate::workers::Outcome;
 
-/// Immutable bytes that the caller has somewhere else, of which the engine caches pages: an object of a
-/// store, or many, each at a place of its own.
+/// Immutable bytes that the caller has elsewhere, of which the engine caches pages: an object of a store,
+/// or many, each at its own offset.
 ///
-/// The engine knows no way to them. A read of what is cached is a hit like a file's: no lock, no shared
-/// write. For what is not, [`Blob::claim`] gives out pages nobody else brings; the caller fetches them
-/// and hands them over with [`Fill::bring`].
+/// The engine can't fetch them. A read of cached bytes is a hit like a file's: no lock, no shared write.
+/// For other bytes, [`Blob::claim`] reserves pages that no other caller is filling; the caller fetches them
+/// and supplies them with [`Fill::bring`].
 ///
-/// Pages are evicted as those of files are, and are under the same limit. All methods take `&self`; any
-/// number of threads may use one blob. None blocks for I/O. In a child of fork nothing is cached, and nothing
-/// can be.
+/// Pages are evicted as those of files are, and count against the same limit. All methods take `&self`; any
+/// number of threads may use one blob. None blocks for I/O. In a child of fork nothing is cached, and
+/// nothing can be.
 ///
 /// # Examples
 ///
@@ -56,7 +56,7 @@ use crate::workers::Outcome;
 /// let far = vec![7; 10_000];
 /// let blob = engine.blob(10_000, 4096)?;
 /// let mut bytes = Vec::new();
-/// assert!(!blob.try_read(&mut bytes, 5000..5010), "nobody has brought it");
+/// assert!(!blob.try_read(&mut bytes, 5000..5010), "no caller has supplied it");
 /// for fill in blob.claim(5000..5010).fills {
 ///     let range = fill.range();
 ///     fill.bring(&far[range.start as usize..range.end as usize]);
@@ -66,7 +66,7 @@ use crate::workers::Outcome;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// Pages that arrive in parts, and bytes that are borrowed:
+/// Pages that arrive in parts, and borrowed bytes:
 ///
 /// ```
 /// # use millpond::{BlobView, Claim, Engine, Fill};
@@ -121,13 +121,13 @@ impl Blob {
         self.cached.core().page_bytes() as u32
     }
 
-    /// Whether this is a child of the process that made it, which has nothing of its cache.
+    /// Whether this is a child of the process that created it; a child inherits nothing of its cache.
     fn is_the_parents(&self) -> bool {
         self.cached.cache().frames.are_the_parents()
     }
 
-    /// Appends the bytes of a range to `dst` if all of them are cached; else leaves it as it was. What lies
-    /// beyond the end is left out. No lock, no shared write; a longer range is read 64 pages at a time.
+    /// Appends the bytes of a range to `dst` if all of them are cached; otherwise leaves it unchanged. The
+    /// part beyond the end is ignored. No lock, no shared write; a longer range is read 64 pages at a time.
     pub fn try_read(&self, dst: &mut Vec<u8>, range: Range<u64>) -> bool {
         if self.is_the_parents() {
             return false;
@@ -139,7 +139,7 @@ impl Blob {
         let most = (HIT_PAGES_MAX as u64 - 1) * u64::from(self.page_bytes());
         while offset < end {
             let part = (end - offset).min(most) as usize;
-            // Room for all once the first part has been a hit.
+            // Reserves room for all once the first part has been a hit.
             let room = if dst.len() == was { part } else { (end - offset) as usize };
             if dst.try_reserve(room).is_err() {
                 dst.truncate(was);
@@ -147,7 +147,7 @@ impl Blob {
                 return false;
             }
             let path = HitPath::new(&self.cached, slot, TRIES_MAX);
-            // SAFETY: room for the part was reserved behind what `dst` has.
+            // SAFETY: room for the part was reserved behind the content of `dst`.
             let memory = unsafe { dst.as_mut_ptr().add(dst.len()) };
             // SAFETY: as above.
             if unsafe { path.try_read(memory, part, offset) } != Some(part) {
@@ -162,8 +162,8 @@ impl Blob {
         true
     }
 
-    /// Borrows cached bytes of one page, from `offset` to the end of the range, page or blob, whichever is
-    /// first; `None` if they are not cached, or views take up half of the cache already.
+    /// Borrows cached bytes of one page, from the start of the range to its end, or that of the page or
+    /// blob, whichever is first; `None` if they are not cached, or views pin half of the cache already.
     #[must_use]
     pub fn try_view(&self, range: Range<u64>) -> Option<BlobView> {
         if self.is_the_parents() {
@@ -174,7 +174,7 @@ impl Blob {
         Some(BlobView { view: view.detach(Arc::clone(&self.cached)) })
     }
 
-    /// Claims the pages of a range that are not cached and that nobody else brings.
+    /// Reserves the pages of a range that are not cached and that no other caller is filling.
     #[must_use]
     pub fn claim(&self, range: Range<u64>) -> Claim {
         let file = &self.cached;
@@ -200,9 +200,9 @@ impl Blob {
         }
     }
 
-    /// Waits until no page of a range is being brought by somebody. To be used where whoever brings them
-    /// does so without its caller's help: pages wait for a [`Fill`] that nobody polls as long as that
-    /// lives.
+    /// Waits until no page of a range is being filled by another caller. Use it only if the other callers
+    /// make progress without this one: a page of a [`Fill`] whose future is not polled stays pending as
+    /// long as that exists.
     ///
     /// # Examples
     ///
@@ -224,7 +224,7 @@ impl Blob {
         Arrival { blob: self, range, parked: None }
     }
 
-    /// Drops what is cached of a range, and neither being brought nor borrowed.
+    /// Drops the cached pages of a range, except those that are being filled or borrowed.
     pub fn forget(&self, range: Range<u64>) {
         let (file, end) = (&self.cached, range.end.min(self.len()));
         if range.start < end {
@@ -240,20 +240,20 @@ impl std::fmt::Debug for Blob {
     }
 }
 
-/// What [`Blob::claim`] gave out.
+/// The result of [`Blob::claim`].
 #[derive(Debug)]
 pub struct Claim {
-    /// Pages that are the caller's to bring.
+    /// Pages that the caller is to supply.
     pub fills: Vec<Fill>,
     /// The cache has no room for the rest of the pages: they can't be cached now.
     pub has_no_room: bool,
 }
 
-/// Contiguous pages of a blob that nobody else brings. Dropped, they are anybody's again.
+/// Contiguous reserved pages of a blob. Dropped, they can be reserved again.
 ///
 /// # Examples
 ///
-/// Read in place from a file:
+/// Read directly from a file into the cache:
 ///
 /// ```
 /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
@@ -291,7 +291,7 @@ pub struct Claim {
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// Brought in parts, as they come:
+/// Supplied in parts, as they arrive:
 ///
 /// ```
 /// # use millpond::Engine;
@@ -306,9 +306,9 @@ pub struct Claim {
 /// ```
 pub struct Fill {
     cached: ProcessLocal<Arc<CachedFile>>,
-    /// `None`: done with.
+    /// `None`: finished.
     run: Option<Run>,
-    /// Bytes that were read in place.
+    /// The number of bytes that were read directly.
     read: usize,
 }
 
@@ -317,7 +317,7 @@ impl Fill {
         self.run.as_ref().expect("taken only as `self` goes")
     }
 
-    /// The bytes that are to be brought: whole pages, or to the end of the blob.
+    /// The bytes to supply: whole pages, or to the end of the blob.
     #[must_use]
     pub fn range(&self) -> Range<u64> {
         let (run, page_bytes) = (self.run(), self.cached.core().page_bytes());
@@ -325,7 +325,7 @@ impl Fill {
         start..(start + (run.frames.len() * page_bytes) as u64).min(run.size)
     }
 
-    /// Cuts off the first `pages` pages; all, if there are no more.
+    /// Splits off the first `pages` pages; all, if there are no more.
     #[must_use]
     pub fn split_front(&mut self, pages: usize) -> Fill {
         let run = self.run.as_mut().expect("taken only as `self` goes");
@@ -339,21 +339,21 @@ impl Fill {
         Fill { cached: self.cached.clone(), run: Some(front), read }
     }
 
-    /// Hands over the bytes, from the first on: what is cached afterwards. Pages that they don't cover
+    /// Supplies the bytes, from the first on, which are cached afterwards. Pages that they don't cover
     /// wholly are not cached.
     pub fn bring(self, bytes: &[u8]) {
         let valid = self.copy(bytes);
         self.finish(valid);
     }
 
-    /// The same where the bytes end within the last page, and nobody will ask for more of that: the
-    /// rest of it reads as zeros.
+    /// The same if the bytes end within the last page, and the rest of it will not be requested: that reads
+    /// as zeros.
     pub fn bring_last(self, bytes: &[u8]) {
         let valid = self.copy(bytes);
         let page_bytes = self.cached.core().page_bytes();
         let rest = valid.next_multiple_of(page_bytes) - valid;
         if let Some(frame) = self.run().frames.get(valid / page_bytes) {
-            // SAFETY: the rest of a frame of ours.
+            // SAFETY: the rest of a frame of this fill.
             unsafe {
                 let end = self.cached.cache().frames.bytes(*frame).add(valid % page_bytes);
                 copy::zero(end, rest);
@@ -362,16 +362,17 @@ impl Fill {
         self.finish(valid + rest);
     }
 
-    /// Reads as many bytes of a file that was opened [`direct`](crate::OpenOptions::direct) as the pages have,
-    /// from `offset` on, straight into the cache's memory. The pages come back with the outcome, and nobody
-    /// reads them yet: the caller looks at them ([`Fill::pages_read`]), and hands them over
+    /// Reads from a file that was opened [`direct`](crate::OpenOptions::direct), at `offset`, as many bytes
+    /// as the pages have, straight into the cache's memory. The pages are returned with the result, and are
+    /// not readable yet: the caller checks them ([`Fill::pages_read`]), and publishes them
     /// ([`Fill::bring_read`]) or drops them.
     ///
-    /// A future that is dropped leaves the read to its end, and so the pages.
+    /// Dropping the future does not stop the read; the pages are released at its end.
     ///
     /// # Errors
     ///
-    /// As for [`File::read_at`](crate::File::read_at) of a direct file; [`Error::InvalidInput`]: it is none.
+    /// As for [`File::read_at`](crate::File::read_at) of a direct file; [`Error::InvalidInput`]: it is not
+    /// direct.
     pub async fn read_direct(self, file: &AsyncFile, offset: u64) -> (Result<usize>, Fill) {
         let outcome = match self.start_direct(file, offset) {
             Ok(outcome) => outcome,
@@ -401,7 +402,8 @@ impl Fill {
         let iovec =
             |one: &Segment<'_>| libc::iovec { iov_base: one.base().cast(), iov_len: one.len() };
         let memory: Vec<libc::iovec> = segments.iter().map(iovec).collect();
-        // SAFETY: frames of pages that are FILLING, which go with `tell`, and so after the read (BO2, BO3).
+        // SAFETY: frames of FILLING pages, which `tell` owns, so they are released after the read (BO2,
+        // BO3).
         let list = unsafe { RawList::lent(&memory, None) };
         let (outcome, teller) = Outcome::new();
         unattended::start_read(handle, list, offset, None, |moved, _| teller.tell((moved, self)));
@@ -414,21 +416,21 @@ impl Fill {
         let is_the_parents = self.cached.cache().frames.are_the_parents();
         let whole = if is_the_parents { 0 } else { self.read / page_bytes };
         self.run().frames[..whole].iter().map(move |&frame| {
-            // SAFETY: a frame of a page that is FILLING, by us: nobody writes to it.
+            // SAFETY: a frame of a page that this fill has in state FILLING: it is not written to.
             unsafe {
                 std::slice::from_raw_parts(self.cached.cache().frames.bytes(frame), page_bytes)
             }
         })
     }
 
-    /// Hands over what [`Fill::read_direct`] has read: what is cached afterwards. Pages that it did not read
-    /// wholly are not cached.
+    /// Publishes the pages that [`Fill::read_direct`] has read wholly: they are cached afterwards. Other
+    /// pages are not cached.
     pub fn bring_read(self) {
         let valid = self.read;
         self.finish(valid);
     }
 
-    /// Copies as many bytes as there is room for; returns how many.
+    /// Copies as many bytes as there is room for; returns the number.
     fn copy(&self, bytes: &[u8]) -> usize {
         if self.cached.cache().frames.are_the_parents() {
             return 0;
@@ -436,8 +438,8 @@ impl Fill {
         let page_bytes = self.cached.core().page_bytes();
         let frames = &self.run().frames;
         for (page, &frame) in bytes.chunks(page_bytes).zip(frames) {
-            // SAFETY: a frame of ours, of which nobody has a reference; late readers of what it was before
-            // find out (page.W2). The caller's bytes are no memory that may fault.
+            // SAFETY: a frame of this fill, without references; late readers of its previous content detect
+            // the change (page.W2). The caller's bytes are not memory that may fault.
             let _ = unsafe {
                 copy::copy(self.cached.cache().frames.bytes(frame), page.as_ptr(), page.len())
             };
@@ -450,7 +452,7 @@ impl Fill {
     }
 
     fn end(&mut self, valid: usize) {
-        // In a child of fork there is no table that it could be in.
+        // In a child of fork the table does not exist.
         if let Some(run) = self.run.take()
             && !self.cached.cache().frames.are_the_parents()
         {
@@ -472,7 +474,7 @@ impl std::fmt::Debug for Fill {
     }
 }
 
-/// Cached bytes of one page of a [`Blob`], borrowed: the page stays until this is dropped.
+/// Borrowed bytes of one cached page of a [`Blob`]: the page stays until this is dropped.
 pub struct BlobView {
     view: Detached,
 }

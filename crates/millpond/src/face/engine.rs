@@ -1,4 +1,4 @@
-//! The engine: one cache, one back end, many files.
+//! The engine: one cache, one storage backend, many files.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -36,17 +36,17 @@ use crate::waits::{Dump, TaskWaits};
 use crate::workers::workers;
 use crate::writeback::{Flusher, Limits};
 
-/// The smallest and largest limits that an engine can keep to: the one has room for a page and its
-/// tables, the other is half of what frame indexes tell apart.
+/// The smallest and largest supported limits: the smallest has room for a page and its tables, the largest
+/// is half of the frame index space.
 const CACHE_BYTES_MIN: u64 = 16 << 10;
 const CACHE_BYTES_MAX: u64 = 512 << 30;
 const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 
-/// A cache with a hard memory limit, and the back end below it.
+/// A cache with a hard memory limit, and the storage backend below it.
 ///
-/// A handle: clones are the same engine. It lives as long as a clone or an open file does. Files
-/// opened through several engines of one process share one cached file per inode, which belongs to
-/// the engine that opened it first.
+/// A handle: clones are the same engine. It lives as long as a clone or an open file does. Files opened
+/// through several engines of one process share one cached file per inode, which belongs to the engine that
+/// opened it first.
 ///
 /// # Examples
 ///
@@ -79,16 +79,15 @@ impl EngineBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`] for a limit that is too small or too large to manage,
-    /// [`Error::Io`] where memory can't be reserved, the chosen back end is refused, or the keeper
-    /// can't be reached or refuses.
+    /// [`Error::InvalidInput`] for a limit that is too small or too large, [`Error::Io`] if memory can't be
+    /// reserved, the chosen backend is refused, or the keeper can't be reached or refuses.
     pub fn build(self) -> Result<Engine> {
         Engine::of(self)
     }
 }
 
 impl Engine {
-    /// An engine's options; [`EngineBuilder::build`] makes the engine.
+    /// An engine's options; [`EngineBuilder::build`] creates the engine.
     ///
     /// # Examples
     ///
@@ -136,7 +135,7 @@ impl Engine {
         match published {
             Published::No => {}
             Published::Yes => engine.publish(0, || "").map_err(failed)?,
-            // The program can do without.
+            // The program works without it.
             Published::IfPossible(fd_min) => _ = engine.publish(fd_min, || ""),
         }
         let backend = &engine.shared.backend;
@@ -158,20 +157,21 @@ impl Engine {
             let shared = shared.upgrade()?;
             let engine = Engine { shared: ProcessLocal::new(shared) };
             let mut text = engine.text();
-            // The callback does not keep the engine, and its panic does not keep the counts from being published.
+            // The callback does not keep the engine alive, and its panic does not stop the publication of
+            // the counts.
             contain(|| text += more().as_ref());
             Some(text)
         })
     }
 
-    /// [`EngineBuilder::published`] of an engine that is built already, and with it what its owner counts: lines
-    /// of a name and a number.
+    /// [`EngineBuilder::published`] of an existing engine, with counters of its owner: lines of a name and
+    /// a number.
     #[doc(hidden)]
     pub fn publish_with(&self, more: impl Fn() -> String + Send + 'static) -> Result<()> {
         self.publish(0, more).map_err(|error| Error::io(Op::Build, 0, 0, error))
     }
 
-    /// What others are told.
+    /// The published text.
     fn text(&self) -> String {
         let ledger = &self.shared.cache.ledger;
         let dirty_bytes = ledger.dirty();
@@ -186,14 +186,14 @@ impl Engine {
         publish::text_of(&self.stats(), &gauges)
     }
 
-    /// Opens a file, or creates one, as `options` say. Descriptors are close-on-exec.
+    /// Opens or creates a file with `options`. Descriptors are close-on-exec.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] with what `open(2)` answered, or with EOPNOTSUPP for a file whose length is not the
-    /// number of its bytes, as in `/proc` and `/sys`; [`Error::NotRegular`] for anything but a regular
-    /// file; [`Error::InvalidInput`] for options that contradict each other or the file as it is
-    /// open already; [`Error::NoBuffers`] if the memory limit has no room for another open file.
+    /// [`Error::Io`] with the error of `open(2)`, or with EOPNOTSUPP for a file whose length is not the
+    /// number of its bytes, as in `/proc` and `/sys`; [`Error::NotRegular`] if it is not a regular file;
+    /// [`Error::InvalidInput`] for options that contradict each other or the file as it is already open;
+    /// [`Error::NoBuffers`] if the memory limit has no room for another open file.
     ///
     /// # Examples
     ///
@@ -224,9 +224,9 @@ impl Engine {
         self.open_given(Given::Opened(fd), options, begun)
     }
 
-    /// Adopts a descriptor, which must permit what `options` ask for; of the other options those
-    /// about the cache count, and `truncate`. The descriptor's own offset is never used; `O_APPEND`
-    /// does not disturb positioned writes.
+    /// Takes ownership of a descriptor, which must permit the access that `options` ask for. The options
+    /// that concern the cache apply, and `truncate`. The descriptor's file offset is never used; `O_APPEND`
+    /// does not affect positioned writes.
     ///
     /// # Errors
     ///
@@ -249,10 +249,9 @@ impl Engine {
         self.open_given(Given::Owned(fd), options, Instant::now())
     }
 
-    /// [`Engine::from_fd`] of a descriptor that stays the caller's: it is duplicated, when nothing else
-    /// can fail. So a failure closes no descriptor of the file, which would drop the process's POSIX
-    /// locks on it; save where it is the truncation that fails, or the descriptions that the engine
-    /// opens for direct I/O.
+    /// [`Engine::from_fd`] of a borrowed descriptor: it is duplicated, as the last step. So a failure
+    /// closes no descriptor of the file, which would drop the process's POSIX locks on it; unless the
+    /// truncation fails, or the open of further descriptions for direct I/O.
     ///
     /// # Errors
     ///
@@ -263,7 +262,7 @@ impl Engine {
 
     fn open_given(&self, fd: Given<'_>, options: &OpenOptions, begun: Instant) -> Result<File> {
         options.check()?;
-        // One of our own was opened as the options say.
+        // A descriptor that the engine opened has the access that the options ask for.
         if !matches!(fd, Given::Opened(_)) {
             check_permits(fd.as_fd(), options)?;
         }
@@ -276,34 +275,34 @@ impl Engine {
         Ok(file)
     }
 
-    /// A blob of `len` bytes, none of them cached, in pages of `page_bytes`.
+    /// Creates a blob of `len` bytes, none of them cached, in pages of `page_bytes`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`]: there are no pages of that size, or `len` is more than `i64::MAX`.
-    /// [`Error::NoBuffers`]: the memory limit has no room for another file. [`Error::Forked`]: the
-    /// engine is the parent's.
+    /// [`Error::InvalidInput`]: `page_bytes` is no supported page size, or `len` is more than `i64::MAX`.
+    /// [`Error::NoBuffers`]: the memory limit has no room for another file. [`Error::Forked`]: the engine
+    /// is the parent's.
     pub fn blob(&self, len: u64, page_bytes: u32) -> Result<Blob> {
         Blob::new(&self.shared, len, page_bytes)
     }
 
-    /// `count` buffers of `bytes` bytes each, zero and aligned for direct I/O, in regions of a few
-    /// MiB that a [`Pipeline`] registers with the kernel as far as `RLIMIT_MEMLOCK` allows. The
-    /// memory is the caller's; [`Engine::cache_bytes`] does not count it.
+    /// Allocates `count` buffers of `bytes` bytes each, zeroed and aligned for direct I/O, in regions of a
+    /// few MiB that a [`Pipeline`] registers with the kernel as far as `RLIMIT_MEMLOCK` allows. The memory
+    /// belongs to the caller and does not count against [`Engine::cache_bytes`].
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`]: `bytes` is 0, or the product too large. [`Error::Io`]: no memory.
+    /// [`Error::InvalidInput`]: `bytes` is 0, or the product is too large. [`Error::Io`]: no memory.
     pub fn alloc_buffers(&self, count: usize, bytes: usize) -> Result<Vec<Buffer>> {
         crate::buffers::alloc(count, bytes)
     }
 
-    /// A pipeline that keeps up to `depth` direct requests under way, for the calling thread.
+    /// Creates a pipeline that keeps up to `depth` direct requests in flight, for the calling thread.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidInput`]: `depth` is 0 or more than [`crate::PIPELINE_DEPTH_MAX`].
-    /// [`Error::Io`]: there is no ring to be had.
+    /// [`Error::Io`]: no ring can be created.
     ///
     /// # Examples
     ///
@@ -320,13 +319,13 @@ impl Engine {
         Pipeline::new(&self.shared, depth)
     }
 
-    /// A completion queue with room for `capacity` operations that are under way, or complete and not
-    /// waited for: 1 to 1,048,576. Its requests may be of files of any engine.
+    /// Creates a completion queue. `capacity`, 1 to 1,048,576, is the maximum number of operations that are
+    /// in flight, or completed and not returned. Its requests may be for files of any engine.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`]: another capacity. [`Error::Io`]: the system gives no thread, of which
-    /// the first queue of an engine needs one.
+    /// [`Error::InvalidInput`]: `capacity` is out of its range. [`Error::Io`]: the system can't start the
+    /// thread that the first queue of an engine needs.
     ///
     /// # Examples
     ///
@@ -350,18 +349,19 @@ impl Engine {
         self.shared.cache.frames.limit_bytes()
     }
 
-    /// Changes the memory limit while files are in use: down, which gives memory back to the system, and
-    /// up again, to what the engine was built with at most. Limits on dirty and on unsynced bytes go with
-    /// it, but for a lower one of [`EngineBuilder::dirty_bytes_max`].
+    /// Changes the memory limit while files are in use: lower, which frees memory to the system, and higher
+    /// again, up to the limit that the engine was built with. Limits on dirty and on unsynced bytes change
+    /// with it, except for a lower one of [`EngineBuilder::dirty_bytes_max`].
     ///
-    /// Going down evicts pages until the limit is kept to, in this thread and some at a time; others read
-    /// and write meanwhile. It does not wait for what can't go now: views, and dirty pages, which are
-    /// written back next. So the limit that holds then, and is returned, may be higher than what was
-    /// asked for, and it is to be asked for again later.
+    /// Lowering evicts pages until the limit is met, in this thread and in steps; reads and writes continue
+    /// concurrently. It does not wait for views, nor for dirty pages, which are written back next. So the
+    /// limit that is reached and returned may be higher than the requested one; the caller should call
+    /// again later.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`]: less than an engine can keep to, or more than it was built with.
+    /// [`Error::InvalidInput`]: less than the smallest supported limit, or more than the engine was built
+    /// with.
     /// [`Error::Forked`]: the engine is the parent's.
     ///
     /// # Examples
@@ -392,14 +392,14 @@ impl Engine {
         Ok(holds)
     }
 
-    /// Turns the lock-free path for cached reads on or off, for this engine's files. Off, every
-    /// read takes the slow path: for comparison, and as an emergency stop.
+    /// Enables or disables the lock-free path for cached reads of this engine's files. If disabled, every
+    /// read takes the slow path: for comparison, and as an emergency switch.
     pub fn set_hit_path(&self, on: bool) {
         self.shared.hit_path.store(on, Relaxed);
     }
 
-    /// What the engine has done so far. Takes the lock of the eviction queues, for a moment.
-    /// In a child of fork all counts are zero.
+    /// The engine's statistics. Takes the lock of the eviction queues briefly. In a child of fork all
+    /// counts are zero.
     #[must_use]
     pub fn stats(&self) -> Stats {
         if self.shared.cache.frames.are_the_parents() {
@@ -423,10 +423,10 @@ impl Engine {
         }
     }
 
-    /// What waits now, for what and since when: to be shown when something hangs. Reads, writes and syncs of
-    /// threads are seen while the engine or the kernel has them wait, and reads of futures and queues that
-    /// are pending; not direct requests of queues and pipelines, and neither opens nor closes. Operations
-    /// go on meanwhile.
+    /// The waiting operations, their reasons and start times: for the diagnosis of hangs. It includes
+    /// reads, writes and syncs of threads that wait for the engine or the kernel, and pending reads of
+    /// futures and queues; it does not include direct requests of queues and pipelines, opens and closes.
+    /// Operations continue concurrently.
     ///
     /// # Examples
     ///
@@ -445,31 +445,32 @@ impl Engine {
         watch::dump(&self.shared)
     }
 
-    /// Parts from the keeper, if there is one: writes back what is dirty, and has the keeper let go of
-    /// the engine's memory and of all files; what can't be written back the keeper tries to write, too.
-    /// Writes that begin after this has returned go through, of files that are open already as well.
-    /// Waits for writes that are under way. Call it before the process becomes another program (exec):
-    /// the keeper would wait for the end of that one.
+    /// Detaches from the keeper, if there is one: writes back the dirty pages, and has the keeper close the
+    /// engine's memory and all files; pages that can't be written back are left to the keeper, which tries
+    /// to write them, too. Writes that begin after this has returned are written through, also of files
+    /// that are already open. Waits for writes in flight. Call it before the process calls exec: otherwise
+    /// the keeper would wait for the end of the new program.
     pub fn leave_keeper(&self) {
-        // The keeper has the memory of the parent, which goes on.
+        // The keeper has the memory of the parent, which continues.
         if !self.shared.cache.frames.are_the_parents() {
             CachedFile::leave_keeper(&self.shared);
         }
     }
 
-    /// Whether the keeper, if there is one, died before the engine parted from it: then writes go through,
-    /// as after [`Engine::leave_keeper`], and nothing survives a kill that waits in the cache. Costs no
-    /// more than a look at memory.
+    /// Whether the keeper, if there is one, died before the engine detached from it. Then writes are
+    /// written through, as after [`Engine::leave_keeper`], and dirty pages would not survive a kill. Costs
+    /// one load from memory.
     #[must_use]
     pub fn has_lost_keeper(&self) -> bool {
         self.shared.has_lost_keeper()
     }
 
-    /// To be called in a child of `fork`, before any other use of the crate there. Files that the child opens
-    /// belong to engines that it builds. A child has nothing of its parent's cache: operations on its
-    /// parent's files and queues fail with [`Error::Forked`], and views of theirs panic (on systems before
-    /// Linux 4.14, and some that imitate Linux, it has a copy instead, and must not touch them). The child may drop
-    /// its parent's objects: their memory and descriptors stay in the child until it ends or becomes another program.
+    /// Call it in a child of `fork` before any other use of the crate there. Files that the child opens
+    /// belong to engines that it builds. A child inherits nothing of its parent's cache: operations on its
+    /// parent's files and queues fail with [`Error::Forked`], and their views panic (on systems before
+    /// Linux 4.14, and some that emulate Linux, it has a copy instead, and must not touch them). The child
+    /// may drop its parent's objects: their memory and descriptors stay in the child until it exits or
+    /// calls exec.
     ///
     /// # Examples
     ///
@@ -513,7 +514,7 @@ impl std::fmt::Debug for Engine {
 }
 
 fn check_cache_bytes(cache_bytes: u64, most: u64, has_keeper: bool) -> Result<()> {
-    // With a keeper, less would be taken up by the tables that it reads.
+    // With a keeper, the tables that it reads would fill a smaller limit.
     let least = if has_keeper { KEEPER_CACHE_BYTES_MIN } else { CACHE_BYTES_MIN };
     if (least..=most).contains(&cache_bytes) {
         return Ok(());
@@ -528,21 +529,21 @@ fn check_permits(fd: BorrowedFd<'_>, options: &OpenOptions) -> Result<()> {
     let refused = (options.read && access == OFlags::WRONLY)
         || (options.writable() && access == OFlags::RDONLY);
     if refused || flags.contains(OFlags::PATH) {
-        let what = "the descriptor does not permit what the options ask for".into();
+        let what = "the descriptor does not permit the access that the options ask for".into();
         return Err(Error::InvalidInput { op: Op::Open, what });
     }
     Ok(())
 }
 
-/// Opens a file without waiting for the other end of a FIFO, which is to be refused.
+/// Opens a file without waiting for the other end of a FIFO, which is refused.
 fn open_regular(path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
     match rustix::fs::open(path, flags | OFlags::NONBLOCK, mode) {
         Ok(fd) => {
-            // Of the flags that this sets and clears there is no other.
+            // No other one of the flags that this sets and clears is in use.
             rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
             Ok(fd)
         }
-        // A lease of somebody else: wait until it is given up, as everyone does.
+        // Another process has a lease: waits until it is released, as a normal open does.
         Err(Errno::WOULDBLOCK) => rustix::fs::open(path, flags, mode),
         Err(error) => Err(error),
     }

@@ -1,7 +1,7 @@
-//! The public face of an open file: a handle, and what it permits.
+//! [`File`]: a handle of an open file, with its permissions.
 //!
-//! What can be done with a handle is in the modules below, each the face of the engine's module of the
-//! same name: they check what they are given, and hand it on.
+//! The modules below have its methods by subject. They check the arguments, and call the engine's module of
+//! the same subject.
 
 mod read;
 
@@ -34,13 +34,13 @@ use crate::read::hit::TRIES_MAX;
 
 /// An open file.
 ///
-/// All methods take `&self`; any number of threads may use one handle. Every read and write is
-/// atomic with respect to every other operation on the same file in this process, through whatever
-/// handle, save that raw and vectored forms whose memory faults may have moved some bytes, and reads
-/// of handles with [`Advice::TornReads`](crate::Advice::TornReads). Offsets and lengths are in bytes;
-/// nothing needs to be aligned.
+/// All methods take `&self`; any number of threads may use one handle. Every read and write is atomic with
+/// respect to every other operation on the same file in this process, through any handle. Exceptions are
+/// raw and vectored forms whose memory faults, which may have moved some bytes, and reads of handles with
+/// [`Advice::TornReads`](crate::Advice::TornReads). Offsets and lengths are in bytes; no alignment is
+/// required.
 ///
-/// Dropping a handle closes it; [`File::close`] also reports what the kernel says about it.
+/// Dropping a handle closes it; [`File::close`] also returns the errors of the close.
 ///
 /// # Examples
 ///
@@ -56,7 +56,7 @@ use crate::read::hit::TRIES_MAX;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// In several pieces of memory at once:
+/// Vectored reads and writes:
 ///
 /// ```
 /// # use std::io::{IoSlice, IoSliceMut};
@@ -77,7 +77,7 @@ use crate::read::hit::TRIES_MAX;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// What is written, and when it is durable:
+/// Writes and durability:
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -99,7 +99,7 @@ use crate::read::hit::TRIES_MAX;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct File {
-    /// Taken by `drop`, and only there.
+    /// Taken by `drop` only.
     pub(crate) cached: ManuallyDrop<Arc<CachedFile>>,
     pub(crate) read: bool,
     /// Reads may be served from the cache.
@@ -109,9 +109,9 @@ pub struct File {
     direct: bool,
     bounce: bool,
     pub(crate) readahead: Readahead,
-    /// Lock-free attempts of a read; one where it may be torn ([`crate::Advice::TornReads`]).
+    /// Lock-free attempts of a read; 1 if reads may be torn ([`crate::Advice::TornReads`]).
     tries: AtomicU32,
-    /// The handle's own descriptor, where the cached file uses another one.
+    /// The handle's own descriptor, if the cached file uses another one.
     _fd: Option<OwnedFd>,
 }
 
@@ -132,19 +132,19 @@ impl File {
         }
     }
 
-    /// Closes the handle and reports what `Drop` can't: errors of earlier writes that no sync has
-    /// mended yet, or that the kernel tells of at close, as network file systems do. Writes back
-    /// what waits in the cache, without making it durable.
+    /// Closes the handle and returns errors that `Drop` can't: errors of earlier writes that no sync has
+    /// repaired yet, and errors that the kernel reports at close, as network file systems do. Writes back
+    /// the dirty pages, without making them durable.
     ///
     /// # Errors
     ///
-    /// As for [`File::sync_all`]; the handle is closed all the same.
+    /// As for [`File::sync_all`]; the handle is closed in any case.
     pub fn close(self) -> Result<()> {
         self.end()
     }
 
-    /// [`File::close`] of a handle that others may have, too: reports what there is to be reported. What
-    /// they have begun goes on, as do requests of queues, and the handle goes with the last of them.
+    /// [`File::close`] of a shared handle: returns the errors. Operations in flight and requests of queues
+    /// continue, and the handle is released with the last of them.
     ///
     /// # Errors
     ///
@@ -167,12 +167,12 @@ impl File {
         &self.cached
     }
 
-    /// Opened for direct I/O by its caller.
+    /// Whether the caller opened it for direct I/O.
     pub(crate) fn is_for_direct(&self) -> bool {
         self.direct
     }
 
-    /// Whether what is not aligned is served all the same.
+    /// Whether unaligned direct requests are served through an aligned buffer.
     pub(crate) fn bounces(&self) -> bool {
         self.bounce
     }
@@ -186,18 +186,18 @@ impl File {
         if permitted { Ok(()) } else { Err(Error::NotPermitted { op, offset, len }) }
     }
 
-    /// Refuses what a child of fork asks of its parent's file.
+    /// Refuses operations of a child of fork on its parent's file.
     pub(crate) fn check_process(&self, op: Op) -> Result<()> {
         if self.cached.core().is_the_parents() { Err(Error::Forked { op }) } else { Ok(()) }
     }
 
-    /// What can be said of a read without doing it.
+    /// Checks a read without running it.
     pub(crate) fn check_read(&self, offset: u64, len: u64) -> Result<()> {
         check_range(Op::Read, offset, len)?;
         self.check(self.read, Op::Read, offset, len)
     }
 
-    /// What a [`crate::DirectRequest`] needs of its file.
+    /// Checks the conditions of a [`crate::DirectRequest`] on its file.
     pub(crate) fn check_direct(&self, op: Op, offset: u64, len: u64) -> Result<()> {
         if !self.direct {
             let what = "a request in a pipeline: the file is not open for direct I/O".into();
@@ -206,7 +206,7 @@ impl File {
         self.check(if op == Op::Read { self.read } else { self.write }, op, offset, len)
     }
 
-    /// Refuses what only the cache can do without waiting.
+    /// Refuses operations that can avoid waiting only through the cache.
     pub(crate) fn check_cached(&self) -> Result<()> {
         if self.direct {
             let what =
@@ -238,19 +238,19 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         if self.cached.core().is_the_parents() {
-            // All that it would write back, give back and wait for is the parent's.
+            // The state to write back, free and wait for is the parent's.
             return;
         }
         // SAFETY: not used again.
         let cached = unsafe { ManuallyDrop::take(&mut self.cached) };
-        // AcqRel: what other handles wrote happens before the last one writes it back. Argued: a count
-        // of handles, as an `Arc` has it; what they wrote is in sets under locks besides.
+        // AcqRel: the writes of other handles happen before the last handle's write-back. Argued: a count
+        // of handles, as in an `Arc`; the writes are recorded in sets under locks as well.
         if cached.handles.fetch_sub(1, AcqRel) > 1 {
             return;
         }
         if batch::is_open() || callback::is_running() {
-            // A thread with an open batch must not wait: a fill may be ending here, whose guard
-            // it would wait for. So it is in a waker (`millpond_rangelock::callback`).
+            // A thread with an open batch must not wait: it may be completing a fill, whose guard it would
+            // wait for. The same holds in a waker (`millpond_rangelock::callback`).
             let workers = Arc::clone(&cached.shared.workers);
             workers.run(Box::new(move || cached.leave()));
         } else {
@@ -259,8 +259,8 @@ impl Drop for File {
     }
 }
 
-/// Gives a handle back on a thread that must not wait, and then calls `end`. The last handle of a file writes back as it
-/// is dropped: that is left to a worker, and so is the call, which finds the bytes written.
+/// Drops a handle on a thread that must not wait, and then calls `end`. Dropping the last handle of a file
+/// writes back: a worker does that, and then calls `end`, which finds the bytes written.
 #[inline]
 pub(crate) fn release_handle(handle: Arc<File>, end: impl FnOnce() + Send + 'static) {
     match Arc::into_inner(handle) {
@@ -269,7 +269,7 @@ pub(crate) fn release_handle(handle: Arc<File>, end: impl FnOnce() + Send + 'sta
     }
 }
 
-/// [`release_handle`] of one that is known to be the last.
+/// [`release_handle`] of a handle that is known to be the last.
 #[cold]
 pub(crate) fn release_last_handle(last: File, end: impl FnOnce() + Send + 'static) {
     let workers = Arc::clone(&last.cached.shared.workers);

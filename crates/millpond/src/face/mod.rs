@@ -1,4 +1,4 @@
-//! What programs call: engines, files and their futures, views, pipelines.
+//! The API: engines, files and their futures, views, blobs, pipelines.
 
 pub(crate) mod engine;
 

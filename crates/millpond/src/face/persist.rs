@@ -1,6 +1,6 @@
-//! A file that takes another's name, durably: sync, rename, sync of the directory.
+//! Durable replacement of a file: sync, rename, sync of the directory.
 //!
-//! To replace a file by writing a new one and renaming it takes all three, in this order, and the
+//! To replace a file by writing a new one and renaming it takes all three steps, in this order, and the
 //! caller needs to know which of them failed:
 //!
 //! ```text
@@ -12,15 +12,15 @@
 //! ```
 //!
 //! - **PN1** The file is durable before its name is. In another order the name could lead to a file without
-//!   its bytes. File systems that write a renamed file's bytes out of their own accord know of those in
-//!   the kernel's cache only, not of what waits in this engine's.
-//! - **PN2** The directories are opened before anything is changed, and the rename, too, is by those
-//!   descriptors: what is synced is the directory that was changed, whatever becomes of its path,
-//!   and nothing is renamed where that may not be synced.
-//! - **PN3** Nothing is undone. After a failed sync of the directory the kernel has the new name already, and
-//!   may or may not have stored it; renaming back could fail in the same way.
+//!   its bytes. File systems that write a renamed file's bytes by themselves can do so only for bytes in
+//!   the kernel's cache, not for dirty pages of this engine.
+//! - **PN2** The directories are opened before anything is changed, and the rename, too, uses those
+//!   descriptors: so the synced directory is the one that was changed, even if its path changes, and no
+//!   rename happens in a directory that can't be synced.
+//! - **PN3** Nothing is undone. After a failed sync of the directory the kernel has the new name already,
+//!   and may or may not have stored it; renaming back could fail in the same way.
 //!
-//! No guards are held: a write beside it is in the file by whatever name, and durable if it came before
+//! No guards are held: a concurrent write is in the file under either name, and durable if it came before
 //! the sync.
 
 use std::ffi::OsStr;
@@ -35,7 +35,7 @@ use crate::flush;
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
 
-/// A place for a name.
+/// A directory and a name in it.
 struct Place<'a> {
     dir: OwnedFd,
     name: &'a OsStr,
@@ -53,7 +53,7 @@ impl Place<'_> {
         Ok(Place { dir: rustix::fs::openat(CWD, dir, flags, Mode::empty())?, name })
     }
 
-    /// Fails unless the name is `file`'s.
+    /// Fails unless the name leads to `file`.
     fn check(&self, file: &CachedFile) -> io::Result<()> {
         let stat = rustix::fs::statat(&self.dir, self.name, AtFlags::SYMLINK_NOFOLLOW)?;
         if (stat.st_dev, stat.st_ino) != (file.id.device, file.id.inode) {
@@ -81,8 +81,8 @@ pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool)
     flush::sync(file, PageIndex::FIRST, PageIndex::LAST, false)
         .map_err(|error| at(PersistStep::Sync)(error.into()))?;
 
-    // Once more, as a sync may take long. Nothing closes the gap between this and the rename: there is no
-    // rename of an open file.
+    // Checked again, as a sync may take long. The gap between this check and the rename remains: there is
+    // no rename of an open file.
     from.check(file).map_err(at(PersistStep::Rename))?;
     let flags = if replaces { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
     rustix::fs::renameat_with(&from.dir, from.name, &to.dir, to.name, flags)
@@ -91,7 +91,7 @@ pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool)
     let sync = |dir: &OwnedFd| {
         rustix::fs::fsync(dir).map_err(|errno| at(PersistStep::SyncDirectory)(errno.into()))
     };
-    // The new name first: without the old directory's sync the file may have both.
+    // The new name first: until the old directory is synced, the file may have both.
     sync(&to.dir)?;
     if same_dir { Ok(()) } else { sync(&from.dir) }
 }

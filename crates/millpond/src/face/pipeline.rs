@@ -1,22 +1,22 @@
-//! Many direct requests under way at once, from one thread.
+//! Pipelines: many direct requests in flight, driven by one thread.
 //!
 //! ```text
-//!   step -> request -> begin (guard, cache out of the way) -> ring -> reap -> end -> step
-//!                         |  somebody holds the range                ^
-//!                         v                                          |
-//!                      stalled, until all that is under way has ended, and then waited for
+//!   step -> request -> begin (guard, cached pages hidden) -> ring -> reap -> end -> step
+//!                         |  another operation holds the range             ^
+//!                         v                                                |
+//!                      stalled, until all requests in flight have ended, and then waited for
 //! ```
 //!
-//! - **P1** A request that is under way, with its memory, is in a slot that `step` is not shown
-//!   before its completion. A call of [`Pipeline::run`] does not end, nor unwind, before; so
-//!   borrowed memory outlives the request, and nobody else can use it meanwhile.
-//! - **P2** A thread with requests under way waits for no guard and no flush: two pipelines, or a
-//!   pipeline and its own requests, or a sync, can't wait for each other.
-//! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays where it
-//!   is.
-//! - **P4** A durable write that the back end has ended has left the gate of write-back's generations;
-//!   whether it has succeeded is asked when others have left it, and waited for only while nothing is
-//!   under way. Its range is held until then. The thread waits for a guard only when it holds none (P2).
+//! - **P1** A request in flight, with its memory, is in a slot that `step` does not see before its
+//!   completion. A call of [`Pipeline::run`] neither returns nor unwinds before; so borrowed memory
+//!   outlives the request, and no other code can use it during that time.
+//! - **P2** A thread with requests in flight waits for no guard and no flush: two pipelines, or a pipeline
+//!   and its own requests, or a sync, can't wait for each other.
+//! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays in place.
+//! - **P4** A durable write that the backend has completed has left the epoch of write-back's generations;
+//!   its success is known when all other members have left it. The pipeline waits for that only while no
+//!   request is in flight. The write holds its range until then. The thread waits for a guard only while it
+//!   holds none (P2).
 
 use std::collections::VecDeque;
 use std::io;
@@ -35,7 +35,7 @@ use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_tran
 use crate::memory::no_memory;
 use crate::process_local::ProcessLocal;
 
-/// The most requests that a pipeline has under way. Chosen, not measured.
+/// The maximum depth of a pipeline. Chosen, not measured.
 pub const PIPELINE_DEPTH_MAX: usize = 4096;
 
 /// A direct read or write, for a [`Pipeline`].
@@ -106,12 +106,13 @@ impl<'a> DirectRequest<'a> {
         DirectRequest { file, list, is_mut: A::IS_MUT, direction, offset, durable }
     }
 
-    /// [`DirectRequest::read`] into memory that is lent to the request; `of`: the buffer that all of it lies in.
+    /// [`DirectRequest::read`] into memory that is lent to the request; `of`: the buffer that contains all
+    /// of it.
     ///
     /// # Safety
     ///
-    /// The memory is valid for writes, and used by nobody else, until the request is gone, and the buffer is
-    /// there as long; the array is read before this returns.
+    /// The memory is valid for writes, and not used elsewhere, until the request is dropped, and the buffer
+    /// lives as long; the array is read before this returns.
     #[must_use]
     pub unsafe fn read_lent(
         file: &'a File,
@@ -143,7 +144,7 @@ impl<'a> DirectRequest<'a> {
     /// # let Ok(file) = engine.open(&path, &options) else { return Ok(()) };
     /// let mut buffer = engine.alloc_buffers(1, 4096)?.remove(0);
     /// let lent = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: 4096 }];
-    /// // SAFETY: the buffer outlives both requests, which are not under way at once, and is left alone meanwhile.
+    /// // SAFETY: the buffer outlives both requests, which run one after the other, and is not used elsewhere.
     /// let (read, write) = unsafe {
     ///     (
     ///         DirectRequest::read_lent(&file, &lent, 0, Some(&buffer)),
@@ -171,25 +172,25 @@ impl<'a> DirectRequest<'a> {
         DirectRequest { file, list, is_mut: false, direction, offset, durable }
     }
 
-    /// Of a write: whether it ends when the bytes are durable (`RWF_DSYNC`).
+    /// For a write: whether it completes when the bytes are durable (`RWF_DSYNC`).
     #[must_use]
     pub fn durable(mut self, on: bool) -> DirectRequest<'a> {
         self.durable = on;
         self
     }
 
-    /// Begins elsewhere, when it is used again.
+    /// Changes the offset, for a reuse of the request.
     pub fn set_offset(&mut self, offset: u64) {
         self.offset = offset;
     }
 
-    /// Where in the file the request begins.
+    /// The offset in the file.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The number of bytes of its memory.
+    /// The length of its memory, in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.list.total()
@@ -206,14 +207,14 @@ impl<'a> DirectRequest<'a> {
         self.list.slices()
     }
 
-    /// Its memory, in turn, to be changed; nothing if it was made of memory that is only read.
+    /// Its memory, in turn, mutable; empty if it was made of read-only memory.
     pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        // SAFETY: looked at.
+        // SAFETY: `is_mut` is checked.
         let slices = self.is_mut.then(|| unsafe { self.list.slices_mut() });
         slices.into_iter().flatten()
     }
 
-    /// The buffers that its list owns; none if it borrows.
+    /// The buffers that its list owns; empty if it borrows.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Buffer> {
         self.list.into_buffers()
@@ -234,7 +235,7 @@ impl<'a> DirectRequest<'a> {
         Operation { extent: self.extent(), segments: self.list.iter() }
     }
 
-    /// What can be said before anything is done.
+    /// Checks the request without running it.
     #[inline]
     fn check(&self) -> Result<()> {
         let op = match self.direction {
@@ -247,33 +248,33 @@ impl<'a> DirectRequest<'a> {
     }
 }
 
-/// One of the places of a [`Pipeline`], between two requests.
+/// A slot of a [`Pipeline`], between two requests.
 #[derive(Debug)]
 pub struct Lane<'l, 'a> {
-    /// Which place it is, from 0 on.
+    /// The lane's number, from 0 on.
     pub number: usize,
-    /// The request that has ended, to be used again, replaced or taken away; `None` at first.
+    /// The completed request, to be reused, replaced or taken away; `None` at first.
     pub request: &'l mut Option<DirectRequest<'a>>,
-    /// What became of it: the bytes moved, as [`File::read_at`] and [`File::write_at`] say it.
+    /// Its result: the bytes moved, as [`File::read_at`] and [`File::write_at`] return it.
     pub outcome: Option<Result<usize>>,
 }
 
-/// How much of the memory that a [`Pipeline`] was used with is registered with the kernel. Memory
-/// that is gone does not count once there is other.
+/// How much of the memory of a [`Pipeline`]'s requests is registered with the kernel. Freed memory is
+/// replaced by newer memory in the counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Registration {
-    /// Bytes of regions that are registered.
+    /// Bytes of registered regions.
     pub registered_bytes: u64,
-    /// Bytes of regions that the kernel would not register, mostly for `RLIMIT_MEMLOCK`; requests
-    /// of theirs are served unregistered.
+    /// Bytes of regions that the kernel did not register, mostly because of `RLIMIT_MEMLOCK`; their
+    /// requests are served unregistered.
     pub refused_bytes: u64,
 }
 
-/// Keeps many direct requests under way from one thread: [`crate::Engine::pipeline`].
+/// Keeps many direct requests in flight from one thread: [`crate::Engine::pipeline`].
 ///
-/// With io_uring, requests go to a ring of its own, files and [`Buffer`]s registered; with another
-/// back end they are carried out one after the other.
+/// With io_uring, requests go to a private ring with registered files and [`Buffer`]s; with another backend
+/// they run one after the other.
 ///
 /// # Examples
 ///
@@ -315,7 +316,7 @@ pub struct Pipeline {
     carrier: ProcessLocal<Carrier>,
     depth: usize,
     ended: VecDeque<Ended>,
-    /// The ring takes requests from the thread that made it alone.
+    /// The ring accepts requests only from the thread that created it.
     not_send: PhantomData<*const ()>,
 }
 
@@ -351,27 +352,26 @@ impl Pipeline {
         Ok(Pipeline { carrier: ProcessLocal::new(carrier), depth, ended, not_send: PhantomData })
     }
 
-    /// Asks `step` for requests until it has no more, and returns when all have ended.
+    /// Calls `step` for requests until it has no more, and returns when all have completed.
     ///
-    /// `step` is called for each [`Lane`], as many as the pipeline is deep, or fewer where memory is short for
-    /// all of them, and again whenever the lane's request has ended. It leaves the next request in the lane and returns true, or returns
-    /// false: then the lane is not used again, and a request that is left in it is dropped. Requests
-    /// end in any order. Each is atomic with respect to all other operations of its file, and
-    /// coherent with the cache; where one overlaps with what somebody else has under way, or with what
-    /// waits in the cache to be written back, it waits until those before it in the pipeline have
-    /// ended, and then for that. Requests that overlap with each other take effect in the order in
-    /// which they were given, save that a read from beyond the end of the file ends at once. Those that
-    /// write beyond the end overlap: make the file as long before ([`File::allocate`],
+    /// `step` is called once for each [`Lane`] (fewer than the depth if memory is short), and again whenever the lane's request has completed. It
+    /// leaves the next request in the lane and returns true, or returns false: then the lane is not used
+    /// again, and a request that is left in it is dropped. Requests complete in any order. Each is atomic
+    /// with respect to all other operations of its file, and coherent with the cache. If one overlaps with
+    /// another thread's operation, or with dirty pages of the cache, it waits until the earlier requests of
+    /// the pipeline have completed, and then for that. Requests that overlap with each other take effect in
+    /// the order in which they were submitted, except that a read from beyond the end of the file completes
+    /// at once. Writes beyond the end overlap: extend the file first ([`File::allocate`],
     /// [`File::truncate`]).
     ///
-    /// `step` must not use the files that have requests under way, other than by requests, nor wait
-    /// for a thread that does: it could wait for itself. What has ended is only found between calls
-    /// of `step`; until then others wait for the ranges of the requests.
+    /// `step` must not use the files that have requests in flight, except by requests, nor wait for a
+    /// thread that does: it could wait for itself. Completions are reaped only between calls of `step`;
+    /// until then other threads wait for the ranges of the requests.
     ///
     /// # Panics
     ///
-    /// Where `step` does, or returns true for a lane without a request; after all that is under way
-    /// has ended.
+    /// If `step` panics, or returns true for a lane without a request; after all requests in flight have
+    /// completed.
     pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'_, 'a>) -> bool) {
         let (slots, depth) = slots(self.depth);
         let mut lanes = Lanes {
@@ -414,7 +414,7 @@ impl Pipeline {
     }
 }
 
-/// A lane's request, and whether it is under way (P1): it is while it has begun.
+/// A lane's request, and whether it is in flight (P1): it is from its start on.
 #[derive(Default)]
 struct Slot<'a> {
     request: Option<DirectRequest<'a>>,
@@ -437,22 +437,22 @@ fn slots<'a>(mut depth: usize) -> (Vec<Slot<'a>>, usize) {
 
 struct Lanes<'p, 'a> {
     carrier: &'p mut ProcessLocal<Carrier>,
-    /// What has ended and was not looked at yet.
+    /// Completions that are not processed yet.
     ended: &'p mut VecDeque<Ended>,
     slots: Vec<Slot<'a>>,
-    /// Lanes whose requests met somebody else's, in their order.
+    /// Lanes whose requests overlap other operations, in order.
     stalled: VecDeque<u32>,
-    /// Slots that have begun.
+    /// The number of slots in flight.
     under_way: usize,
-    /// Lanes whose durable writes have ended well: whether they have succeeded, others decide that were under
-    /// way with them (P4).
+    /// Lanes whose durable writes have completed without an error: their success depends on the other members of
+    /// their epoch (P4).
     undecided: VecDeque<u32>,
-    /// Files whose length is to be looked at as soon as nothing is under way (P2).
+    /// Files whose length is to be loaded as soon as no request is in flight (P2).
     doubted: Vec<&'a CachedFile>,
 }
 
 impl<'a> Lanes<'_, 'a> {
-    /// Has `step` say what a lane does next, until that is under way, stalled, or nothing.
+    /// Calls `step` for the lane's next request, until that is in flight or stalled, or there is none.
     #[inline]
     fn next(
         &mut self,
@@ -467,7 +467,7 @@ impl<'a> Lanes<'_, 'a> {
                 return;
             }
             assert!(request.is_some(), "lane {number} goes on without a request");
-            // Behind those that wait, so that what is under way comes to its end (P2).
+            // Behind the stalled ones, so that the requests in flight come to their end (P2).
             if !self.stalled.is_empty() || !self.doubted.is_empty() {
                 self.stalled.push_back(number);
                 return;
@@ -483,7 +483,7 @@ impl<'a> Lanes<'_, 'a> {
         }
     }
 
-    /// Waits until something has ended, and goes on with its lane.
+    /// Waits for a completion, and continues with its lane.
     fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
         if self.under_way == 0 {
             if self.undecided.is_empty() {
@@ -502,8 +502,8 @@ impl<'a> Lanes<'_, 'a> {
         self.settle_undecided(Blocking::Try, step);
     }
 
-    /// Goes on with the lanes of which it is decided whether their writes have succeeded; waits for the
-    /// first of them while nothing is under way (P4).
+    /// Continues with the lanes whose durable writes are decided; waits for the first of them only while no
+    /// request is in flight (P4).
     fn settle_undecided(
         &mut self,
         mut blocking: Blocking,
@@ -518,7 +518,7 @@ impl<'a> Lanes<'_, 'a> {
         }
     }
 
-    /// Ends a lane's durable write if it is decided whether it has succeeded.
+    /// Completes a lane's durable write if its success is decided.
     fn try_settle(&mut self, number: u32, blocking: Blocking) -> Option<Result<usize>> {
         let slot = &mut self.slots[number as usize];
         let extent = slot.request.as_ref().expect("of its lane").extent();
@@ -529,8 +529,8 @@ impl<'a> Lanes<'_, 'a> {
         Some(self.note(extent.file, ended))
     }
 
-    /// Nothing is under way: waits for what the first of the stalled has met, and begins the others
-    /// up to the next that would have to wait (P2).
+    /// No request is in flight: waits for the operation that blocks the first stalled request, and starts
+    /// the others up to the next one that would have to wait (P2).
     #[cold]
     fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
         let mut blocking = Blocking::Wait;
@@ -572,7 +572,7 @@ impl<'a> Lanes<'_, 'a> {
         }
     }
 
-    /// Notes what became of a request; `None` if it goes on.
+    /// Records the result of a request; `None` if it continues.
     #[inline]
     fn end(&mut self, number: u32, outcome: io::Result<usize>) -> Option<Result<usize>> {
         let slot = &mut self.slots[number as usize];
@@ -591,7 +591,7 @@ impl<'a> Lanes<'_, 'a> {
                 let is_short = slot.moved < total && request.direction == Direction::Write;
                 is_short.then(|| io::Error::from(io::ErrorKind::WriteZero))
             }
-            // The others of the pipeline stay in flight during a pause.
+            // The other requests of the pipeline stay in flight during a pause.
             Err(error) if is_transient(&error) && slot.retries.may_try() => {
                 push(self.carrier, self.ended, number, request, slot.moved);
                 return None;
@@ -599,8 +599,8 @@ impl<'a> Lanes<'_, 'a> {
             Err(error) => Some(error),
         };
         if error.is_some() && request.direction == Direction::Write {
-            // What the back end kept of it may have to be cut off, for which the kernel waits for all
-            // direct I/O of the file (P2).
+            // A partial write may have to be truncated, for which the kernel waits for all direct I/O of
+            // the file (P2).
             let others = self.under_way - 1 - self.ended.len();
             if let Carrier::Ring(ring) = &mut **self.carrier {
                 ring.wait(others, self.ended);
@@ -620,7 +620,7 @@ impl<'a> Lanes<'_, 'a> {
         }
     }
 
-    /// A request has given up its range.
+    /// Notes that a request has released its range.
     fn note(&mut self, file: &'a CachedFile, ended: direct::Ended) -> Result<usize> {
         if ended.is_len_in_doubt {
             self.doubted.push(file);
@@ -631,23 +631,23 @@ impl<'a> Lanes<'_, 'a> {
         ended.outcome
     }
 
-    /// Nothing is under way, and no range is held.
+    /// No request is in flight, and no range is held.
     fn adopt_sizes(&mut self) {
         for file in self.doubted.drain(..) {
-            // The next operation that finds the end elsewhere tries again.
+            // The next operation that finds a different end tries again.
             let _ = file.adopt_size();
         }
     }
 }
 
-/// What became of a request that was to begin.
+/// The result of starting a request.
 enum Start {
     UnderWay,
     Stalled,
     Ended(Result<usize>),
 }
 
-/// Whether a request that moved so much in its last attempt can't go on.
+/// Whether a request that moved this much in its last attempt can't continue.
 #[cold]
 fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
     let operation = request.operation();
@@ -655,7 +655,7 @@ fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
     is_end(moved, block_bytes)
 }
 
-/// Gives what is left of a request to the back end.
+/// Submits the rest of a request to the backend.
 #[inline]
 fn push(
     carrier: &mut Carrier,
@@ -675,9 +675,9 @@ fn push(
         && let Some(route) = backing.route(&transfer)
     {
         match route {
-            // SAFETY: P1: the slot keeps the request, and with it the list's memory and array, and
-            // the file, until it was reaped. (A list of one segment has no array that the kernel
-            // reads.) A list says which region all of its memory is in, and keeps a buffer of it.
+            // SAFETY: P1: the slot keeps the request, and with it the list's memory and array, and the
+            // file, until it was reaped. (A list of one segment has no array that the kernel reads.) A list
+            // that names a region has all of its memory in it, and keeps a buffer of it.
             Ok((fd, flags)) => unsafe {
                 ring.push(number, fd, flags, &transfer, request.list.region());
             },

@@ -1,15 +1,15 @@
-//! What an engine has done, told to other processes of the same user: a memory file that they find by its
-//! name among the descriptors of this process, and read.
+//! Publishes the engine's statistics for other processes of the same user: a memory file that they find by
+//! its name among the descriptors of this process, and read.
 //!
 //! ```text
 //! millpond-stats VERSION LENGTH CHECKSUM, in 64 bytes      lines of NAME VALUE, LENGTH bytes in all
 //! ```
 //!
-//! A thread of its own writes it anew every [`PERIOD`], so no operation does anything for it; and as nobody
-//! is asked to hold still, a reader may find half of one text and half of the next: the checksum
-//! tells, and it reads again. It writes into a mapping, not by the descriptor, which a program may have closed, and
-//! used its number again. The file goes with the process, however that ends, or a moment after the engine.
-//! Others can neither change nor cut it.
+//! A separate thread rewrites it every [`PERIOD`], so operations have no cost. Readers are not locked out,
+//! so a reader may find half of one text and half of the next: the checksum detects that, and it reads
+//! again. The thread writes into a mapping, not by the descriptor, which the program may have closed and
+//! reused. The file disappears with the process, however that ends, or a moment after the engine. Other
+//! processes can neither change nor truncate it.
 
 use std::fmt::Write as _;
 use std::io;
@@ -26,15 +26,15 @@ use crate::latency::LatencyKind;
 use crate::stats::Stats;
 use crate::thread::spawn;
 
-/// Often enough for somebody who watches; a text takes some tens of microseconds.
+/// Often enough for a live view; a text takes some tens of microseconds.
 const PERIOD: Duration = Duration::from_millis(250);
 const NAME: &str = "millpond-stats";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 64;
-/// Of the file: all buckets of all kinds need a third of it.
+/// The length of the file: all buckets of all kinds need a third of it.
 const FILE_BYTES: usize = 64 << 10;
 
-/// What is told beside the counts.
+/// The published values other than the counts.
 pub(crate) struct Gauges {
     pub(crate) limit_bytes: u64,
     pub(crate) dirty_bytes: u64,
@@ -44,17 +44,17 @@ pub(crate) struct Gauges {
     pub(crate) waiting_writers: u64,
 }
 
-/// The file, mapped. Its descriptor is there to be found.
+/// The mapped file. Its descriptor exists to be found.
 struct Notice {
     memory: *mut u8,
     fd: OwnedFd,
 }
 
-// SAFETY: the mapping is this value's alone, and no thread's.
+// SAFETY: only this value uses the mapping, which is not bound to a thread.
 unsafe impl Send for Notice {}
 
 impl Notice {
-    /// With a descriptor of a number from `fd_min` on.
+    /// With a descriptor number of at least `fd_min`.
     fn new(fd_min: RawFd) -> io::Result<Notice> {
         // Beyond this limit `ftruncate` would end the process by SIGXFSZ.
         let most = rustix::process::getrlimit(Resource::Fsize).current;
@@ -78,20 +78,21 @@ impl Notice {
     fn tell(&mut self, text: &str) {
         let bytes = framed(text);
         let len = bytes.len().min(FILE_BYTES);
-        // SAFETY: within the mapping, which is this value's, and to which no reference exists. Other
-        // processes that read it meanwhile know that it is not whole.
+        // SAFETY: within the mapping, which only this value uses, and to which no reference exists. Other
+        // processes that read it concurrently detect an incomplete text.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory, len) };
     }
 }
 
 impl Drop for Notice {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nobody else knows.
+        // SAFETY: the mapping of `new`, which no other code uses.
         let _ = unsafe { rustix::mm::munmap(self.memory.cast(), FILE_BYTES) };
     }
 }
 
-/// Starts to tell what `text` says, until that is nothing, in a file whose descriptor's number is `fd_min` or more.
+/// Starts to publish the result of `text`, until that is empty, in a file with a descriptor number of at
+/// least `fd_min`.
 pub(crate) fn begin(
     fd_min: RawFd,
     mut text: impl FnMut() -> Option<String> + Send + 'static,
@@ -114,7 +115,7 @@ fn framed(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// FNV-1a, of 64 bits: against what changed on the way, not against anybody.
+/// FNV-1a of 64 bits: against torn reads, not against attackers.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)

@@ -1,25 +1,25 @@
-//! Reads into the caller's memory that no thread waits for: direct ones, and those that go around the cache
-//! (`read::around`). They own that memory, or are lent it, and are told of when they end.
+//! Background reads into the caller's memory: direct reads, and reads that bypass the cache
+//! (`read::around`). They own that memory, or borrow it, and call a function at their completion.
 //!
 //! ```text
-//!   direct: start -> begin (waits for nothing) -> back end: a ring, or who has background reads -> end -> tell
-//!                 -> conflict, or no slot ------> a worker, which may wait
-//!   around:          begin, the same, -> submit -> back end, as above -> all arrived: end -> tell
-//!                                                                     -> else a worker reads it, and tells
+//!   direct: start -> begin (does not wait) -> backend: a ring, or background threads -> end -> tell
+//!                 -> conflict, or no slot --> a worker, which may wait
+//!   bypass:          begin, the same, -> submit -> backend, as above -> complete: end -> tell
+//!                                                                    -> else a worker reads it, and calls tell
 //! ```
 //!
-//! - **O1** Buffers, file and guard belong to the read until it ends: nobody else frees what the
-//!   kernel may write to, even if nobody wants the outcome any more. Lent memory is its
-//!   lender's promise.
-//! - **O2** Guard and slot borrow from the file, and what it keeps, which is kept beside them and goes after
-//!   them.
-//! - **O3** Its end may be told on the thread that reaped it: what has to wait there (the file's new
-//!   length, the last handle's write-back) is left to a worker, which reports the end afterwards. Not before its
-//!   guard is gone, for which all workers may wait: the rest of a short read goes to the back end again.
+//! - **O1** Buffers, file and guard belong to the read until it completes: memory that the kernel may write
+//!   to is not freed, even if the result is not wanted any more. Lent memory is its lender's promise.
+//! - **O2** Guard and slot borrow from the file. The handle, which keeps the file, is stored next to them
+//!   and dropped after them.
+//! - **O3** The completion function may run on the thread that reaped the read. Work that has to wait there
+//!   (loading the file's new length, the last handle's write-back) is passed to a worker, which reports the
+//!   completion afterwards. Not before its guard is released, for which all workers may wait: the rest of a
+//!   short read goes to the backend again.
 //!
-//! Writes are carried out by workers. Of a ring that any thread submits to, a direct write may end in
-//! the thread that submitted it only, and if that truncates the file meanwhile, the kernel has it wait
-//! there for the write.
+//! Workers run writes. On a ring that any thread submits to, a direct write may complete only in the thread
+//! that submitted it, and if that truncates the file in the meantime, the kernel blocks it there until the
+//! write is done.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::Arc;
@@ -41,32 +41,32 @@ use crate::io::transfer::{
 use crate::read::around::Lent;
 use crate::read::hit::wipe;
 
-/// What is told of the end of a read, and gets the buffers back.
+/// The completion function of a read, which gets the buffers back.
 pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
 
 impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> Tell for T {}
 
-/// How a read comes past the cache.
+/// How a read bypasses the cache.
 enum Passage {
     Direct(Held<'static>),
     Around(Lent<'static>),
 }
 
-/// A read under way (O1). Its fields are dropped in their order (O2).
+/// A read in flight (O1). Its fields are dropped in order (O2).
 struct Read<T> {
     passage: Passage,
     slot: KeptSlot<'static>,
     list: RawList<'static>,
     offset: u64,
-    /// Bytes so far.
+    /// The bytes moved so far.
     moved: u64,
     retries: TransientRetries,
     handle: Arc<File>,
     tell: T,
 }
 
-/// Starts a read into all of `list`, whose memory is its own or lent to it until the end is told, or has
-/// a worker do it. Waits for nothing.
+/// Starts a read into all of `list`, whose memory it owns or borrows until `tell` is called, or lets a
+/// worker run it. Does not wait.
 pub(crate) fn start_read(
     handle: Arc<File>,
     list: RawList<'static>,
@@ -93,7 +93,7 @@ fn read_by_worker(handle: Arc<File>, list: RawList<'static>, offset: u64, tell: 
     }));
 }
 
-/// A read around the cache that has begun, and is to be submitted. Its fields are dropped in their order (O2).
+/// A bypass read that has begun, and is to be submitted. Its fields are dropped in order (O2).
 #[must_use]
 pub(crate) struct Around {
     lent: Lent<'static>,
@@ -102,8 +102,8 @@ pub(crate) struct Around {
 }
 
 impl Around {
-    /// Of `len` bytes at `offset`, which were checked. Waits for nothing. The handle comes back where the read is to
-    /// go another way.
+    /// Reads `len` bytes at `offset`, which were checked. Does not wait. Returns the handle if the read has
+    /// to be served in another way.
     pub(crate) fn begin(
         handle: Arc<File>,
         (offset, len): (u64, u64),
@@ -114,7 +114,7 @@ impl Around {
         if !file.cache().gate.is_around() && !file.backing.is_direct() {
             return Err(handle);
         }
-        // Before the other, which notes that the pages were missed.
+        // Before `direct`, which records that the pages were missed.
         let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Err(handle) };
         let Some(lent) = Lent::begin(file, (offset, len), memory) else {
             drop(slot);
@@ -125,7 +125,7 @@ impl Around {
         Ok(Around { lent, slot, handle })
     }
 
-    /// Into all of `list`, which are as many bytes and so aligned; as for [`start_read`].
+    /// Reads into all of `list`, which has as many bytes and the required alignment; as for [`start_read`].
     pub(crate) fn submit(
         self,
         list: RawList<'static>,
@@ -143,8 +143,8 @@ fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> Extent<'
     Extent { file, direction: Direction::Read, offset, len: list.total(), durable: false }
 }
 
-/// Looks at the request, and begins it; `None`: not without waiting. Inlined, so that what it makes is made where it
-/// stays: to move it costs more than to make it.
+/// Checks the request, and begins it; `None`: not without waiting. Inlined, so that the result is built in
+/// its final place: a move costs more than building it.
 #[inline(always)]
 fn begin(
     handle: &Arc<File>,
@@ -153,7 +153,7 @@ fn begin(
 ) -> Result<Option<(Held<'static>, KeptSlot<'static>)>> {
     check_range(Op::Read, offset, list.total())?;
     handle.check_direct(Op::Read, offset, list.total())?;
-    // SAFETY: O2: what is borrowed from it goes before the handle, which keeps the file.
+    // SAFETY: O2: borrowers of the file are dropped before the handle, which keeps the file.
     let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
     let extent = extent(file, list, offset);
     match extent.check_alignment(list.misalignment()) {
@@ -161,11 +161,11 @@ fn begin(
         aligned => aligned?,
     }
     let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(None) };
-    // Where there is nothing to be read, a worker finds that out again.
+    // If there is nothing to read, a worker finds that again.
     Ok(direct::try_begin_read(extent)?.map(|held| (held, slot)))
 }
 
-/// Has a worker read all of it again.
+/// Lets a worker read all of it again.
 #[cold]
 fn leave_to_worker(
     passage: Passage,
@@ -175,9 +175,9 @@ fn leave_to_worker(
     handle: Arc<File>,
     tell: impl Tell,
 ) {
-    // Guard and slot go first: the worker takes others.
+    // Guard and slot are dropped first: the worker takes new ones.
     drop((passage, slot));
-    // The second read may bring fewer bytes.
+    // The second read may return fewer bytes.
     wipe(list.iter(), 0, list.total());
     read_by_worker(handle, list, offset, tell);
 }
@@ -215,7 +215,7 @@ impl<T: Tell> Read<T> {
         matches!(self.passage, Passage::Direct(_))
     }
 
-    /// Starts what is left of it.
+    /// Submits the rest of it.
     #[inline]
     fn submit(self: Box<Self>, ring: Option<&Arc<SharedRing>>) {
         let rest = match self.moved {
@@ -225,12 +225,12 @@ impl<T: Tell> Read<T> {
         let backing = Arc::clone(&self.handle.cached.backing);
         let direct = self.is_direct();
         let offset = rest.offset;
-        // SAFETY: O2: used while the read is there, which has the handle.
+        // SAFETY: O2: used while the read exists, which has the handle.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&self.handle.cached) };
-        // SAFETY: the memory is that of the list's buffers, which the read keeps, or lent to it (O1).
+        // SAFETY: the memory belongs to the list's buffers, which the read keeps, or is lent to it (O1).
         let kept = |piece: Segment<'_>| unsafe { Segment::new(piece.base(), piece.len()) };
         let segments = match rest.segments.front(SEGMENTS_MAX) {
-            // Nearly all: made where it stays.
+            // Nearly all reads: built in place.
             Front::One(piece) if piece.len() as u64 == rest.segments.left() => {
                 Segments::from_buf([kept(piece)])
             }
@@ -238,7 +238,7 @@ impl<T: Tell> Read<T> {
         };
         let read = BackgroundRead { offset, wanted: true, direct, segments, done: self };
         if let Err(read) = shared_ring::start_read(SharedRing::of_this_batch(ring), backing, read) {
-            // There is no thread for it.
+            // No thread is available for it.
             let mut batch = [read.transfer()];
             file.backing.try_all(&mut batch);
             let [Transfer { moved, error, .. }] = batch;
@@ -276,7 +276,8 @@ impl<T: Tell> Read<T> {
 }
 
 impl<T: Tell> Ending for Read<T> {
-    /// What the back end's attempt came to. What is left goes the back end's own way, whoever reaped this.
+    /// Handles the result of the backend's attempt. The rest goes the backend's own way, whichever thread
+    /// reaped this.
     fn end(mut self: Box<Self>, outcome: io::Result<usize>) {
         match outcome {
             Ok(moved) => {
@@ -304,7 +305,7 @@ impl<T: Tell> Ending for Read<T> {
     }
 }
 
-/// Gives the handle back, and then tells.
+/// Drops the handle, and then calls `tell`.
 #[inline(always)]
 fn end(handle: Arc<File>, buffers: Vec<Buffer>, tell: impl Tell, outcome: Result<usize>) {
     // O3.

@@ -1,12 +1,11 @@
-//! Views: cached bytes, borrowed.
+//! Views: borrowed bytes of the cache.
 //!
 //! A view pins its frame. The bytes of a READY frame never change (page.W2), and a pinned frame is not
-//! used for anything else, so a view is a snapshot of its page for as long as it lives, whatever
-//! is written, truncated or evicted meanwhile. Pins take frames out of the cache's hands, so there
-//! may be views of at most half of it.
+//! reused. So a view is a snapshot of its page until it is dropped: writes,
+//! truncations and evictions do not affect it. Pinned frames are not evictable, so views may pin at most half of them.
 //!
 //! A [`Detached`] view keeps the file itself, and unpins when it is dropped: a worker took it for a caller
-//! that waits for it, or no longer does; or it is of a [`Blob`](crate::Blob).
+//! that waits for it, or no longer does; or it belongs to a [`Blob`](crate::Blob).
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -24,10 +23,10 @@ use crate::process_local::ProcessLocal;
 use crate::read::fill::{self, Alone};
 use crate::units::{FrameIndex, PageIndex};
 
-/// Times that a view is tried while others change the page. Chosen, not measured.
+/// Attempts to take a view while other threads change the page. Chosen, not measured.
 const TRIES_MAX: usize = 64;
 
-/// Cached bytes of one page, as they were when the view was taken; see [`crate::File::view`].
+/// The bytes of one page at the time when the view was taken; see [`crate::File::view`].
 pub struct View<'f> {
     file: &'f CachedFile,
     frame: FrameIndex,
@@ -39,7 +38,7 @@ impl Deref for View<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the frame is pinned, and the pin goes with `self`; the part lies within the frame.
+        // SAFETY: the frame is pinned until `self` is dropped; the part lies within the frame.
         unsafe { pinned(self.file, self.frame, self.from, self.len) }
     }
 }
@@ -55,8 +54,8 @@ unsafe fn pinned<'v>(file: &CachedFile, frame: FrameIndex, from: usize, len: usi
     }
     assert!(!file.core().is_the_parents(), "a view that the process's parent took");
     let bytes = file.cache().frames.bytes(frame);
-    // SAFETY: nobody writes to a frame that was READY (page.W2) until its last pin is gone; the rest
-    // is the caller's promise.
+    // SAFETY: a frame that was READY is not written to (page.W2) until its last pin is gone; the rest is
+    // the caller's promise.
     unsafe { std::slice::from_raw_parts(bytes.add(from), len) }
 }
 
@@ -75,7 +74,7 @@ impl Drop for View<'_> {
 }
 
 impl View<'_> {
-    /// To be handed to another thread. `cached` is the file of the view.
+    /// For another thread. `cached` is the file of the view.
     pub(crate) fn detach(mut self, cached: Arc<CachedFile>) -> Detached {
         debug_assert!(std::ptr::eq(self.file, &*cached), "another file's view");
         let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);
@@ -98,7 +97,7 @@ impl Detached {
         unsafe { pinned(&self.cached, self.frame, self.from, self.len) }
     }
 
-    /// The view, for a caller that keeps `file`, which is its file.
+    /// The view, for a caller that keeps `file`, which must be the view's file.
     pub(crate) fn attach(mut self, file: &CachedFile) -> View<'_> {
         debug_assert!(std::ptr::eq(file, &**self.cached), "another file's view");
         let frame = std::mem::replace(&mut self.frame, FrameIndex::NONE);
@@ -118,7 +117,8 @@ impl CachedFile {
         self.view_of(offset, len, |file| file.pin(offset))
     }
 
-    /// [`CachedFile::view`] of what is cached; [`Error::WouldBlock`]: it is not, or is being changed.
+    /// [`CachedFile::view`] of cached bytes; [`Error::WouldBlock`]: the page is not cached, or is being
+    /// changed.
     pub(crate) fn try_view(&self, offset: u64, len: usize) -> Result<View<'_>> {
         self.view_of(offset, len, |file| match file.try_pin_at(offset) {
             Some(pinned) => Ok(pinned),
@@ -139,7 +139,7 @@ impl CachedFile {
         let budget = self.cache().frames.limit_bytes() / 2;
         let page_bytes = self.core().page_bytes() as u64;
         let pinned = self.shared.pinned_bytes.fetch_add(page_bytes, Relaxed) + page_bytes;
-        // From here on `unpin` or this gives the budget back.
+        // From here on `unpin` or this returns the budget.
         let unbudget = || self.shared.pinned_bytes.fetch_sub(page_bytes, Relaxed);
         if pinned > budget {
             unbudget();
@@ -159,7 +159,8 @@ impl CachedFile {
         Ok(View { file: self, frame, from, len })
     }
 
-    /// Pins the frame of the page at `offset`; the size goes with it. `None`: the file ends before.
+    /// Pins the frame of the page at `offset`; also returns the size. `None`: the file ends before
+    /// `offset`.
     fn pin(&self, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
         for _ in 0..TRIES_MAX {
             if let Some(pinned) = self.try_pin_at(offset) {
@@ -182,7 +183,7 @@ impl CachedFile {
             if offset < pinned.1 {
                 return Some(Some(pinned));
             }
-            // It has shrunk below the offset since.
+            // The file has shrunk below the offset since.
             unpin_only(self, pinned.0);
         }
     }
@@ -197,7 +198,7 @@ impl CachedFile {
             return None;
         }
         frames.meta(seen.frame()).pins.pin();
-        // The size is of the moment that the word is of.
+        // The size belongs to the same moment as the word.
         let Some(size) = step::copy_kept(word, seen, || self.core().size.get()) else {
             unpin_only(self, seen.frame());
             return None;
@@ -206,11 +207,11 @@ impl CachedFile {
         Some((seen.frame(), size))
     }
 
-    /// Fills the page at `offset` and pins its frame before anyone can evict it. `None`: try again.
+    /// Fills the page at `offset` and pins its frame before it can be evicted. `None`: try again.
     fn fill_pinned(&self, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
         let page = self.page_of(offset);
         let guard = self.lock(offset, offset + 1, Mode::Shared);
-        // May have shrunk below the offset since it was looked at.
+        // The file may have shrunk below the offset since the last check.
         let size = self.core().size.get();
         if offset >= size {
             return Ok(None);
@@ -225,7 +226,7 @@ impl CachedFile {
         };
         if matches!(outcome, Alone::Others) {
             fill::wait(self, page);
-            // Under the guard: no writer can be faster than this, time and again.
+            // Under the guard, no writer can replace the page repeatedly before it is pinned.
             return Ok(self.try_pin(page));
         }
         drop(guard);

@@ -1,4 +1,4 @@
-//! What an engine waits for, on request, and by a thread that looks for waits that take long.
+//! The dump of waiting operations, and a thread that reports long waits.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,7 +12,8 @@ use crate::inode::Shared;
 use crate::thread::spawn;
 use crate::waits::{Dump, Waiting, Watch};
 
-/// How often is looked: half the limit, within these. The clock of waits goes on by milliseconds.
+/// The interval of scans: half the limit, within these bounds. The clock of waits has a resolution of
+/// milliseconds.
 const PERIODS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 pub(crate) fn dump(shared: &Shared) -> Dump {
@@ -31,7 +32,7 @@ pub(crate) fn dump(shared: &Shared) -> Dump {
     }
 }
 
-/// Looks until the engine is gone. Each wait is reported once.
+/// Scans until the engine is gone. Each wait is reported once.
 pub(crate) fn begin(shared: &Arc<Shared>, watch: Watch) -> io::Result<()> {
     let shared = Arc::downgrade(shared);
     spawn("millpond-watch", move || {
@@ -42,7 +43,7 @@ pub(crate) fn begin(shared: &Arc<Shared>, watch: Watch) -> io::Result<()> {
                 .into_iter()
                 .filter(|waiting| waiting.since >= watch.limit)
                 .collect();
-            // The callback may take its time, and must not keep the engine.
+            // The callback may be slow, and must not keep the engine alive.
             drop(shared);
             for waiting in &long {
                 if !reported.contains(&waiting.key) {

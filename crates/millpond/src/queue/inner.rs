@@ -1,5 +1,5 @@
-//! What a queue shares with the operations that are under way: the table of them, and those that have
-//! just ended (rules queue.QU1 to queue.QU4 [queue](crate::queue)).
+//! The state that a queue shares with its operations in flight: the table of pending operations, and the
+//! completions of open batches (rules queue.QU1 to queue.QU4 [queue](crate::queue)).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,36 +14,36 @@ use crate::io::batch;
 use crate::queue::request::{Completion, Request};
 use crate::queue::waiting::Waiting;
 
-/// Completions that a batch has room for at first.
+/// The initial capacity of a batch's completions.
 const TOGETHER: usize = 32;
-/// Completions that a thread keeps room for. Chosen, not measured.
+/// The maximum capacity that a thread keeps for its next batch. Chosen, not measured.
 const SPARE_MAX: usize = 256;
 
-/// What a queue shares with the operations that are under way.
+/// The state that a queue shares with its operations in flight.
 pub(super) struct Inner {
     pub(super) waiting: Waiting<Completion>,
-    /// Where reads go that miss.
+    /// The ring for reads that miss.
     pub(super) ring: Option<Arc<SharedRing>>,
     pub(super) capacity: usize,
     pub(super) eventfd: Arc<OnceLock<OwnedFd>>,
     pub(super) pending: Mutex<Slab<Pending>>,
 }
 
-/// What has completed, of which queue.
+/// The completions of a batch, and their queue.
 type Arrived = (Arc<Inner>, VecDeque<Completion>);
 
 thread_local! {
-    /// What completed in the batch that this thread has open, and is to be told of at its end (queue.QU4):
-    /// seldom of more than one queue.
+    /// The completions of the batch that this thread has open, to be published at its end (queue.QU4):
+    /// rarely of more than one queue.
     static ARRIVED: RefCell<Vec<Arrived>> = const { RefCell::new(Vec::new()) };
 
-    /// Room for the next batch.
+    /// A buffer for the next batch.
     static SPARE: Cell<VecDeque<Completion>> = const { Cell::new(VecDeque::new()) };
 }
 
-/// A read that is under way.
+/// A read in flight.
 pub(super) trait Cancel: Send + Sync {
-    /// Takes the request back; `None` if it is done.
+    /// Takes the request back; `None` if the read is done.
     fn cancel(&self) -> Option<Request>;
 }
 
@@ -62,7 +62,7 @@ impl Pending {
         }
     }
 
-    /// Takes the request back, if nobody has it in hand.
+    /// Takes the request back, if no thread is running it.
     pub(super) fn cancel(&self) -> Option<Request> {
         match self {
             Pending::Read(_, task) => task.cancel(),
@@ -80,7 +80,7 @@ impl Inner {
         self.pending.lock().expect("no panic under the lock")
     }
 
-    /// Completes a pending operation. The caller took its request (queue.QU1).
+    /// Completes a pending operation. The caller has taken its request (queue.QU1).
     pub(super) fn finish(self: &Arc<Self>, number: usize, completion: Completion) {
         let pending = self.pending().remove(number);
         self.complete(completion);
@@ -90,12 +90,12 @@ impl Inner {
     #[inline]
     pub(super) fn complete(self: &Arc<Self>, completion: Completion) {
         let arrived = ARRIVED.try_with(ptr::from_ref);
-        // Not of a thread that is ending, and has no such list any more.
+        // An ending thread no longer has the list.
         let (true, Ok(arrived)) = (batch::is_open(), arrived) else {
             return self.waiting.complete(completion);
         };
-        // SAFETY: this thread's, which is not ended before this has returned. By a reference, as by a closure
-        // the completion would be moved twice more.
+        // SAFETY: the list belongs to this thread, which does not end before this function has returned. A
+        // reference, as a closure would move the completion two more times.
         let mut arrived = unsafe { &*arrived }.borrow_mut();
         let place = match arrived.iter().position(|(queue, _)| Arc::ptr_eq(queue, self)) {
             Some(place) => place,
@@ -104,7 +104,7 @@ impl Inner {
         arrived[place].1.push_back(completion);
     }
 
-    /// A place for what arrives in this thread's batch, of which this is the first.
+    /// Adds an entry for this queue to the thread's batch, with the batch's first completion of the queue.
     #[cold]
     fn begin_to_arrive(self: &Arc<Self>, arrived: &mut Vec<Arrived>) -> usize {
         let mut list = SPARE.try_with(Cell::take).unwrap_or_default();
@@ -115,17 +115,17 @@ impl Inner {
         arrived.len() - 1
     }
 
-    /// Completes what arrived in this thread's batch (queue.QU4).
+    /// Publishes the completions of this thread's batch (queue.QU4).
     fn tell_arrived(&self) {
         let mine = ARRIVED.try_with(|arrived| {
             let mut arrived = arrived.borrow_mut();
             let place = arrived.iter().position(|(queue, _)| ptr::eq(&**queue, self))?;
             Some(arrived.swap_remove(place))
         });
-        // The queue goes, if it does, when nothing is borrowed.
+        // If this was the last reference, the queue is dropped while nothing is borrowed.
         if let Ok(Some((_queue, mut list))) = mine {
             self.waiting.complete_all(&mut list);
-            // Its memory, or what it was changed for, serves again.
+            // Reuses the buffer, or the one that it was swapped for.
             if list.capacity() <= SPARE_MAX {
                 let _ = SPARE.try_with(|spare| spare.set(list));
             }

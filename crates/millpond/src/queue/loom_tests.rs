@@ -1,8 +1,8 @@
 //! Loom models of the waiters: sleeping and waking by the real signals, under the real rules.
 //!
-//! Each model is a case in which somebody could sleep for ever, or events could get lost; loom reports
-//! the first as a deadlock. The futex is a mutex and a condition, which compare and sleep in one step
-//! as the kernel does. The `loom_without_*` twins leave one rule out and must fail.
+//! Each model is a case in which a waiter could sleep indefinitely, or events could get lost; loom reports
+//! the first as a deadlock. The futex is a mutex and a condition variable, which compare and sleep in one
+//! step as the kernel does. The `loom_without_*` mutation tests omit one rule and must fail.
 
 use std::task::{Poll, Waker};
 use std::time::Instant;
@@ -21,7 +21,7 @@ fn queue(capacity: usize) -> Arc<Waiting<u32>> {
     Arc::new(Waiting::new(capacity, Box::new(|_| {}), None))
 }
 
-/// Runs `body` on a thread of its own.
+/// Runs `body` on a separate thread.
 fn beside(
     queue: &Arc<Waiting<u32>>,
     body: impl FnOnce(&Waiting<u32>) + 'static,
@@ -38,13 +38,13 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
 
 const FOREVER: Deadlines = Deadlines { for_min: None, at_all: None };
 
-/// Time is up at once: the model has no clock.
+/// Time limits that have passed: the model has no clock.
 fn no_time() -> Deadlines {
     Deadlines { for_min: None, at_all: Some(Instant::now()) }
 }
 
-/// Goal: a waiter for two is woken when the second comes, wherever it is on its way to sleep, and
-/// the waker touches nothing of it afterwards.
+/// Goal: a waiter for two is woken when the second event completes, at any point of its way to sleep, and
+/// the waker does not access the waiter's memory afterwards.
 #[test]
 fn loom_wait_meets_completions() {
     model(|| {
@@ -76,7 +76,8 @@ fn loom_timeout_meets_grant() {
     });
 }
 
-/// Goal: the minimum's time is up while its last event comes; it waits on for one, and gets it.
+/// Goal: the minimum's time is up while its last event completes; the waiter continues to wait for one, and
+/// gets it.
 #[test]
 fn loom_min_wait_meets_grant() {
     model(|| {
@@ -89,8 +90,8 @@ fn loom_min_wait_meets_grant() {
     });
 }
 
-/// Goal: the test that was asked for in 2006: the waiter for two submits what the waiter for three
-/// needs. Nothing may get stuck.
+/// Goal: the test that was requested in 2006: the waiter for two submits the events that the waiter for
+/// three needs. Nothing may get stuck.
 #[test]
 fn loom_the_waiter_for_two_feeds_the_waiter_for_three() {
     model(|| {
@@ -109,7 +110,7 @@ fn loom_the_waiter_for_two_feeds_the_waiter_for_three() {
     });
 }
 
-/// Goal: a waiter whose time is up passes on what it leaves: the other one gets its event.
+/// Goal: a waiter whose time is up passes on the events that it leaves: the other one gets its event.
 #[test]
 fn loom_who_leaves_wakes_who_stays() {
     model(|| {
@@ -117,7 +118,7 @@ fn loom_who_leaves_wakes_who_stays() {
         assert_eq!(queue.admit(1), 1);
         let stays = beside(&queue, |queue| assert_eq!(queue.wait(1, 1, FOREVER, None).len(), 1));
         let leaves = beside(&queue, |queue| {
-            // What it took it gives back, as a new completion.
+            // It returns the taken events as new completions.
             for event in queue.wait(2, 2, no_time(), None) {
                 assert_eq!(queue.admit(1), 1);
                 queue.complete(event);
@@ -129,7 +130,8 @@ fn loom_who_leaves_wakes_who_stays() {
     });
 }
 
-/// Goal: a granted task that is dropped instead of polled again gives its event to the next one.
+/// Goal: a granted task that is dropped instead of polled again returns its event, which goes to the next
+/// one.
 #[test]
 fn loom_a_dropped_task_passes_its_grant_on() {
     model(|| drop_a_granted_task(queue(1)));
@@ -147,7 +149,7 @@ fn loom_without_the_return_of_its_events_the_next_sleeps_on() {
     model(|| drop_a_granted_task(Arc::new(Waiting::without(1, Rule::Return))));
 }
 
-/// Notes that it was woken.
+/// Records that it was woken.
 #[derive(Default)]
 struct Flag(std::sync::atomic::AtomicBool);
 
@@ -172,10 +174,8 @@ fn drop_a_granted_task(queue: Arc<Waiting<u32>>) {
     assert_eq!(queue.poll_wait(&mut second, 1, 1, &waker), Poll::Ready(vec![1]));
 }
 
-/// Goal: a wake-up that meets the end of a run is not lost, and the run after it finds what was done
-/// before.
-/// Method: a runner whose task is pending until something is there, against the thread that brings
-/// it.
+/// Goal: a wake-up that meets the end of a run is not lost, and the next run sees the earlier writes.
+/// Method: a runner whose task is pending until a value is there, against the thread that stores it.
 #[test]
 fn loom_a_task_is_woken_while_it_goes_to_rest() {
     loom::model(|| {
@@ -183,7 +183,7 @@ fn loom_a_task_is_woken_while_it_goes_to_rest() {
         let run = |(running, there, done): &(Running, AtomicUsize, AtomicUsize)| {
             loop {
                 if there.load(Relaxed) == 1 {
-                    // Not in one step: what a runner leaves, the next one finds.
+                    // Two steps: the next runner must see the writes of this one.
                     done.store(done.load(Relaxed) + 1, Relaxed);
                     return;
                 }
@@ -203,13 +203,14 @@ fn loom_a_task_is_woken_while_it_goes_to_rest() {
         });
         run(&shared);
         bringer.join().unwrap();
-        assert_eq!(shared.2.load(Relaxed), 1, "a task that nobody runs");
+        assert_eq!(shared.2.load(Relaxed), 1, "a task without a runner");
     });
 }
 
-/// Goal: of two wake-ups that meet a runner, both are seen by the run after them, though the second
-/// finds that the first has asked for it.
-/// Method: two who bring a thing each; the runner rests, and what it saw last is all there is.
+/// Goal: of two wake-ups during a run, the next run sees the writes of both, though the second wake-up
+/// finds AGAIN.
+/// Method: two threads store a value each; the last values that the runner saw when it rested must be the
+/// final ones.
 #[test]
 fn loom_two_wake_ups_meet_a_runner() {
     loom::model(|| {
@@ -239,7 +240,7 @@ fn loom_two_wake_ups_meet_a_runner() {
     });
 }
 
-/// Goal: the next runner of a task finds what the one before it left.
+/// Goal: the next runner of a task sees the writes of the one before it.
 /// Method: a runner that rests, and two threads that wake it.
 #[test]
 fn loom_a_task_is_handed_on() {

@@ -1,20 +1,20 @@
 //! Completion queues: many operations submitted at once, and one wake-up for a batch of their ends.
 //!
 //! ```text
-//!   submit -> admit -> a read that hits: complete, at once
-//!                   -> one past the cache, or around it: into its memory, which it has or is lent (`unattended`)
-//!                   -> a read that misses: `task`, stepped by who ends the fills it waits for
-//!                   -> a write, a sync: a worker's job
-//!   end of an operation -> `waiting`: complete, dispatch by the `rules` -> wake whom they grant
+//!   submit -> admit -> a read that hits: completes at once
+//!                   -> a direct read, or one that bypasses the cache: into its own or lent memory (`unattended`)
+//!                   -> a read that misses: `task`, stepped by the threads that complete its fills
+//!                   -> a write, a sync: a job for a worker
+//!   end of an operation -> `waiting`: complete, dispatch by the `rules` -> wake the granted waiters
 //! ```
 //!
-//! - **QU1** What was admitted completes exactly once: by its end, or by a cancel that took its request.
-//! - **QU2** A completion is given to one waiter, by the rules (rules.Q1 to rules.Q8).
-//! - **QU3** A queue that is dropped leaves its operations to their end; nobody learns of it.
-//! - **QU4** What completes in a batch of one thread (`io::batch`) is told of together, at its end: the thread
-//!   keeps it until then, and nobody else's lock or line is touched for each.
+//! - **QU1** An admitted request completes exactly once: by its end, or by a cancel that took the request.
+//! - **QU2** A completion is returned to one waiter, by the rules (rules.Q1 to rules.Q8).
+//! - **QU3** The operations of a dropped queue run to their end; their completions are discarded.
+//! - **QU4** Completions in a batch of one thread (`io::batch`) are published together, at the end of the
+//!   batch. Until then the thread keeps them, and no shared lock or cache line is touched for each.
 //!
-//! Locks: the table of what is pending, a task's body, the rules. None is taken under another, but a
+//! Locks: the table of pending operations, a task's body, the rules. None is taken under another, but a
 //! task may complete, and so take the other two, while a fill ends.
 
 pub(crate) mod rules;
@@ -63,29 +63,29 @@ pub use crate::queue::request::{Completion, Request};
 
 /// The largest capacity of a queue. Chosen, not measured.
 const CAPACITY_MAX: usize = 1 << 20;
-/// Requests of one submission that are started, and if they hit completed, together. Chosen, not
-/// measured.
+/// The number of requests of one submission that are started together, and, for hits, completed together.
+/// Chosen, not measured.
 const BATCH_MAX: usize = 32;
 
-/// A completion queue: operations are submitted, many at once, and waited for in batches.
+/// A completion queue: submits many operations at once, and waits for completions in batches.
 ///
-/// Any number of threads may submit and wait. A waiter says how many completions it wants at least,
-/// and is woken once, when they are there (after Kenneth Chen's and Zach Brown's work on Linux AIO): it
-/// gets all of them, or, when its time is up, what is there. Among several waiters, the one that
-/// wants least is served first, but nobody is passed by for ever: after as many completions went to
-/// others as the queue can hold, a waiter's turn has come, and what is ready is kept for it.
+/// Any number of threads may submit and wait. A waiter states the minimum number of completions that it
+/// wants, and is woken once, when they are there (after Kenneth Chen's and Zach Brown's work on Linux AIO).
+/// It gets all of them, or, after its timeout, the completions that are there. Among several waiters, the
+/// smallest minimum is served first, but no waiter starves: after as many completions went to other waiters
+/// as the queue can hold, a waiter becomes senior, and ready completions are reserved for it.
 ///
-/// Reads of cached bytes complete while they are submitted. A read that misses takes no thread: the
-/// thread that brings its last page finishes it, and on io_uring a waiter for the queue reaps it.
-/// So are direct reads into [`Buffer`](crate::Buffer)s. Where nearly nothing is read again ([`Admission`](crate::Admission)), the
-/// device reads into the request's own memory, if that is aligned as it wants it ([`Buffer`](crate::Buffer)s are), and
-/// nothing is copied. Writes, syncs, and reads of more than 64 pages or an eighth of the cache, are carried
-/// out by a few threads of the engine.
+/// Reads of cached bytes complete during their submission. A read that misses needs no thread: the thread
+/// that completes its last fill finishes it, and on io_uring a waiter for the queue reaps it. The same
+/// holds for direct reads into [`Buffer`](crate::Buffer)s. When few pages are read again
+/// ([`Admission`](crate::Admission)), the device reads into the request's own memory, if its alignment
+/// permits that ([`Buffer`](crate::Buffer)s are aligned), and nothing is copied. A few threads of the
+/// engine run writes, syncs, and reads of more than 64 pages or an eighth of the cache.
 ///
 /// Dropping a queue does not stop its operations. Wakers of [`Queue::wait_async`] are called as those of an
 /// [`AsyncFile`](crate::AsyncFile) are.
 ///
-/// A child of fork can submit nothing to its parent's queues.
+/// A child of fork can't submit to its parent's queues.
 ///
 /// # Examples
 ///
@@ -120,7 +120,7 @@ const BATCH_MAX: usize = 32;
 ///     Request::write_buffers(&file, engine.alloc_buffers(1, 4096)?, 0).user_data(1),
 ///     Request::write(&file, vec![7; 100], 8192).user_data(2),
 /// ]);
-/// // Both, if they come within 10 ms; then one is enough.
+/// // Both, if they complete within 10 ms; after that one is enough.
 /// let mut done = queue.wait_at_least(2, 64, Duration::from_millis(10), None)?;
 /// while done.len() < 2 {
 ///     done.extend(queue.wait(1, 64, None)?);
@@ -151,7 +151,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// With a ring, if `driver` can give it one.
+    /// With a ring, if `driver` can provide one.
     pub(crate) fn new(
         capacity: usize,
         workers: &Arc<Pool>,
@@ -166,11 +166,11 @@ impl Queue {
         let told = Arc::clone(&eventfd);
         let tell = move |events: usize| {
             if let Some(fd) = told.get() {
-                // Fails only if the counter is full, when it is readable already.
+                // Fails only if the counter is full, and then it is readable already.
                 let _ = rustix::io::write(fd, &(events as u64).to_ne_bytes());
             }
         };
-        // Without, the driver reads.
+        // Without a ring, the driver reads.
         let ring = driver.and_then(|driver| SharedRing::new(driver).ok());
         Ok(Queue {
             inner: ProcessLocal::new(Arc::new(Inner {
@@ -183,22 +183,22 @@ impl Queue {
         })
     }
 
-    /// How many operations may be under way, or complete and not waited for.
+    /// The maximum number of operations in flight, or completed and not returned.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.inner.capacity
     }
 
-    /// Starts the first of `requests`, as many as the queue has room for, and takes them out; returns
-    /// how many. 0 where it is full: then wait for completions first. Does not block, save for locks
-    /// that are held for moments, and copies what is cached.
+    /// Starts the first of `requests`, as many as the queue has room for, and removes them from the vector;
+    /// returns their number. 0 if the queue is full: wait for completions first. Does not block, except for
+    /// short-held locks and the copy of cached bytes.
     ///
-    /// What is wrong with a request, its completion says.
+    /// The completion reports an error in a request.
     pub fn submit(&self, requests: &mut Vec<Request>) -> usize {
         self.submit_and_hold(requests, None).0
     }
 
-    /// The same; what is left for `ring` is held for the caller, who waits next.
+    /// The same; submissions to `ring` are held back for the caller, which waits next.
     fn submit_and_hold<'r>(
         &self,
         requests: &mut Vec<Request>,
@@ -233,16 +233,16 @@ impl Queue {
         (admitted, held)
     }
 
-    /// [`Queue::submit`], and then [`Queue::wait`]: with io_uring both are one system call where something
-    /// has to be waited for. Returns how many requests were taken out, too.
+    /// [`Queue::submit`], and then [`Queue::wait`]. With io_uring both are one system call if the call has
+    /// to wait. Also returns the number of submitted requests.
     ///
-    /// A single request of a queue that has nothing else to do is carried out by the calling thread,
-    /// unless there is a `timeout`: nobody can cancel it then, and completions of what others submit
-    /// meanwhile are returned with it, not before.
+    /// If a single request is submitted to an empty queue, the calling thread runs it, unless there is a
+    /// `timeout`. Then it can't be cancelled, and completions of concurrent submissions are returned with
+    /// it, not before.
     ///
     /// # Errors
     ///
-    /// As for [`Queue::wait`]; then nothing was submitted.
+    /// As for [`Queue::wait`]; then no request was submitted.
     ///
     /// # Examples
     ///
@@ -272,7 +272,7 @@ impl Queue {
         let waiting = &self.inner.waiting;
         let is_alone = requests.len() == 1 && min == 1 && timeout.is_none();
         let (submitted, held) = if is_alone && waiting.admit_alone() {
-            // Else the place of the request would be taken for good.
+            // Otherwise the place of the request would be lost.
             let abort = AbortOnUnwind;
             waiting.complete(requests.remove(0).carry_out());
             std::mem::forget(abort);
@@ -284,10 +284,10 @@ impl Queue {
         Ok((submitted, waiting.wait(min, max, deadlines, held)))
     }
 
-    /// Waits until `min` operations have completed, and returns `min` to `max` completions; after
-    /// `timeout` what is there, maybe nothing. `min` 0 takes what is there and never blocks. While
-    /// others wait, too, exactly `min` are returned, and a taker leaves what is kept for one whose turn
-    /// has come.
+    /// Waits until `min` operations have completed, and returns `min` to `max` completions; after `timeout`
+    /// those that are there, maybe none. With `min` 0 it never blocks. With concurrent waiters, exactly
+    /// `min` are returned, and a call that does not wait leaves completions that are reserved for a senior
+    /// waiter.
     ///
     /// Blocks without spinning, and is woken once.
     ///
@@ -306,8 +306,8 @@ impl Queue {
         Ok(self.inner.waiting.wait(min, max, Deadlines { for_min: None, at_all }, None))
     }
 
-    /// [`Queue::wait`], but for `min` completions for no longer than `min_wait`: after that, one is
-    /// enough (as with io_uring's `min_wait`).
+    /// [`Queue::wait`] that waits for `min` completions for at most `min_wait`, and then for one (as with
+    /// io_uring's `min_wait`).
     ///
     /// # Errors
     ///
@@ -328,8 +328,8 @@ impl Queue {
         Ok(self.inner.waiting.wait(min, max, deadlines, None))
     }
 
-    /// [`Queue::wait`] without a thread and without a timeout, in any runtime. Dropped, it takes
-    /// nothing: completions that it was granted go back to the front of the queue.
+    /// [`Queue::wait`] without a thread and without a timeout, in any runtime. If the future is dropped,
+    /// completions that it was granted go back to the front of the queue.
     ///
     /// # Errors
     ///
@@ -356,10 +356,10 @@ impl Queue {
         if self.inner.is_inherited() { Err(Error::Forked { op: Op::Wait }) } else { Ok(()) }
     }
 
-    /// Cancels one operation that was submitted with `user_data` and has not completed; false if there
-    /// is none, or it can't be stopped any more. It completes with ECANCELED, and has done nothing.
-    /// Reads that miss can be stopped at any time, unless the device reads into their own memory; writes and syncs
-    /// until a thread begins with them.
+    /// Cancels one operation that was submitted with `user_data` and has not completed; false if there is
+    /// none, or it can't be cancelled any more. It completes with ECANCELED, and has no effect. Reads that
+    /// miss can be cancelled at any time, unless the device reads into their own memory; writes and syncs
+    /// until a thread starts them.
     pub fn cancel(&self, user_data: u64) -> bool {
         let inner = &self.inner;
         if inner.is_inherited() {
@@ -380,14 +380,14 @@ impl Queue {
         false
     }
 
-    /// An eventfd for loops of `poll` and the like: it is readable when there are completions that no
-    /// waiter was given. Its count is of those that came since it was last read; somebody else may take
-    /// them before you do. Non-blocking; to be read, not written. Completions are taken with
-    /// [`Queue::wait`] and a minimum of 0.
+    /// An eventfd for event loops (`poll`): it is readable when there are completions that no waiter has
+    /// taken. Its count is the number of completions since its last read; another thread may take them
+    /// first. Non-blocking; read it only, do not write to it. Take completions with [`Queue::wait`] and a
+    /// minimum of 0.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`]: there is no descriptor to be had.
+    /// [`Error::Io`]: no descriptor is available.
     ///
     /// # Examples
     ///
@@ -411,14 +411,14 @@ impl Queue {
         if inner.eventfd.get().is_none() {
             let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(|error| Error::io(Op::Wait, 0, 0, error))?;
-            // Another thread may have been faster: its descriptor does.
+            // Another thread may have been first: its descriptor is used.
             let _ = inner.eventfd.set(fd);
             inner.waiting.tell_unassigned();
         }
         Ok(inner.eventfd.get().expect("set above").as_fd())
     }
 
-    /// How many operations have completed and were given to nobody, and how many are under way.
+    /// The number of completed operations that no waiter has taken, and of operations in flight.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         if self.inner.is_inherited() {
@@ -429,18 +429,18 @@ impl Queue {
 }
 
 impl Inner {
-    /// Starts an operation that was admitted; its completion, if that is all.
+    /// Starts an admitted operation; returns its completion if it is done.
     fn start(self: &Arc<Self>, mut request: Request) -> Option<Completion> {
         request.kind.make_list(&request.file);
         if let Err(error) = request.check() {
             return self.complete_at_once(request, Err(error));
         }
-        // Of an engine that may have no queue.
+        // The file's engine may have no queue, and so no started workers.
         if let Err(error) = request.file.cached.shared.workers.start() {
             return Some(request.refused(error));
         }
         let user_data = request.user_data;
-        // Not that of a direct handle.
+        // Not with a direct handle.
         let may_hit = request.file.hits;
         if request.kind.is_read() && may_hit {
             if let Some(moved) = try_hit(&mut request) {
@@ -468,8 +468,8 @@ impl Inner {
         None
     }
 
-    /// Completes a request of the open batch: it is returned, but where it has the last handle of its file a worker
-    /// completes it (task.TK5).
+    /// Completes a request of the open batch: returns the completion, unless the request has the last
+    /// handle of its file; then a worker completes it (task.TK5).
     #[inline]
     fn complete_at_once(
         self: &Arc<Self>,
@@ -483,8 +483,8 @@ impl Inner {
         None
     }
 
-    /// Starts a read that goes around the cache, into memory that is the request's until it ends; nobody can stop
-    /// it. Gives back what is to be read in another way.
+    /// Starts a read that bypasses the cache, into memory that belongs to the request until it completes;
+    /// it can't be cancelled. Returns a request that has to be read in another way.
     fn start_around(self: &Arc<Self>, request: Request) -> Option<Request> {
         let Request { file, user_data, kind } = request;
         let (offset, len, memory) = kind.range_of_read();
@@ -502,7 +502,8 @@ impl Inner {
         }
     }
 
-    /// Starts a direct read into buffers or lent memory, which nobody can stop; gives back what is none.
+    /// Starts a direct read into buffers or lent memory, which can't be cancelled; returns any other
+    /// request.
     fn start_direct(self: &Arc<Self>, request: Request) -> Option<Request> {
         let (file, user_data, list, offset) = match request {
             Request { file, user_data, kind: Kind::ReadBuffers { buffers, offset } }

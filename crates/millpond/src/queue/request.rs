@@ -1,4 +1,4 @@
-//! What a queue is asked for, and what comes back.
+//! The requests and the completions of a queue.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::read::hit::HIT_PAGES_MAX;
 
-/// Something for a [`Queue`](crate::Queue) to do.
+/// A request for a [`Queue`](crate::Queue).
 ///
-/// It owns its buffer, which comes back with the [`Completion`], and keeps its file open. Requests of
-/// one queue are carried out in any order, at the same time: what must come after something else is
-/// submitted after that has completed.
+/// It owns its buffer, which is returned with the [`Completion`], and keeps its file open. Requests of one
+/// queue run concurrently, in any order: submit a request that must follow another one after that has
+/// completed.
 ///
-/// The handle is dropped before the completion is reported. Where it is the last one of its file, dirty pages of
-/// [`WriteMode::Back`](crate::WriteMode::Back) are written back first.
+/// The handle is dropped before the completion is reported. If it is the last one of its file, dirty pages
+/// of [`WriteMode::Back`](crate::WriteMode::Back) are written back first.
 ///
 /// # Examples
 ///
@@ -37,7 +37,7 @@ use crate::read::hit::HIT_PAGES_MAX;
 /// assert!(queue.wait(2, 8, None)?.iter().all(|done| done.result().is_ok()));
 /// let mut memory = [0u8; 4];
 /// let lent = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
-/// // SAFETY: the memory stays, and nobody else uses it, until the request has completed.
+/// // SAFETY: the memory is valid, and not used elsewhere, until the request has completed.
 /// queue.submit(&mut vec![unsafe { Request::read_lent(&file, &lent, 2) }]);
 /// assert_eq!(queue.wait(1, 8, None)?[0].result().unwrap(), 4);
 /// assert_eq!(&memory, b"pond");
@@ -54,7 +54,8 @@ pub struct Request {
     pub(super) kind: Kind,
 }
 
-/// Lent lists are of memory that is its lender's, and stays until the completion; or of buffers, which they have.
+/// Lent lists name memory of the lender, which is valid until the completion; or memory of buffers, which
+/// they own.
 #[derive(Debug)]
 pub(super) enum Kind {
     Read { buffer: Vec<u8>, offset: u64 },
@@ -67,7 +68,7 @@ pub(super) enum Kind {
 }
 
 impl Request {
-    /// Has the processor fetch what the start of this will want.
+    /// Prefetches the memory that the start of this request needs.
     pub(super) fn ask_for(&self) {
         if let Kind::Read { offset, .. }
         | Kind::ReadLent { offset, .. }
@@ -82,8 +83,8 @@ impl Request {
         Request { file: Arc::clone(file), user_data: 0, kind }
     }
 
-    /// [`File::read_at`] of `buffer.len()` bytes from byte `offset` on. The number of bytes read is the
-    /// result; the buffer's length stays.
+    /// [`File::read_at`] of `buffer.len()` bytes from byte `offset`. The result is the number of bytes
+    /// read; the buffer's length does not change.
     ///
     /// # Examples
     ///
@@ -107,13 +108,13 @@ impl Request {
         Request::new(file, Kind::Read { buffer, offset })
     }
 
-    /// [`File::write_at`] of all of `buffer`. The number of bytes written is the result.
+    /// [`File::write_at`] of all of `buffer`. The result is the number of bytes written.
     #[must_use]
     pub fn write(file: &Arc<File>, buffer: Vec<u8>, offset: u64) -> Request {
         Request::new(file, Kind::Write { buffer, offset })
     }
 
-    /// [`File::read_vectored_at`] into all of `buffers`, in turn. They come back with the completion.
+    /// [`File::read_vectored_at`] into all of `buffers`, in turn. They are returned with the completion.
     ///
     /// From a file that was opened [`direct`](crate::OpenOptions::direct) the device reads into them
     /// without a copy, and without a thread on io_uring.
@@ -150,16 +151,16 @@ impl Request {
         Request::new(file, Kind::WriteBuffers { buffers, offset })
     }
 
-    /// [`File::read_vectored_raw_at`] into memory that is lent to the request: for those whose memory has
-    /// another owner than a Rust type, as callers in C. From a file that was opened
-    /// [`direct`](crate::OpenOptions::direct) the device reads into it as into [`Buffer`]s.
+    /// [`File::read_vectored_raw_at`] into memory that is lent to the request: for memory that no Rust type
+    /// owns, as with callers in C. From a file that was opened [`direct`](crate::OpenOptions::direct) the
+    /// device reads into it as into [`Buffer`]s.
     ///
     /// # Safety
     ///
-    /// Each of `dst` must be valid for writes, and used by nobody else, until the request's completion has
-    /// been taken from its queue ([`Queue::wait`](crate::Queue::wait) and its kin), the process has ended,
-    /// or the request was dropped without having been submitted. Dropping the queue does not end what was
-    /// submitted: so the queue must live until then. Access must not fault, save as for
+    /// Each of `dst` must be valid for writes, and not used elsewhere, until the request's completion has
+    /// been taken from its queue (by [`Queue::wait`](crate::Queue::wait) or a similar method), the process
+    /// has ended, or the request was dropped without having been submitted. Dropping the queue does not end
+    /// submitted requests: so the queue must live until then. Access must not fault, except as for
     /// [`File::read_raw_at`].
     ///
     /// # Examples
@@ -174,7 +175,7 @@ impl Request {
     /// let queue = engine.queue(8)?;
     /// let mut memory = [0u8; 4];
     /// let dst = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
-    /// // SAFETY: the completion is taken below, and until then nobody looks at the memory.
+    /// // SAFETY: the completion is taken below, and until then the memory is not used.
     /// let mut requests = vec![unsafe { Request::read_lent(&file, &dst, 2) }];
     /// assert_eq!(queue.submit(&mut requests), 1);
     /// let done = queue.wait(1, 8, None)?.remove(0);
@@ -183,8 +184,8 @@ impl Request {
     /// ```
     #[must_use]
     pub unsafe fn read_lent(file: &Arc<File>, dst: &[libc::iovec], offset: u64) -> Request {
-        // SAFETY: the caller's promise: the request, and what the queue makes of it, is gone before
-        // the memory.
+        // SAFETY: the caller's promise: the request, and all that the queue derives from it, is dropped
+        // before the memory.
         let list = unsafe { RawList::lent(dst, None) };
         Request::new(file, Kind::ReadLent { list, offset })
     }
@@ -193,8 +194,8 @@ impl Request {
     ///
     /// # Safety
     ///
-    /// As for [`Request::read_lent`], but the memory is only read; what changes meanwhile is written
-    /// as it was or as it is.
+    /// As for [`Request::read_lent`], but the memory is only read. If it changes during the write, either
+    /// the old or the new bytes are written.
     #[must_use]
     pub unsafe fn write_lent(file: &Arc<File>, src: &[libc::iovec], offset: u64) -> Request {
         // SAFETY: as in `read_lent`; a write only reads the memory.
@@ -214,14 +215,14 @@ impl Request {
         Request::new(file, Kind::Sync { data_only: true })
     }
 
-    /// A number that comes back with the completion. 0 if not set.
+    /// A number that the completion repeats. 0 if not set.
     #[must_use]
     pub fn user_data(mut self, user_data: u64) -> Request {
         self.user_data = user_data;
         self
     }
 
-    /// What can be said without doing it.
+    /// Checks the request without running it.
     pub(super) fn check(&self) -> Result<()> {
         match &self.kind {
             Kind::Read { buffer, offset } => self.file.check_read(*offset, buffer.len() as u64),
@@ -234,7 +235,7 @@ impl Request {
         }
     }
 
-    /// Completes it by waiting for what it needs.
+    /// Runs it, blocking where it has to wait.
     pub(super) fn carry_out(mut self) -> Completion {
         let file = &*self.file;
         let kind = &mut self.kind;
@@ -253,7 +254,7 @@ impl Request {
         self.complete(result)
     }
 
-    /// Completes it without having done it.
+    /// Completes it with an error, without running it.
     pub(super) fn fail(self, error: Error) -> Completion {
         self.complete(Err(error))
     }
@@ -262,7 +263,8 @@ impl Request {
         self.into_completion(result).1
     }
 
-    /// Its file's handle, which is to be dropped before the completion is reported, and that.
+    /// The handle of its file, which is to be dropped before the completion is reported, and the
+    /// completion.
     #[inline]
     pub(super) fn into_completion(self, result: Result<usize>) -> (Arc<File>, Completion) {
         let (buffer, buffers) = self.kind.into_memory();
@@ -274,7 +276,7 @@ impl Request {
         self.refused(std::io::Error::from_raw_os_error(libc::ECANCELED))
     }
 
-    /// Completes it with what the system said before it was begun.
+    /// Completes it with an error of the system from before its start.
     pub(super) fn refused(self, error: std::io::Error) -> Completion {
         let sum = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.len()).sum();
         let (op, offset, len) = match &self.kind {
@@ -291,7 +293,8 @@ impl Request {
 }
 
 impl Kind {
-    /// Makes a list of the buffers of a read that a hit may answer: as few pages as are read without a thread.
+    /// Makes a list of the buffers of a read that may hit: one with few enough pages to be read without a
+    /// thread.
     pub(super) fn make_list(&mut self, file: &File) {
         if let Kind::ReadBuffers { buffers, offset } = self
             && file.hits
@@ -302,7 +305,7 @@ impl Kind {
         }
     }
 
-    /// What the completion gives back.
+    /// The memory that the completion returns.
     pub(super) fn into_memory(self) -> (Vec<u8>, Vec<Buffer>) {
         match self {
             Kind::Read { buffer, .. } | Kind::Write { buffer, .. } => (buffer, Vec::new()),
@@ -316,7 +319,7 @@ impl Kind {
         }
     }
 
-    /// The bytes of a read that a hit may answer, and how its memory is aligned.
+    /// The byte range of a read that may hit, and the alignment of its memory.
     pub(super) fn range_of_read(&self) -> (u64, u64, Misalignment) {
         match self {
             Kind::Read { buffer, offset } => {
@@ -328,14 +331,14 @@ impl Kind {
         }
     }
 
-    /// The memory of such a read as a list, which has its buffers, and else what owns it: that must stay until
-    /// the list is gone.
+    /// Converts the memory of such a read into a list, which owns its buffers, and otherwise the owner of
+    /// the memory, which must outlive the list.
     pub(super) fn into_list(self) -> (RawList<'static>, Vec<u8>) {
         match self {
             Kind::Read { mut buffer, .. } => {
                 let all =
                     libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-                // SAFETY: the buffer's own memory, which goes with it, and is used by nobody else.
+                // SAFETY: the buffer's own memory, which is returned with the list and not used elsewhere.
                 (unsafe { RawList::lent(&[all], None) }, buffer)
             }
             Kind::ReadLent { list, .. } => (list, Vec::new()),
@@ -343,17 +346,17 @@ impl Kind {
         }
     }
 
-    /// Whether it is a read that a hit may answer.
+    /// Whether it is a read that may hit.
     pub(super) fn is_read(&self) -> bool {
         matches!(self, Kind::Read { .. } | Kind::ReadLent { .. })
     }
 
-    /// Carries out `step` with the memory and the offset of a read that a hit may answer, and that is
-    /// this request's for as long.
+    /// Runs `step` with the memory and the offset of a read that may hit; the request owns the memory
+    /// during that time.
     pub(super) fn with_read<R>(&mut self, step: impl FnOnce(SegmentIter<'_>, u64) -> R) -> R {
         match self {
             Kind::Read { buffer, offset } => {
-                // SAFETY: the buffer is borrowed until the step has returned, which can't keep the
+                // SAFETY: the buffer is borrowed until the step has returned, and the step can't keep the
                 // segment.
                 let dst = unsafe { [Segment::new(buffer.as_mut_ptr(), buffer.len())] };
                 step((&dst).into(), *offset)
@@ -364,14 +367,14 @@ impl Kind {
     }
 }
 
-/// Whether no read of `buffers` is of more pages than may be a hit.
+/// Whether a read of `buffers` covers few enough pages for a hit.
 fn is_short(file: &File, buffers: &[Buffer]) -> bool {
     let most = file.cached.chunk_pages(HIT_PAGES_MAX) - 1;
     let len = buffers.iter().fold(0, |sum: usize, buffer| sum.saturating_add(buffer.len()));
     len <= most.max(1) * file.cached.core().page_bytes()
 }
 
-/// How a [`Request`] ended.
+/// The outcome of a [`Request`].
 ///
 /// # Examples
 ///
@@ -412,7 +415,7 @@ impl Completion {
         self.user_data
     }
 
-    /// What the operation returned.
+    /// The result of the operation.
     ///
     /// # Errors
     ///
@@ -427,7 +430,7 @@ impl Completion {
         self.buffer
     }
 
-    /// The request's buffers, where it was made of such.
+    /// The request's buffers, if it was made of [`Buffer`]s.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Buffer> {
         self.buffers

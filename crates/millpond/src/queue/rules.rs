@@ -1,5 +1,5 @@
-//! Which waiter gets which completions: the waiting rules of a queue, without threads, clocks or
-//! I/O.
+//! The waiting rules of a queue: they decide which waiter gets which completions. A pure state machine
+//! without threads, clocks or I/O.
 //!
 //! ```text
 //!   admit: inflight += n        complete: inflight -> ready        dispatch: ready -> granted
@@ -8,52 +8,53 @@
 //!          -> WAITING -- dispatch --> GRANTED -- collect, withdraw --> its events
 //!                |                       |
 //!                |                       +-- abandon --> its events to the front of `ready`
-//!                +-- withdraw (timeout), relax (min_wait) --> what it may take
+//!                +-- withdraw (timeout), relax (min_wait) --> the events that it may take
 //!                +-- abandon --> nothing
 //! ```
 //!
-//! - **Q1** A waiter gets nothing, or at least its minimum at once: nobody hoards a part and sleeps
-//!   on it. It gets exactly the minimum while others wait, up to its maximum if nobody does.
-//! - **Q2** The candidate is the waiter with the least (minimum, arrival): that of a batch which is
-//!   there is never kept waiting by a larger one that is not.
-//! - **Q3** A waiter that `capacity` events passed by is *senior*, as long as what is ready and in
-//!   flight suffices for it. While there are seniors the candidate is the oldest of them, and what is
-//!   ready is reserved for it: so large minima are not starved by small ones.
-//! - **Q4** A caller that does not wait (minimum 0), or no longer (timeout), *takes* what is ready,
-//!   up to its maximum: nothing while there is a senior, and what it takes passes the others by.
-//! - **Q5** Dispatch follows each completion, arrival and departure, until the candidate's minimum is
-//!   not there. So between calls nobody is satisfiable, a senior's reserve excepted: no latecomer
-//!   finds events that somebody should have had. What completes together is dispatched together: a
-//!   waiter that is alone gets all of it that it takes, rather than its minimum and the rest later.
-//! - **Q6** A waiter that was granted and goes away without its events returns them to the front.
-//! - **Q7** At most `capacity` events are in flight, ready or granted and not collected.
-//! - **Q8** An event counts as unassigned once for each time that it is ready after a dispatch, having
-//!   been in flight or granted before: that is what an eventfd tells of.
+//! - **Q1** A waiter gets nothing, or at least its minimum at once: no waiter holds a part of its minimum
+//!   while it sleeps. It gets exactly the minimum if other waiters exist, and up to its maximum if none do.
+//! - **Q2** The candidate is the waiter with the least (minimum, arrival): a waiter whose events are ready
+//!   is never delayed by a waiter with a larger minimum whose events are not.
+//! - **Q3** A waiter is *senior* when `capacity` events have gone to other callers since its arrival, if
+//!   the ready events and those in flight suffice for it. While there are seniors, the candidate is the
+//!   oldest of them, and ready events are reserved for it: so small minima do not starve large ones.
+//! - **Q4** A caller that does not wait (minimum 0), or no longer waits (timeout), *takes* ready events, up
+//!   to its maximum. It takes none while there is a senior, and taken events count as passed for the
+//!   waiters.
+//! - **Q5** A dispatch follows each completion, arrival and departure, until the ready events do not
+//!   suffice for the candidate's minimum. So between calls no waiter can be satisfied, except by a senior's
+//!   reserve: no late caller takes events that a waiter should have had. Events that complete together are
+//!   dispatched together: a single waiter gets all of them up to its maximum, rather than its minimum first
+//!   and the rest later.
+//! - **Q6** A granted waiter that leaves without its events returns them to the front.
+//! - **Q7** At most `capacity` events are in flight, ready, or granted and not collected.
+//! - **Q8** An event counts as unassigned once for each time that it is ready after a dispatch, having been
+//!   in flight or granted before: an eventfd reports these.
 //!
-//! The signals of the waiters that were granted come back in [`Wakes`], to be told after the lock is
-//! released.
+//! The signals of granted waiters are returned in [`Wakes`], to be sent after the lock is released.
 
 use std::collections::VecDeque;
 
-/// A rule that a twin in the tests leaves out.
+/// A rule that a mutation test omits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(not(test), expect(dead_code, reason = "of the twins"))]
 pub(crate) enum Rule {
-    /// All are kept.
+    /// No rule is omitted.
     None,
     /// Q1: whole minima.
     Whole,
-    /// Q1: no more than the minimum while others wait.
+    /// Q1: no more than the minimum while other callers wait.
     NoMore,
     /// Q2: by minimum, not by arrival.
     LeastFirst,
     /// Q3: seniors.
     Seniors,
-    /// Q3: only a waiter that what is ready and in flight can satisfy.
+    /// Q3: only a waiter that the ready events and those in flight can satisfy.
     SupplyOfSeniors,
     /// Q4: takes leave the senior's reserve.
     TakesYield,
-    /// Q4: what is taken passes the others by.
+    /// Q4: taken events count as passed for the waiters.
     TakesPass,
     /// Q5: after departures.
     DispatchDepartures,
@@ -63,11 +64,11 @@ pub(crate) enum Rule {
     ReturnToFront,
 }
 
-/// A waiter, or one that was granted and has not collected yet.
+/// A waiter, waiting or granted and not collected.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Ticket(u64);
 
-/// The waiters to tell, after the lock is released.
+/// The waiters to wake after the lock is released.
 #[must_use]
 pub(crate) struct Wakes<S>(Vec<S>);
 
@@ -81,18 +82,18 @@ impl<S> Wakes<S> {
     }
 }
 
-/// How an arrival ended.
+/// The result of an arrival.
 #[derive(Debug)]
 pub(crate) enum Arrival<E> {
     Events(Vec<E>),
     Waits(Ticket),
 }
 
-/// What a waiter finds when its time is up.
+/// The result of a waiter's timeout.
 #[derive(Debug)]
 pub(crate) enum Relaxed<E> {
     Events(Vec<E>),
-    /// It waits on, for one event.
+    /// It continues to wait, for one event.
     Waits,
 }
 
@@ -100,26 +101,26 @@ struct Waiter<S> {
     ticket: Ticket,
     min: usize,
     max: usize,
-    /// Events that went to others since it came.
+    /// Events that went to other callers since its arrival.
     passed: usize,
     /// None until it is about to sleep.
     signal: Option<S>,
 }
 
-/// The state of a queue of `E`s whose waiters are told by `S`s. Its owner has it under one lock.
+/// The state of a queue of `E`s whose waiters are notified through `S`s. The owner protects it by one lock.
 pub(crate) struct Rules<E, S> {
     capacity: usize,
     ready: VecDeque<E>,
     inflight: usize,
     /// Granted and not collected.
     held: usize,
-    /// Of `ready`, how many were told of as unassigned (Q8).
+    /// The number of events in `ready` that were reported as unassigned (Q8).
     told: usize,
-    /// In the order of their arrival.
+    /// In the order of arrival.
     waiters: Vec<Waiter<S>>,
     granted: Vec<(Ticket, Vec<E>)>,
     next: u64,
-    /// The least minimum of all waiters, `usize::MAX` without any: most completions look no further.
+    /// The least minimum of all waiters, `usize::MAX` without any: most completions check only this.
     least: usize,
     #[cfg(test)]
     without: Rule,
@@ -163,7 +164,7 @@ impl<E, S> Rules<E, S> {
         self.capacity
     }
 
-    /// Events that nobody has been given yet.
+    /// Events that are not granted.
     pub(crate) fn ready(&self) -> usize {
         self.ready.len()
     }
@@ -172,27 +173,27 @@ impl<E, S> Rules<E, S> {
         self.inflight
     }
 
-    /// Whether nothing is under way or ready, and nobody waits.
+    /// Whether no event is in flight or ready, and there is no waiter.
     pub(crate) fn is_unused(&self) -> bool {
         self.inflight + self.ready.len() + self.held == 0 && self.waiters.is_empty()
     }
 
-    /// Whether a waiter may ask for that: `min` events that the queue can hold, and a maximum of at
-    /// least one and at least `min`.
+    /// Whether a waiter may request this: `min` events that the queue can hold, and a maximum of at least
+    /// one and at least `min`.
     pub(crate) fn permits(&self, min: usize, max: usize) -> bool {
         min <= self.capacity && max >= min && max > 0
     }
 
-    /// Takes room for up to `wanted` events that will complete; how many (Q7).
+    /// Reserves room for up to `wanted` events that will complete; returns their number (Q7).
     pub(crate) fn admit(&mut self, wanted: usize) -> usize {
         let room = self.capacity.saturating_sub(self.ready.len() + self.inflight + self.held);
         let admitted = wanted.min(room);
-        // Makes seniors, maybe, but nobody satisfiable: that needs events that are ready.
+        // May make seniors, but can't satisfy a waiter: that needs ready events.
         self.inflight += admitted;
         admitted
     }
 
-    /// One of the admitted has completed.
+    /// Completes one of the admitted events.
     pub(crate) fn complete(&mut self, event: E, wakes: &mut Wakes<S>) {
         debug_assert!(self.inflight > 0, "completed without having been admitted");
         self.inflight -= 1;
@@ -200,12 +201,12 @@ impl<E, S> Rules<E, S> {
         self.dispatch(wakes);
     }
 
-    /// Several of the admitted have completed, in this order; takes all of them.
+    /// Completes several of the admitted events, in this order; drains `events`.
     pub(crate) fn complete_all(&mut self, events: &mut VecDeque<E>, wakes: &mut Wakes<S>) {
         debug_assert!(self.inflight >= events.len(), "completed without having been admitted");
         self.inflight -= events.len();
         if self.ready.is_empty() {
-            // As a whole: an event is large, and none is moved by itself.
+            // Swaps the whole buffer: an event is large, and none is moved individually.
             std::mem::swap(&mut self.ready, events);
         } else {
             self.ready.append(events);
@@ -213,8 +214,8 @@ impl<E, S> Rules<E, S> {
         self.dispatch(wakes);
     }
 
-    /// A caller comes for `min` to `max` events, which [`Rules::permits`]. `signal` is made only if
-    /// it has to wait.
+    /// A caller arrives that wants `min` to `max` events, which [`Rules::permits`]. `signal` is called only
+    /// if it has to wait.
     pub(crate) fn arrive(
         &mut self,
         min: usize,
@@ -240,7 +241,7 @@ impl<E, S> Rules<E, S> {
         Arrival::Waits(ticket)
     }
 
-    /// The events of a waiter that was granted; `None` if it was not.
+    /// The events of a granted waiter; `None` if it was not granted.
     pub(crate) fn collect(&mut self, ticket: Ticket) -> Option<Vec<E>> {
         let at = self.granted.iter().position(|(granted, _)| *granted == ticket)?;
         let (_, events) = self.granted.swap_remove(at);
@@ -248,7 +249,7 @@ impl<E, S> Rules<E, S> {
         Some(events)
     }
 
-    /// Has a waiter told by another signal; the old one, or the new one back if it was granted.
+    /// Replaces a waiter's signal; returns the old one, or the new one if the waiter was granted.
     pub(crate) fn resignal(&mut self, ticket: Ticket, signal: S) -> Option<S> {
         match self.waiters.iter_mut().find(|waiter| waiter.ticket == ticket) {
             Some(waiter) => waiter.signal.replace(signal),
@@ -256,8 +257,8 @@ impl<E, S> Rules<E, S> {
         }
     }
 
-    /// A waiter's time is up, or it was interrupted: its events if it was granted, else what it may
-    /// take (Q4).
+    /// A waiter's timeout, or interruption: returns its events if it was granted, otherwise the events that
+    /// it may take (Q4).
     pub(crate) fn withdraw(&mut self, ticket: Ticket, wakes: &mut Wakes<S>) -> Vec<E> {
         if let Some(events) = self.collect(ticket) {
             return events;
@@ -268,8 +269,8 @@ impl<E, S> Rules<E, S> {
         events
     }
 
-    /// A waiter's time for its minimum is up: as [`Rules::withdraw`], but where there is nothing to
-    /// take it keeps its place and waits for one event.
+    /// A waiter's timeout for its minimum: as [`Rules::withdraw`], but if there is no event to take, it
+    /// keeps its place and waits for one event.
     pub(crate) fn relax(&mut self, ticket: Ticket, wakes: &mut Wakes<S>) -> Relaxed<E> {
         if let Some(events) = self.collect(ticket) {
             return Relaxed::Events(events);
@@ -286,13 +287,13 @@ impl<E, S> Rules<E, S> {
         self.dispatch_departure(wakes);
         match gone {
             true => Relaxed::Events(events),
-            // A senior's reserve, or what its departure from seniority set free, may be for it.
+            // The departure of a senior, or the end of its seniority, may have released events for it.
             false => self.collect(ticket).map_or(Relaxed::Waits, Relaxed::Events),
         }
     }
 
-    /// A waiter goes away and wants nothing (Q6). Its signal, if it was not granted, is to be dropped outside of the
-    /// lock.
+    /// A waiter leaves without events (Q6). If it was not granted, its signal is returned, to be dropped
+    /// outside of the lock.
     pub(crate) fn abandon(&mut self, ticket: Ticket, wakes: &mut Wakes<S>) -> Option<S> {
         let mut signal = None;
         match self.collect(ticket) {
@@ -307,7 +308,7 @@ impl<E, S> Rules<E, S> {
         signal
     }
 
-    /// How many events became unassigned since this was last asked (Q8).
+    /// The number of events that became unassigned since the last call (Q8).
     pub(crate) fn newly_unassigned(&mut self) -> usize {
         let more = self.ready.len() - self.told.min(self.ready.len());
         self.told = self.ready.len();
@@ -329,7 +330,7 @@ impl<E, S> Rules<E, S> {
         self.least = self.waiters.iter().map(|waiter| waiter.min).min().unwrap_or(usize::MAX);
     }
 
-    /// Q3: the place of the oldest senior.
+    /// Q3: the index of the oldest senior.
     fn senior(&self) -> Option<usize> {
         if !self.keeps(Rule::Seniors) {
             return None;
@@ -343,7 +344,7 @@ impl<E, S> Rules<E, S> {
             .position(|waiter| waiter.passed >= self.capacity && supply >= waiter.min)
     }
 
-    /// Q4. The caller is no waiter, or no longer.
+    /// Q4. The caller is not a waiter, or no longer.
     fn take(&mut self, max: usize) -> Vec<E> {
         if self.keeps(Rule::TakesYield) && self.senior().is_some() {
             return Vec::new();
@@ -355,9 +356,9 @@ impl<E, S> Rules<E, S> {
         self.leave(count)
     }
 
-    /// The first `count` events leave `ready`.
+    /// Removes the first `count` events from `ready`.
     fn leave(&mut self, count: usize) -> Vec<E> {
-        // As a whole, where its memory is not much too large for them.
+        // The whole buffer, unless it is much too large for them.
         let is_whole = count == self.ready.len() && 2 * count >= self.ready.capacity();
         let events = match is_whole {
             true => Vec::from(std::mem::take(&mut self.ready)),
@@ -379,7 +380,7 @@ impl<E, S> Rules<E, S> {
 
     /// Q5.
     fn dispatch(&mut self, wakes: &mut Wakes<S>) {
-        // The candidate's minimum is not less.
+        // The candidate's minimum is at least `least`.
         while self.ready.len() >= self.least || !self.keeps(Rule::Whole) {
             let least = |waiters: &[Waiter<S>]| {
                 (0..waiters.len()).min_by_key(|&at| (waiters[at].min, waiters[at].ticket))

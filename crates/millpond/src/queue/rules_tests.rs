@@ -1,5 +1,5 @@
-//! The waiting rules against a reference that follows DESIGN's text step by step, against figures of
-//! a simulation, and with each rule left out in turn, which must show.
+//! Tests of the waiting rules: against a reference that follows the design's text step by step, against
+//! results of a simulation, and with each rule omitted in turn, which must show.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -37,7 +37,8 @@ fn at_once(queue: &mut Queue, min: usize, max: usize) -> Vec<u32> {
     }
 }
 
-/// Goal: what completes together is given together, to a waiter that takes it; to several as each wants.
+/// Goal: events that complete together are granted together, to a waiter that accepts them; to several by
+/// their minima.
 #[test]
 fn what_completes_together_is_given_together() {
     let mut queue = Queue::new(8);
@@ -66,10 +67,10 @@ fn a_queue_takes_what_it_has_room_for() {
     assert_eq!(queue.admit(3), 3);
     assert_eq!(queue.admit(3), 1);
     woken(|wakes| queue.complete(1, wakes));
-    assert_eq!(queue.admit(1), 0, "what is ready takes room, too");
+    assert_eq!(queue.admit(1), 0, "ready events take room, too");
     assert_eq!(at_once(&mut queue, 0, 1), [1]);
     assert_eq!(queue.admit(2), 1);
-    // What is granted takes room until it is collected, as it may come back.
+    // Granted events need room until they are collected, as they may come back.
     let ticket = wait(&mut queue, 1, 1, 7);
     assert_eq!(woken(|wakes| queue.complete(2, wakes)), [7]);
     assert_eq!(queue.admit(1), 0);
@@ -77,7 +78,7 @@ fn a_queue_takes_what_it_has_room_for() {
     assert_eq!(queue.admit(2), 1);
 }
 
-/// Goal: the case of the 2006 thread: the head wants 3, the second 2, two events come.
+/// Goal: the case of the 2006 thread: the head wants 3, the second 2, two events complete.
 #[test]
 fn the_smallest_that_can_be_satisfied_is_woken() {
     let mut queue = Queue::new(8);
@@ -94,15 +95,15 @@ fn the_smallest_that_can_be_satisfied_is_woken() {
     assert_eq!(queue.collect(three), Some(vec![12, 13, 14]));
 }
 
-/// Goal: its other case: one waits for 100, 50 are there, and a newcomer wants all of them.
+/// Goal: its other case: a waiter wants 100, 50 are there, and a late caller wants all of them.
 #[test]
 fn a_latecomer_takes_what_nobody_can_have_yet_and_counts_for_it() {
     let mut queue = ready_queue(100, 50);
     queue.admit(50);
     let hundred = wait(&mut queue, 100, 100, 100);
-    // Not passed by yet: the newcomer may have them.
+    // Not passed by yet: the late caller may have them.
     assert_eq!(at_once(&mut queue, 0, 60).len(), 50);
-    // Later ones may, until what they took is a whole queue; then the sleeper is next.
+    // Later callers may, until they have taken a whole queue; then the sleeper is next.
     queue.admit(100);
     for event in 0..50 {
         woken(|wakes| queue.complete(event, wakes));
@@ -156,7 +157,7 @@ fn min_wait_takes_what_is_there_or_waits_for_one() {
     assert_eq!(queue.collect(none), Some(vec![7]));
 }
 
-/// Goal: a granted waiter that is dropped returns its events, oldest first, to those that wait.
+/// Goal: a granted waiter that is dropped returns its events, oldest first, to the waiters.
 #[test]
 fn a_dropped_grant_goes_to_the_next() {
     let mut queue = Queue::new(8);
@@ -170,7 +171,7 @@ fn a_dropped_grant_goes_to_the_next() {
     assert_eq!(queue.collect(next), Some(vec![0, 1, 2]));
 }
 
-/// Goal: when the senior for whom events were reserved goes, somebody else gets them at once.
+/// Goal: when a senior with reserved events leaves, another waiter gets them at once.
 #[test]
 fn a_senior_that_leaves_sets_its_reserve_free() {
     let mut queue = Queue::new(2);
@@ -197,7 +198,7 @@ fn an_eventfd_is_told_of_each_unassigned_event_once() {
     assert_eq!(at_once(&mut queue, 0, 1), [0]);
     assert_eq!(queue.newly_unassigned(), 1);
     assert_eq!(at_once(&mut queue, 0, 9), [1]);
-    // Assigned as it comes: nobody else needs to know; dropped again: somebody does.
+    // Assigned at its completion: not reported; returned: reported.
     let waiter = wait(&mut queue, 1, 1, 0);
     woken(|wakes| queue.complete(2, wakes));
     assert_eq!(queue.newly_unassigned(), 0);
@@ -205,9 +206,9 @@ fn an_eventfd_is_told_of_each_unassigned_event_once() {
     assert_eq!(queue.newly_unassigned(), 1);
 }
 
-/// Waiters of fixed minima that come back at once, and how many batches each got of `events` that
-/// complete one by one, `depth` in flight. `poll`: after each so many completions somebody takes
-/// all there is without waiting.
+/// Waiters of fixed minima that come back at once. Returns the number of batches that each got of `events`
+/// that complete one by one, with `depth` in flight. `poll`: after each so-many completions, a caller takes
+/// all ready events without waiting.
 fn batches(mut queue: Queue, minima: &[usize], events: u32, poll: Option<u32>) -> Vec<usize> {
     let mut batches = vec![0; minima.len()];
     let mut tickets: Vec<Option<Ticket>> = vec![None; minima.len()];
@@ -239,8 +240,8 @@ fn batches(mut queue: Queue, minima: &[usize], events: u32, poll: Option<u32>) -
     batches
 }
 
-/// Goal: the figures of the design: the same rule gives the same shares, and smallest first alone
-/// starves all others.
+/// Goal: the results of the design: the same rule gives the same shares, and smallest-first alone starves
+/// all other waiters.
 #[test]
 fn shares_of_waiters_of_1_2_8_32() {
     let minima = [1, 2, 8, 32];
@@ -249,8 +250,8 @@ fn shares_of_waiters_of_1_2_8_32() {
     assert_eq!(batches(without, &minima, 100_000, None), [100_000, 0, 0, 0]);
 }
 
-/// How many completions each waiter waited for at most, from one batch to the next, of `events` that
-/// complete one by one with `depth` in flight; `None` if one got none.
+/// The maximum number of completions that each waiter waited for, from one batch to the next, of `events`
+/// that complete one by one with `depth` in flight; `None` if one got none.
 fn longest_waits(
     mut queue: Queue,
     minima: &[usize],
@@ -271,20 +272,20 @@ fn longest_waits(
             tickets[who] = come(&mut queue, who);
         }
     }
-    // Nor is one waiting for longer at the end.
+    // And no waiter waits for longer at the end.
     let waits = longest.iter().zip(since);
     waits.map(|(longest, since)| longest.map(|longest| longest.max(events - since))).collect()
 }
 
-/// Goal: with enough in flight at all times every waiter has a batch within a time that follows from the
-/// capacity: 20,000 completions a second make 100 ms of 2,000. With less in flight than its minimum a
-/// waiter that others pass by may get none, for ever.
+/// Goal: with enough in flight at all times, every waiter has a batch within a time that follows from the
+/// capacity: at 20,000 completions a second, 2,000 take 100 ms. With less in flight than its minimum, a
+/// waiter may starve.
 #[test]
 fn every_waiter_has_a_batch_within_a_bounded_time() {
     let minima = [1, 2, 8, 32];
     for depth in [32, 48, 64] {
         let longest = longest_waits(Queue::new(64), &minima, depth, 100_000);
-        // Each can become senior once, and be served, while another is waiting to be.
+        // Each can become senior once, and be served, while another one waits to become senior.
         let most = 2 * (64 + minima.iter().sum::<usize>()) as u32;
         let bounded = |wait: &Option<u32>| wait.is_some_and(|wait| wait <= most);
         assert!(longest.iter().all(bounded), "{depth} in flight: {longest:?}, {most}");
@@ -293,8 +294,8 @@ fn every_waiter_has_a_batch_within_a_bounded_time() {
     assert!(starved[3].is_none() && starved[..3].iter().all(Option::is_some), "{starved:?}");
 }
 
-/// Goal: a thread that polls all the time starves no waiter; it would if what it takes did not
-/// count, or if it could take a reserve.
+/// Goal: a thread that polls all the time starves no waiter; it would if its takes did not count, or if it
+/// could take a reserve.
 #[test]
 fn a_poller_starves_nobody() {
     let minima = [2, 8, 32];
@@ -306,7 +307,7 @@ fn a_poller_starves_nobody() {
     }
 }
 
-/// What is done to a queue.
+/// An operation on a queue.
 #[derive(Clone, Debug)]
 enum Step {
     Admit(usize),
@@ -334,7 +335,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// The text of the design, as it stands there: nothing is remembered that can be counted.
+/// The text of the design, literally: all state that can be computed is computed.
 #[derive(Default)]
 struct Reference {
     capacity: usize,
@@ -386,7 +387,7 @@ impl Reference {
     }
 }
 
-/// Runs `steps` on a queue and on the reference; tells where they differ.
+/// Runs `steps` on a queue and on the reference; returns the first difference.
 fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
     let mut reference = Reference { capacity: queue.capacity(), ..Reference::default() };
     let mut tickets: Vec<(u32, Ticket)> = Vec::new();
@@ -504,9 +505,9 @@ fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
         if got != want {
             return differs(&format!("events {got:?}, not {want:?}"));
         }
-        let told: Vec<u32> = wakes.into_iter().collect();
-        if told != woken {
-            return differs(&format!("woke {told:?}, not {woken:?}"));
+        let notified: Vec<u32> = wakes.into_iter().collect();
+        if notified != woken {
+            return differs(&format!("woke {notified:?}, not {woken:?}"));
         }
         if (queue.ready(), queue.inflight()) != (reference.ready.len(), reference.inflight) {
             return differs("ready or in flight");
@@ -515,7 +516,7 @@ fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
         if let Some(name) = reference.candidate()
             && reference.ready.len() >= reference.waiters[&name].0
         {
-            return differs("somebody is satisfiable");
+            return differs("a waiter is satisfiable");
         }
     }
     Ok(())
@@ -523,7 +524,7 @@ fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
-    /// Goal: no sequence of calls tells the rules from the reference.
+    /// Goal: no sequence of calls distinguishes the rules from the reference.
     #[test]
     fn same_as_the_reference(capacity in 1usize..9, steps in steps()) {
         let same = compare(Queue::new(capacity), &steps);
@@ -531,7 +532,7 @@ proptest! {
     }
 }
 
-/// Goal: each rule is needed: left out, some sequence shows it.
+/// Goal: each rule is needed: without it, some sequence differs.
 #[test]
 fn twins_without_a_rule_differ() {
     use proptest::strategy::ValueTree;
@@ -552,7 +553,7 @@ fn twins_without_a_rule_differ() {
         Rule::ReturnToFront,
     ] {
         let seen = cases.iter().any(|(capacity, steps)| {
-            // A twin may trip over its own assertions: that shows it, too.
+            // A mutated version may fail its own assertions: that counts, too.
             std::panic::catch_unwind(|| compare(Queue::without(*capacity, rule), steps))
                 .is_ok_and(|compared| compared.is_err())
         });

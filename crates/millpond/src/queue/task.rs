@@ -1,24 +1,24 @@
-//! A read that was not a hit, of a queue or by [`File::start_read_raw`]: a miss, where it reads to, and
-//! who steps it.
+//! A task: a read of a queue or of [`File::start_read_raw`] that was not a hit. It holds the miss, the
+//! destination, and the state of its runner.
 //!
 //! ```text
 //!            run                 pending
 //!   RUNNING ------> RUNNING --------------> IDLE      by the runner
-//!   IDLE -- wake -> RUNNING                           by the waker, who is the runner then
+//!   IDLE -- wake -> RUNNING                           by the waker, which becomes the runner
 //!   RUNNING -- wake -> AGAIN -- pending --> RUNNING   by a waker; the runner runs again
 //! ```
 //!
-//! - **TK1** One thread at a time runs a task: who changed IDLE to RUNNING, or made the task. It passes
-//!   the role to a worker with a job, and gives it up only by IDLE.
-//! - **TK2** A wake-up that meets a runner leaves AGAIN, also where another has left it, and the runner
-//!   takes it when it wants to be IDLE: none is lost, and the next run sees what was done before each.
-//! - **TK3** A waker runs at the pace of a moment (miss.M7): on the thread that ended a fill, a task
-//!   whose pages are there copies and completes, without another thread. What needs more goes to a
-//!   worker.
-//! - **TK4** Who takes the request out of the body completes it: the runner that finished it, or a
-//!   cancel. The body's lock is held for a step; nobody waits under it.
-//! - **TK5** The file's handle is dropped before the completion is reported. The last one writes back as it is
-//!   dropped: not here, where a fill may be ending, but on a worker, which then reports the completion.
+//! - **TK1** One thread at a time runs a task: the thread that changed IDLE to RUNNING, or created the
+//!   task. It passes the role to a worker with a job, and gives it up only by IDLE.
+//! - **TK2** A wake-up during a run leaves AGAIN, also if another one has left it, and the runner takes it
+//!   when it tries to become IDLE: none is lost, and the next run sees the writes before each.
+//! - **TK3** A waker runs one non-blocking step (miss.M7): on the thread that completed a fill, a task
+//!   whose pages are there copies and completes, without another thread. A longer step goes to a worker.
+//! - **TK4** The thread that takes the request out of the body completes it: the runner that finished it,
+//!   or a cancel. The body's lock is held for a step; no thread waits under it.
+//! - **TK5** The file's handle is dropped before the completion is reported. Dropping the last handle
+//!   writes back: not here, where a fill may be completing, but on a worker, which then reports the
+//!   completion.
 //!
 //! [`File::start_read_raw`]: crate::File::start_read_raw
 
@@ -37,22 +37,22 @@ const IDLE: u32 = 0;
 const RUNNING: u32 = 1;
 const AGAIN: u32 = 2;
 
-/// Who runs a task, and whether it was woken meanwhile (TK1, TK2).
+/// The runner state of a task, and whether it was woken during a run (TK1, TK2).
 pub(super) struct Running(AtomicU32);
 
 impl Running {
-    /// By the caller.
+    /// Running, by the caller.
     pub(super) fn new() -> Running {
         Running(AtomicU32::new(RUNNING))
     }
 
-    /// By the runner, whose task is pending; false: it was woken, and runs on.
+    /// Called by the runner of a pending task; false: the task was woken, and the runner continues.
     #[must_use]
     pub(super) fn try_rest(&self) -> bool {
-        // Release: the next runner finds what this one left.
+        // Release: the next runner sees this one's writes.
         let rests = self.0.compare_exchange(RUNNING, IDLE, Release, Relaxed).is_ok();
         if !rests {
-            // An RMW, and Acquire: the last of those who left AGAIN is found, and those before it.
+            // An RMW, and Acquire: it sees the writes before the last AGAIN, and before the earlier ones.
             self.0.swap(RUNNING, Acquire);
         }
         rests
@@ -64,8 +64,8 @@ impl Running {
         let mut seen = self.0.load(Relaxed);
         loop {
             let next = if seen == IDLE { RUNNING } else { AGAIN };
-            // AcqRel: what was done before the wake is seen by the run that follows it, so also where
-            // AGAIN is there already; and the new runner finds what the last one left.
+            // AcqRel: the next run sees the writes before the wake, also if AGAIN is there already; and the
+            // new runner sees the writes of the last one.
             match self.0.compare_exchange_weak(seen, next, AcqRel, Relaxed) {
                 Ok(_) => return seen == IDLE,
                 Err(now) => seen = now,
@@ -74,18 +74,18 @@ impl Running {
     }
 }
 
-/// What a task reads, and whom it tells.
+/// The read of a task, and the receiver of its result.
 pub(crate) trait Reading: Send + Sized + 'static {
     fn file(&self) -> &Arc<File>;
 
-    /// Goes on with `miss`, which is always the one of this read.
+    /// Continues with `miss`, which always belongs to this read.
     fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step;
 
     /// Reports the result, after the file's handle was dropped by [`release_handle`] (TK5).
     fn end(self, result: Result<usize>);
 }
 
-/// A read under way.
+/// A read in flight.
 pub(crate) struct Task<R> {
     running: Running,
     body: Mutex<Option<Body<R>>>,
@@ -106,7 +106,7 @@ pub(super) struct OfQueue {
 }
 
 impl ReadTask {
-    /// A task that the caller is to [`Task::run`].
+    /// Creates a task; the caller must [`Task::run`] it.
     pub(super) fn new(queue: &Arc<Inner>, number: usize, request: Request) -> Arc<ReadTask> {
         Task::of(OfQueue { queue: Arc::clone(queue), number, request })
     }
@@ -144,7 +144,7 @@ impl Reading for OfQueue {
 }
 
 impl<R: Reading> Task<R> {
-    /// A task that the caller is to [`Task::run`].
+    /// Creates a task; the caller must [`Task::run`] it.
     pub(crate) fn of(reading: R) -> Arc<Task<R>> {
         Arc::new(Task {
             running: Running::new(),
@@ -173,7 +173,7 @@ impl<R: Reading> Task<R> {
         }
     }
 
-    /// One step; `None` if it was the last, or a cancel came before.
+    /// Runs one step; `None` if it was the last, or a cancel came first.
     fn step(&self, waker: &Waker, pace: Pace) -> Option<Step> {
         let mut slot = self.body.lock().expect("no panic under the lock");
         let Body { reading, miss } = slot.as_mut()?;
@@ -196,7 +196,7 @@ impl<R: Reading> Task<R> {
     /// Takes the read back; `None` if it is done.
     fn take(&self) -> Option<R> {
         let body = self.body.lock().expect("no panic under the lock").take()?;
-        // What it waits for is given up here, without the lock.
+        // Its waits are deregistered here, without the lock.
         let Body { reading, miss } = body;
         drop(miss);
         Some(reading)

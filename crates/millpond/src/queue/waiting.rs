@@ -1,14 +1,14 @@
-//! Threads and tasks that wait by the rules: the one lock of a queue, and the sleepers beside it.
+//! The waiters of a queue: threads and tasks that wait by the rules, under the queue's one lock.
 //!
 //! ```text
 //!   wait:  lock, arrive, unlock -> sleep -> lock, collect (granted) or withdraw (timeout), unlock
-//!   other: lock, change, dispatch, unlock -> tell whom it granted
+//!   other: lock, change, dispatch, unlock -> wake the granted waiters
 //! ```
 //!
-//! A thread that changes the rules' state tells the waiters that were granted after it released the
-//! lock, and an eventfd of what no waiter was granted. A waiter whose time is up takes the lock: it
-//! finds its events there even if it was not told yet, and a later wake touches a signal that
-//! nobody reads.
+//! A thread that changes the rules' state releases the lock, and then wakes the granted waiters, and
+//! signals the eventfd for events that no waiter was granted. A waiter whose time is up takes the lock: it
+//! finds its events there even if it has not been woken yet, and the late wake-up touches a signal that no
+//! thread reads.
 //!
 //! Locks: the rules'; nothing is called under it, and no waker is cloned or dropped (`millpond_rangelock::callback`).
 
@@ -24,33 +24,33 @@ use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
-/// What to tell of a grant: once, and that is the last touch (signal.SG1).
+/// The target of a grant's notification: used once, and that is the last access (signal.SG1).
 pub(crate) enum Notify {
     Thread(Arc<Signal>),
     Task(TaskWaker),
 }
 
-/// Until when a waiter waits, and for how many.
+/// A waiter's time limits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Deadlines {
-    /// From then on one event is enough.
+    /// After this time one event is enough.
     pub(crate) for_min: Option<Instant>,
-    /// From then on none is.
+    /// After this time no event is needed.
     pub(crate) at_all: Option<Instant>,
 }
 
 /// The rules under their lock.
 pub(crate) struct Waiting<E> {
     rules: Mutex<Rules<E, Notify>>,
-    /// 1 once somebody wants to be told of unassigned events.
+    /// 1 after a caller has enabled the notification of unassigned events.
     told: AtomicU32,
     tell: Box<dyn Fn(usize) + Send + Sync>,
-    /// In which a waiter may sleep.
+    /// A ring in which a waiter may sleep.
     ring: Option<std::sync::Arc<SharedRing>>,
 }
 
 impl<E> Waiting<E> {
-    /// `tell` is told of events that nobody waits for, after [`Waiting::tell_unassigned`].
+    /// `tell` is called with the number of unassigned events, after [`Waiting::tell_unassigned`].
     pub(crate) fn new(
         capacity: usize,
         tell: Box<dyn Fn(usize) + Send + Sync>,
@@ -70,7 +70,7 @@ impl<E> Waiting<E> {
         self.rules.lock().expect("no panic under the lock")
     }
 
-    /// Releases the lock, and tells everybody.
+    /// Releases the lock, and notifies the granted waiters.
     fn tell(&self, mut rules: MutexGuard<'_, Rules<E, Notify>>, wakes: Wakes<Notify>) {
         // Acquire: pairs with `tell_unassigned`, so that the eventfd is there. Argued: both are under
         // the lock of the rules.
@@ -88,7 +88,7 @@ impl<E> Waiting<E> {
     fn notify(&self, notify: Notify) {
         match notify {
             Notify::Thread(signal) => {
-                // The last touch of the signal; the ring outlives it.
+                // The last access to the signal; the ring outlives it.
                 if signal.grant()
                     && let Some(ring) = &self.ring
                 {
@@ -99,7 +99,8 @@ impl<E> Waiting<E> {
         }
     }
 
-    /// Until `signal` is granted so many events, or `deadline`; whether it was.
+    /// Sleeps until `signal` is granted this many events, or until `deadline`; returns whether it was
+    /// granted.
     fn sleep(
         &self,
         signal: &Arc<Signal>,
@@ -113,7 +114,7 @@ impl<E> Waiting<E> {
         }
     }
 
-    /// From now on, and of what is there already.
+    /// Enables the notification of unassigned events, and reports those that are there already.
     pub(crate) fn tell_unassigned(&self) {
         let rules = self.lock();
         // Argued: see `tell`.
@@ -125,18 +126,18 @@ impl<E> Waiting<E> {
         self.lock().permits(min, max)
     }
 
-    /// Takes room for up to `wanted` events; how many.
+    /// Reserves room for up to `wanted` events; returns their number.
     pub(crate) fn admit(&self, wanted: usize) -> usize {
         self.lock().admit(wanted)
     }
 
-    /// Takes room for one event, if there is no other, and nobody waits.
+    /// Reserves room for one event, if the queue is empty and has no waiter.
     pub(crate) fn admit_alone(&self) -> bool {
         let mut rules = self.lock();
         rules.is_unused() && rules.admit(1) == 1
     }
 
-    /// Events that are ready and not granted, and those in flight.
+    /// The number of events that are ready and not granted, and of those in flight.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let rules = self.lock();
         (rules.ready(), rules.inflight())
@@ -149,7 +150,7 @@ impl<E> Waiting<E> {
         self.tell(rules, wakes);
     }
 
-    /// Completes several at once, in their order; `events` has none after that.
+    /// Completes several at once, in order; drains `events`.
     pub(crate) fn complete_all(&self, events: &mut VecDeque<E>) {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
@@ -157,7 +158,8 @@ impl<E> Waiting<E> {
         self.tell(rules, wakes);
     }
 
-    /// Waits for `min` to `max` events, which the rules permit; `held` of the ring.
+    /// Waits for `min` to `max` events, which the rules permit; `held` submissions of the ring are made
+    /// first.
     pub(crate) fn wait(
         &self,
         min: usize,
@@ -195,8 +197,8 @@ impl<E> Waiting<E> {
         let min = if for_min.is_some() { 1 } else { min };
         is_granted = is_granted || self.sleep(&signal, min, deadlines.at_all, held);
         if is_granted {
-            // What was granted is there: the grant came before the telling, under the lock.
-            return self.lock().collect(ticket).expect("granted, and told so");
+            // The granted events are there: the grant came before the notification, under the lock.
+            return self.lock().collect(ticket).expect("granted, and notified");
         }
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
@@ -224,7 +226,7 @@ impl<E> Waiting<E> {
             }
             let old = rules.resignal(waiting, notify());
             drop(rules);
-            // A waker may do anything as it is dropped: not under the lock.
+            // The drop of a waker may run any code, so not under the lock.
             drop(old);
             return Poll::Pending;
         }
@@ -239,7 +241,7 @@ impl<E> Waiting<E> {
         }
     }
 
-    /// A task that waits is dropped.
+    /// A waiting task is dropped.
     pub(crate) fn abandon(&self, ticket: Ticket) {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();

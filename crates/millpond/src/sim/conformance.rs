@@ -1,7 +1,7 @@
-//! What every back end must do, over the trait alone.
+//! Conformance tests of every storage backend, through the trait alone.
 //!
-//! Each test runs on each back end that works here, with both backings where it has a choice. The
-//! memory is aligned, as frames are; what is not aligned is said so.
+//! Each test runs on each backend that works here, with both backings if it has a choice. The memory is
+//! aligned, as frames are, unless the test states otherwise.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -67,7 +67,7 @@ fn offered(read: bool, write: bool) -> OpenedFor {
     OpenedFor { read, write, direct: false, is_own: false }
 }
 
-/// A back end and how to make a file of it.
+/// A backend, and how to make a file of it.
 struct Subject {
     name: &'static str,
     file: Arc<dyn BackingFile>,
@@ -82,7 +82,7 @@ impl Drop for Subject {
     }
 }
 
-/// One of each, over a new file that holds `content`.
+/// One of each, over a new file with `content`.
 fn subjects(content: &[u8]) -> Vec<Subject> {
     let mut all = Vec::new();
     let mut add = |name, make: &dyn Fn(&OwnedFd, &Arc<Threads>) -> io::Result<Made>| {
@@ -146,7 +146,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
 
 type Made = (Arc<dyn BackingFile>, Option<Arc<Driver>>);
 
-/// On the disk that the build is on, as /tmp may not know O_DIRECT.
+/// On the disk of the build, as /tmp may not support O_DIRECT.
 fn target_dir() -> std::path::PathBuf {
     let exe = std::env::current_exe().unwrap();
     exe.parent().unwrap().to_path_buf()
@@ -160,7 +160,7 @@ fn content(len: usize) -> Vec<u8> {
     (0..len).map(pattern).collect()
 }
 
-/// One transfer, brought to its end.
+/// Runs one transfer to its end.
 fn transfer(
     file: &dyn BackingFile,
     direction: Direction,
@@ -232,7 +232,7 @@ fn writes_are_read_back_whatever_their_alignment() {
     }
 }
 
-/// Goal: vectors of any shape go through, longer ones than a system call takes, too.
+/// Goal: vectors of any shape work, also longer ones than a system call accepts.
 /// Method: 1, 2, 1024, 1025 and 3000 segments of a block and of odd lengths, empty ones among them.
 #[test]
 fn vectors_of_any_length_go_through() {
@@ -250,7 +250,7 @@ fn vectors_of_any_length_go_through() {
                 }
                 let (moved, error) = transfer(file, Direction::Write, 0, &segments);
                 assert!(error.is_none() && moved == len as u64, "{}: {error:?}", subject.name);
-                // Direct reads want aligned pieces.
+                // Direct reads need aligned pieces.
                 let aligned = len.next_multiple_of(BLOCK);
                 let mut back = Memory::zeroed(aligned);
                 let piece = if file.alignment(false).offset_bytes > 1 { BLOCK } else { piece };
@@ -263,7 +263,7 @@ fn vectors_of_any_length_go_through() {
     }
 }
 
-/// Goal: a batch is carried out whole, however long, and each transfer gets its own outcome.
+/// Goal: a batch of any length runs as a whole, and each transfer gets its own result.
 /// Method: batches up to several rings long, some transfers of which lie beyond the end.
 #[test]
 fn batches_of_any_length_end_with_their_own_outcomes() {
@@ -370,8 +370,8 @@ fn allocation_changes_no_byte_and_the_length_only_if_asked_to() {
     }
 }
 
-/// Goal: a walk over data and holes visits all of the file, and what is in holes is zero; a hole
-/// that was punched is found; nobody's file offset moves.
+/// Goal: a walk over data and holes visits the whole file, and holes read as zeros; a punched hole is
+/// found; no file offset moves.
 #[test]
 fn seeks_find_data_and_holes() {
     const BLOCKS: usize = 64;
@@ -399,8 +399,8 @@ fn seeks_find_data_and_holes() {
     }
 }
 
-/// Goal: a seek leaves the offset of the descriptor that the file was made from alone, also where
-/// its name is gone or it permits one direction only.
+/// Goal: a seek does not change the offset of the descriptor that the file was made from, also if the file
+/// is unlinked or the descriptor permits one direction only.
 #[test]
 fn seeks_use_a_description_of_their_own() {
     let dir = tempfile::tempdir_in(target_dir()).unwrap();
@@ -430,10 +430,10 @@ fn seeks_use_a_description_of_their_own() {
     }
 }
 
-/// Goal: a background read tells its end once, with its bytes in place; a refused caller gets the
-/// read back whole.
-/// Method: more reads at once than any back end queues, in segments, with some beyond the end; with
-/// and without a waiter, one by one and together.
+/// Goal: a background read completes once, with its bytes in place; a refused caller gets the whole read
+/// back.
+/// Method: more concurrent reads than any backend queues, in segments, some of them beyond the end; with
+/// and without a waiter, singly and in batches.
 #[test]
 fn background_reads_end_once_each() {
     for (wanted, together) in [(false, false), (true, false), (true, true)] {
@@ -477,16 +477,16 @@ fn background_reads(wanted: bool, together: bool) {
             assert!(moved <= there && (moved > 0) == (there > 0), "{}: {moved}", subject.name);
             assert!(moved == 0 || memory.get()[..moved] == content[at * BLOCK..][..moved]);
         }
-        assert!(ended.recv_timeout(Duration::from_millis(5)).is_err(), "told twice");
+        assert!(ended.recv_timeout(Duration::from_millis(5)).is_err(), "completed twice");
         assert!(started > 0 && started + refused == 300);
         assert!(refused == 0 || !wanted || subject.name.starts_with("sim"));
         println!("{}: {started} started, {refused} refused", subject.name);
     }
 }
 
-/// Goal: signals that arrive all the time do not make a transfer fail or end short.
-/// Method: another thread sends this one a signal, whose handler restarts nothing, every few
-/// microseconds while it writes and reads batches.
+/// Goal: a steady stream of signals does not make a transfer fail or end short.
+/// Method: another thread sends a signal, whose handler does not restart system calls, every few
+/// microseconds during batches of writes and reads.
 #[test]
 fn interrupted_transfers_are_continued() {
     static CAUGHT: AtomicUsize = AtomicUsize::new(0);
@@ -546,7 +546,7 @@ fn interrupted_transfers_are_continued() {
     assert!(CAUGHT.load(SeqCst) > 0);
 }
 
-/// Goal: what the device refuses is an error, not the end of the file.
+/// Goal: an access that the device refuses is an error, not the end of the file.
 /// Method: a descriptor for one direction only, offered for that one.
 #[test]
 fn a_direction_without_a_descriptor_is_an_error() {

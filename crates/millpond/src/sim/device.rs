@@ -1,7 +1,7 @@
-//! A simulated device as a test sees it: what is stored, what was asked for, and what was wrong.
+//! The tests' interface to a simulated device: its contents, the requests it received, and violations.
 //!
-//! - **DV1** Of two transfers that overlap in space and time, none is a write; nor is the file cut,
-//!   or a hole punched, where it is being written.
+//! - **DV1** No write overlaps another transfer in space and time; nor is the file truncated, or a hole
+//!   punched, in a range that is being written.
 //! - **DV2** The memory of a write does not change until it ends.
 
 use std::collections::{HashMap, HashSet};
@@ -15,23 +15,23 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::sim::disk::Disk;
 use crate::sim::random::split_mix;
 
-/// A write that a simulated device was asked for.
+/// A write that a simulated device received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimWrite {
-    /// Where it begins, in bytes.
+    /// Its offset, in bytes.
     pub offset: u64,
-    /// How many bytes it was to write.
+    /// Its length, in bytes.
     pub len: u64,
-    /// Whether its bytes were to be durable when it ended.
+    /// Whether it was a durable write.
     pub durable: bool,
 }
 
-/// What a test sees of a simulated device, and does to it. Clones are the same device.
+/// A test's view and control of a simulated device. Clones are the same device.
 ///
-/// From [`SimOptions::device`](crate::SimOptions::device), which is to be called before a file is
-/// opened. Contents are those of the file that was opened last, unless [`SimDevice::file`] chose
-/// another, and so is the file that [hangs](SimDevice::hang) or [fails](SimDevice::fail_writes); all
-/// else concerns the whole device.
+/// Returned by [`SimOptions::device`](crate::SimOptions::device), which must be called before a file is
+/// opened. Contents are those of the file that was opened last, unless [`SimDevice::file`] chose another,
+/// and so is the file that [hangs](SimDevice::hang) or [fails](SimDevice::fail_writes); everything else
+/// concerns the whole device.
 ///
 /// # Examples
 ///
@@ -52,7 +52,7 @@ pub struct SimWrite {
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// What it was asked for, held back, and made to fail:
+/// Requests, blocked and failing operations:
 ///
 /// ```
 /// use std::time::Duration;
@@ -134,7 +134,7 @@ struct Traffic {
     violations: Vec<String>,
 }
 
-/// What is wrong with single files, by their numbers.
+/// The faults of single files, by their numbers.
 #[derive(Default)]
 struct Ills {
     hung: HashSet<usize>,
@@ -168,19 +168,19 @@ impl Traffic {
 }
 
 impl SimDevice {
-    /// The same device; the one file is that which was opened as number `index`, from 0.
+    /// The same device; single-file methods concern the file that was opened as number `index`, from 0.
     #[must_use]
     pub fn file(&self, index: usize) -> SimDevice {
         SimDevice { shared: Arc::clone(&self.shared), index: Some(index) }
     }
 
-    /// How many files were opened so far; one that all handles had closed counts again.
+    /// The number of files opened so far; a file that is opened again after its last close counts again.
     #[must_use]
     pub fn files(&self) -> usize {
         self.disks().len()
     }
 
-    /// What reads of the device would return. The file's handles may be closed already.
+    /// The bytes that reads of the device would return. The file's handles may be closed already.
     #[must_use]
     pub fn image(&self) -> Vec<u8> {
         self.with_disk(|disk| disk.image().to_vec())
@@ -204,65 +204,64 @@ impl SimDevice {
         self.with_disk(|disk| disk.len_max())
     }
 
-    /// What is sure to be left after a power cut: what successful syncs covered.
+    /// The bytes that a power cut can't lose: those that successful syncs covered.
     #[must_use]
     pub fn durable(&self) -> Vec<u8> {
         self.with_disk(|disk| disk.durable())
     }
 
-    /// What is left after a power cut now. Each sector of 512 bytes is as it was when a successful
-    /// sync last covered it, or as it was at any moment since; the length is that of the last
-    /// successful sync, or any that was set since, and no sector is older than a truncation that
-    /// came before that length. `seed` decides.
+    /// The state after a power cut now. Each sector of 512 bytes has the content that a successful sync
+    /// last covered, or any content since; the length is that of the last successful sync, or any that was
+    /// set since, and no sector is older than a truncation before that length. `seed` decides.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Vec<u8> {
         let mut state = seed;
         self.with_disk(|disk| disk.crash(|below| split_mix(&mut state) % below.max(1)))
     }
 
-    /// Writes that were tried.
+    /// The number of attempted writes.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.shared.writes.load(Relaxed)
     }
 
-    /// Syncs that were tried, and durable writes.
+    /// The number of attempted syncs and durable writes.
     #[must_use]
     pub fn syncs(&self) -> u64 {
         self.shared.syncs.load(Relaxed)
     }
 
-    /// Writes that were made to fail; durable ones among them, whatever failed of them.
+    /// The number of writes that were made to fail; including durable ones, whichever half failed.
     #[must_use]
     pub fn failed_writes(&self) -> u64 {
         self.shared.failed_writes.load(Relaxed)
     }
 
-    /// Syncs that were made to fail; no durable writes.
+    /// The number of syncs that were made to fail, without durable writes.
     #[must_use]
     pub fn failed_syncs(&self) -> u64 {
         self.shared.failed_syncs.load(Relaxed)
     }
 
-    /// The most writes that were ever under way at once.
+    /// The maximum number of writes that were in flight at a time.
     #[must_use]
     pub fn writes_under_way_max(&self) -> usize {
         self.traffic().writes_max
     }
 
-    /// The writes that were tried, in order; and forgets them.
+    /// Returns the attempted writes, in order, and clears the log.
     #[must_use]
     pub fn take_log(&self) -> Vec<SimWrite> {
         std::mem::take(&mut self.traffic().log)
     }
 
-    /// Makes writes wait, or lets them go on.
+    /// Blocks writes, or releases them.
     pub fn block_writes(&self, on: bool) {
         self.traffic().blocked = on;
         self.shared.released.notify_all();
     }
 
-    /// Waits until a write waits for being released; whether one did within `limit`.
+    /// Waits until a write is blocked; returns whether one was within `limit`.
     #[must_use]
     pub fn wait_for_blocked_write(&self, limit: Duration) -> bool {
         let started = Instant::now();
@@ -275,13 +274,13 @@ impl SimDevice {
         true
     }
 
-    /// Has the next sync that will succeed, or durable write, wait before the device makes anything
-    /// durable of it, until [`SimDevice::release_sync`]. Others go on.
+    /// Blocks the next sync that will succeed, or durable write, before the device makes its bytes durable,
+    /// until [`SimDevice::release_sync`]. Other operations continue.
     pub fn hold_next_sync(&self) {
         self.traffic().holds_next_sync = true;
     }
 
-    /// Waits until one waits; whether one did within `limit`.
+    /// Waits until a sync is blocked; returns whether one was within `limit`.
     #[must_use]
     pub fn wait_for_held_sync(&self, limit: Duration) -> bool {
         let started = Instant::now();
@@ -294,36 +293,36 @@ impl SimDevice {
         true
     }
 
-    /// Lets it go on.
+    /// Releases it.
     pub fn release_sync(&self) {
         let mut traffic = self.traffic();
         (traffic.holds_next_sync, traffic.holds_sync) = (false, false);
         self.shared.released.notify_all();
     }
 
-    /// Makes all that changes the one file wait: writes, syncs, changes of its length and extents; or
-    /// lets it go on.
+    /// Blocks all changes of the one file: writes, syncs, changes of its length and extents; or releases
+    /// them.
     pub fn hang(&self, on: bool) {
         let index = self.index();
         set(&mut self.ills().hung, index, on);
         self.shared.freed.notify_all();
     }
 
-    /// Makes syncs of the one file wait, while it takes what is written; or lets them go on.
+    /// Blocks syncs of the one file, while it accepts writes; or releases them.
     pub fn hang_syncs(&self, on: bool) {
         let index = self.index();
         set(&mut self.ills().hung_syncs, index, on);
         self.shared.freed.notify_all();
     }
 
-    /// How many operations of the one file wait because it hangs.
+    /// The number of operations that wait because the one file hangs.
     #[must_use]
     pub fn hanging(&self) -> usize {
         self.ills().waiting.get(&self.index()).copied().unwrap_or(0)
     }
 
-    /// Lets all writes to the one file fail with `errno`; 0: none. The switch for the errors is not
-    /// asked.
+    /// Makes all writes to the one file fail with `errno`; 0: none. Independent of the switch for the
+    /// errors.
     pub fn fail_writes(&self, errno: i32) {
         let index = self.index();
         let failing = &mut self.ills().failing;
@@ -334,9 +333,9 @@ impl SimDevice {
         };
     }
 
-    /// Lets each read and write of the one file that touches `bytes` fail with `errno`, after having moved any part
-    /// of them, for as long as the [switch for the errors](crate::SimOptions::errors_switch) is on: a place that has
-    /// gone bad. In place of the last one; 0: none.
+    /// Makes each read and write of the one file that touches `bytes` fail with `errno`, after a random
+    /// part of them has been moved, while the [switch for the errors](crate::SimOptions::errors_switch) is
+    /// on: a bad block. Replaces the last one; 0: none.
     ///
     /// # Examples
     ///
@@ -366,9 +365,8 @@ impl SimDevice {
         };
     }
 
-    /// What the engine did that it must not: transfers that overlap in space and time and are not
-    /// all reads; a cut or a hole in what is being written; a write of memory that
-    /// changes meanwhile.
+    /// Violations by the engine: transfers that overlap in space and time and are not all reads; a truncate
+    /// or a hole in a range that is being written; a write whose memory changes during the write.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.traffic().violations.clone()
@@ -386,7 +384,7 @@ impl SimDevice {
         self.shared.ills.lock().expect("no panic under the lock")
     }
 
-    /// The number of the file that this one was made for, or of the one opened last.
+    /// The number of the chosen file, or of the file opened last.
     fn index(&self) -> usize {
         self.index.unwrap_or_else(|| self.disks().len().saturating_sub(1))
     }
@@ -407,7 +405,7 @@ impl SimDevice {
         self.shared.watched.store(true, Relaxed);
     }
 
-    /// Makes the disk of a file that is being opened, and its number.
+    /// Creates the disk of a file that is being opened, and its number.
     pub(super) fn open(&self, bytes: Vec<u8>) -> (usize, Arc<Mutex<Disk>>) {
         if !self.is_watched() {
             return (0, Arc::new(Mutex::new(Disk::new(bytes, false))));
@@ -439,7 +437,7 @@ impl SimDevice {
         self.shared.failed_syncs.fetch_add(1, Relaxed);
     }
 
-    /// Notes that a transfer begins; returns its id.
+    /// Records the start of a transfer; returns its id.
     pub(super) fn begin(&self, file: usize, transfer: &Transfer<'_>) -> u64 {
         let len = transfer.segments.left();
         let bytes = transfer.offset..transfer.offset + len;
@@ -473,7 +471,7 @@ impl SimDevice {
         self.traffic().under_way.retain(|other| other.id != id);
     }
 
-    /// Waits if it is the sync that is to be held.
+    /// Waits if it is the sync to block.
     pub(super) fn pass_sync(&self) {
         let mut traffic = self.traffic();
         if std::mem::take(&mut traffic.holds_next_sync) {
@@ -504,7 +502,6 @@ impl SimDevice {
         *ills.waiting.entry(file).or_default() -= 1;
     }
 
-    /// The errno of all writes to the file, if they are to fail.
     /// The errno of a transfer of these bytes, if it is to fail.
     pub(super) fn bad_range(&self, file: usize, bytes: Range<u64>) -> Option<i32> {
         let ills = self.ills();
@@ -516,7 +513,7 @@ impl SimDevice {
         self.ills().failing.get(&file).copied()
     }
 
-    /// Notes a change of bytes that is no write: a cut, or a hole.
+    /// Records a change of bytes other than a write: a truncate, or a hole.
     pub(super) fn change(&self, file: usize, bytes: Range<u64>) {
         let mut traffic = self.traffic();
         let other = traffic.under_way.iter().find(|other| {

@@ -1,7 +1,7 @@
-//! What a simulated device keeps of one file, and what a power cut leaves of it.
+//! The stored state of one file on a simulated device, and its state after a power cut.
 //!
-//! *Durable*: what a successful sync covered. *Pending*: for each sector that changed since, the
-//! contents that it had, in order. *Image*: what reads return.
+//! *Durable*: the bytes that a successful sync covered. *Pending*: for each sector that changed since, its
+//! later contents, in order. *Image*: the bytes that reads return.
 //!
 //! ```text
 //!   write, set_len -> pending -> sync -> durable
@@ -9,12 +9,12 @@
 //!   crash: each sector durable or any one of its pending versions; the size durable or any set since
 //! ```
 //!
-//! - **SD1** Sizes change in order, as a journal keeps them: a crash that finds the size of some
-//!   moment finds every cut up to then, and every hole that was punched. Such a version of a
-//!   sector is outlived by nothing older; a failed sync loses none, and no size.
-//! - **SD2** Versions of a sector that nobody asks for apart may be merged: the older one is
-//!   forgotten, as by a device that overwrote it before it stored it. So histories stay short.
-//! - **SD3** A sync covers what ended before it began, and nothing else for certain.
+//! - **SD1** Sizes change in order, as in a journal: a crash that finds the size of some moment finds every
+//!   truncate up to then, and every hole that was punched. Such a version of a sector replaces all older
+//!   ones; a failed sync loses none, and no size.
+//! - **SD2** Versions of a sector that are never needed separately may be merged: the older one is dropped,
+//!   as if the device had overwritten it before storing it. So histories stay short.
+//! - **SD3** A sync covers the writes that ended before it began; whether it covers others is undefined.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,9 +23,9 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::sim::memory;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
-/// Versions kept of a sector (SD2).
+/// The number of versions kept of a sector (SD2).
 const VERSIONS_MAX: usize = 6;
-/// Sizes kept beside the durable one.
+/// The number of sizes kept in addition to the durable one.
 const SIZES_MAX: usize = 64;
 
 type Sector = [u8; SECTOR_BYTES];
@@ -34,25 +34,25 @@ type Sector = [u8; SECTOR_BYTES];
 pub(crate) type Moment = u64;
 
 struct Version {
-    /// From when on the sector had these contents, or later ones (SD2).
+    /// The sector has had these contents, or later ones, since this moment (SD2).
     moment: Moment,
-    /// When they were written.
+    /// The moment of the write.
     written: Moment,
-    /// Whether it is due to a cut (SD1).
+    /// Whether a truncate made it (SD1).
     cut: bool,
     bytes: Box<Sector>,
 }
 
 pub(crate) struct Disk {
     image: Vec<u8>,
-    /// Sectors up to the largest that was ever durable; zero beyond.
+    /// Sectors up to the largest length that was ever durable; zero beyond.
     durable: Vec<u8>,
     durable_len: u64,
     pending: BTreeMap<usize, Vec<Version>>,
     sizes: Vec<(Moment, u64)>,
     now: Moment,
     len_max: u64,
-    /// Whether anybody will ask for more than the image.
+    /// Whether the test needs more than the image.
     kept: bool,
 }
 
@@ -87,14 +87,14 @@ impl Disk {
         self.now
     }
 
-    /// What the disk is sure to hold after a power cut.
+    /// The bytes that a power cut can't lose.
     pub(crate) fn durable(&self) -> Vec<u8> {
         let mut bytes = self.durable.clone();
         bytes.resize(self.durable_len as usize, 0);
         bytes
     }
 
-    /// Moves at most `limit` bytes; of a durable write, too, they are pending.
+    /// Moves at most `limit` bytes; they are pending, also for a durable write.
     pub(crate) fn transfer(&mut self, transfer: &Transfer<'_>, limit: usize) -> io::Result<usize> {
         let old_len = self.len();
         let moved = memory::move_bytes(&mut self.image, transfer, limit)?;
@@ -109,8 +109,8 @@ impl Disk {
         Ok(moved)
     }
 
-    /// The second half of a durable write of `len` bytes, which ended at `moment`: what has not been lost
-    /// of it is durable.
+    /// The second half of a durable write of `len` bytes, which ended at `moment`: makes its versions
+    /// durable, except lost ones.
     pub(crate) fn sync_range(&mut self, moment: Moment, offset: u64, len: usize) {
         let (from, to) = (offset as usize, offset as usize + len);
         self.commit(moment, from / SECTOR_BYTES..to.div_ceil(SECTOR_BYTES));
@@ -129,7 +129,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes the bytes of a range that the file has zero. Like a cut, it is kept by a journal.
+    /// Makes the bytes of a range zero, up to the end of the file. Like a truncate, a journal keeps it.
     pub(crate) fn clear(&mut self, offset: u64, len: u64) {
         memory::clear(&mut self.image, offset, len);
         let end = offset.saturating_add(len).min(self.len()) as usize;
@@ -150,7 +150,7 @@ impl Disk {
         }
     }
 
-    /// Notes a moment of the journal: the size, and the cuts up to now.
+    /// Records a moment of the journal: the size, and the truncates up to now.
     fn note_size(&mut self) {
         self.sizes.push((self.now, self.len()));
         if self.sizes.len() > SIZES_MAX {
@@ -159,7 +159,7 @@ impl Disk {
         }
     }
 
-    /// Notes the contents that a sector has in the image as its newest version.
+    /// Records a sector's contents in the image as its newest version.
     fn push(&mut self, sector: usize, cut: bool) {
         let bytes = Box::new(sector_of(&self.image, sector));
         let versions = self.pending.entry(sector).or_default();
@@ -171,13 +171,13 @@ impl Disk {
         }
     }
 
-    /// A successful sync: all that ended up to `moment` is durable.
+    /// A successful sync: makes all writes that ended up to `moment` durable.
     pub(crate) fn sync(&mut self, moment: Moment) {
         self.commit(moment, 0..usize::MAX);
     }
 
-    /// Makes the sizes up to `moment` durable, and the cuts that go with them; of `sectors`, all
-    /// that was written up to `moment`.
+    /// Makes the sizes up to `moment` durable, and their truncates; and all writes to `sectors` up to
+    /// `moment`.
     fn commit(&mut self, moment: Moment, sectors: std::ops::Range<usize>) {
         let (durable, pending) = (&mut self.durable, &mut self.pending);
         pending.retain(|&sector, versions| {
@@ -197,9 +197,9 @@ impl Disk {
         self.sizes.drain(..count);
     }
 
-    /// A failed sync: each sector that it should have covered, as SD3 has it, is stored, stays
-    /// pending, or is lost. Of the lost ones some are seen to be; others are read as if they were
-    /// there, as from pages that a kernel marked clean.
+    /// A failed sync: each sector that it should have covered, by SD3, is stored, stays pending, or is
+    /// lost. Some of the lost sectors read as old; others read as if they were stored, as from pages that a
+    /// kernel marked clean.
     pub(crate) fn fail_sync(&mut self, moment: Moment, mut random: impl FnMut(u64) -> u64) {
         let (durable, image) = (&mut self.durable, &mut self.image);
         self.pending.retain(|&sector, versions| {
@@ -209,7 +209,7 @@ impl Disk {
             }
             let cut = versions.iter().rposition(|version| version.cut);
             let left = if let Some(cut) = cut {
-                // SD1: it stays, and what is older with it.
+                // SD1: the truncate stays, and the older versions with it.
                 versions.truncate(cut + 1);
                 *versions[cut].bytes
             } else {
@@ -229,7 +229,7 @@ impl Disk {
         });
     }
 
-    /// What a power cut leaves.
+    /// The state after a power cut.
     pub(crate) fn crash(&self, mut random: impl FnMut(u64) -> u64) -> Vec<u8> {
         let chosen = random(self.sizes.len() as u64 + 1) as usize;
         let (moment, len) = match chosen.checked_sub(1) {
@@ -238,7 +238,7 @@ impl Disk {
         };
         let mut bytes = self.durable.clone();
         for (&sector, versions) in &self.pending {
-            // SD1: not what is older than the last cut that was stored, nor newer than the next.
+            // SD1: no version older than the last stored truncate, and none newer than the next.
             let is_stored = |version: &Version| version.moment <= moment;
             let cut = versions.iter().rposition(|version| version.cut && is_stored(version));
             let next = versions.iter().position(|version| version.cut && !is_stored(version));
@@ -278,7 +278,7 @@ mod tests {
 
     fn write(disk: &mut Disk, offset: u64, bytes: &[u8], durable: bool) {
         let mut bytes = bytes.to_vec();
-        // SAFETY: of `bytes`, which outlives the transfer.
+        // SAFETY: memory of `bytes`, which outlives the transfer.
         let segments = [unsafe { Segment::new(bytes.as_mut_ptr(), bytes.len()) }];
         let transfer = Transfer { durable, ..Transfer::new(Direction::Write, offset, &segments) };
         assert_eq!(disk.transfer(&transfer, usize::MAX).unwrap(), bytes.len());
@@ -292,7 +292,7 @@ mod tests {
         move |below| crate::sim::random::split_mix(&mut state) % below.max(1)
     }
 
-    /// Everything that 2,000 crashes leave.
+    /// The states after 2,000 crashes.
     fn crashes(disk: &Disk) -> std::collections::BTreeSet<Vec<u8>> {
         (0..2000).map(|seed| disk.crash(random(seed))).collect()
     }

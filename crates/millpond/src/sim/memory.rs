@@ -1,4 +1,4 @@
-//! A back end that is a vector of bytes. For tests, and below `sim`.
+//! A storage backend that is a vector of bytes. For tests, and below `sim`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 
 pub(crate) struct MemoryFile {
     bytes: Mutex<Vec<u8>>,
-    /// Keeps the inode, by which the registry knows the file, from being another file's.
+    /// Keeps the inode, by which the registry identifies the file, from being reused.
     inode: OnceLock<OwnedFd>,
     readers: Arc<Pool>,
 }
@@ -65,7 +65,7 @@ impl BackingFile for MemoryFile {
         if end > bytes.len() as u64 && !keep_size { set_len(&mut bytes, end) } else { Ok(()) }
     }
 
-    /// All is data.
+    /// There are no holes.
     fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
         Ok(seek(self.len()?, offset, to))
     }
@@ -96,8 +96,7 @@ pub(crate) fn move_bytes(
                     grow(bytes, at + len)?;
                 }
                 if len > 0 {
-                    // SAFETY: the segment is valid for reads, and `bytes` was grown to hold
-                    // `at..at + len`.
+                    // SAFETY: the segment is valid for reads, and `bytes` was grown to hold `at..at + len`.
                     unsafe { segment.base().copy_to(bytes.as_mut_ptr().add(at), len) };
                 }
             }
@@ -108,7 +107,7 @@ pub(crate) fn move_bytes(
     Ok(at - transfer.offset as usize)
 }
 
-/// Cuts the contents of a file, or extends them with zeros.
+/// Truncates the contents of a file, or extends them with zeros.
 pub(crate) fn set_len(bytes: &mut Vec<u8>, len: u64) -> io::Result<()> {
     let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     if len > bytes.len() {
@@ -118,14 +117,14 @@ pub(crate) fn set_len(bytes: &mut Vec<u8>, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the bytes of a range that the file has zero.
+/// Makes the bytes of a range zero, up to the end of the file.
 pub(crate) fn clear(bytes: &mut [u8], offset: u64, len: u64) {
     let size = bytes.len() as u64;
     let (from, to) = (offset.min(size), offset.saturating_add(len).min(size));
     bytes[from as usize..to as usize].fill(0);
 }
 
-/// Where the next data or hole is in a file of `len` bytes that is all data.
+/// The next data or hole in a file of `len` bytes without holes.
 pub(crate) fn seek(len: u64, offset: u64, to: Seek) -> Option<u64> {
     (offset < len).then_some(match to {
         Seek::Data => offset,

@@ -1,11 +1,12 @@
-//! Back ends without files, with the feature `sim`: for tests, and to measure the way to a back end.
+//! Storage backends without files, with the feature `sim`: for tests, and to measure the cost above a
+//! backend.
 //!
-//! `memory` keeps the bytes of a file, `null` moves none. Here: a simulated device, which is memory, made
-//! slow, unordered and faulty by a seed.
+//! `memory` keeps the bytes of a file, `null` moves none. This module is a simulated device: memory that a
+//! seed makes slow, unordered and faulty.
 //!
-//! The faults of one file follow from the seed and the order in which its transfers come, so a
-//! single-threaded test replays exactly. `disk` says what is stored, and what a failed sync or a
-//! power cut leaves of it; `device` is what tests see of all that.
+//! The faults of one file follow from the seed and the order of its transfers, so a single-threaded test
+//! replays exactly. `disk` models the stored state, and the state after a failed sync or a power cut;
+//! `device` is the tests' interface.
 
 mod device;
 
@@ -37,7 +38,7 @@ use crate::sim::random::split_mix;
 
 pub use crate::sim::device::{SimDevice, SimWrite};
 
-/// Which of them an engine has.
+/// The choice of a simulated backend.
 pub(crate) enum Simulated {
     Memory,
     Sim(SimOptions),
@@ -82,7 +83,7 @@ fn file_contents(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What a simulated device does to the transfers it is given.
+/// The faults of a simulated device.
 ///
 /// # Examples
 ///
@@ -120,7 +121,7 @@ pub struct SimOptions {
 }
 
 impl SimOptions {
-    /// A device without faults; batches are carried out in an order that `seed` decides.
+    /// A device without faults; `seed` determines the order of a batch.
     #[must_use]
     pub fn new(seed: u64) -> SimOptions {
         SimOptions {
@@ -135,55 +136,54 @@ impl SimOptions {
         }
     }
 
-    /// Delays each transfer by up to that many microseconds.
+    /// Delays each transfer by at most this many microseconds.
     #[must_use]
     pub fn delay_us_max(mut self, delay_us_max: u64) -> SimOptions {
         self.delay_us_max = delay_us_max;
         self
     }
 
-    /// Lets that many of 1,000 transfers move fewer bytes than asked for.
+    /// Makes this many of 1,000 transfers move fewer bytes than requested.
     #[must_use]
     pub fn short_per_mille(mut self, short_per_mille: u64) -> SimOptions {
         self.short_per_mille = short_per_mille;
         self
     }
 
-    /// Lets that many of 1,000 transfers, and of the changes of the file's length and extents, fail
-    /// with EIO, after having moved or changed any part of the bytes.
+    /// Makes this many of 1,000 transfers, and of the changes of the file's length and extents, fail with
+    /// EIO, after a random part of the bytes has been moved or changed.
     #[must_use]
     pub fn error_per_mille(mut self, error_per_mille: u64) -> SimOptions {
         self.error_per_mille = error_per_mille;
         self
     }
 
-    /// Lets every `k`th write of the device fail with `errno`, after having moved any part of the
-    /// bytes. 1: all; 0: none.
+    /// Makes every `k`th write of the device fail with `errno`, after a random part of the bytes has been
+    /// moved. 1: all; 0: none.
     #[must_use]
     pub fn fail_every_kth_write(mut self, k: u64, errno: i32) -> SimOptions {
         self.failing_write = (k > 0).then_some((k, errno));
         self
     }
 
-    /// Lets every `k`th sync of the device fail with EIO, where a durable write counts as one. 1:
-    /// all; 0: none. Each sector that was written since the last good sync may have been stored or
-    /// not; later syncs succeed without those that were lost, though the device may read as if it
-    /// had them.
+    /// Makes every `k`th sync of the device fail with EIO, where a durable write counts as one. 1: all; 0:
+    /// none. Each sector that was written since the last good sync may have been stored or not; later syncs
+    /// succeed without the lost ones, though reads of the device may return them.
     #[must_use]
     pub fn fail_every_kth_sync(mut self, k: u64) -> SimOptions {
         self.failing_sync = (k > 0).then_some(k);
         self
     }
 
-    /// What a test sees of the device of all engines built from these options. To be called before
-    /// they open files: only then does the device tell what is durable from what is not.
+    /// The tests' interface to the device of all engines built from these options. Call it before they open
+    /// files: only then does the device track which bytes are durable.
     #[must_use]
     pub fn device(&self) -> SimDevice {
         self.device.watch();
         self.device.clone()
     }
 
-    /// A switch for the errors, on at first; it works on all engines built from these options.
+    /// A switch for the errors, on at first; it affects all engines built from these options.
     #[must_use]
     pub fn errors_switch(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.errors_on)
@@ -196,7 +196,7 @@ pub(crate) struct SimFile {
     number: usize,
     options: SimOptions,
     random: Mutex<u64>,
-    /// Keeps the inode, by which the registry knows the file, from being another file's.
+    /// Keeps the inode, by which the registry identifies the file, from being reused.
     inode: OnceLock<OwnedFd>,
     readers: Arc<Pool>,
 }
@@ -218,7 +218,7 @@ impl SimFile {
         self.disk.lock().expect("no panic under the lock")
     }
 
-    /// A number below `below`.
+    /// A random number below `below`.
     fn random(&self, below: u64) -> u64 {
         split_mix(&mut self.random.lock().expect("no panic under the lock")) % below.max(1)
     }
@@ -228,7 +228,7 @@ impl SimFile {
         self.random(1000) < self.options.error_per_mille && errors_on
     }
 
-    /// Does something to `len` bytes of the file, or to a part of them before it fails.
+    /// Runs `act` on `len` bytes of the file, or on a part of them before it fails.
     fn act_on(&self, len: u64, act: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
         self.pass(false);
         self.delay();
@@ -256,7 +256,7 @@ impl SimFile {
         }
     }
 
-    /// The errno of the write that comes now, if it is to fail.
+    /// The errno of the next write, if it is to fail.
     fn failing_write(&self) -> Option<i32> {
         let number = self.options.device.count_write();
         if let Some(errno) = self.options.device.failing_file(self.number) {
@@ -267,7 +267,7 @@ impl SimFile {
         fails.then_some(errno)
     }
 
-    /// Counts a sync, or a write that is one as well; whether it is to fail.
+    /// Counts a sync, or a durable write; returns whether it is to fail.
     fn failing_sync(&self) -> bool {
         let number = self.options.device.count_sync();
         let fails = self.options.failing_sync.is_some_and(|k| number.is_multiple_of(k));
@@ -298,7 +298,7 @@ impl SimFile {
             self.options.device.changed(transfer);
         }
         let total = transfer.segments.left() as usize;
-        // Never nothing, unless the file ends: that would mean its end.
+        // At least one byte, unless the file ends: 0 would mean its end.
         let part = |below: u64| 1 + self.random(below.max(1)) as usize;
         if self.is_struck() {
             failing = Some(libc::EIO);
@@ -307,7 +307,7 @@ impl SimFile {
             let bytes = transfer.offset..transfer.offset.saturating_add(total as u64);
             failing = failing.or_else(|| self.options.device.bad_range(self.number, bytes));
         }
-        // What a write moved before it failed is not durable, even where it was to be.
+        // The part that a write moved before it failed is not durable, even for a durable write.
         let volatile = Transfer { durable: false, error: None, ..*transfer };
         if let Some(errno) = failing {
             if writing {
@@ -317,7 +317,7 @@ impl SimFile {
             return Err(io::Error::from_raw_os_error(errno));
         }
         if writing && transfer.durable && self.failing_sync() {
-            // As of any failed sync: what else was written may be lost, and nobody is told again.
+            // As with any failed sync: other writes may be lost, without another report.
             self.options.device.count_failed_write();
             let mut disk = self.disk();
             disk.transfer(&volatile, total)?;
@@ -339,12 +339,12 @@ impl SimFile {
     }
 }
 
-/// The bytes that a write is to write.
+/// The bytes of a write.
 fn contents(transfer: &Transfer<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for segment in transfer.segments {
-        // SAFETY: the segment is valid for reads. Its memory may change while it is copied only
-        // where that is what a test looks for.
+        // SAFETY: the segment is valid for reads. Its memory changes during the copy only in a test that
+        // looks for that.
         let piece = unsafe { std::slice::from_raw_parts(segment.base(), segment.len()) };
         bytes.extend_from_slice(piece);
     }
@@ -363,7 +363,7 @@ impl BackingFile for SimFile {
         }
         let device = &self.options.device;
         let watched = device.is_watched();
-        // All are under way at once, though one is carried out after the other.
+        // All count as in flight, though they run one after the other.
         let ids: Vec<u64> = match watched {
             true => batch.iter().map(|transfer| device.begin(self.number, transfer)).collect(),
             false => Vec::new(),
@@ -379,7 +379,7 @@ impl BackingFile for SimFile {
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
         if self.random(1000) < self.options.short_per_mille {
-            // A device that has no slot free.
+            // The device has no free slot.
             return Err(read);
         }
         let readers = Arc::clone(&self.readers);
@@ -509,7 +509,8 @@ mod tests {
         assert!(lost > 2, "no failed sync lost anything");
     }
 
-    /// Goal: a device tells of writes that overlap in time and space, of a cut over one, and of memory that changes under one.
+    /// Goal: a device reports writes that overlap in time and space, a truncate concurrent with a write,
+    /// and memory that changes during a write.
     #[test]
     fn violations_are_found() {
         let options = SimOptions::new(1);

@@ -1,10 +1,9 @@
-//! A back end that completes at once and moves no bytes: what is left is the cost of the way there.
+//! A storage backend that completes at once and moves no bytes: it measures the cost above a backend.
 //!
-//! Like the kernel's null block device. A file has the
-//! length that it had when it was opened; reads leave the caller's memory as it is, and writes are
-//! taken and forgotten.
+//! Like the kernel's null block device. A file keeps the length that it had when it was opened; reads leave
+//! the caller's memory unchanged, and writes are discarded.
 //!
-//! Argued: a length is one word, and says nothing of other memory.
+//! Argued: a length is one word, and publishes no other memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,12 +15,12 @@ use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::sim::memory;
 
-/// What direct I/O to it must be aligned to: as for a device with small blocks.
+/// The alignment of direct I/O: as for a device with small blocks.
 const ALIGNMENT: Alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
 
 pub(crate) struct NullFile {
     len: AtomicU64,
-    /// Keeps the inode, by which the registry knows the file, from being another file's.
+    /// Keeps the inode, by which the registry identifies the file, from being reused.
     inode: OnceLock<OwnedFd>,
 }
 
@@ -84,7 +83,7 @@ impl BackingFile for NullFile {
         Ok(())
     }
 
-    /// All is data.
+    /// There are no holes.
     fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
         Ok(memory::seek(self.len.load(Acquire), offset, to))
     }

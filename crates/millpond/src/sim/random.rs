@@ -1,4 +1,4 @@
-//! Numbers that a seed decides.
+//! Pseudo-random numbers from a seed.
 
 /// The next number: SplitMix64 (Steele et al., OOPSLA 2014).
 pub(crate) fn split_mix(state: &mut u64) -> u64 {

@@ -1,8 +1,8 @@
-//! What an engine with a keeper does to a file below its cache, told to the keeper as it happens.
+//! Records the changes of an engine with a keeper to a file below its cache.
 //!
-//! The keeper must know afterwards whether somebody else has changed the file (target.TG2), and
-//! which length a change that was in flight can have given to it (replay.RP6). So whoever changes
-//! the file says so before and after:
+//! After a death the keeper must know whether another process has changed the file (target.TG2), and which
+//! length a change in flight can have given to it (replay.RP6). So each change of the file is recorded
+//! before and after:
 //!
 //! ```text
 //!   none in flight, time of the last one -- begin --> in flight, reach -- end --> none, its time
@@ -14,15 +14,14 @@
 //! | until `end` has stored that it is over | in flight, reach       | it may be done, in part or whole  |
 //! | after                                  | none in flight, a time | the file is as at that time       |
 //!
-//! The *reach* is the furthest byte that a change of ours may have made the file's last, since it
-//! was truncated: a size is told only after the back end has the bytes, and what lies between the
-//! two goes if the process is killed there.
+//! The *reach* is the furthest byte that a change by this engine may have made the file's last, since it
+//! was truncated: a size is recorded only after the backend has the bytes, and bytes beyond the recorded
+//! size are truncated if the process is killed in between.
 //!
-//! - **C1** A change is begun before the back end is told of it, and ends after it has answered.
-//! - **C2** The time is asked for when no change is in flight: under the lock, so that none begins
-//!   meanwhile.
+//! - **C1** A change begins before the call of the backend, and ends after its return.
+//! - **C2** The time is read when no change is in flight: under the lock, so that none begins during that.
 //!
-//! Locks: `state`, under range guards; the back end's `fstat` under it.
+//! Locks: `state`, under range guards; the backend's `fstat` under it.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -56,7 +55,7 @@ impl InFlight {
         ChangeWords::new(self.in_flight, self.is_reserved, self.changed_ns, self.reach)
     }
 
-    /// C2. Where the file can't be asked, a change stays in flight, for the keeper.
+    /// C2. If `fstat` fails, the change stays in flight, for the keeper.
     fn settle(&mut self, survival: &Survival, fd: Option<BorrowedFd<'_>>) {
         let Some(entry) = self.entry else { return };
         let mut words = self.words();
@@ -72,7 +71,7 @@ impl InFlight {
 }
 
 impl Changes {
-    /// A change is about to be made that makes the file no longer than `reach`.
+    /// Records the start of a change that makes the file no longer than `reach`.
     pub(crate) fn begin(&self, survival: &Survival, reach: u64) {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.in_flight += 1;
@@ -82,38 +81,38 @@ impl Changes {
         }
     }
 
-    /// It is made, or failed.
+    /// Records the end of a change, or its failure.
     pub(crate) fn end(&self, survival: &Survival, fd: Option<BorrowedFd<'_>>) {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.in_flight -= 1;
         state.settle(survival, fd);
     }
 
-    /// Space is about to be reserved beyond the end.
+    /// Records that space is about to be reserved beyond the end.
     fn reserving(&self) {
         self.state.lock().expect("no panic under the lock").is_reserved = true;
     }
 
-    /// The file is as long as that, under a guard to its end, and has nothing reserved beyond.
+    /// Records the file's length, under a guard to its end, with no space reserved beyond.
     pub(crate) fn truncated(&self, len: u64) {
         let mut state = self.state.lock().expect("no panic under the lock");
         (state.reach, state.is_reserved) = (len, false);
     }
 
-    /// The file has an entry now; its changes are told there.
+    /// The file has an entry now; its changes are recorded there.
     pub(crate) fn enter(&self, survival: &Survival, entry: EntryUse, fd: BorrowedFd<'_>) {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.entry = Some(entry);
         state.settle(survival, Some(fd));
     }
 
-    /// It has none any more.
+    /// The file has no entry any more.
     pub(crate) fn leave(&self) {
         self.state.lock().expect("no panic under the lock").entry = None;
     }
 }
 
-/// A backing file whose changes are told.
+/// A backing file whose changes are recorded.
 pub(crate) struct ToldFile {
     inner: Arc<dyn BackingFile>,
     changes: Arc<Changes>,
@@ -130,7 +129,7 @@ impl ToldFile {
     }
 
     fn change<R>(&self, reach: u64, act: impl FnOnce() -> R) -> R {
-        // A thread that changes the file has it, and so the engine.
+        // A thread that changes the file keeps it alive, and so the engine.
         let Some(survival) = self.survival.upgrade() else { return act() };
         // C1.
         self.changes.begin(&survival, reach);

@@ -1,19 +1,18 @@
-//! The engine's side: the mapping, the tables in it, and talking to the keeper.
+//! The engine's side of crash persistence: the mapping, its tables, and the connection to the keeper.
 //!
-//! No descriptor is kept: the memfd is mapped whole, handed over and closed. Frames get their
-//! memory chunk by chunk, by a second mapping of the same pages (`mremap` of length 0) at the place
-//! in the engine's reservation: so what was never a chunk of pages stays private memory, which a
-//! late reader can read without allocating anything, and tables and file objects stay private, too,
-//! with huge pages where the system has them.
+//! No descriptor is kept: the memfd is mapped whole, handed over and closed. Frames get their memory chunk
+//! by chunk, by a second mapping of the same pages (`mremap` of length 0) at their place in the engine's
+//! reservation. So reservations that were never a chunk of pages stay private memory, which a late reader
+//! can read without allocating pages, and tables and file objects stay private, too, with huge pages if the
+//! system has them.
 //!
-//! **The memory limit.** Records count like the other metadata of frames ([`RECORD_BYTES`] per
-//! unit), the rest of the tables from the start ([`Survival::fixed_bytes`]). What is left is the
-//! late reader who copies from a frame after its memory was given back: a hole of shared memory
-//! that is read becomes a page. It takes an attempt of the hit path during which the page was
-//! evicted and its frame freed *and* decommitted, which happens when memory goes from one size
-//! class to another or the limit goes down; each such attempt brings back 64 pages at most, and they
-//! count again when their frames are used again. So it is at most 64 pages per decommit that met a
-//! stalled reader.
+//! **The memory limit.** Records count like the other metadata of frames ([`RECORD_BYTES`] per unit), the
+//! rest of the tables from the start ([`Survival::fixed_bytes`]). Not counted is a late reader that copies
+//! from a frame after its memory was freed: reading a hole of shared memory allocates a page. It takes an
+//! attempt of the hit path during which the page was evicted and its frame freed *and* decommitted, which
+//! happens when memory moves from one size class to another or the limit is lowered. Each such attempt
+//! brings back 64 pages at most, and they count again when their frames are used again. So it is at most 64
+//! pages per decommit that met a stalled reader.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,21 +39,21 @@ use crate::units::{FrameIndex, PageIndex, UNIT_BYTES};
 /// engine with a keeper; see the module for the protocol.
 pub(crate) struct Survival {
     address: Address,
-    /// What the keeper calls our mapping.
+    /// The keeper's id for this mapping.
     id: u64,
     layout: Layout,
     mapped: *mut u8,
     sequence: AtomicU64,
-    /// Entries that are not in use, as the use before left them.
+    /// Entries that are not in use, with the generation of their last use.
     unused_entries: Mutex<Vec<EntryUse>>,
     said_goodbye: AtomicBool,
-    /// Who that is; `None` until it has answered.
+    /// The keeper's identity; `None` until it has answered.
     keeper: Option<(Trust, Seen)>,
-    /// The keeper was told that we are done.
+    /// The engine has said goodbye to the keeper.
     is_over: AtomicBool,
-    /// It did not answer in time, and is not asked for anything more under a guard.
+    /// The keeper did not answer in time, and is not asked again under a guard.
     is_silent: AtomicBool,
-    /// It was told that the keeper is dead.
+    /// The loss of the keeper was reported.
     told_lost: AtomicBool,
 }
 
@@ -64,7 +63,7 @@ unsafe impl Send for Survival {}
 unsafe impl Sync for Survival {}
 
 impl Survival {
-    /// What the record of each unit of frames counts against the memory limit.
+    /// Bytes that the record of each unit of frames counts against the memory limit.
     pub(crate) const RECORD_BYTES: usize = RECORD_BYTES;
 
     /// Makes the mapping for a cache of `limit_bytes` whose frames are addressed by `units`, and
@@ -83,7 +82,7 @@ impl Survival {
         Ok(survival)
     }
 
-    /// The mapping, of which no keeper knows yet, and its descriptor.
+    /// Creates the mapping, before a keeper has it, and its descriptor.
     pub(crate) fn map(
         address: &Address,
         limit_bytes: u64,
@@ -112,34 +111,33 @@ impl Survival {
             is_silent: AtomicBool::new(false),
             told_lost: AtomicBool::new(false),
         };
-        // A child of fork is another process: what it did to our tables would count as ours.
-        // SAFETY: our own mapping; the advice does not change its contents here.
+        // A child of fork is another process: its writes to the tables would count as the parent's.
+        // SAFETY: this mapping is ours; the advice does not change its contents here.
         unsafe { rustix::mm::madvise(mapped, layout.bytes(), Advice::LinuxDontFork) }?;
         let header = layout.header(boot_id());
-        // SAFETY: the header lies at the start of the mapping, which nobody else has yet.
+        // SAFETY: the header lies at the start of the mapping, which no other code has yet.
         unsafe { ptr::copy_nonoverlapping(header.as_ptr(), mapped.cast(), header.len()) };
         Ok((survival, memory))
     }
 
-    /// Whether what is DIRTY from now on survives: the keeper lives, and we have not parted from
-    /// it. Once false it stays so.
+    /// Whether pages that become DIRTY from now on survive: the keeper lives, and the engine has not
+    /// detached from it. Once false it stays so.
     #[inline]
     pub(crate) fn has_keeper(&self) -> bool {
-        // Acquire: pairs with the Release of `part`. Argued: a thread that must not miss it has a
-        // guard that `leave_keeper` waits for after it has parted; a flag alone carries nothing
-        // else.
+        // Acquire: pairs with the Release of `part`. Argued: a thread that must not miss it has a guard
+        // that `leave_keeper` waits for after it has detached; the flag alone publishes no other data.
         self.is_alive() && !self.said_goodbye.load(Acquire)
     }
 
-    /// Whether the keeper died before we parted from it.
+    /// Whether the keeper died before the engine detached from it.
     // Argued: as in `has_keeper`.
     pub(crate) fn has_lost_keeper(&self) -> bool {
         !self.said_goodbye.load(Acquire) && !self.is_alive()
     }
 
-    /// Says once that the keeper is dead, if it is.
+    /// Reports once that the keeper is dead, if it is.
     pub(crate) fn tell_lost(&self) {
-        // Relaxed: who is first says it.
+        // Relaxed: the first caller reports it.
         if self.has_lost_keeper() && !self.told_lost.swap(true, Relaxed) {
             event!(warn, keeper = %self.address, "the keeper is lost: writes go through from now on");
         }
@@ -149,49 +147,49 @@ impl Survival {
         self.keeper.as_ref().is_some_and(|(_, life)| life.is_alive())
     }
 
-    /// Asks the keeper, if it is still the one that we know.
+    /// Sends a request to the keeper, if it is still the same one.
     fn ask(&self, request: KeeperRequest, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
         let (keeper, _) = self.keeper.as_ref().ok_or(Errno::NOTCONN)?;
         let outcome = wire::ask(&self.address, *keeper, request, fds);
         if outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ETIMEDOUT)) {
-            // Relaxed: a hint, that spares others the wait.
+            // Relaxed: a hint, which spares other threads the wait.
             self.is_silent.store(true, Relaxed);
         }
         outcome.map(|answer| answer.value)
     }
 
-    /// What of the tables is resident however few frames are used.
+    /// The part of the tables that is resident even if few frames are used.
     pub(crate) fn fixed_bytes(&self) -> u64 {
         self.layout.fixed_bytes() as u64
     }
 
-    /// Puts the shared memory of the frames from `first` on at `at`, readable and writable, in
-    /// place of what is mapped there.
+    /// Maps the shared memory of the frames from `first` on at `at`, readable and writable, replacing the
+    /// mapping there.
     ///
     /// False: it failed, and the target must not be used again. An error: nothing has changed.
     ///
     /// # Safety
     ///
-    /// The `units * UNIT_BYTES` bytes at `at` are a mapping of the caller's that holds nothing but
-    /// zeros, and may be read meanwhile, but not written.
+    /// The `units * UNIT_BYTES` bytes at `at` are a mapping of the caller's that holds only zeros; it may
+    /// be read concurrently, but not written.
     pub(crate) unsafe fn place(&self, first: u32, units: u32, at: *mut u8) -> io::Result<bool> {
         let bytes = units as usize * UNIT_BYTES;
         let from = self.layout.frames_at() + first as usize * UNIT_BYTES;
         debug_assert!(from + bytes <= self.layout.bytes());
-        // By way of another place: a call that copies to the target unmaps it before it finds that the limits have no
-        // room for a copy.
+        // By way of a temporary mapping: a call that copies to the target unmaps it before it finds that
+        // the limits have no room for a copy.
         // SAFETY: the source lies within our mapping, which stays as it is, as the old length is 0.
         let copy = unsafe {
             rustix::mm::mremap(self.mapped.add(from).cast(), 0, bytes, MremapFlags::MAYMOVE)
         }?;
-        // SAFETY: the copy is ours; the target is the caller's promise. A reader sees the old zeros, or those of
-        // untouched shared memory.
+        // SAFETY: the copy is ours; the target is the caller's promise. A reader sees the old zeros, or
+        // those of untouched shared memory.
         let moved = unsafe {
             rustix::mm::mremap_fixed(copy, bytes, bytes, MremapFlags::MAYMOVE, at.cast())
         };
         if moved.is_err() {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-            // SAFETY: the copy, which no other thread knows, and a new mapping where none is.
+            // SAFETY: the copy, which no other thread has, and a new mapping in the gap.
             unsafe {
                 let _ = rustix::mm::munmap(copy, bytes);
                 let _ = rustix::mm::mmap_anonymous(at.cast(), bytes, ProtFlags::READ, flags);
@@ -200,12 +198,12 @@ impl Survival {
         Ok(moved.is_ok())
     }
 
-    /// The frame belongs to no page, and so is not dirty (survival.K2). Caller: a release fence
+    /// Marks the frame as belonging to no page, and so not dirty (survival.K2). Caller: a release fence
     /// before the frame's next owner writes its first byte; see `Frames::try_alloc`.
     #[inline]
     pub(crate) fn free_record(&self, frame: FrameIndex) {
         let state = &self.tables().record(frame).state;
-        // Relaxed: the caller's fence orders it. The first look spares the write.
+        // Relaxed: the caller's fence orders it. The load first avoids a needless write.
         if state.load(Relaxed) != FREE {
             state.store(FREE, Relaxed);
         }
@@ -233,16 +231,16 @@ impl Survival {
         }
     }
 
-    /// Hands the file to the keeper; blocks until the keeper has it. Called before the first dirty
-    /// page of the file. `fd` permits writing; files that are unlinked, renamed or never had a name
-    /// work, as the keeper holds its own description.
+    /// Hands the file to the keeper; blocks until the keeper has it. Called before the first dirty page of
+    /// the file. `fd` permits writing; files that are unlinked, renamed or never had a name work, as the
+    /// keeper holds its own description.
     ///
     /// # Errors
     ///
-    /// ENFILE: as many files are dirty as there are entries; ENOTCONN after [`Survival::part`], or
-    /// where the keeper is dead, or did not answer before; EBUSY: another process's keeper has the
-    /// file; EOPNOTSUPP: a file system of which it is not known that it holds files; what else the
-    /// keeper met. The file's writes then have to go through.
+    /// ENFILE: as many files are dirty as there are entries; ENOTCONN after [`Survival::part`], or if the
+    /// keeper is dead, or has failed to answer before; EBUSY: another process's keeper has the file;
+    /// EOPNOTSUPP: a file system that is not known to hold regular files; or an error of the keeper. The
+    /// file's writes then have to be written through.
     pub(crate) fn adopt(
         &self,
         fd: BorrowedFd<'_>,
@@ -269,47 +267,46 @@ impl Survival {
         }
     }
 
-    /// Nothing of the file is dirty any more: the keeper drops its descriptor, so that no writable
-    /// one is left after the last close. Blocks until it has.
+    /// The file has no dirty pages any more: the keeper closes its descriptor, so that no writable one is
+    /// left after the last close. Blocks until it has.
     pub(crate) fn forget(&self, entry: EntryUse) {
         // survival.K6.
         self.tables().close_entry(entry);
         let request = KeeperRequest::Forget { mapping: self.id, entry };
-        // A keeper that is dead has no descriptors any more. One that does not answer keeps them
-        // until it goes on, but makes nothing of them (survival.K6).
+        // A dead keeper has no descriptors any more. One that does not answer keeps them until it
+        // continues, but does not use them (survival.K6).
         if !self.is_silent.load(Relaxed) {
             let _ = self.ask(request, &[]);
         }
         self.unused_entries.lock().expect("no panic under the lock").push(entry);
     }
 
-    /// The file has this size from now on. Caller: exclusive guard to the end of the file
-    /// (survival.K5).
+    /// Records the file's size. Caller: exclusive guard to the end of the file (survival.K5).
     pub(crate) fn set_size(&self, entry: EntryUse, size: u64) {
         let _ = self.tables().try_set_size(entry, size, unbroken);
     }
 
-    /// Records what is about to be done to the file below the cache, before the back end is told.
-    /// One at a time per file (survival.K5).
+    /// Records an operation on the file below the cache before the backend is called. One at a time per
+    /// file (survival.K5).
     pub(crate) fn set_intent(&self, entry: EntryUse, intent: Intent) {
         let _ = self.tables().try_set_intent(entry, intent, unbroken);
     }
 
-    /// The intended operation is done, in the tables too (size set, pages that went cleaned); or
-    /// it failed and did nothing.
+    /// The intended operation is done, in the tables too (size set, removed pages cleaned); or it failed
+    /// without an effect.
     pub(crate) fn clear_intent(&self, entry: EntryUse) {
         let _ = self.tables().try_clear_intent(entry, unbroken);
     }
 
-    /// Makes complete new contents of pages (frames not yet visible to anybody), and a new size if
-    /// given, survive together: one store commits all or nothing. No allocation, no system call, no
-    /// lock beyond claiming an op slot by CAS; a single page without a new size needs no op slot.
+    /// Makes complete new contents of pages (frames not visible to other threads yet), and a new size if
+    /// given, survive together: one store commits all or none. No allocation, no system call, no lock
+    /// except the claim of an op slot by CAS; a single page without a new size needs no op slot.
     ///
     /// Caller: the exclusive guard over the pages (survival.K3). Before any of the new frames
     /// becomes visible to write-back, the dirty frames that they replace are cleaned (survival.K4).
     ///
-    /// A page that becomes dirty again with the bytes that it has (a sync failed) is committed
-    /// again with its frame, under the same guard: the commit counts as its latest.
+    /// A page that becomes dirty again with the same bytes (a sync failed) is committed again with its
+    /// frame, under the same guard: the commit counts as its latest.
     #[inline]
     pub(crate) fn commit(
         &self,
@@ -320,32 +317,32 @@ impl Survival {
         let _ = self.tables().try_commit(entry, pages, size, unbroken);
     }
 
-    /// The back end acknowledged the frame's bytes, or its page was dropped for good, or a newer
-    /// frame of the page was committed.
+    /// Marks a frame as clean: the backend acknowledged its bytes, or its page was dropped permanently, or
+    /// a newer frame of the page was committed.
     ///
-    /// survival.K4: the last of these comes *before* the newer frame can be cleaned, which means
-    /// before its page is shown with it. [`crate::cache::frame::Frames::release`] cleans, too, but
-    /// may come too late for this. survival.K7: the frame can't be handed out meanwhile; a
-    /// write-back that has it pinned cleans it before it unpins.
+    /// survival.K4: the last of these comes *before* the newer frame can be cleaned, which means before the
+    /// page is shown with the newer frame. [`crate::cache::frame::Frames::release`] cleans, too, but may
+    /// come too late for this. survival.K7: the frame can't be allocated during that time; a write-back
+    /// that has it pinned cleans it before it unpins.
     #[inline]
     pub(crate) fn clean(&self, frame: FrameIndex) {
         let _ = self.tables().try_clean(frame, unbroken);
     }
 
-    /// Nothing can be adopted any more, and no write is to wait in the cache any more that finds
-    /// [`Survival::has_keeper`] false.
+    /// Starts to detach: no file can be adopted any more, and a write that finds [`Survival::has_keeper`]
+    /// false does not stay in the cache.
     pub(crate) fn part(&self) {
         // Release: pairs with the Acquire of `has_keeper`. Argued: there.
         self.said_goodbye.store(true, Release);
     }
 
-    /// The engine is done, or about to be replaced by another program (exec): the keeper writes
-    /// what is dirty, lets go of the mapping and of all files. Blocks until it has. Without it an
-    /// exec leaves the keeper waiting for the end of the process, with the old program's dirty
-    /// pages. Caller: nothing becomes dirty meanwhile, and no dirty page gets other contents.
+    /// Says goodbye, as the engine is done, or the process is about to call exec: the keeper writes the
+    /// dirty pages, and closes the mapping and all files. Blocks until it has. Otherwise the keeper would
+    /// wait for the end of the process after an exec, with the old program's dirty pages. Caller: no page
+    /// becomes dirty or changes its contents during the call.
     pub(crate) fn goodbye(&self) {
         self.part();
-        // Relaxed: the first caller does.
+        // Relaxed: the first caller does it.
         if self.is_over.swap(true, Relaxed) {
             return;
         }
@@ -356,8 +353,8 @@ impl Survival {
 impl Drop for Survival {
     fn drop(&mut self) {
         self.goodbye();
-        // SAFETY: the mapping of `connect`; `&mut self` says that nobody uses it any more. What
-        // `place` made of it is the frames' own.
+        // SAFETY: the mapping of `connect`; `&mut self` shows that it is not used any more. The mappings of
+        // `place` belong to the frames.
         let _ = unsafe { rustix::mm::munmap(self.mapped.cast(), self.layout.bytes()) };
     }
 }
@@ -372,7 +369,7 @@ impl Survival {
     }
 }
 
-/// The memory of a mapping: sparse, and of one length for good.
+/// The memory of a mapping: sparse, and of a fixed length.
 fn memfd(layout: Layout) -> io::Result<OwnedFd> {
     let bytes = layout.bytes() as u64;
     // Beyond this limit `ftruncate` would end the process by SIGXFSZ.
@@ -382,7 +379,7 @@ fn memfd(layout: Layout) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = rustix::fs::memfd_create("millpond-frames", flags)?;
     rustix::fs::ftruncate(&memory, bytes)?;
-    // The keeper insists on the first two; pages may still be written and given back.
+    // The keeper requires the first two; pages may still be written and freed.
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&memory, seals)?;
     Ok(memory)

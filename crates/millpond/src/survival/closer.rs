@@ -1,13 +1,14 @@
 //! Closes connections whose close may block.
 //!
-//! A message that was not received may hold the last reference to a file, and the kernel closes that file within the
-//! close of the connection. A TCP socket that lingers, or a file of a FUSE server, blocks that close for as long as its
-//! sender likes. So no thread that serves clients closes such a connection itself.
+//! A message that was not received may hold the last reference to a file, and the kernel closes that file
+//! within the close of the connection. A lingering TCP socket, or a file of a FUSE server, blocks that
+//! close for as long as its sender likes. So no thread that serves clients closes such a connection itself.
 //!
 //! - **CL1** At most [`THREADS_MAX`] threads close connections. Each ends when the queue is empty.
-//! - **CL2** A connection is shut down before it is queued. Its peer sees the end at once, and can send nothing more.
-//! - **CL3** With [`OPEN_MAX`] connections the closer is full, and the keeper accepts none until a close has returned. So a
-//!   stranger can use up neither the keeper's threads nor its descriptors.
+//! - **CL2** A connection is shut down before it is queued. Its peer sees the end at once, and can send
+//!   nothing more.
+//! - **CL3** With [`OPEN_MAX`] connections the closer is full, and the keeper accepts none until a close
+//!   has returned. So untrusted processes can't exhaust the keeper's threads or its descriptors.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,8 @@ use crate::thread::spawn;
 
 /// Chosen, not measured: more than one, as the first close may block.
 const THREADS_MAX: usize = 4;
-/// Connections that are not closed yet. A quarter of the descriptors that a process has as a rule.
+/// The maximum number of connections that are not closed yet. A quarter of the usual limit of descriptors
+/// of a process.
 const OPEN_MAX: usize = 256;
 
 /// See the module header.
@@ -33,7 +35,7 @@ pub(super) struct Closer {
 #[derive(Debug, Default)]
 struct Queue {
     sockets: VecDeque<OwnedFd>,
-    /// The queued ones, and those that a thread is closing.
+    /// The number of connections that are queued or being closed.
     open: usize,
     threads: usize,
 }
@@ -47,7 +49,7 @@ impl Closer {
         self.queue.lock().expect("no panic under the lock")
     }
 
-    /// CL3. Without a thread it is true, so that the next connection starts one.
+    /// CL3. True if no thread runs, so that the next connection starts one.
     pub(super) fn has_room(&self) -> bool {
         let queue = self.queue();
         queue.open < OPEN_MAX || queue.threads == 0
@@ -67,7 +69,7 @@ impl Closer {
         drop(queue);
         let closer = Arc::clone(self);
         if spawn("millpond-close", move || closer.close_queued()).is_err() {
-            // It stays queued until a thread can be had.
+            // The connection stays queued until a thread can be started.
             self.queue().threads -= 1;
         }
     }
@@ -111,7 +113,7 @@ mod tests {
         Closer::new(Arc::new(rustix::event::eventfd(0, flags).unwrap()))
     }
 
-    /// A socket whose close blocks until `reader` is read from or closed: it lingers, with data that was not sent.
+    /// A socket whose close blocks until `reader` is read from or closed: it lingers, with unsent data.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut lingering = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -136,8 +138,8 @@ mod tests {
         (own.into(), peer)
     }
 
-    /// Goal: closes that block keep neither the caller nor its threads without bound, each peer sees the end at once,
-    /// and a full closer has room again when the closes return.
+    /// Goal: blocking closes occupy neither the caller nor an unbounded number of threads, each peer sees
+    /// the end at once, and a full closer has room again when the closes return.
     #[test]
     fn a_bounded_number_of_closes_block() {
         let closer = closer();

@@ -1,4 +1,4 @@
-//! What lies where in the mapping, and how its words are read.
+//! The layout of the mapping, and how its words are read.
 //!
 //! ```text
 //!   0        header, one page: magic, version, boot id, counts, offsets
@@ -17,11 +17,11 @@ use crate::units::{CHUNK_BYTES, FRAMES_MAX, UNIT_BYTES};
 const MAGIC: u64 = u64::from_le_bytes(*b"MILLPOND");
 const VERSION: u64 = 2;
 pub(crate) const HEADER_BYTES: usize = 4096;
-/// Words of the header that are used.
+/// The number of header words in use.
 const HEADER_WORDS: usize = 12;
 
-/// Commits of several pages that can be in progress at once: more than threads can sensibly run.
-/// Two pages of memory.
+/// The maximum number of concurrent commits of several pages: more than the sensible number of threads. Two
+/// pages of memory.
 pub(crate) const OPS: u32 = 128;
 pub(crate) const OP_WORDS: usize = 8;
 pub(crate) const FILE_WORDS: usize = 8;
@@ -30,11 +30,11 @@ pub(crate) const OP_BYTES: usize = OP_WORDS * 8;
 pub(crate) const FILE_BYTES: usize = FILE_WORDS * 8;
 pub(crate) const RECORD_BYTES: usize = RECORD_WORDS * 8;
 
-/// Files that can be dirty at once, for each 32 KiB of cache: their entries take 1/512 of it.
+/// One file may be dirty for each 32 KiB of cache: the entries take 1/512 of it.
 const CACHE_BYTES_PER_FILE: u64 = 32 << 10;
 /// A page of entries.
 const FILES_MIN: u64 = 64;
-/// The keeper has a descriptor of each; as a rule a process may have more.
+/// The keeper has a descriptor of each; a process may usually have more.
 const FILES_MAX: u64 = 16 << 10;
 
 /// A page's frame is DIRTY, or will be when its op slot commits.
@@ -54,7 +54,7 @@ const COMMITTED: u64 = 2;
 const OP_KIND: u64 = 0b11;
 const OP_GENERATION_SHIFT: u32 = 2;
 
-/// In an op slot: the commit leaves the size alone.
+/// In an op slot: the commit does not change the size.
 pub(crate) const NO_SIZE: u64 = u64::MAX;
 
 pub(crate) const INTENT_NONE: u64 = 0;
@@ -62,7 +62,7 @@ const INTENT_TRUNCATE: u64 = 1;
 const INTENT_PUNCH: u64 = 2;
 const INTENT_ZERO: u64 = 3;
 
-/// A file that the keeper has: its entry, and which use of the entry.
+/// A file that the keeper has: its entry, and the entry's generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(crate) struct EntryUse {
     pub(crate) index: u32,
@@ -70,12 +70,12 @@ pub(crate) struct EntryUse {
 }
 
 impl EntryUse {
-    /// As records and op slots name it.
+    /// The form in which records and op slots name it.
     pub(crate) fn word(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// Of a [`EntryUse::word`].
+    /// The inverse of [`EntryUse::word`].
     pub(crate) fn from_word(word: u64) -> EntryUse {
         EntryUse { index: word as u32, generation: (word >> 32) as u32 }
     }
@@ -95,14 +95,14 @@ impl EntryUse {
 pub(crate) enum Intent {
     /// The file gets this length.
     Truncate { len: u64 },
-    /// The bytes from `start` to `end` are given back, and read as zeros.
+    /// The bytes from `start` to `end` are freed, and read as zeros.
     Punch { start: u64, end: u64 },
     /// The bytes from `start` to `end` read as zeros; the size stays.
     Zero { start: u64, end: u64 },
 }
 
 impl Intent {
-    /// Kind and two numbers.
+    /// The kind and two numbers.
     pub(crate) fn words(self) -> [u64; 3] {
         match self {
             Intent::Truncate { len } => [INTENT_TRUNCATE, len, 0],
@@ -111,7 +111,7 @@ impl Intent {
         }
     }
 
-    /// `Err` for what no engine writes.
+    /// `Err` for words that no engine writes.
     pub(crate) fn from_words([kind, start, end]: [u64; 3]) -> Result<Option<Intent>, ()> {
         let largest = i64::MAX as u64;
         match kind {
@@ -173,7 +173,7 @@ impl RecordWords {
         Self { state, file, page, sequence }
     }
 
-    /// Whether the page is dirty, if the op slots are as `ops` says.
+    /// Whether the page is dirty, given the op slots `ops`.
     pub(crate) fn is_dirty(&self, ops: &[OpWords]) -> bool {
         match self.state & RECORD_KIND {
             DIRTY => self.state == DIRTY,
@@ -230,13 +230,13 @@ impl FileEntryWords {
 /// In [`ChangeWords::state`]: space was reserved beyond the size.
 const RESERVED: u64 = 1 << 63;
 
-/// What a process says of its own changes to a file below its cache.
+/// A process's record of its own changes to a file below its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct ChangeWords {
     pub(crate) state: u64,
-    /// The file's mtime after the last one, as [`mtime_ns`] has it.
+    /// The file's mtime after the last one, by [`mtime_ns`].
     pub(crate) changed_ns: u64,
-    /// Its changes have made the file no longer than this.
+    /// The changes have made the file no longer than this.
     pub(crate) reach: u64,
 }
 
@@ -246,7 +246,7 @@ impl ChangeWords {
         Self { state, changed_ns, reach }
     }
 
-    /// Whether the process died in the middle of one.
+    /// Whether the process died during one.
     pub(crate) fn is_in_flight(&self) -> bool {
         self.state & !RESERVED != 0
     }
@@ -256,13 +256,13 @@ impl ChangeWords {
     }
 }
 
-/// When bytes of the file were changed last, in nanoseconds since 1970 (modulo 2^64). Not its
-/// ctime, which a new name or mode changes, too.
+/// The time of the last change of the file's bytes, in nanoseconds since 1970 (modulo 2^64). Not its ctime,
+/// which a new name or mode changes, too.
 pub(crate) fn mtime_ns(stat: &rustix::fs::Stat) -> u64 {
     (stat.st_mtime as u64).wrapping_mul(1_000_000_000).wrapping_add(stat.st_mtime_nsec)
 }
 
-/// The counts of a mapping; where its sections lie follows from them.
+/// The counts of a mapping, from which the offsets of its sections follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
     pub(crate) files: u32,
@@ -270,7 +270,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// For a cache of `limit_bytes`, whose frames are addressed by `units`.
+    /// The layout for a cache of `limit_bytes`, whose frames are addressed by `units`.
     pub(crate) fn new(limit_bytes: u64, units: u32) -> Layout {
         let files = (limit_bytes / CACHE_BYTES_PER_FILE).clamp(FILES_MIN, FILES_MAX) as u32;
         Layout { files, units }
@@ -298,7 +298,7 @@ impl Layout {
         self.frames_at() + self.units as usize * UNIT_BYTES
     }
 
-    /// What is resident beside frames and records.
+    /// The resident bytes other than frames and records.
     pub(crate) fn fixed_bytes(self) -> usize {
         self.records_at()
     }
@@ -320,8 +320,7 @@ impl Layout {
         ]
     }
 
-    /// The layout that a header tells of, if it is one of ours, of this boot, and tells the truth
-    /// about a mapping of `bytes`.
+    /// The layout in a header, if it is valid, of this boot, and consistent with a mapping of `bytes`.
     pub(crate) fn from_header(header: &[u8], bytes: u64, boot_id: [u64; 2]) -> Option<Layout> {
         let mut words = [0; HEADER_WORDS];
         for (at, word) in words.iter_mut().enumerate() {
@@ -349,7 +348,7 @@ pub(crate) fn read_entries<const N: usize>(bytes: &[u8]) -> impl Iterator<Item =
         .map(|entry| std::array::from_fn(|at| read_word(entry, at).expect("the entry has N words")))
 }
 
-/// The boot of this machine; zeros where it is not told.
+/// The boot id of this machine; zeros if it is unknown.
 pub(crate) fn boot_id() -> [u64; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(32).collect();

@@ -1,20 +1,18 @@
-//! Whether a keeper lives: a word that the kernel changes when it dies.
+//! The liveness of a keeper: a word that the kernel changes when the keeper dies.
 //!
-//! The keeper has a page of memory, which it shows to its clients, for reading. In it is a robust
-//! futex that a thread of the keeper holds for as long as the keeper serves: however that thread
-//! ends, the kernel marks the word (`get_robust_list(2)`, `FUTEX_OWNER_DIED`). So an engine asks by
-//! one load, before each write that is to wait in the cache, and nothing in the program has to stay
-//! awake, or open, to learn of it.
+//! The keeper has a page of memory, which its clients map read-only. It contains a robust futex that a
+//! thread of the keeper holds while the keeper serves: however that thread ends, the kernel marks the word
+//! (`get_robust_list(2)`, `FUTEX_OWNER_DIED`). So an engine checks by one load, before each write that
+//! stays in the cache, and needs no running thread or open descriptor in the program.
 //!
 //! ```text
 //!   0 -- the holder starts --> its thread id -- it ends, or is killed --> FUTEX_OWNER_DIED (or 0)
 //! ```
 //!
-//! - **LF1** The list that the kernel walks at the holder's death is in the keeper's own memory, and
-//!   the word in a mapping that no client can write to (sealed): so a client can make the kernel or
-//!   the keeper believe nothing.
-//! - **LF2** The kernel marks the word before the process counts as dead, and so before the program
-//!   can learn of the death in another way.
+//! - **LF1** The list that the kernel walks at the holder's death is in the keeper's own memory, and the
+//!   word in a mapping that no client can write to (sealed): so a client can fake nothing.
+//! - **LF2** The kernel marks the word before the process counts as dead, and so before the program can
+//!   learn of the death in another way.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -55,16 +53,16 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `map`; nobody borrows from it any more.
+        // SAFETY: the mapping of `map`, without borrows.
         let _ = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), PAGE_BYTES) };
     }
 }
 
-/// A keeper's life, as its clients see it.
+/// A keeper's liveness, as its clients see it.
 pub(super) struct Seen(Page);
 
 impl Seen {
-    /// Takes what the keeper hands over; EINVAL for anything else.
+    /// Maps the page that the keeper sent; EINVAL if it is not valid.
     pub(super) fn new(fd: OwnedFd) -> io::Result<Seen> {
         let seals = rustix::fs::fcntl_get_seals(&fd)?;
         let bytes = rustix::fs::fstat(&fd)?.st_size;
@@ -77,7 +75,7 @@ impl Seen {
     /// Whether the keeper lives. Once false it stays so.
     #[inline]
     pub(super) fn is_alive(&self) -> bool {
-        // Relaxed: nothing is read on the strength of it.
+        // Relaxed: no other data is read depending on it.
         let word = self.0.word().load(Relaxed);
         word & OWNER != 0 && word & OWNER_DIED == 0
     }

@@ -1,34 +1,33 @@
-//! The mark of a file that a keeper has: how an open of the file learns that pages of it are dirty
-//! in a process that is dead, and waits until they are written.
+//! The mark of a file that a keeper has: lets an open of the file find out that a dead process left dirty
+//! pages of it, and wait until they are written.
 //!
 //! ```text
-//!   adopt -> mark: listens at a name made of device and inode        (keeper)
-//!     the process lives:  connected -> closed by the keeper at once  -> open goes on
+//!   adopt -> mark: listens at a name made of device and inode       (keeper)
+//!     the process lives:  connected -> closed by the keeper at once  -> the open continues
 //!     the process died:   connected -> closed with the mark, when the file is written
 //!   forget, or written -> the mark closes
 //! ```
 //!
-//! A mark is a socket in the abstract name space that listens. A process that opens an inode that
-//! it does not have open yet connects to the inode's mark, if there is one, and waits for the end
-//! of the connection. The keeper looks for deaths before it ends one, so an open that begins when
-//! the program is known to be dead does not end before its pages are in the file.
+//! A mark is a listening socket in the abstract name space. A process that opens an inode that it does not
+//! have open yet connects to the inode's mark, if there is one, and waits for the end of the connection.
+//! The keeper checks for deaths before it ends one, so an open that begins when the program is known to be
+//! dead does not finish before its pages are in the file.
 //!
-//! Not a lock on the file: a lock that the keeper held would be in the way of those that the
-//! program takes itself (whole files are locked by `fcntl` as a rule, and a lock of another
-//! description conflicts, also within one process), and does not tell a living owner from a dead
-//! one. A lease would, but keeps everybody out while the program lives; `replay` takes one once it
-//! is dead.
+//! A mark is not a lock on the file. A lock of the keeper would conflict with the program's own locks
+//! (whole files are usually locked by `fcntl`, and a lock of another description conflicts, also within one
+//! process), and does not distinguish a living owner from a dead one. A lease would, but excludes all other
+//! processes while the program lives; `replay` takes one once it is dead.
 //!
-//! - **MK1** One keeper has an inode: a file that is marked already is not adopted, and its writes
-//!   go through.
-//! - **MK2** A mark that belongs to somebody who is neither our user, nor the file's owner, nor root
-//!   is none: it could keep us waiting for nothing.
-//! - **MK3** Any user may connect to a mark, and send messages that nothing receives. No connection of one is closed by a
-//!   thread that serves clients or writes files, unless the kernel has refused all descriptors that were sent
-//!   (`closer`).
+//! - **MK1** One keeper has an inode: a file that is marked already is not adopted, and its writes are
+//!   written through.
+//! - **MK2** A mark whose owner is neither this process's user, nor the file's owner, nor root is ignored:
+//!   it could make the open wait for nothing.
+//! - **MK3** Any user may connect to a mark, and send messages that are never received. No such connection
+//!   is closed by a thread that serves clients or writes files, unless the kernel has refused all
+//!   descriptors that were sent (`closer`).
 //!
-//! *Not told*: processes in another network name space, and those that do not use Millpond. They
-//! may read what is not written yet, but what they write stays: see `replay`.
+//! *Not covered*: processes in another network name space, and programs that do not use Millpond. They may
+//! read the file before the pages are written, but their own writes stay: see `replay`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -47,14 +46,14 @@ use crate::file_id::FileId;
 use crate::survival::closer::Closer;
 use crate::survival::wire;
 
-/// Connections that wait for one file to be written; later ones try again. Chosen, not measured.
+/// The maximum number of connections that wait for one file; later ones try again. Chosen, not measured.
 const BACKLOG: i32 = 256;
-/// How long an open waits for a keeper: longer than the kernel lets one wait for a lease (45 s).
+/// The time that an open waits for a keeper: longer than the kernel makes one wait for a lease (45 s).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two tries. Chosen, not measured.
+/// The time between two attempts. Chosen, not measured.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
-/// Set by a keeper that has the file; a file is marked until this is dropped.
+/// The mark of a file that this keeper has; the file is marked until this is dropped.
 #[derive(Debug)]
 pub(super) struct Mark {
     pub(super) listener: OwnedFd,
@@ -95,15 +94,15 @@ impl Mark {
         })
     }
 
-    /// Takes connections that have come, so many at most. They wait until they are closed.
+    /// Accepts waiting connections, at most this many. They wait until they are closed.
     pub(super) fn accept(&self, at_most: usize) -> Vec<OwnedFd> {
         let accept = || rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC).ok();
         std::iter::from_fn(accept).take(at_most).collect()
     }
 
-    /// The process whose file it marks is dead, and what it left is to be written.
+    /// The process whose file it marks is dead, and its dirty pages are being written.
     pub(super) fn bury(&self) {
-        // Relaxed: the server's thread alone asks.
+        // Relaxed: only the server's thread reads it.
         self.is_buried.store(true, Relaxed);
     }
 
@@ -111,7 +110,7 @@ impl Mark {
         self.is_buried.load(Relaxed)
     }
 
-    /// Closes connections with the mark.
+    /// Keeps connections open until the mark is dropped.
     pub(super) fn keep_waiting(&self, connections: Vec<OwnedFd>) {
         self.waiting.lock().expect("no panic under the lock").extend(connections);
     }
@@ -130,8 +129,8 @@ impl Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // A process that was forked from this one may have the descriptor, too: so closing it alone
-        // would not do. First, so that nobody comes after.
+        // A process that was forked from this one may have the descriptor, too, so closing it is not
+        // enough. Shut down first, so that no connection arrives later.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         let waiting = std::mem::take(self.waiting.get_mut().expect("no panic under the lock"));
         self.hang_up(waiting);
@@ -139,9 +138,8 @@ impl Drop for Mark {
     }
 }
 
-/// Looks for marks, with a socket that it keeps as long as there are none: to make one takes as long as the
-/// rest of an open.
-/// It looks in the network name space of the thread that made it.
+/// Looks for marks with a socket that it reuses as long as there are none: creating one takes as long as
+/// the rest of an open. It searches the network name space of the thread that created it.
 #[derive(Default)]
 pub(crate) struct Marks {
     socket: Mutex<Option<Kept>>,
@@ -149,7 +147,7 @@ pub(crate) struct Marks {
 
 struct Kept {
     socket: OwnedFd,
-    /// Which it is: a program may close all numbers that it knows of.
+    /// Identifies the socket: a program may close all descriptors.
     id: FileId,
 }
 
@@ -160,7 +158,7 @@ impl Kept {
         Ok(Kept { socket, id })
     }
 
-    /// Closes it, unless it is somebody else's by now.
+    /// Closes it, unless the number has been reused.
     fn close(self) {
         let is_ours =
             rustix::fs::fstat(&self.socket).is_ok_and(|stat| FileId::of(&stat) == self.id);
@@ -177,10 +175,10 @@ impl Marks {
         if is_marked { await_written(file, patience) } else { Ok(()) }
     }
 
-    /// Whether there is no mark for sure.
+    /// Whether there is certainly no mark.
     fn has_none(&self, name: &SocketAddrUnix) -> bool {
         let kept = || self.socket.lock().expect("no panic under the lock");
-        // A statement of its own: else the lock is held throughout.
+        // A separate statement, so that the lock is released at once.
         let known = kept().take();
         let Some(mine) = known.or_else(|| Kept::new().ok()) else { return false };
         let has_none = rustix::net::connect(&mine.socket, name) == Err(Errno::CONNREFUSED);
@@ -200,12 +198,12 @@ impl Drop for Marks {
     }
 }
 
-/// Waits until no dead process's pages of the file are left to be written.
+/// Waits until no dead process has dirty pages of the file to be written.
 ///
 /// # Errors
 ///
-/// EBUSY, with what is waited for, after `patience`. What `socket(2)` says, if there is none to be
-/// had; but not where a sandbox forbids sockets, from where no keeper can be reached.
+/// EBUSY, with the reason, after `patience`. The error of `socket(2)` if none can be created; but not if a
+/// sandbox forbids sockets, as no keeper can be reached from there.
 pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     let until = Instant::now() + patience;
     let name = name(file.st_dev, file.st_ino)?;
@@ -219,13 +217,13 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
         match rustix::net::connect(&socket, &name) {
             Ok(()) => {}
             Err(Errno::INTR) => continue,
-            // More wait already than the backlog holds.
+            // More connections wait than the backlog holds.
             Err(Errno::AGAIN) if Instant::now() < until => {
                 std::thread::sleep(RETRY_PAUSE);
                 continue;
             }
             Err(Errno::AGAIN) => return Err(still_written(keeper)),
-            // There is no mark; or there is none for us, by the rules of a sandbox.
+            // There is no mark; or a sandbox forbids the connection.
             Err(_) => return Ok(()),
         }
         // MK2.
@@ -234,7 +232,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
         if ![own, file.st_uid, 0].contains(&peer.uid) {
             return Ok(());
         }
-        // A keeper that is dead writes nothing more, even if its descriptors live on.
+        // A dead keeper writes nothing more, even if copies of its descriptors exist.
         if let Some(pid) = Pid::from_raw(peer.pid)
             && rustix::process::pidfd_open(pid, PidfdFlags::empty()).err() == Some(Errno::SRCH)
         {
@@ -248,7 +246,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
         let mut polled = [PollFd::new(&socket, PollFlags::IN)];
         return match retry_on_intr(|| rustix::event::poll(&mut polled, Some(&timeout)))? {
             0 => Err(still_written(keeper)),
-            // A program that closes all numbers has closed this one.
+            // The program has closed the descriptor.
             _ if polled[0].revents().contains(PollFlags::NVAL) => {
                 std::mem::forget(socket);
                 continue;
@@ -258,7 +256,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     }
 }
 
-/// The same socket at a high number, where there is one: a program may count on the lowest being
+/// Moves the socket to a high descriptor number, if there is one: a program may depend on the lowest being
 /// free, and this one may be open for long.
 fn out_of_the_way(socket: OwnedFd) -> OwnedFd {
     const NUMBER_MAX: u64 = 1024;
@@ -277,6 +275,6 @@ fn still_written(keeper: Option<i32>) -> io::Error {
         Some(pid) => format!("process {pid}, a keeper, still writes"),
         None => "a keeper still writes".into(),
     };
-    let text = format!("{what} to the file what a process that died left of it");
+    let text = format!("{what} the dirty pages of a dead process to the file");
     io::Error::new(io::ErrorKind::ResourceBusy, text)
 }

@@ -1,8 +1,8 @@
-//! Real processes, killed with SIGKILL at random moments.
+//! Tests with real processes that are killed with SIGKILL at random moments.
 //!
-//! The child is this test binary again, in another role. Its threads commit, write back and
-//! truncate, and say in a file of their own what they are about to do and what is done; that file
-//! is the kernel's and survives.
+//! The child is this test binary again, in another role. Its threads commit, write back and truncate, and
+//! record in a log file the operation that they start and the operations that are done; that file is the
+//! kernel's and survives.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// What the child says: words in a file, `LOG_WORDS` for each thread.
+/// The child's log: words in a file, `LOG_WORDS` for each thread.
 struct Log(File);
 
 impl Log {
@@ -66,8 +66,8 @@ impl Frames {
     }
 }
 
-/// Writes groups of pages, each filled with the number of the write; says which it is about to
-/// write, then for each page which was written last.
+/// Writes groups of pages, each filled with the number of the write; logs the group before it writes, then
+/// the last write of each page.
 fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
     let entry = adopt(survival, file, 12);
     let changes = Changes::default();
@@ -82,7 +82,7 @@ fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
             .map(|page| {
                 let frame = FrameIndex(frames.free.pop().unwrap());
                 survival.free_record(frame);
-                // SAFETY: our frame.
+                // SAFETY: a frame of this thread.
                 unsafe {
                     let words = survival.frame(frame).cast::<u64>();
                     (0..512).for_each(|at| words.add(at).write(number));
@@ -103,7 +103,7 @@ fn write_pages(survival: &Survival, file: &File, log: &Log, thread: u64) -> ! {
         if random.below(3) == 0 {
             let page = random.below(PAGES);
             if let Some(frame) = dirty[page as usize].take() {
-                // SAFETY: our frame, which nobody changes.
+                // SAFETY: a frame of this thread, which is not written to.
                 let bytes = unsafe { std::slice::from_raw_parts(survival.frame(frame), 4096) };
                 changes.begin(survival, (thread * PAGES + page + 1) * 4096);
                 file.write_all_at(bytes, (thread * PAGES + page) * 4096).unwrap();
@@ -121,7 +121,7 @@ fn pattern(at: u64) -> u8 {
     (at ^ at >> 8) as u8 | 1
 }
 
-/// Appends and truncates; says which size it goes to, then which it has.
+/// Appends and truncates; logs the next size, then the current one.
 fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
     let entry = adopt(survival, file, 12);
     let changes = Changes::default();
@@ -130,12 +130,12 @@ fn change_size(survival: &Survival, file: &File, log: &Log) -> ! {
     let mut frames = Frames::new(WRITERS);
     let mut pages: Vec<Option<FrameIndex>> = vec![None; 16];
     let mut size = 0;
-    // A frame with the page's bytes below `size`.
+    // Builds a frame with the page's bytes below `size`.
     let build = |frames: &mut Frames, page: u64, size: u64| {
         let frame = FrameIndex(frames.free.pop().unwrap());
         fill(survival, frame.0, 4096, 0);
         for at in page * 4096..((page + 1) * 4096).min(size) {
-            // SAFETY: our frame.
+            // SAFETY: a frame of this thread.
             unsafe { survival.frame(frame).add(at as usize % 4096).write(pattern(at)) };
         }
         (PageIndex(page), frame)
@@ -214,8 +214,8 @@ fn start_child(keeper: &TestKeeper, dir: &Path) -> Child {
         .unwrap()
 }
 
-/// Goal: a process that is killed at a random moment loses nothing that it was told is done, and
-/// what it was doing is done as a whole or not at all.
+/// Goal: a process that is killed at a random moment loses no operation that the log records as done, and
+/// its current operation is done as a whole or not at all.
 /// Method: hundreds of processes with four writing threads and two mappings each.
 #[test]
 fn processes_that_are_killed_lose_nothing() {
@@ -263,7 +263,7 @@ fn processes_that_are_killed_lose_nothing() {
     assert!(began > KILLS && written > KILLS && found_half > 0, "too little was under way");
 }
 
-/// Whether the write in progress had been told of as not done.
+/// Whether the log recorded the current write as not done.
 fn check_pages(dir: &Path, log: &Log, thread: u64) -> bool {
     let bytes = std::fs::read(dir.join(format!("pages{thread}"))).unwrap();
     let (number, first, count) = (log.get(thread, 0), log.get(thread, 1), log.get(thread, 2));
@@ -275,11 +275,11 @@ fn check_pages(dir: &Path, log: &Log, thread: u64) -> bool {
             .map(|word| u64::from_ne_bytes(word.try_into().unwrap()))
             .collect();
         assert!(words.iter().all(|word| *word == words[0]), "a torn page");
-        let told = log.get(thread, 8 + page);
+        let logged = log.get(thread, 8 + page);
         let (found, in_group) = (words[0], (first..first + count).contains(&page));
         assert!(
-            found == told || (in_group && found == number),
-            "page {page}: {found}, was told {told}, in progress {number} of {first}, {count}"
+            found == logged || (in_group && found == number),
+            "page {page}: {found}, logged {logged}, in progress {number} of {first}, {count}"
         );
         if in_group {
             in_progress.push(found == number);
@@ -289,7 +289,7 @@ fn check_pages(dir: &Path, log: &Log, thread: u64) -> bool {
         in_progress.iter().all(|new| *new == in_progress[0]),
         "half of write {number}: {in_progress:?}"
     );
-    // The log of a write that was done is one call: all or none of it, too.
+    // The log of a completed write is one call: all of it or none.
     (first..first + count).any(|page| log.get(thread, 8 + page) != number)
 }
 

@@ -1,12 +1,12 @@
-//! The engine's side of the tables: what is stored, in which order.
+//! The engine's side of the tables: the stores, and their order.
 //!
-//! Every store that a kill may follow is a *step*: the caller's hook is asked before each, and the
-//! tests' hooks say stop. The engine's says go on, and costs nothing.
+//! Every store that a kill may follow is a *step*: the caller's hook is called before each, and the tests'
+//! hooks can stop there. The engine's hook always continues, and costs nothing.
 //!
-//! Argued: a thread that is killed has stored what comes first in the program, and the keeper looks
-//! when all threads are gone; so only the compiler is to keep the order, for which Release is
-//! enough. A model of a kill is a thread that stops and is joined, which shows all of its stores.
-//! An op slot's next owner stores after it found IDLE, which the last one stored last.
+//! Argued: a killed thread has made the stores that come first in the program, and the keeper reads when
+//! all threads are gone; so only the compiler must keep the order, for which Release is enough. A model of
+//! a kill is a thread that stops and is joined, which shows all of its stores. An op slot's next owner
+//! stores after it found IDLE, which the last one stored last.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -53,7 +53,7 @@ const _: () = {
     assert!(size_of::<Record>() == RECORD_BYTES);
 };
 
-/// Asked before each store; `None` is a kill.
+/// Called before each store; `None` is a kill.
 pub(crate) trait Steps: FnMut() -> Option<()> {}
 impl<F: FnMut() -> Option<()>> Steps for F {}
 
@@ -74,7 +74,7 @@ pub(crate) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    /// Makes the pages dirty and sets the size, if given, all at once.
+    /// Makes the pages dirty and sets the size, if given, atomically.
     #[inline]
     pub(crate) fn try_commit(
         self,
@@ -83,8 +83,8 @@ impl<'a> Tables<'a> {
         size: Option<u64>,
         mut step: impl Steps,
     ) -> Option<()> {
-        // Relaxed: RMWs of one atomic by threads that are ordered by a page's guard are ordered
-        // alike (survival.K3).
+        // Relaxed: a page's guard orders the threads that write it, and RMWs of one atomic by ordered
+        // threads have the same order (survival.K3).
         let sequence = self.sequence.fetch_add(1, Relaxed) + 1;
         let mut peeked = pages.clone();
         match (peeked.next(), peeked.next(), size) {
@@ -114,11 +114,11 @@ impl<'a> Tables<'a> {
         slot.size.store(size.unwrap_or(NO_SIZE), Relaxed);
         for (page, frame) in pages.clone() {
             self.describe(file, page, frame, sequence, &mut step)?;
-            // survival.K1: the slot is ours from `claim_op` to the store of IDLE below.
+            // survival.K1: this thread owns the slot from `claim_op` to the store of IDLE below.
             self.set_state(frame, op.pending(), &mut step)?;
         }
         step()?;
-        // Release: all that is committed is stored before. This is the commit.
+        // Release: all committed data is stored before. This is the commit.
         slot.state.store(op.committed(), Release);
         if let Some(size) = size {
             self.try_set_size(file, size, &mut step)?;
@@ -132,7 +132,7 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    /// Takes an idle op slot. There are more than threads can sensibly run; if all are taken, their
+    /// Takes an idle op slot. There are more than the sensible number of threads; if all are taken, their
     /// owners are at most preempted.
     fn claim_op(self, start: u64, step: &mut impl Steps) -> Option<OpUse> {
         let count = self.ops.len() as u64;
@@ -142,8 +142,8 @@ impl<'a> Tables<'a> {
             for op in (start..start + count).map(|at| (at % count) as u32) {
                 let state = &self.ops[op as usize].state;
                 let seen = state.load(Relaxed);
-                // Acquire: pairs with the Release of IDLE by the slot's last owner, so that our
-                // stores come after all of theirs.
+                // Acquire: pairs with the Release of IDLE by the slot's last owner, so that this thread's
+                // stores come after all of that owner's.
                 if let Some(claimed) = OpUse::claimed(op, seen)
                     && state.compare_exchange(seen, claimed.busy(), Acquire, Relaxed).is_ok()
                 {
@@ -157,8 +157,8 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// Says what a frame holds; its state is stored after. Caller: has the frame in hand, and its
-    /// record is FREE (survival.K2), or DIRTY for the same page, whose write-back a failed sync
+    /// Stores the description of a frame's content; its state is stored after. Caller: owns the frame, and
+    /// its record is FREE (survival.K2), or DIRTY for the same page, whose write-back a failed sync
     /// overtook.
     #[inline]
     fn describe(
@@ -186,7 +186,7 @@ impl<'a> Tables<'a> {
     #[inline]
     fn set_state(self, frame: FrameIndex, state: u64, step: &mut impl Steps) -> Option<()> {
         step()?;
-        // Release: what the record says, and the frame's bytes, are stored before.
+        // Release: the record's description, and the frame's bytes, are stored before.
         self.record(frame).state.store(state, Release);
         Some(())
     }
@@ -207,7 +207,7 @@ impl<'a> Tables<'a> {
         mut step: impl Steps,
     ) -> Option<()> {
         step()?;
-        // Release: it comes after the stores that it follows in the program.
+        // Release: it comes after the stores that precede it in the program.
         self.files[file.index as usize].size.store(size, Release);
         Some(())
     }
@@ -234,12 +234,12 @@ impl<'a> Tables<'a> {
 
     pub(crate) fn try_clear_intent(self, file: EntryUse, mut step: impl Steps) -> Option<()> {
         step()?;
-        // Release: the size and the records that the operation left are stored before.
+        // Release: the size and the records after the operation are stored before.
         self.files[file.index as usize].intent[0].store(INTENT_NONE, Release);
         Some(())
     }
 
-    /// Says that a change of the file below the cache begins: before the back end is told of it.
+    /// Records the start of a change of the file below the cache, before the call of the backend.
     pub(crate) fn try_begin_change(
         self,
         file: EntryUse,
@@ -247,7 +247,7 @@ impl<'a> Tables<'a> {
         mut step: impl Steps,
     ) -> Option<()> {
         let [state, _, reach] = &self.files[file.index as usize].changes;
-        // Larger than it was, or nothing is in flight yet.
+        // The reach has grown, or no change is in flight yet.
         step()?;
         reach.store(changes.reach, Release);
         step()?;
@@ -256,7 +256,7 @@ impl<'a> Tables<'a> {
         Some(())
     }
 
-    /// Says that a change is over, and the file as `changes` has it.
+    /// Records the end of a change, and the state of the file in `changes`.
     pub(crate) fn try_end_change(
         self,
         file: EntryUse,
@@ -267,15 +267,15 @@ impl<'a> Tables<'a> {
         step()?;
         changed.store(changes.changed_ns, Release);
         step()?;
-        // Release: the time is stored before the state that has it count.
+        // Release: the time is stored before the state that makes it valid.
         state.store(changes.state, Release);
         step()?;
         reach.store(changes.reach, Release);
         Some(())
     }
 
-    /// Sets up the entry of a file; the caller then hands the file to the keeper (survival.K6). A
-    /// change is taken to be in flight, until the first that ends.
+    /// Initialises the entry of a file; the caller then hands the file to the keeper (survival.K6). A
+    /// change counts as in flight, until the first one that ends.
     pub(crate) fn open_entry(self, file: EntryUse, size: u64) {
         let entry = &self.files[file.index as usize];
         let [state, changed, reach] = &entry.changes;

@@ -1,4 +1,4 @@
-//! Tests of survival against a real keeper; `kill_tests` has those that stop at every step.
+//! Tests of crash persistence against a real keeper; `kill_tests` has those that stop at every step.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -52,12 +52,12 @@ pub(super) fn adopt(survival: &Survival, file: &File, page_shift: u32) -> EntryU
 
 pub(super) fn fill(survival: &Survival, frame: u32, bytes: usize, with: u8) {
     survival.free_record(FrameIndex(frame));
-    // SAFETY: the frame is the test's.
+    // SAFETY: the frame belongs to the test.
     unsafe { survival.frame(FrameIndex(frame)).write_bytes(with, bytes) };
 }
 
-/// Goal: what is dirty when an engine goes is written, to the byte; and what was cleaned or
-/// forgotten is not touched.
+/// Goal: the dirty pages at the end of an engine are written, to the byte; pages that were cleaned or
+/// forgotten are not.
 #[test]
 fn dirty_pages_are_written() {
     let keeper = TestKeeper::new();
@@ -84,7 +84,7 @@ fn dirty_pages_are_written() {
     survival.commit(other_slot, [(PageIndex(0), FrameIndex(5))].into_iter(), None);
     survival.clean(FrameIndex(5));
     survival.forget(other_slot);
-    // As by a write that was in flight.
+    // As after a write in flight.
     let changes = Changes::default();
     changes.enter(&survival, entry, file.as_fd());
     changes.begin(&survival, 50_000);
@@ -128,7 +128,8 @@ fn an_engine_with_a_keeper() {
     }
 }
 
-/// Goal: the keeper knows a file's size, also if one hands the file over while another changes it.
+/// Goal: the keeper knows a file's size, also if one thread hands the file over while another one changes
+/// it.
 /// Incident: a write below the end read the size, and then handed the file over with it.
 #[test]
 fn a_file_that_grows_while_it_is_handed_over() {
@@ -170,8 +171,8 @@ fn contents(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// Goal: a file that has no name, lost it, or got another one is written all the same; so is one
-/// whose mode keeps everybody from opening it for writing, and one that was opened for appending.
+/// Goal: a file that is unnamed, unlinked or renamed is written; so is one whose mode forbids opening it
+/// for writing, and one that was opened for appending.
 #[test]
 fn files_that_no_path_leads_to() {
     let keeper = TestKeeper::new();
@@ -211,8 +212,8 @@ fn files_that_no_path_leads_to() {
     }
 }
 
-/// Goal: a file whose last dirty page was written has no writable descriptor left, so that it can
-/// be executed.
+/// Goal: a file whose last dirty page was written has no writable descriptor left, so that it can be
+/// executed.
 #[test]
 fn a_forgotten_file_can_be_executed() {
     let keeper = TestKeeper::new();
@@ -226,8 +227,7 @@ fn a_forgotten_file_can_be_executed() {
     let run = || Command::new(&path).status();
     assert_eq!(run().unwrap_err().kind(), std::io::ErrorKind::ExecutableFileBusy);
     survival.forget(entry);
-    // A child of another test has copies of all descriptors, from its fork until it becomes a
-    // program.
+    // A child of another test has copies of all descriptors, from its fork until its exec.
     let begun = Instant::now();
     let status = loop {
         match run() {
@@ -241,7 +241,7 @@ fn a_forgotten_file_can_be_executed() {
     assert!(status.success());
 }
 
-/// Goal: two engines of one process do not know of each other.
+/// Goal: two engines of one process are independent.
 #[test]
 fn two_engines_in_one_process() {
     let keeper = TestKeeper::new();
@@ -257,7 +257,7 @@ fn two_engines_in_one_process() {
     assert_eq!(contents(&files[1]), [2; 100]);
 }
 
-/// Goal: what a keeper can't take is an error where the file is handed over, and nothing else.
+/// Goal: a file that a keeper refuses is an error when the file is handed over, without other effects.
 #[test]
 fn what_a_keeper_refuses() {
     let keeper = TestKeeper::new();
@@ -275,12 +275,12 @@ fn what_a_keeper_refuses() {
     assert_eq!(adopt(file.as_file(), stat.ino(), 17), Some(libc::EINVAL));
     let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
     assert_eq!(adopt(&null, stat.ino(), 12), Some(libc::EINVAL));
-    // A file system that does things when it is written.
+    // A file system whose writes have side effects.
     let control = OpenOptions::new().write(true).open("/proc/self/comm").unwrap();
     let control_stat = control.metadata().unwrap();
     let adopted = survival.adopt(control.as_fd(), control_stat.dev(), control_stat.ino(), 0, 12);
     assert_eq!(adopted.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
-    // None of these used up an entry; and there is an end of them.
+    // None of these used up an entry; and the number of entries is bounded.
     let slots: Vec<_> =
         std::iter::from_fn(|| survival.adopt(file.as_fd(), stat.dev(), stat.ino(), 0, 12).ok())
             .collect();
@@ -291,7 +291,7 @@ fn what_a_keeper_refuses() {
     survival.goodbye();
     assert_eq!(adopt(file.as_file(), stat.ino(), 12), Some(libc::ENOTCONN));
 
-    // Not a mapping of ours; and messages that mean nothing.
+    // Not a mapping of an engine; and invalid messages.
     let strange = File::open("/dev/zero").unwrap();
     let hello = |fds: &[BorrowedFd<'_>]| {
         wire::ask(&keeper.address, Trust::OurUser, KeeperRequest::Hello, fds)
@@ -310,8 +310,8 @@ fn what_a_keeper_refuses() {
     assert_eq!(built.unwrap_err().errno(), libc::ECONNREFUSED);
 }
 
-/// Goal: an intent that can't be redone, and pages that can't be written, are reported, and what
-/// can be written is.
+/// Goal: an intent that can't be redone, and pages that can't be written, are reported, and all other pages
+/// are written.
 /// Method: a file of limited size, by a memfd that is sealed against growing and shrinking.
 #[test]
 fn failures_are_reported_and_the_rest_is_written() {
@@ -344,7 +344,7 @@ fn failures_are_reported_and_the_rest_is_written() {
     assert!(report.to_string().contains("writing bytes 8192 to 16384"), "{report}");
     assert_eq!((whole.pages, whole.failures.len()), (1, 0));
     assert_eq!(contents(&other), [5; 10]);
-    // What could not be written is elsewhere.
+    // The unwritten pages are in the rescue file.
     let rescue = sealed.rescue.clone().unwrap();
     let target = tempfile::NamedTempFile::new().unwrap();
     let restored = keeper::restore(&rescue, Some(target.path()), true).unwrap();
@@ -356,8 +356,7 @@ fn failures_are_reported_and_the_rest_is_written() {
     assert!(bytes[..4096].iter().all(|b| *b == 1) && bytes[4096..].iter().all(|b| *b == 2));
 }
 
-/// Goal: survival.K2: a frame that went to the free list in whatever state is FREE when it is taken
-/// again.
+/// Goal: survival.K2: a frame that was freed in any state is FREE when it is allocated again.
 #[test]
 fn a_frame_is_free_when_it_is_handed_out() {
     use crate::cache::class::Class;
@@ -382,7 +381,7 @@ fn a_frame_is_free_when_it_is_handed_out() {
     assert_eq!(state(frame), 0);
 }
 
-/// Goal: a keeper process ends when it is told to, but not before its last client.
+/// Goal: a keeper process ends after a signal, but not before its last client.
 #[test]
 fn a_keeper_process_ends_after_its_clients() {
     if let Ok(path) = std::env::var(OWN_PROCESS) {
@@ -393,7 +392,7 @@ fn a_keeper_process_ends_after_its_clients() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let address: Address = path.to_str().unwrap().parse().unwrap();
-    // A socket that nobody listens at.
+    // A socket without a listener.
     rustix::net::bind(wire::socket().unwrap(), &address.socket_address().unwrap()).unwrap();
     let output = std::thread::scope(|scope| {
         let keeper =
@@ -424,10 +423,10 @@ fn a_keeper_process_ends_after_its_clients() {
     assert!(!path.exists());
 }
 
-/// In the environment of a test's own process: what it works on.
+/// Set in the environment of a test's separate process: its argument.
 const OWN_PROCESS: &str = "MILLPOND_TEST_OWN_PROCESS";
 
-/// Runs test `name` again in a process and process group of its own, with one thread.
+/// Runs test `name` again in a separate process and process group, with one thread.
 fn in_own_process(name: &str, argument: &Path) -> Output {
     let name = format!("survival::tests::{name}");
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -435,8 +434,8 @@ fn in_own_process(name: &str, argument: &Path) -> Output {
     command.env(OWN_PROCESS, argument).stderr(Stdio::inherit()).output().unwrap()
 }
 
-/// Goal: a spawned keeper survives the program and what is sent to its process group, and ends
-/// after it has done its work.
+/// Goal: a spawned keeper survives the program and signals to its process group, and ends after it has done
+/// its work.
 #[test]
 fn a_spawned_keeper_outlives_the_program() {
     if let Ok(path) = std::env::var(OWN_PROCESS) {
@@ -448,7 +447,7 @@ fn a_spawned_keeper_outlives_the_program() {
         survival.commit(entry, [(PageIndex(0), FrameIndex(1))].into_iter(), Some(1000));
         println!("\nkeeper {address}");
         for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGKILL] {
-            // SAFETY: the process group is this test's own.
+            // SAFETY: the process group belongs to this test.
             unsafe {
                 libc::signal(signal, libc::SIG_IGN);
                 libc::kill(0, signal);
@@ -469,10 +468,10 @@ fn a_spawned_keeper_outlives_the_program() {
     assert_eq!(std::fs::read(file.path()).unwrap(), [7; 1000]);
 }
 
-/// Goal: with a keeper, too, the memory limit is one; memory of a class that needs less goes back
-/// to the system, and children of fork do not get the shared frames.
-/// Method: files with pages of every size, one after the other, in a process of its own; the kernel
-/// tells how much memory the memfd has.
+/// Goal: with a keeper, too, there is one memory limit; memory of a class that needs less is freed to the
+/// system, and children of fork do not get the shared frames.
+/// Method: files with pages of every size, one after the other, in a separate process; the kernel reports
+/// the memory of the memfd.
 #[test]
 fn the_memory_limit_with_a_keeper() {
     const CACHE_BYTES: u64 = 16 << 20;
@@ -504,7 +503,7 @@ fn the_memory_limit_with_a_keeper() {
             let counted = engine.stats().memory_bytes;
             println!("round {round}, {page_bytes}: {shared:?} shared, {counted} counted");
             assert!(counted <= CACHE_BYTES);
-            // A late reader may have brought back some pages: here nobody reads meanwhile.
+            // A late reader may bring back some pages; there are none in this test.
             assert!(shared.is_none_or(|shared| shared <= counted));
         }
     }
@@ -527,8 +526,8 @@ fn the_memory_limit_with_a_keeper() {
     assert!(mappings > 1);
 }
 
-/// What the memfd of this process's one engine has allocated; `None` where the kernel does not
-/// tell.
+/// The allocated bytes of the memfd of this process's one engine; `None` if the kernel does not report
+/// them.
 fn shared_bytes() -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("millpond-frames")).unwrap();
@@ -537,7 +536,7 @@ fn shared_bytes() -> Option<u64> {
     Some(metadata.blocks() * 512)
 }
 
-/// What a write pays for survival: a measurement, to be run by hand, in release mode.
+/// The cost of crash persistence for a write: a measurement, to be run by hand, in release mode.
 #[test]
 #[ignore = "measures, and proves nothing"]
 fn cost_of_a_commit() {
@@ -550,7 +549,7 @@ fn cost_of_a_commit() {
     for (pages, size) in [(1, None), (1, Some(1 << 20)), (16, None), (256, None)] {
         let mut nanos = Vec::new();
         for round in 0..2000u32 {
-            // Other records each time, as with frames from a free list.
+            // Different records each time, as with frames from a free list.
             let first = 1 + round * 256 % (1 << 14);
             let frames = (first..first + pages).map(FrameIndex);
             let started = Instant::now();

@@ -1,15 +1,16 @@
 //! The messages between an engine and its keeper.
 //!
-//! A request is one message on a connection of its own, with descriptors beside it where it needs
-//! them; the answer is one message; then the connection closes. So no descriptor stays open in the
-//! program, which may close all that it has. A request names its mapping by the id that the keeper
-//! gave it, and is taken only from the process that the mapping came from.
+//! A request is one message on its own connection, with descriptors if it needs them; the answer is one
+//! message; then the connection closes. So no descriptor stays open in the program, which may close all
+//! that it has. A request names its mapping by the id that the keeper assigned, and is accepted only from
+//! the process that the mapping came from.
 //!
-//! - **WR1** Both ends look at the other's credentials (`SO_PEERCRED`: the kernel's word, of the
-//!   moment at which the one listened and the other connected) before they send or receive
-//!   anything. So a descriptor is neither handed to a stranger nor taken from one.
-//! - **WR2** Nobody waits for the other for ever, but for a goodbye, which takes as long as writing
-//!   does. The keeper does not wait at all: it receives what is there, and answers without waiting.
+//! - **WR1** Both ends check the other's credentials (`SO_PEERCRED`, from the kernel, of the moment at
+//!   which the one listened and the other connected) before they send or receive. So a descriptor is
+//!   neither sent to an untrusted process nor accepted from one.
+//! - **WR2** No wait for the other end is unbounded, except for a goodbye, which takes as long as the
+//!   writes do. The keeper never waits: it receives the messages that are there, and answers without
+//!   waiting.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -32,17 +33,17 @@ use crate::survival::layout::EntryUse;
 const MAGIC: u64 = u64::from_le_bytes(*b"MPKEEP02");
 const REQUEST_WORDS: usize = 8;
 const ANSWER_WORDS: usize = 2;
-/// Descriptors that one of our messages carries.
+/// The number of descriptors that a protocol message carries.
 const FDS_MAX: usize = 2;
-/// Descriptors that any message can carry (SCM_MAX_FD).
+/// The number of descriptors that any message can carry (SCM_MAX_FD).
 const FDS_RECEIVED_MAX: usize = 253;
-/// How long a keeper may take for an answer: it is asked under exclusive guards. It answers in
+/// The time limit for an answer of the keeper: requests are made under exclusive guards. It answers in
 /// microseconds, unless it is stopped, or has no processor.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where a keeper listens: the path of a socket, or `@` and a name in the abstract name space,
-/// which no file system shows and which is gone with the keeper. Any user of the network name space
-/// may connect to the latter; the keeper hears none but its own, but they can keep it busy.
+/// Where a keeper listens: the path of a socket, or `@` and a name in the abstract name space, which no
+/// file system shows and which disappears with the keeper. Any user of the network name space may connect
+/// to an abstract address; the keeper ignores other users, but they can keep it busy.
 ///
 /// # Examples
 ///
@@ -94,7 +95,7 @@ pub(super) fn socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Process and user at the other end of a connection, as they were when it connected, or listened.
+/// Process and user at the other end of a connection, at the time when it connected, or listened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Peer {
     /// 0 for a process that is not in our pid name space.
@@ -102,12 +103,12 @@ pub(super) struct Peer {
     pub(super) uid: u32,
 }
 
-/// Which user has to be at the other end, for an engine to talk to it.
+/// The user that must be at the other end of an engine's connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trust {
-    /// Somebody who could do to us whatever they like: a process of our user, or root's.
+    /// A user with full power over this process: our user, or root.
     OurUser,
-    /// The one that we have talked to; we may have become another user meanwhile.
+    /// The keeper that has answered before; this process may have become another user since.
     Peer(Peer),
 }
 
@@ -120,7 +121,7 @@ impl Trust {
     }
 }
 
-/// What a keeper says.
+/// The answer of a keeper.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) value: u64,
@@ -128,12 +129,12 @@ pub(super) struct Answer {
     pub(super) keeper: Peer,
 }
 
-/// Has the kernel refuse descriptors in messages to the connections of `listener` (Linux 6.16); false where it can't.
-/// A connection that holds none is closed without waiting.
+/// Makes the kernel refuse descriptors in messages to the connections of `listener` (Linux 6.16); false if
+/// it does not support that. A connection that holds none is closed without waiting.
 pub(super) fn refuse_descriptors(listener: &OwnedFd) -> bool {
     const SO_PASSRIGHTS: libc::c_int = 83;
     let passes: libc::c_int = 0;
-    // SAFETY: the kernel reads `passes`, of the length that is given.
+    // SAFETY: the kernel reads `passes`, with its length.
     let outcome = unsafe {
         libc::setsockopt(
             listener.as_raw_fd(),
@@ -146,11 +147,11 @@ pub(super) fn refuse_descriptors(listener: &OwnedFd) -> bool {
     outcome == 0
 }
 
-/// SO_PEERCRED. (Of rustix's the process id can't be 0.)
+/// SO_PEERCRED. (In rustix's type the process id can't be 0.)
 pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: `peer` has room for what is written.
+    // SAFETY: `peer` has room for the result.
     let outcome = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -166,7 +167,7 @@ pub(super) fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     Ok(Peer { pid: peer.pid, uid: peer.uid })
 }
 
-/// What an engine asks of its keeper.
+/// A request of an engine to its keeper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum KeeperRequest {
     /// With the mapping and a pidfd of the process. The answer's value is the mapping's id.
@@ -183,7 +184,7 @@ pub(super) enum KeeperRequest {
         mapping: u64,
         entry: EntryUse,
     },
-    /// The engine is done: the keeper writes what is dirty, and lets go of the mapping.
+    /// The engine is done: the keeper writes the dirty pages, and closes the mapping.
     Goodbye {
         mapping: u64,
     },
@@ -234,8 +235,8 @@ impl KeeperRequest {
 ///
 /// # Errors
 ///
-/// What the keeper answered; EPERM: somebody else listens there; ETIMEDOUT; what `connect(2)` says,
-/// or ECONNRESET: the keeper is gone.
+/// The keeper's error; EPERM: another user listens there; ETIMEDOUT; the error of `connect(2)`, or
+/// ECONNRESET: the keeper is gone.
 pub(super) fn ask(
     address: &Address,
     keeper: Trust,
@@ -277,8 +278,8 @@ pub(super) fn ask_within(
     }
 }
 
-/// Takes a request that has arrived; `None` for anything else. Descriptors come with what is no
-/// request, too: closing them may have to wait.
+/// Receives a request that has arrived; `None` if it is invalid. An invalid message may carry descriptors,
+/// too: closing them may block.
 pub(super) fn receive_request(
     socket: BorrowedFd<'_>,
 ) -> (rustix::io::Result<Option<KeeperRequest>>, Vec<OwnedFd>) {
@@ -290,7 +291,7 @@ pub(super) fn receive_request(
     (request, fds)
 }
 
-/// Answers without waiting; a client that does not listen misses it.
+/// Answers without waiting; a client that does not listen misses the answer.
 pub(super) fn answer(socket: BorrowedFd<'_>, outcome: io::Result<u64>, fds: &[BorrowedFd<'_>]) {
     let words = match outcome {
         Ok(value) => [0, value],
@@ -299,7 +300,7 @@ pub(super) fn answer(socket: BorrowedFd<'_>, outcome: io::Result<u64>, fds: &[Bo
     let _ = send(socket, &words, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-/// What came with an answer.
+/// The descriptors of an answer.
 #[cfg(all(test, not(loom)))]
 pub(super) fn receive_fds(socket: BorrowedFd<'_>) -> Vec<OwnedFd> {
     receive(socket, &mut [0; ANSWER_WORDS], RecvFlags::empty()).1
@@ -319,12 +320,13 @@ fn send(
     }
     let slices = [IoSlice::new(&bytes)];
     let sent = retry_on_intr(|| rustix::net::sendmsg(socket, &slices, &mut control, flags))?;
-    // A message of a SEQPACKET socket goes whole.
+    // A SEQPACKET socket sends a message as a whole.
     if sent == bytes.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
 }
 
-/// One message, cut into words: how many, and the descriptors that came with it, also with an error. There is room for
-/// all that a message can carry: the kernel closes those without room in the receiving thread, which may block.
+/// Receives one message, split into words: returns their number, and the descriptors that came with it,
+/// also with an error. There is room for all descriptors that a message can carry: the kernel closes those
+/// without room in the receiving thread, which may block.
 fn receive(
     socket: BorrowedFd<'_>,
     words: &mut [u64],
@@ -349,7 +351,7 @@ fn receive(
         }
     }
     if message.flags.contains(ReturnFlags::CTRUNC) {
-        // Most likely our limit of open files.
+        // Most likely this process's limit of open files.
         return (Err(Errno::NFILE), fds);
     }
     if message.bytes % 8 != 0 || message.flags.contains(ReturnFlags::TRUNC) {

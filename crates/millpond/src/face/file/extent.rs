@@ -1,4 +1,4 @@
-//! The length, holes and space, and what others changed of them: by [`crate::write::extent`].
+//! Length, holes and space of a file, and changes by other programs: by [`crate::write::extent`].
 
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range};
@@ -24,34 +24,33 @@ impl File {
         Ok(self.len()? == 0)
     }
 
-    /// Sets the file's length: cuts it, or extends it with zeros. Blocks while operations beyond
-    /// the smaller of both lengths are under way; those below are not disturbed.
+    /// Sets the file's length: truncates the file, or extends it with zeros. Blocks for operations beyond
+    /// the smaller of both lengths; those below continue.
     ///
     /// # Errors
     ///
     /// [`Error::NotPermitted`]: not open for writing. [`Error::InvalidRange`]: past `i64::MAX`.
-    /// [`Error::Io`]: the back end refused; nothing has changed.
+    /// [`Error::Io`]: the backend refused; nothing has changed.
     pub fn truncate(&self, len: u64) -> Result<()> {
         check_range(Op::Truncate, len, 0)?;
         self.check(self.write, Op::Truncate, len, 0)?;
         self.cached.truncate(len)
     }
 
-    /// Makes `len` bytes at `offset` read as zeros and gives their space back to the file system:
-    /// `fallocate` with `FALLOC_FL_PUNCH_HOLE`. The file's length stays; the part of the range beyond
-    /// it is ignored, so a `len` of `i64::MAX as u64 - offset` means all from `offset` on. Readers
-    /// see all of the range as it was, or all of it zero.
+    /// Makes `len` bytes at `offset` read as zeros and frees their space in the file system: `fallocate`
+    /// with `FALLOC_FL_PUNCH_HOLE`. The file's length stays; the part of the range beyond it is ignored, so
+    /// a `len` of `i64::MAX as u64 - offset` means all bytes from `offset` on. A reader sees the whole
+    /// change or none of it.
     ///
-    /// Blocks while operations on pages of the range are under way, and until the file system is
-    /// done; I/O elsewhere is not disturbed. The cost depends on what is cached and allocated, not
-    /// on `len`.
+    /// Blocks for operations on pages of the range, and until the file system is done; I/O elsewhere
+    /// continues. The cost depends on the cached and allocated bytes, not on `len`.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidRange`]: the range ends past `i64::MAX`. [`Error::InvalidInput`]: `len` is 0.
-    /// [`Error::NotPermitted`]: not open for writing. [`Error::Io`]: the back end failed. With
-    /// EOPNOTSUPP, EPERM or another refusal nothing has changed; else each byte of the range may be
-    /// as it was or zero.
+    /// [`Error::NotPermitted`]: not open for writing. [`Error::Io`]: the backend failed. With EOPNOTSUPP,
+    /// EPERM or another refusal nothing has changed; otherwise each byte of the range may be as it was or
+    /// zero.
     ///
     /// # Examples
     ///
@@ -78,14 +77,13 @@ impl File {
         self.cached.punch(offset, offset + len)
     }
 
-    /// Makes `len` bytes at `offset` read as zeros: `fallocate` with `FALLOC_FL_ZERO_RANGE`, which
-    /// keeps their space reserved and writes nothing. The file's length stays; the range is clipped
-    /// to it, and nothing is reserved beyond. Readers see all of the range as it was, or all of it
-    /// zero.
+    /// Makes `len` bytes at `offset` read as zeros: `fallocate` with `FALLOC_FL_ZERO_RANGE`, which keeps
+    /// their space reserved and writes nothing. The file's length stays; the range is clipped to it, and no
+    /// space is reserved beyond. A reader sees the whole change or none of it.
     ///
-    /// Where the file system can't (tmpfs, for one), zeros are written instead, 1 MiB at a time,
-    /// which takes as long as any write of `len` bytes; not before all are written does anyone read
-    /// the range. Blocks as [`File::punch_hole`] does.
+    /// If the file system does not support it (tmpfs, for one), zeros are written instead, 1 MiB at a time,
+    /// which takes as long as any write of `len` bytes; readers of the range wait until all are written.
+    /// Blocks as [`File::punch_hole`] does.
     ///
     /// # Errors
     ///
@@ -118,48 +116,46 @@ impl File {
         self.cached.zero(offset, offset + len)
     }
 
-    /// Reserves space for `len` bytes at `offset`, so that writes to them do not fail for lack of
-    /// it: `posix_fallocate`, but without its way of writing to every block where the file system
-    /// can't reserve. Bytes that exist stay as they are; if the range reaches beyond the end of the
-    /// file, the file is extended to there, with zeros.
+    /// Reserves space for `len` bytes at `offset`, so that writes to them do not fail for lack of space:
+    /// `posix_fallocate`, but without its fallback of writing to every block if the file system can't
+    /// reserve. Existing bytes stay as they are; if the range reaches beyond the end of the file, the file
+    /// is extended to there, with zeros.
     ///
-    /// Blocks while the bytes of the range are being changed, or, where it extends the file, while
-    /// operations from the old end on are under way.
+    /// Blocks while the bytes of the range are being changed, or, if it extends the file, for operations
+    /// from the old end on.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidRange`], [`Error::InvalidInput`] and [`Error::NotPermitted`] as for
-    /// [`File::punch_hole`]. [`Error::Io`]: not all could be reserved (ENOSPC, EDQUOT, EFBIG), or
-    /// nothing can be (EOPNOTSUPP). No byte has changed, but a part may be reserved, and the file
+    /// [`File::punch_hole`]. [`Error::Io`]: the space is insufficient (ENOSPC, EDQUOT, EFBIG), or the
+    /// operation is unsupported (EOPNOTSUPP). No byte has changed, but a part may be reserved, and the file
     /// may have been extended by a part: see [`File::len`].
     pub fn allocate(&self, offset: u64, len: u64) -> Result<()> {
         self.check_extent(Op::Allocate, offset, len)?;
         self.cached.allocate(offset, offset + len)
     }
 
-    /// The first byte from `offset` on that is not in a hole; `None` where only a hole follows, or
-    /// `offset` is at or beyond the end of the file. Holes read as zeros; zeros need not be holes,
-    /// and a file system that does not know its holes has none.
+    /// Finds the first byte from `offset` on that is not in a hole; `None` if only a hole follows, or
+    /// `offset` is at or beyond the end of the file. Holes read as zeros; zeros need not be holes, and a
+    /// file system that does not track holes reports none.
     ///
-    /// May wait for the file system, not for other operations; it may not see the whole of one that
-    /// is under way. Writes from `offset` on that wait in the cache are written back first. The first
-    /// search in a file opens a descriptor, which is kept with the file.
+    /// May wait for the file system, not for other operations; it may see a part of a concurrent one. Dirty
+    /// pages from `offset` on are written back first. The first search in a file opens a descriptor, which
+    /// is kept with the file.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRange`]: `offset` is past `i64::MAX`. [`Error::Io`] with what the back end
-    /// answered; of kind `Unsupported` where the file can't be opened again by way of
-    /// `/proc/self/fd`, as its permissions have changed, somebody has a lease on it, or `/proc` is
-    /// not there.
+    /// [`Error::InvalidRange`]: `offset` is past `i64::MAX`. [`Error::Io`] with the error of the backend;
+    /// of kind `Unsupported` if the file can't be opened again through `/proc/self/fd`: its permissions
+    /// have changed, another process has a lease on it, or `/proc` is not mounted.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
         check_range(Op::Seek, offset, 0)?;
         self.check_process(Op::Seek)?;
         self.cached.seek(offset, Seek::Data)
     }
 
-    /// The first byte from `offset` on that is in a hole, the length of the file at the latest: its
-    /// end counts as one. `None` where `offset` is at or beyond the end. Otherwise like
-    /// [`File::seek_data`].
+    /// Finds the first byte from `offset` on that is in a hole; the end of the file counts as one. `None`
+    /// if `offset` is at or beyond the end. Otherwise like [`File::seek_data`].
     ///
     /// # Errors
     ///
@@ -170,13 +166,12 @@ impl File {
         self.cached.seek(offset, Seek::Hole)
     }
 
-    /// Tells the cache that something other than this engine changed the file: drops the cached
-    /// bytes of the range (`len` 0: none) and adopts the length that the file has now. Blocks
-    /// while operations on the range are under way.
+    /// Invalidates cached bytes after another program changed the file: drops the cached bytes of the range
+    /// (`len` 0: none) and loads the file's current length. Blocks for operations on the range.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRange`], or [`Error::Io`] if the length can't be had.
+    /// [`Error::InvalidRange`], or [`Error::Io`] if the length can't be read.
     pub fn invalidate(&self, offset: u64, len: u64) -> Result<()> {
         check_range(Op::Stat, offset, len)?;
         self.check_process(Op::Stat)?;

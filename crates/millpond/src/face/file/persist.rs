@@ -1,4 +1,4 @@
-//! Names, by [`crate::face::persist`].
+//! Durable renames of a file, by [`crate::face::persist`].
 
 use std::path::Path;
 
@@ -7,26 +7,26 @@ use crate::face::file::File;
 use crate::face::persist;
 
 impl File {
-    /// Makes the file durable, renames it from `from` to `to`, in place of what had that name, and
-    /// makes the name durable: `fsync`, `rename`, and `fsync` of the directory. After a power cut, at
-    /// whatever moment, `to` is what it was or this file as it was when the call began, or later;
-    /// never a part of it, and never nothing. When this has returned it is this file.
+    /// Makes the file durable, renames it from `from` to `to`, replacing a file of that name, and makes the
+    /// name durable: `fsync`, `rename`, and `fsync` of the directory. After a power cut at any moment, `to`
+    /// is either the old file or this file with at least the content at the start of the call; never a part
+    /// of it, and never missing. After this has returned it is this file.
     ///
-    /// The way to replace a file as a whole: write a new one beside it, and persist that. Renaming it
-    /// without this is not enough: what waits in the cache ([`crate::WriteMode::Back`]) is not in the
-    /// file when the name is stored.
+    /// This is how to replace a file as a whole: write a new one next to it, and persist that. A rename
+    /// alone is not enough: dirty pages of the cache ([`crate::WriteMode::Back`]) are not in the file when
+    /// the name is stored.
     ///
-    /// `from` must be a name of this file; see to it that nobody renames anything else there meanwhile.
-    /// Both paths must be on one file system; if they are in two directories, both are made durable. With
-    /// `from` equal to `to` nothing is renamed, and all is made durable. If `to` is a hard link
-    /// of this very file it stays, and `from` does, too, by the rules of `rename(2)`. What had the name
-    /// `to` stays as it is for programs that have it open. Blocks until the device has it all;
-    /// other operations of the file go on.
+    /// `from` must be a name of this file; the caller must prevent a concurrent rename of another file to
+    /// `from`. Both paths must be on one file system; if they are in two directories, both are made
+    /// durable. If `from` equals `to`, nothing is renamed, and both are made durable. If `to` is a hard
+    /// link of this very file it stays, and `from` does, too, by the rules of `rename(2)`. Programs that
+    /// have the old file `to` open keep it. Blocks until the device has completed all steps; other
+    /// operations of the file continue.
     ///
     /// # Errors
     ///
-    /// [`Error::Persist`](crate::Error::Persist), whose [`PersistStep`](crate::PersistStep) says which
-    /// step failed, and so what has changed and what is durable.
+    /// [`Error::Persist`](crate::Error::Persist), whose [`PersistStep`](crate::PersistStep) is the step
+    /// that failed, and so shows which steps are done and durable.
     ///
     /// # Examples
     ///
@@ -58,13 +58,13 @@ impl File {
         persist::persist(&self.cached, from.as_ref(), to.as_ref(), true)
     }
 
-    /// As [`File::persist`], but only if there is no `to` yet: of several that persist to one name,
+    /// As [`File::persist`], but only if `to` does not exist: of several concurrent calls with one name,
     /// exactly one succeeds. By `RENAME_NOREPLACE`.
     ///
     /// # Errors
     ///
-    /// As for [`File::persist`]; with the step [`Rename`](crate::PersistStep::Rename) and EEXIST
-    /// where there is a `to`, or with EINVAL where the file system can't tell.
+    /// As for [`File::persist`]; with the step [`Rename`](crate::PersistStep::Rename) and EEXIST if `to`
+    /// exists, or with EINVAL if the file system does not support it.
     ///
     /// # Examples
     ///
@@ -80,7 +80,7 @@ impl File {
     /// # if matches!(file.persist_noclobber(&path, &path), Err(ref e) if e.errno() == libc::EINVAL) { return Ok(()) }
     /// match file.persist_noclobber(&path, dir.path().join("LOCK")) {
     ///     Ok(()) => {}
-    ///     Err(taken) if taken.errno() == libc::EEXIST => println!("somebody else's"),
+    ///     Err(taken) if taken.errno() == libc::EEXIST => println!("another process was first"),
     ///     Err(error) => return Err(error),
     /// }
     /// # Ok::<(), millpond::Error>(())

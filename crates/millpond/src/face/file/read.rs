@@ -1,4 +1,4 @@
-//! Reads: of what is cached without a lock, else by [`crate::read`] or past the cache.
+//! Reads: cached bytes without a lock, other bytes by [`crate::read`] or directly.
 
 use std::cell::Cell;
 use std::io::IoSliceMut;
@@ -20,15 +20,14 @@ use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
 use crate::stats::HitCounts;
 
 impl File {
-    /// Reads from byte `offset` into `dst`; returns the bytes read, fewer than `dst.len()` only at
-    /// the end of the file, or where bytes that can't be read follow: then a read of those says why.
+    /// Reads from byte `offset` into `dst`; returns the bytes read: fewer than `dst.len()` only at the end
+    /// of the file, or before bytes that can't be read; a read of those returns the error.
     ///
-    /// Beyond the bytes that were read, `dst` is as it was; or zero, where the read met a truncation, an
-    /// error, or changes that others make to the file below. Never are there other bytes of this file,
-    /// or of another.
+    /// The rest of `dst` is unchanged; or zero, if the read met a truncation, an error, or changes of the
+    /// file by another program. It never has other bytes of this file, or of another one.
     ///
-    /// Cached bytes are read without locks and without waiting (after FreeBSD's `vn_read_from_obj`,
-    /// but atomically). Otherwise blocks until the pages were read, or until a writer of the same
+    /// Cached bytes are read without locks and without waiting (after FreeBSD's `vn_read_from_obj`, but
+    /// atomically). Otherwise the call blocks until the pages have been read, or until a writer of the same
     /// pages is done.
     ///
     /// # Errors
@@ -47,20 +46,20 @@ impl File {
     ///
     /// As for [`File::read_at`].
     pub fn read_vectored_at(&self, dst: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
-        // SAFETY: IoSliceMut is laid out like iovec, by its documentation, and valid for writes.
+        // SAFETY: IoSliceMut has the layout of iovec, by its documentation, and is valid for writes.
         unsafe {
             let iovecs = std::slice::from_raw_parts(dst.as_ptr().cast(), dst.len());
             self.read_vectored_raw_at(iovecs, offset)
         }
     }
 
-    /// [`File::read_at`] of what is cached, in the sense of `RWF_NOWAIT`: never waits, and starts
-    /// nothing that would bring the bytes.
+    /// [`File::read_at`] of cached bytes, in the sense of `RWF_NOWAIT`: never waits, and starts no read of
+    /// missing pages.
     ///
     /// # Errors
     ///
     /// As for [`File::read_at`]; [`Error::WouldBlock`]: a page is not cached, or being changed, or the
-    /// bytes are more than are read without a lock (64 pages). `dst` is unspecified then.
+    /// bytes are more than a lock-free read covers (64 pages). `dst` is unspecified then.
     ///
     /// # Examples
     ///
@@ -99,7 +98,7 @@ impl File {
     pub fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> Result<()> {
         let moved = self.read_at(dst, offset)?;
         if moved < dst.len() {
-            // Why: at the end of the file there is nothing to be read, and else an error.
+            // Returns the reason: an error, or 0 bytes at the end of the file.
             self.read_at(&mut dst[moved..], offset + moved as u64)?;
             let end = std::io::ErrorKind::UnexpectedEof;
             return Err(Error::io(Op::Read, offset, dst.len() as u64, end));
@@ -107,13 +106,13 @@ impl File {
         Ok(())
     }
 
-    /// Borrows cached bytes, filling the page if need be: at most `len` from `offset` on, and no
-    /// further than the end of the page or of the file. The view is a snapshot: it does not change
-    /// however the file does. It pins a page of the cache for as long as it lives.
+    /// Borrows cached bytes, after a read of the page if necessary: at most `len` from `offset`, up to the
+    /// end of the page or of the file. The view is a snapshot: later changes of the file do not affect it.
+    /// It pins a page of the cache until it is dropped.
     ///
     /// # Errors
     ///
-    /// As for [`File::read_at`]; [`Error::NoBuffers`] where views pin half of the cache already.
+    /// As for [`File::read_at`]; [`Error::NoBuffers`] if views pin half of the cache already.
     pub fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
         self.check_view(offset, len)?;
         self.cached.view(offset, len)
@@ -124,10 +123,10 @@ impl File {
         self.check(self.read, Op::View, offset, len as u64)
     }
 
-    /// Tells how a range will be used (`len` 0: to the end). [`Advice::Normal`],
-    /// [`Advice::Sequential`], [`Advice::Random`], [`Advice::TornReads`] and
-    /// [`Advice::AtomicReads`] concern all later reads of this handle, whatever the range. Never
-    /// blocks, and is never more than a hint; save that `TornReads` gives up a promise.
+    /// Announces how a range will be used (`len` 0: to the end). [`Advice::Normal`],
+    /// [`Advice::Sequential`], [`Advice::Random`], [`Advice::TornReads`] and [`Advice::AtomicReads`] apply
+    /// to all later reads of this handle, of any range. Never blocks. Advice is only a hint, except
+    /// that `TornReads` gives up the atomicity of reads.
     ///
     /// # Errors
     ///
@@ -169,7 +168,7 @@ impl File {
             Advice::DontNeed => {
                 file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
             }
-            // Relaxed: guards nothing; a read that is under way may go by either.
+            // Relaxed: guards no data; a concurrent read may use either value.
             Advice::TornReads => self.tries.store(TRIES_TORN, Relaxed),
             Advice::AtomicReads => self.tries.store(TRIES_MAX, Relaxed),
         }
@@ -180,9 +179,9 @@ impl File {
     ///
     /// # Safety
     ///
-    /// `dst` must be valid for writes of `len` bytes, save that they may fault in a process whose
-    /// handler of memory faults consults [`crate::fault`]; that gives [`Error::Fault`], or what
-    /// the kernel says where it touches the memory.
+    /// `dst` must be valid for writes of `len` bytes, except that they may fault in a process whose handler
+    /// of memory faults calls [`crate::fault`]; the result is then [`Error::Fault`], or the kernel's error
+    /// if the kernel touches the memory.
     ///
     /// # Errors
     ///
@@ -203,16 +202,16 @@ impl File {
         self.read_missed((&segment).into(), offset)
     }
 
-    /// Gives the calling thread counters of its own, which [`File::try_read_hit_raw`] can't do:
-    /// call it once per thread and engine, not in a signal handler.
+    /// Assigns counters to the calling thread, which [`File::try_read_hit_raw`] can't do: call it once per
+    /// thread and engine, not in a signal handler.
     pub fn prepare_thread(&self) {
         self.cached.cache().counters.mine();
     }
 
-    /// The lock-free part of [`File::read_raw_at`]: takes no lock, makes no system call, and may
-    /// run in a signal handler. `None`: not all is cached, or something is in the way; the memory
-    /// is unspecified. Hits of a thread that used another engine last, or none, share counters and
-    /// may go uncounted: see [`File::prepare_thread`].
+    /// The lock-free part of [`File::read_raw_at`]: takes no lock, makes no system call, and may run in a
+    /// signal handler. `None`: a page is not cached, or the read has to wait; the memory is unspecified.
+    /// Hits of a thread that last used another engine, or none, share counters and may go uncounted: see
+    /// [`File::prepare_thread`].
     ///
     /// # Safety
     ///
@@ -251,12 +250,13 @@ impl File {
         unsafe { path.try_read(dst, len, offset) }
     }
 
-    /// [`File::try_read_hit_raw`] with counters that the thread keeps at hand; of another engine than this
-    /// file's they are replaced.
+    /// [`File::try_read_hit_raw`] with counters that the thread caches; counters of an engine other than
+    /// this file's are replaced.
     ///
     /// # Safety
     ///
-    /// As for [`File::read_raw_at`]. The cell is the calling thread's, and lives as long as its thread-local storage.
+    /// As for [`File::read_raw_at`]. The cell belongs to the calling thread, and lives as long as its
+    /// thread-local storage.
     #[doc(hidden)]
     #[inline]
     pub unsafe fn try_read_hit_counted(
@@ -291,7 +291,7 @@ impl File {
         self.read_list(&list, offset)
     }
 
-    /// Reads into all of `list`, whose memory may be written.
+    /// Reads into all of `list`, whose memory must be writable.
     pub(crate) fn read_list(&self, list: &RawList<'_>, offset: u64) -> Result<usize> {
         let len = list.total();
         if self.hits && in_range(offset, len) {
@@ -304,8 +304,8 @@ impl File {
         self.read_missed(list.iter(), offset)
     }
 
-    /// The same of a request, which owns that memory or is lent it: where a read that nobody waits for would go
-    /// around the cache (`read::around`), this one does.
+    /// The same for a request, which owns the memory or borrows it: if a background read would bypass the
+    /// cache (`read::around`), this read does, too.
     pub(crate) fn read_owned(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
         let len = dst.left();
         if self.hits && self.read && len > 0 && in_range(offset, len) {

@@ -1,4 +1,4 @@
-//! Writes and appends: by [`crate::write`] or past the cache.
+//! Writes and appends: by [`crate::write`] or directly.
 
 use std::io::IoSlice;
 
@@ -12,15 +12,15 @@ use crate::write::{self, How};
 
 impl File {
     /// Writes `src` at byte `offset`; returns the bytes written. In mode
-    /// [`Through`](crate::WriteMode::Through) the back end has taken them when this returns, and
-    /// they survive whatever the kernel's survive; in mode [`Back`](crate::WriteMode::Back) they
-    /// are in the cache. [`File::sync_data`] makes them durable.
+    /// [`Through`](crate::WriteMode::Through) the storage backend has accepted them on return, and they are
+    /// as safe as writes to the kernel; in mode [`Back`](crate::WriteMode::Back) they are in the cache.
+    /// [`File::sync_data`] makes them durable.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidRange`] and [`Error::NotPermitted`] as for reads. [`Error::Io`]: nothing was
-    /// acknowledged. Where the back end took only a part before it failed, the length of that
-    /// part is returned instead.
+    /// [`Error::InvalidRange`] and [`Error::NotPermitted`] as for reads. [`Error::Io`]: no byte was
+    /// acknowledged. If the backend accepted only a part before it failed, the length of that part is
+    /// returned instead.
     pub fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
         // SAFETY: a shared slice is valid for reads of its length; a write only reads.
         let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
@@ -30,8 +30,8 @@ impl File {
         self.write_checked((&segment).into(), offset, how)
     }
 
-    /// Like [`File::write_at`], and returns when the bytes, and what is needed to find them, are
-    /// durable: one write with `RWF_DSYNC`.
+    /// Like [`File::write_at`], and returns when the bytes, and the metadata to find them, are durable: one
+    /// write with `RWF_DSYNC`.
     ///
     /// # Errors
     ///
@@ -50,14 +50,14 @@ impl File {
     ///
     /// As for [`File::write_at`].
     pub fn write_vectored_at(&self, src: &[IoSlice<'_>], offset: u64) -> Result<usize> {
-        // SAFETY: IoSlice is laid out like iovec, by its documentation, and valid for reads.
+        // SAFETY: IoSlice has the layout of iovec, by its documentation, and is valid for reads.
         unsafe {
             let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
             self.write_vectored_raw_at(iovecs, offset)
         }
     }
 
-    /// Writes all of `src`; not atomically if the back end takes it in parts.
+    /// Writes all of `src`; not atomically if the backend accepts it in parts.
     ///
     /// # Errors
     ///
@@ -70,13 +70,13 @@ impl File {
         Ok(())
     }
 
-    /// Writes `src` at the end of the file; returns the offset at which it begins. Appends never
-    /// interleave and leave no gaps.
+    /// Writes `src` at the end of the file; returns the offset of its first byte. Appends never interleave
+    /// and leave no gaps.
     ///
     /// # Errors
     ///
-    /// As for [`File::write_at`]. [`Error::Io`] of kind `WriteZero`, too, where the back end took
-    /// only a part: its `offset` is where the part begins, its `len` the length of that part.
+    /// As for [`File::write_at`]. Also [`Error::Io`] of kind `WriteZero`, if the backend accepted only a
+    /// part: its `offset` is the start of that part, its `len` the part's length.
     pub fn append(&self, src: &[u8]) -> Result<u64> {
         self.append_vectored(&[IoSlice::new(src)])
     }
@@ -100,24 +100,24 @@ impl File {
         Ok(offset)
     }
 
-    /// [`File::write_at`] from memory that may change meanwhile; the bytes written are then
+    /// [`File::write_at`] from memory that may change during the call; the bytes written are then
     /// unspecified.
     ///
     /// # Safety
     ///
-    /// `src` must be valid for reads of `len` bytes, save that they may fault as `dst` of
+    /// `src` must be valid for reads of `len` bytes, except that they may fault as `dst` of
     /// [`File::read_raw_at`] may.
     ///
     /// # Errors
     ///
-    /// As for [`File::write_at`], and [`Error::Fault`]: nothing was written.
+    /// As for [`File::write_at`], and [`Error::Fault`]: no byte was written.
     pub unsafe fn write_raw_at(&self, src: *const u8, len: usize, offset: u64) -> Result<usize> {
         // SAFETY: the caller's promise; a write only reads the memory.
         let segment = unsafe { [Segment::new(src.cast_mut(), len)] };
         self.write_segments((&segment).into(), offset)
     }
 
-    /// [`File::write_vectored_at`] from memory that may change meanwhile.
+    /// [`File::write_vectored_at`] from memory that may change during the call.
     ///
     /// # Safety
     ///
@@ -145,8 +145,8 @@ impl File {
         write::write(&self.cached, src, offset, how)
     }
 
-    /// [`File::append`] from memory that may change meanwhile. Returns the offset and the number
-    /// of bytes written, which may be fewer than asked for.
+    /// [`File::append`] from memory that may change during the call. Returns the offset and the number of
+    /// bytes written, which may be fewer than requested.
     ///
     /// # Safety
     ///
@@ -161,7 +161,7 @@ impl File {
         unsafe { self.append_vectored_raw(&iovec) }
     }
 
-    /// [`File::append_vectored`] from memory that may change meanwhile; see [`File::append_raw`].
+    /// [`File::append_vectored`] from memory that may change during the call; see [`File::append_raw`].
     ///
     /// # Safety
     ///
@@ -183,7 +183,7 @@ impl File {
     /// let file = engine.open(&path, &options)?;
     /// let mut memory = *b"pond";
     /// let whole = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
-    /// // SAFETY: an array is valid for reads and writes of its length, and nobody else has it.
+    /// // SAFETY: an array is valid for reads and writes of its length, and not used elsewhere.
     /// unsafe {
     ///     assert_eq!(file.append_raw(memory.as_ptr(), memory.len())?, (0, 4));
     ///     assert_eq!(file.append_vectored_raw(&whole)?, (4, 4));

@@ -1,5 +1,5 @@
-//! Syncs and write-back, by [`crate::writeback`]; and times in which others look at the file below the
-//! cache, or change it there.
+//! Syncs and write-back, by [`crate::writeback`]; and the suspension of write-back and of `O_DIRECT` while
+//! other programs use the file below the cache.
 
 use crate::error::{Op, Result};
 use crate::face::file::{File, check_range};
@@ -7,25 +7,25 @@ use crate::flush;
 use crate::units::PageIndex;
 
 impl File {
-    /// Makes what was written, through whatever handle, and the file's metadata, durable: `fsync`.
-    /// Blocks until the device has it.
+    /// Makes the writes of all handles, and the file's metadata, durable: `fsync`. Blocks until the device
+    /// has completed.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io) with what the back end answered. Nothing is dropped: what could
-    /// not be written stays cached, and the next sync, through whatever handle, tries again. The kernel drops
-    /// its own copy of the file, so that other programs read the device's bytes until then.
-    /// [`Error::Lost`](crate::Error::Lost) where an earlier failure concerned bytes that had left the cache
-    /// since they were written.
+    /// [`Error::Io`](crate::Error::Io) with the error of the backend. Nothing is dropped: pages that could
+    /// not be written stay cached, and the next sync, through any handle, tries again. The kernel drops its
+    /// own copy of the pages, so other programs read the device's bytes until then.
+    /// [`Error::Lost`](crate::Error::Lost) if an earlier failure concerned bytes that have since been
+    /// evicted from the cache.
     pub fn sync_all(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
         flush::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, false)
     }
 
-    /// Makes what was written durable, and as much metadata as is needed to read it: `fdatasync`. Covers
-    /// what others wrote to the file below the engine, too. What is written meanwhile may be covered or
-    /// not; until a sync returns, writes reach the device in any order. Blocks, but for no longer than it
-    /// takes to write what was dirty when it began.
+    /// Makes writes durable, and the metadata that is needed to read them: `fdatasync`. Covers writes to
+    /// the file by other programs, too. A concurrent write may be covered or not; until a sync returns,
+    /// writes reach the device in any order. Blocks only for the time that it takes to write the pages that
+    /// were dirty when it began.
     ///
     /// # Errors
     ///
@@ -35,8 +35,8 @@ impl File {
         flush::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, true)
     }
 
-    /// [`File::sync_data`] for what was written to `len` bytes at `offset` (`len` 0: to the end).
-    /// Other bytes may become durable, too.
+    /// [`File::sync_data`] for the writes to `len` bytes at `offset` (`len` 0: to the end). Other bytes may
+    /// become durable, too.
     ///
     /// # Errors
     ///
@@ -48,21 +48,19 @@ impl File {
         flush::sync(file, file.page_of(offset), file.page_of(end - 1), true)
     }
 
-    /// Hands what is written and still waits in the cache ([`crate::WriteMode::Back`]) to the back
-    /// end, so that others can see it there; unlike a sync, does not make it durable. Blocks until
-    /// the back end has taken it.
+    /// Writes the dirty pages ([`crate::WriteMode::Back`]) to the backend, so that other programs can see
+    /// them there; unlike a sync, does not make them durable. Blocks until the backend has accepted them.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`](crate::Error::Io): what could not be written stays cached, as after a sync.
+    /// [`Error::Io`](crate::Error::Io): pages that could not be written stay cached, as after a sync.
     pub fn write_back(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
         flush::write_back(&self.cached, PageIndex::FIRST, PageIndex::LAST, Op::Sync)
     }
 
-    /// [`File::write_back`], and gives back space that was reserved for writes to come: what the
-    /// kernel tells of the file then, its size, its times and its blocks, stays true until somebody
-    /// writes.
+    /// [`File::write_back`], and frees space that was preallocated for later writes: so the kernel's
+    /// metadata of the file, its size, its times and its blocks, stays correct until the next write.
     ///
     /// # Errors
     ///
@@ -72,13 +70,13 @@ impl File {
         self.cached.settle(false)
     }
 
-    /// Has all writes of the file, through whatever handle, go through until
-    /// [`File::end_through`]; what waits in the cache is written back before this returns. For a
-    /// time in which others look at the file, or change it, below the engine. Calls nest.
+    /// Suspends write-back: all writes of the file, through any handle, are written through until
+    /// [`File::end_through`]; dirty pages are written back before this returns. For a time in which other
+    /// programs read or change the file below the engine. Calls nest.
     ///
     /// # Errors
     ///
-    /// As for [`File::write_back`]; writes go through all the same.
+    /// As for [`File::write_back`]; writes are written through in any case.
     ///
     /// # Examples
     ///
@@ -100,16 +98,16 @@ impl File {
         self.cached.begin_through()
     }
 
-    /// Ends what [`File::begin_through`] began. A call without one before has no effect.
+    /// Ends a suspension by [`File::begin_through`]. A call without one has no effect.
     pub fn end_through(&self) {
         self.cached.end_through();
     }
 
-    /// Has the description that the file was opened with keep the flags it was given, until
-    /// [`File::end_plain`]; for a time in which others read or write by it, or change its flags.
-    /// Waits for transfers that are under way, no longer. Later ones do without `O_DIRECT`. Only
-    /// files of [`Backing::DirectInPlace`](crate::Backing::DirectInPlace) need it;
-    /// [`File::begin_through`] does the same. Calls nest.
+    /// Suspends `O_DIRECT`: the description that the file was opened with keeps its original flags until
+    /// [`File::end_plain`]; for a time in which other programs read or write by it, or change its flags.
+    /// Waits only for transfers in flight. Later ones do not use `O_DIRECT`. Only files of
+    /// [`Backing::DirectInPlace`](crate::Backing::DirectInPlace) need it; [`File::begin_through`] does the
+    /// same. Calls nest.
     ///
     /// # Examples
     ///
@@ -131,13 +129,12 @@ impl File {
         self.cached.begin_plain();
     }
 
-    /// Ends what [`File::begin_plain`] began. A call without one before has no effect.
+    /// Ends a suspension by [`File::begin_plain`]. A call without one has no effect.
     pub fn end_plain(&self) {
         self.cached.end_plain();
     }
 
-    /// Whether transfers go past the kernel's cache where they are aligned, as far as the kernel has
-    /// not refused yet.
+    /// Whether aligned transfers bypass the kernel's cache, unless the kernel has refused that.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.cached.backing.is_direct()

@@ -1,4 +1,4 @@
-//! Deaths of clients: which are dead, and what is done then.
+//! Recovery of dead clients: finds dead processes, and starts a thread for each.
 
 use std::io;
 use std::sync::mpsc::channel;
@@ -13,7 +13,7 @@ use crate::survival::keeper::target::Adopted;
 use crate::thread::spawn as spawn_thread;
 
 impl Keeper {
-    /// Buries all whose process is dead.
+    /// Starts the recovery of all clients whose process is dead.
     pub(super) fn bury_dead(&mut self, on_report: &mut impl FnMut(Report)) -> io::Result<()> {
         let timeout = Timespec { tv_sec: 0, tv_nsec: 0 };
         let processes = self.clients.iter().map(|client| &client.process);
@@ -28,8 +28,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Writes back what a process left, and forgets it: in a thread of its own, so that others wait
-    /// neither for the keeper nor for their own dead. `goodbye`: its process lives, and waits.
+    /// Writes back a process's dirty pages, and forgets the process: on a separate thread, so that neither
+    /// the keeper nor other recoveries wait for it. `goodbye`: the process lives, and waits.
     pub(super) fn bury(
         &mut self,
         id: u64,
@@ -39,7 +39,7 @@ impl Keeper {
         let Some(at) = self.clients.iter().position(|client| client.id == id) else { return };
         let Client { pid, memory, mut files, .. } = self.clients.swap_remove(at);
         for file in &mut files {
-            // Now, and not when it is their turn.
+            // Now, and not when their write-back starts.
             file.note();
             if let Some(mark) = &file.mark {
                 let _ = epoll::delete(&self.marks, &mark.listener);
@@ -61,7 +61,7 @@ impl Keeper {
                         teller.tell(Message::Buried { report, is_last: false, goodbye: None });
                     }
                 });
-                kept.expect("told at least once")
+                kept.expect("reported at least once")
             }));
             let report = replayed.unwrap_or_else(|_| Report {
                 pid,

@@ -1,7 +1,7 @@
-//! The clients of a keeper: what they ask, and what it has of them.
+//! The clients of a keeper: their requests, mappings and files.
 //!
-//! One thread does this; what may take as long as somebody else likes is done by others, which tell
-//! it.
+//! One thread serves all clients; operations that another party can delay run on other threads, which
+//! report by a channel.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -24,15 +24,16 @@ use crate::survival::mark::Mark;
 use crate::survival::wire::{self, KeeperRequest, Peer};
 use crate::thread::spawn as spawn_thread;
 
-/// Connections whose request has not come yet; the oldest goes when there are more. A quarter of
-/// the descriptors that a process has as a rule.
+/// Connections without a request yet; the oldest is closed when there are more. A quarter of the usual
+/// limit of descriptors of a process.
 const CONNECTIONS_MAX: usize = 256;
-/// Opens of marked files that are looked at together: each is a descriptor until then.
+/// Opens of marked files that are processed together: each takes a descriptor.
 const OPENS_TOGETHER: usize = 64;
-/// Mounts that are remembered: more than a machine has, as a rule; then they are asked anew.
+/// The number of mounts that are remembered: more than a machine usually has; beyond it they are queried
+/// again.
 const MEDIA_MAX: usize = 1024;
 
-/// A process that connected and has not asked yet. It is of our user, or a client.
+/// A process that has connected and sent no request yet. It belongs to our user, or is a client.
 pub(super) struct Connection {
     pub(super) socket: OwnedFd,
     peer: Peer,
@@ -62,15 +63,15 @@ impl Client {
     }
 }
 
-/// What threads tell the one that serves.
+/// Messages from the other threads to the serving thread.
 pub(super) enum Message {
-    /// Of a client that is gone; it is the last that is told of it, if `is_last`.
+    /// About a client that is gone; `is_last`: the last message about it.
     Buried {
         report: Report,
         is_last: bool,
         goodbye: Option<Connection>,
     },
-    /// What the file of a request lies on.
+    /// The medium of the file of a request.
     Medium {
         mount: Option<u64>,
         medium: io::Result<Option<Medium>>,
@@ -79,14 +80,14 @@ pub(super) enum Message {
     Done,
 }
 
-/// A request, and what came with it.
+/// A request, and the descriptors that came with it.
 pub(super) struct Asked {
     connection: Connection,
     request: KeeperRequest,
     fds: Vec<OwnedFd>,
 }
 
-/// Has the main thread's poll return.
+/// Sends a message and wakes the serving thread's poll.
 pub(super) struct Teller {
     send: Sender<Message>,
     told: Arc<OwnedFd>,
@@ -105,7 +106,7 @@ pub(super) struct Keeper {
     next_id: u64,
     pub(super) patience: Duration,
     life: Life,
-    /// Threads that have not told yet.
+    /// Threads that have not sent their last message.
     pub(super) under_way: usize,
     send: Sender<Message>,
     receive: Receiver<Message>,
@@ -115,8 +116,7 @@ pub(super) struct Keeper {
     pub(super) marks: OwnedFd,
     marked: HashMap<u64, Weak<Mark>>,
     next_mark: u64,
-    /// What is mounted where files have come from, by [`Identity::mount`]; `None`: nothing to be
-    /// kept.
+    /// The media of known mounts, by [`Identity::mount`]; `None`: files on it are refused.
     media: HashMap<u64, Option<Medium>>,
 }
 
@@ -152,15 +152,15 @@ impl Keeper {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
             Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                // It stays in the backlog; something may be closed meanwhile.
+                // It stays in the backlog; another descriptor may be closed soon.
                 std::thread::sleep(Duration::from_millis(10));
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
         };
         let Ok(peer) = wire::peer(socket.as_fd()) else { return Ok(()) };
-        // wire.WR1: nothing is received from others, descriptors least of all. A client whose
-        // process is dead is none any more, so that nobody speaks for it who has got its number.
+        // wire.WR1: nothing is received from other users, descriptors least of all. A client whose process
+        // is dead does not count, so that a process that reuses its number can't act for it.
         let is_own = peer.uid == rustix::process::geteuid().as_raw() && peer.pid != 0;
         let is_client =
             self.clients.iter().any(|client| client.pid == peer.pid && !client.is_dead());
@@ -177,7 +177,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Accepts no more, and ends the connections that came last.
+    /// Stops accepting, and ends the connections that came last.
     pub(super) fn end(&self, listener: BorrowedFd<'_>) {
         let _ = rustix::net::shutdown(listener, Shutdown::Both);
         while let Ok(socket) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC) {
@@ -185,7 +185,7 @@ impl Keeper {
         }
     }
 
-    /// Takes and answers requests: one each, then the connection closes.
+    /// Receives and answers requests: one per connection, which then closes.
     pub(super) fn converse(&mut self, asked: &[bool], on_report: &mut impl FnMut(Report)) {
         let mut asked = asked.iter();
         for connection in std::mem::take(&mut self.connections) {
@@ -232,7 +232,7 @@ impl Keeper {
 
     fn greet(&mut self, connection: Connection, fds: Vec<OwnedFd>) {
         let peer = connection.peer;
-        // A client that has become another user speaks for the engines that it has.
+        // A client that has become another user may act for its existing engines.
         if peer.uid != rustix::process::geteuid().as_raw() || peer.pid == 0 {
             return self.refuse(connection, fds, Errno::PERM);
         }
@@ -240,7 +240,7 @@ impl Keeper {
             Ok(both) => both,
             Err(fds) => return self.refuse(connection, fds, Errno::PROTO),
         };
-        // Anything else could keep those waiting who ask whether it is readable.
+        // Any other descriptor could block a caller that polls it.
         if !is_pidfd_of(&process, peer.pid) {
             return self.refuse(connection, vec![memory, process], Errno::INVAL);
         }
@@ -254,8 +254,8 @@ impl Keeper {
         wire::answer(connection.socket.as_fd(), Ok(id), &[self.life.shown()]);
     }
 
-    /// Takes a file from a client, if it is one to be kept. To know that, its file system is asked,
-    /// by a thread of its own, unless it is known.
+    /// Accepts a file from a client, if its file system is supported. A separate thread queries the file
+    /// system, unless it is known.
     fn adopt(&mut self, asked: Asked, medium: Option<Option<Medium>>) {
         let Asked { connection, request, fds } = asked;
         let KeeperRequest::Adopt { mapping, entry, device, inode, page_shift } = request else {
@@ -317,9 +317,9 @@ impl Keeper {
         }
     }
 
-    /// Marks a file; EBUSY if somebody else has it.
+    /// Marks a file; EBUSY if another keeper has it.
     fn mark(&mut self, device: u64, inode: u64) -> Result<Arc<Mark>, Errno> {
-        // With more marks, more strangers' connections would have to be closed.
+        // With more marks, more untrusted connections would have to be closed.
         if !self.closer.has_room() {
             return Err(Errno::BUSY);
         }
@@ -337,8 +337,8 @@ impl Keeper {
         Ok(mark)
     }
 
-    /// Lets the opens of marked files go on whose processes live. Looks for deaths between taking
-    /// connections and closing them: one that came later may know of a death that was not seen.
+    /// Releases the opens of marked files whose processes live. Checks for deaths between accepting
+    /// connections and closing them: a later open may know of a death that the keeper has not seen.
     pub(super) fn let_pass(&mut self, on_report: &mut impl FnMut(Report)) -> io::Result<()> {
         let mut events = Vec::with_capacity(64);
         let timeout = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -359,7 +359,7 @@ impl Keeper {
         }
         self.bury_dead(on_report)?;
         for (connections, mark) in opens {
-            // Of a file that a living process has let go of, nobody waits for the end of that.
+            // No open waits for the close of a file that a living process has released.
             if mark.is_buried() {
                 mark.keep_waiting(connections);
             } else {
@@ -369,13 +369,13 @@ impl Keeper {
         Ok(())
     }
 
-    /// The client that `mapping` names, if it is the one who asks.
+    /// The client with the mapping `mapping`, if it is the sender.
     fn client(&mut self, peer: Peer, mapping: u64) -> Result<&mut Client, Errno> {
         let mut clients = self.clients.iter_mut();
         clients.find(|client| client.id == mapping && client.pid == peer.pid).ok_or(Errno::NOTCONN)
     }
 
-    /// Says no, and closes what came with it.
+    /// Answers with an error, and closes the descriptors of the request.
     fn refuse(&mut self, connection: Connection, fds: Vec<OwnedFd>, error: Errno) {
         if fds.is_empty() {
             return connection.answer(Err(error.into()));
@@ -387,7 +387,7 @@ impl Keeper {
         });
     }
 
-    /// Lets go of files, then says so.
+    /// Closes files, then answers.
     fn part(&mut self, connection: Connection, fds: Vec<OwnedFd>, files: Vec<Adopted>) {
         if fds.is_empty() && files.iter().all(|file| file.target.closes_at_once()) {
             drop(files);
@@ -400,7 +400,7 @@ impl Keeper {
         });
     }
 
-    /// Has a thread do what may take as long as somebody else likes.
+    /// Runs `body` on a separate thread, as another party can delay it.
     fn apart<T: Send + 'static>(
         &mut self,
         with: T,
@@ -417,7 +417,7 @@ impl Keeper {
         self.under_way += 1;
         match spawn_thread("millpond-keeper", thread) {
             Ok(()) => drop(give.send(with)),
-            // The client is told by the end of the connection.
+            // The client sees the end of the connection.
             Err(_) => {
                 drop(with);
                 self.under_way -= 1;
@@ -425,7 +425,7 @@ impl Keeper {
         }
     }
 
-    /// Hears what threads tell.
+    /// Processes the messages of the other threads.
     pub(super) fn hear(&mut self, on_report: &mut impl FnMut(Report)) {
         let _ = rustix::io::read(&*self.told, &mut [0; 8]);
         while let Ok(told) = self.receive.try_recv() {
@@ -458,7 +458,7 @@ impl Keeper {
     }
 }
 
-/// Whether `fd` is a pidfd of the process; asks nobody but the kernel.
+/// Whether `fd` is a pidfd of the process; queries only the kernel.
 fn is_pidfd_of(fd: &OwnedFd, pid: i32) -> bool {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()));
     let info = info.unwrap_or_default();
@@ -474,7 +474,7 @@ mod tests {
     use super::*;
     use crate::survival::mark;
 
-    /// Opens the file of a mark in a thread; what comes tells whether it had to wait in vain.
+    /// Opens the file of a mark in a thread; the result shows whether it timed out.
     fn opens(file: &std::fs::File) -> mpsc::Receiver<io::Result<()>> {
         let stat = rustix::fs::fstat(file.as_fd()).unwrap();
         let (tell, told) = mpsc::channel();
@@ -485,8 +485,7 @@ mod tests {
         told
     }
 
-    /// Goes round as the server does, until the opener was let pass, or for as long as it takes to see
-    /// that it is not.
+    /// Runs the server's loop until the opener was released, or for long enough to see that it is not.
     fn passes(keeper: &mut Keeper, opened: &mpsc::Receiver<io::Result<()>>, rounds: usize) -> bool {
         (0..rounds).any(|_| {
             keeper.let_pass(&mut |_| unreachable!("nobody died")).unwrap();
@@ -494,25 +493,26 @@ mod tests {
         })
     }
 
-    /// Goal: a mark keeps an open waiting once its process is dead, until it is written, and not for the
-    /// time that a living one takes to let go of the file.
-    /// Incident: whoever opened a file while its keeper closed it, which may take long, waited for that.
+    /// Goal: a mark makes an open wait once its process is dead, until the file is written, but not for the
+    /// time that the keeper takes to close a living process's file.
+    /// Incident: an open of a file during its close by the keeper, which may take long, waited for that.
     #[test]
     fn only_the_marks_of_the_dead_keep_waiting() {
         let mut keeper = Keeper::new(Duration::from_secs(1)).unwrap();
         let file = tempfile::tempfile().unwrap();
         let stat = rustix::fs::fstat(&file).unwrap();
-        // No client has it: it was let go of, and is being closed by a thread.
+        // No client has it: it was released, and a thread is closing it.
         let mark = keeper.mark(stat.st_dev, stat.st_ino).unwrap();
         assert!(passes(&mut keeper, &opens(&file), 6000), "it waits for a living process");
         mark.bury();
         let opened = opens(&file);
-        assert!(!passes(&mut keeper, &opened, 20), "it did not wait for what is not written");
+        assert!(!passes(&mut keeper, &opened, 20), "it did not wait for the write-back");
         drop(mark);
         opened.recv().unwrap().unwrap();
     }
 
-    /// Goal: however many open marked files at once, all go on, and each round takes a few descriptors only.
+    /// Goal: with any number of concurrent opens of marked files, all continue, and each round takes only a
+    /// few descriptors.
     #[test]
     fn many_opens_at_once_go_on() {
         let mut keeper = Keeper::new(Duration::from_secs(1)).unwrap();

@@ -1,4 +1,4 @@
-//! What a dead process left dirty: of each page the latest contents, by its tables.
+//! The dirty pages of a dead process: the latest contents of each page, from its tables.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ impl DirtyPages {
     }
 }
 
-/// The size of `file`, its entry and the op slots being as given.
+/// The size of `file`, given its entry and the op slots.
 pub(super) fn size_of(file: EntryUse, entry: &FileEntryWords, ops: &[OpWords]) -> u64 {
     ops.iter().find_map(|op| op.size_of(file)).unwrap_or(entry.size)
 }

@@ -1,9 +1,9 @@
-//! A process is killed at every step of what it does; the keeper must leave the file as it was
-//! before or after the operation in progress, to the byte.
+//! Kill tests: a process is killed at every step of its operations; the keeper must leave the file as it
+//! was before or after the operation in progress, to the byte.
 //!
-//! `Program` does what the engine does with a file, on the real tables, in memory of its own, with
-//! one file as the back end. A *step* is a store to the tables or a call of the back end. The hook
-//! ends the program before step number n; then `replay` runs over what is left.
+//! `Program` makes the engine's operations on a file, on the real tables, in private memory, with one file
+//! as the storage backend. A *step* is a store to the tables or a call of the backend. The hook ends the
+//! program before step number n; then `replay` runs on the remains.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use crate::units::{FrameIndex, PageIndex};
 
 const UNITS: u32 = 512;
 
-/// What a program does to its file.
+/// An operation of a program.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Write {
@@ -33,7 +33,7 @@ pub(super) enum Op {
         len: u64,
         with: u8,
     },
-    /// Writes back every `nth` dirty page, and keeps the frames if told to.
+    /// Writes back every `nth` dirty page, and keeps the frames if `keep` is set.
     WriteBack {
         nth: usize,
         evict: bool,
@@ -58,14 +58,14 @@ pub(super) struct Program {
     pub(super) file: File,
     entry: EntryUse,
     page_shift: u32,
-    /// What it was told is done, and what it is doing.
+    /// The content after the completed operations, and after the current one.
     pub(super) done: Vec<u8>,
     pub(super) doing: Vec<u8>,
     /// Frames of cached pages, and whether they are dirty.
     pages: BTreeMap<u64, (FrameIndex, bool)>,
     free: Vec<FrameIndex>,
     steps_left: Cell<u64>,
-    /// Of its changes.
+    /// The reach of its changes.
     reach: Cell<u64>,
 }
 
@@ -96,7 +96,7 @@ impl Program {
         program
     }
 
-    /// Says that nobody but the program has changed the file so far.
+    /// Records that only the program has changed the file so far.
     fn tell_unchanged(&self) {
         let changes = self.changes(false);
         self.survival.tables().try_end_change(self.entry, changes, || Some(())).unwrap();
@@ -107,7 +107,7 @@ impl Program {
         ChangeWords::new(is_in_flight.into(), false, changed_ns, self.reach.get())
     }
 
-    /// Does what changes the file to no longer than `reach`, as one step.
+    /// Makes a change that leaves the file no longer than `reach`, as one step.
     fn change(&self, reach: u64, act: impl FnOnce()) -> Option<()> {
         let tables = self.survival.tables();
         self.reach.set(self.reach.get().max(reach));
@@ -126,7 +126,7 @@ impl Program {
         Some(())
     }
 
-    /// Does `op`; `None` if it was killed.
+    /// Runs `op`; `None` if it was killed.
     pub(super) fn run(&mut self, op: &Op) -> Option<()> {
         self.doing = self.done.clone();
         match *op {
@@ -140,7 +140,7 @@ impl Program {
         Some(())
     }
 
-    /// A frame with what `doing` has of the page.
+    /// Builds a frame with the page's bytes in `doing`.
     fn build(&mut self, page: u64) -> FrameIndex {
         let frame = self.free.pop().expect("enough frames");
         self.survival.free_record(frame);
@@ -148,7 +148,7 @@ impl Program {
         let start = ((page as usize) << self.page_shift).min(self.doing.len());
         let part = &self.doing[start..self.doing.len().min(start + page_bytes)];
         let at = self.survival.frame(frame);
-        // SAFETY: within the frame, which is ours.
+        // SAFETY: within the frame, which this thread owns.
         unsafe {
             at.copy_from_nonoverlapping(part.as_ptr(), part.len());
             at.add(part.len()).write_bytes(0, page_bytes - part.len());
@@ -177,7 +177,7 @@ impl Program {
         let size = self.done.len() as u64;
         self.doing.resize(size.max(end) as usize, 0);
         self.doing[at as usize..end as usize].fill(with);
-        // A page is dirty from its old end on if it is extended: all of it is written anyway.
+        // An extended page is dirty from its old end on: the whole page is written anyway.
         let pages = at >> self.page_shift..((end - 1) >> self.page_shift) + 1;
         self.put(pages, (end > size).then_some(end))
     }
@@ -212,7 +212,7 @@ impl Program {
         self.survival.tables().try_clear_intent(self.entry, || self.step())
     }
 
-    /// Drops the pages that lie in a range as a whole.
+    /// Drops the pages that lie wholly in a range.
     fn drop_pages(&mut self, start: u64, end: u64) -> Option<()> {
         let (first, shift) = (start.div_ceil(self.page_bytes()), self.page_shift);
         let gone: Vec<u64> = self
@@ -305,7 +305,7 @@ impl Program {
     }
 }
 
-/// A file without a name, of `len` bytes; in memory if there is a place for it.
+/// An unnamed file of `len` bytes; in memory if possible.
 fn test_file(len: usize) -> File {
     test_file_in("/dev/shm", len)
 }
@@ -317,8 +317,8 @@ fn test_file_in(dir: &str, len: usize) -> File {
     file
 }
 
-/// Runs `ops`, killed before step `steps`, replays, and compares; the operation that was killed,
-/// if one was.
+/// Runs `ops`, killed before step `steps`, replays, and compares; returns the operation that was killed, if
+/// one was.
 fn kill_and_compare(
     ops: &[Op],
     page_shift: u32,
@@ -333,7 +333,7 @@ fn kill_and_compare(
     }
     let found = program.contents();
     if found == program.done || found == program.doing {
-        // Again from the start: nothing in it depends on how often.
+        // Again from the start: the replay is idempotent.
         program.tell_unchanged();
         program.replay();
         if program.contents() == found {
@@ -354,13 +354,13 @@ fn kill_and_compare(
     ))
 }
 
-/// Goal: whatever instruction a kill comes at, each operation is done as a whole or not at all, and
-/// all before it are done.
+/// Goal: for a kill at any instruction, the current operation is done as a whole or not at all,
+/// and all before it are done.
 /// Method: a script with every operation and every transition, killed before each of its steps.
 #[test]
 fn killed_at_every_step() {
     let write = |at, len, with| Op::Write { at, len, with };
-    // File systems differ in what they can do to a range.
+    // File systems differ in their range operations.
     for (page_shift, dir) in [(12, "/dev/shm"), (14, "/dev/shm"), (12, "/var/tmp")] {
         let page = 1u64 << page_shift;
         let script = [
@@ -400,9 +400,9 @@ fn killed_at_every_step() {
     }
 }
 
-/// Goal: a sync that fails loses nothing: what it covered is written again from the frames, and
-/// where that does not help, kept in a rescue file. Incident: the keeper told of the failure, and
-/// gave up the frames.
+/// Goal: a failing sync loses nothing: the covered pages are written again from the frames, and, if that
+/// fails, kept in a rescue file.
+/// Incident: the keeper reported the failure, and released the frames.
 #[test]
 fn a_sync_that_fails_is_made_up_for() {
     for (failing, patience) in [(1, Duration::from_secs(60)), (u32::MAX, Duration::ZERO)] {
@@ -442,7 +442,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..Default::default() })]
 
-    /// Goal: as above, for sequences that nobody thought of.
+    /// Goal: as above, for unforeseen sequences.
     /// Method: random operations and a random step, against a model of bytes.
     #[test]
     fn killed_at_random(
@@ -454,10 +454,10 @@ proptest! {
         kill_and_compare(&ops, page_shift, test_file(len), steps).map_err(TestCaseError::fail)?;
     }
 
-    /// Goal: whatever the mapping holds, the keeper does not panic, does not hang, and touches no
-    /// file but those that it was given.
-    /// Method: the mapping of a killed program, with words changed at random; the words of the
-    /// tables are the ones that matter, and often get values close to sensible ones.
+    /// Goal: for any content of the mapping, the keeper does not panic, does not hang, and changes only the
+    /// files that it was given.
+    /// Method: the mapping of a killed program, with random changes of words; mostly words of the tables,
+    /// which often get values close to valid ones.
     #[test]
     fn a_corrupted_mapping_does_no_harm(
         ops in proptest::collection::vec(any_op(), 1..12),
@@ -491,7 +491,7 @@ proptest! {
             memory.write_all_at(&new.to_ne_bytes(), at).unwrap();
         }
         if let Some(memory) = memory_of(&program) {
-            // A large size is the process's right; it can do that to its own file.
+            // A large size is valid: the process can set it on its own file.
             let started = std::time::Instant::now();
             let dead = Dead { pid: 1, memory, patience: Duration::ZERO };
             replay(dead, vec![program.adopted()], |reports| {

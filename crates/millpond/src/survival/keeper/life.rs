@@ -1,5 +1,5 @@
-//! The keeper's own end of its life (see [`life`](crate::survival::life)): the thread that holds
-//! the futex.
+//! The keeper's side of its liveness word (see [`life`](crate::survival::life)): the thread that holds the
+//! futex.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,11 +15,11 @@ use rustix::mm::ProtFlags;
 use crate::survival::life::{OWNER, PAGE_BYTES, Page};
 use crate::thread::spawn;
 
-/// A keeper's life, as it leads it: until this is dropped, or the process ends.
+/// Keeps the keeper alive for its clients until this is dropped, or the process ends.
 pub(super) struct Life {
     shown: OwnedFd,
     page: Arc<Page>,
-    /// The holder waits for this to go.
+    /// The holder waits for this to be dropped.
     _until: Sender<()>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Life {
 #[repr(C)]
 struct RobustList {
     next: *mut RobustEntry,
-    /// From an entry to its futex.
+    /// The offset from an entry to its futex.
     offset: libc::c_long,
     pending: *mut RobustEntry,
     entry: RobustEntry,
@@ -39,13 +39,13 @@ struct RobustEntry {
 }
 
 impl Life {
-    /// Begins it; the holder is a thread.
+    /// Starts the holder, a thread.
     pub(super) fn begin() -> io::Result<Life> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = rustix::fs::memfd_create("millpond-keeper-life", flags)?;
         rustix::fs::ftruncate(&memory, PAGE_BYTES as u64)?;
         let page = Arc::new(Page::map(memory.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?);
-        // life.LF1: nobody maps it for writing any more.
+        // life.LF1: no new writable mapping is possible.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memory, seals)?;
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
@@ -56,7 +56,8 @@ impl Life {
         let held = Arc::clone(&page);
         spawn("millpond-life", move || {
             let _ = told.send(hold(&held));
-            // Until the sender is gone. Then the page may go, and the kernel is not to look at it.
+            // Until the sender is dropped. Then the page may be unmapped, and the kernel must not access
+            // it.
             let _ = ended.recv();
             let _ = set_list(list());
         })?;
@@ -64,7 +65,7 @@ impl Life {
         Ok(Life { shown, page, _until: until })
     }
 
-    /// What clients are given.
+    /// The descriptor that clients get.
     pub(super) fn shown(&self) -> BorrowedFd<'_> {
         self.shown.as_fd()
     }
@@ -77,7 +78,7 @@ impl Drop for Life {
     }
 }
 
-/// An empty list; leaked, as the kernel looks at it when the thread ends.
+/// An empty list; leaked, as the kernel reads it when the thread ends.
 fn list() -> *mut RobustList {
     let list = Box::into_raw(Box::new(RobustList {
         next: ptr::null_mut(),
@@ -85,7 +86,7 @@ fn list() -> *mut RobustList {
         pending: ptr::null_mut(),
         entry: RobustEntry { next: ptr::null_mut() },
     }));
-    // SAFETY: just made.
+    // SAFETY: newly allocated.
     unsafe { (*list).next = list.cast() };
     list
 }
@@ -93,7 +94,7 @@ fn list() -> *mut RobustList {
 /// Makes the calling thread the holder of the page's futex.
 fn hold(page: &Page) -> io::Result<()> {
     let list = list();
-    // SAFETY: ours until the kernel is told of it.
+    // SAFETY: owned by this thread until the kernel has the list.
     unsafe {
         let entry = &raw mut (*list).entry;
         (*entry).next = list.cast();
@@ -102,17 +103,17 @@ fn hold(page: &Page) -> io::Result<()> {
             (ptr::from_ref(page.word()) as libc::c_long).wrapping_sub(entry as libc::c_long);
     }
     let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    // Relaxed: clients are given the page after this.
+    // Relaxed: clients get the page after this.
     page.word().store(thread & OWNER, Relaxed);
     set_list(list)
 }
 
-/// Tells the kernel of the calling thread's list. That of the C library, which it replaces, is for
-/// robust mutexes, of which this thread takes none.
+/// Registers the calling thread's list with the kernel. It replaces the C library's list, which is for
+/// robust mutexes; this thread takes none.
 fn set_list(head: *mut RobustList) -> io::Result<()> {
     let bytes = std::mem::offset_of!(RobustList, entry);
-    // SAFETY: the kernel keeps the address, of memory that is never freed, and of the size that it
-    // asks for: the entry is ours.
+    // SAFETY: the kernel keeps the address of memory that is never freed, with the size that it requires:
+    // the entry is part of it.
     match unsafe { libc::syscall(libc::SYS_set_robust_list, head, bytes) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -128,7 +129,7 @@ mod tests {
         Seen::new(life.shown().try_clone_to_owned().unwrap()).unwrap()
     }
 
-    /// Goal: clients see the end of a keeper that stops, and can write to none of its memory.
+    /// Goal: clients see the end of a keeper that stops, and can't write to its memory.
     #[test]
     fn a_life_ends() {
         let life = Life::begin().unwrap();
@@ -152,7 +153,7 @@ mod tests {
             None,
         )
         .unwrap();
-        // SAFETY: the child does what little a thread may do in it, and ends.
+        // SAFETY: the child calls only functions that a forked thread may call, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let begun = Life::begin();

@@ -1,4 +1,4 @@
-//! Where a keeper listens.
+//! The listening socket of a keeper, and its address.
 
 use std::fs::{DirBuilder, Permissions};
 use std::hash::{BuildHasher, RandomState};
@@ -16,17 +16,18 @@ use rustix::net::SocketAddrUnix;
 use crate::survival::keeper::trusted_directory;
 use crate::survival::wire::{self, Address};
 
-/// Connections that wait to be accepted; the kernel has a limit of its own (`net.core.somaxconn`).
+/// Connections that wait to be accepted; the kernel also has a limit (`net.core.somaxconn`).
 const BACKLOG: i32 = 1024;
-/// How long a keeper that starts waits for others that start in the same directory. Chosen: each takes milliseconds.
+/// How long a starting keeper waits for other keepers that start in the same directory. Chosen: each takes
+/// milliseconds.
 const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// How directories of [`Address::unique`] begin: what lies below is not told to others.
+/// The prefix of directories of [`Address::unique`], whose content is hidden from other users.
 const UNIQUE: &str = "millpond-keeper-";
 
 impl Address {
-    /// An address that nobody else has, and no other user learns: a socket below a directory that
-    /// they can't list, which [`Server::bind`](crate::keeper::Server::bind) makes. It works for a
-    /// client that has become another user, too.
+    /// A unique address that no other user can find out: a socket below a directory that other users can't
+    /// list, which [`Server::bind`](crate::keeper::Server::bind) creates. It also works for a client that
+    /// has become another user.
     ///
     /// # Examples
     ///
@@ -46,7 +47,7 @@ impl Address {
             let place = writable(&place)?;
             place.join(&names).to_str()?.parse().ok()
         });
-        // Where there is no such place, binding fails, and says of what.
+        // If there is no such directory, binding fails with the path.
         found.unwrap_or_else(|| format!("/tmp/{names}").parse().expect("short, and not empty"))
     }
 
@@ -58,15 +59,15 @@ impl Address {
     }
 }
 
-/// The path of `place` without symbolic links, if the calling user may make a directory there, and no other user can
-/// replace one on the way.
+/// The path of `place` without symbolic links, if the calling user may create a directory there, and no
+/// other user can replace one on the way.
 fn writable(place: &Path) -> Option<PathBuf> {
     let may_write = Access::WRITE_OK | Access::EXEC_OK;
     let place = place.is_absolute().then(|| trusted_directory::resolve(place).ok())??;
     rustix::fs::access(&place, may_write).is_ok().then_some(place)
 }
 
-/// Listens at `address`; what is to be removed in the end comes into `made`, also where this fails.
+/// Listens at `address`; adds the paths to be removed at the end to `made`, also on failure.
 pub(super) fn bind(
     listener: &OwnedFd,
     address: &Address,
@@ -81,8 +82,8 @@ pub(super) fn bind(
     Ok(rustix::io::ioctl_fionbio(listener, true)?)
 }
 
-/// Binds to a path below a new directory that others may pass, but not list; and by a name that
-/// tells nobody of it who looks at the sockets of this machine (`/proc/net/unix`).
+/// Binds to a path below a new directory that other users may pass, but not list; by a name that does not
+/// reveal the path in the list of this machine's sockets (`/proc/net/unix`).
 fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     let (Some(secret), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::INVAL.into());
@@ -108,19 +109,20 @@ fn bind_hidden(listener: &OwnedFd, path: &Path, made: &mut Vec<PathBuf>) -> io::
             bound => bound,
         }?;
         directories.insert(0, path.to_owned());
-        // Any process that knows the name may connect, and is looked at then.
+        // Any process that knows the name may connect; the server checks it then.
         std::fs::set_permissions(path, Permissions::from_mode(0o666))?;
         std::fs::set_permissions(secret, Permissions::from_mode(0o711))?;
         std::fs::set_permissions(outer, Permissions::from_mode(0o711))?;
         Ok(())
     })();
-    // Also if it failed.
+    // Also on failure.
     made.extend(directories);
     outcome
 }
 
-/// Binds to a path that the user has chosen. The socket comes there when it is listened to: a client that finds it
-/// may connect. Others that would take the place of a dead one wait until this has, or not.
+/// Binds to a path that the user has chosen. The socket appears there when it is listening: a client that
+/// finds it may connect. Other keepers that want to replace a dead socket wait until this one has replaced
+/// it, or failed.
 fn bind_at(
     listener: &OwnedFd,
     path: &Path,
@@ -136,7 +138,7 @@ fn bind_at(
     let random = RandomState::new().hash_one(std::process::id()) as u32;
     let early = directory.join(format!(".{random:08x}"));
     let Ok(early_at) = SocketAddrUnix::new(early.as_os_str().as_bytes()) else {
-        // A path so long that there is only just room for it.
+        // The path has the maximum length.
         rustix::net::bind(listener, &at)?;
         made.push(path.to_owned());
         return Ok(());
@@ -157,8 +159,8 @@ fn bind_at(
     outcome.and(removed)
 }
 
-/// Locks the directory, for as long as it is open. Goes on without the lock where there are no such locks, and where the
-/// holder keeps it: in a shared directory any user can.
+/// Locks the directory while it is open. Continues without the lock if the file system has none, or if the
+/// holder keeps it too long: in a shared directory any user can.
 fn take_turn(directory: &OwnedFd) {
     let until = Instant::now() + TURN_PATIENCE;
     let lock = || rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive);
@@ -167,14 +169,14 @@ fn take_turn(directory: &OwnedFd) {
     }
 }
 
-/// Whether a socket is there at which nobody listens.
+/// Whether the path is a socket without a listener.
 fn is_dead_socket(path: &Path, at: &SocketAddrUnix) -> io::Result<bool> {
     let stat = rustix::fs::lstat(path)?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Socket {
         return Ok(false);
     }
     let probe = wire::socket()?;
-    // A full backlog is one of somebody who listens.
+    // A full backlog shows that there is a listener.
     rustix::io::ioctl_fionbio(&probe, true)?;
     Ok(rustix::net::connect(&probe, at) == Err(Errno::CONNREFUSED))
 }

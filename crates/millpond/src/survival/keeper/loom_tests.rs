@@ -1,8 +1,8 @@
-//! Loom models of the tables: two threads, each killed after every number of steps, in every
-//! interleaving; then what the keeper makes of it.
+//! Loom models of the tables: two threads, each killed after every number of steps, in every interleaving;
+//! then the keeper's result is checked.
 //!
-//! A kill is a thread that stops for good; the keeper looks when both are joined, as the real one
-//! does when the process is gone. Numbers of steps beyond the last one mean no kill.
+//! A kill is a thread that stops permanently; the keeper reads when both are joined, as the real one does
+//! when the process is gone. Numbers of steps beyond the last one mean no kill.
 
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -16,7 +16,7 @@ use crate::sync::AtomicU64;
 use crate::units::{FrameIndex, PageIndex};
 
 const FILE: EntryUse = EntryUse { index: 0, generation: 1 };
-/// More than a commit of two pages and a size has.
+/// More than the steps of a commit of two pages and a size.
 const STEPS: usize = 17;
 
 fn zero() -> AtomicU64 {
@@ -101,8 +101,8 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Goal: of two commits that use the same op slot one after the other, one with a size, each
-/// survives as a whole or not at all, and for certain if it returned.
+/// Goal: of two commits that use the same op slot one after the other, one with a size, each survives as a
+/// whole or not at all, and certainly if it returned.
 #[test]
 fn loom_two_commits_are_killed() {
     for (mine, theirs) in (0..STEPS).flat_map(|m| (0..STEPS).map(move |t| (m, t))) {
@@ -131,7 +131,7 @@ fn loom_two_commits_are_killed() {
     }
 }
 
-/// What the writer does last: survival.K4, or the other way around.
+/// The writer's last steps: survival.K4, or the reverse order.
 #[derive(Clone, Copy, PartialEq)]
 enum Last {
     Show,
@@ -195,7 +195,7 @@ fn loom_without_k4_the_older_frame_wins() {
     write_races_write_back(Last::Clean);
 }
 
-/// When a change is said to be in flight: changes.C1, or too late.
+/// When a change is recorded as in flight: changes.C1, or too late.
 #[derive(Clone, Copy, PartialEq)]
 enum Said {
     Before,
@@ -241,7 +241,7 @@ fn changes_are_told(said: Said) {
             let mapping = Mapping::new();
             let time = Arc::new(zero());
             let in_flight = Arc::new(Mutex::new(0));
-            // The file as it was when it was handed over.
+            // The file's state when it was handed over.
             mapping.tables().try_end_change(FILE, ChangeWords::default(), || Some(())).unwrap();
             let other = thread::spawn({
                 let (mapping, time, in_flight) =
@@ -253,7 +253,7 @@ fn changes_are_told(said: Said) {
             let [state, changed, _] = &mapping.files[0].changes;
             let words = ChangeWords::new(state.load(Relaxed), false, changed.load(Relaxed), 0);
             let now = time.load(Relaxed);
-            assert!(words.is_in_flight() || words.changed_ns == now, "taken for somebody else's");
+            assert!(words.is_in_flight() || words.changed_ns == now, "taken for another process's");
         });
     }
 }
@@ -264,7 +264,7 @@ fn loom_changes_are_told() {
 }
 
 #[test]
-#[should_panic(expected = "taken for somebody else's")]
+#[should_panic(expected = "taken for another process's")]
 fn loom_a_change_that_is_told_too_late() {
     changes_are_told(Said::After);
 }

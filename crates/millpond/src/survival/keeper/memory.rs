@@ -1,4 +1,4 @@
-//! The mapping of a process, as the keeper reads it: by `pread`, never by looking at the memory.
+//! The mapping of a process, as the keeper reads it: by `pread`, never by mapping it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Takes the memfd of an engine; gives anything else back, with EINVAL.
+    /// Accepts the memfd of an engine; returns any other descriptor, with EINVAL.
     pub(super) fn new(fd: OwnedFd) -> Result<Memory, (OwnedFd, Errno)> {
         match Self::layout(&fd) {
             Some(layout) => Ok(Memory { fd, layout }),
@@ -27,8 +27,7 @@ impl Memory {
     }
 
     fn layout(fd: &OwnedFd) -> Option<Layout> {
-        // Only memory answers, so nothing else that is asked of it waits for anybody; and its
-        // length is for good.
+        // Only memory has seals, so no further operation on it blocks; and its length is fixed.
         let seals = rustix::fs::fcntl_get_seals(fd).ok()?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return None;
@@ -53,12 +52,12 @@ impl Memory {
         Ok(FileEntryWords::from_words(words))
     }
 
-    /// The bytes at `at` of the mapping.
+    /// Reads the bytes at `at` of the mapping.
     pub(super) fn read(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
         read_exact(self.fd.as_fd(), bytes, at)
     }
 
-    /// The records that were ever written.
+    /// Calls `each` for the records that were ever written.
     pub(super) fn for_each_record(
         &self,
         mut visit: impl FnMut(u32, RecordWords),
@@ -68,7 +67,7 @@ impl Memory {
         let mut bytes = vec![0; 64 << 10];
         let mut at = start;
         while at < end {
-            // Over what is not there: it would read as zeros, which is FREE.
+            // Skips holes: they would read as zeros, which is FREE.
             at = match rustix::fs::seek(&self.fd, SeekFrom::Data(at)) {
                 Ok(data) => data.max(at) / RECORD_BYTES as u64 * RECORD_BYTES as u64,
                 Err(Errno::NXIO) => return Ok(()),

@@ -1,23 +1,23 @@
-//! The keeper: the process that writes back what others left dirty when they died.
+//! The keeper: a recovery daemon that writes back the dirty pages of processes that died.
 //!
-//! An engine that was built with a keeper's [`Address`] hands each file over before its first dirty
-//! page, and has its cached pages in memory that the keeper shares. When its process dies, however
-//! it dies, the keeper writes the dirty pages to their files, and says what it did in a [`Report`].
+//! An engine that was built with a keeper's [`Address`] hands each file over before its first dirty page,
+//! and has its cached pages in memory that the keeper shares. When its process dies, however it dies, the
+//! keeper writes the dirty pages to their files, and describes the result in a [`Report`].
 //!
-//! The keeper must outlive the program: [`spawn`] makes a process of its own for it, `millpond
-//! keeper` is one, and [`Server`] is for a parent that is there anyway. What kills the keeper, too
-//! (the machine, a container as a whole), is not survived.
+//! The keeper must outlive the program: [`spawn`] creates a separate process for it, `millpond keeper` is
+//! one, and [`Server`] is for a parent process that exists anyway. Dirty pages do not survive events that
+//! kill the keeper, too (a crash of the machine, a kill of the whole container).
 //!
-//! It serves processes of its own user, which may change to another user once their engine is
-//! built, and takes nothing from others. It writes through the very descriptors that it is given,
-//! and to files only, of file systems that are known to hold such: so a client can do nothing by it
-//! that it could not do itself. A slow file system is waited for by those alone who use it.
+//! It serves processes of its own user, which may change to another user once their engine is built, and
+//! accepts nothing from other users. It writes through the very descriptors that it is given, and only to
+//! regular files on known file systems: so a client gains no access by it. A slow file system delays only
+//! the processes that use it.
 //!
-//! What it can't write, and what it must not write, as somebody else has changed the file
-//! meanwhile, it keeps in a rescue file, which the report names ([`restore`], `millpond rescue`).
+//! Pages that it can't write, or must not write because another process has changed the file since, are
+//! kept in a rescue file, which the report names ([`restore`], `millpond rescue`).
 //!
-//! An open of a file through Millpond waits until what a dead process left of it is written. The
-//! keeper of another network name space (of another container, mostly) is not known to it.
+//! An open of a file through Millpond waits until the dirty pages of a dead process are written. It does
+//! not find the keeper of another network name space (usually of another container).
 //!
 //! ```no_run
 //! use millpond::{Engine, keeper};
@@ -77,14 +77,13 @@ pub use server::{Server, Stopper};
 use crate::survival::mark;
 pub use crate::survival::wire::Address;
 
-/// Waits until no keeper has pages of a dead process left to write to the file;
-/// [`crate::Engine::open`] does so itself. This is for a caller that must not wait inside of it, or
-/// reads the file past the engine.
+/// Waits until no keeper has pages of a dead process left to write to the file; [`crate::Engine::open`]
+/// does so itself. This is for a caller that must not wait inside `open`, or reads the file without the
+/// engine.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::ResourceBusy`] where a keeper still writes after `patience`; what the kernel
-/// says, if it can't be asked.
+/// [`io::ErrorKind::ResourceBusy`] if a keeper still writes after `patience`; or the error of the kernel.
 pub fn await_written(file: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
     mark::await_written(&rustix::fs::fstat(file)?, patience)
 }

@@ -1,4 +1,4 @@
-//! What is written to a file, cut into pieces that lie in a row in the file and in a frame.
+//! Splits the pages to write into pieces that are contiguous in the file and in a frame.
 
 use std::io;
 use std::ops::Range;
@@ -17,22 +17,22 @@ pub(super) struct Piece {
     pub(super) len: usize,
 }
 
-/// Pages that the pieces lie in; they are in order.
+/// The number of pages that the pieces lie in; they are in order.
 pub(super) fn count_pages(pieces: &[Piece], page_shift: u32) -> u64 {
     let mut pages: Vec<u64> = pieces.iter().map(|piece| piece.offset >> page_shift).collect();
     pages.dedup();
     pages.len() as u64
 }
 
-/// What of the pages is written (replay.RP2).
+/// Selects the parts of pages to write (replay.RP2).
 pub(super) struct Clip {
     pub(super) size: u64,
     pub(super) hole: Range<u64>,
 }
 
 impl Clip {
-    /// What of the pages is to be written, in the file's order; and whether some can't be of a
-    /// file, or their frames not of the mapping.
+    /// The parts of the pages to write, in the file's order; and whether some pages are invalid: beyond a
+    /// file's maximum, or with frames outside the mapping.
     pub(super) fn pieces(
         &self,
         pages: &[DirtyPage],
@@ -76,7 +76,7 @@ impl Clip {
     }
 }
 
-/// Bytes that lie in a row in the file.
+/// Bytes that are contiguous in the file.
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) at: u64,

@@ -1,4 +1,4 @@
-//! A keeper's process: forked off by a program, or one that was started to be a keeper.
+//! A keeper's process: forked by a program, or started as a keeper.
 
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,35 +15,35 @@ use crate::survival::keeper::server::Server;
 use crate::survival::wire::Address;
 use crate::thread::spawn as spawn_thread;
 
-/// How long a keeper that is done waits for somebody to read what it says. Chosen.
+/// How long a keeper that has finished waits for its reports to be read. Chosen.
 const SAYING_PATIENCE: Duration = Duration::from_secs(10);
 /// Signals that ask a process to end.
 const TERMINAL_SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
-/// Starts a keeper in a process of its own, and returns where it listens.
+/// Starts a keeper in a separate process, and returns its address.
 ///
-/// Call it before the program starts threads. The keeper has its own session, ignores the signals
-/// that a terminal sends, keeps of the program's descriptors only standard error, where it reports
-/// what it could not write, and ends when the program has died and no process has anything with it
-/// any more. It is no child of the program: nobody needs to wait for it.
+/// Call it before the program starts threads. The keeper has its own session, ignores the signals that a
+/// terminal sends, and closes the program's descriptors except standard error, where it reports the pages
+/// that it could not write. It exits when the program has died and no process uses it any more. It is not a
+/// child of the program, which does not have to wait for it.
 ///
 /// # Errors
 ///
-/// What `fork(2)` or `bind(2)` answered.
+/// The error of `fork(2)` or `bind(2)`.
 pub fn spawn() -> io::Result<Address> {
     let mut server = Server::bind(&Address::unique())?;
     let own = rustix::process::getpid();
     server.until = Some(rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?);
     let address = server.address.clone();
-    // SAFETY: the caller has no other thread whose locks the child could find taken.
+    // SAFETY: the caller has no other thread that could hold locks in the child.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            // The keeper is a child of this one, which ends at once: init's, then.
+            // The keeper is a child of this process, which ends at once: so init adopts it.
             // SAFETY: as above.
             let forked = unsafe { libc::fork() };
             let status = match forked {
-                // Whatever happens, it does not go on in what the program was about to do.
+                // In any case, it does not continue with the parent's code.
                 0 => match catch_unwind(AssertUnwindSafe(|| live(server))) {
                     Ok(Ok(())) => 0,
                     _ => 1,
@@ -56,10 +56,10 @@ pub fn spawn() -> io::Result<Address> {
         }
         child => {
             let mut status = 0;
-            // SAFETY: `status` is ours.
+            // SAFETY: `status` is a local variable.
             while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1 {
                 if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-                    // The program does not want to hear of its children, or waits for all of them.
+                    // The program ignores its children, or has already waited for all of them.
                     status = 0;
                     break;
                 }
@@ -67,7 +67,7 @@ pub fn spawn() -> io::Result<Address> {
             if status != 0 {
                 return Err(Errno::AGAIN.into());
             }
-            // The socket is the keeper's, which removes it in the end.
+            // The keeper removes the socket at its end.
             server.made.clear();
             Ok(address)
         }
@@ -76,8 +76,8 @@ pub fn spawn() -> io::Result<Address> {
 
 /// Makes this process a keeper that listens at `address`, as `millpond keeper` does; blocks.
 ///
-/// SIGTERM, SIGINT, SIGHUP and SIGQUIT make it stop once no process has anything with it any more.
-/// Their handlers stay.
+/// SIGTERM, SIGINT, SIGHUP and SIGQUIT make it stop once no process uses it any more. Their handlers stay
+/// installed.
 ///
 /// # Errors
 ///
@@ -98,14 +98,14 @@ pub fn run(address: &Address, on_report: impl FnMut(Report)) -> io::Result<()> {
     server.serve(on_report)
 }
 
-/// The write end of the pipe that tells of signals.
+/// The write end of the pipe that reports signals.
 static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
 
-/// A descriptor that is readable once somebody wants this process to end.
+/// A descriptor that becomes readable when a signal asks this process to end.
 fn signals_to_end() -> io::Result<OwnedFd> {
     extern "C" fn tell(_signal: libc::c_int) {
-        // SAFETY: async-signal-safe, errno is put back, and the byte is ours. Where the pipe is
-        // full, it has been told already.
+        // SAFETY: async-signal-safe, errno is restored, and the byte is a local variable. If the pipe is
+        // full, the signal was reported already.
         unsafe {
             let errno = *libc::__errno_location();
             libc::write(SIGNALLED.load(Relaxed), [0u8].as_ptr().cast(), 1);
@@ -113,21 +113,21 @@ fn signals_to_end() -> io::Result<OwnedFd> {
         }
     }
     let mut ends = [-1; 2];
-    // SAFETY: room for two descriptors, which are ours after it.
+    // SAFETY: room for two descriptors, which this function owns afterwards.
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) } == -1 {
         return Err(io::Error::last_os_error());
     }
     // Relaxed: the handlers are installed after it, by this thread.
     SIGNALLED.store(ends[1], Relaxed);
     for signal in TERMINAL_SIGNALS {
-        // SAFETY: the handler does what a handler may.
+        // SAFETY: the handler is async-signal-safe.
         unsafe { libc::signal(signal, tell as *const () as libc::sighandler_t) };
     }
-    // SAFETY: just made.
+    // SAFETY: newly created.
     Ok(unsafe { OwnedFd::from_raw_fd(ends[0]) })
 }
 
-/// The life of a spawned keeper.
+/// The main function of a spawned keeper.
 fn live(server: Server) -> io::Result<()> {
     rustix::process::setsid()?;
     ignore(&TERMINAL_SIGNALS);
@@ -154,8 +154,8 @@ fn live(server: Server) -> io::Result<()> {
     served
 }
 
-/// Tells whoever reads standard error: from a thread of its own, as a pipe that is full or a
-/// terminal that is stopped keeps it waiting. If nobody reads, that is no reason to die.
+/// Writes a report to standard error, on a separate thread: a full pipe or a stopped terminal blocks. A
+/// closed standard error must not end the keeper.
 fn say(report: &Report) {
     let _ = writeln!(io::stderr(), "millpond keeper: {report}");
 }
@@ -167,7 +167,7 @@ fn ignore(signals: &[i32]) {
     }
 }
 
-/// Closes the program's descriptors but for standard error, and leaves its directory.
+/// Closes the program's descriptors except standard error, and leaves its directory.
 fn leave_files(server: &Server) {
     let kept = [&server.listener, &server.stop.wake].into_iter().chain(&server.until);
     let mut kept: Vec<u32> = kept.map(|fd| fd.as_raw_fd() as u32).collect();
@@ -177,12 +177,12 @@ fn leave_files(server: &Server) {
     for to in kept.into_iter().chain([u32::MAX]) {
         if from < to {
             let last = if to == u32::MAX { to } else { to - 1 };
-            // SAFETY: nobody in this process uses them: it has forgotten the program.
+            // SAFETY: no other code in this process uses them: it no longer runs the program.
             unsafe { libc::syscall(libc::SYS_close_range, from, last, 0) };
         }
         from = to.saturating_add(1);
     }
-    // So that no file takes the number of a standard stream.
+    // So that no file gets the number of a standard stream.
     while let Ok(null) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null") {
         if null.as_raw_fd() > 2 {
             break;
@@ -192,7 +192,7 @@ fn leave_files(server: &Server) {
     let _ = std::env::set_current_dir("/");
 }
 
-/// Raises the limit of open files as far as it goes: the keeper holds one for each dirty file.
+/// Raises the limit of open files as far as possible: the keeper holds one for each dirty file.
 fn use_all_descriptors() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

@@ -1,38 +1,36 @@
-//! What the keeper does with the mapping of a process that died.
+//! Replay: writes the dirty pages in the mapping of a dead process to their files.
 //!
 //! ```text
 //!   Memory: bytes of the mapping, each read once and checked
 //!     -> latest dirty frame of each page, per file                          (`dirty_pages`)
-//!     -> drain -> redo intent -> write -> size -> sync -> give back space   (`Replay::file`)
-//!                    | fails, or somebody else has changed the file
+//!     -> drain -> redo intent -> write -> size -> sync -> free space        (`Replay::file`)
+//!                    | fails, or another process has changed the file
 //!                    +-> rescue file
 //! ```
 //!
-//! - **RP1** Before the first write, direct I/O that the dead process left in flight is waited for:
-//!   it could land after ours. `fsync` does not wait for it; `fallocate` does, on ext4, XFS and
-//!   btrfs, as it takes the inode's lock and waits for direct I/O under it. Where a file system has
-//!   no `fallocate`, making the file a byte longer and as short again does (NFS, FAT), as shrinking
-//!   must not overtake direct I/O either; that is done only where nobody else can have the file
-//!   open, and is not known of every file system, so the report says [`FileReport::drained`] is
-//!   false.
-//! - **RP2** Nothing is written at or beyond the size, or where the intent removed bytes.
-//! - **RP3** An intent that can't be redone did not happen: what it would remove is written.
-//! - **RP4** What fails is tried again for [`PATIENCE`], per file. A sync that failed may have lost
-//!   what it covered: all of it is written again, from the frames, before the next one. The kernel drops
-//!   its copy of the file before that (generations.G8), and before the pages go to a rescue file, from
+//! - **RP1** Before the first write, the replay waits for direct I/O that the dead process left in flight:
+//!   it could land after the replay's writes. `fsync` does not wait for it; `fallocate` does, on ext4, XFS
+//!   and btrfs, as it takes the inode's lock and waits for direct I/O under it. If a file system has no
+//!   `fallocate`, extending the file by a byte and truncating it again does (NFS, FAT), as a truncation
+//!   must not overtake direct I/O either. That is done only if no other process can have the file open, and
+//!   is not known of every file system, so the report says [`FileReport::drained`] is false.
+//! - **RP2** No byte is written at or beyond the size, or in a range that the intent removed.
+//! - **RP3** An intent that can't be redone did not happen: the pages that it would remove are written.
+//! - **RP4** A failing operation is retried for [`PATIENCE`], per file. A failed sync may have lost the
+//!   writes that it covered: all of them are written again, from the frames, before the next one. The kernel
+//!   drops its copy of the file before that (generations.G8), and before the pages go to a rescue file, from
 //!   which they may be restored.
-//! - **RP5** Before each change it is looked whether somebody else has changed the file since the
-//!   dead process did (target.TG2). If so nothing more is changed: which bytes are right is not ours
-//!   to say.
-//! - **RP6** The file is cut only if it is no longer than the dead process's own changes can have
-//!   made it (`changes`). What is beyond is somebody else's.
-//! - **RP7** What was dirty and is not in the file for certain goes to a rescue file, before its
-//!   frames are given up.
-//! - **RP8** Space that was reserved beyond the size is given back only where nobody else can have
-//!   the file open: not every file system has a way that could not cut what others append meanwhile
-//!   (ext4 has none). Else it stays until the file's next last close.
+//! - **RP5** Before each change it checks whether another process has changed the file since the dead
+//!   process did (target.TG2). If so, it changes nothing more: it can't decide which bytes are right.
+//! - **RP6** The file is truncated only if it is no longer than the dead process's own changes can have
+//!   made it (`changes`). Bytes beyond that belong to another process.
+//! - **RP7** Dirty pages that are not certainly in the file go to a rescue file, before their frames are
+//!   released.
+//! - **RP8** Space that was reserved beyond the size is freed only if no other process can have the file
+//!   open: not every file system has a call that could not truncate concurrent appends (ext4 has none).
+//!   Otherwise it stays until the file's next last close.
 //!
-//! Files of one device are done one after the other, and those of another do not wait for them.
+//! Files of one device are processed one after the other, and other devices' files do not wait for them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -54,9 +52,9 @@ use crate::thread::spawn;
 
 /// How long failures are retried, for each file. Chosen.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the files of a device may take until those of others are told of without them. Chosen.
+/// How long the files of a device may take before the reports of the others are sent. Chosen.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(60);
-/// Blocks that a file may have beside those of its bytes: a file system's own, of a large file.
+/// Blocks that a file may have in addition to those of its bytes: the file system's own, of a large file.
 const SPARE_BYTES: u64 = 60 << 10;
 
 /// A dead process.
@@ -67,8 +65,8 @@ pub(super) struct Dead {
     pub(super) patience: Duration,
 }
 
-/// Writes what is dirty in the memory of a dead process to the files. What is told of a file comes
-/// when all are done, or more than once, where a device takes very long.
+/// Writes the dirty pages in the memory of a dead process to the files. The reports are sent when all files
+/// are done, or in several parts if a device takes very long.
 pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<FileReport>)) {
     let mut dirty = DirtyPages::default();
     let read = || -> io::Result<Vec<OpWords>> {
@@ -110,7 +108,7 @@ pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<F
                 under_way += 1;
                 let _ = give.send(files);
             }
-            // They wait for each other, then.
+            // The threads can't be started: these files are processed on this thread.
             Err(_) => own.extend(files),
         }
     }
@@ -126,7 +124,7 @@ pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<F
                 tell(std::mem::take(&mut reports));
             }
             Err(RecvTimeoutError::Timeout) => {}
-            // One has panicked.
+            // A thread has panicked.
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
@@ -140,7 +138,7 @@ fn replay_device(
     let (dead, ops) = context;
     let mut reports = Vec::new();
     for (file, pages) in files {
-        // Each has its own patience. And an open that waits for a file goes on as soon as that is
+        // Each has its own time limit. And an open that waits for a file continues as soon as that file is
         // done.
         let mut replay = Replay { dead, ops, retries: Retries::new(dead.patience) };
         reports.extend(replay.file(&file, &pages));
@@ -173,7 +171,7 @@ impl Replay<'_> {
         let intent = Intent::from_words(entry.intent);
         if size > i64::MAX as u64 || intent.is_err() {
             let error = io::Error::from(io::ErrorKind::InvalidData);
-            report.failed("making sense of the dead process's tables, for", 0..size, &error);
+            report.failed("checking the dead process's tables, for", 0..size, &error);
             return Some(report);
         }
         let mut work =
@@ -190,7 +188,7 @@ impl Replay<'_> {
         Some(report)
     }
 
-    /// Brings the file to what the process had told its callers; what is left is in `work`.
+    /// Brings the file to the state that the process's callers have seen; the rest stays in `work`.
     fn apply(
         &mut self,
         writer: &mut Writer<'_>,
@@ -201,7 +199,7 @@ impl Replay<'_> {
         let mut clip = Clip { size: work.size, hole: 0..0 };
         let len = match writer.len() {
             Ok(len) if !pages.is_empty() || work.intent.is_some() || len != work.size => len,
-            // Nothing is to be done; what was written may be in the kernel's cache only.
+            // There is nothing to do, except that writes may be only in the kernel's cache.
             _ => return self.finish(writer, work, &[], report),
         };
         if let Err(error) = writer.check() {
@@ -211,7 +209,7 @@ impl Replay<'_> {
             }
             return;
         }
-        // Not one that is only as long as others have made it.
+        // Not a file whose length comes from another process.
         if pages.is_empty()
             && work.intent.is_none()
             && len > work.entry.changes.reach.max(work.size)
@@ -257,11 +255,11 @@ impl Replay<'_> {
             _ => writer.check().and_then(|()| writer.set_len(size)),
         });
         if let Err(error) = sized {
-            report.failed("setting the size; cutting or adding", size..u64::MAX, &error);
+            report.failed("setting the size; removing or adding", size..u64::MAX, &error);
         }
     }
 
-    /// Syncs; what can't be synced counts as not written. Gives back what was reserved.
+    /// Syncs; pages that can't be synced count as unwritten. Frees reserved space.
     fn finish(
         &mut self,
         writer: &mut Writer<'_>,
@@ -282,7 +280,7 @@ impl Replay<'_> {
             let again = self.write(writer, pieces, work.file, &mut work.file.report());
             work.unwritten = again.failed;
         }
-        // RP8. In this order: an open of the file waits, if we are alone.
+        // RP8. In this order: an open of the file waits, if no other process has it open.
         let is_whole = |writer: &Writer<'_>| writer.len().is_ok_and(|len| len == work.size);
         let end = work.size.next_multiple_of(1 << work.file.page_shift);
         if work.entry.changes.is_reserved()
@@ -315,7 +313,7 @@ impl Replay<'_> {
                     rescue.extent(batch.at, &batch.bytes)?;
                     batch.bytes.clear();
                 }
-                // One that can't be read was told of.
+                // An unreadable piece was reported already.
                 let _ = batch.take(piece, &self.dead.memory);
             }
             match batch.bytes.is_empty() {
@@ -326,14 +324,14 @@ impl Replay<'_> {
         match kept {
             Ok(path) => report.rescue = Some(path),
             Err(error) => report.failed(
-                "keeping in a rescue file, as nothing has room for it,",
+                "writing a rescue file, as no directory has room,",
                 0..work.size,
                 &error,
             ),
         }
     }
 
-    /// Does again what the process was about to do; false if that fails (RP3).
+    /// Redoes the process's intended operation; false if that fails (RP3).
     fn redo(
         &mut self,
         writer: &mut Writer<'_>,
@@ -342,11 +340,11 @@ impl Replay<'_> {
         report: &mut FileReport,
     ) -> bool {
         let (doing, range) = match intent {
-            Intent::Truncate { len } => ("redoing a truncation: cutting or adding", len..u64::MAX),
+            Intent::Truncate { len } => ("redoing a truncation: removing or adding", len..u64::MAX),
             Intent::Punch { start, end } => ("redoing a hole punch:", start..end),
             Intent::Zero { start, end } => ("redoing a zeroing:", start..end),
         };
-        // Nothing lies beyond the size, and nothing is to be allocated there.
+        // There are no bytes beyond the size, and no space is to be allocated there.
         let within = range.start..range.end.min(size);
         let redone = self.retries.persist(|| {
             writer.check()?;
@@ -363,7 +361,7 @@ impl Replay<'_> {
         redone.is_ok()
     }
 
-    /// What of the pages is to be written, in the file's order.
+    /// The parts of the pages to write, in the file's order.
     fn pieces(
         &self,
         file: &Adopted,
@@ -374,7 +372,7 @@ impl Replay<'_> {
         let (pieces, strange) = clip.pieces(pages, file.page_shift, self.dead.memory.layout);
         if strange {
             let error = io::Error::from(io::ErrorKind::InvalidData);
-            report.failed("making sense of the dead process's tables, for", 0..0, &error);
+            report.failed("checking the dead process's tables, for", 0..0, &error);
         }
         pieces
     }
@@ -392,18 +390,18 @@ impl Replay<'_> {
     }
 }
 
-/// What is to be done to a file.
+/// The work on a file.
 struct Work<'a> {
     file: &'a Adopted,
     entry: FileEntryWords,
     size: u64,
     intent: Option<Intent>,
-    /// What is not in the file for certain.
+    /// Pieces that are not certainly in the file.
     unwritten: Vec<Piece>,
 }
 
 impl Work<'_> {
-    /// The file's mtime when only its process had changed it, if that is known.
+    /// The file's mtime after its process's last change, if that is known.
     fn last_change(&self) -> Option<u64> {
         let changes = self.entry.changes;
         let noted = self.file.noted.map(|noted| noted.changed_ns);

@@ -1,25 +1,25 @@
-//! What the keeper tells of its work.
+//! Reports of the keeper's work.
 
 use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What the keeper did for a process that died or said goodbye.
+/// The keeper's work for a process that died or said goodbye.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Report {
     /// The process.
     pub pid: i32,
-    /// Whether it told the keeper that it was done.
+    /// Whether it said goodbye to the keeper.
     pub goodbye: bool,
-    /// One entry for each file that it had handed over. Those on a file system that takes very long
-    /// come in a report of their own.
+    /// One entry for each file that it had handed over. Files on a very slow file system come in a separate
+    /// report.
     pub files: Vec<FileReport>,
 }
 
 impl Report {
-    /// Whether everything that was dirty is in its file now.
+    /// Whether all dirty pages are in their files now.
     ///
     /// # Examples
     ///
@@ -37,15 +37,15 @@ impl Report {
         self.files.iter().all(|file| file.failures.is_empty())
     }
 
-    /// The pages that were written, of all files.
+    /// The number of pages written, of all files.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.files.iter().map(|file| file.pages).sum()
     }
 }
 
-/// A path without control characters, which a terminal would obey. Its user may have chosen them; to a shell the
-/// question mark matches each.
+/// A path without control characters, which a terminal would interpret. The file's user may have chosen
+/// them; a shell matches each of them with the question mark.
 pub(super) fn printable(path: &Path) -> String {
     path.to_string_lossy().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -61,32 +61,32 @@ impl fmt::Display for Report {
             }
             if let Some(rescue) = &file.rescue {
                 let (name, rescue) = (file.name(), printable(rescue));
-                write!(f, "\n  {name}: what was not written is kept in {rescue}")?;
+                write!(f, "\n  {name}: the unwritten bytes are kept in {rescue}")?;
             }
         }
         Ok(())
     }
 }
 
-/// What the keeper did to one file.
+/// The keeper's work on one file.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct FileReport {
-    /// The device that it is on, as `stat(2)` has it.
+    /// Its device number, as in `stat(2)`.
     pub device: u64,
     /// Its inode.
     pub inode: u64,
-    /// Its path, as the kernel tells it; one that was deleted says so.
+    /// Its path, from the kernel; a deleted file's path says so.
     pub path: Option<PathBuf>,
-    /// Pages that were dirty and have been written.
+    /// The number of dirty pages that have been written.
     pub pages: u64,
-    /// Bytes of them that lie within the file.
+    /// The number of their bytes within the file.
     pub bytes: u64,
     /// Whether the file system is known to have waited for the dead process's direct I/O.
     pub drained: bool,
-    /// What could not be done.
+    /// The failed operations.
     pub failures: Vec<Failure>,
-    /// Where that is kept which was dirty and is not in the file for certain; see
+    /// The rescue file of the pages that are not certainly in the file; see
     /// [`restore`](crate::keeper::restore).
     pub rescue: Option<PathBuf>,
 }
@@ -97,15 +97,15 @@ impl FileReport {
         FileReport { device, inode, path, pages, bytes, drained, failures, rescue }
     }
 
-    /// Of a file that was given up by a mistake of ours.
+    /// For a file whose processing panicked.
     pub(super) fn of_panic((device, inode): (u64, u64)) -> FileReport {
         let mut report = FileReport::new(device, inode, None);
         let error = io::Error::other("the keeper panicked");
-        report.failed("writing what was left;", 0..u64::MAX, &error);
+        report.failed("writing the dirty pages;", 0..u64::MAX, &error);
         report
     }
 
-    /// Notes a failure, together with the one before it where that is the same.
+    /// Records a failure, merged with the previous one if that is the same.
     pub(super) fn failed(&mut self, doing: &'static str, range: Range<u64>, error: &io::Error) {
         if let Some(last) = self.failures.last_mut()
             && (last.doing, last.range.end, last.error.kind()) == (doing, range.start, error.kind())
@@ -128,15 +128,15 @@ impl FileReport {
     }
 }
 
-/// Something that the keeper could not do for a file.
+/// An operation on a file that failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Failure {
-    /// What was tried.
+    /// The operation.
     pub doing: &'static str,
     /// The bytes concerned.
     pub range: Range<u64>,
-    /// The last answer.
+    /// The last error.
     pub error: io::Error,
 }
 

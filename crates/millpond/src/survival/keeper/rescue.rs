@@ -1,23 +1,23 @@
-//! Rescue files: what a keeper could not write to a file, or must not, kept for a user to decide.
+//! Rescue files: pages that a keeper could not or must not write to a file, kept for a user's decision.
 //!
 //! ```text
-//!   millpond rescue 1            what follows, up to the empty line, are lines of text
+//!   millpond rescue 1            followed, up to the empty line, by lines of text
 //!   path: /data/table            \xNN for a byte that is not printable ASCII, or a backslash
-//!   device: 65024                of the file, as stat(2) has them
+//!   device: 65024                of the file, as in stat(2)
 //!   inode: 131
-//!   size: 40960                  that the file should have
+//!   size: 40960                  the file's intended size
 //!   changed: 1732287600000000000 the file's mtime when this was written, in ns since 1970
 //!   length: 36864                its length then
-//!   process: 4711                who wrote the bytes
+//!   process: 4711                the process that wrote the bytes
 //!
 //!   at 8192 4096                 an extent: offset and length, in bytes of the file
 //!   ...                          its bytes
-//!   end                          without it, the rescue file is not whole
+//!   end                          without it, the rescue file is incomplete
 //! ```
 //!
-//! It lies beside the file where that directory is the user's own, else where the user's programs
-//! keep their state, else in the first that has room of `$XDG_RUNTIME_DIR`, `/var/tmp` and
-//! `/dev/shm` (memory). Nobody but its owner may read it.
+//! It is created next to the file if that directory belongs to the user; else where the user's programs
+//! keep their state; else in the first of `$XDG_RUNTIME_DIR`, `/var/tmp` and `/dev/shm` (memory) that has
+//! room. Only its owner may read it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File};
@@ -38,14 +38,14 @@ use crate::survival::layout::mtime_ns;
 use crate::survival::mark;
 
 const MAGIC: &str = "millpond rescue 1";
-/// Ours, where programs keep their state; it is made if need be.
+/// Our directory, where programs keep their state; it is created if necessary.
 const STATE: &str = "millpond";
-/// Of a name, so that what is added fits the 255 that a name may have.
+/// The maximum length of the file's name, so that the suffix fits the 255 bytes of a name.
 const NAME_BYTES_MAX: usize = 200;
-/// Longer lines are none of ours.
+/// Longer lines are invalid.
 const LINE_BYTES_MAX: u64 = 64 << 10;
 
-/// What the bytes belong to.
+/// The file that the bytes belong to.
 pub(super) struct Origin {
     pub(super) path: Option<PathBuf>,
     pub(super) device: u64,
@@ -55,7 +55,7 @@ pub(super) struct Origin {
     pub(super) pid: i32,
 }
 
-/// A rescue file in the making; gone again unless it is finished.
+/// A rescue file being written; removed unless it is finished.
 pub(super) struct Rescue {
     file: BufWriter<File>,
     directory: OwnedFd,
@@ -64,7 +64,7 @@ pub(super) struct Rescue {
     finished: bool,
 }
 
-/// Writes a rescue file with what `extents` puts into it, at the first place that takes it.
+/// Writes a rescue file with the content that `extents` provides, in the first directory that accepts it.
 pub(super) fn keep(
     origin: &Origin,
     mut extents: impl FnMut(&mut Rescue) -> io::Result<()>,
@@ -93,7 +93,7 @@ impl Rescue {
         let stat = rustix::fs::fstat(&fd)?;
         let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
         let (is_shared, is_sticky) = (stat.st_mode & 0o022 != 0, stat.st_mode & 0o1000 != 0);
-        // Whether other users could take it away, or put another in its place.
+        // Whether other users could remove it, or replace it.
         if (is_shared || !is_own) && !is_sticky {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
@@ -148,7 +148,7 @@ impl Drop for Rescue {
 fn places(origin: &Origin) -> Vec<PathBuf> {
     let mut places = Vec::new();
     let own = rustix::process::geteuid().as_raw();
-    // Only where the name still leads to the file: it may have been unlinked, or moved by somebody.
+    // Only if the name still leads to the file: it may have been unlinked or renamed.
     if let Some(path) = &origin.path
         && let Ok(stat) = rustix::fs::lstat(path)
         && (stat.st_dev, stat.st_ino) == (origin.device, origin.inode)
@@ -191,31 +191,31 @@ fn unescape(text: &str) -> Option<PathBuf> {
     (!bytes.is_empty()).then(|| OsString::from_vec(bytes).into())
 }
 
-/// What [`restore`] has done.
+/// The result of [`restore`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Restored {
-    /// The file that was written to.
+    /// The file that was written.
     pub path: PathBuf,
-    /// Bytes that were written to it.
+    /// The number of bytes written.
     pub bytes: u64,
-    /// The size that the process had given the file. One that was shorter has it now; one that is
-    /// longer was left so.
+    /// The size that the process had given the file. A shorter file has it now; a longer one was left as it
+    /// was.
     pub size: u64,
 }
 
-/// Writes what a keeper has put into the rescue file `rescue` to the file that it belongs to, or to
-/// `target`, and syncs that. The rescue file stays.
+/// Writes the content of the rescue file `rescue` to the file that it belongs to, or to `target`, and syncs
+/// that. The rescue file is kept.
 ///
 /// # Errors
 ///
-/// [`io::ErrorKind::InvalidData`]: not a rescue file, or not a whole one; nothing is written then.
-/// [`io::ErrorKind::StaleNetworkFileHandle`]: the file is another one, or was changed since, and
-/// `force` is not given. [`io::ErrorKind::PermissionDenied`]: another user may have written the rescue file, and
-/// `force` is not given: it belongs to neither the calling user, nor root, nor the owner of the file that
-/// is to be written. Else an error of the file system.
+/// [`io::ErrorKind::InvalidData`]: not a rescue file, or an incomplete one; nothing is written then.
+/// [`io::ErrorKind::StaleNetworkFileHandle`]: the file is a different one, or was changed since, and
+/// `force` is not set. [`io::ErrorKind::PermissionDenied`]: another user may have written the rescue file,
+/// and `force` is not set: it belongs to neither the calling user, nor root, nor the owner of the target
+/// file. Otherwise an error of the file system.
 ///
-/// Without `target` no symbolic link is followed to the file: a keeper has put down the path that the kernel had.
+/// Without `target` no symbolic link is followed to the file: the keeper recorded the kernel's path.
 ///
 /// # Examples
 ///
@@ -231,13 +231,13 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
     let header = Header::read(&mut file)?;
     let extents = scan(&mut file)?;
     let named = header.path.clone().filter(|_| target.is_none());
-    let nameless = || invalid("it names no file: say which one it belongs to");
+    let nameless = || invalid("it names no file: pass the file that it belongs to");
     let path = target.map(Path::to_owned).or(named).ok_or_else(nameless)?;
     let links = if target.is_some() { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };
     let found = find_regular(&path, links)
         .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", printable(&path))))?;
     let stat = rustix::fs::fstat(&found)?;
-    // Before it is opened: an open may have effects of its own.
+    // Before it is opened: an open may have side effects.
     if !force && let Some(why) = distrust(&from, &stat) {
         let text = format!("{why}, and {} belongs to user {}", printable(&path), stat.st_uid);
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
@@ -277,8 +277,8 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
     Ok(Restored { path, bytes, size: header.size })
 }
 
-/// Finds a regular file without opening it: an open of a FIFO waits for its other end, and an open of a device may have
-/// effects of its own.
+/// Finds a regular file without opening it: an open of a FIFO waits for its other end, and an open of a
+/// device may have side effects.
 fn find_regular(path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let found = match rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve) {
@@ -298,13 +298,14 @@ fn find_regular(path: &Path, resolve: ResolveFlags) -> io::Result<OwnedFd> {
     Ok(found)
 }
 
-/// Opens the file that was found, whatever its path leads to by now.
+/// Opens the file that was found, even if its path leads to another file now.
 fn reopen(found: &OwnedFd, access: OFlags) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     Ok(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
-/// Why the bytes and the path in the rescue file `from` may be another user's choice, who could not write `target`.
+/// The reason why the bytes and the path in the rescue file `from` may be the choice of a user who could
+/// not write `target`.
 fn distrust(from: &Stat, target: &Stat) -> Option<String> {
     let trusted = [0, rustix::process::geteuid().as_raw(), target.st_uid];
     if !trusted.contains(&from.st_uid) {
@@ -333,7 +334,7 @@ fn line(file: &mut BufReader<File>) -> io::Result<String> {
     file.by_ref().take(LINE_BYTES_MAX).read_line(&mut line)?;
     match line.pop() {
         Some('\n') => Ok(line),
-        _ => Err(invalid("not a whole rescue file")),
+        _ => Err(invalid("an incomplete rescue file")),
     }
 }
 
@@ -366,11 +367,11 @@ impl Header {
 struct Extent {
     at: u64,
     len: u64,
-    /// Where its bytes are in the rescue file.
+    /// The position of its bytes in the rescue file.
     from: u64,
 }
 
-/// All extents, if the rescue file is whole.
+/// All extents, if the rescue file is complete.
 fn scan(file: &mut BufReader<File>) -> io::Result<Vec<Extent>> {
     let end = file.get_ref().metadata()?.len();
     let mut extents = Vec::new();
@@ -386,10 +387,10 @@ fn scan(file: &mut BufReader<File>) -> io::Result<Vec<Extent>> {
         match numbers {
             Some((at, len)) if from.checked_add(len).is_some_and(|to| to < end) => {
                 extents.push(Extent { at, len, from });
-                // Past the line's end after the bytes.
+                // After the line end that follows the bytes.
                 file.seek(SeekFrom::Start(from + len + 1))?;
             }
-            _ => return Err(invalid("not a whole rescue file")),
+            _ => return Err(invalid("an incomplete rescue file")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The server: one thread that waits for engines, for their deaths, and for the end.
+//! The server: one thread that waits for engines, for their deaths, and for a stop.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ use crate::survival::keeper::replay::PATIENCE;
 use crate::survival::keeper::report::Report;
 use crate::survival::wire::{self, Address};
 
-/// A keeper that listens, and serves in whatever thread calls [`Server::serve`].
+/// A keeper that listens, and serves in the thread that calls [`Server::serve`].
 ///
 /// # Examples
 ///
@@ -38,15 +38,14 @@ pub struct Server {
     pub(super) address: Address,
     pub(super) listener: OwnedFd,
     pub(super) stop: Arc<Stop>,
-    /// What is to be removed in the end: the socket's path, and its directory if we have made that.
+    /// Paths to remove at the end: the socket's, and its directory if the server has created that.
     pub(super) made: Vec<PathBuf>,
-    /// Readable when there is another reason to stop: the parent's pidfd, or a pipe from a
-    /// signal handler.
+    /// Readable when there is another reason to stop: the parent's pidfd, or a pipe from a signal handler.
     pub(super) until: Option<OwnedFd>,
     patience: Duration,
 }
 
-/// Tells a [`Server`] to stop, from any thread.
+/// Stops a [`Server`], from any thread.
 #[derive(Debug, Clone)]
 pub struct Stopper(Arc<Stop>);
 
@@ -57,67 +56,66 @@ pub(super) struct Stop {
 }
 
 impl Stopper {
-    /// Makes [`Server::serve`] return once no process has anything with the keeper any more, which
-    /// is at once if none has. Until then it goes on serving, new processes too.
+    /// Makes [`Server::serve`] return once no process uses the keeper any more, which is at once if none
+    /// does. Until then it continues to serve, new processes too.
     pub fn stop_when_idle(&self) {
-        // Release: pairs with the Acquire of `serve`. Argued: a flag that carries nothing else.
+        // Release: pairs with the Acquire of `serve`. Argued: a flag that publishes no other data.
         self.0.asked.store(true, Release);
         let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
     }
 }
 
 impl Server {
-    /// Listens at `address`. A socket that a keeper left behind is replaced; anything else that is
-    /// there stays. The directory of an address of [`Address::unique`] is made.
+    /// Listens at `address`. Replaces a socket that a keeper left behind; any other file is kept. Creates
+    /// the directory of an address of [`Address::unique`].
     ///
     /// # Errors
     ///
-    /// What `bind(2)` answers; EADDRINUSE if a keeper listens there, or what is there is no socket.
+    /// The error of `bind(2)`; EADDRINUSE if a keeper listens there, or the path is not a socket.
     pub fn bind(address: &Address) -> io::Result<Server> {
         let listener = wire::socket()?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
         let address = address.clone();
         let made = Vec::new();
-        // Whatever fails from here on, what was made is removed.
+        // If a later step fails, the created paths are removed.
         let mut server = Server { address, listener, stop, made, until: None, patience: PATIENCE };
         let Server { address, listener, made, .. } = &mut server;
         listen::bind(listener, address, made)?;
         Ok(server)
     }
 
-    /// Where it listens.
+    /// The address where it listens.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// What stops it.
+    /// A handle that stops it.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.stop))
     }
 
-    /// How long failing writes are tried again, for each file. Default 5 seconds.
+    /// How long failing writes are retried, for each file. Default 5 seconds.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Serves until it is told to stop and no process has anything with it any more; blocks. A
-    /// report comes for each engine whose process died, and for each that ended with files still
-    /// handed over.
+    /// Serves until it is stopped and no process uses it any more; blocks. Reports each engine whose
+    /// process died, and each that ended with files still handed over.
     ///
-    /// `on_report` is called by the thread that serves, and nobody is served meanwhile: it should
-    /// not wait for anybody, and must not open files that programs have with this keeper.
+    /// `on_report` is called by the serving thread, which serves no request during the call: it should not
+    /// block, and must not open files that programs have with this keeper.
     ///
-    /// Signals of the process do not concern it, but for SIGXFSZ: a process with a file size limit
-    /// should ignore that one.
+    /// The server does not depend on signals of the process, except SIGXFSZ: a process with a file size
+    /// limit should ignore that one.
     ///
     /// # Errors
     ///
-    /// What `poll(2)` or `accept(2)` answered, if it can't go on.
+    /// The error of `poll(2)` or `accept(2)`, if it can't continue.
     pub fn serve(self, mut on_report: impl FnMut(Report)) -> io::Result<()> {
         let mut keeper = Keeper::new(self.patience)?;
         let mut until = self.until.as_ref();
@@ -125,14 +123,14 @@ impl Server {
             // Acquire: pairs with the Release of `stop_when_idle`. Argued: there.
             let stopping =
                 self.stop.asked.load(Acquire) || (self.until.is_some() && until.is_none());
-            // closer.CL3: `told` is readable when there is room.
+            // closer.CL3: `told` becomes readable when there is room.
             let accepts = if keeper.closer.has_room() { PollFlags::IN } else { PollFlags::empty() };
             let mut polled = vec![
                 PollFd::new(&self.listener, accepts),
                 PollFd::new(&*keeper.told, PollFlags::IN),
                 PollFd::new(&keeper.marks, accepts),
             ];
-            // Once stopping, both would stay readable.
+            // While stopping, both would stay readable.
             if !stopping {
                 polled.push(PollFd::new(&self.stop.wake, PollFlags::IN));
                 polled.extend(until.map(|until| PollFd::new(until, PollFlags::IN)));
@@ -154,7 +152,7 @@ impl Server {
                 until = None;
             }
             let asked = &ready[fixed..fixed + keeper.connections.len()];
-            // Before anybody is answered: an answer may be taken for a word about the dead.
+            // Before any answer: a client may take an answer as a statement about dead processes.
             keeper.bury_dead(&mut on_report)?;
             if ready[1] {
                 keeper.hear(&mut on_report);

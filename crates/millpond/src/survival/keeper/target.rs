@@ -1,26 +1,25 @@
 //! A file that a process handed over, as the keeper writes it: whether it may, and how.
 //!
-//! - **TG1** The file is written through the description that was handed over, and no other: so with
-//!   no more right than its sender had. Only on file systems that are known to hold files
-//!   ([`Medium`]): those of a pseudo file system do things when they are written.
-//! - **TG2** Nothing is written, cut or given back unless nobody else can have changed the file
-//!   since the dead process did, or else it is not known to be so ([`Writer::check`]):
+//! - **TG1** The file is written through the description that was handed over, and no other: so with no
+//!   more rights than its sender had. Only on known file systems of regular files ([`Medium`]): writes to
+//!   pseudo file systems have side effects.
+//! - **TG2** No byte is written, truncated or freed unless it is known that no other process has changed
+//!   the file since the dead process did ([`Writer::check`]):
 //!
-//! | the keeper's description has           | somebody else has changed the file              |
+//! | the keeper's description has           | another process has changed the file            |
 //! |----------------------------------------|-------------------------------------------------|
-//! | a write lease, standing                | no: nobody else has it open, and openers wait   |
+//! | a write lease, standing                | no: no other process has it open, openers wait  |
 //! | none; no change was in flight          | if its times are not those after the last one   |
 //! | none; a change was in flight           | if its times are not those of when it was noted |
 //!
-//! The lease is the program's own (`millpond run`), or one that the keeper takes when the program
-//! is dead. Between a look at the times and the write that follows lie microseconds in which
-//! somebody without a lease in his way is not seen; nor is who writes between a kill in the middle
-//! of a write-back and the moment at which the keeper notes the times, which is as soon as it runs.
-//! Children of the program that were forked have the same description, and no lease keeps them out.
+//! The lease is the program's own (`millpond run`), or one that the keeper takes when the program is dead.
+//! Between a check of the times and the following write there are microseconds in which a writer that no
+//! lease blocks is missed. A write between a kill in the middle of a write-back and the moment at which the
+//! keeper notes the times, which is as soon as it runs, is missed, too. Forked children of the program have
+//! the same description, and no lease keeps them out.
 //!
-//! The times are what the file system says. One that says another time for nothing, as one of
-//! another machine may, has the keeper take the bytes for somebody else's, and keep its own in a
-//! rescue file.
+//! The times come from the file system. If it reports a changed time without a change, as one of another
+//! machine may, the keeper assumes a change by another process, and keeps its pages in a rescue file.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -38,29 +37,28 @@ use crate::survival::layout::{EntryUse, mtime_ns};
 use crate::survival::mark::Mark;
 use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
 
-/// Bytes written by one call at most. Chosen, not measured.
+/// Maximum bytes per write call. Chosen, not measured.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 /// Don't honour O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x20);
 
 #[cfg(all(test, not(loom)))]
 thread_local! {
-    /// Of the files that this thread writes.
+    /// For the files that this thread writes.
     pub(super) static SYNCS_TO_FAIL: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
-/// What a file lies on.
+/// The kind of file system that a file lies on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Medium {
-    /// This machine's; no other changes its files, and its times tell of each change.
+    /// Of this machine only: no other machine changes its files, and its times change with each change.
     Local,
-    /// It asks another program, which may take as long as it likes, when a file is written or
-    /// closed.
+    /// It depends on another program or machine, which may delay writes and closes.
     Remote,
 }
 
 impl Medium {
-    /// By the magic numbers of statfs(2). What is in neither list is not kept: its writes go
+    /// By the magic numbers of statfs(2). Files on other file systems are refused: their writes are written
     /// through.
     fn of(magic: u64) -> Option<Medium> {
         const LOCAL: [u64; 17] = [
@@ -100,22 +98,22 @@ impl Medium {
         }
     }
 
-    /// Asks the file system, which may take as long as it likes.
+    /// Queries the file system, which may block.
     pub(super) fn ask(fd: &OwnedFd) -> io::Result<Option<Medium>> {
         Ok(Medium::of(rustix::fs::fstatfs(fd)?.f_type as u64 & 0xFFFF_FFFF))
     }
 }
 
-/// What a file is, as far as the kernel knows without asking the file system.
+/// The identity of a file, from the kernel, without a query of the file system.
 pub(super) struct Identity {
     /// Device and inode.
     pub(super) id: (u64, u64),
-    /// A number that no other mount has had or will have (Linux 6.8).
+    /// A number that is unique among all mounts, past and future (Linux 6.8).
     pub(super) mount: Option<u64>,
 }
 
 impl Identity {
-    /// EINVAL for anything but a regular file.
+    /// EINVAL if it is not a regular file.
     pub(super) fn of(fd: &OwnedFd) -> io::Result<Identity> {
         const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -138,13 +136,13 @@ pub(super) struct Adopted {
     pub(super) inode: u64,
     pub(super) page_shift: u32,
     pub(super) target: Target,
-    /// The file when its process was found dead.
+    /// The file's state when its process was found dead.
     pub(super) noted: Option<Stamp>,
     pub(super) mark: Option<Arc<Mark>>,
 }
 
 impl Adopted {
-    /// Takes a file; EINVAL, EBADF or ESTALE where it is not what the request says.
+    /// Accepts a file; EINVAL, EBADF or ESTALE if it does not match the request.
     pub(super) fn new(
         fd: OwnedFd,
         medium: Medium,
@@ -168,7 +166,7 @@ impl Adopted {
         Ok(Adopted { entry, device, inode, page_shift, target, noted: None, mark: None })
     }
 
-    /// Its process is dead: changes of the file from now on are somebody else's (TG2). Asks no other
+    /// Its process is dead: later changes of the file are another process's (TG2). Queries no other
     /// machine.
     pub(super) fn note(&mut self) {
         if self.target.medium == Medium::Local {
@@ -176,13 +174,13 @@ impl Adopted {
         }
     }
 
-    /// To be filled in.
+    /// An empty report.
     pub(super) fn report(&self) -> FileReport {
         FileReport::new(self.device, self.inode, self.target.path())
     }
 }
 
-/// When and how long a file was at some moment.
+/// The time of the last change, and the length, of a file at some moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stamp {
     /// [`mtime_ns`].
@@ -197,8 +195,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Takes over from the dead process. Its last change is that of `changed_ns`, unless it died in
-    /// the middle of one.
+    /// Takes over from the dead process. Its last change is at `changed_ns`, unless it died during one.
     pub(super) fn take_over(&self, changed_ns: Option<u64>) -> io::Result<Writer<'_>> {
         let lease = Lease::take(&self.fd);
         let now = self.stamp()?;
@@ -222,7 +219,7 @@ impl Target {
         Ok(Stamp { changed_ns: mtime_ns(&stat), size: stat.st_size as u64 })
     }
 
-    /// Whether closing it takes nobody's time: it asks no other machine, and frees no blocks.
+    /// Whether closing it never blocks: it involves no other machine, and frees no blocks.
     pub(super) fn closes_at_once(&self) -> bool {
         self.medium == Medium::Local
             && rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink > 0)
@@ -233,12 +230,12 @@ impl Target {
     }
 }
 
-/// The write lease on a description, if it has one: while it stands, nobody else has the file open.
+/// The write lease on a description, if it has one: while it stands, no other process has the file open.
 struct Lease<'a> {
     fd: &'a OwnedFd,
-    /// It stood when the process had died: nobody else has had the file open.
+    /// It stood when the process had died: no other process has had the file open.
     was_standing: bool,
-    /// The signals that were blocked before, where we took it.
+    /// The signals that were blocked before, if the keeper took the lease.
     before: Option<libc::sigset_t>,
 }
 
@@ -249,8 +246,8 @@ struct OwnerEx {
 }
 
 impl<'a> Lease<'a> {
-    /// Takes one if there is none. It fails if somebody else has the file open, a process that is
-    /// not the file's owner needs a capability, and not all file systems have leases.
+    /// Takes a lease if there is none. It fails if another process has the file open; a process that is not
+    /// the file's owner needs a capability; and not all file systems have leases.
     fn take(fd: &'a OwnedFd) -> Lease<'a> {
         const F_SETOWN_EX: libc::c_int = 15;
         const F_OWNER_TID: libc::c_int = 0;
@@ -261,8 +258,8 @@ impl<'a> Lease<'a> {
         {
             return lease;
         }
-        // An open of the file waits for the lease, and the kernel tells its owner by SIGIO.
-        // The owner is this thread, which does not take the signal.
+        // An open of the file waits for the lease, and the kernel signals its owner by SIGIO. The owner is
+        // this thread, which blocks the signal.
         let owner =
             OwnerEx { kind: F_OWNER_TID, pid: rustix::thread::gettid().as_raw_nonzero().get() };
         let mut before = MaybeUninit::uninit();
@@ -294,7 +291,7 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// Whether a write lease is on the description, and nobody waits for its end.
+/// Whether a write lease is on the description, and no open waits for its end.
 fn stands(fd: &OwnedFd) -> bool {
     // SAFETY: no memory involved.
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLEASE) == libc::F_WRLCK }
@@ -310,7 +307,7 @@ fn sigio() -> libc::sigset_t {
     }
 }
 
-/// Takes the signal that may have come, and lets in those that were let in before.
+/// Takes the signal that may be pending, and restores the signal mask.
 fn restore(before: &libc::sigset_t) {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     let set = sigio();
@@ -321,14 +318,14 @@ fn restore(before: &libc::sigset_t) {
     }
 }
 
-/// Writes a file; each call is one attempt, and the caller has asked [`Writer::check`] before.
+/// Writes a file; each call is one attempt, and the caller has called [`Writer::check`] before.
 pub(super) struct Writer<'a> {
     target: &'a Target,
     lease: Lease<'a>,
-    /// The file after our last change, or the dead process's.
+    /// The file's state after our last change, or the dead process's.
     expected: Stamp,
     flags: ReadWriteFlags,
-    /// O_APPEND was taken away, and is to be put back.
+    /// O_APPEND was removed, and is to be restored.
     appends: bool,
 }
 
@@ -348,15 +345,15 @@ impl Writer<'_> {
         &self.target.fd
     }
 
-    /// The description's flags are the program's: O_DIRECT is taken away, and O_APPEND overruled at
-    /// each write, or else taken away, too.
+    /// The description's flags are the program's: removes O_DIRECT, and overrides O_APPEND at each write,
+    /// or else removes it, too.
     fn set_flags(&mut self) -> io::Result<()> {
         let set = rustix::fs::fcntl_getfl(self.fd())?;
         if set.contains(OFlags::DIRECT) {
             rustix::fs::fcntl_setfl(self.fd(), set - OFlags::DIRECT)?;
         }
         if set.contains(OFlags::APPEND) {
-            // Of no bytes: asks whether the flag is known.
+            // No bytes: checks whether the kernel knows the flag.
             let known = rustix::io::pwritev2(self.fd(), &[], 0, RWF_NOAPPEND);
             if known.is_ok() {
                 self.flags = RWF_NOAPPEND;
@@ -368,24 +365,24 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Whether nobody else can have the file open.
+    /// Whether no other process can have the file open.
     pub(super) fn is_alone(&self) -> bool {
         stands(self.fd())
     }
 
-    /// TG2; StaleNetworkFileHandle if somebody else has changed the file.
+    /// TG2; StaleNetworkFileHandle if another process has changed the file.
     pub(super) fn check(&self) -> io::Result<()> {
-        // In this order: an open that breaks the lease now changes the file after the look.
+        // In this order: an open that breaks the lease now changes the file after the check.
         let now = self.target.stamp()?;
         let is_ours = now == self.expected || (self.lease.was_standing && self.is_alone());
         if is_ours {
             return Ok(());
         }
         let kind = io::ErrorKind::StaleNetworkFileHandle;
-        Err(io::Error::new(kind, "somebody else has changed the file since"))
+        Err(io::Error::new(kind, "another process has changed the file since"))
     }
 
-    /// What the file is like after a change of ours.
+    /// Records the file's state after a change of ours.
     fn changed<T>(&mut self, outcome: T) -> T {
         if let Ok(now) = self.target.stamp() {
             self.expected = now;
@@ -393,7 +390,7 @@ impl Writer<'_> {
         outcome
     }
 
-    /// replay.RP1; false where it can't be sure.
+    /// replay.RP1; false if it is not certain.
     pub(super) fn drain(&mut self) -> bool {
         let drained = retry_on_intr(|| {
             let block = UNIT_BYTES as u64;
@@ -402,11 +399,11 @@ impl Writer<'_> {
         match drained {
             Ok(()) => return self.changed(true),
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
-            // Not by the length: to cut the file would free the blocks that are reserved beyond its end for the
-            // pages that are to be written. An allocation that finds no space has waited before it looked.
+            // Not by the length: a truncation would free the blocks that are reserved beyond its end for
+            // the pages to be written. An allocation that finds no space has waited before it checked.
             Err(error) => return [Errno::NOSPC, Errno::DQUOT].contains(&error),
         }
-        // Only where no other process can make the file longer in between.
+        // Only if no other process can extend the file in between.
         if self.is_alone()
             && let Ok(len) = self.len()
         {
@@ -420,7 +417,7 @@ impl Writer<'_> {
         Ok(self.target.stamp()?.size)
     }
 
-    /// Bytes of the file's blocks.
+    /// The number of bytes in the file's blocks.
     pub(super) fn allocated(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(self.fd())?.st_blocks as u64 * 512)
     }
@@ -444,7 +441,7 @@ impl Writer<'_> {
         drop_kernel_copy(self.fd());
     }
 
-    /// A sync that fails as on a device that has lost what was written.
+    /// A sync that fails as on a device that has lost the writes.
     #[cfg(all(test, not(loom)))]
     fn lose(&mut self) -> io::Result<()> {
         let len = self.len()?;
@@ -453,7 +450,7 @@ impl Writer<'_> {
         Err(Errno::IO.into())
     }
 
-    /// Some of the bytes, at least one.
+    /// Writes some of the bytes, at least one.
     pub(super) fn write(&mut self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let slices = [io::IoSlice::new(bytes)];
         let moved = if self.flags.is_empty() {
@@ -467,8 +464,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Frees (PUNCH_HOLE) or zeroes (ZERO_RANGE) bytes within the file; writes zeros where the file
-    /// system can't.
+    /// Frees (PUNCH_HOLE) or zeroes (ZERO_RANGE) bytes within the file; writes zeros if the file system
+    /// does not support that.
     pub(super) fn zero(&mut self, how: FallocateFlags, range: Range<u64>) -> io::Result<()> {
         let how = how | FallocateFlags::KEEP_SIZE;
         let zeroed = rustix::fs::fallocate(self.fd(), how, range.start, range.end - range.start);

@@ -1,4 +1,4 @@
-//! Directories whose entries no other user can replace.
+//! Trusted directories: no other user can replace their entries.
 //!
 //! A path that is looked up again later (by the dynamic loader, or by a client of a keeper) leads to the same file only
 //! if no other user can rename a directory on it or change a symbolic link on it. `millpond run` includes

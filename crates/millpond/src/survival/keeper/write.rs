@@ -1,4 +1,4 @@
-//! Writing pieces to a file: what fails is tried again for a while, and then left.
+//! Writes pieces to a file: retries failures for a while, and then skips them.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use crate::survival::keeper::pieces::{Batch, Piece};
 use crate::survival::keeper::report::FileReport;
 use crate::survival::keeper::target::Writer;
 
-/// Between two attempts at what fails: short beside what a person notices, long beside an attempt.
+/// The pause between two attempts: short for a user, long compared with an attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// For how long failures of one file are tried again (replay.RP4).
+/// The time limit for retries of one file (replay.RP4).
 pub(super) struct Retries {
     pub(super) patience: Duration,
     /// Set by the first failure.
@@ -23,7 +23,7 @@ impl Retries {
         Retries { patience, until: None }
     }
 
-    /// Tries until it works, or the time is up.
+    /// Retries until it succeeds, or the time is up.
     pub(super) fn persist<T>(
         &mut self,
         mut attempt: impl FnMut() -> io::Result<T>,
@@ -36,7 +36,7 @@ impl Retries {
         }
     }
 
-    /// Whether it is worth it; waits a moment before.
+    /// Whether to retry; pauses before.
     pub(super) fn may_try_again(&mut self, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(
@@ -60,7 +60,7 @@ impl Retries {
     }
 }
 
-/// What came of writing pieces.
+/// The result of writing pieces.
 #[derive(Default)]
 pub(super) struct Written {
     pub(super) bytes: u64,
@@ -90,7 +90,7 @@ impl PieceWriter<'_, '_> {
             if let Err(error) = batch.take(piece, self.memory) {
                 let range = piece.offset..piece.offset + piece.len as u64;
                 self.report.failed("reading the frame of", range, &error);
-                // What is in a row ends here.
+                // The contiguous run ends here.
                 self.flush(&mut batch, &pieces[first..number], &mut written);
                 written.failed.push(piece.clone());
                 first = number + 1;
@@ -100,7 +100,7 @@ impl PieceWriter<'_, '_> {
         written
     }
 
-    /// Writes the batch, which is of `pieces`; what can't be written is skipped page by page.
+    /// Writes the batch, which consists of `pieces`; unwritable pages are skipped one by one.
     fn flush(&mut self, batch: &mut Batch, pieces: &[Piece], written: &mut Written) {
         let end = batch.at + batch.bytes.len() as u64;
         let mut at = batch.at;

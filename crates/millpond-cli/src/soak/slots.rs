@@ -1,18 +1,18 @@
-//! What is written, so that whoever reads it knows whether it is right.
+//! Self-describing test data: a reader can check each slot.
 //!
-//! A file is cut into slots of one size. A slot has a version, 0 at first, when it is all zeros; its bytes are made
-//! of seed, file, slot and version, which comes first. A page of the file may be of another version than the next
-//! only after a kill in the middle of a write.
+//! A file is divided into slots of one size. A slot has a version, 0 at first, when it is all zeros. Its
+//! bytes are computed from seed, file, slot and version; the version comes first. Pages of one slot may
+//! have different versions only after a kill in the middle of a write.
 
-/// What writes to the kernel are cut at, if the process is killed.
+/// Writes to the kernel are cut at page bounds, if the process is killed.
 const PAGE_BYTES: usize = 4096;
 const VERSION_BYTES: usize = 8;
 
 /// SplitMix64 (Steele et al., OOPSLA 2014).
 #[derive(Debug, Clone)]
-pub struct Random(pub u64);
+pub struct SlotRandom(pub u64);
 
-impl Random {
+impl SlotRandom {
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -30,33 +30,33 @@ impl Random {
     }
 }
 
-/// A file of slots.
+/// The layout of a file of slots.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct SlotLayout {
     pub name: &'static str,
     pub slots: usize,
     pub slot_bytes: usize,
 }
 
-/// Within a page, a page, and over page bounds; together more than the caches of a soak.
-pub const SHAPES: [Shape; 3] = [
-    Shape { name: "records", slots: 4096, slot_bytes: 512 },
-    Shape { name: "pages", slots: 1024, slot_bytes: 4096 },
-    Shape { name: "blobs", slots: 300, slot_bytes: 10_000 },
+/// Smaller than a page, one page, and across page bounds; together more than the caches of a soak.
+pub const SHAPES: [SlotLayout; 3] = [
+    SlotLayout { name: "records", slots: 4096, slot_bytes: 512 },
+    SlotLayout { name: "pages", slots: 1024, slot_bytes: 4096 },
+    SlotLayout { name: "blobs", slots: 300, slot_bytes: 10_000 },
 ];
 
-impl Shape {
+impl SlotLayout {
     pub fn offset(&self, slot: usize) -> u64 {
         (slot * self.slot_bytes) as u64
     }
 
-    /// The bytes of a version.
+    /// Fills in the bytes of a version.
     pub fn fill(&self, seed: u64, slot: usize, version: u64, bytes: &mut [u8]) {
         if version == 0 {
             return bytes.fill(0);
         }
         let of_file = self.slot_bytes as u64;
-        let mut random = Random(
+        let mut random = SlotRandom(
             seed ^ of_file.rotate_left(48) ^ (slot as u64).rotate_left(24) ^ version.rotate_left(8),
         );
         for part in bytes.chunks_mut(8) {
@@ -65,7 +65,7 @@ impl Shape {
         bytes[..VERSION_BYTES].copy_from_slice(&version.to_le_bytes());
     }
 
-    /// Which version it is, if it is one from first to last.
+    /// The version of a slot, if all its bytes are of one version.
     pub fn version(&self, seed: u64, slot: usize, bytes: &[u8]) -> Result<u64, Wrong> {
         let version = u64::from_le_bytes(bytes[..VERSION_BYTES].try_into().expect("8 bytes"));
         let mut right = vec![0; self.slot_bytes];
@@ -76,7 +76,8 @@ impl Shape {
         }
     }
 
-    /// Whether each page is of a version in `versions`, though not of one and the same: the first byte that is of none.
+    /// Whether each page has a version in `versions`, maybe different ones. Returns the first byte of a
+    /// page without one.
     pub fn torn(
         &self,
         seed: u64,
@@ -100,7 +101,7 @@ impl Shape {
         }
     }
 
-    /// The parts of a slot that lie in one page of the file.
+    /// The parts of a slot in each page of the file.
     fn pages(&self, slot: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
         let (begin, len) = (self.offset(slot) as usize, self.slot_bytes);
         let mut at = 0;
@@ -113,12 +114,12 @@ impl Shape {
     }
 }
 
-/// The first byte that is of no version that it may be of.
+/// The first byte that belongs to no permitted version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrong {
-    /// In the file.
+    /// Its offset in the file.
     pub offset: u64,
-    /// What the slot says to be.
+    /// The version in the slot's first bytes.
     pub version: u64,
 }
 

@@ -1,4 +1,4 @@
-//! `millpond store check`: what an object store promises of conditional writes.
+//! `millpond store check`: tests which promises of conditional writes an object store keeps.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,55 +7,55 @@ use millpond_store_check::{Options, Verdict, check, open};
 
 use crate::failure::{Context, Failure, REFUSED, Result};
 
-/// The store does not offer all that was tried.
+/// The store does not support all that was tested.
 const NOT_OFFERED: u8 = 3;
 
-/// Finds out what an object store promises
+/// Tests the promises of an object store
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct StoreArgs {
     #[command(subcommand)]
-    command: Command,
+    command: StoreCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum Command {
+enum StoreCommand {
     Check(CheckArgs),
 }
 
-/// Races conditional writes, and loses replies, to see which promises a store keeps.
+/// Races conditional writes, and loses replies, to test which promises a store keeps.
 ///
-/// Writes below a prefix of its own, and removes that. Keys for S3 are those of the environment:
-/// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION. Exit status: 0 if all that could be tried is
-/// kept, 1 if a promise is broken or nothing could be tried, 2 for arguments that can't be accepted, 3 if
-/// the store does not offer all of it.
+/// Writes objects below a unique prefix, and removes them. The environment has the keys for S3:
+/// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION. Exit status: 0 if the store keeps all promises
+/// that could be tested, 1 if it breaks one or none could be tested, 2 for arguments that can't be
+/// accepted, 3 if the store does not support all of the operations.
 #[derive(Debug, clap::Args)]
 struct CheckArgs {
     /// s3://BUCKET/PREFIX, file:///DIR or memory:///
     url: String,
 
-    /// A server of the store: all of them are written through at once
+    /// A server of the store. With several, the test writes through all of them concurrently
     #[arg(long = "endpoint", value_name = "URL")]
     endpoints: Vec<String>,
 
-    /// Writes at once in a race
+    /// Concurrent writes in a race
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(2..=1024))]
     racers: u16,
 
-    /// Races of creates, and as many of updates
+    /// Races of creates, and the same number of races of updates
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Seconds after which a request has no known outcome
+    /// Seconds after which the outcome of a request is unknown
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
 
-    /// Print it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
-    let Command::Check(args) = &args.command;
+pub fn run(args: &StoreArgs) -> Result<ExitCode> {
+    let StoreCommand::Check(args) = &args.command;
     let options = Options {
         racers: args.racers.into(),
         rounds: args.rounds as usize,

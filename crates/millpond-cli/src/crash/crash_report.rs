@@ -1,24 +1,24 @@
-//! What was found, for readers and for programs.
+//! The report, as text and as JSON.
 
 use std::fmt;
 
 use serde::Serialize;
 
-use super::check::Complaint;
+use super::check::CheckFailure;
 use super::history::History;
 use super::model::Atoms;
 use super::search::State;
-use super::tree::Change;
+use super::tree::TreeChange;
 
-/// Of the steps before the cut so many are shown. Chosen, not measured.
+/// The number of steps before the cut that are shown. Chosen, not measured.
 const STEPS_SHOWN: usize = 40;
 
 pub struct Failed {
     pub state: State,
-    pub complaint: Complaint,
+    pub complaint: CheckFailure,
 }
 
-pub struct Report<'a> {
+pub struct CrashReport<'a> {
     pub history: &'a History,
     pub atoms: &'a Atoms,
     pub states: usize,
@@ -40,14 +40,14 @@ pub struct Json {
 
 #[derive(Serialize)]
 struct JsonFailed {
-    /// So many steps were done.
+    /// The number of steps before the cut.
     cut: usize,
     lost: Vec<String>,
     how: String,
     words: String,
 }
 
-impl Report<'_> {
+impl CrashReport<'_> {
     pub fn json(&self) -> Json {
         Json {
             steps: self.history.steps.iter().map(|step| step.text.clone()).collect(),
@@ -57,38 +57,35 @@ impl Report<'_> {
             failed: self.failed,
             shortest: self.shortest.as_ref().map(|failed| JsonFailed {
                 cut: failed.state.cut,
-                lost: failed.state.lost.iter().map(|number| self.told(*number)).collect(),
+                lost: failed.state.lost.iter().map(|number| self.describe(*number)).collect(),
                 how: failed.complaint.how.clone(),
                 words: failed.complaint.words.clone(),
             }),
         }
     }
 
-    /// An atom, and of which step it is.
-    fn told(&self, number: usize) -> String {
+    /// Describes an atom, and its step.
+    fn describe(&self, number: usize) -> String {
         let atom = &self.atoms.all[number];
         let text = &self.history.steps[atom.step].text;
         let is_part = self.atoms.all.iter().filter(|other| other.step == atom.step).count() > 1;
         match &atom.change {
-            Change::Write { offset, data, .. } if is_part => {
-                format!("{text}: of it {} bytes at {offset}", data.len())
+            TreeChange::Write { offset, data, .. } if is_part => {
+                format!("{text}: {} bytes at {offset} of it", data.len())
             }
             _ => text.clone(),
         }
     }
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for CrashReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.history.steps.len();
-        let which = if self.is_all {
-            "all there are".into()
-        } else {
-            format!("of more; seed {}", self.seed)
-        };
+        let which =
+            if self.is_all { "all".into() } else { format!("a sample; seed {}", self.seed) };
         writeln!(f, "{steps} steps, {} states ({which}), {} failed", self.states, self.failed)?;
         let Some(Failed { state, complaint }) = &self.shortest else { return Ok(()) };
-        writeln!(f, "\nThe least that must be lost: the power goes after step {}", state.cut)?;
+        writeln!(f, "\nThe smallest loss that fails: a power cut after step {}", state.cut)?;
         let first = state.cut.saturating_sub(STEPS_SHOWN);
         if first > 0 {
             writeln!(f, "         {first} steps before")?;
@@ -105,7 +102,7 @@ impl fmt::Display for Report<'_> {
             writeln!(f, "  {mark} {:4}. {}", number + 1, step.text)?;
             if mark == "part" {
                 for number in lost {
-                    writeln!(f, "  LOST        {}", self.told(*number))?;
+                    writeln!(f, "  LOST        {}", self.describe(*number))?;
                 }
             }
         }

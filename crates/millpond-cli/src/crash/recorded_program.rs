@@ -1,4 +1,4 @@
-//! The program, and the recorder below it.
+//! Runs the program over the recorder.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -24,13 +24,13 @@ use crate::descendants::end_children;
 use crate::failure::{Context, FAILED, Failure, Result};
 
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long an interruption may go unseen.
+/// The interval at which the reader of the output checks for an interruption.
 const LISTENED: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 pub struct Program<'a> {
     pub dir: &'a Path,
     pub words: &'a [OsString],
-    /// Words of `millpond run`; `None`: without it.
+    /// The options of `millpond run`; `None`: the program runs without it.
     pub engine: Option<Vec<OsString>>,
     pub to_stderr: bool,
     pub interrupted: &'a AtomicBool,
@@ -41,19 +41,19 @@ pub fn interruption() -> Failure {
 }
 
 impl Program<'_> {
-    /// Runs it to its end.
+    /// Runs the program to its end.
     pub fn record(&self) -> Result<History> {
         let dir = self.dir.canonicalize().context(self.dir.display())?;
         let before = Tree::read(&dir).context(format!("reading {}", dir.display()))?;
         let recorder: Shared = Arc::new(Mutex::new(Some(Recorder::new(before))));
         let session = mount(Arc::clone(&recorder), &dir)?;
         let ended = self.run(&dir, &recorder);
-        // Where something still uses it, it is out of everybody's way at least.
+        // If a process still uses the mount, at least detach it from the directory.
         if session.umount_and_join().is_err() {
             let _ = unmount(&dir, UnmountFlags::DETACH);
         }
         let recorder = recorder.lock().expect("no panic under the lock").take();
-        let history = recorder.expect("taken here alone").end();
+        let history = recorder.expect("taken here alone").finish();
         let status = ended?;
         if self.interrupted.load(Relaxed) {
             return Err(interruption());
@@ -76,14 +76,14 @@ impl Program<'_> {
             Some(words) => {
                 let own = std::env::current_exe().context("finding this program")?;
                 let mut command = Command::new(own);
-                // Only the program changes what is below the mount, and it has leases.
+                // Only the program changes the files below the mount, and the mount supports leases.
                 let device = std::fs::metadata(dir).context(dir.display())?.dev();
                 command.env("MILLPOND_LOCAL_DEVICE", device.to_string());
                 command.arg("run").args(words).arg("--path").arg(dir).arg("--").args(self.words);
                 command
             }
         };
-        // What it leaves behind can be ended by an interruption, too.
+        // As a subreaper, this process can end orphans of the program after an interruption.
         set_child_subreaper(Some(getpid())).context("becoming a subreaper")?;
         let mut child = command
             .current_dir(dir)
@@ -92,7 +92,7 @@ impl Program<'_> {
             .context(format!("starting {}", Path::new(first).display()))?;
         let output = child.stdout.take().expect("piped");
         std::thread::scope(|scope| {
-            scope.spawn(|| self.listen(output, recorder));
+            scope.spawn(|| self.copy_output(output, recorder));
             self.wait(&mut child)
         })
     }
@@ -101,23 +101,23 @@ impl Program<'_> {
         loop {
             if let Some(status) = child.try_wait().context("waiting for the program")? {
                 if self.interrupted.load(Relaxed) {
-                    // What it had started is ours by now.
+                    // The program's children are children of this process now.
                     end_children(std::process::id());
                 }
                 return Ok(status);
             }
             if self.interrupted.load(Relaxed) {
-                // From a terminal it has had the signal itself.
+                // From a terminal, the program has received the signal itself.
                 end_children(std::process::id());
             }
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// Notes what it says, among what it does, and passes it on.
+    /// Records the program's output among its changes, and passes it on.
     ///
-    /// Once interrupted it waits no more for those that the program has left with its standard output.
-    fn listen(&self, mut output: impl Read + AsFd, recorder: &Shared) {
+    /// After an interruption, it does not wait for processes that still hold the program's standard output.
+    fn copy_output(&self, mut output: impl Read + AsFd, recorder: &Shared) {
         let mut words = [0; 4096];
         while !self.interrupted.load(Relaxed) {
             match poll(&mut [PollFd::new(&output, PollFlags::IN)], Some(&LISTENED)) {
@@ -132,9 +132,9 @@ impl Program<'_> {
                     if let Some(recorder) =
                         recorder.lock().expect("no panic under the lock").as_mut()
                     {
-                        recorder.said(said);
+                        recorder.record_output(said);
                     }
-                    // Nobody may be listening.
+                    // The reader of the output may be gone.
                     let _ = if self.to_stderr {
                         io::stderr().write_all(said)
                     } else {
