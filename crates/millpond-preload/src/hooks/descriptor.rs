@@ -40,7 +40,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
     }
     point();
     if page_cache::is_on() {
-        page_cache::forget(fd);
+        page_cache::forget_closed(fd);
         // SAFETY: no memory involved; the number is the caller's to close.
         return unsafe { libc_calls::close(fd) };
     }
@@ -232,7 +232,7 @@ fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
         let new = to_libc(call()) as c_int;
         if new >= 0 {
             // A number that was closed where no hook saw it.
-            page_cache::forget(new);
+            page_cache::forget_closed(new);
         }
         return new;
     }

@@ -85,7 +85,8 @@ impl Open {
     unsafe fn try_mapped(&self, buf: *mut c_void, len: usize, offset: u64) -> bool {
         // SAFETY: the number is open as long as the caller's call lasts, or the result does not count.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
-        self.record.is_ready_to_copy()
+        !self.number.has(IS_UNMAPPED)
+            && self.record.is_ready_to_copy()
             // SAFETY: the caller's duty; a mapping means that the handler of faults is installed.
             && unsafe { self.inode().read(fd, buf.cast(), len, offset) }
             && self.is_same()

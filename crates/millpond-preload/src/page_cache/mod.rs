@@ -40,7 +40,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 pub use inodes::{after_fork, before_fork, end_fork, truncate};
-pub use numbers::{forget, forget_range, memory, note_flags_changed, note_open};
+pub use numbers::{forget, forget_closed, forget_range, memory, note_flags_changed, note_open};
 pub use offset::{release, release_for_exec, release_for_fork, seek, share};
 
 static IS_ON: AtomicBool = AtomicBool::new(false);

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize
 
 use crate::files::identity;
 use crate::page_cache::inodes::{self, Entry};
-use crate::page_cache::offset::{SHARED, UNKNOWN};
+use crate::page_cache::offset::{self, SHARED, UNKNOWN};
 use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -163,7 +163,7 @@ fn use_number(fd: RawFd) {
 /// The program has opened `fd` by a hook, with `flags`.
 pub fn note_open(fd: RawFd, flags: i32) {
     let Some(number) = get(fd) else { return };
-    forget(fd);
+    forget_closed(fd);
     use_number(fd);
     number.flags.store(if flags & libc::O_CLOEXEC != 0 { CLOSES } else { 0 }, Relaxed);
     number.offset.store(UNKNOWN, Relaxed);
@@ -184,15 +184,22 @@ pub fn note_open(fd: RawFd, flags: i32) {
     }
 }
 
-/// The number is closed, replaced, or opened where no hook saw it. Before the kernel closes it (P2).
-#[inline]
+/// The number is replaced, or closed where no hook sees it. It may stay open: the kernel gets its offset.
 pub fn forget(fd: RawFd) {
+    offset::release(fd);
+    forget_closed(fd);
+}
+
+/// The number is closed. Before the kernel closes it (P2).
+#[inline]
+pub fn forget_closed(fd: RawFd) {
     let Some(number) = get(fd) else { return };
     let state = number.state();
     match kind(state) {
         UNSEEN => {}
         FILE => forget_file(fd, number),
         _ => {
+            number.offset.store(SHARED, Relaxed);
             // A lost race means that another thread has identified the file.
             let next = (state & !KIND) + GENERATION | UNSEEN;
             if number.state.compare_exchange(state, next, AcqRel, Relaxed).is_err() {
@@ -207,6 +214,7 @@ fn forget_file(fd: RawFd, number: &'static Number) {
     section::run(|_| {
         let mut inodes = inodes::lock();
         let state = number.state.load(Relaxed);
+        number.offset.store(SHARED, Relaxed);
         number.state.store((state & !KIND) + GENERATION | UNSEEN, Release);
         if kind(state) == FILE
             && let Some(entry) = number.entry()
@@ -219,7 +227,7 @@ fn forget_file(fd: RawFd, number: &'static Number) {
 
 pub fn forget_range(first: u32, last: u32) {
     for (fd, _) in all().filter(|(fd, _)| (first..=last).contains(&(*fd as u32))) {
-        forget(fd);
+        forget_closed(fd);
     }
 }
 

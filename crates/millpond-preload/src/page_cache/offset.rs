@@ -139,7 +139,8 @@ pub fn unlock(number: &Number, owner: usize, value: Option<u64>) {
     let _ = number.offset.fetch_update(Relaxed, Relaxed, next);
 }
 
-/// A call of the kernel's moves the offset, whether it is locked or not: only the kernel knows it then.
+/// A call of the kernel's moves the offset, whether it is locked or not: only the kernel knows it then. After
+/// [`release`].
 pub fn disturb(number: &Number) {
     let next = |word| match word & TAG {
         LOCKED => Some(word | DISTURBED),
@@ -179,7 +180,7 @@ pub fn release(fd: RawFd) {
 
 /// Before another number or another process gets the description at `fd`: its offset is the kernel's from then on.
 pub fn share(fd: RawFd) {
-    if let Some(number) = numbers::get(fd) {
+    if let Some(number) = numbers::get(fd).filter(|number| is_kept(number)) {
         give_to_kernel(fd, number, SHARED);
     }
 }
@@ -223,11 +224,9 @@ pub fn seek(fd: RawFd, offset: i64, whence: i32) -> isize {
             }
         }
     }
-    if whence == libc::SEEK_CUR {
-        release(fd);
-    } else {
-        disturb(number);
-    }
+    // A seek that fails leaves the offset where it was.
+    release(fd);
+    disturb(number);
     let result = by_kernel();
     if result >= 0 {
         let word = word_of(SYNCED, result as i64);

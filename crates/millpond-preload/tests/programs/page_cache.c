@@ -1,0 +1,384 @@
+/* page_cache SCENARIO: files that are read from the kernel's page cache, in the current directory.
+
+   Each scenario finds the same with and without the library, but for `whole`: without it reads may be torn. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+#include <sys/mman.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "check.h"
+
+enum { BLOCK = 8 * PAGE, BLOCKS = 64, SIZE = BLOCK * BLOCKS };
+
+static char buffer[SIZE];
+
+static int make(const char *name, size_t size)
+{
+	int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
+	CHECK(fd >= 0);
+	for (size_t at = 0; at < size; at++)
+		buffer[at] = 'a' + at / PAGE % 26;
+	CHECK(write(fd, buffer, size) == (ssize_t)size);
+	return fd;
+}
+
+/* Reads often enough for the file to be mapped. */
+static void warm(int fd, size_t size)
+{
+	char page[PAGE];
+	for (int round = 0; round < 200; round++) {
+		off_t at = (off_t)(round % (size / PAGE)) * PAGE;
+		CHECK(pread(fd, page, PAGE, at) == PAGE);
+	}
+}
+
+static unsigned next(unsigned *state)
+{
+	*state ^= *state << 13;
+	*state ^= *state >> 17;
+	*state ^= *state << 5;
+	return *state;
+}
+
+/* Readers beside writers of blocks that hold one number: by any call, by any descriptor. */
+static int read_fd, write_fd;
+static atomic_int is_over;
+static atomic_long torn, reads;
+
+static void *read_blocks(void *argument)
+{
+	unsigned state = (unsigned)(intptr_t)argument * 7919 + 1;
+	uint64_t *words = aligned_alloc(PAGE, BLOCK);
+	while (!is_over) {
+		off_t at = (off_t)(next(&state) % 4) * BLOCK;
+		struct iovec halves[2] = {{words, BLOCK / 2}, {(char *)words + BLOCK / 2, BLOCK / 2}};
+		if (next(&state) % 4)
+			CHECK(pread(read_fd, words, BLOCK, at) == BLOCK);
+		else
+			CHECK(preadv(read_fd, halves, 2, at) == BLOCK);
+		for (int at = 1; at < BLOCK / 8; at++)
+			if (words[at] != words[0]) {
+				torn++;
+				break;
+			}
+		reads++;
+	}
+	return NULL;
+}
+
+static void *write_blocks(void *argument)
+{
+	unsigned state = (unsigned)(intptr_t)argument * 104729 + 1;
+	uint64_t *words = aligned_alloc(PAGE, BLOCK);
+	int fd = open("blocks", O_RDWR);
+	CHECK(fd >= 0);
+	for (unsigned round = 0; !is_over; round++) {
+		uint64_t value = (uint64_t)next(&state) << 32 | next(&state);
+		for (int at = 0; at < BLOCK / 8; at++)
+			words[at] = value;
+		off_t at = (off_t)(next(&state) % 4) * BLOCK;
+		struct iovec halves[2] = {{words, BLOCK / 2}, {(char *)words + BLOCK / 2, BLOCK / 2}};
+		switch (round % 3) {
+		case 0: CHECK(pwrite(write_fd, words, BLOCK, at) == BLOCK); break;
+		case 1: CHECK(pwritev(fd, halves, 2, at) == BLOCK); break;
+		case 2:
+			CHECK(lseek(fd, at, SEEK_SET) == at);
+			CHECK(write(fd, words, BLOCK) == BLOCK);
+		}
+	}
+	return NULL;
+}
+
+static void whole(void)
+{
+	pthread_t threads[6];
+	memset(buffer, 0, SIZE);
+	write_fd = open("blocks", O_RDWR | O_CREAT, 0644);
+	CHECK(write(write_fd, buffer, SIZE) == SIZE);
+	read_fd = open("blocks", O_RDONLY);
+	warm(read_fd, SIZE);
+	for (intptr_t at = 0; at < 6; at++)
+		CHECK(!pthread_create(&threads[at], NULL, at % 2 ? read_blocks : write_blocks, (void *)at));
+	sleep(2);
+	is_over = 1;
+	for (int at = 0; at < 6; at++)
+		pthread_join(threads[at], NULL);
+	printf("torn %ld\n", (long)torn);
+	CHECK(reads > 100);
+}
+
+/* Another process cuts the file and makes it longer again: each read has the length and bytes of one moment. */
+static void cut_by_others(void)
+{
+	int fd = make("cut", SIZE);
+	warm(fd, SIZE);
+	for (unsigned round = 0, state = 1; round < 200; round++) {
+		off_t size = next(&state) % SIZE, grown = size + next(&state) % (SIZE - size + 1);
+		pid_t child = fork();
+		CHECK(child >= 0);
+		if (child == 0) {
+			/* By its path: the parent's descriptors have no part in it. */
+			CHECK(truncate("cut", size) == 0 && truncate("cut", grown) == 0);
+			_exit(0);
+		}
+		int status;
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+		for (int look = 0; look < 20; look++) {
+			off_t at = next(&state) % SIZE;
+			size_t len = next(&state) % (3 * PAGE) + 1;
+			static char bytes[3 * PAGE + 1];
+			ssize_t got = pread(fd, bytes, len, at);
+			CHECK(got == (at >= grown ? 0 : (ssize_t)(len < (size_t)(grown - at) ? len : grown - at)));
+			for (ssize_t byte = 0; byte < got; byte++)
+				CHECK(bytes[byte] == (at + byte >= size ? 0 : 'a' + (at + byte) / PAGE % 26));
+		}
+		CHECK(pwrite(fd, buffer, SIZE, 0) == SIZE);
+		warm(fd, SIZE);
+	}
+}
+
+/* A mapping of another process stores bytes past the end, in the file's last page: no read has them. */
+static void scribbled(void)
+{
+	int fd = make("scribbled", 3 * PAGE + 100);
+	warm(fd, 3 * PAGE);
+	pid_t child = fork();
+	if (child == 0) {
+		int own = open("scribbled", O_RDWR);
+		char *map = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, own, 0);
+		CHECK(map != MAP_FAILED);
+		memset(map + 3 * PAGE + 100, 'X', 500);
+		map[10] = '!';
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	char bytes[2 * PAGE];
+	CHECK(pread(fd, bytes, sizeof bytes, 2 * PAGE) == PAGE + 100);
+	CHECK(pread(fd, bytes, sizeof bytes, 3 * PAGE) == 100);
+	CHECK(pread(fd, bytes, 10, 3 * PAGE + 100) == 0);
+	CHECK(pread(fd, bytes, PAGE, 0) == PAGE && bytes[10] == '!');
+}
+
+/* A jump out of a handler leaves a write: what it wrote can be read at once, and written. */
+static sigjmp_buf home;
+static volatile int jumps;
+
+static void jump(int signal)
+{
+	jumps++;
+	siglongjmp(home, 1);
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static void jumped(void)
+{
+	int fd = make("jumped", SIZE);
+	warm(fd, SIZE);
+	struct sigaction action = {.sa_handler = jump};
+	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+	struct itimerval often = {{0, 300}, {0, 300}}, never = {0};
+	volatile unsigned state = 1;
+	if (sigsetjmp(home, 1) == 0)
+		setitimer(ITIMER_REAL, &often, NULL);
+	while (jumps < 400) {
+		unsigned now = state;
+		CHECK(pwrite(fd, buffer, PAGE, (off_t)(next(&now) % 16) * PAGE) == PAGE);
+		state = now;
+	}
+	setitimer(ITIMER_REAL, &never, NULL);
+	double begin = seconds();
+	warm(fd, SIZE);
+	CHECK(pwrite(fd, buffer, SIZE, 0) == SIZE);
+	/* A page that stayed busy would cost a second. */
+	CHECK(seconds() - begin < 0.9);
+}
+
+/* A handler that has interrupted a write reads and writes the same bytes. */
+static int handler_fd;
+static volatile int handled;
+
+static void use_file(int signal)
+{
+	char page[PAGE];
+	CHECK(pread(handler_fd, page, PAGE, 0) == PAGE);
+	CHECK(pwrite(handler_fd, page, PAGE, 0) == PAGE);
+	handled++;
+}
+
+static void in_handler(void)
+{
+	handler_fd = make("handler", SIZE);
+	warm(handler_fd, SIZE);
+	struct sigaction action = {.sa_handler = use_file};
+	sigfillset(&action.sa_mask);
+	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+	struct sigaction told;
+	CHECK(sigaction(SIGALRM, NULL, &told) == 0);
+	CHECK(sigismember(&told.sa_mask, SIGBUS) == 1 && sigismember(&told.sa_mask, SIGSEGV) == 1);
+	struct itimerval often = {{0, 200}, {0, 200}}, never = {0};
+	setitimer(ITIMER_REAL, &often, NULL);
+	while (handled < 500)
+		CHECK(pwrite(handler_fd, buffer, 4 * PAGE, 0) == 4 * PAGE);
+	setitimer(ITIMER_REAL, &never, NULL);
+}
+
+/* A thread that blocks all signals reads a file that is cut under it. */
+static void *read_cut(void *unused)
+{
+	sigset_t all;
+	sigfillset(&all);
+	CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
+	char page[PAGE];
+	while (!is_over) {
+		ssize_t got = pread(read_fd, page, PAGE, SIZE - PAGE);
+		CHECK(got == 0 || got == PAGE);
+	}
+	return NULL;
+}
+
+static void blocked(void)
+{
+	read_fd = make("blocked", SIZE);
+	warm(read_fd, SIZE);
+	pthread_t thread;
+	CHECK(!pthread_create(&thread, NULL, read_cut, NULL));
+	for (int round = 0; round < 2000; round++) {
+		CHECK(truncate("blocked", 0) == 0);
+		CHECK(truncate("blocked", SIZE) == 0);
+	}
+	is_over = 1;
+	pthread_join(thread, NULL);
+}
+
+/* The offset of one description, in all the ways that move it or let others have it. */
+static void offsets(void)
+{
+	char page[PAGE];
+	int fd = make("offsets", SIZE);
+	CHECK(lseek(fd, 0, SEEK_SET) == 0);
+	for (int at = 0; at < 100; at++)
+		CHECK(read(fd, page, PAGE) == PAGE && page[0] == 'a' + at % 26);
+	CHECK(lseek(fd, 0, SEEK_CUR) == 100 * PAGE);
+	CHECK(write(fd, buffer, 10) == 10 && lseek(fd, 0, SEEK_CUR) == 100 * PAGE + 10);
+	CHECK(read(fd, page, PAGE - 10) == PAGE - 10 && page[0] == 'a' + 100 % 26);
+	int other = dup(fd);
+	CHECK(read(fd, page, PAGE) == PAGE && read(other, page, PAGE) == PAGE && page[0] == 'a' + 102 % 26);
+	close(other);
+	int again = open("offsets", O_RDONLY);
+	for (int at = 0; at < 80; at++)
+		CHECK(read(again, page, PAGE) == PAGE);
+	pid_t child = fork();
+	if (child == 0) {
+		CHECK(read(again, page, PAGE) == PAGE && page[0] == 'a' + 80 % 26);
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(read(again, page, PAGE) == PAGE && page[0] == 'a' + 81 % 26);
+	CHECK(close(again) == 0);
+	again = open("offsets", O_RDONLY);
+	for (int at = 0; at < 80; at++)
+		CHECK(read(again, page, PAGE) == PAGE);
+	/* The new program's standard input. */
+	if ((child = fork()) == 0) {
+		dup2(again, 0);
+		execlp("sh", "sh", "-c", "head -c 1 | grep -q c", NULL);
+		_exit(9);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(lseek(fd, 0, SEEK_END) == SIZE && read(fd, page, 1) == 0);
+	CHECK(lseek(fd, -1, SEEK_SET) == -1 && errno == EINVAL);
+	CHECK(pread(fd, page, PAGE, INT64_MAX - PAGE) == 0 || errno == EINVAL);
+	CHECK(pread(fd, page, PAGE, -1) == -1 && errno == EINVAL);
+	CHECK(pread(fd, NULL, PAGE, 0) == -1 && errno == EFAULT);
+	CHECK(pread(fd, (void *)8, PAGE, 0) == -1 && errno == EFAULT);
+	int output = open("offsets", O_WRONLY);
+	CHECK(pread(output, page, PAGE, 0) == -1 && errno == EBADF);
+	CHECK(close(fd) == 0 && pread(fd, page, PAGE, 0) == -1 && errno == EBADF);
+}
+
+static int entries(const char *path)
+{
+	DIR *dir = opendir(path);
+	int count = 0;
+	while (readdir(dir))
+		count++;
+	closedir(dir);
+	return count;
+}
+
+/* What the process has beside its file: prints its threads and descriptors; its lock of the file ends at the close. */
+static void alone(void)
+{
+	int fd = make("alone", SIZE);
+	warm(fd, SIZE);
+	CHECK(flock(fd, LOCK_EX) == 0);
+	printf("threads %d\n", entries("/proc/self/task") - 2);
+	int again = open("alone", O_RDWR | O_NONBLOCK);
+	CHECK(again >= 0 && flock(again, LOCK_EX | LOCK_NB) == -1);
+	warm(again, SIZE);
+	CHECK(close(fd) == 0 && flock(again, LOCK_EX | LOCK_NB) == 0);
+	fd = open("alone", O_RDONLY);
+	warm(fd, SIZE);
+	CHECK(close(again) == 0);
+	/* Its space, too. */
+	CHECK(unlink("alone") == 0);
+	warm(fd, SIZE);
+	CHECK(dup2(1, fd) == fd);
+	char maps[1 << 16] = "", *at = maps;
+	int list = open("/proc/self/maps", O_RDONLY);
+	ssize_t got;
+	while ((got = read(list, at, maps + sizeof maps - 1 - at)) > 0)
+		at += got;
+	CHECK(!strstr(maps, "alone"));
+}
+
+/* Limits that leave no room for a mapping, and memory that is locked. */
+static void limited(int resource)
+{
+	if (resource >= 0) {
+		struct rlimit limit = {1 << 30, 1 << 30};
+		CHECK(setrlimit(resource, &limit) == 0);
+	} else {
+		CHECK(mlockall(MCL_CURRENT | MCL_FUTURE) == 0);
+	}
+	int fd = make("limited", SIZE);
+	warm(fd, SIZE);
+	truncate("limited", PAGE);
+	char page[PAGE];
+	CHECK(pread(fd, page, PAGE, 0) == PAGE && pread(fd, page, PAGE, PAGE) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	if (!strcmp(argv[1], "whole")) whole();
+	else if (!strcmp(argv[1], "cut")) cut_by_others();
+	else if (!strcmp(argv[1], "scribbled")) scribbled();
+	else if (!strcmp(argv[1], "jumped")) jumped();
+	else if (!strcmp(argv[1], "handler")) in_handler();
+	else if (!strcmp(argv[1], "blocked")) blocked();
+	else if (!strcmp(argv[1], "offsets")) offsets();
+	else if (!strcmp(argv[1], "alone")) alone();
+	else if (!strcmp(argv[1], "address-space")) limited(RLIMIT_AS);
+	else if (!strcmp(argv[1], "locked")) limited(-1);
+	else return 2;
+	return 0;
+}
