@@ -51,6 +51,7 @@ const ENGINE: &[&[&str]] = &[
     &["sim", "workers.rs", "stats.rs"],
     &["io"],
     &["waits.rs"],
+    &["page_cache"],
     &["advice.rs", "buffers.rs", "fault.rs", "thread.rs"],
     &[
         "copy.rs",
@@ -78,6 +79,7 @@ const PRELOAD: &[&[&str]] = &[
     &["fork.rs"],
     &["retirement.rs"],
     &["aio"],
+    &["page_cache"],
     &["files"],
     &["report"],
     &["runtime"],

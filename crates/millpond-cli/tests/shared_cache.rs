@@ -50,7 +50,9 @@ fn run(options: &[&str], script: &str) {
         File::create(dir.path().join(name)).unwrap().set_len(64 << 20).unwrap();
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
-    command.args(["run", "--eager", "--quiet", "--backing", "buffered", "--cache", "32m"]).args(options);
+    command
+        .args(["run", "--eager", "--quiet", "--backing", "buffered", "--cache", "32m"])
+        .args(options);
     command.args(["--", "python3", "-c", &format!("{PRELUDE}{script}")]).current_dir(dir.path());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -18,7 +18,7 @@ fn run(scenario: &[&str]) -> Report {
     let program = alone.compile("adoption.c", &["-O1"]);
     succeed(alone.plain(&program).args(scenario));
     let on_use = MODES.map(|mode| Pond::new().in_mode(mode).adopting(Adoption::OnUse));
-    let mut reports = on_use.into_iter().chain(Pond::at_random()).map(|pond| {
+    let mut reports = on_use.into_iter().chain(Pond::unmeasured()).map(|pond| {
         succeed(pond.served(&program).args(scenario));
         pond.report()
     });
@@ -174,7 +174,7 @@ fn what_is_not_written_takes_no_memory() {
         let report = run_hands(&pond, &["mapped"]);
         assert!(report.served_bytes > 20 << 20, "{}", report.lines);
     }
-    for pond in Pond::at_random() {
+    for pond in Pond::unmeasured() {
         run_hands(&pond, &["mapped"]);
     }
 }

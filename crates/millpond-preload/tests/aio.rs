@@ -22,7 +22,7 @@ fn run(scenario: &str) -> Vec<Report> {
         }
     };
     run(&alone, &|| alone.plain(&program));
-    for pond in Pond::at_random() {
+    for pond in Pond::unmeasured() {
         run(&pond, &|| pond.served(&program));
     }
     let served = |mode| {
@@ -88,7 +88,7 @@ fn destroyed_and_closed_in_flight() {
 fn completions_that_are_taken_late() {
     for scenario in ["taken_late", "overtaken"] {
         run(scenario);
-        for pond in Pond::at_random().into_iter().chain([Pond::new().in_mode(Mode::BackDirect)]) {
+        for pond in Pond::unmeasured().into_iter().chain([Pond::new().in_mode(Mode::BackDirect)]) {
             directly(&pond, scenario, &[]);
         }
     }

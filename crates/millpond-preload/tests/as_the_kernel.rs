@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{Adoption, MODES, Pond, succeed};
+use common::{ALL_MODES, Adoption, Pond, succeed};
 
 /// In each mode with files served on use, after one read, at random moments, and from their open on.
 fn ponds() -> impl Iterator<Item = (String, Pond)> {
     let adoptions = [Adoption::OnUse, Adoption::After(1), Adoption::Random(1), Adoption::AtOpen];
-    MODES.into_iter().flat_map(move |mode| {
+    ALL_MODES.into_iter().flat_map(move |mode| {
         adoptions.map(|adoption| {
             let name = format!("{mode:?}, {adoption:?}");
             (name, Pond::new().in_mode(mode).adopting(adoption))

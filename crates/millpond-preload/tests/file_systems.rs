@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Adoption, MODES, Mode, Mount, Pond, skip, succeed};
+use common::{ALL_MODES, Adoption, Mode, Mount, Pond, skip, succeed};
 
 /// The ways to serve files: on use, after one read, and from their open on.
 const ADOPTIONS: [Adoption; 3] = [Adoption::OnUse, Adoption::After(1), Adoption::AtOpen];
 
 fn ponds() -> impl Iterator<Item = Pond> {
     let pond = |mode: Mode, adoption| Pond::new().in_mode(mode).adopting(adoption);
-    MODES.into_iter().flat_map(move |mode| ADOPTIONS.map(|adoption| pond(mode, adoption)))
+    ALL_MODES.into_iter().flat_map(move |mode| ADOPTIONS.map(|adoption| pond(mode, adoption)))
 }
 
 /// Incident: a description that was opened before the copy-up was adopted, and mapped; its reads returned the lower

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MODES, Pond, succeed};
+use common::{ALL_MODES, Pond, succeed};
 
 /// Goal: a descriptor is of the file that its open found, inside the directories of the run or not, though the path
 /// leads to another one now; what is written through it is in that file and in no other, and what lies outside is
@@ -14,8 +14,8 @@ fn links_that_are_flipped() {
     let program = alone.compile("flipped.c", &["-O1", "-pthread"]);
     let outside = alone.aside("outside");
     succeed(alone.plain(&program).arg(&outside).arg("300"));
-    let eager = MODES.map(|mode| Pond::new().in_mode(mode));
-    for pond in eager.into_iter().chain(Pond::at_random()) {
+    let eager = ALL_MODES.map(|mode| Pond::new().in_mode(mode));
+    for pond in eager.into_iter().chain(Pond::unmeasured()) {
         let outside = pond.aside("outside");
         succeed(pond.served(&program).arg(&outside).arg("600"));
         let inside = std::fs::read(pond.path("sub/inside")).unwrap();
@@ -29,7 +29,7 @@ fn links_that_are_flipped() {
 /// Method: a link to it, a path through a link to its directory, and one with `..`.
 #[test]
 fn ways_that_lead_outside() {
-    for mode in MODES {
+    for mode in ALL_MODES {
         let pond = Pond::new().in_mode(mode);
         let aside = pond.aside("data");
         std::fs::write(&aside, vec![b'A'; 300_000]).unwrap();

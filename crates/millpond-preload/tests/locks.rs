@@ -8,7 +8,7 @@ mod common;
 
 use std::process::Stdio;
 
-use common::{MODES, Mode, Pond, require, succeed};
+use common::{ALL_MODES, Mode, Pond, require, succeed};
 
 /// The same words with the library as without, in all modes.
 fn same(scenario: &str) {
@@ -16,8 +16,8 @@ fn same(scenario: &str) {
     let program = alone.compile("posix_locks.c", &["-O1"]);
     let expected = succeed(alone.plain(&program).arg(scenario));
     assert!(!expected.is_empty());
-    let in_modes = MODES.map(|mode| (Pond::new().in_mode(mode), format!("{mode:?}")));
-    let at_random = Pond::at_random().map(|pond| (pond, "at random".into()));
+    let in_modes = ALL_MODES.map(|mode| (Pond::new().in_mode(mode), format!("{mode:?}")));
+    let at_random = Pond::unmeasured().map(|pond| (pond, "at random".into()));
     for (pond, mode) in in_modes.into_iter().chain(at_random) {
         let found = succeed(pond.served(&program).arg(scenario));
         for (expected, found) in expected.lines().zip(found.lines()) {

@@ -12,7 +12,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{MODES, Pond, succeed};
+use common::{ALL_MODES, Pond, succeed};
 use power::{Disk, Unflushed};
 
 const A_BYTES: usize = 1 << 20;
@@ -29,7 +29,7 @@ fn the_disk_of_the_others() {
 /// when its sync has returned.
 fn run(how: &str, sync: &str) {
     let Some(mut disk) = Disk::start("the_disk_of_the_others") else { return };
-    for mode in MODES {
+    for mode in ALL_MODES {
         for source_is_served in [true, false] {
             let pond = Pond::in_dir(&disk.path("")).in_mode(mode);
             run_in(&mut disk, &pond, &format!("{mode:?}"), [how, sync], source_is_served);

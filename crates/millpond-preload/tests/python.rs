@@ -4,19 +4,24 @@ mod common;
 
 use std::path::Path;
 
-use common::{MODES, Pond, require};
+use common::{ALL_MODES, Mode, Pond, require};
 
 #[test]
 fn operations_against_a_model() {
     require("python3", "python3");
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/model.py");
-    for (seed, mode) in [1, 2, 3].into_iter().flat_map(|seed| MODES.map(|mode| (seed, mode))) {
+    for (seed, mode) in [1, 2, 3].into_iter().flat_map(|seed| ALL_MODES.map(|mode| (seed, mode))) {
         let cache_bytes = if seed == 1 { 256 << 10 } else { 8 << 20 };
         let pond = Pond::with_cache_bytes(cache_bytes).in_mode(mode);
         pond.run("python3", &["-B", program.to_str().unwrap(), &seed.to_string()]);
         // Written to a second file by the program, and both read by the kernel here.
         let files = ["data", "expected"].map(|name| std::fs::read(pond.path(name)).unwrap());
         assert!(files[0] == files[1], "seed {seed}");
-        pond.report().assert_served(30 << 20);
+        let report = pond.report();
+        match mode {
+            // Files with holes and short files are the kernel's.
+            Mode::Mapped => {}
+            _ => report.assert_served(30 << 20),
+        }
     }
 }

@@ -4,13 +4,13 @@
 
 mod common;
 
-use common::{MODES, Pond, succeed};
+use common::{ALL_MODES, Pond, succeed};
 
 fn rotate(how: &str) {
     let alone = Pond::new();
     let program = alone.compile("rotation.c", &["-O1"]);
     succeed(alone.plain(&program).arg(how));
-    for mode in MODES {
+    for mode in ALL_MODES {
         let pond = Pond::new().in_mode(mode);
         succeed(pond.served(&program).arg(how));
     }

@@ -13,7 +13,7 @@ fn run(scenario: &str) -> Report {
     let alone = Pond::new();
     let program = alone.compile("scenario.c", &["-O1"]);
     succeed(alone.plain(&program).arg(scenario));
-    for pond in Pond::at_random() {
+    for pond in Pond::unmeasured() {
         succeed(pond.served(&program).arg(scenario));
     }
     let [report, ..] = MODES.map(|mode| {

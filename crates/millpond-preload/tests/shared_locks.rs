@@ -10,7 +10,7 @@ fn run(scenario: &[&str]) -> [Report; 3] {
     let alone = Pond::new();
     let program = alone.compile("shared_locks.c", &["-O1"]);
     succeed(alone.plain(&program).args(scenario));
-    for pond in Pond::at_random() {
+    for pond in Pond::unmeasured() {
         succeed(pond.served(&program).args(scenario));
     }
     MODES.map(|mode| {

@@ -3,17 +3,17 @@
 
 mod common;
 
-use common::{MODES, Pond, succeed};
+use common::{ALL_MODES, Pond, succeed};
 
 /// On the kernel, in all modes, adopted at random, and with a cache of a few pages.
 fn run(scenario: &str) {
     let alone = Pond::new();
     let program = alone.compile_with("signals.c", &["-O1"], &["-lpthread"]);
     succeed(alone.plain(&program).arg(scenario));
-    for pond in Pond::at_random() {
+    for pond in Pond::unmeasured() {
         succeed(pond.served(&program).arg(scenario));
     }
-    for mode in MODES {
+    for mode in ALL_MODES {
         for cache_bytes in [64 << 20, 256 << 10] {
             let pond = Pond::with_cache_bytes(cache_bytes).in_mode(mode);
             succeed(pond.served(&program).arg(scenario));

@@ -16,9 +16,11 @@ use common::{Adoption, Mode, Pond, library, skip};
 const HANG: Duration = Duration::from_secs(90);
 
 /// When files are served, and how writes are: the modes that a user may choose.
-const MODES: [(&str, Mode, Adoption); 4] = [
-    ("default", Mode::Through, Adoption::OnUse),
-    ("eager", Mode::Through, Adoption::AtOpen),
+const MODES: [(&str, Mode, Adoption); 6] = [
+    ("default", Mode::Mapped, Adoption::OnUse),
+    ("eager", Mode::Mapped, Adoption::AtOpen),
+    ("buffered", Mode::Through, Adoption::OnUse),
+    ("buffered and eager", Mode::Through, Adoption::AtOpen),
     ("back", Mode::Back, Adoption::OnUse),
     ("back and eager", Mode::Back, Adoption::AtOpen),
 ];

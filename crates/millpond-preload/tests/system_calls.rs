@@ -9,7 +9,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use common::table::rows;
-use common::{MODES, Pond, require, succeed};
+use common::{ALL_MODES, Mode, Pond, require, succeed};
 
 const OTHERS: &str = include_str!("programs/other_system_calls.txt");
 
@@ -75,7 +75,7 @@ fn what_is_asked_for_by_number_is_the_same() {
         let is_tried = !["plain", "other"].contains(&fate) && !untried.contains(name);
         assert!(!is_tried || !known.contains(name) || tried.contains(name), "{name} is not tried");
     }
-    for mode in MODES {
+    for mode in ALL_MODES {
         let pond = Pond::new().in_mode(mode);
         let found = succeed(&mut pond.served(&program));
         let mut case = "";
@@ -85,6 +85,6 @@ fn what_is_asked_for_by_number_is_the_same() {
         }
         assert_eq!(found.lines().count(), expected.lines().count(), "{mode:?}");
         let report = pond.report();
-        assert!(report.served_files >= 150, "{}", report.lines);
+        assert!(mode == Mode::Mapped || report.served_files >= 150, "{}", report.lines);
     }
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Adoption, MODES, Pond, succeed};
+use common::{ALL_MODES, Adoption, Pond, succeed};
 
 const SEEDS: u64 = 1;
 const STEPS: u32 = 12;
@@ -30,7 +30,7 @@ fn reads_are_never_older_than_the_last_write() {
     for seed in first..first + count {
         let arguments = [seed.to_string(), steps.clone()];
         succeed(pond.plain(&program).args(&arguments));
-        for mode in MODES {
+        for mode in ALL_MODES {
             let adoptions = [Adoption::After(20), Adoption::Random(seed), Adoption::AtOpen];
             for adoption in adoptions {
                 println!("MILLPOND_TEST_SEED={seed} in {mode:?}, {adoption:?}");

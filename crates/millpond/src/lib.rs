@@ -83,8 +83,6 @@ pub mod page_cache;
 mod page_cache {
     mod mapping;
     mod versions;
-
-    const PAGE_BYTES: u64 = 4096;
 }
 mod error;
 mod event;

@@ -150,7 +150,9 @@ impl Lane<'_> {
         let mut command = Command::new(&own);
         if !under.is_empty() {
             let cache = self.cache_bytes.to_string();
-            command.args(["run", "--quiet", "--backing", "buffered", "--cache", &cache]).args(under);
+            command
+                .args(["run", "--quiet", "--backing", "buffered", "--cache", &cache])
+                .args(under);
             command.arg("--path").arg(data).arg("--").arg(&own);
         }
         command.arg("soak-worker").args(words).arg("--data").arg(data);

@@ -5,8 +5,8 @@ use crate::files::io::At;
 use crate::files::late::{settle, settle_all};
 use crate::fork::fork_by;
 use crate::hooks::jump::{routed, variadic};
-use crate::hooks::process::{give_to_libc, leave_all};
 use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};
+use crate::hooks::process::{give_to_libc, leave_all};
 use crate::hooks::{
     aio, by_number, cancel, clone, descriptor, io, kernel, lookup, open, process, signal, stat,
     stdio, vfork,
@@ -16,7 +16,6 @@ use crate::retirement;
 use crate::runtime::c::*;
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
-
 
 /// One function.
 macro_rules! export {

@@ -141,6 +141,15 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     if registry::holds_leases() && !thread::record().is_inside() {
         section::run(|_| registry::lock().pass_shared());
     }
+    if page_cache::is_on() && !thread::record().is_inside() {
+        page_cache::release_for_fork();
+        // SAFETY: no memory involved.
+        let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
+        if new >= 0 {
+            page_cache::forget_closed(new);
+        }
+        return new;
+    }
     // SAFETY: no memory involved.
     let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
     if new >= 0 && !thread::record().is_inside() {

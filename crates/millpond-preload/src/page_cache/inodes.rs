@@ -5,13 +5,11 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
-use millpond::page_cache::{Change, Inode};
+use millpond::page_cache::{Inode, PAGE_BYTES};
 
-use crate::files::identity::{self, FileId};
-use crate::page_cache::{is_on, numbers};
-use crate::runtime::fault;
+use crate::files::identity::FileId;
 use crate::runtime::lock::{Lock, LockGuard};
-use crate::runtime::{section, thread};
+use crate::runtime::{fault, section};
 
 /// A file that at least one number stands for. Never freed: a reader may have it while its number is closed.
 pub struct Entry {
@@ -69,26 +67,18 @@ pub fn unmap_all() {
     });
 }
 
-/// `call` cuts the file at `path`, or makes it longer, to `size` bytes.
-pub fn truncate<R>(
-    dir: RawFd,
-    path: *const libc::c_char,
-    size: i64,
-    call: impl FnOnce() -> R,
-) -> R {
-    if !is_on() || !are_any() || thread::record().is_inside() {
-        return call();
-    }
-    let entry = section::run(|_| {
-        let identity = identity::identify_path(dir, path, true)?;
-        lock().entries.get(&identity.id).copied()
-    });
-    let Some(entry) = entry else { return call() };
-    let writing = entry.inode.begin_write(Change::Whole, true);
-    entry.inode.note_cut(size.max(0) as u64);
-    let result = call();
-    drop(writing);
-    result
+/// The file `id`, if a number stands for it.
+pub fn find(id: FileId) -> Option<&'static Entry> {
+    lock().entries.get(&id).copied()
+}
+
+/// What became of a request to map a file.
+pub enum Mapped {
+    New,
+    /// It was mapped, or has no whole page.
+    Unchanged,
+    /// The kernel, or a limit of the process, refuses it.
+    Refused,
 }
 
 impl Inodes {
@@ -140,19 +130,18 @@ impl Inodes {
         }
     }
 
-    /// Maps the file by `fd`, which is `len` bytes long. Whether it was not mapped, and is now.
-    pub fn map(&mut self, entry: &'static Entry, fd: RawFd, len: u64) -> bool {
-        if entry.owner.load(Relaxed) >= 0 || len < millpond::page_cache::PAGE_BYTES {
-            return false;
+    /// Maps the file by `fd`, which is `len` bytes long.
+    pub fn map(&mut self, entry: &'static Entry, fd: RawFd, len: u64) -> Mapped {
+        if entry.owner.load(Relaxed) >= 0 || len < PAGE_BYTES {
+            return Mapped::Unchanged;
         }
         fault::install();
         // SAFETY: the caller's number, which stands for the file while the lock is held.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         if !entry.inode.map(file, len) {
-            numbers::get(fd).inspect(|number| number.set(numbers::IS_UNMAPPED));
-            return false;
+            return Mapped::Refused;
         }
         entry.owner.store(fd, Relaxed);
-        true
+        Mapped::New
     }
 }

@@ -6,11 +6,12 @@ use std::ptr;
 
 use millpond::page_cache::{Change, Inode, Writing};
 
+use crate::files::identity;
 use crate::files::io::At;
 use crate::files::segments::Direction;
-use crate::page_cache::inodes::Entry;
+use crate::page_cache::inodes::{self, Entry};
 use crate::page_cache::numbers::{
-    self, APPENDS, FILE, IS_AMBIGUOUS, IS_UNMAPPED, KERNEL, Number, OPENED, kind,
+    self, APPENDS, FILE, IS_AMBIGUOUS, IS_UNMAPPED, KERNEL, Number, OPENED, is_on, kind,
 };
 use crate::page_cache::offset;
 use crate::report::reason::Reason;
@@ -192,12 +193,7 @@ fn offset_of(at: At) -> Off {
 }
 
 /// A read of several buffers, `len` bytes together. `call`: at an offset, or at the description's own.
-pub fn read_many(
-    fd: c_int,
-    len: usize,
-    at: At,
-    call: impl Fn(Option<Off>) -> isize,
-) -> isize {
+pub fn read_many(fd: c_int, len: usize, at: At, call: impl Fn(Option<Off>) -> isize) -> isize {
     match Open::of(fd, Direction::Read) {
         Some(open) => read_slow(&open, len, at, call),
         None => call(match at {
@@ -235,18 +231,15 @@ fn read_slow(open: &Open, len: usize, at: At, call: impl Fn(Option<Off>) -> isiz
 pub struct InProgress {
     previous: *const InProgress,
     record: &'static Record,
-    number: &'static Number,
+    /// The number whose offset the write may lock.
+    number: Option<&'static Number>,
     writing: Cell<Option<Writing<'static>>>,
 }
 
 impl InProgress {
-    fn new(open: &Open) -> InProgress {
-        InProgress {
-            previous: open.record.writes().cast(),
-            record: open.record,
-            number: open.number,
-            writing: Cell::new(None),
-        }
+    fn new(record: &'static Record, number: Option<&'static Number>) -> InProgress {
+        let previous = record.writes().cast();
+        InProgress { previous, record, number, writing: Cell::new(None) }
     }
 
     /// From here on [`before_jump`] knows of it. It does not move until it is dropped.
@@ -266,7 +259,9 @@ impl InProgress {
 
     fn end(&self) {
         drop(self.writing.take());
-        offset::unlock(self.number, self.owner(), None);
+        if let Some(number) = self.number {
+            offset::unlock(number, self.owner(), None);
+        }
     }
 }
 
@@ -315,7 +310,7 @@ fn write_file(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> is
 fn write_counted(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) -> isize {
     let number = open.number;
     // It is in the thread's list by its address: it is not moved.
-    let in_progress = InProgress::new(open);
+    let in_progress = InProgress::new(open.record, Some(number));
     let may_wait = in_progress.may_wait();
     in_progress.enlist();
     let mut start = None;
@@ -355,13 +350,42 @@ fn write_counted(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) ->
 
 /// A change of the file at `fd` that is no write: `cut` is the size that it has then at most, if it may get shorter.
 pub fn change<R>(fd: c_int, cut: Option<u64>, call: impl FnOnce() -> R) -> R {
-    let Some(open) = Open::of(fd, Direction::Write) else { return call() };
-    let in_progress = InProgress::new(&open);
+    match Open::of(fd, Direction::Write) {
+        Some(open) => change_file(open.record, open.inode(), cut, call),
+        None => call(),
+    }
+}
+
+fn change_file<R>(
+    record: &'static Record,
+    inode: &'static Inode,
+    cut: Option<u64>,
+    call: impl FnOnce() -> R,
+) -> R {
+    let in_progress = InProgress::new(record, None);
     let may_wait = in_progress.may_wait();
     in_progress.enlist();
-    in_progress.writing.set(Some(open.inode().begin_write(Change::Whole, may_wait)));
+    in_progress.writing.set(Some(inode.begin_write(Change::Whole, may_wait)));
     if let Some(size) = cut {
-        open.inode().note_cut(size);
+        inode.note_cut(size);
     }
     call()
+}
+
+/// `call` cuts the file at `path`, or makes it longer, to `size` bytes.
+pub fn truncate<R>(
+    dir: RawFd,
+    path: *const libc::c_char,
+    size: i64,
+    call: impl FnOnce() -> R,
+) -> R {
+    let record = record();
+    if !is_on() || !inodes::are_any() || record.is_inside() {
+        return call();
+    }
+    let find = || identity::identify_path(dir, path, true).and_then(|known| inodes::find(known.id));
+    match section::run(|_| find()) {
+        Some(entry) => change_file(record, &entry.inode, u64::try_from(size).ok(), call),
+        None => call(),
+    }
 }

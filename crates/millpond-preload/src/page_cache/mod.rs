@@ -36,30 +36,16 @@ pub mod io;
 mod numbers;
 mod offset;
 
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
-
-pub use inodes::{after_fork, before_fork, end_fork, truncate};
-pub use numbers::{forget, forget_closed, forget_range, memory, note_flags_changed, note_open};
-pub use offset::{release, release_for_exec, release_for_fork, seek, share};
-
-static IS_ON: AtomicBool = AtomicBool::new(false);
-
-/// Whether files are read from the kernel's page cache.
-#[inline(always)]
-pub fn is_on() -> bool {
-    IS_ON.load(Relaxed)
-}
-
-/// When the library is loaded.
-pub fn initialise() {
-    numbers::initialise();
-    IS_ON.store(true, Relaxed);
-}
+pub use inodes::{after_fork, before_fork, end_fork};
+pub use io::truncate;
+pub use numbers::{
+    forget_closed, forget_range, initialise, is_on, memory, note_flags_changed, note_open,
+};
+pub use offset::{forget, release, release_for_exec, release_for_fork, seek, share};
 
 /// Ends all mappings and gives all offsets to the kernel, for good.
 pub fn retire() {
-    if IS_ON.swap(false, Relaxed) {
+    if numbers::turn_off() {
         release_for_fork();
         inodes::unmap_all();
     }

@@ -19,8 +19,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 use crate::files::identity;
-use crate::page_cache::inodes::{self, Entry};
-use crate::page_cache::offset::{self, SHARED, UNKNOWN};
+use crate::page_cache::inodes::{self, Entry, Mapped};
 use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -50,6 +49,12 @@ pub const CLOSES: u32 = 16;
 /// `IS_UNMAPPED` was decided.
 pub const IS_ASKED: u32 = 32;
 
+/// An offset's word (see `offset`) that says that the description may be another process's too. What a child of fork
+/// finds, whose table is zeroed.
+pub const SHARED: u64 = 0;
+/// An offset's word that says that the kernel has it.
+pub const UNKNOWN: u64 = 1;
+
 /// See the module header.
 #[repr(C, align(64))]
 pub struct Number {
@@ -71,6 +76,18 @@ static TABLE: Table = Table { numbers: [const { Number::new() }; NUMBERS] };
 /// One more than the highest number that was not UNSEEN, in any ancestor too.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static IS_EAGER: AtomicBool = AtomicBool::new(false);
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+/// Whether files are read from the kernel's page cache.
+#[inline(always)]
+pub fn is_on() -> bool {
+    IS_ON.load(Relaxed)
+}
+
+/// Whether they were until now.
+pub fn turn_off() -> bool {
+    IS_ON.swap(false, Relaxed)
+}
 
 impl Number {
     const fn new() -> Number {
@@ -141,11 +158,13 @@ pub fn memory() -> (*const std::ffi::c_void, usize) {
     ((&raw const TABLE).cast(), size_of::<Table>())
 }
 
+/// When the library is loaded.
 pub fn initialise() {
     const WIPE_ON_FORK: usize = 18;
     // SAFETY: advice about a static of the library's, page-aligned and a whole number of pages long.
     unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<Table>(), WIPE_ON_FORK) };
     IS_EAGER.store(config::is_eager_mapped() || accounts::is_kept(), Relaxed);
+    IS_ON.store(true, Relaxed);
 }
 
 /// All numbers that may be known.
@@ -182,12 +201,6 @@ pub fn note_open(fd: RawFd, flags: i32) {
             }
         });
     }
-}
-
-/// The number is replaced, or closed where no hook sees it. It may stay open: the kernel gets its offset.
-pub fn forget(fd: RawFd) {
-    offset::release(fd);
-    forget_closed(fd);
 }
 
 /// The number is closed. Before the kernel closes it (P2).
@@ -279,7 +292,8 @@ pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
         let path = &mut [0; libc::PATH_MAX as usize];
         let path = link::path_of(fd, path);
         if !path.is_empty() && config::is_served_path(path) {
-            let row = accounts::open(identity.id, path).map_or(std::ptr::null(), std::ptr::from_ref);
+            let row =
+                accounts::open(identity.id, path).map_or(std::ptr::null(), std::ptr::from_ref);
             number.row.store(row.cast_mut(), Relaxed);
         }
     }
@@ -317,8 +331,15 @@ pub fn try_map(fd: RawFd, number: &'static Number, entry: &'static Entry) {
     let Some(len) = identity::len(fd) else { return };
     let mut inodes = inodes::lock();
     // Asked under the lock: the number may have been closed.
-    if kind(number.state()) == FILE && inodes.map(entry, fd, len) {
-        counts::count_file_served();
-        number.row().inspect(|row| row.begin());
+    if kind(number.state()) != FILE {
+        return;
+    }
+    match inodes.map(entry, fd, len) {
+        Mapped::New => {
+            counts::count_file_served();
+            number.row().inspect(|row| row.begin());
+        }
+        Mapped::Unchanged => {}
+        Mapped::Refused => number.set(IS_UNMAPPED),
     }
 }

@@ -16,15 +16,13 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::page_cache::numbers::{self, CLOSES, FILE, Number, kind};
-use crate::page_cache::{is_on, numbers::OPENED};
+use crate::page_cache::numbers::{
+    self, CLOSES, FILE, Number, OPENED, SHARED, UNKNOWN, is_on, kind,
+};
 use crate::runtime::sys::sys;
 use crate::runtime::thread;
 
 const TAG: u64 = 0b11 << 62;
-/// What a child of fork finds, whose table is zeroed.
-pub const SHARED: u64 = 0;
-pub const UNKNOWN: u64 = 1;
 const SYNCED: u64 = 0b01 << 62;
 const HERE: u64 = 0b10 << 62;
 const LOCKED: u64 = 0b11 << 62;
@@ -176,6 +174,12 @@ pub fn release(fd: RawFd) {
     if let Some(number) = numbers::get(fd).filter(|number| kind(number.state()) == FILE) {
         give_to_kernel(fd, number, UNKNOWN);
     }
+}
+
+/// The number is replaced, or closed where no hook sees it. It may stay open: the kernel gets its offset.
+pub fn forget(fd: RawFd) {
+    release(fd);
+    numbers::forget_closed(fd);
 }
 
 /// Before another number or another process gets the description at `fd`: its offset is the kernel's from then on.

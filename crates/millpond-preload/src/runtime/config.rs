@@ -149,8 +149,7 @@ fn read() -> Config {
             Some(b"direct") => Backing::Direct,
             _ => Backing::Buffered,
         },
-        is_mapped: mode == WriteMode::Through
-            && !matches!(backing, Some(b"direct" | b"buffered")),
+        is_mapped: mode == WriteMode::Through && !matches!(backing, Some(b"direct" | b"buffered")),
         mode,
         local_device: number(c"MILLPOND_LOCAL_DEVICE"),
         keeper: variable(c"MILLPOND_KEEPER")

@@ -87,7 +87,9 @@ pub enum Mode {
     BackDirect,
 }
 
+/// The modes with a cache of the library's own.
 pub const MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
+pub const ALL_MODES: [Mode; 4] = [Mode::Mapped, Mode::Through, Mode::Back, Mode::BackDirect];
 
 /// Whether `mode` is on the kernel's page cache. With `MILLPOND_TEST_MAPPED` mode through is, too: to run tests so that
 /// are not written for it, and expect other files to be served.
@@ -176,11 +178,16 @@ impl Pond {
         Self { cache_bytes, ..Self::new() }
     }
 
-    /// Where files are adopted and given back at random moments: what a program finds must not depend on
-    /// that. How much is served does.
-    pub fn at_random() -> [Self; 2] {
-        let pond = |mode, seed| Self::new().in_mode(mode).adopting(Adoption::Random(seed));
-        [pond(Mode::Through, 1), pond(Mode::Back, 2)]
+    /// Ponds of which only the program's result counts, not how much is served: files are adopted and given back at
+    /// random moments, or read from the kernel's page cache.
+    pub fn unmeasured() -> [Self; 4] {
+        let pond = |mode, adoption| Self::new().in_mode(mode).adopting(adoption);
+        [
+            pond(Mode::Through, Adoption::Random(1)),
+            pond(Mode::Back, Adoption::Random(2)),
+            pond(Mode::Mapped, Adoption::AtOpen),
+            pond(Mode::Mapped, Adoption::OnUse),
+        ]
     }
 
     /// A path in the served directory.

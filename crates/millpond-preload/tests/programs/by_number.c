@@ -119,6 +119,8 @@ static void transfers(void)
 	CASE(preadv2, SAY(syscall(SYS_preadv2, fd, in, 2, 3990L, 0L, RWF_HIPRI)));
 	CASE(pwritev2, SAY(syscall(SYS_pwritev2, fd, &v, 1, -1L, -1L, 0)); SAY(syscall(SYS_pwritev2, fd, &v, 1, 0L, 0L, RWF_DSYNC)));
 	CASE(pwritev2, SAY(syscall(SYS_pwritev2, fd, &v, 1, 0L, 0L, RWF_APPEND)));
+	CASE(rt_sigprocmask, long set = 1L << (SIGBUS - 1); SAY(syscall(SYS_rt_sigprocmask, SIG_BLOCK, &set, NULL, 8L));
+		SAY(pread(fd, buf, 500, 0)); SAY(syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &set, NULL, 8L)));
 }
 
 static void descriptors(void)

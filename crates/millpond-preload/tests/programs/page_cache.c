@@ -13,6 +13,7 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -175,10 +176,16 @@ static void scribbled(void)
 static sigjmp_buf home;
 static volatile int jumps;
 
+void __longjmp_chk(struct __jmp_buf_tag *, int) __attribute__((noreturn));
+
 static void jump(int signal)
 {
-	jumps++;
-	siglongjmp(home, 1);
+	switch (jumps++ % 4) {
+	case 0: siglongjmp(home, 1);
+	case 1: longjmp(home, 1);
+	case 2: _longjmp(home, 1);
+	default: __longjmp_chk(home, 1);
+	}
 }
 
 static double seconds(void)
@@ -192,7 +199,8 @@ static void jumped(void)
 {
 	int fd = make("jumped", SIZE);
 	warm(fd, SIZE);
-	struct sigaction action = {.sa_handler = jump};
+	/* Not each jump restores the mask. */
+	struct sigaction action = {.sa_handler = jump, .sa_flags = SA_NODEFER};
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
 	struct itimerval often = {{0, 300}, {0, 300}}, never = {0};
 	volatile unsigned state = 1;
@@ -241,11 +249,14 @@ static void in_handler(void)
 }
 
 /* A thread that blocks all signals reads a file that is cut under it. */
-static void *read_cut(void *unused)
+static void *read_cut(void *by_number)
 {
 	sigset_t all;
 	sigfillset(&all);
-	CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
+	if (by_number)
+		CHECK(syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, NULL, 8) == 0);
+	else
+		CHECK(pthread_sigmask(SIG_SETMASK, &all, NULL) == 0);
 	char page[PAGE];
 	while (!is_over) {
 		ssize_t got = pread(read_fd, page, PAGE, SIZE - PAGE);
@@ -258,14 +269,16 @@ static void blocked(void)
 {
 	read_fd = make("blocked", SIZE);
 	warm(read_fd, SIZE);
-	pthread_t thread;
-	CHECK(!pthread_create(&thread, NULL, read_cut, NULL));
+	pthread_t threads[2];
+	CHECK(!pthread_create(&threads[0], NULL, read_cut, NULL));
+	CHECK(!pthread_create(&threads[1], NULL, read_cut, threads));
 	for (int round = 0; round < 2000; round++) {
 		CHECK(truncate("blocked", 0) == 0);
 		CHECK(truncate("blocked", SIZE) == 0);
 	}
 	is_over = 1;
-	pthread_join(thread, NULL);
+	pthread_join(threads[0], NULL);
+	pthread_join(threads[1], NULL);
 }
 
 /* The offset of one description, in all the ways that move it or let others have it. */

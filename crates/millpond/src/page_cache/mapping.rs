@@ -10,11 +10,11 @@
 //! begin: mmap in a kept range, then the word           end: the word, generation + 1, then no rights
 //! ```
 //!
-//! - **M1** A view is current if the word is what it was: the generation rises with each end.
-//! - **M2** The mapping is made without rights, unlocked, and made readable then: a process that locks what it maps
+//! - **PM1** A view is current if the word is what it was: the generation rises with each end.
+//! - **PM2** The mapping is made without rights, unlocked, and made readable then: a process that locks what it maps
 //!   (`mlockall(MCL_FUTURE)`) would read the whole file into memory.
-//! - **M3** A child of fork does not inherit the mapping: it would keep the description open, with its locks.
-//! - **M4** With a limit of the address space (`RLIMIT_AS`) nothing is mapped: the program has planned without it.
+//! - **PM3** A child of fork does not inherit the mapping: it would keep the description open, with its locks.
+//! - **PM4** With a limit of the address space (`RLIMIT_AS`) nothing is mapped: the program has planned without it.
 
 use std::os::fd::BorrowedFd;
 use std::ptr;
@@ -24,7 +24,7 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 #[cfg(not(loom))]
 use rustix::process::{Resource, getrlimit};
 
-use super::PAGE_BYTES;
+use super::versions::PAGE_BYTES;
 #[cfg(not(loom))]
 use crate::sync::Mutex;
 use crate::sync::{AtomicU64, AtomicUsize, fence};
@@ -68,11 +68,7 @@ impl View {
 
 impl Mapping {
     pub(super) fn none() -> Mapping {
-        Mapping {
-            word: AtomicUsize::new(0),
-            readable: AtomicU64::new(0),
-            len: AtomicUsize::new(0),
-        }
+        Mapping { word: AtomicUsize::new(0), readable: AtomicU64::new(0), len: AtomicUsize::new(0) }
     }
 
     pub(super) fn is_there(&self) -> bool {
@@ -92,7 +88,7 @@ impl Mapping {
         (word >= GENERATIONS && end <= readable).then_some(View { word, readable })
     }
 
-    /// M1. After the copy.
+    /// PM1. After the copy.
     #[inline]
     pub(super) fn is_current(&self, view: &View) -> bool {
         // Acquire: pairs with the fence in `end`. A copy that has seen a byte of a later mapping in the same range
@@ -205,7 +201,7 @@ impl Range {
     #[cfg(not(loom))]
     fn take(len: usize) -> Option<Range> {
         if getrlimit(Resource::As).current.is_some() {
-            // M4.
+            // PM4.
             return None;
         }
         let mut ranges = Ranges::lock();
@@ -223,7 +219,7 @@ impl Range {
                     rustix::mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags)
                 };
                 let at = at.ok()?;
-                // M3. SAFETY: the mapping above; the advice changes nothing in this process.
+                // PM3. SAFETY: the mapping above; the advice changes nothing in this process.
                 unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontFork) }.ok()?;
                 ranges.bytes += len;
                 Range { at: at.expose_provenance(), len }
@@ -247,7 +243,7 @@ impl Range {
         // SAFETY: the range is this module's, and no mapping of a file is in it.
         unsafe {
             let mapped = rustix::mm::mmap(at, self.len, ProtFlags::empty(), flags, fd, 0).is_ok()
-                // M2, M3.
+                // PM2, PM3.
                 && rustix::mm::munlock(at, self.len).is_ok()
                 && rustix::mm::madvise(at, self.len, Advice::LinuxDontFork).is_ok()
                 && rustix::mm::mprotect(at, self.len, MprotectFlags::READ).is_ok();

@@ -49,6 +49,7 @@ use std::time::Duration;
 
 use mapping::Mapping;
 use residency::Windows;
+pub use versions::PAGE_BYTES;
 use versions::{Mark, Span};
 
 use crate::copy::{Source, copy_from};
@@ -56,8 +57,6 @@ use crate::process_local;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-/// The unit of the counters: the smallest page of the kernel.
-pub const PAGE_BYTES: u64 = 4096;
 /// For how long a read waits for writes in flight before it reads as the kernel does. Chosen.
 const READER_PATIENCE: Duration = Duration::from_secs(1);
 /// For how long a write waits for a reader that announced itself. Chosen.
@@ -258,7 +257,7 @@ impl Inode {
     /// this process: repeats it while writes overlap it. Blocks for [`READER_PATIENCE`] at most, not counting the
     /// calls. `may_wait`: the calling thread has no write in progress, for which it would wait in vain.
     /// `is_any_writing`: whether some thread has one, noted before [`Inode::begin_write`] and until after the drop of
-    /// what that returned (`versions`, V6); its loads are Acquire.
+    /// what that returned (versions.PV6); its loads are Acquire.
     pub fn read_by<R>(
         &self,
         offset: u64,
@@ -302,7 +301,7 @@ impl Inode {
         let abandoned_after = now_ns() + ABANDONED_AFTER.as_nanos() as u64;
         let patience_end = now_ns() + READER_PATIENCE.as_nanos() as u64;
         let result = loop {
-            // SeqCst: V5. Stored again in each turn, as another reader may have ended its own.
+            // SeqCst: versions.PV5. Stored again in each turn, as another reader may have ended its own.
             self.waiting.store(now_ns() + WRITER_PATIENCE.as_nanos() as u64, SeqCst);
             let event = self.events.load(SeqCst);
             let span = self.span(offset, end);
@@ -433,7 +432,9 @@ fn wait_for(word: &AtomicU32, value: u32, limit: Duration) {
         };
         let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the word lives as long as the inode; the kernel reads it and the time.
-        unsafe { libc::syscall(libc::SYS_futex, ptr::from_ref(word), operation, value, &raw const limit) };
+        unsafe {
+            libc::syscall(libc::SYS_futex, ptr::from_ref(word), operation, value, &raw const limit)
+        };
     }
     #[cfg(any(loom, scheduled))]
     {

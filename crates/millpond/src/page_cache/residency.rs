@@ -68,7 +68,13 @@ impl Windows {
     }
 
     #[inline]
-    fn is_window_resident(&self, salt: u64, fd: BorrowedFd<'_>, window: u64, readable: u64) -> bool {
+    fn is_window_resident(
+        &self,
+        salt: u64,
+        fd: BorrowedFd<'_>,
+        window: u64,
+        readable: u64,
+    ) -> bool {
         let key = key_of(salt, window);
         let entry = &self.entries[key as usize % WINDOWS];
         let known = entry.load(Relaxed);
@@ -156,5 +162,5 @@ fn are_cached(fd: BorrowedFd<'_>, start: u64, len: u64) -> bool {
     let result = unsafe {
         libc::syscall(CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut answer, 0_u32)
     };
-    result == 0 && answer.cached >= len.div_ceil(super::PAGE_BYTES)
+    result == 0 && answer.cached >= len.div_ceil(super::versions::PAGE_BYTES)
 }

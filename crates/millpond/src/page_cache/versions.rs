@@ -12,26 +12,27 @@
 //! ended += 1 for each page   SeqCst        sum of begun still B?        Relaxed
 //! ```
 //!
-//! - **V1** A reader that copied a byte of a write sees that write's `begun`: the writer's fence comes before the
+//! - **PV1** A reader that copied a byte of a write sees that write's `begun`: the writer's fence comes before the
 //!   byte, the reader's fence after it.
-//! - **V2** A reader that starts after a write has returned sees the write's bytes: it loads `ended` with Acquire, or
+//! - **PV2** A reader that starts after a write has returned sees the write's bytes: it loads `ended` with Acquire, or
 //!   the program's own order has made the write visible.
-//! - **V3** `ended` is loaded before `begun`. Each counter only rises and `ended` never passes `begun`, so equal
+//! - **PV3** `ended` is loaded before `begun`. Each counter only rises and `ended` never passes `begun`, so equal
 //!   sums mean that each page was quiet when `begun` was loaded; an unchanged sum means that no counter rose.
-//! - **V4** Counters wrap at 2^32. A reader would have to sleep for exactly that many writes of one page inside a
+//! - **PV4** Counters wrap at 2^32. A reader would have to sleep for exactly that many writes of one page inside a
 //!   copy.
-//! - **V5** A reader announces itself (`Inode::waiting`) and then loads `ended`; a writer adds to `ended` and then loads
+//! - **PV5** A reader announces itself (`Inode::waiting`) and then loads `ended`; a writer adds to `ended` and then loads
 //!   `waiting`. All four are SeqCst, so the reader sees the end or the writer sees the reader and wakes it.
-//! - **V6** A jump (`longjmp`) may take a writer away between two of its steps, and leave its page busy. A thread notes
+//! - **PV6** A jump (`longjmp`) may take a writer away between two of its steps, and leave its page busy. A thread notes
 //!   that it writes before it adds to `begun`, and after it has added to `ended` that it does not. So a reader
 //!   that loads `begun`, then finds no thread writing, and then finds `begun` unchanged knows that each write it has
 //!   counted has ended or was abandoned: it sets `ended` to `begun`.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-use super::PAGE_BYTES;
 use crate::sync::{AtomicBool, AtomicU32, fence};
 
+/// The unit of the counters: the smallest page of the kernel.
+pub const PAGE_BYTES: u64 = 4096;
 /// Counters in the table: 512 KiB, which are touched where files are written.
 pub(crate) const COUNTERS: usize = 1 << 16;
 /// The most pages that one mark covers: more would count a counter twice.
@@ -126,10 +127,10 @@ impl<'t> Counters<'t> {
             is_written.store(true, Relaxed);
         }
         for counter in marks.iter().flatten().flat_map(|mark| self.each(mark)) {
-            // Release: V6. What the thread has noted of the write comes before.
+            // Release: PV6. What the thread has noted of the write comes before.
             counter.begun.fetch_add(1, Release);
         }
-        // Release: V1. Pairs with the fences in `is_unchanged` and `is_unchanged_flag`.
+        // Release: PV1. Pairs with the fences in `is_unchanged` and `is_unchanged_flag`.
         fence(Release);
     }
 
@@ -137,7 +138,7 @@ impl<'t> Counters<'t> {
     #[inline]
     pub(crate) fn end(self, marks: &[Option<Mark>; 2]) {
         for counter in marks.iter().flatten().flat_map(|mark| self.each(mark)) {
-            // SeqCst: Release for V2, pairs with the Acquire in `observe`; and for V5.
+            // SeqCst: Release for PV2, pairs with the Acquire in `observe`; and for PV5.
             counter.ended.fetch_add(1, SeqCst);
         }
         order_for_loom();
@@ -146,7 +147,7 @@ impl<'t> Counters<'t> {
     /// The count of begun writes, if none is in flight.
     #[inline]
     pub(crate) fn observe(self, span: &Span) -> Option<u64> {
-        // SeqCst: Acquire for V2, pairs with the additions in `end`; and for V5.
+        // SeqCst: Acquire for PV2, pairs with the additions in `end`; and for PV5.
         let ended = self.sum(span, |counter| counter.ended.load(SeqCst));
         let begun = self.sum(span, |counter| counter.begun.load(Relaxed));
         (begun == ended).then_some(begun)
@@ -156,7 +157,7 @@ impl<'t> Counters<'t> {
     /// then.
     #[inline]
     pub(crate) fn is_unchanged(self, span: &Span, begun: u64) -> bool {
-        // Acquire: V1. Pairs with the fence in `begin`.
+        // Acquire: PV1. Pairs with the fence in `begin`.
         fence(Acquire);
         self.sum(span, |counter| counter.begun.load(Relaxed)) == begun
     }
@@ -164,17 +165,17 @@ impl<'t> Counters<'t> {
     /// The same for a file that no write had begun on.
     #[inline]
     pub(crate) fn is_unchanged_flag(self, is_written: &AtomicBool) -> bool {
-        // Acquire: V1. Pairs with the fence in `begin`.
+        // Acquire: PV1. Pairs with the fence in `begin`.
         fence(Acquire);
         !is_written.load(Relaxed)
     }
 
-    /// Ends the writes of `span` that no thread carries out any more: V6. `is_any_writing`: whether a thread is in a
+    /// Ends the writes of `span` that no thread carries out any more: PV6. `is_any_writing`: whether a thread is in a
     /// write; its loads are Acquire.
     #[cold]
     pub(crate) fn end_abandoned(self, span: &Span, is_any_writing: &dyn Fn() -> bool) {
         for counter in span.marks().flat_map(|mark| self.each(mark)) {
-            // Acquire: V6. Pairs with the Release in `begin`.
+            // Acquire: PV6. Pairs with the Release in `begin`.
             let begun = counter.begun.load(Acquire);
             if counter.ended.load(Relaxed) == begun {
                 continue;
@@ -196,7 +197,7 @@ impl<'t> Counters<'t> {
     }
 }
 
-/// V5: loom gives SeqCst accesses no common order, and fences one.
+/// PV5: loom gives SeqCst accesses no common order, and fences one.
 #[inline(always)]
 pub(super) fn order_for_loom() {
     #[cfg(loom)]

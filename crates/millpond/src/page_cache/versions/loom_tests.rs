@@ -146,7 +146,7 @@ fn read_after_a_write(protocol: Protocol) {
     });
 }
 
-/// V5: the reader that would sleep is woken.
+/// versions.PV5: the reader that would sleep is woken.
 fn no_wake_is_lost(order: fn()) {
     loom::model(move || {
         let file = File::new(true);
@@ -175,7 +175,7 @@ fn no_wake_is_lost(order: fn()) {
     });
 }
 
-/// V6: a reader that ends abandoned writes, beside a write that is not. `begin` and `leave`: how the writer's thread
+/// versions.PV6: a reader that ends abandoned writes, beside a write that is not. `begin` and `leave`: how the writer's thread
 /// notes that it writes, and that it does not.
 fn no_write_is_ended_twice(begin: fn(&AtomicU32, &File), leave: fn(&AtomicU32, &File)) {
     loom::model(move || {
@@ -301,8 +301,7 @@ fn twin_without_the_readers_fence() {
 #[test]
 #[should_panic(expected = "torn")]
 fn twin_without_the_readers_fence_at_first() {
-    let is_unchanged_flag =
-        |_: Counters<'_>, is_written: &AtomicBool| !is_written.load(Relaxed);
+    let is_unchanged_flag = |_: Counters<'_>, is_written: &AtomicBool| !is_written.load(Relaxed);
     read_beside_a_write(Protocol { is_unchanged_flag, ..RIGHT }, false);
 }
 

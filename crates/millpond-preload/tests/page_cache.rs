@@ -1,0 +1,101 @@
+//! Files that are read from the kernel's page cache: as the kernel has them, whatever happens to them, and whole
+//! beside the program's own writes.
+
+mod common;
+
+use common::{Adoption, Mode, Pond, Report, succeed};
+
+/// On the kernel alone, and mapped from the first read on and on use. What the kernel's run printed, and what the
+/// others printed and reported.
+fn run(scenario: &str) -> (String, Vec<(String, Report)>) {
+    let alone = Pond::new();
+    let program = alone.compile("page_cache.c", &["-O1"]);
+    let by_kernel = succeed(alone.plain(&program).arg(scenario));
+    let mapped = [Adoption::AtOpen, Adoption::OnUse].map(|adoption| {
+        let pond = Pond::new().in_mode(Mode::Mapped).adopting(adoption);
+        let printed = succeed(pond.served(&program).arg(scenario));
+        (printed, pond.report())
+    });
+    (by_kernel, mapped.into())
+}
+
+#[track_caller]
+fn is_as_by_the_kernel(scenario: &str) -> Vec<Report> {
+    let (by_kernel, mapped) = run(scenario);
+    let same = |(printed, report)| {
+        assert_eq!(printed, by_kernel);
+        report
+    };
+    mapped.into_iter().map(same).collect()
+}
+
+#[track_caller]
+fn is_as_by_the_kernel_and_served(scenario: &str) {
+    for report in is_as_by_the_kernel(scenario) {
+        assert!(report.served_bytes > 0, "{}", report.lines);
+    }
+}
+
+/// Goal: a read of 32 KiB beside writes of the same process is whole, whatever calls and descriptors are used.
+#[test]
+fn reads_beside_writes_are_whole() {
+    let (_, mapped) = run("whole");
+    for (printed, report) in mapped {
+        assert_eq!(printed, "torn 0\n");
+        assert!(report.served_bytes > 1 << 20, "{}", report.lines);
+    }
+}
+
+/// Goal: lengths and bytes are right after another process has cut the file and made it longer, without a lease.
+#[test]
+fn a_file_that_others_cut() {
+    is_as_by_the_kernel_and_served("cut");
+}
+
+/// Goal: bytes that a mapping of another process stored past the end are no part of the file.
+#[test]
+fn a_file_that_others_scribble_on() {
+    is_as_by_the_kernel_and_served("scribbled");
+}
+
+/// Goal: a jump out of a handler that has interrupted a write leaves no page busy.
+#[test]
+fn a_jump_out_of_a_write() {
+    is_as_by_the_kernel_and_served("jumped");
+}
+
+/// Goal: a handler that has interrupted a write may use the file.
+#[test]
+fn a_handler_inside_of_a_write() {
+    is_as_by_the_kernel_and_served("handler");
+}
+
+/// Goal: a thread that blocks all signals does not die of a file that is cut while it reads.
+#[test]
+fn a_thread_without_signals() {
+    is_as_by_the_kernel("blocked");
+}
+
+/// Goal: the offset is where the kernel would have it, for each number and each process that shares it.
+#[test]
+fn offsets() {
+    is_as_by_the_kernel_and_served("offsets");
+}
+
+/// Goal: the process has no thread of the library's, and a close ends locks and mappings.
+#[test]
+fn nothing_is_left_of_a_closed_file() {
+    is_as_by_the_kernel_and_served("alone");
+}
+
+/// Goal: a limit of the address space leaves the file to the kernel.
+#[test]
+fn a_limited_address_space() {
+    is_as_by_the_kernel("address-space");
+}
+
+/// Goal: memory that is locked is the program's alone.
+#[test]
+fn locked_memory() {
+    is_as_by_the_kernel("locked");
+}
