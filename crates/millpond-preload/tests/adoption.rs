@@ -11,8 +11,8 @@ fn on_use() -> Pond {
     Pond::new().adopting(Adoption::OnUse)
 }
 
-/// On the kernel alone, and with files adopted on use and at random, in all modes. Returns what was
-/// reported of the first.
+/// On the kernel alone, and with files adopted on use and at random, in all modes. Returns the
+/// first report.
 fn run(scenario: &[&str]) -> Report {
     let alone = Pond::new();
     let program = alone.compile("adoption.c", &["-O1"]);

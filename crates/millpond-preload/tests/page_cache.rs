@@ -1,12 +1,12 @@
-//! Files that are read from the kernel's page cache: as the kernel has them, whatever happens to them, and whole
+//! Files that are read from the kernel's page cache: reads return the kernel's bytes in each situation, and are whole
 //! beside the program's own writes.
 
 mod common;
 
 use common::{Adoption, Mode, Pond, Report, succeed};
 
-/// On the kernel alone, and mapped from the first read on and on use. What the kernel's run printed, and what the
-/// others printed and reported.
+/// Runs a scenario on the kernel alone, and mapped from the first read on and on use. Returns the output of the kernel's
+/// run, and output and report of the mapped runs.
 fn run(scenario: &str) -> (String, Vec<(String, Report)>) {
     let alone = Pond::new();
     let program = alone.compile("page_cache.c", &["-O1"]);
@@ -36,7 +36,7 @@ fn is_as_by_the_kernel_and_served(scenario: &str) {
     }
 }
 
-/// Goal: a read of 32 KiB beside writes of the same process is whole, whatever calls and descriptors are used.
+/// Goal: a read of 32 KiB beside writes of the same process is whole, by each call and by any descriptor.
 #[test]
 fn reads_beside_writes_are_whole() {
     let (_, mapped) = run("whole");

@@ -1,4 +1,4 @@
-//! Looking up functions of libc: what a program finds.
+//! Lookups of libc's functions: a program finds the hooks.
 //!
 //! A program that looks a function up in libc's own handle (`ctypes.CDLL("libc.so.6").pwrite`)
 //! would go past the hooks. So `dlsym` and `dlvsym` are replaced: where a lookup in a handle ends

@@ -183,7 +183,7 @@ fn at_of(offset: Option<Off>) -> At {
     offset.map_or(At::Offset, At::Byte)
 }
 
-/// What the kernel gets for it: nothing that it looks at, if it is the description's own.
+/// The offset argument of the call: unused if the call is at the description's own offset.
 #[inline(always)]
 fn offset_of(at: At) -> Off {
     match at {

@@ -27,8 +27,8 @@
 //!   other, and leave by `longjmp` ([`io::before_jump`]).
 //! - **P5** Locks are held in sections alone, which block signals. Order: inodes, then the engine's ranges.
 //!
-//! What the program does past the hooks (system calls of its own instructions, io_uring, mappings, libc's own reads
-//! and writes inside a stream) reaches the same pages, so no bytes are stale or lost. Such a write is not atomic
+//! Calls of the program past the hooks (system calls of its own instructions, io_uring, mappings, libc's own reads
+//! and writes inside a stream) reach the same pages, so no bytes are stale or lost. Such a write is not atomic
 //! for a read beside it, and such a `read` finds the kernel's offset.
 
 mod inodes;

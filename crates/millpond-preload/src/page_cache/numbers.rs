@@ -1,4 +1,4 @@
-//! What is known of each descriptor number.
+//! The state of each descriptor number.
 //!
 //! ```text
 //! UNSEEN   opened where no hook saw it, inherited, or after a fork: its offset is the kernel's
@@ -49,8 +49,8 @@ pub const CLOSES: u32 = 16;
 /// `IS_UNMAPPED` was decided.
 pub const IS_ASKED: u32 = 32;
 
-/// An offset's word (see `offset`) that says that the description may be another process's too. What a child of fork
-/// finds, whose table is zeroed.
+/// An offset's word (see `offset`) that says that the description may be another process's too. A child of fork finds
+/// it in its zeroed table.
 pub const SHARED: u64 = 0;
 /// An offset's word that says that the kernel has it.
 pub const UNKNOWN: u64 = 1;
@@ -143,6 +143,11 @@ impl Number {
     }
 }
 
+/// The state of a number's next life.
+fn next_state(state: u64, kind: u64) -> u64 {
+    ((state & !KIND) + GENERATION) | kind
+}
+
 #[inline(always)]
 pub fn kind(state: u64) -> u64 {
     state & KIND
@@ -190,7 +195,7 @@ pub fn note_open(fd: RawFd, flags: i32) {
     let state = number.state.load(Relaxed);
     let is_other = flags & (libc::O_PATH | libc::O_DIRECTORY) != 0;
     let kind = if is_other && flags & libc::O_TMPFILE != libc::O_TMPFILE { KERNEL } else { OPENED };
-    number.state.store((state & !KIND) + GENERATION | kind, Release);
+    number.state.store(next_state(state, kind), Release);
     if flags & libc::O_TRUNC != 0 && inodes::are_any() && kind == OPENED {
         // Reads from a mapping know a size that is no more.
         section::run(|_| {
@@ -214,7 +219,7 @@ pub fn forget_closed(fd: RawFd) {
         _ => {
             number.offset.store(SHARED, Relaxed);
             // A lost race means that another thread has identified the file.
-            let next = (state & !KIND) + GENERATION | UNSEEN;
+            let next = next_state(state, UNSEEN);
             if number.state.compare_exchange(state, next, AcqRel, Relaxed).is_err() {
                 forget_file(fd, number);
             }
@@ -228,7 +233,7 @@ fn forget_file(fd: RawFd, number: &'static Number) {
         let mut inodes = inodes::lock();
         let state = number.state.load(Relaxed);
         number.offset.store(SHARED, Relaxed);
-        number.state.store((state & !KIND) + GENERATION | UNSEEN, Release);
+        number.state.store(next_state(state, UNSEEN), Release);
         if kind(state) == FILE
             && let Some(entry) = number.entry()
         {

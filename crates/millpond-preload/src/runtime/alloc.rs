@@ -162,7 +162,7 @@ unsafe impl GlobalAlloc for Heap {
 fn map(bytes: usize) -> *mut u8 {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new private mapping touches nobody's memory.
+    // SAFETY: the mapping is new and private, so no other memory changes.
     let address = unsafe { sys!(libc::SYS_mmap, 0, bytes, prot, flags, -1isize, 0) };
     if (-4095..0).contains(&address) { std::ptr::null_mut() } else { address as *mut u8 }
 }

@@ -10,8 +10,8 @@
 //! begin: mmap in a kept range, then the word           end: the word, generation + 1, then no rights
 //! ```
 //!
-//! - **PM1** A view is current if the word is what it was: the generation rises with each end.
-//! - **PM2** The mapping is made without rights, unlocked, and made readable then: a process that locks what it maps
+//! - **PM1** A view is current if the word is unchanged: the generation rises with each end.
+//! - **PM2** The mapping is made without rights, unlocked, and made readable then: a process that locks its new mappings
 //!   (`mlockall(MCL_FUTURE)`) would read the whole file into memory.
 //! - **PM3** A child of fork does not inherit the mapping: it would keep the description open, with its locks.
 //! - **PM4** With a limit of the address space (`RLIMIT_AS`) nothing is mapped: the program has planned without it.
@@ -32,7 +32,7 @@ use crate::sync::{AtomicU64, AtomicUsize, fence};
 const GENERATIONS: usize = PAGE_BYTES as usize;
 /// The smallest range, and the unit of ranges.
 const RANGE_BYTES_MIN: usize = 2 << 20;
-/// The part of a file that is mapped at most: what lies beyond is the kernel's to read.
+/// The part of a file that is mapped at most: the kernel reads the rest.
 const RANGE_BYTES_MAX: usize = 1 << 40;
 /// All ranges together, of an address space of 128 TiB.
 const RANGES_BYTES_MAX: usize = 16 << 40;

@@ -90,7 +90,7 @@ pub struct Inode {
     process: AtomicU64,
 }
 
-/// What a write changes.
+/// The bytes that a write changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// `len` bytes from this offset on.
@@ -110,7 +110,7 @@ pub struct Writing<'i> {
 }
 
 impl Inode {
-    /// An inode without a mapping. `id`: what tells files apart, such as device and inode number.
+    /// An inode without a mapping. `id`: device and inode number, or another unique pair.
     #[must_use]
     pub fn new(id: (u64, u64)) -> Inode {
         versions::are_wiped_in_children();
@@ -257,7 +257,7 @@ impl Inode {
     /// this process: repeats it while writes overlap it. Blocks for [`READER_PATIENCE`] at most, not counting the
     /// calls. `may_wait`: the calling thread has no write in progress, for which it would wait in vain.
     /// `is_any_writing`: whether some thread has one, noted before [`Inode::begin_write`] and until after the drop of
-    /// what that returned (versions.PV6); its loads are Acquire.
+    /// its guard (versions.PV6); its loads are Acquire.
     pub fn read_by<R>(
         &self,
         offset: u64,
@@ -324,7 +324,7 @@ impl Inode {
         result
     }
 
-    /// Begins a write of this process. The caller's system call follows, and then the drop of what is returned.
+    /// Begins a write of this process. The caller makes its system call, and then drops the guard.
     /// Waits for [`WRITER_PATIENCE`] at most, for a reader that could not finish beside writes; `may_wait` as for
     /// [`Inode::read_by`]. Allocates nothing, and may be called in a signal handler.
     #[inline]

@@ -25,7 +25,7 @@ const TICK_MS: u64 = 4;
 const PUT_OFF_MIN: u64 = 32;
 const PUT_OFF_MAX: u64 = 4096;
 
-/// An entry: which window, and what is known of it.
+/// An entry: a window, and the last answer for it.
 ///
 /// ```text
 /// 63..40 tag | 39..36 doublings | 35 cached | 34..0 the tick until which it is trusted, or reads to let pass
@@ -90,7 +90,7 @@ impl Windows {
         ask(entry, known, key, fd, window, readable)
     }
 
-    /// Forgets what is known of a file, by forgetting all.
+    /// Forgets the answers for a file, by forgetting all answers.
     pub(super) fn forget(&self, _salt: u64) {
         self.entries.iter().for_each(|entry| entry.store(0, Relaxed));
     }

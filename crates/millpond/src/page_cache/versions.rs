@@ -127,7 +127,7 @@ impl<'t> Counters<'t> {
             is_written.store(true, Relaxed);
         }
         for counter in marks.iter().flatten().flat_map(|mark| self.each(mark)) {
-            // Release: PV6. What the thread has noted of the write comes before.
+            // Release: PV6. The thread's note of the write comes before.
             counter.begun.fetch_add(1, Release);
         }
         // Release: PV1. Pairs with the fences in `is_unchanged` and `is_unchanged_flag`.
@@ -153,8 +153,8 @@ impl<'t> Counters<'t> {
         (begun == ended).then_some(begun)
     }
 
-    /// Whether no write of `span` has begun since `observe` returned `begun`. What was copied in between counts
-    /// then.
+    /// Whether no write of `span` has begun since `observe` returned `begun`. Bytes that were copied in between
+    /// count then.
     #[inline]
     pub(crate) fn is_unchanged(self, span: &Span, begun: u64) -> bool {
         // Acquire: PV1. Pairs with the fence in `begin`.

@@ -64,7 +64,7 @@ impl File {
         (protocol.end)(self.table(), &marks);
     }
 
-    /// What a read that counts has read.
+    /// The bytes of a read that counts.
     fn read(&self, protocol: &Protocol) -> Option<[u8; 2]> {
         let span = span(2);
         // Acquire: as `Inode::is_written`.
