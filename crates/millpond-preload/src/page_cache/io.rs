@@ -4,16 +4,16 @@ use std::cell::Cell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 
-use millpond::page_cache::{Change, Inode, Writing};
+use millpond::page_cache::{Inode, WriteExtent, Writing};
 
 use crate::files::identity;
 use crate::files::io::At;
 use crate::files::segments::Direction;
-use crate::page_cache::inodes::{self, Entry};
-use crate::page_cache::numbers::{
+use crate::page_cache::descriptors::{
     self, APPENDS, FILE, IS_AMBIGUOUS, IS_UNMAPPED, KERNEL, Number, OPENED, is_on, kind,
 };
-use crate::page_cache::offset;
+use crate::page_cache::inodes::{self, Entry};
+use crate::page_cache::position;
 use crate::report::reason::Reason;
 use crate::runtime::c::{Off, c_int, c_void};
 use crate::runtime::cancel::point::point;
@@ -34,7 +34,7 @@ impl Open {
     /// to be written, or was read often.
     #[inline(always)]
     fn of(fd: RawFd, direction: Direction) -> Option<Open> {
-        let number = numbers::get(fd)?;
+        let number = descriptors::get(fd)?;
         let state = number.state();
         if kind(state) == KERNEL {
             return None;
@@ -61,7 +61,7 @@ impl Open {
         if is_read && kind(number.state()) == OPENED && !number.count_read() {
             return None;
         }
-        if section::run(|_| numbers::identify(fd, number)) != FILE {
+        if section::run(|_| descriptors::identify(fd, number)) != FILE {
             return None;
         }
         Some(Open { fd, number, entry: number.entry()?, state: number.state(), record })
@@ -120,7 +120,7 @@ impl Open {
             && !self.number.has(IS_UNMAPPED)
             && may_fault
         {
-            section::run(|_| numbers::try_map(self.fd, self.number, self.entry));
+            section::run(|_| descriptors::try_map(self.fd, self.number, self.entry));
         }
     }
 
@@ -161,10 +161,10 @@ pub unsafe fn read_one(
             }
         }
         At::Offset => {
-            if let Some((start, word)) = offset::begin_read(fd, open.number)
+            if let Some((start, word)) = position::begin_read(fd, open.number)
                 // SAFETY: the caller's duty.
                 && unsafe { open.try_mapped(buf, len, start) }
-                && offset::end_read(open.number, word, start + len as u64)
+                && position::end_read(open.number, word, start + len as u64)
             {
                 open.count_served(len);
                 return len as isize;
@@ -212,12 +212,12 @@ fn read_slow(open: &Open, len: usize, at: At, call: impl Fn(Option<Off>) -> isiz
         }
         At::Byte(offset) => call(Some(offset)),
         At::Offset => loop {
-            let Some((start, word)) = offset::begin_read(open.fd, open.number) else {
+            let Some((start, word)) = position::begin_read(open.fd, open.number) else {
                 break call(None);
             };
             let result = open.read_by_kernel(start, len, || call(Some(start as Off)));
             let end = start + result.max(0) as u64;
-            if result <= 0 || offset::end_read(open.number, word, end) {
+            if result <= 0 || position::end_read(open.number, word, end) {
                 break result;
             }
         },
@@ -260,7 +260,7 @@ impl InProgress {
     fn end(&self) {
         drop(self.writing.take());
         if let Some(number) = self.number {
-            offset::unlock(number, self.owner(), None);
+            position::unlock(number, self.owner(), None);
         }
     }
 }
@@ -315,23 +315,23 @@ fn write_counted(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) ->
     in_progress.enlist();
     let mut start = None;
     let change = match at {
-        _ if number.has(IS_AMBIGUOUS) => Change::Whole,
-        _ if number.has(APPENDS) => Change::Append,
-        At::Byte(offset) => u64::try_from(offset).map_or(Change::Whole, |offset| {
+        _ if number.has(IS_AMBIGUOUS) => WriteExtent::Whole,
+        _ if number.has(APPENDS) => WriteExtent::Append,
+        At::Byte(offset) => u64::try_from(offset).map_or(WriteExtent::Whole, |offset| {
             start = Some(offset);
-            Change::Range(offset, len)
+            WriteExtent::Range(offset, len)
         }),
-        At::Offset => match offset::lock(open.fd, number, in_progress.owner(), may_wait) {
+        At::Offset => match position::lock(open.fd, number, in_progress.owner(), may_wait) {
             Some(offset) => {
                 start = Some(offset);
-                Change::Range(offset, len)
+                WriteExtent::Range(offset, len)
             }
-            None => Change::Whole,
+            None => WriteExtent::Whole,
         },
     };
     if matches!(at, At::Offset) && start.is_none() {
-        offset::release(open.fd);
-        offset::disturb(number);
+        position::release(open.fd);
+        position::disturb(number);
     }
     in_progress.writing.set(Some(open.inode().begin_write(change, may_wait)));
     let result = call();
@@ -342,7 +342,7 @@ fn write_counted(open: &Open, len: u64, at: At, call: impl FnOnce() -> isize) ->
         let end = start + result as u64;
         open.inode().note_size(end);
         if matches!(at, At::Offset) {
-            offset::unlock(number, in_progress.owner(), Some(end));
+            position::unlock(number, in_progress.owner(), Some(end));
         }
     }
     result
@@ -365,7 +365,7 @@ fn change_file<R>(
     let in_progress = InProgress::new(record, None);
     let may_wait = in_progress.may_wait();
     in_progress.enlist();
-    in_progress.writing.set(Some(inode.begin_write(Change::Whole, may_wait)));
+    in_progress.writing.set(Some(inode.begin_write(WriteExtent::Whole, may_wait)));
     if let Some(size) = cut {
         inode.note_cut(size);
     }

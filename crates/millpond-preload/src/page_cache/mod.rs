@@ -5,18 +5,18 @@
 //! no lease, no thread, no descriptor of the library's, and no file that has to be handed back.
 //!
 //! ```text
-//! read   -> numbers: what is known of the descriptor -> FILE: copy from the mapping, checked by counters
+//! read   -> descriptors: the state of the number       -> FILE: copy from the mapping, checked by counters
 //!                                                    -> else the program's own call, between two checks
 //! write  -> FILE: counters, the program's own call, counters
 //! close, dup, fork, exec, .. -> forget or release what the library has, then the program's own call
 //! ```
 //!
-//! Files: [`numbers`] has the state of each descriptor number, [`inodes`] that of each file, [`io`] reads and writes,
-//! [`offset`] the file offset. The counters and the mapping are the engine's (`millpond::page_cache`).
+//! Files: [`descriptors`] has the state of each descriptor number, [`inodes`] that of each file, [`io`] reads and writes,
+//! [`position`] the file offset. The counters and the mapping are the engine's (`millpond::page_cache`).
 //!
 //! Rules:
 //!
-//! - **P1** A number is looked at by its first write, or by its 64th small read ([`numbers::READS`]); with `--eager` by
+//! - **P1** A number is looked at by its first write, or by its 64th small read ([`descriptors::READS`]); with `--eager` by
 //!   its first read. Before that the library has made no system call for it.
 //! - **P2** A mapping holds the open file description of the number that it was made by. It ends before that number
 //!   is closed or replaced.
@@ -31,21 +31,21 @@
 //! and writes inside a stream) reach the same pages, so no bytes are stale or lost. Such a write is not atomic
 //! for a read beside it, and such a `read` finds the kernel's offset.
 
+mod descriptors;
 mod inodes;
 pub mod io;
-mod numbers;
-mod offset;
+mod position;
 
-pub use inodes::{after_fork, before_fork, end_fork};
-pub use io::truncate;
-pub use numbers::{
+pub use descriptors::{
     forget_closed, forget_range, initialise, is_on, memory, note_flags_changed, note_open,
 };
-pub use offset::{forget, release, release_for_exec, release_for_fork, seek, share};
+pub use inodes::{after_fork, before_fork, end_fork};
+pub use io::truncate;
+pub use position::{forget, release, release_for_exec, release_for_fork, seek, share};
 
 /// Ends all mappings and gives all offsets to the kernel, for good.
 pub fn retire() {
-    if numbers::turn_off() {
+    if descriptors::turn_off() {
         release_for_fork();
         inodes::unmap_all();
     }

@@ -40,7 +40,7 @@ const RANGES_BYTES_MAX: usize = 16 << 40;
 const MAPPINGS_MAX: usize = 4096;
 
 /// See the module header.
-pub(super) struct Mapping {
+pub(super) struct SharedMapping {
     word: AtomicUsize,
     /// Bytes from the start of the file that may be read there: whole pages below its end.
     readable: AtomicU64,
@@ -49,12 +49,12 @@ pub(super) struct Mapping {
 }
 
 /// The mapping as a reader found it.
-pub(super) struct View {
+pub(super) struct MappedView {
     word: usize,
     readable: u64,
 }
 
-impl View {
+impl MappedView {
     /// The address of byte `offset` of the file.
     #[inline]
     pub(super) fn at(&self, offset: u64) -> *const u8 {
@@ -66,9 +66,13 @@ impl View {
     }
 }
 
-impl Mapping {
-    pub(super) fn none() -> Mapping {
-        Mapping { word: AtomicUsize::new(0), readable: AtomicU64::new(0), len: AtomicUsize::new(0) }
+impl SharedMapping {
+    pub(super) fn none() -> SharedMapping {
+        SharedMapping {
+            word: AtomicUsize::new(0),
+            readable: AtomicU64::new(0),
+            len: AtomicUsize::new(0),
+        }
     }
 
     pub(super) fn is_there(&self) -> bool {
@@ -81,16 +85,16 @@ impl Mapping {
 
     /// The mapping, if it has the bytes up to `end`.
     #[inline]
-    pub(super) fn view(&self, end: u64) -> Option<View> {
+    pub(super) fn view(&self, end: u64) -> Option<MappedView> {
         // Acquire: pairs with the Release in `begin`, for the length and for the mapping itself.
         let word = self.word.load(Acquire);
         let readable = self.readable.load(Relaxed);
-        (word >= GENERATIONS && end <= readable).then_some(View { word, readable })
+        (word >= GENERATIONS && end <= readable).then_some(MappedView { word, readable })
     }
 
     /// PM1. After the copy.
     #[inline]
-    pub(super) fn is_current(&self, view: &View) -> bool {
+    pub(super) fn is_current(&self, view: &MappedView) -> bool {
         // Acquire: pairs with the fence in `end`. A copy that has seen a byte of a later mapping in the same range
         // sees the word that came before it.
         fence(Acquire);
@@ -297,8 +301,8 @@ mod loom_tests {
 
     const AT: usize = GENERATIONS;
 
-    fn mapped() -> Mapping {
-        let mapping = Mapping::none();
+    fn mapped() -> SharedMapping {
+        let mapping = SharedMapping::none();
         mapping.len.store(GENERATIONS, Relaxed);
         mapping.readable.store(PAGE_BYTES, Relaxed);
         mapping.publish(AT);
@@ -307,8 +311,8 @@ mod loom_tests {
 
     /// A reader beside the end of its mapping, whose range becomes another file's, and then its own again.
     fn read_beside_an_end(
-        withdraw: fn(&Mapping) -> Option<Range>,
-        is_current: fn(&Mapping, &View) -> bool,
+        withdraw: fn(&SharedMapping) -> Option<Range>,
+        is_current: fn(&SharedMapping, &MappedView) -> bool,
     ) {
         loom::model(move || {
             let shared = Arc::new((mapped(), AtomicU8::new(1)));
@@ -336,19 +340,19 @@ mod loom_tests {
 
     #[test]
     fn a_read_that_counts_is_of_its_file() {
-        read_beside_an_end(Mapping::withdraw, Mapping::is_current);
+        read_beside_an_end(SharedMapping::withdraw, SharedMapping::is_current);
     }
 
     #[test]
     #[should_panic(expected = "another file's byte")]
     fn twin_without_the_closers_fence() {
-        read_beside_an_end(|mapping| mapping.forget(), Mapping::is_current);
+        read_beside_an_end(|mapping| mapping.forget(), SharedMapping::is_current);
     }
 
     #[test]
     #[should_panic(expected = "another file's byte")]
     fn twin_without_the_readers_fence() {
-        read_beside_an_end(Mapping::withdraw, |mapping, view| {
+        read_beside_an_end(SharedMapping::withdraw, |mapping, view| {
             mapping.word.load(Relaxed) == view.word
         });
     }
@@ -356,11 +360,11 @@ mod loom_tests {
     #[test]
     #[should_panic(expected = "another file's byte")]
     fn twin_without_generations() {
-        let withdraw = |mapping: &Mapping| {
+        let withdraw = |mapping: &SharedMapping| {
             let range = mapping.withdraw();
             mapping.word.store(0, Relaxed);
             range
         };
-        read_beside_an_end(withdraw, Mapping::is_current);
+        read_beside_an_end(withdraw, SharedMapping::is_current);
     }
 }

@@ -11,18 +11,18 @@
 //! write:  begun += 1 -> pwrite -> ended += 1
 //! ```
 //!
-//! Folders and files: [`versions`] has the counters and the order of accesses, [`mapping`] the mapping and its
-//! address range, [`residency`] the question whether the kernel has the pages.
+//! Folders and files: `versions` has the counters and the order of accesses, `mapping` the mapping and its
+//! address range, `residency` the question whether the kernel has the pages.
 //!
 //! Protocol:
 //!
-//! - **Atomicity.** Each page has two counters, writes begun and writes ended ([`versions`]). Writers do not
+//! - **Atomicity.** Each page has two counters, writes begun and writes ended (`versions`). Writers do not
 //!   exclude each other: the kernel holds the inode's lock for a whole `write` on every file system that is
 //!   mapped here. No thread holds a lock across a `pwrite`, so a writer that a signal handler interrupts, that is
 //!   stopped, or that leaves by `longjmp` costs other threads time only, never a deadlock.
-//! - **Starvation.** A reader that fails a few times announces itself ([`Inode::waiting`]). A writer that sees the
-//!   announcement waits for the reader, at most [`WRITER_PATIENCE`]; the reader waits for the writes in flight, at
-//!   most [`READER_PATIENCE`], and then reads as the kernel does.
+//! - **Starvation.** A reader that fails a few times announces itself (`Inode::waiting`). A writer that sees the
+//!   announcement waits for the reader, at most `WRITER_PATIENCE`; the reader waits for the writes in flight, at
+//!   most `READER_PATIENCE`, and then reads as the kernel does.
 //! - **Size.** The mapping is used below `readable` alone: whole pages below a size that was seen once. A file that
 //!   another process cuts has zeros from the new end to the end of that page, and no pages beyond it. So a copy
 //!   that ends in a byte other than zero lies below the end; a copy that ends in a zero byte asks `fstat`. The
@@ -30,7 +30,7 @@
 //! - **The tail.** A read that reaches past `readable` is the kernel's `pread` between two looks at the counters.
 //!   An append (`O_APPEND`) has no offset before it is done: it counts in the tail's counters. Where this process
 //!   has cut the file, an append counts in the counters of the whole file.
-//! - **Truncation, allocation, writes of more than [`versions::PAGES_MAX`] pages** count in the counters of the
+//! - **Truncation, allocation, writes of more than `versions::PAGES_MAX` pages** count in the counters of the
 //!   whole file, which each read checks.
 //! - **Faults.** A copy that faults (a device error, a cut, a mapping that ended) resumes in the copy routine and
 //!   reports failure; the caller then asks the kernel. So the process needs a handler that consults
@@ -47,10 +47,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::time::Duration;
 
-use mapping::Mapping;
+use mapping::SharedMapping;
 use residency::Windows;
 pub use versions::PAGE_BYTES;
-use versions::{Mark, Span};
+use versions::{CounterRange, Span};
 
 use crate::copy::{Source, copy_from};
 use crate::process_local;
@@ -74,7 +74,7 @@ const FAR_BYTES: usize = 4096;
 ///
 /// One object for each device and inode number, however many descriptors the process has of it.
 pub struct Inode {
-    mapping: Mapping,
+    mapping: SharedMapping,
     /// Where the file's counters begin in the table.
     salt: AtomicU64,
     /// A write of this process has begun: from then on reads look at the counters.
@@ -92,7 +92,7 @@ pub struct Inode {
 
 /// The bytes that a write changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
+pub enum WriteExtent {
     /// `len` bytes from this offset on.
     Range(u64, u64),
     /// Bytes from the end of the file on.
@@ -105,7 +105,7 @@ pub enum Change {
 #[must_use]
 pub struct Writing<'i> {
     inode: &'i Inode,
-    marks: [Option<Mark>; 2],
+    marks: [Option<CounterRange>; 2],
     process: u64,
 }
 
@@ -115,7 +115,7 @@ impl Inode {
     pub fn new(id: (u64, u64)) -> Inode {
         versions::are_wiped_in_children();
         Inode {
-            mapping: Mapping::none(),
+            mapping: SharedMapping::none(),
             salt: AtomicU64::new(salt_of(id)),
             is_written: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
@@ -167,7 +167,7 @@ impl Inode {
     /// Whether a write of this process has begun since the inode is known.
     #[must_use]
     pub fn is_written(&self) -> bool {
-        // Acquire: pairs with the fence in `Counters::begin`, as the loads of counters do.
+        // Acquire: pairs with the fence in `CounterTable::begin`, as the loads of counters do.
         self.is_written.load(Acquire)
     }
 
@@ -254,7 +254,7 @@ impl Inode {
     }
 
     /// Makes `read`, a call of the kernel's for the bytes from `offset` to `end`, atomic against the writes of
-    /// this process: repeats it while writes overlap it. Blocks for [`READER_PATIENCE`] at most, not counting the
+    /// this process: repeats it while writes overlap it. Blocks for `READER_PATIENCE` at most, not counting the
     /// calls. `may_wait`: the calling thread has no write in progress, for which it would wait in vain.
     /// `is_any_writing`: whether some thread has one, noted before [`Inode::begin_write`] and until after the drop of
     /// its guard (versions.PV6); its loads are Acquire.
@@ -325,24 +325,28 @@ impl Inode {
     }
 
     /// Begins a write of this process. The caller makes its system call, and then drops the guard.
-    /// Waits for [`WRITER_PATIENCE`] at most, for a reader that could not finish beside writes; `may_wait` as for
+    /// Waits for `WRITER_PATIENCE` at most, for a reader that could not finish beside writes; `may_wait` as for
     /// [`Inode::read_by`]. Allocates nothing, and may be called in a signal handler.
     #[inline]
-    pub fn begin_write(&self, change: Change, may_wait: bool) -> Writing<'_> {
+    pub fn begin_write(&self, change: WriteExtent, may_wait: bool) -> Writing<'_> {
         if self.waiting.load(Relaxed) != 0 && may_wait {
             self.await_readers();
         }
         let counters = versions::table();
         let salt = self.salt.load(Relaxed);
         let marks = match change {
-            Change::Range(offset, len) => match offset.checked_add(len) {
+            WriteExtent::Range(offset, len) => match offset.checked_add(len) {
                 Some(end) if len.div_ceil(PAGE_BYTES) < versions::PAGES_MAX => {
-                    [Some(Mark::range(salt, offset, end)), None]
+                    [Some(CounterRange::range(salt, offset, end)), None]
                 }
-                _ => [Some(Mark::whole(salt)), Some(Mark::tail(salt))],
+                _ => [Some(CounterRange::whole(salt)), Some(CounterRange::tail(salt))],
             },
-            Change::Append if !self.is_cut.load(Relaxed) => [Some(Mark::tail(salt)), None],
-            Change::Append | Change::Whole => [Some(Mark::whole(salt)), Some(Mark::tail(salt))],
+            WriteExtent::Append if !self.is_cut.load(Relaxed) => {
+                [Some(CounterRange::tail(salt)), None]
+            }
+            WriteExtent::Append | WriteExtent::Whole => {
+                [Some(CounterRange::whole(salt)), Some(CounterRange::tail(salt))]
+            }
         };
         counters.begin(&self.is_written, &marks);
         Writing { inode: self, marks, process: process_local::number() }

@@ -18,7 +18,7 @@
 //!   the program's own order has made the write visible.
 //! - **PV3** `ended` is loaded before `begun`. Each counter only rises and `ended` never passes `begun`, so equal
 //!   sums mean that each page was quiet when `begun` was loaded; an unchanged sum means that no counter rose.
-//! - **PV4** Counters wrap at 2^32. A reader would have to sleep for exactly that many writes of one page inside a
+//! - **PV4** CounterTable wrap at 2^32. A reader would have to sleep for exactly that many writes of one page inside a
 //!   copy.
 //! - **PV5** A reader announces itself (`Inode::waiting`) and then loads `ended`; a writer adds to `ended` and then loads
 //!   `waiting`. All four are SeqCst, so the reader sees the end or the writer sees the reader and wakes it.
@@ -33,66 +33,66 @@ use crate::sync::{AtomicBool, AtomicU32, fence};
 
 /// The unit of the counters: the smallest page of the kernel.
 pub const PAGE_BYTES: u64 = 4096;
-/// Counters in the table: 512 KiB, which are touched where files are written.
+/// CounterTable in the table: 512 KiB, which are touched where files are written.
 pub(crate) const COUNTERS: usize = 1 << 16;
 /// The most pages that one mark covers: more would count a counter twice.
 pub(crate) const PAGES_MAX: u64 = COUNTERS as u64;
 
 /// The writes of one page.
 #[repr(C, align(8))]
-pub(crate) struct Counter {
+pub(crate) struct PageWrites {
     begun: AtomicU32,
     ended: AtomicU32,
 }
 
-impl Counter {
+impl PageWrites {
     #[cfg(not(loom))]
-    const fn new() -> Counter {
-        Counter { begun: AtomicU32::new(0), ended: AtomicU32::new(0) }
+    const fn new() -> PageWrites {
+        PageWrites { begun: AtomicU32::new(0), ended: AtomicU32::new(0) }
     }
 }
 
 /// See the module header.
 #[derive(Clone, Copy)]
-pub(crate) struct Counters<'t> {
+pub(crate) struct CounterTable<'t> {
     /// A power of two.
-    counters: &'t [Counter],
+    counters: &'t [PageWrites],
 }
 
 /// Consecutive counters.
 #[derive(Clone, Copy)]
-pub(crate) struct Mark {
+pub(crate) struct CounterRange {
     first: u64,
     count: u64,
 }
 
 /// The counters that a read depends on: of its pages, of the whole file, and of the tail if it reaches there.
 pub(crate) struct Span {
-    pages: Mark,
-    whole: Mark,
-    tail: Option<Mark>,
+    pages: CounterRange,
+    whole: CounterRange,
+    tail: Option<CounterRange>,
 }
 
 const WHOLE: u64 = 0x5851_F42D_4C95_7F2D;
 const TAIL: u64 = 0x1405_7B7E_F767_814F;
 
-impl Mark {
+impl CounterRange {
     /// The pages from `offset` to `end`.
     #[inline]
-    pub(crate) fn range(salt: u64, offset: u64, end: u64) -> Mark {
+    pub(crate) fn range(salt: u64, offset: u64, end: u64) -> CounterRange {
         let first = offset / PAGE_BYTES;
         let count = end.div_ceil(PAGE_BYTES) - first;
-        Mark { first: salt.wrapping_add(first), count: count.min(PAGES_MAX) }
+        CounterRange { first: salt.wrapping_add(first), count: count.min(PAGES_MAX) }
     }
 
     #[inline]
-    pub(crate) fn whole(salt: u64) -> Mark {
-        Mark { first: salt.wrapping_mul(WHOLE) >> 32, count: 1 }
+    pub(crate) fn whole(salt: u64) -> CounterRange {
+        CounterRange { first: salt.wrapping_mul(WHOLE) >> 32, count: 1 }
     }
 
     #[inline]
-    pub(crate) fn tail(salt: u64) -> Mark {
-        Mark { first: salt.wrapping_mul(TAIL) >> 32, count: 1 }
+    pub(crate) fn tail(salt: u64) -> CounterRange {
+        CounterRange { first: salt.wrapping_mul(TAIL) >> 32, count: 1 }
     }
 }
 
@@ -100,21 +100,21 @@ impl Span {
     #[inline]
     pub(crate) fn new(salt: u64, offset: u64, end: u64, reaches_tail: bool) -> Span {
         Span {
-            pages: Mark::range(salt, offset, end),
-            whole: Mark::whole(salt),
-            tail: reaches_tail.then(|| Mark::tail(salt)),
+            pages: CounterRange::range(salt, offset, end),
+            whole: CounterRange::whole(salt),
+            tail: reaches_tail.then(|| CounterRange::tail(salt)),
         }
     }
 
     #[inline]
-    fn marks(&self) -> impl Iterator<Item = &Mark> {
+    fn marks(&self) -> impl Iterator<Item = &CounterRange> {
         [Some(&self.pages), Some(&self.whole), self.tail.as_ref()].into_iter().flatten()
     }
 }
 
-impl<'t> Counters<'t> {
+impl<'t> CounterTable<'t> {
     #[inline]
-    fn each(self, mark: &Mark) -> impl Iterator<Item = &'t Counter> + use<'t> {
+    fn each(self, mark: &CounterRange) -> impl Iterator<Item = &'t PageWrites> + use<'t> {
         let (counters, mask) = (self.counters, self.counters.len() - 1);
         let (first, count) = (mark.first as usize, mark.count as usize);
         (0..count).map(move |step| &counters[first.wrapping_add(step) & mask])
@@ -122,7 +122,7 @@ impl<'t> Counters<'t> {
 
     /// Before the first byte of a write can change.
     #[inline]
-    pub(crate) fn begin(self, is_written: &AtomicBool, marks: &[Option<Mark>; 2]) {
+    pub(crate) fn begin(self, is_written: &AtomicBool, marks: &[Option<CounterRange>; 2]) {
         if !is_written.load(Relaxed) {
             is_written.store(true, Relaxed);
         }
@@ -136,7 +136,7 @@ impl<'t> Counters<'t> {
 
     /// After the last byte of a write has changed.
     #[inline]
-    pub(crate) fn end(self, marks: &[Option<Mark>; 2]) {
+    pub(crate) fn end(self, marks: &[Option<CounterRange>; 2]) {
         for counter in marks.iter().flatten().flat_map(|mark| self.each(mark)) {
             // SeqCst: Release for PV2, pairs with the Acquire in `observe`; and for PV5.
             counter.ended.fetch_add(1, SeqCst);
@@ -192,7 +192,7 @@ impl<'t> Counters<'t> {
     }
 
     #[inline]
-    fn sum(self, span: &Span, count: impl Fn(&Counter) -> u32) -> u64 {
+    fn sum(self, span: &Span, count: impl Fn(&PageWrites) -> u32) -> u64 {
         span.marks().flat_map(|mark| self.each(mark)).map(|counter| u64::from(count(counter))).sum()
     }
 }
@@ -207,16 +207,16 @@ pub(super) fn order_for_loom() {
 /// The table of this process: whole pages of zeros, which take memory where files are written.
 #[cfg(not(loom))]
 #[repr(C, align(4096))]
-struct Table([Counter; COUNTERS]);
+struct Table([PageWrites; COUNTERS]);
 
 #[cfg(not(loom))]
-static TABLE: Table = Table([const { Counter::new() }; COUNTERS]);
+static TABLE: Table = Table([const { PageWrites::new() }; COUNTERS]);
 
 /// The counters of this process.
 #[cfg(not(loom))]
 #[inline]
-pub(crate) fn table() -> Counters<'static> {
-    Counters { counters: &TABLE.0 }
+pub(crate) fn table() -> CounterTable<'static> {
+    CounterTable { counters: &TABLE.0 }
 }
 
 /// Whether the kernel zeroes the counters in each child of fork (Linux 4.14). The first call asks it to.

@@ -9,7 +9,7 @@ use super::*;
 
 /// A file of two pages and its counters.
 struct File {
-    counters: [Counter; 4],
+    counters: [PageWrites; 4],
     is_written: AtomicBool,
     bytes: [AtomicU8; 2],
     waiting: AtomicU32,
@@ -18,17 +18,21 @@ struct File {
 
 /// The counters of a read of `pages` pages alone: each counter more multiplies the interleavings.
 fn span(pages: u64) -> Span {
-    Span { pages: Mark { first: 0, count: pages }, whole: Mark { first: 0, count: 0 }, tail: None }
+    Span {
+        pages: CounterRange { first: 0, count: pages },
+        whole: CounterRange { first: 0, count: 0 },
+        tail: None,
+    }
 }
 
 /// The steps of the protocol; a twin replaces one of them.
 #[derive(Clone, Copy)]
 struct Protocol {
-    begin: fn(Counters<'_>, &AtomicBool, &[Option<Mark>; 2]),
-    end: fn(Counters<'_>, &[Option<Mark>; 2]),
-    observe: fn(Counters<'_>, &Span) -> Option<u64>,
-    is_unchanged: fn(Counters<'_>, &Span, u64) -> bool,
-    is_unchanged_flag: fn(Counters<'_>, &AtomicBool) -> bool,
+    begin: fn(CounterTable<'_>, &AtomicBool, &[Option<CounterRange>; 2]),
+    end: fn(CounterTable<'_>, &[Option<CounterRange>; 2]),
+    observe: fn(CounterTable<'_>, &Span) -> Option<u64>,
+    is_unchanged: fn(CounterTable<'_>, &Span, u64) -> bool,
+    is_unchanged_flag: fn(CounterTable<'_>, &AtomicBool) -> bool,
 }
 
 const RIGHT: Protocol = Protocol {
@@ -42,7 +46,7 @@ const RIGHT: Protocol = Protocol {
 impl File {
     fn new(is_written: bool) -> Arc<File> {
         Arc::new(File {
-            counters: std::array::from_fn(|_| Counter {
+            counters: std::array::from_fn(|_| PageWrites {
                 begun: AtomicU32::new(0),
                 ended: AtomicU32::new(0),
             }),
@@ -53,12 +57,12 @@ impl File {
         })
     }
 
-    fn table(&self) -> Counters<'_> {
-        Counters { counters: &self.counters }
+    fn table(&self) -> CounterTable<'_> {
+        CounterTable { counters: &self.counters }
     }
 
     fn write(&self, protocol: &Protocol, value: u8) {
-        let marks = [Some(Mark::range(0, 0, 2 * PAGE_BYTES)), None];
+        let marks = [Some(CounterRange::range(0, 0, 2 * PAGE_BYTES)), None];
         (protocol.begin)(self.table(), &self.is_written, &marks);
         self.bytes.iter().for_each(|byte| byte.store(value, Relaxed));
         (protocol.end)(self.table(), &marks);
@@ -108,7 +112,7 @@ fn read_beside_two_writes(protocol: Protocol) {
         let writers = [0, 1].map(|byte| {
             let file = Arc::clone(&file);
             thread::spawn(move || {
-                let marks = [Some(Mark::range(0, 0, PAGE_BYTES)), None];
+                let marks = [Some(CounterRange::range(0, 0, PAGE_BYTES)), None];
                 (protocol.begin)(file.table(), &file.is_written, &marks);
                 file.bytes[byte].store(1, Relaxed);
                 file.bytes[byte].store(2, Relaxed);
@@ -150,7 +154,7 @@ fn read_after_a_write(protocol: Protocol) {
 fn no_wake_is_lost(order: fn()) {
     loom::model(move || {
         let file = File::new(true);
-        let marks = [Some(Mark::range(0, 0, PAGE_BYTES)), None];
+        let marks = [Some(CounterRange::range(0, 0, PAGE_BYTES)), None];
         file.table().begin(&file.is_written, &marks);
         let reader = thread::spawn({
             let file = Arc::clone(&file);
@@ -201,7 +205,7 @@ fn no_write_is_ended_twice(begin: fn(&AtomicU32, &File), leave: fn(&AtomicU32, &
     });
 }
 
-const PAGE_MARK: [Option<Mark>; 2] = [Some(Mark { first: 0, count: 1 }), None];
+const PAGE_MARK: [Option<CounterRange>; 2] = [Some(CounterRange { first: 0, count: 1 }), None];
 
 fn note_and_begin(writing: &AtomicU32, file: &File) {
     writing.store(1, Release);
@@ -270,7 +274,11 @@ fn twin_without_a_common_order() {
 }
 
 /// `begin` without its fence.
-fn begin_unordered(counters: Counters<'_>, is_written: &AtomicBool, marks: &[Option<Mark>; 2]) {
+fn begin_unordered(
+    counters: CounterTable<'_>,
+    is_written: &AtomicBool,
+    marks: &[Option<CounterRange>; 2],
+) {
     is_written.store(true, Relaxed);
     for counter in marks.iter().flatten().flat_map(|mark| counters.each(mark)) {
         counter.begun.fetch_add(1, Relaxed);
@@ -292,7 +300,7 @@ fn twin_without_the_writers_fence_at_first() {
 #[test]
 #[should_panic(expected = "torn")]
 fn twin_without_the_readers_fence() {
-    let is_unchanged = |counters: Counters<'_>, span: &Span, seen: u64| {
+    let is_unchanged = |counters: CounterTable<'_>, span: &Span, seen: u64| {
         counters.sum(span, |counter| counter.begun.load(Relaxed)) == seen
     };
     read_beside_a_write(Protocol { is_unchanged, ..RIGHT }, true);
@@ -301,24 +309,26 @@ fn twin_without_the_readers_fence() {
 #[test]
 #[should_panic(expected = "torn")]
 fn twin_without_the_readers_fence_at_first() {
-    let is_unchanged_flag = |_: Counters<'_>, is_written: &AtomicBool| !is_written.load(Relaxed);
+    let is_unchanged_flag =
+        |_: CounterTable<'_>, is_written: &AtomicBool| !is_written.load(Relaxed);
     read_beside_a_write(Protocol { is_unchanged_flag, ..RIGHT }, false);
 }
 
 #[test]
 #[should_panic(expected = "torn")]
 fn twin_that_counts_the_end_first() {
-    let begin = |counters: Counters<'_>, is_written: &AtomicBool, marks: &[Option<Mark>; 2]| {
-        counters.begin(is_written, marks);
-        counters.end(marks);
-    };
+    let begin =
+        |counters: CounterTable<'_>, is_written: &AtomicBool, marks: &[Option<CounterRange>; 2]| {
+            counters.begin(is_written, marks);
+            counters.end(marks);
+        };
     read_beside_a_write(Protocol { begin, end: |_, _| (), ..RIGHT }, true);
 }
 
 #[test]
 #[should_panic(expected = "stale")]
 fn twin_whose_end_is_not_ordered() {
-    let end = |counters: Counters<'_>, marks: &[Option<Mark>; 2]| {
+    let end = |counters: CounterTable<'_>, marks: &[Option<CounterRange>; 2]| {
         for counter in marks.iter().flatten().flat_map(|mark| counters.each(mark)) {
             counter.ended.fetch_add(1, Relaxed);
         }
@@ -329,7 +339,7 @@ fn twin_whose_end_is_not_ordered() {
 #[test]
 #[should_panic(expected = "torn")]
 fn twin_that_does_not_look_for_writes_in_flight() {
-    let observe = |counters: Counters<'_>, span: &Span| {
+    let observe = |counters: CounterTable<'_>, span: &Span| {
         Some(counters.sum(span, |counter| counter.begun.load(Acquire)))
     };
     read_beside_a_write(Protocol { observe, ..RIGHT }, true);

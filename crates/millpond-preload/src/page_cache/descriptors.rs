@@ -49,7 +49,7 @@ pub const CLOSES: u32 = 16;
 /// `IS_UNMAPPED` was decided.
 pub const IS_ASKED: u32 = 32;
 
-/// An offset's word (see `offset`) that says that the description may be another process's too. A child of fork finds
+/// An offset's word (see `position`) that says that the description may be another process's too. A child of fork finds
 /// it in its zeroed table.
 pub const SHARED: u64 = 0;
 /// An offset's word that says that the kernel has it.
@@ -60,7 +60,7 @@ pub const UNKNOWN: u64 = 1;
 pub struct Number {
     state: AtomicU64,
     entry: AtomicPtr<Entry>,
-    /// See `offset`.
+    /// See `position`.
     pub offset: AtomicU64,
     flags: AtomicU32,
     reads: AtomicU32,
@@ -68,11 +68,11 @@ pub struct Number {
 }
 
 #[repr(C, align(4096))]
-struct Table {
+struct NumberTable {
     numbers: [Number; NUMBERS],
 }
 
-static TABLE: Table = Table { numbers: [const { Number::new() }; NUMBERS] };
+static TABLE: NumberTable = NumberTable { numbers: [const { Number::new() }; NUMBERS] };
 /// One more than the highest number that was not UNSEEN, in any ancestor too.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static IS_EAGER: AtomicBool = AtomicBool::new(false);
@@ -160,14 +160,14 @@ pub fn get(fd: RawFd) -> Option<&'static Number> {
 
 /// The table's whole pages.
 pub fn memory() -> (*const std::ffi::c_void, usize) {
-    ((&raw const TABLE).cast(), size_of::<Table>())
+    ((&raw const TABLE).cast(), size_of::<NumberTable>())
 }
 
 /// When the library is loaded.
 pub fn initialise() {
     const WIPE_ON_FORK: usize = 18;
     // SAFETY: advice about a static of the library's, page-aligned and a whole number of pages long.
-    unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<Table>(), WIPE_ON_FORK) };
+    unsafe { sys!(libc::SYS_madvise, &raw const TABLE, size_of::<NumberTable>(), WIPE_ON_FORK) };
     IS_EAGER.store(config::is_eager_mapped() || accounts::is_kept(), Relaxed);
     IS_ON.store(true, Relaxed);
 }

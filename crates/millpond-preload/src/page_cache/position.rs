@@ -16,7 +16,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::page_cache::numbers::{
+use crate::page_cache::descriptors::{
     self, CLOSES, FILE, Number, OPENED, SHARED, UNKNOWN, is_on, kind,
 };
 use crate::runtime::sys::sys;
@@ -171,7 +171,7 @@ fn give_to_kernel(fd: RawFd, number: &Number, next: u64) {
 
 /// Before a call of the kernel's that uses the offset of `fd`: the kernel has it.
 pub fn release(fd: RawFd) {
-    if let Some(number) = numbers::get(fd).filter(|number| kind(number.state()) == FILE) {
+    if let Some(number) = descriptors::get(fd).filter(|number| kind(number.state()) == FILE) {
         give_to_kernel(fd, number, UNKNOWN);
     }
 }
@@ -179,25 +179,25 @@ pub fn release(fd: RawFd) {
 /// The number is replaced, or closed where no hook sees it. It may stay open: the kernel gets its offset.
 pub fn forget(fd: RawFd) {
     release(fd);
-    numbers::forget_closed(fd);
+    descriptors::forget_closed(fd);
 }
 
 /// Before another number or another process gets the description at `fd`: its offset is the kernel's from then on.
 pub fn share(fd: RawFd) {
-    if let Some(number) = numbers::get(fd).filter(|number| is_kept(number)) {
+    if let Some(number) = descriptors::get(fd).filter(|number| is_kept(number)) {
         give_to_kernel(fd, number, SHARED);
     }
 }
 
 /// Before a fork: the child has a part of every description.
 pub fn release_for_fork() {
-    numbers::all().filter(|(_, number)| is_kept(number)).for_each(|(fd, _)| share(fd));
+    descriptors::all().filter(|(_, number)| is_kept(number)).for_each(|(fd, _)| share(fd));
 }
 
 /// Before an exec or a spawn: the new program gets the numbers that exec does not close.
 pub fn release_for_exec() {
     let inherited = |number: &Number| is_kept(number) && !number.has(CLOSES);
-    numbers::all().filter(|(_, number)| inherited(number)).for_each(|(fd, _)| share(fd));
+    descriptors::all().filter(|(_, number)| inherited(number)).for_each(|(fd, _)| share(fd));
 }
 
 fn is_kept(number: &Number) -> bool {
@@ -208,7 +208,7 @@ fn is_kept(number: &Number) -> bool {
 pub fn seek(fd: RawFd, offset: i64, whence: i32) -> isize {
     // SAFETY: no memory involved.
     let by_kernel = || unsafe { sys!(libc::SYS_lseek, fd, offset, whence) };
-    let known = numbers::get(fd)
+    let known = descriptors::get(fd)
         .filter(|number| kind(number.state()) == FILE && is_on())
         .filter(|number| number.offset.load(Relaxed) != SHARED);
     let Some(number) = known.filter(|_| !thread::record().is_inside()) else { return by_kernel() };
