@@ -67,6 +67,8 @@ const ABANDONED_AFTER: Duration = Duration::from_millis(4);
 const TRIES: u32 = 4;
 /// Longer reads are the kernel's: at this length its copy costs as much as the mapping's faults and copy.
 const COPY_BYTES_MAX: usize = 256 << 10;
+/// The bytes before the end of a read that are loaded twice.
+const TAIL_BYTES: usize = 32;
 /// A copy of that many bytes comes from memory rather than from a cache of the processor.
 const FAR_BYTES: usize = 4096;
 
@@ -229,12 +231,16 @@ impl Inode {
             }
             from = from.wrapping_add(*part);
         }
-        // Loaded again: the byte was there while all others were copied.
-        let mut last = 0_u8;
-        // SAFETY: as above, to a byte of our own.
-        if unsafe { copy_from(&raw mut last, view.at(end - 1), 1, Source::Near) } != 0 {
+        // Loaded again: the byte was there while all others were copied. With the bytes before it, where there are any:
+        // the copy of a whole register is the fast one.
+        let mut tail = [0_u8; TAIL_BYTES];
+        let tail_len = if len < TAIL_BYTES { 1 } else { TAIL_BYTES };
+        let tail_at = view.at(end - tail_len as u64);
+        // SAFETY: as above, to bytes of our own.
+        if unsafe { copy_from(tail.as_mut_ptr(), tail_at, tail_len, Source::Near) } != 0 {
             return false;
         }
+        let last = tail[tail_len - 1];
         let is_unchanged = if is_written {
             counters.is_unchanged(&self.span(offset, end), seen)
         } else {
