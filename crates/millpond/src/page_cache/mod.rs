@@ -43,8 +43,7 @@ mod mapping;
 mod residency;
 pub(crate) mod versions;
 
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use mapping::SharedMapping;
@@ -54,7 +53,7 @@ use versions::{CounterRange, Span};
 
 use crate::copy::{Source, copy_from};
 use crate::process_local;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, futex};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 /// For how long a read waits for writes in flight before it reads as the kernel does. Chosen.
@@ -423,41 +422,19 @@ fn salt_of((device, number): (u64, u64)) -> u64 {
 
 #[inline]
 fn size_of_file(fd: BorrowedFd<'_>) -> u64 {
-    let mut stat = std::mem::MaybeUninit::<libc::stat64>::uninit();
-    // SAFETY: the kernel fills `stat`, whose layout is the kernel's on 64-bit targets.
-    let result = unsafe { libc::syscall(libc::SYS_fstat, fd.as_raw_fd(), stat.as_mut_ptr()) };
-    if result != 0 {
-        return 0;
-    }
-    // SAFETY: filled by the kernel.
-    unsafe { stat.assume_init() }.st_size as u64
+    rustix::fs::fstat(fd).map_or(0, |stat| stat.st_size as u64)
 }
 
 fn wait_for(word: &AtomicU32, value: u32, limit: Duration) {
-    #[cfg(not(any(loom, scheduled)))]
-    {
-        let limit = libc::timespec {
-            tv_sec: limit.as_secs() as i64,
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        };
-        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the word lives as long as the inode; the kernel reads it and the time.
-        unsafe {
-            libc::syscall(libc::SYS_futex, ptr::from_ref(word), operation, value, &raw const limit)
-        };
-    }
-    #[cfg(any(loom, scheduled))]
-    {
-        let _ = (word, value, limit, ptr::null::<u8>());
-    }
+    let limit = rustix::fs::Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    };
+    // Woken, interrupted or late: the caller looks again in each case.
+    let _ = futex::wait(word, futex::Flags::PRIVATE, value, Some(&limit));
 }
 
 fn announce(word: &AtomicU32) {
     word.fetch_add(1, SeqCst);
-    #[cfg(not(any(loom, scheduled)))]
-    {
-        let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-        // SAFETY: the kernel uses the address as a key alone.
-        unsafe { libc::syscall(libc::SYS_futex, ptr::from_ref(word), operation, i32::MAX) };
-    }
+    let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }

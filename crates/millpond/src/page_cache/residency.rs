@@ -158,9 +158,15 @@ fn are_cached(fd: BorrowedFd<'_>, start: u64, len: u64) -> bool {
         return false;
     }
     let (asked, mut answer) = (Asked { offset: start, len }, Answer::default());
-    // SAFETY: the kernel reads the one and writes the other.
+    // SAFETY: the kernel reads the one and writes the other. The thread's errno is as before, since the read that asks
+    // may succeed.
     let result = unsafe {
-        libc::syscall(CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut answer, 0_u32)
+        let errno = libc::__errno_location();
+        let before = errno.read();
+        let result =
+            libc::syscall(CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut answer, 0_u32);
+        errno.write(before);
+        result
     };
     result == 0 && answer.cached >= len.div_ceil(super::versions::PAGE_BYTES)
 }
