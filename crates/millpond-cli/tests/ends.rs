@@ -133,14 +133,14 @@ fn bytes(line: &str) -> (u64, u64) {
 /// children's.
 #[test]
 fn another_program_and_children_are_in_the_line() {
-    let one = run(&[], &format!("{READS}kill(9)"));
+    let one = run(&["--backing", "buffered"], &format!("{READS}kill(9)"));
     let twice = format!(
         "{READS}child = os.fork()\n\
          if child == 0: again(os.open('f', os.O_RDONLY)); os._exit(0)\n\
          os.waitpid(child, 0)\n\
          os.execv('/bin/sh', ['sh', '-c', 'cat f > /dev/null; kill -KILL $$'])"
     );
-    for options in [&["--mode", "through"][..], &["--mode", "back"]] {
+    for options in [&["--backing", "buffered"][..], &["--mode", "back"]] {
         let twice = run(options, &twice);
         assert_eq!(ended(twice.status), (None, Some(9)), "{}", stderr(&twice));
         let line = stderr(&twice);
@@ -187,7 +187,7 @@ fn nobody_is_there_for_the_program() {
         print(len(pids), os.getpid())\n";
     let place = place();
     let mark = format!("mark-{}", std::process::id());
-    for (option, expected) in [("--cache=64m", 1), ("--quiet", 0)] {
+    for (option, expected) in [("--backing=buffered", 1), ("--quiet", 0)] {
         // The signal for the end of a child would be pending then.
         let setup = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])\n";
         let script = format!("{PRELUDE}{script}");

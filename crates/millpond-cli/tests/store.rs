@@ -12,7 +12,7 @@ fn a_good_store_is_told_in_words_and_json() {
     let output = check(&["memory:///"]);
     let words = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    assert!(words.contains("kept  racing_creates: of creates that race"), "{words}");
+    assert!(words.contains("kept  racing_creates: of concurrent creates"), "{words}");
     let output = check(&["memory:///", "--json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let of = |name: &str| {

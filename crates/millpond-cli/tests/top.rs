@@ -77,7 +77,10 @@ fn program(dir: &Path) -> (Ended, u32, u32) {
         print(os.getpid(), child, flush=True)\n\
         while True:\n    os.pread(fd, 4096, 0)\n    time.sleep(0.002)\n";
     let mut command = Command::new(MILLPOND);
-    command.args(["run", "--eager", "--stats", "--path"]).arg(dir).args(["--", "python3", "-c"]);
+    command
+        .args(["run", "--eager", "--backing", "buffered", "--stats", "--path"])
+        .arg(dir)
+        .args(["--", "python3", "-c"]);
     command.arg(script).args([&path, &first]).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = Ended(command.spawn().unwrap());
     let mut line = String::new();

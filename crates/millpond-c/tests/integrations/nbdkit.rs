@@ -201,7 +201,7 @@ fn bad_options_are_refused_with_a_reason() {
     for (arguments, reason) in [
         (&["cache=much"][..], "cache"),
         (&["cache=0"], "cache=0"),
-        (&["cache=1K"], "making a cache"),
+        (&["cache=1K"], "creating the cache"),
         (&["mode=sideways"], "through or back"),
         (&["direct=perhaps"], "perhaps"),
         (&["page=5000"], "power of two"),

@@ -118,7 +118,8 @@ impl CrashArgs {
         if self.kernel {
             return None;
         }
-        let mut words = vec!["--quiet".into()];
+        // The cache of the library, whose order of writes is what is tested.
+        let mut words = ["--quiet", "--backing", "buffered"].map(OsString::from).to_vec();
         for (name, value) in [("--mode", &self.mode), ("--cache", &self.cache)] {
             words.extend(value.iter().flat_map(|value| [name.into(), value.into()]));
         }

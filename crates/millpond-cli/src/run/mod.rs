@@ -306,7 +306,8 @@ pub fn launcher(cache_bytes: u64, served: &Path) -> Result<Vec<OsString>> {
     preload::library()?;
     let own = env::current_exe().context("finding this program")?;
     let cache = cache_bytes.to_string();
-    let words = ["run", "--eager", "--quiet", "--cache", &cache, "--path"].map(OsString::from);
+    let words = ["run", "--eager", "--quiet", "--backing", "buffered", "--cache", &cache, "--path"]
+        .map(OsString::from);
     let served = served.as_os_str().to_owned();
     Ok([own.into()].into_iter().chain(words).chain([served, "--".into()]).collect())
 }

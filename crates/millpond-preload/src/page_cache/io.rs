@@ -111,11 +111,17 @@ impl Open {
 
     /// Before a read that was not served: a cancellation point, and the moment at which a file is mapped.
     #[inline(never)]
-    fn prepare_slow(&self) {
+    fn prepare_slow(&self, at: At) {
         point();
         self.record.request().warm_up();
         let may_fault = !self.record.is_fault_blocked();
-        if self.number.count_read()
+        // A read at an offset that other processes may move is the kernel's.
+        let may_be_served = match at {
+            At::Byte(_) => true,
+            At::Offset => position::is_own(self.number),
+        };
+        if may_be_served
+            && self.number.count_read()
             && !self.inode().is_mapped()
             && !self.number.has(IS_UNMAPPED)
             && may_fault
@@ -150,7 +156,9 @@ pub unsafe fn read_one(
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
     let Some(open) = Open::of(fd, Direction::Read) else {
-        return by_libc(fd, buf, len, offset_of(at));
+        let result = by_libc(fd, buf, len, offset_of(at));
+        count_first(fd, result);
+        return result;
     };
     match at {
         At::Byte(offset) if offset >= 0 => {
@@ -179,6 +187,15 @@ pub unsafe fn read_one(
     })
 }
 
+/// Counts the bytes of a read of a file that the library has not looked at yet.
+#[inline(always)]
+fn count_first(fd: RawFd, result: isize) {
+    let is_opened = |number: &&Number| kind(number.state()) == OPENED;
+    if result > 0 && descriptors::get(fd).filter(is_opened).is_some() {
+        record().count_passed(Reason::Once as usize, result as u64);
+    }
+}
+
 fn at_of(offset: Option<Off>) -> At {
     offset.map_or(At::Offset, At::Byte)
 }
@@ -196,16 +213,20 @@ fn offset_of(at: At) -> Off {
 pub fn read_many(fd: c_int, len: usize, at: At, call: impl Fn(Option<Off>) -> isize) -> isize {
     match Open::of(fd, Direction::Read) {
         Some(open) => read_slow(&open, len, at, call),
-        None => call(match at {
-            At::Offset => None,
-            At::Byte(offset) => Some(offset),
-        }),
+        None => {
+            let result = call(match at {
+                At::Offset => None,
+                At::Byte(offset) => Some(offset),
+            });
+            count_first(fd, result);
+            result
+        }
     }
 }
 
 #[inline(never)]
 fn read_slow(open: &Open, len: usize, at: At, call: impl Fn(Option<Off>) -> isize) -> isize {
-    open.prepare_slow();
+    open.prepare_slow(at);
     let result = match at {
         At::Byte(offset) if offset >= 0 => {
             open.read_by_kernel(offset as u64, len, || call(Some(offset)))

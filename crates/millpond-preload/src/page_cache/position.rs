@@ -78,6 +78,11 @@ fn begin_read_slow(fd: RawFd, number: &Number) -> Option<(u64, u64)> {
     Some((value as u64, word))
 }
 
+/// Whether this process alone has the description.
+pub fn is_own(number: &Number) -> bool {
+    number.offset.load(Relaxed) != SHARED
+}
+
 /// The read that began with `word` has ended at `end`. Whether no other call has moved the offset.
 #[inline]
 pub fn end_read(number: &Number, word: u64, end: u64) -> bool {

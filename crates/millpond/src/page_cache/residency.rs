@@ -139,7 +139,7 @@ fn ask(
 /// Whether the kernel has all pages of `len` bytes at `start`; no, where it does not say (before Linux 6.5, or of a
 /// file that the process neither owns nor may write).
 fn are_cached(fd: BorrowedFd<'_>, start: u64, len: u64) -> bool {
-    const CACHESTAT: libc::c_long = 451;
+    const CACHESTAT: usize = 451;
     #[repr(C)]
     struct Asked {
         offset: u64,
@@ -158,15 +158,66 @@ fn are_cached(fd: BorrowedFd<'_>, start: u64, len: u64) -> bool {
         return false;
     }
     let (asked, mut answer) = (Asked { offset: start, len }, Answer::default());
-    // SAFETY: the kernel reads the one and writes the other. The thread's errno is as before, since the read that asks
-    // may succeed.
+    // SAFETY: the kernel reads the one and writes the other.
     let result = unsafe {
-        let errno = libc::__errno_location();
-        let before = errno.read();
-        let result =
-            libc::syscall(CACHESTAT, fd.as_raw_fd(), &raw const asked, &raw mut answer, 0_u32);
-        errno.write(before);
-        result
+        let (asked, answer) = (&raw const asked, &raw mut answer);
+        call(
+            CACHESTAT,
+            [fd.as_raw_fd() as usize, asked.expose_provenance(), answer.expose_provenance()],
+        )
     };
     result == 0 && answer.cached >= len.div_ceil(super::versions::PAGE_BYTES)
+}
+
+/// A system call with three arguments, and zero as the fourth, past libc: a read that succeeds leaves errno as it is,
+/// and takes little of a small stack. Returns a negative errno on failure.
+///
+/// # Safety
+///
+/// The arguments are valid for the system call `number`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn call(number: usize, [a, b, c]: [usize; 3]) -> isize {
+    let result;
+    // SAFETY: the kernel changes rcx and r11 alone; the caller vouches for the arguments.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") 0_usize,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// A system call with three arguments, and zero as the fourth, past libc. Returns a negative errno on failure.
+///
+/// # Safety
+///
+/// The arguments are valid for the system call `number`.
+#[cfg(target_arch = "aarch64")]
+unsafe fn call(number: usize, [a, b, c]: [usize; 3]) -> isize {
+    let result;
+    // SAFETY: the kernel preserves all registers except x0; the caller vouches for the arguments.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a as isize => result,
+            in("x1") b, in("x2") c, in("x3") 0_usize,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// The kernel is not asked: each read is its own.
+///
+/// # Safety
+///
+/// None is needed.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+unsafe fn call(_number: usize, _arguments: [usize; 3]) -> isize {
+    -(libc::ENOSYS as isize)
 }
