@@ -32,7 +32,12 @@ impl Place {
 
     fn command(&self, options: &[&str], script: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
-        command.arg("run").args(options).arg("--").arg(python()).arg("-c");
+        command
+            .args(["run", "--backing", "buffered"])
+            .args(options)
+            .arg("--")
+            .arg(python())
+            .arg("-c");
         command.arg(format!("{PRELUDE}{script}")).current_dir(self.dir.path());
         command
     }

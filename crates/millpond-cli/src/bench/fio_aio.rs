@@ -42,16 +42,13 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = NamedFile::create(&plan.dir, bytes)?;
     let load = Load::random(bytes, BLOCK_BYTES, 1);
     let job = |name, launcher, is_direct| Fio { name, launcher, is_direct, file: &file, bytes };
-    let mut launcher = match run::launcher(bytes / CACHE_SHARE, &plan.dir) {
+    let launcher = match run::launcher(bytes / CACHE_SHARE, "direct", &plan.dir) {
         Ok(launcher) => launcher,
         Err(failure) => {
             skip(outcome, failure.message);
             return Ok(());
         }
     };
-    // Before the `--` that ends it.
-    let end = launcher.len() - 1;
-    launcher.splice(end..end, ["--backing", "direct"].map(OsString::from));
     let subject = job(MILLPOND, launcher, false);
     let length = plan.slice(1000, 100).max(LENGTH_MIN);
     for peer in [job(KERNEL, Vec::new(), false), job(DIRECT, Vec::new(), true)] {

@@ -302,11 +302,11 @@ fn served_directories(paths: &[PathBuf]) -> Result<OsString> {
 
 /// The words that, put before a command, run it under this very binary; for benchmarks of what is
 /// served.
-pub fn launcher(cache_bytes: u64, served: &Path) -> Result<Vec<OsString>> {
+pub fn launcher(cache_bytes: u64, backing: &str, served: &Path) -> Result<Vec<OsString>> {
     preload::library()?;
     let own = env::current_exe().context("finding this program")?;
     let cache = cache_bytes.to_string();
-    let words = ["run", "--eager", "--quiet", "--backing", "buffered", "--cache", &cache, "--path"]
+    let words = ["run", "--eager", "--quiet", "--backing", backing, "--cache", &cache, "--path"]
         .map(OsString::from);
     let served = served.as_os_str().to_owned();
     Ok([own.into()].into_iter().chain(words).chain([served, "--".into()]).collect())

@@ -40,7 +40,9 @@ impl Open {
             return None;
         }
         let record = record();
-        if record.is_inside() {
+        // A stack for handlers may have no room for more than the kernel's call.
+        let is_in_handler = || matches!(direction, Direction::Read) && record.is_on_handler_stack();
+        if record.is_inside() || is_in_handler() {
             return None;
         }
         if kind(state) != FILE {
