@@ -202,7 +202,7 @@ fn one_line_says_what_was_served() {
     assert_eq!(told.lines().count(), 1, "{told}");
     assert!(told.starts_with("millpond: ") && told.contains("served"), "{told}");
     assert!(told.contains("served 0 files, 0 bytes") && told.contains("once: "), "{told}");
-    let eager = cat(&["--eager"]);
+    let eager = cat(&["--backing", "buffered", "--eager"]);
     assert!(eager.contains("served 1 files, 100000 bytes"), "{eager}");
     assert_eq!(cat(&["--quiet"]), "");
 }

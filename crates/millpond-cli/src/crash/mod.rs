@@ -118,7 +118,7 @@ impl CrashArgs {
         if self.kernel {
             return None;
         }
-        // The cache of the library, whose order of writes is what is tested.
+        // With the cache of the library: the test is about its order of writes.
         let mut words = ["--quiet", "--backing", "buffered"].map(OsString::from).to_vec();
         for (name, value) in [("--mode", &self.mode), ("--cache", &self.cache)] {
             words.extend(value.iter().flat_map(|value| [name.into(), value.into()]));
