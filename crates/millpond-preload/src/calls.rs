@@ -514,10 +514,10 @@ macro_rules! calls {
         $row! { watched fn sigprocmask(how: c_int, new: Bytes, old: *mut c_void) -> c_int
             => signal::note_mask(|| libc_calls::sigprocmask(how, new, old)), else -1 }
         $row! { watched number SYS_rt_sigprocmask (); after signal::forget_mask() }
-        $row! { watched variadic longjmp => before_jump }
-        $row! { watched variadic _longjmp => before_jump }
-        $row! { watched variadic siglongjmp => before_jump }
-        $row! { watched variadic __longjmp_chk => before_jump }
+        $row! { watched routed longjmp => signal::route_longjmp }
+        $row! { watched routed _longjmp => signal::route__longjmp }
+        $row! { watched routed siglongjmp => signal::route_siglongjmp }
+        $row! { watched routed __longjmp_chk => signal::route___longjmp_chk }
         $row! { watched fn sigignore(number: c_int) -> c_int => signal::sigignore(number), else -1 }
 
         // Other ways to all of these: `lookup`, `by_number`

@@ -11,7 +11,6 @@ use crate::hooks::{
     aio, by_number, cancel, clone, descriptor, io, kernel, lookup, open, process, signal, stat,
     stdio, vfork,
 };
-use crate::page_cache::io::before_jump;
 use crate::retirement;
 use crate::runtime::c::*;
 use crate::runtime::cancel::point::point;

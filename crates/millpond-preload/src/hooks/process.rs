@@ -56,7 +56,7 @@ pub unsafe fn pthread_create(
 /// Something in this process does I/O that no hook sees; see `Registry::leave_all`. Not for the library's own work.
 pub fn leave_all() {
     if !thread::record().is_inside() {
-        page_cache::leave_all();
+        page_cache::retire();
     }
     registry::leave_all();
 }

@@ -1,13 +1,15 @@
 //! The ways a program sets its handlers; see `handlers`, and for SIGSEGV and SIGBUS `fault`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use libc::sighandler_t;
 
 use crate::page_cache;
-use crate::runtime::libc_calls;
+use crate::page_cache::io::before_jump;
+use crate::runtime::elf::libcs;
+use crate::runtime::libc_calls::{self, slots};
 use crate::runtime::section::change_mask;
 use crate::runtime::{fault, handlers, thread};
 
@@ -148,6 +150,25 @@ pub unsafe fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) ->
             .set_handler_stack(new.ss_sp.addr(), if is_disabled { 0 } else { new.ss_size });
     }
     result
+}
+
+/// The jumps out of frames, perhaps of a handler that has interrupted a write. Each goes on in libc's own, which is looked
+/// up if the jump comes before the library is loaded.
+macro_rules! jumps {
+    ($($route:ident, $name:ident, $text:literal;)*) => {$(
+        #[allow(non_snake_case)]
+        pub extern "C" fn $route() -> *const c_void {
+            before_jump();
+            libcs(&slots::$name, $text)
+        }
+    )*};
+}
+
+jumps! {
+    route_longjmp, longjmp, c"longjmp";
+    route__longjmp, _longjmp, c"_longjmp";
+    route_siglongjmp, siglongjmp, c"siglongjmp";
+    route___longjmp_chk, __longjmp_chk, c"__longjmp_chk";
 }
 
 /// A change of the calling thread's mask, which may block the signals of faults.

@@ -280,7 +280,7 @@ pub fn identify(fd: RawFd, number: &'static Number) -> u64 {
     }
     let flags = identity::status_flags(fd).max(0);
     let mut inodes = inodes::lock();
-    let Some(entry) = inodes.find_or_make(identity.id) else { return KERNEL };
+    let entry = inodes.find_or_make(identity.id);
     if kind(state) == UNSEEN {
         number.flags.store(0, Relaxed);
         number.offset.store(SHARED, Relaxed);

@@ -87,7 +87,7 @@ impl Inodes {
     }
 
     /// The entry of the file `id`, for one more number.
-    pub fn find_or_make(&mut self, id: FileId) -> Option<&'static Entry> {
+    pub fn find_or_make(&mut self, id: FileId) -> &'static Entry {
         let entry = match self.entries.get(&id) {
             Some(entry) => *entry,
             None => {
@@ -111,7 +111,7 @@ impl Inodes {
             }
         };
         entry.numbers.store(entry.numbers.load(Relaxed) + 1, Relaxed);
-        Some(entry)
+        entry
     }
 
     /// The number `fd` does not stand for the file any more.

@@ -298,8 +298,9 @@ impl Drop for InProgress {
 }
 
 /// Before a jump that may leave the frames of writes in progress: they end for readers.
-pub extern "C" fn before_jump() {
-    let record = record();
+pub fn before_jump() {
+    // A thread without a record has no write in progress.
+    let Some(record) = thread::try_record() else { return };
     let mut next = record.writes().cast::<InProgress>();
     // SAFETY: the list is this thread's; its frames are there until the jump.
     while let Some(write) = unsafe { next.as_ref() } {

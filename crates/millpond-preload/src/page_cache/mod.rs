@@ -43,16 +43,11 @@ pub use inodes::{after_fork, before_fork, end_fork};
 pub use io::truncate;
 pub use position::{forget, release, release_for_exec, release_for_fork, seek, share};
 
-/// Ends all mappings and gives all offsets to the kernel, for good.
+/// Ends all mappings and gives all offsets to the kernel, for good: the program asks to be left alone, or does I/O that no
+/// hook sees, so that descriptors may change hands unnoticed.
 pub fn retire() {
     if descriptors::turn_off() {
         release_for_fork();
         inodes::unmap_all();
     }
-}
-
-/// Something in this process does I/O that no hook sees: descriptors may change hands unnoticed, so offsets are the
-/// kernel's, and mappings end.
-pub fn leave_all() {
-    retire();
 }

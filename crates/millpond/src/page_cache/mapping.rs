@@ -10,7 +10,8 @@
 //! begin: mmap in a kept range, then the word           end: the word, generation + 1, then no rights
 //! ```
 //!
-//! - **PM1** A view is current if the word is unchanged: the generation rises with each end.
+//! - **PM1** A view is current if the word is unchanged: the generation rises with each end. A view is made of a word
+//!   and the length that belongs to it: the word is loaded before the length and again after it.
 //! - **PM2** The mapping is made without rights, unlocked, and made readable then: a process that locks its new mappings
 //!   (`mlockall(MCL_FUTURE)`) would read the whole file into memory.
 //! - **PM3** A child of fork does not inherit the mapping: it would keep the description open, with its locks.
@@ -86,16 +87,20 @@ impl SharedMapping {
     /// The mapping, if it has the bytes up to `end`.
     #[inline]
     pub(super) fn view(&self, end: u64) -> Option<MappedView> {
-        // Acquire: pairs with the Release in `begin`, for the length and for the mapping itself.
+        // Acquire: pairs with the Release in `publish`, for the length and for the mapping itself.
         let word = self.word.load(Acquire);
-        let readable = self.readable.load(Relaxed);
-        (word >= GENERATIONS && end <= readable).then_some(MappedView { word, readable })
+        // Acquire: pairs with the fence in `withdraw`. The length of a later mapping comes with the word that ended
+        // this one, so a copy stays within the range of its word.
+        let readable = self.readable.load(Acquire);
+        let is_of_word = self.word.load(Relaxed) == word;
+        (word >= GENERATIONS && end <= readable && is_of_word)
+            .then_some(MappedView { word, readable })
     }
 
     /// PM1. After the copy.
     #[inline]
     pub(super) fn is_current(&self, view: &MappedView) -> bool {
-        // Acquire: pairs with the fence in `end`. A copy that has seen a byte of a later mapping in the same range
+        // Acquire: pairs with the fence in `withdraw`. A copy that has seen a byte of a later mapping in the same range
         // sees the word that came before it.
         fence(Acquire);
         self.word.load(Relaxed) == view.word
@@ -335,6 +340,52 @@ mod loom_tests {
                 }
             }
             closer.join().unwrap();
+        });
+    }
+
+    /// A reader beside the end of its mapping, in whose place a longer one begins.
+    fn view_beside_a_longer_mapping(view: fn(&SharedMapping, u64) -> Option<MappedView>) {
+        loom::model(move || {
+            let mapping = Arc::new(mapped());
+            let closer = thread::spawn({
+                let mapping = Arc::clone(&mapping);
+                move || {
+                    assert!(mapping.withdraw().is_some());
+                    mapping.readable.store(2 * PAGE_BYTES, Relaxed);
+                    mapping.publish(AT);
+                }
+            });
+            if let Some(view) = view(&mapping, 2 * PAGE_BYTES) {
+                assert_eq!(view.word & (GENERATIONS - 1), 1, "beyond its range");
+            }
+            closer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_view_has_the_length_of_its_mapping() {
+        view_beside_a_longer_mapping(SharedMapping::view);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond its range")]
+    fn twin_that_loads_the_word_once() {
+        view_beside_a_longer_mapping(|mapping, end| {
+            let word = mapping.word.load(Acquire);
+            let readable = mapping.readable.load(Acquire);
+            (word >= GENERATIONS && end <= readable).then_some(MappedView { word, readable })
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond its range")]
+    fn twin_whose_length_is_not_ordered() {
+        view_beside_a_longer_mapping(|mapping, end| {
+            let word = mapping.word.load(Acquire);
+            let readable = mapping.readable.load(Relaxed);
+            let is_of_word = mapping.word.load(Relaxed) == word;
+            (word >= GENERATIONS && end <= readable && is_of_word)
+                .then_some(MappedView { word, readable })
         });
     }
 

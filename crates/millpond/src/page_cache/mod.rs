@@ -11,7 +11,7 @@
 //! write:  begun += 1 -> pwrite -> ended += 1
 //! ```
 //!
-//! Folders and files: `versions` has the counters and the order of accesses, `mapping` the mapping and its
+//! Files: `versions` has the counters and the order of accesses, `mapping` the mapping and its
 //! address range, `residency` the question whether the kernel has the pages.
 //!
 //! Protocol:
@@ -41,13 +41,12 @@
 
 mod mapping;
 mod residency;
-pub(crate) mod versions;
+mod versions;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use mapping::SharedMapping;
-use residency::Windows;
 pub use versions::PAGE_BYTES;
 use versions::{CounterRange, Span};
 
@@ -185,29 +184,18 @@ impl Inode {
     /// [`crate::fault::resume_address`]. No reference to those bytes exists.
     #[inline]
     pub unsafe fn read(&self, fd: BorrowedFd<'_>, dst: *mut u8, len: usize, offset: u64) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.read_parts(fd, &[(dst, len)], len, offset) }
-    }
-
-    /// [`Inode::read`] to several buffers, which have `len` bytes together.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Inode::read`], for each buffer.
-    #[inline]
-    pub unsafe fn read_parts(
-        &self,
-        fd: BorrowedFd<'_>,
-        parts: &[(*mut u8, usize)],
-        len: usize,
-        offset: u64,
-    ) -> bool {
         let Some(end) = offset.checked_add(len as u64) else { return false };
         let Some(view) = self.mapping.view(end) else { return false };
         if len == 0 || len > COPY_BYTES_MAX || !self.is_of_this_process() {
             return false;
         }
-        if !self.windows().is_resident(self.salt.load(Relaxed), fd, offset, end, view.readable()) {
+        if !residency::windows().is_resident(
+            self.salt.load(Relaxed),
+            fd,
+            offset,
+            end,
+            view.readable(),
+        ) {
             return false;
         }
         let counters = versions::table();
@@ -220,15 +208,11 @@ impl Inode {
         } else {
             0
         };
-        let mut from = view.at(offset);
-        for (dst, part) in parts {
-            let source = if *part >= FAR_BYTES { Source::Far } else { Source::Near };
-            // SAFETY: the caller's promise for `dst`. The source is a mapping that may end at any moment; its
-            // addresses stay reserved for mappings of this module, so the copy reads one of those or faults.
-            if unsafe { copy_from(*dst, from, *part, source) } != 0 {
-                return false;
-            }
-            from = from.wrapping_add(*part);
+        let source = if len >= FAR_BYTES { Source::Far } else { Source::Near };
+        // SAFETY: the caller's promise for `dst`. The source is a mapping that may end at any moment; its addresses
+        // stay reserved for mappings of this module, so the copy reads one of those or faults.
+        if unsafe { copy_from(dst, view.at(offset), len, source) } != 0 {
+            return false;
         }
         // Loaded again: the byte was there while all others were copied. With the bytes before it, where there are any:
         // the copy of a whole register is the fast one.
@@ -246,10 +230,6 @@ impl Inode {
             counters.is_unchanged_flag(&self.is_written)
         };
         is_unchanged && self.mapping.is_current(&view) && (last != 0 || size_of_file(fd) >= end)
-    }
-
-    fn windows(&self) -> &'static Windows {
-        residency::windows()
     }
 
     /// The counters of a read of the bytes from `offset` to `end`.
@@ -368,11 +348,6 @@ impl Inode {
     #[inline]
     pub fn note_size(&self, size: u64) {
         self.mapping.raise_readable(size);
-    }
-
-    /// Pages of the file may have left the page cache: by a hole, or by advice.
-    pub fn forget_residency(&self) {
-        self.windows().forget(self.salt.load(Relaxed));
     }
 
     #[cold]

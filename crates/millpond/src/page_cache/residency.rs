@@ -39,17 +39,10 @@ const DOUBLINGS_SHIFT: u32 = 36;
 const CACHED: u64 = 1 << 35;
 const VALUE: u64 = CACHED - 1;
 
-#[cfg(not(loom))]
 static TABLE: Windows = Windows { entries: [const { AtomicU64::new(0) }; WINDOWS] };
 
-#[cfg(not(loom))]
 pub(super) fn windows() -> &'static Windows {
     &TABLE
-}
-
-#[cfg(loom)]
-pub(super) fn windows() -> &'static Windows {
-    unreachable!("no model asks for residency")
 }
 
 impl Windows {
@@ -88,11 +81,6 @@ impl Windows {
             return false;
         }
         ask(entry, known, key, fd, window, readable)
-    }
-
-    /// Forgets the answers for a file, by forgetting all answers.
-    pub(super) fn forget(&self, _salt: u64) {
-        self.entries.iter().for_each(|entry| entry.store(0, Relaxed));
     }
 }
 
