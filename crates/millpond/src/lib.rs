@@ -82,7 +82,10 @@ pub mod page_cache;
 #[cfg(loom)]
 mod page_cache {
     mod mapping;
+    mod model;
     mod versions;
+
+    pub(crate) use model::{Inode, maps_what_it_reads};
 }
 mod error;
 mod event;

@@ -494,6 +494,11 @@ impl OpenOptions {
         if self.bounce && !self.direct {
             return refuse("bounce needs direct");
         }
+        if self.backing == Backing::Mapped && self.write_mode == WriteMode::Back {
+            return refuse(
+                "mapped backing needs WriteMode::Through: its dirty pages are the kernel's",
+            );
+        }
         if self.truncate && !self.write {
             return refuse("truncate needs write");
         }

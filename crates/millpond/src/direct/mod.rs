@@ -19,12 +19,12 @@
 use std::io;
 use std::time::Instant;
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
-use crate::inode::{Blocking, CachedFile};
+use crate::inode::{Blocking, CachedFile, FileGuard};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
@@ -74,7 +74,7 @@ pub(crate) struct Begun<'f> {
 /// What each operation has under way; a read has no more.
 #[must_use]
 pub(crate) struct Held<'f> {
-    guard: Guard<'f>,
+    guard: FileGuard<'f>,
     /// The size of the file, which does not change meanwhile as far as it matters (write.W5).
     size: u64,
     /// When it began, if it is timed.
@@ -117,7 +117,7 @@ pub(crate) fn begin<'f>(
 fn begin_write<'f>(
     extent: Extent<'f>,
     since: Option<Instant>,
-    guard: Guard<'f>,
+    guard: FileGuard<'f>,
     size: u64,
     blocking: Blocking,
 ) -> Result<Begun<'f>> {
@@ -148,10 +148,9 @@ fn begin_read<'f>(
     if offset >= file.core().size.get() {
         return Ok(Begin::Nothing);
     }
-    let range = file.pages(offset, end);
     let guard = match blocking {
-        Blocking::Wait => file.ranges.lock(range, Mode::Shared),
-        Blocking::Try => match file.ranges.try_lock(range, Mode::Shared) {
+        Blocking::Wait => file.lock(offset, end, Mode::Shared),
+        Blocking::Try => match file.try_lock(offset, end, Mode::Shared) {
             Some(guard) => guard,
             None => return Ok(Begin::Conflict),
         },

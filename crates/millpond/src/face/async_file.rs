@@ -682,7 +682,7 @@ fn poll_read(
         fills: false,
     };
     if miss.is_none()
-        && file.hits
+        && file.is_for_cached_reads()
         && in_range(offset, dst.left())
         && let Some(moved) = wanted.try_hit()
     {

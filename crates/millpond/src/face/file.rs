@@ -102,7 +102,7 @@ pub struct File {
     /// Taken by `drop` only.
     pub(crate) cached: ManuallyDrop<Arc<CachedFile>>,
     pub(crate) read: bool,
-    /// Reads may be served from the cache.
+    /// Reads may be served from frames.
     pub(crate) hits: bool,
     write: bool,
     dsync: bool,
@@ -118,10 +118,11 @@ pub struct File {
 impl File {
     pub(crate) fn new(cached: Arc<CachedFile>, fd: Option<OwnedFd>, options: &OpenOptions) -> File {
         cached.handles.fetch_add(1, Relaxed);
+        let hits = options.read && !options.direct && cached.mapped_pages.is_none();
         File {
             cached: ManuallyDrop::new(cached),
             read: options.read,
-            hits: options.read && !options.direct,
+            hits,
             write: options.writable(),
             dsync: options.dsync,
             direct: options.direct,
@@ -165,6 +166,11 @@ impl File {
 
     pub(crate) fn cached(&self) -> &CachedFile {
         &self.cached
+    }
+
+    /// Whether reads may be served from frames or from a mapping.
+    pub(crate) fn is_for_cached_reads(&self) -> bool {
+        self.read && !self.direct
     }
 
     /// Whether the caller opened it for direct I/O.

@@ -111,7 +111,8 @@ impl Around {
     ) -> std::result::Result<Around, Arc<File>> {
         // SAFETY: O2: as in `begin`.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
-        if !file.cache().gate.is_around() && !file.backing.is_direct() {
+        let is_bypassed = file.mapped_pages.is_some() || file.backing.is_direct();
+        if !file.cache().gate.is_around() && !is_bypassed {
             return Err(handle);
         }
         // Before `direct`, which records that the pages were missed.
@@ -252,7 +253,7 @@ impl<T: Tell> Read<T> {
         let held = match passage {
             Passage::Direct(held) => held,
             Passage::Around(lent) if moved == list.total() => {
-                lent.end(moved);
+                lent.end(moved, offset + moved);
                 drop(slot);
                 return end(handle, list.into_buffers(), tell, Ok(moved as usize));
             }

@@ -19,8 +19,11 @@ use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
+use crate::inode::mapped_pages::MappedPages;
+use crate::io::segment::{Segment, SegmentIter};
 use crate::process_local::ProcessLocal;
 use crate::read::fill::{self, Alone};
+use crate::read::mapped_read;
 use crate::units::{FrameIndex, PageIndex};
 
 /// Attempts to take a view while other threads change the page. Chosen, not measured.
@@ -114,15 +117,18 @@ impl Drop for Detached {
 impl CachedFile {
     /// A view of the bytes from `offset` on, at most `len` and to the end of the page or file.
     pub(crate) fn view(&self, offset: u64, len: usize) -> Result<View<'_>> {
-        self.view_of(offset, len, |file| file.pin(offset))
+        self.view_of(offset, len, |file| match file.mapped_pages.as_deref() {
+            Some(pages) => file.pin_copy(pages, offset),
+            None => file.pin(offset),
+        })
     }
 
     /// [`CachedFile::view`] of cached bytes; [`Error::WouldBlock`]: the page is not cached, or is being
     /// changed.
     pub(crate) fn try_view(&self, offset: u64, len: usize) -> Result<View<'_>> {
         self.view_of(offset, len, |file| match file.try_pin_at(offset) {
-            Some(pinned) => Ok(pinned),
-            None => Err(Error::WouldBlock { op: Op::View, offset, len: len as u64 }),
+            Some(pinned) if file.mapped_pages.is_none() => Ok(pinned),
+            _ => Err(Error::WouldBlock { op: Op::View, offset, len: len as u64 }),
         })
     }
 
@@ -171,6 +177,33 @@ impl CachedFile {
             }
         }
         Err(Error::NoBuffers { op: Op::View })
+    }
+
+    /// [`CachedFile::pin`] of a file with mapped backing: a frame of the view's own gets a copy of the page.
+    fn pin_copy(&self, pages: &MappedPages, offset: u64) -> Result<Option<(FrameIndex, u64)>> {
+        let (frames, class) = (&self.cache().frames, Class::page(self.core().page_shift));
+        let frame = self.cache().take_frame(class).ok_or(Error::NoBuffers { op: Op::View })?;
+        let start = self.start_of(self.page_of(offset));
+        // SAFETY: the frame is in no page word, so this thread alone has it.
+        let segment = unsafe { [Segment::new(frames.bytes(frame), self.core().page_bytes())] };
+        let dst: SegmentIter<'_> = (&segment).into();
+        let slot = self.cache().counters.mine();
+        let read = match mapped_read::try_read(self, pages, slot, dst, start) {
+            Some(_) => Ok(dst.left()),
+            None => mapped_read::read_all(self, pages, dst, start),
+        };
+        match read {
+            Ok(moved) if start + moved > offset => {
+                // The last view of the frame frees it, as it is in no page word.
+                frames.meta(frame).pins.pin();
+                frames.release(frame, class);
+                Ok(Some((frame, start + moved)))
+            }
+            other => {
+                frames.free(frame, class);
+                other.map(|_| None)
+            }
+        }
     }
 
     /// [`CachedFile::pin`] of a page that is READY; `None`: it is not.

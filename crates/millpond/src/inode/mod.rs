@@ -29,6 +29,8 @@ pub(crate) mod kept;
 
 pub(crate) mod mapped;
 
+pub(crate) mod mapped_pages;
+
 pub(crate) mod unguarded;
 
 pub(crate) mod keeping;
@@ -50,6 +52,7 @@ use crate::file_id::FileId;
 use crate::inode::backend::Backend;
 use crate::inode::kept::Kept;
 use crate::inode::mapped::Mapped;
+use crate::inode::mapped_pages::MappedPages;
 use crate::inode::registry::Registry;
 use crate::inode::space::account::Space;
 use crate::inode::turns::{Turn, Turns};
@@ -59,7 +62,7 @@ use crate::io::flight::Flight;
 use crate::io::pool::Pool;
 use crate::io::request;
 use crate::io::transfer::{Direction, Transfer};
-use crate::options::WriteMode;
+use crate::options::{Backing, OpenOptions, WriteMode};
 use crate::survival::changes::ToldFile;
 use crate::survival::mark::Marks;
 use crate::units::PageIndex;
@@ -156,6 +159,8 @@ pub(crate) struct CachedFile {
     /// How many times callers have the descriptors' flags left alone.
     plain: AtomicUsize,
     pub(crate) mapped: Mapped,
+    /// With mapped backing.
+    pub(crate) mapped_pages: Option<Box<MappedPages>>,
     pub(crate) unguarded: Unguarded,
     pub(crate) writeback: Writeback,
     pub(crate) space: Space,
@@ -221,7 +226,7 @@ impl CachedFile {
         id: FileId,
         size: u64,
         page_bytes: u32,
-        write_mode: WriteMode,
+        options: &OpenOptions,
     ) -> Result<Arc<CachedFile>> {
         let take = || take_core(&shared.cache, size, page_bytes);
         let waited = || {
@@ -231,6 +236,9 @@ impl CachedFile {
         let core = take().or_else(waited).ok_or(Error::NoBuffers { op: Op::Open })?;
         // Weak: a guard may outlive its file, and must not be the last that keeps the engine.
         let budget: Weak<dyn Budget> = Arc::<Shared>::downgrade(shared);
+        let mapped_pages = matches!(options.backing, Backing::Mapped);
+        let mapped_pages =
+            mapped_pages.then(|| Box::new(MappedPages::new(id, shared.backend.has_files())));
         let kept = Kept::default();
         let backing = match shared.cache.frames.survival() {
             Some(survival) => Arc::new(ToldFile::new(backing, &kept.changes, survival)),
@@ -243,10 +251,11 @@ impl CachedFile {
             backing,
             appending: Turns::default(),
             attaching: Mutex::new(()),
-            opened_mode: write_mode,
+            opened_mode: options.write_mode,
             through: AtomicUsize::new(0),
             plain: AtomicUsize::new(0),
             mapped: Mapped::default(),
+            mapped_pages,
             unguarded: Unguarded::default(),
             writeback: Writeback::default(),
             space: Space::default(),
@@ -331,7 +340,7 @@ impl CachedFile {
     }
 
     /// Waits for a guard over the pages of the bytes from `start` to `end`.
-    pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> Guard<'_> {
+    pub(crate) fn lock(&self, start: u64, end: u64, mode: Mode) -> FileGuard<'_> {
         let pages = self.pages(start, end);
         let guard = self.ranges.try_lock(pages, mode).unwrap_or_else(|| {
             let _waits = self.waits(WaitFor::Range, start, end.saturating_sub(start));
@@ -341,18 +350,27 @@ impl CachedFile {
     }
 
     /// [`CachedFile::lock`], if nobody is in the way.
-    pub(crate) fn try_lock(&self, start: u64, end: u64, mode: Mode) -> Option<Guard<'_>> {
+    pub(crate) fn try_lock(&self, start: u64, end: u64, mode: Mode) -> Option<FileGuard<'_>> {
         self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
     }
 
-    /// Who may change the file ends that it is mapped (mapped.MP1), and what is read without a guard (unguarded.U1).
-    fn locked<'g>(&self, guard: Guard<'g>) -> Guard<'g> {
+    /// The holder of an exclusive guard may change the file: reads without a guard find that (mapped.MP1,
+    /// unguarded.U1, mapped_pages.MB2).
+    fn locked<'g>(&'g self, guard: Guard<'g>) -> FileGuard<'g> {
+        let mut changing = None;
         if guard.mode() == Mode::Exclusive {
             self.mapped.end();
             let range = guard.range();
             self.unguarded.change(self.page_of(range.start()), self.page_of(range.end() - 1));
+            changing = self.mapped_pages.as_deref();
+            changing.inspect(|pages| pages.begin_change(range.start(), range.end()));
         }
-        guard
+        FileGuard { changing, guard }
+    }
+
+    /// Has the size agree with the kernel's (mapped_pages.MB3), with mapped backing. The caller has no guard.
+    pub(crate) fn refresh_size(&self) -> Result<()> {
+        if self.mapped_pages.is_some() { self.adopt_size().map(drop) } else { Ok(()) }
     }
 
     pub(crate) fn turn_to_append(&self) -> Turn<'_> {
@@ -383,8 +401,32 @@ impl CachedFile {
     }
 }
 
+/// A guard over pages of a file.
+pub(crate) struct FileGuard<'f> {
+    /// The holder may change pages with mapped backing (mapped_pages.MB2).
+    changing: Option<&'f MappedPages>,
+    guard: Guard<'f>,
+}
+
+impl FileGuard<'_> {
+    pub(crate) fn range(&self) -> ByteRange {
+        self.guard.range()
+    }
+}
+
+impl Drop for FileGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(pages) = self.changing {
+            let range = self.guard.range();
+            pages.end_change(range.start(), range.end());
+        }
+    }
+}
+
 impl Drop for CachedFile {
     fn drop(&mut self) {
+        self.mapped_pages.as_deref().inspect(|pages| pages.unmap());
         // Before the file is opened anew: the opener that it concerned may have failed.
         self.writeback.forget_failures(self.id, &*self.backing);
         registry().leave(self.id);

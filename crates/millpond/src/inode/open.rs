@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::error::{Error, Op, Result};
+use crate::fault;
 use crate::file_id::FileId;
 use crate::inode::registry::Found;
 use crate::inode::{CachedFile, Shared, length, registry};
@@ -52,6 +53,9 @@ impl CachedFile {
         if shared.cache.frames.are_the_parents() {
             return Err(Error::Forked { op: Op::Open });
         }
+        if options.backing == Backing::Mapped {
+            fault::install_handler().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
+        }
         let failed = |source: io::Error| Error::io(Op::Open, 0, 0, source);
         let stat = rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?;
         match rustix::fs::FileType::from_raw_mode(stat.st_mode) {
@@ -92,7 +96,7 @@ impl CachedFile {
                         rustix::fs::fstat(&fd).map_err(|error| failed(error.into()))?.st_size as u64
                     }
                 };
-                let file = Self::new(shared, backing, id, size, page_bytes, options.write_mode)?;
+                let file = Self::new(shared, backing, id, size, page_bytes, options)?;
                 file.writeback.inherit(id, fd.as_fd());
                 place.enter(&file);
                 file
@@ -128,7 +132,7 @@ impl CachedFile {
         let id = FileId { device: u64::MAX, inode };
         let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;
         let page_bytes = options.page_bytes.unwrap_or(PAGE_BYTES_MIN);
-        Self::new(shared, backing, id, size, page_bytes, options.write_mode)
+        Self::new(shared, backing, id, size, page_bytes, options)
     }
 }
 

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Files: `versions` has the counters and the order of accesses, `mapping` the mapping and its
-//! address range, `residency` the question whether the kernel has the pages.
+//! address range, `residency` the question whether the kernel has the pages, `file_system` which files are mapped.
 //!
 //! Protocol:
 //!
@@ -39,6 +39,7 @@
 //!   child's first use of an inode finds another process number and begins without a mapping.
 //! - **Death inside a write** ends the process, its counters and its mapping. Other processes have their own.
 
+mod file_system;
 mod mapping;
 mod residency;
 mod versions;
@@ -46,6 +47,7 @@ mod versions;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+pub(crate) use file_system::maps_what_it_reads;
 use mapping::SharedMapping;
 pub use versions::PAGE_BYTES;
 use versions::{CounterRange, Span};
@@ -171,6 +173,11 @@ impl Inode {
         self.is_written.load(Acquire)
     }
 
+    /// Where the use of the mapping ends: whole pages below a size that was seen; 0 without a mapping.
+    pub(crate) fn readable(&self) -> u64 {
+        self.mapping.readable()
+    }
+
     fn is_of_this_process(&self) -> bool {
         self.process.load(Relaxed) == process_local::number()
     }
@@ -184,6 +191,22 @@ impl Inode {
     /// [`crate::fault::resume_address`]. No reference to those bytes exists.
     #[inline]
     pub unsafe fn read(&self, fd: BorrowedFd<'_>, dst: *mut u8, len: usize, offset: u64) -> bool {
+        let source = if len >= FAR_BYTES { Source::Far } else { Source::Near };
+        // SAFETY: the caller's promise for `dst`. The source is a mapping that may end at any moment; its addresses
+        // stay reserved for mappings of this module, so the copy reads one of those or faults.
+        self.read_with(fd, len, offset, |bytes| unsafe { copy_from(dst, bytes, len, source) } == 0)
+    }
+
+    /// [`Inode::read`] by a copy of the caller's. `copy` gets the address of the first byte, of `len` bytes that may
+    /// change or fault under the copy, and returns whether it has copied all.
+    #[inline(always)]
+    pub(crate) fn read_with(
+        &self,
+        fd: BorrowedFd<'_>,
+        len: usize,
+        offset: u64,
+        copy: impl FnOnce(*const u8) -> bool,
+    ) -> bool {
         let Some(end) = offset.checked_add(len as u64) else { return false };
         let Some(view) = self.mapping.view(end) else { return false };
         if len == 0 || len > COPY_BYTES_MAX || !self.is_of_this_process() {
@@ -208,10 +231,7 @@ impl Inode {
         } else {
             0
         };
-        let source = if len >= FAR_BYTES { Source::Far } else { Source::Near };
-        // SAFETY: the caller's promise for `dst`. The source is a mapping that may end at any moment; its addresses
-        // stay reserved for mappings of this module, so the copy reads one of those or faults.
-        if unsafe { copy_from(dst, view.at(offset), len, source) } != 0 {
+        if !copy(view.at(offset)) {
             return false;
         }
         // Loaded again: the byte was there while all others were copied. With the bytes before it, where there are any:
@@ -219,7 +239,7 @@ impl Inode {
         let mut tail = [0_u8; TAIL_BYTES];
         let tail_len = if len < TAIL_BYTES { 1 } else { TAIL_BYTES };
         let tail_at = view.at(end - tail_len as u64);
-        // SAFETY: as above, to bytes of our own.
+        // SAFETY: the mapping's bytes, which may fault, as in `read`, to bytes of our own.
         if unsafe { copy_from(tail.as_mut_ptr(), tail_at, tail_len, Source::Near) } != 0 {
             return false;
         }
@@ -317,9 +337,25 @@ impl Inode {
         if self.waiting.load(Relaxed) != 0 && may_wait {
             self.await_readers();
         }
-        let counters = versions::table();
+        let marks = self.marks_of(change);
+        versions::table().begin(&self.is_written, &marks);
+        Writing { inode: self, marks, process: process_local::number() }
+    }
+
+    /// Begins a change of the bytes from `start` to `end` by a caller that excludes other writers and slow reads, and
+    /// ends it by [`Inode::end_change`] with the same bytes.
+    pub(crate) fn begin_change(&self, start: u64, end: u64) {
+        versions::table().begin(&self.is_written, &self.marks_of(change_of(start, end)));
+    }
+
+    /// Ends a change.
+    pub(crate) fn end_change(&self, start: u64, end: u64) {
+        versions::table().end(&self.marks_of(change_of(start, end)));
+    }
+
+    fn marks_of(&self, change: WriteExtent) -> [Option<CounterRange>; 2] {
         let salt = self.salt.load(Relaxed);
-        let marks = match change {
+        match change {
             WriteExtent::Range(offset, len) => match offset.checked_add(len) {
                 Some(end) if len.div_ceil(PAGE_BYTES) < versions::PAGES_MAX => {
                     [Some(CounterRange::range(salt, offset, end)), None]
@@ -332,9 +368,7 @@ impl Inode {
             WriteExtent::Append | WriteExtent::Whole => {
                 [Some(CounterRange::whole(salt)), Some(CounterRange::tail(salt))]
             }
-        };
-        counters.begin(&self.is_written, &marks);
-        Writing { inode: self, marks, process: process_local::number() }
+        }
     }
 
     /// The file will be cut by this process, to `size` bytes: reads beyond it ask the kernel. Between
@@ -388,6 +422,10 @@ fn now_ns() -> u64 {
     // SAFETY: `now` is ours to write.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn change_of(start: u64, end: u64) -> WriteExtent {
+    WriteExtent::Range(start, end - start)
 }
 
 fn salt_of((device, number): (u64, u64)) -> u64 {

@@ -441,7 +441,7 @@ impl Inner {
         }
         let user_data = request.user_data;
         // Not with a direct handle.
-        let may_hit = request.file.hits;
+        let may_hit = request.file.is_for_cached_reads();
         if request.kind.is_read() && may_hit {
             if let Some(moved) = try_hit(&mut request) {
                 return self.complete_at_once(request, Ok(moved));

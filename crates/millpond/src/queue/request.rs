@@ -297,7 +297,7 @@ impl Kind {
     /// thread.
     pub(super) fn make_list(&mut self, file: &File) {
         if let Kind::ReadBuffers { buffers, offset } = self
-            && file.hits
+            && file.is_for_cached_reads()
             && is_short(file, buffers)
         {
             let list = SegmentList::from_buffers(std::mem::take(buffers)).into_raw();

@@ -67,6 +67,10 @@ impl Readahead {
 
     /// Before a slow read of the pages from `first` to `last`: continues or starts read-ahead.
     pub(crate) fn before_read(&self, file: &Arc<CachedFile>, first: PageIndex, last: PageIndex) {
+        if file.mapped_pages.is_some() {
+            // The kernel reads ahead.
+            return;
+        }
         let pattern = self.pattern.load(Relaxed);
         let (marked, missing) = look(file, first, last.min(first + LOOK_PAGES_MAX));
         // Another thread reads through the same handle at this moment: let it guess.
@@ -131,7 +135,8 @@ fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
 /// waiting. `marker` marks the first of them.
 pub(crate) fn fill_ahead(file: &Arc<CachedFile>, first: PageIndex, pages: u64, mut marker: bool) {
     let size = file.core().size.get();
-    if size == 0 {
+    // mapped_pages.MB1.
+    if size == 0 || file.mapped_pages.is_some() {
         return;
     }
     let end = (first + pages).min(file.page_of(size - 1) + 1);

@@ -110,7 +110,10 @@ impl<'f> Lent<'f> {
         memory: Misalignment,
     ) -> Option<Lent<'f>> {
         let begun = Instant::now();
-        let guard = if file.backing.is_direct() {
+        let guard = if file.mapped_pages.is_some() {
+            // mapped_pages.MB1: no page has a frame, and the back end knows the end of the file.
+            file.ranges.try_lock(file.pages(range.0, range.0 + range.1), Mode::Shared)?
+        } else if file.backing.is_direct() {
             // admission.AD8.
             begin_if(file, range, memory, Gate::is_first_miss)?
         } else if file.cache().gate.is_around() {
@@ -131,13 +134,16 @@ impl<'f> Lent<'f> {
             wipe(dst, 0, dst.left());
             return None;
         }
-        self.end(moved);
+        self.end(moved, offset + moved);
         Some(moved as usize)
     }
 
-    /// All of its `len` bytes have arrived. Without, they were not read.
-    pub(crate) fn end(self, len: u64) {
+    /// All of its `len` bytes, up to `end`, have arrived. Without, they were not read.
+    pub(crate) fn end(self, len: u64, end: u64) {
         drop(self.guard);
+        if let Some(pages) = self.file.mapped_pages.as_deref() {
+            pages.note_slow_read(&*self.file.backing, end);
+        }
         let slot = self.file.cache().counters.mine();
         slot.passed(len);
         slot.took(LatencyKind::ReadMiss, self.begun);
@@ -188,14 +194,41 @@ impl Aside {
         waker: &Waker,
         ring: Option<&Arc<SharedRing>>,
     ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
-        let cache = file.cache();
+        let gate = &file.cache().gate;
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
         let end = (offset + len).min(size);
         let goes_around = || goes_around(file, Gate::goes_around, offset, end, size);
-        if !cache.gate.is_around() || end <= offset || !goes_around() {
+        if !gate.is_around() || end <= offset || !goes_around() {
             return Err(guard);
         }
+        Aside::read(file, guard, (offset, end, size), waker, ring)
+    }
+
+    /// The same of a file with mapped backing, whose end the back end knows (mapped_pages.MB3). The guard comes back
+    /// where a worker is to read.
+    pub(crate) fn start_mapped(
+        file: &Arc<CachedFile>,
+        guard: OwnedGuard,
+        (offset, len): (u64, u64),
+        waker: &Waker,
+        ring: Option<&Arc<SharedRing>>,
+    ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
+        let end = offset + len;
+        if file.page_of(end - 1) - file.page_of(offset) >= PAGES_MAX {
+            return Err(guard);
+        }
+        Aside::read(file, guard, (offset, end, u64::MAX), waker, ring)
+    }
+
+    fn read(
+        file: &Arc<CachedFile>,
+        guard: OwnedGuard,
+        (offset, end, size): (u64, u64, u64),
+        waker: &Waker,
+        ring: Option<&Arc<SharedRing>>,
+    ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
+        let cache = file.cache();
         let (first, last) = (file.page_of(offset), file.page_of(end - 1));
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
         let class = Class::page(file.core().page_shift);
@@ -225,6 +258,7 @@ impl Aside {
                 waker.wake();
             }
         });
+        let offset = file.start_of(first);
         let read = BackgroundRead { offset, wanted: true, direct: false, segments, done };
         if let Err(read) = shared_ring::start_read(ring, Arc::clone(&file.backing), read) {
             read.done.end(Ok(0));
@@ -258,6 +292,9 @@ impl Aside {
             };
         }
         let len = end - offset;
+        if let Some(pages) = file.mapped_pages.as_deref() {
+            pages.note_slow_read(&*file.backing, end);
+        }
         file.cache().counters.mine().passed(len);
         let fault = Error::Fault { op: Op::Read, offset, len };
         Some(if faulted { Err(fault) } else { Ok(len as usize) })

@@ -64,6 +64,7 @@ use crate::latency::LatencyKind;
 use crate::read::ahead::Readahead;
 use crate::read::around::Aside;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
+use crate::read::mapped_read;
 use crate::read::run::{Claims, Next, Progress};
 use crate::read::{self};
 use crate::units::PageIndex;
@@ -153,6 +154,9 @@ impl Wanted<'_> {
     #[inline]
     pub(crate) fn try_hit(&self) -> Option<usize> {
         let slot = self.file.cache().counters.mine();
+        if let Some(pages) = self.file.mapped_pages.as_deref() {
+            return mapped_read::try_read(self.file, pages, slot, self.dst, self.offset);
+        }
         let path = HitPath::new(self.file, slot, TRIES_MAX);
         match self.dst.front(2) {
             Front::One(one) if one.len() as u64 == self.dst.left() => {
@@ -257,6 +261,9 @@ impl Miss {
             {
                 return Step::Done(Ok(moved));
             }
+            if wanted.file.mapped_pages.is_some() {
+                return self.bypass(request, wanted, waker, pace);
+            }
             let pages = wanted.pages();
             // Acquire: pairs with the release in `Run::start`. Argued: there.
             let failed = self.progress.as_ref().is_some_and(|reads| reads.failed.load(Acquire));
@@ -327,6 +334,35 @@ impl Miss {
         }
     }
 
+    /// Goes on with a read of a file with mapped backing, which the mapping does not serve.
+    fn bypass(
+        &mut self,
+        request: Option<GuardRequest>,
+        wanted: &Wanted<'_>,
+        waker: &Waker,
+        pace: Pace,
+    ) -> Step {
+        if pace == Pace::Moment {
+            self.wait = request.map_or(Wait::Nothing, Wait::Guard);
+            return Step::Work;
+        }
+        let Some(guard) = self.guard(request, wanted, waker) else {
+            return Step::Pending;
+        };
+        let ring = SharedRing::of_this_batch(wanted.ring);
+        let range = (wanted.offset, wanted.dst.left());
+        match Aside::start_mapped(wanted.file, guard, range, waker, ring) {
+            Ok(aside) => {
+                self.wait = Wait::Aside(aside);
+                Step::Pending
+            }
+            Err(guard) => {
+                drop(guard);
+                self.hand_over(wanted, waker)
+            }
+        }
+    }
+
     /// A shared guard over the read, by the request that waits for one or a new one; `None`: it waits.
     fn guard(
         &mut self,
@@ -350,7 +386,7 @@ impl Miss {
             Poll::Pending => {
                 self.wait = Wait::Guard(waiting);
                 // Asking is no round: the task is in the queue then.
-                self.rounds -= 1;
+                self.rounds = self.rounds.saturating_sub(1);
                 None
             }
         }

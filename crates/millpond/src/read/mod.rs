@@ -17,6 +17,8 @@
 
 pub(crate) mod hit;
 
+pub(crate) mod mapped_read;
+
 pub(crate) mod run;
 pub(crate) mod unguarded;
 
@@ -44,6 +46,9 @@ const SHRUNK_MAX: usize = 8;
 /// Reads at `offset` under a shared guard, filling what is missing. Of bytes that can't be read, tells
 /// only if there are none before them, as the kernel does.
 pub(crate) fn read_slow(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    if let Some(pages) = file.mapped_pages.as_deref() {
+        return mapped_read::read_slow(file, pages, dst, offset);
+    }
     let mut touched = 0;
     let outcome = read_guarded(file, dst, offset, &mut touched);
     wipe(dst, *outcome.as_ref().unwrap_or(&0) as u64, touched);

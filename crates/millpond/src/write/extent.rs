@@ -16,15 +16,15 @@
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::cache::class::Class;
 use crate::cache::page::{Shown, State};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
-use crate::inode::CachedFile;
 use crate::inode::space;
+use crate::inode::{CachedFile, FileGuard};
 use crate::io::backend::Seek;
 use crate::io::backend::allocation::Overwrites;
 use crate::io::segment::Segment;
@@ -76,6 +76,7 @@ impl CachedFile {
             let first = self.page_of(len);
             let tail = (len > self.start_of(first)).then_some(first);
             self.hide_and_settle(Op::Truncate, first, PageIndex::LAST, [tail, None])?;
+            self.mapped_pages.as_deref().inspect(|pages| pages.note_cut(len));
             self.intending(intent, || self.cut(len, first, tail))
         };
         drop(guard);
@@ -329,7 +330,7 @@ impl CachedFile {
     }
 
     /// An exclusive guard from the smaller of the size and `len` on, and the size. Waits twice at most.
-    fn lock_from_end(&self, len: u64) -> (Guard<'_>, u64) {
+    fn lock_from_end(&self, len: u64) -> (FileGuard<'_>, u64) {
         let mut start = self.core().size.get().min(len);
         loop {
             let guard = self.lock(start, u64::MAX, Mode::Exclusive);

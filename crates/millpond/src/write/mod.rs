@@ -29,13 +29,13 @@ pub(crate) mod extent;
 
 use std::io;
 
-use millpond_rangelock::{Guard, Mode};
+use millpond_rangelock::Mode;
 
 use crate::cache::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
-use crate::inode::{Blocking, CachedFile};
+use crate::inode::{Blocking, CachedFile, FileGuard};
 use crate::io::request;
 use crate::io::segment::SegmentIter;
 use crate::io::transfer::{Direction, Transfer};
@@ -141,11 +141,12 @@ pub(crate) struct How {
 /// it in its range, or before that where it was cut meanwhile: then the next guard is for the whole
 /// file. One for the bytes of the append alone would come too late each time that somebody extends
 /// the file while it is waited for.
-pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(Guard<'_>, u64)> {
+pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(FileGuard<'_>, u64)> {
     let check = |end: u64| match end.checked_add(len) {
         Some(to) if to <= i64::MAX as u64 => Ok(to),
         _ => Err(Error::InvalidRange { op: Op::Write, offset: end, len }),
     };
+    file.refresh_size()?;
     let seen = file.core().size.get();
     // Mostly nobody is there; and what lies beyond the append is left to others.
     if let Ok(to) = check(seen)
@@ -173,7 +174,7 @@ pub(crate) fn lock_for_write(
     offset: u64,
     end: u64,
     blocking: Blocking,
-) -> Option<(Guard<'_>, u64)> {
+) -> Option<(FileGuard<'_>, u64)> {
     let mut size = file.core().size.get();
     loop {
         let start = if end > size { offset.min(size) } else { offset };
@@ -195,7 +196,7 @@ fn write_locked(
     src: SegmentIter<'_>,
     offset: u64,
     size: u64,
-    guard: Guard<'_>,
+    guard: FileGuard<'_>,
     how: How,
     may_wait: bool,
 ) -> Result<Moved> {
@@ -212,7 +213,11 @@ fn write_locked(
     let waits = fits && may_wait && mode == WriteMode::Back && write.back(pages)?;
     let moved = if waits {
         Ok(len as usize)
-    } else if fits && mode == WriteMode::Through && !write.meets_writeback() {
+    } else if fits
+        && mode == WriteMode::Through
+        && file.mapped_pages.is_none()
+        && !write.meets_writeback()
+    {
         write.through(pages)
     } else {
         let moved = write.around();
@@ -339,7 +344,7 @@ impl<'a> Write<'a> {
     }
 
     /// Gives up the guard of a write that is over.
-    fn release(&self, guard: Guard<'_>, outcome: &Result<usize>) -> Result<()> {
+    fn release(&self, guard: FileGuard<'_>, outcome: &Result<usize>) -> Result<()> {
         if self.release_apart(guard, outcome) {
             self.file.adopt_size()?;
         }
@@ -348,7 +353,7 @@ impl<'a> Write<'a> {
 
     /// Gives up the guard of a write that is over; whether the back end may have kept more than it
     /// acknowledged, and be longer now than we think.
-    pub(crate) fn release_apart(&self, guard: Guard<'_>, outcome: &Result<usize>) -> bool {
+    pub(crate) fn release_apart(&self, guard: FileGuard<'_>, outcome: &Result<usize>) -> bool {
         drop(guard);
         let done = *outcome.as_ref().unwrap_or(&0) as u64;
         let extends = self.offset + self.len > self.size;

@@ -5,13 +5,15 @@ use crate::face::file::{File, check_range};
 use crate::io::backend::Seek;
 
 impl File {
-    /// The file's length in bytes. Never blocks.
+    /// The file's length in bytes. Does not block, except with [`Backing::Mapped`](crate::Backing::Mapped): there the
+    /// kernel is asked, and a length that another process has changed waits for operations of this process.
     ///
     /// # Errors
     ///
-    /// None at present.
+    /// [`Error::Io`] with [`Backing::Mapped`](crate::Backing::Mapped), with the kernel's error.
     pub fn len(&self) -> Result<u64> {
         self.check_process(Op::Stat)?;
+        self.cached.refresh_size()?;
         Ok(self.cached.core().size.get())
     }
 
@@ -34,6 +36,7 @@ impl File {
     pub fn truncate(&self, len: u64) -> Result<()> {
         check_range(Op::Truncate, len, 0)?;
         self.check(self.write, Op::Truncate, len, 0)?;
+        self.cached.refresh_size()?;
         self.cached.truncate(len)
     }
 
@@ -151,6 +154,7 @@ impl File {
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>> {
         check_range(Op::Seek, offset, 0)?;
         self.check_process(Op::Seek)?;
+        self.cached.refresh_size()?;
         self.cached.seek(offset, Seek::Data)
     }
 
@@ -163,6 +167,7 @@ impl File {
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>> {
         check_range(Op::Seek, offset, 0)?;
         self.check_process(Op::Seek)?;
+        self.cached.refresh_size()?;
         self.cached.seek(offset, Seek::Hole)
     }
 
@@ -186,6 +191,6 @@ impl File {
             let what = format!("the length of the range at offset {offset} is 0; at least 1");
             return Err(Error::InvalidInput { op, what });
         }
-        Ok(())
+        self.cached.refresh_size()
     }
 }

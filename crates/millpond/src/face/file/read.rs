@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io::IoSliceMut;
+use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -9,6 +10,7 @@ use crate::advice::Advice;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, check_range, in_range};
 use crate::face::view::View;
+use crate::inode::mapped_pages::MappedPages;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::Direction;
@@ -17,6 +19,7 @@ use crate::read;
 use crate::read::ahead;
 use crate::read::around::Lent;
 use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
+use crate::read::mapped_read;
 use crate::stats::HitCounts;
 
 impl File {
@@ -84,10 +87,21 @@ impl File {
             return Ok(0);
         }
         let slot = self.cached.cache().counters.mine();
+        let would_block = Error::WouldBlock { op: Op::Read, offset, len };
+        if let Some(pages) = self.mapped_pages() {
+            // SAFETY: an exclusive slice is valid for writes of its length.
+            let segment = unsafe { [Segment::new(dst.as_mut_ptr(), dst.len())] };
+            let dst = (&segment).into();
+            return match mapped_read::try_read(&self.cached, pages, slot, dst, offset) {
+                Some(moved) => Ok(moved),
+                None => mapped_read::read_without_waiting(&self.cached, dst, offset)
+                    .unwrap_or(Err(would_block)),
+            };
+        }
         let path = HitPath::new(&self.cached, slot, TRIES_MAX);
         // SAFETY: an exclusive slice is valid for writes of its length.
         let hit = unsafe { path.try_read(dst.as_mut_ptr(), dst.len(), offset) };
-        hit.ok_or(Error::WouldBlock { op: Op::Read, offset, len })
+        hit.ok_or(would_block)
     }
 
     /// Reads exactly `dst.len()` bytes.
@@ -156,16 +170,31 @@ impl File {
         let file = &self.cached;
         let end = if len == 0 { i64::MAX as u64 } else { offset + len };
         match advice {
-            Advice::Normal | Advice::Sequential | Advice::Random => self.readahead.advise(advice),
+            Advice::Normal | Advice::Sequential | Advice::Random => {
+                self.readahead.advise(advice);
+                if file.mapped_pages.is_some() {
+                    let advice = match advice {
+                        Advice::Sequential => rustix::fs::Advice::Sequential,
+                        Advice::Random => rustix::fs::Advice::Random,
+                        _ => rustix::fs::Advice::Normal,
+                    };
+                    self.advise_kernel(offset, len, advice);
+                }
+            }
             Advice::WillNeed => {
                 let first = file.page_of(offset);
                 let end = end.min(self.len()?);
-                if end > offset && file.backing.permits(false) {
+                if file.mapped_pages.is_some() {
+                    self.advise_kernel(offset, len, rustix::fs::Advice::WillNeed);
+                } else if end > offset && file.backing.permits(false) {
                     let pages = file.page_of(end - 1) - first + 1;
                     ahead::fill_ahead(file, first, pages, false);
                 }
             }
             Advice::DontNeed => {
+                if file.mapped_pages.is_some() {
+                    self.advise_kernel(offset, len, rustix::fs::Advice::DontNeed);
+                }
                 file.cache().evict_range(file.core(), file.page_of(offset), file.page_of(end - 1));
             }
             // Relaxed: guards no data; a concurrent read may use either value.
@@ -173,6 +202,13 @@ impl File {
             Advice::AtomicReads => self.tries.store(TRIES_MAX, Relaxed),
         }
         Ok(())
+    }
+
+    /// Passes advice on to the kernel, whose pages they are. Advice has no error.
+    fn advise_kernel(&self, offset: u64, len: u64, advice: rustix::fs::Advice) {
+        if let Some(fd) = self.cached.backing.descriptor(false) {
+            let _ = rustix::fs::fadvise(fd, offset, NonZeroU64::new(len), advice);
+        }
     }
 
     /// [`File::read_at`] into memory that need not be initialised.
@@ -199,7 +235,27 @@ impl File {
         }
         // SAFETY: the caller's promise is the same.
         let segment = unsafe { [Segment::new(dst, len)] };
-        self.read_missed((&segment).into(), offset)
+        self.read_mapped_or_missed((&segment).into(), offset)
+    }
+
+    /// A read that frames do not serve.
+    #[inline]
+    fn read_mapped_or_missed(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+        if let Some(pages) = self.mapped_pages()
+            && in_range(offset, dst.left())
+        {
+            let slot = self.cached.cache().counters.mine();
+            if let Some(moved) = mapped_read::try_read(&self.cached, pages, slot, dst, offset) {
+                return Ok(moved);
+            }
+        }
+        self.read_missed(dst, offset)
+    }
+
+    /// The pages that serve reads of this handle in place of frames.
+    #[inline]
+    fn mapped_pages(&self) -> Option<&MappedPages> {
+        self.cached.mapped_pages.as_deref().filter(|_| self.read && !self.direct)
     }
 
     /// Assigns counters to the calling thread, which [`File::try_read_hit_raw`] can't do: call it once per
@@ -301,18 +357,22 @@ impl File {
                 return Ok(moved);
             }
         }
-        self.read_missed(list.iter(), offset)
+        self.read_mapped_or_missed(list.iter(), offset)
     }
 
     /// The same for a request, which owns the memory or borrows it: if a background read would bypass the
     /// cache (`read::around`), this read does, too.
     pub(crate) fn read_owned(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
         let len = dst.left();
-        if self.hits && self.read && len > 0 && in_range(offset, len) {
+        if self.is_for_cached_reads() && len > 0 && in_range(offset, len) {
             let file = &self.cached;
             let slot = file.cache().counters.mine();
-            let path = HitPath::new(file, slot, self.tries.load(Relaxed));
-            if let Some(moved) = path.try_read_vectored(dst, offset) {
+            let hit = match self.mapped_pages() {
+                Some(pages) => mapped_read::try_read(file, pages, slot, dst, offset),
+                None => HitPath::new(file, slot, self.tries.load(Relaxed))
+                    .try_read_vectored(dst, offset),
+            };
+            if let Some(moved) = hit {
                 return Ok(moved);
             }
             if let Some(lent) = Lent::begin(file, (offset, len), dst.misalignment()) {
@@ -343,7 +403,8 @@ impl File {
         let file = &self.cached;
         let begun = Instant::now();
         self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
-        let read = if self.tries.load(Relaxed) == TRIES_TORN {
+        let is_torn = self.tries.load(Relaxed) == TRIES_TORN && file.mapped_pages.is_none();
+        let read = if is_torn {
             read::read_torn(file, dst, offset)
         } else {
             read::read_slow(file, dst, offset)

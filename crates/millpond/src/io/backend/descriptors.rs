@@ -38,6 +38,22 @@ pub enum Backing {
     /// Through the kernel's page cache, which is then a second level (the default).
     #[default]
     Buffered,
+    /// The kernel's page cache is the cache: reads copy from a mapping of it, while the file is written, too, and no
+    /// frame of the engine holds a second copy. A write is one system call. For [`WriteMode::Through`](crate::WriteMode)
+    /// alone.
+    ///
+    /// The kernel chooses the cached pages. [`EngineBuilder::cache_bytes`](crate::EngineBuilder::cache_bytes) does not
+    /// limit them. Changes by other processes are visible at once; a read beside a write of
+    /// another process may be torn, as with `read(2)`.
+    ///
+    /// A page that can't be read, or that another process cuts off, raises SIGBUS in the copy. So the first such open
+    /// installs a handler ([`fault::install_handler`](crate::fault::install_handler)), which ends the copy and passes any
+    /// other fault on to the handler of before. A thread that blocks SIGBUS reads by system calls; it must not
+    /// begin to block the signal after its first read. Reads are system
+    /// calls, too, of pages that the kernel does not have; on file systems other than ext4, XFS, btrfs, F2FS, JFS and
+    /// ReiserFS; with a limit of the address space (`RLIMIT_AS`); before Linux 6.5, or of a file that the
+    /// process neither owns nor may write; and on AArch64.
+    Mapped,
     /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
     /// edges of a write go through the kernel's cache, coherently.
     Direct,
@@ -102,7 +118,7 @@ impl Descriptors {
         transfers: &Arc<TransferCounts>,
     ) -> io::Result<Descriptors> {
         let direct = match backing {
-            Backing::Buffered | Backing::Uncached => None,
+            Backing::Buffered | Backing::Mapped | Backing::Uncached => None,
             Backing::Direct => Some(direct_alignment(fd)?),
             Backing::DirectInPlace => in_place_alignment(fd),
         };

@@ -1,0 +1,134 @@
+//! Reads of files with mapped backing (`inode::mapped_pages`).
+//!
+//! A read copies from the mapping without a lock. Where that is refused, it takes a shared guard over its pages, and the
+//! back end reads into the reader's memory: the kernel brings the pages, with its own read-ahead.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use millpond_rangelock::Mode;
+
+use crate::error::{Error, Op, Result};
+use crate::inode::CachedFile;
+use crate::inode::mapped_pages::{Attempted, MappedPages};
+use crate::io::segment::SegmentIter;
+use crate::io::transfer::{Direction, Transfer};
+use crate::read::hit::wipe;
+use crate::stats::ThreadCounts;
+
+/// Reads all of `dst` from byte `offset` on without a lock, and counts. `None`: the mapping does not serve the read.
+#[inline]
+pub(crate) fn try_read(
+    file: &CachedFile,
+    pages: &MappedPages,
+    slot: &ThreadCounts,
+    dst: SegmentIter<'_>,
+    offset: u64,
+) -> Option<usize> {
+    let len = dst.left();
+    if !file.shared.hit_path.load(Relaxed) {
+        return None;
+    }
+    match pages.try_read(descriptor(file)?, dst, offset) {
+        Attempted::Read => {
+            slot.hit(len);
+            Some(len as usize)
+        }
+        Attempted::No => None,
+        Attempted::Failed => {
+            forget_copy(slot, dst);
+            None
+        }
+    }
+}
+
+/// The next attempt may return fewer bytes: nothing of this one may stay in the reader's memory.
+#[cold]
+fn forget_copy(slot: &ThreadCounts, dst: SegmentIter<'_>) {
+    slot.retried();
+    wipe(dst, 0, dst.left());
+}
+
+/// Reads at `offset` under a shared guard, by the back end. Blocks for writers of the same pages and for the device.
+pub(crate) fn read_slow(
+    file: &CachedFile,
+    pages: &MappedPages,
+    dst: SegmentIter<'_>,
+    offset: u64,
+) -> Result<usize> {
+    let len = dst.left();
+    let guard = file.lock(offset, offset + len, Mode::Shared);
+    let mut batch = [Transfer::new(Direction::Read, offset, dst)];
+    file.carry_out(&mut batch);
+    let [Transfer { moved, error, .. }] = batch;
+    drop(guard);
+    file.cache().counters.mine().passed(moved);
+    if error.is_some() {
+        // The device may have moved more bytes, up to the end of the file.
+        let end = file.backing.len().map_or(len, |size| size.saturating_sub(offset).min(len));
+        wipe(dst, moved, end.max(moved));
+    }
+    match error {
+        Some(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+            Err(Error::Fault { op: Op::Read, offset, len })
+        }
+        Some(error) if moved == 0 => Err(Error::io(Op::Read, offset, len, error)),
+        _ => {
+            pages.note_slow_read(&*file.backing, offset + moved);
+            Ok(moved as usize)
+        }
+    }
+}
+
+/// [`read_slow`] to the end of `dst` or of the file; a byte that can't be read is an error.
+pub(crate) fn read_all(
+    file: &CachedFile,
+    pages: &MappedPages,
+    mut dst: SegmentIter<'_>,
+    offset: u64,
+) -> Result<u64> {
+    let mut done = 0;
+    while dst.left() > 0 {
+        let moved = read_slow(file, pages, dst, offset + done)? as u64;
+        if moved == 0 {
+            break;
+        }
+        dst.advance(moved);
+        done += moved;
+    }
+    Ok(done)
+}
+
+/// Reads into one piece of memory as far as the kernel has the pages (`RWF_NOWAIT`). `None`: it would wait, or a
+/// writer of this process has the pages.
+pub(crate) fn read_without_waiting(
+    file: &CachedFile,
+    dst: SegmentIter<'_>,
+    offset: u64,
+) -> Option<Result<usize>> {
+    let len = dst.left();
+    let guard = file.try_lock(offset, offset + len, Mode::Shared)?;
+    let front = dst.front(1);
+    let [piece] = front.as_slice() else { return None };
+    let iovec = libc::iovec { iov_base: piece.base().cast(), iov_len: piece.len() };
+    let fd = descriptor(file)?.as_raw_fd();
+    // SAFETY: the maker of the segment vouches for its memory.
+    let moved = unsafe { libc::preadv2(fd, &raw const iovec, 1, offset as i64, libc::RWF_NOWAIT) };
+    drop(guard);
+    if moved >= 0 {
+        return Some(Ok(moved as usize));
+    }
+    let error = io::Error::last_os_error();
+    let would_wait = [libc::EAGAIN, libc::EOPNOTSUPP, libc::EINTR];
+    match error.raw_os_error() {
+        Some(errno) if would_wait.contains(&errno) => None,
+        _ => Some(Err(Error::io(Op::Read, offset, len, error))),
+    }
+}
+
+/// A descriptor that permits reading, of a back end whose bytes are those of the file.
+#[inline]
+fn descriptor(file: &CachedFile) -> Option<BorrowedFd<'_>> {
+    file.backing.descriptor(false).filter(|_| file.shared.backend.has_files())
+}

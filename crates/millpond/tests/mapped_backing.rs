@@ -1,0 +1,358 @@
+//! Files with mapped backing: reads copy from the kernel's page cache.
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Instant;
+
+use millpond::{
+    AsyncFile, BackendChoice, Backing, Engine, Error, File, OpenOptions, Request, WriteMode,
+};
+
+use common::{engine, has_uring, read_write, stress_time, temp_dir, then_stop};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 600;
+
+fn mapped() -> OpenOptions {
+    read_write().backing(Backing::Mapped)
+}
+
+fn content() -> Vec<u8> {
+    (0..PAGES * PAGE + 100).map(|at| (at / PAGE * 7 + at) as u8 | 1).collect()
+}
+
+/// A file of that content.
+struct Case {
+    dir: tempfile::TempDir,
+    engine: Engine,
+    file: Arc<File>,
+}
+
+impl Case {
+    fn new(backend: BackendChoice) -> Case {
+        let dir = temp_dir();
+        let path = dir.path().join("file");
+        std::fs::write(&path, content()).unwrap();
+        let engine = engine(1 << 20, backend);
+        let file = Arc::new(engine.open(&path, &mapped()).unwrap());
+        Case { dir, engine, file }
+    }
+
+    /// After enough reads for a mapping.
+    fn warm(backend: BackendChoice) -> Case {
+        let case = Case::new(backend);
+        for at in 0..32 {
+            case.file.read_at(&mut [0; 100], at * 1000).unwrap();
+        }
+        case
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.path().join("file")
+    }
+
+    /// Reads that were served without a lock, so far.
+    fn hits(&self) -> u64 {
+        self.engine.stats().hits
+    }
+
+    fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let read = self.file.read_at(&mut bytes, offset).unwrap();
+        bytes.truncate(read);
+        bytes
+    }
+}
+
+fn back_ends() -> Vec<BackendChoice> {
+    let mut all = vec![BackendChoice::Threads];
+    all.extend(has_uring().then_some(BackendChoice::Uring));
+    all
+}
+
+/// Goal: a warm file is read from the mapping, beside writes too, and no frame holds a byte of it.
+#[test]
+fn reads_are_served_from_the_mapping() {
+    for backend in back_ends() {
+        let case = Case::warm(backend);
+        let (before, mut expected) = (case.hits(), content());
+        for at in (0..PAGES * PAGE - 9000).step_by(7777) {
+            assert!(case.read(at as u64, 9000) == expected[at..at + 9000]);
+            case.file.write_all_at(&[at as u8 | 1; 5000], at as u64 + 100).unwrap();
+            expected[at + 100..at + 5100].fill(at as u8 | 1);
+            assert!(case.read(at as u64, 9000) == expected[at..at + 9000]);
+        }
+        let reads = 2 * (PAGES * PAGE - 9000).div_ceil(7777) as u64;
+        assert!(case.hits() - before >= reads / 2, "{} of {reads}", case.hits() - before);
+        assert_eq!(case.engine.stats().fills, 0);
+        assert!(std::fs::read(case.path()).unwrap() == expected);
+    }
+}
+
+/// Goal: every way to read returns the same bytes, cold and warm, within the file and past its end.
+#[test]
+fn all_ways_to_read_agree() {
+    for backend in back_ends() {
+        for is_warm in [false, true] {
+            let case =
+                if is_warm { Case::warm(backend.clone()) } else { Case::new(backend.clone()) };
+            let expected = content();
+            let end = expected.len();
+            let queue = case.engine.queue(8).unwrap();
+            let future_file = AsyncFile::from(Arc::clone(&case.file));
+            for (offset, len) in [
+                (0, 1),
+                (1, PAGE),
+                (4000, 9000),
+                (PAGE * 17, PAGE),
+                (100, 300_000),
+                (end - 50, 100),
+                (end, 10),
+                (end + 5000, 10),
+                (end - PAGE * 3 - 7, PAGE * 4),
+            ] {
+                let want = &expected[offset.min(end)..(offset + len).min(end)];
+                assert!(case.read(offset as u64, len) == want, "{offset} {len}");
+                let mut parts = [vec![0; len / 2], vec![0; len - len / 2]];
+                let mut slices: Vec<_> =
+                    parts.iter_mut().map(|part| std::io::IoSliceMut::new(part)).collect();
+                let moved = case.file.read_vectored_at(&mut slices, offset as u64).unwrap();
+                assert!(parts.concat()[..moved] == *want);
+                match case.file.try_read_at(&mut parts[1], offset as u64) {
+                    Ok(moved) => assert_eq!(parts[1][..moved], want[..moved]),
+                    Err(error) => assert!(matches!(error, Error::WouldBlock { .. }), "{error}"),
+                }
+                let view = case.file.view(offset as u64, len).unwrap();
+                assert!(*view == want[..view.len()]);
+                assert_eq!(view.is_empty(), want.is_empty());
+                let mut bytes = vec![0; len];
+                let moved =
+                    common::block_on(future_file.read_at(&mut bytes, offset as u64)).unwrap();
+                assert!(bytes[..moved] == *want, "asynchronous, {offset} {len}");
+                queue.submit(&mut vec![Request::read(&case.file, vec![0; len], offset as u64)]);
+                let done = queue.wait(1, 1, None).unwrap().remove(0);
+                let moved = done.result().unwrap();
+                assert!(done.into_buffer()[..moved] == *want, "by a queue, {offset} {len}");
+            }
+        }
+    }
+}
+
+/// Goal: reads beside writes of the same process are whole, and so are reads beside truncations: of the file's bytes or
+/// of zeros.
+/// Method: records of one value each, of two and a half pages, are overwritten by two threads and read by two, by a
+/// handle and by a queue; a third writer cuts the file and makes it longer again. The kernel's own reads, beside the
+/// same writers, are counted: they tear.
+#[test]
+fn reads_beside_writes_are_whole() {
+    const RECORD: usize = 10_000;
+    const RECORDS: u64 = 40;
+    for backend in back_ends() {
+        let case = Case::warm(backend);
+        case.file.truncate(0).unwrap();
+        case.file.write_all_at(&vec![1; RECORD * RECORDS as usize], 0).unwrap();
+        let (stop, end) = (AtomicBool::new(false), Instant::now() + stress_time(1.0));
+        let is_whole = |bytes: &[u8]| bytes.iter().all(|byte| *byte == bytes[0]);
+        let torn_by_kernel = thread::scope(|scope| {
+            for first in [0_u32, 1] {
+                let (file, stop) = (&case.file, &stop);
+                scope.spawn(move || {
+                    let mut value = first;
+                    while !stop.load(Relaxed) {
+                        value += 2;
+                        let record = u64::from(value) * 7 % (RECORDS - 10);
+                        let bytes = [value as u8; RECORD];
+                        file.write_all_at(&bytes, record * RECORD as u64).unwrap();
+                    }
+                });
+            }
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    case.file.truncate((RECORDS - 8) * RECORD as u64).unwrap();
+                    case.file.truncate(RECORDS * RECORD as u64).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                let queue = case.engine.queue(4).unwrap();
+                for record in (0..RECORDS).cycle() {
+                    let (bytes, offset) = (vec![0; RECORD], record * RECORD as u64);
+                    queue.submit(&mut vec![Request::read(&case.file, bytes, offset)]);
+                    let done = queue.wait(1, 1, None).unwrap().remove(0);
+                    let (moved, bytes) = done.into_parts();
+                    assert!(is_whole(&bytes[..moved.unwrap().max(1)]), "torn, by a queue");
+                    if stop.load(Relaxed) {
+                        return;
+                    }
+                }
+            });
+            then_stop(&stop, || {
+                let plain = std::fs::File::open(case.path()).unwrap();
+                let (mut bytes, mut torn, mut reads) = ([0; RECORD], 0, 0);
+                while Instant::now() < end || reads < 1000 {
+                    let offset = reads % RECORDS * RECORD as u64;
+                    let moved = case.file.read_at(&mut bytes, offset).unwrap();
+                    assert!(is_whole(&bytes[..moved.max(1)]), "torn");
+                    let moved = plain.read_at(&mut bytes, offset).unwrap();
+                    torn += usize::from(!is_whole(&bytes[..moved.max(1)]));
+                    reads += 1;
+                }
+                torn
+            })
+        });
+        println!("{torn_by_kernel} reads of the kernel's were torn");
+    }
+}
+
+/// Goal: changes by another process, which the engine does not know of, are visible at once: bytes, and both directions
+/// of the length.
+#[test]
+fn changes_by_others_are_visible_at_once() {
+    for backend in back_ends() {
+        let case = Case::warm(backend);
+        let other = std::fs::OpenOptions::new().write(true).open(case.path()).unwrap();
+        let mut expected = content();
+        for turn in 0..200_u32 {
+            let at = (turn as usize * 7919) % (PAGES * PAGE / 2);
+            other.write_all_at(&[turn as u8; 6000], at as u64).unwrap();
+            expected[at..at + 6000].fill(turn as u8);
+            assert!(case.read(at as u64, 6000) == expected[at..at + 6000], "written");
+            let len = PAGES * PAGE / 2 + turn as usize * 31;
+            other.set_len(len as u64).unwrap();
+            expected.resize(len, 0);
+            assert_eq!(case.file.len().unwrap(), len as u64);
+            assert!(case.read(len as u64 - 5000, 9000) == expected[len - 5000..], "cut");
+            let longer = len + 3 * PAGE;
+            other.write_all_at(&[9; 100], longer as u64 - 100).unwrap();
+            expected.resize(longer - 100, 0);
+            expected.resize(longer, 9);
+            assert!(case.read(len as u64 - 5000, 90_000) == expected[len - 5000..], "grown");
+            let appended = case.file.append(&[3; 10]).unwrap();
+            assert_eq!(appended, longer as u64, "an append finds the end that others have moved");
+            other.set_len(longer as u64).unwrap();
+        }
+    }
+}
+
+/// Goal: a thread that reads a file that another process cuts gets short reads or bytes, and no signal; so does a thread
+/// that blocks SIGBUS.
+#[test]
+fn a_file_that_is_cut_raises_no_signal() {
+    let case = Case::warm(BackendChoice::Threads);
+    let other = std::fs::OpenOptions::new().write(true).open(case.path()).unwrap();
+    let (stop, end) = (AtomicBool::new(false), Instant::now() + stress_time(1.0));
+    let read_all = |is_done: &dyn Fn() -> bool| {
+        let mut bytes = vec![0; 20_000];
+        while !is_done() {
+            for offset in (0..(PAGES * PAGE) as u64).step_by(50_000) {
+                let moved = case.file.read_at(&mut bytes, offset).unwrap();
+                assert!(bytes[..moved].iter().all(|byte| *byte == 0 || byte & 1 == 1));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: a set of signals of this thread's own.
+            unsafe {
+                let mut set = std::mem::zeroed();
+                libc::sigemptyset(&mut set);
+                libc::sigaddset(&mut set, libc::SIGBUS);
+                libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+            }
+            read_all(&|| stop.load(Relaxed));
+        });
+        scope.spawn(|| read_all(&|| stop.load(Relaxed)));
+        then_stop(&stop, || {
+            while Instant::now() < end {
+                other.set_len(5000).unwrap();
+                other.set_len((PAGES * PAGE) as u64).unwrap();
+            }
+        });
+    });
+}
+
+/// Goal: a fault that is not the engine's goes to the handler of before, or kills as without the engine.
+#[test]
+fn other_faults_are_as_without_the_engine() {
+    use std::os::unix::process::ExitStatusExt;
+
+    extern "C" fn exit_42(_: libc::c_int) {
+        // SAFETY: async-signal-safe.
+        unsafe { libc::_exit(42) };
+    }
+    for has_handler in [true, false] {
+        // SAFETY: the child calls nothing that another thread of the parent may have locked, but for the engine's open
+        // of a file, before which the parent has one thread that matters.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let handler: extern "C" fn(libc::c_int) = exit_42;
+            let action = if has_handler { handler as usize } else { libc::SIG_DFL };
+            // SAFETY: the handler is async-signal-safe. The mapping is of a file that is shorter than it.
+            unsafe {
+                libc::signal(libc::SIGBUS, action);
+                millpond::fault::install_handler().unwrap();
+                let file = libc::memfd_create(c"empty".as_ptr(), 0);
+                let at = libc::mmap(
+                    std::ptr::null_mut(),
+                    PAGE,
+                    libc::PROT_READ,
+                    libc::MAP_SHARED,
+                    file,
+                    0,
+                );
+                let byte = std::ptr::read_volatile(at.cast::<u8>());
+                libc::_exit(i32::from(byte));
+            }
+        }
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        let status = std::process::ExitStatus::from_raw(status);
+        match has_handler {
+            true => assert_eq!(status.code(), Some(42), "{status}"),
+            false => assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}"),
+        }
+    }
+}
+
+/// Goal: mapped backing with dirty pages of the engine's own is refused, and says why.
+#[test]
+fn mode_back_is_refused() {
+    let dir = temp_dir();
+    let engine = engine(1 << 20, BackendChoice::Threads);
+    let options = mapped().write_mode(WriteMode::Back);
+    let refused = engine.open(dir.path().join("file"), &options).unwrap_err();
+    assert!(matches!(refused, Error::InvalidInput { .. }), "{refused}");
+    assert!(refused.to_string().contains("WriteMode::Through"), "{refused}");
+}
+
+/// Goal: a child of fork reads the parent's bytes by an engine of its own. It does not inherit the parent's mapping.
+#[test]
+fn a_child_of_fork_maps_for_itself() {
+    let case = Case::warm(BackendChoice::Threads);
+    case.file.write_all_at(&[77; 3 * PAGE], 0).unwrap();
+    // SAFETY: the child uses an engine of its own, and ends by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = matches!(case.file.read_at(&mut [0; 10], 0), Err(Error::Forked { .. }));
+        let own = engine(1 << 20, BackendChoice::Threads);
+        let file = own.open(case.path(), &mapped()).unwrap();
+        let mut is_right = refused;
+        for _ in 0..100 {
+            let mut bytes = [0; 2 * PAGE];
+            file.read_at(&mut bytes, 100).unwrap();
+            is_right &= bytes == [77; 2 * PAGE];
+        }
+        // SAFETY: ends this process alone.
+        unsafe { libc::_exit(i32::from(!is_right)) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert!(case.read(0, 3 * PAGE) == [77; 3 * PAGE]);
+}
