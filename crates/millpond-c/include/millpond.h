@@ -100,6 +100,18 @@
 /** Through the kernel's page cache, which is asked to drop the pages at once. */
 #define MILLPOND_BACKING_UNCACHED 3
 
+/**
+ * The kernel's page cache is the cache: reads copy from a mapping of it, while the file is written, too, and the
+ * engine holds no second copy. A write is one system call. With MILLPOND_WRITE_THROUGH only.
+ *
+ * A page that can't be read, or that another process cuts off, raises SIGBUS in the copy. The first such open installs
+ * a handler that ends the copy, unless the program has a handler of SIGBUS; that one must call
+ * millpond_fault_resume_address. Threads that block SIGBUS read by system calls, and must not begin to block it
+ * after their first read. Changes by other processes are visible at once; a read beside a write of another process
+ * may be torn, as with `read(2)`.
+ */
+#define MILLPOND_BACKING_MAPPED 4
+
 /** For a file that is opened with O_DIRECT: unaligned requests are served through an aligned buffer. */
 #define MILLPOND_OPEN_BOUNCE 1
 

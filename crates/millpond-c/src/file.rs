@@ -26,6 +26,15 @@ pub const MILLPOND_BACKING_DIRECT: u32 = 1;
 pub const MILLPOND_BACKING_DIRECT_IN_PLACE: u32 = 2;
 /// Through the kernel's page cache, which is asked to drop the pages at once.
 pub const MILLPOND_BACKING_UNCACHED: u32 = 3;
+/// The kernel's page cache is the cache: reads copy from a mapping of it, while the file is written, too, and the
+/// engine holds no second copy. A write is one system call. With MILLPOND_WRITE_THROUGH only.
+///
+/// A page that can't be read, or that another process cuts off, raises SIGBUS in the copy. The first such open installs
+/// a handler that ends the copy and passes any other fault on to the handler of before. A handler that the program
+/// installs later must call millpond_fault_resume_address. Threads that block SIGBUS read by system calls,
+/// and must not begin to block it after their first read. Changes by other processes are visible at once; a read beside a write of another process
+/// may be torn, as with `read(2)`.
+pub const MILLPOND_BACKING_MAPPED: u32 = 4;
 
 /// For a file that is opened with O_DIRECT: unaligned requests are served through an aligned buffer.
 pub const MILLPOND_OPEN_BOUNCE: u32 = 1;
@@ -120,6 +129,7 @@ impl millpond_open_options {
             MILLPOND_BACKING_DIRECT => Backing::Direct,
             MILLPOND_BACKING_DIRECT_IN_PLACE => Backing::DirectInPlace,
             MILLPOND_BACKING_UNCACHED => Backing::Uncached,
+            MILLPOND_BACKING_MAPPED => Backing::Mapped,
             _ => return Err(invalid("an unknown backing")),
         }))
     }
