@@ -92,11 +92,11 @@ fn misses(threads: u32, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     own.advise(0, 0, Advice::Random).context(MISS)?;
     let load = Load::shuffled(bytes, BLOCK_BYTES, threads);
     let kernel = open(&named.path, OFlags::empty()).context(MISS)?;
-    let [own_warm, peer_warm] = [cacher(&named.path)?, cacher(&named.path)?];
+    let [own_warm, baseline_warm] = [cacher(&named.path)?, cacher(&named.path)?];
     let subject =
         Reader::new(MILLPOND, |dst: &mut [u8], at| Ok(own.read_at(dst, at)?)).prepared_by(own_warm);
     let baseline = Reader::new(PREAD, |dst: &mut [u8], at| kernel.read_at(dst, at));
-    let baseline = baseline.prepared_by(peer_warm);
+    let baseline = baseline.prepared_by(baseline_warm);
     let before = engine.stats();
     let rows = compare(MISS, &subject, &baseline, &load, plan, plan.slice(100, 30))?;
     let after = engine.stats();
@@ -186,13 +186,13 @@ fn overwrites(
         }
         Ok(made)
     };
-    let [own_files, peer_files] = [make()?, make()?];
+    let [own_files, baseline_files] = [make()?, make()?];
     // All pages may be dirty.
     let engine = Engine::builder().cache_bytes(4 * bytes + 32 * MIB).build().context(case)?;
     let options = OpenOptions::new().read(true).write(true).write_mode(mode);
     let own = own_files.iter().map(|named| engine.open(&named.path, &options));
     let own = Parts { files: own.collect::<millpond::Result<_>>().context(case)?, bytes_each };
-    let baseline = peer_files.iter().map(|named| open(&named.path, OFlags::empty()));
+    let baseline = baseline_files.iter().map(|named| open(&named.path, OFlags::empty()));
     let baseline =
         Parts { files: baseline.collect::<io::Result<Vec<File>>>().context(case)?, bytes_each };
     let load = Load::shuffled(bytes, BLOCK_BYTES, threads);
@@ -207,7 +207,7 @@ fn overwrites(
         }
         Ok(())
     };
-    let peer_warm = || {
+    let baseline_warm = || {
         let mut block = [0; BLOCK_BYTES as usize];
         for file in &baseline.files {
             file.sync_data()?;
@@ -226,7 +226,7 @@ fn overwrites(
         let (file, at) = baseline.at(at);
         file.write_at(src, at)
     };
-    let other = Writer { reader: Reader::new(PWRITE, pwrite), warm_up: peer_warm };
+    let other = Writer { reader: Reader::new(PWRITE, pwrite), warm_up: baseline_warm };
     let rows = compare(case, &subject, &other, &load, plan, plan.slice(100, 30))?;
     // The bytes that were written are zeros, and the files had none.
     let last = load.blocks.iter().map(|list| u64::from(list[0]) * u64::from(BLOCK_BYTES));

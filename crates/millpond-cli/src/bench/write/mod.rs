@@ -148,7 +148,7 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
     // A quarter of the bytes, for any size: writing pages that do not fit is part of the case.
     let engine = engine(case, (bytes / 4).max(32 * MIB), outcome)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
-    let [own_bytes, peer_bytes] = &mut bytes_of;
+    let [own_bytes, baseline_bytes] = &mut bytes_of;
     let subject = WriteEngine::new(BACK, || {
         prepare()?;
         let file = engine.open(path, &options(WriteMode::Back, Backing::Direct))?;
@@ -160,7 +160,7 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
     });
     let pwrite = WriteEngine::new(PWRITE_SYNC, || {
         prepare()?;
-        written_and_synced(&target::open(path, OFlags::empty())?, path, &load, peer_bytes)
+        written_and_synced(&target::open(path, OFlags::empty())?, path, &load, baseline_bytes)
     });
     let baselines = vec![
         WriteEngine { queue_depth: Some(fio::QUEUE_DEPTH), ..fio },
@@ -178,18 +178,18 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
     own.drop_kernel_cache().context(case)?;
     let engine = engine(case, 1024 * MIB, outcome)?;
-    let (own_path, peer_path) = (own.path(), others.path());
+    let (own_path, baseline_path) = (own.path(), others.path());
     let file = engine.open(&own_path, &options(WriteMode::Back, Backing::Direct)).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
-    let [own_bytes, peer_bytes] = &mut bytes_of;
+    let [own_bytes, baseline_bytes] = &mut bytes_of;
     let subject = WriteEngine::new(BACK, || {
         read_all(|dst, offset| Ok(file.read_at(dst, offset)?))?;
         written_and_synced(&file, &own_path, &load, own_bytes)
     });
-    let baseline = target::open(&peer_path, OFlags::empty()).context(case)?;
+    let baseline = target::open(&baseline_path, OFlags::empty()).context(case)?;
     let baseline = WriteEngine::new(PWRITE_SYNC, || {
         warm(&baseline)?;
-        written_and_synced(&baseline, &peer_path, &load, peer_bytes)
+        written_and_synced(&baseline, &baseline_path, &load, baseline_bytes)
     });
     measure(case, BLOCK_BYTES, subject, vec![baseline], plan, outcome)
 }
@@ -206,7 +206,7 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
     let own = engine.open(&path, &options(WriteMode::Through, Backing::Buffered)).context(case)?;
     let baseline = target::open(&path, OFlags::empty()).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
-    let [own_bytes, peer_bytes] = &mut bytes_of;
+    let [own_bytes, baseline_bytes] = &mut bytes_of;
     // The slice before has left no dirty pages.
     let prepare = || {
         baseline.sync_data()?;
@@ -219,7 +219,7 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
     });
     let pwrite = WriteEngine::new(PWRITE, || {
         prepare()?;
-        written(&baseline, &path, &load, peer_bytes)
+        written(&baseline, &path, &load, baseline_bytes)
     });
     measure(case, BLOCK_BYTES, subject, vec![pwrite], plan, outcome)
 }
