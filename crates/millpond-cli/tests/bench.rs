@@ -41,7 +41,7 @@ fn bad_arguments_are_refused() {
 }
 
 #[test]
-fn cached_read_reports_every_case_and_peer() {
+fn cached_read_reports_every_case_and_baseline() {
     let dir = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
     let (json, html) = (out.path().join("figures.json"), out.path().join("figures.html"));
@@ -107,7 +107,7 @@ fn cached_read_reports_every_case_and_peer() {
 }
 
 #[test]
-fn range_lock_reports_every_case_and_peer() {
+fn range_lock_reports_every_case_and_baseline() {
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
     let words = ["range-lock", "--quick", "--shrink", "64", "--json", json.to_str().unwrap()];
@@ -153,7 +153,7 @@ fn range_lock_reports_every_case_and_peer() {
 }
 
 #[test]
-fn no_copy_reports_every_case_and_peer() {
+fn no_copy_reports_every_case_and_baseline() {
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
     let words = ["no-copy", "--quick", "--shrink", "64", "--json", json.to_str().unwrap()];
@@ -195,7 +195,7 @@ fn no_copy_reports_every_case_and_peer() {
 }
 
 #[test]
-fn write_reports_every_case_and_peer() {
+fn write_reports_every_case_and_baseline() {
     let dir = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
@@ -235,7 +235,7 @@ fn write_reports_every_case_and_peer() {
 }
 
 #[test]
-fn stalls_reports_every_case_and_peer() {
+fn stalls_reports_every_case_and_baseline() {
     // On a disk, for O_DIRECT.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let out = tempfile::tempdir().unwrap();
@@ -268,10 +268,10 @@ fn stalls_reports_every_case_and_peer() {
         for engine in engines {
             assert!(told(case, engine), "{case}: {engine}");
         }
-        // The note has the longest wait.
+        // The note has the longest wait and its target.
         let mut notes = report["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
         let is_skipped = skipped.iter().any(|gap| gap["case"] == case);
-        let note = notes.any(|note| note.starts_with(case) && note.contains("bar "));
+        let note = notes.any(|note| note.starts_with(case) && note.contains("target "));
         assert!(note || is_skipped, "{case}: {}", report["notes"]);
     }
     for row in rows {
@@ -282,7 +282,7 @@ fn stalls_reports_every_case_and_peer() {
 }
 
 #[test]
-fn mixed_reports_every_case_and_peer() {
+fn mixed_reports_every_case_and_baseline() {
     let dir = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
@@ -331,7 +331,7 @@ fn mixed_reports_every_case_and_peer() {
 }
 
 #[test]
-fn around_the_hit_reports_every_case_and_peer() {
+fn around_the_hit_reports_every_case_and_baseline() {
     let dir = tempfile::tempdir().unwrap();
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
@@ -375,7 +375,7 @@ fn around_the_hit_reports_every_case_and_peer() {
 }
 
 #[test]
-fn async_read_and_wakeups_report_every_case_and_peer() {
+fn async_read_and_wakeups_report_every_case_and_baseline() {
     let out = tempfile::tempdir().unwrap();
     let json = out.path().join("figures.json");
     let (queue, waiters) = ("millpond, queue", "millpond, one wake-up per batch");

@@ -74,3 +74,8 @@ pub use store::CachedStore;
 
 /// The store name in errors of this crate.
 const NAME: &str = "millpond";
+
+/// The example of the guide compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/objects.md")]
+struct Guide;

@@ -1,8 +1,9 @@
-//! How long evictions hold up others: the cache is full, all of it was read twice, and then one thread
-//! reads what is not cached while another one overwrites cached pages. Prints how long both took, and,
-//! of misses, the processor's time: on a busy machine the rest tells more of the scheduler.
+//! Measures how long evictions delay other threads: the cache is full of pages that were read
+//! twice. Then one thread reads pages that miss, while another one overwrites cached pages. Prints
+//! the time of both, and the processor time of misses, as their wall time on a busy machine depends
+//! on the scheduler.
 //!
-//! `eviction_stalls DIR [CACHE_MIB]...`; the files are sparse and need no room.
+//! `eviction_stalls DIR [CACHE_MIB]...`; the files are sparse and need no space.
 
 use std::error::Error;
 use std::path::Path;

@@ -92,7 +92,7 @@ impl Server {
     }
 }
 
-/// The first and the last byte that are asked for; what is left out is none.
+/// The requested range: its first and last byte, `None` where the header leaves one out.
 type Asked = (Option<u64>, Option<u64>);
 
 /// Path and range of the next request; `None`: there are no more.

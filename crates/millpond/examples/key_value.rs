@@ -34,7 +34,7 @@ impl Store {
             places.insert(key, (value_at, value_len));
             at = value_at + value_len as u64;
         }
-        // What a crash left of the last one.
+        // A partial record, left by a crash.
         log.truncate(at)?;
         Ok(Store { log, places: RwLock::new(places) })
     }

@@ -1,14 +1,14 @@
-//! Written pages reach the file by age.
+//! Write-back by age.
 
 use std::time::{Duration, Instant};
 
 use millpond::{Engine, OpenOptions, WriteMode};
 
-/// Goal: what is written back of a file meanwhile does not make its other pages younger.
-/// Incident: each sync of a range began the age of all dirty pages anew, so that a page beside a
-/// log, say, never reached the file by age.
-/// Method: one page is written once, another written and synced all the time; the first must be
-/// in the file in the end.
+/// Goal: write-back of some pages of a file does not reset the age of its other dirty pages.
+/// Incident: each sync of a range reset the age of all dirty pages. Beside a log, for example, an
+/// old page never reached the file by age.
+/// Method: one page is written once; another page is written and synced continuously. The first
+/// page must reach the file.
 #[test]
 fn syncs_of_other_ranges_keep_the_age() {
     let dir = tempfile::tempdir().unwrap();

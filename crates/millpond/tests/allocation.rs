@@ -1,4 +1,5 @@
-//! Space for what is written later: where the file system, a limit or another process has a say in it.
+//! Allocation of blocks for cached writes, where the file system, a resource limit or another
+//! process can refuse it.
 
 mod common;
 
@@ -16,7 +17,7 @@ use common::{engine, in_own_process, same, set_limit, temp_dir, write_back};
 const PAGE: usize = 4096;
 const FILE_BYTES: usize = 8 << 20;
 
-/// Overwrites pages of the file here and there. What was acknowledged must be stored by a sync.
+/// Overwrites random pages of the file. A sync must store all acknowledged bytes.
 fn overwrite(path: &Path, backing: Backing, what: &str) {
     let engine = engine(32 << 20, BackendChoice::Threads);
     let file = engine.open(path, &write_back().backing(backing)).unwrap();
@@ -37,12 +38,12 @@ fn overwrite(path: &Path, backing: Backing, what: &str) {
     same(&std::fs::read(path).unwrap(), &expected, what);
 }
 
-/// What lies in data was taken for reserved. On a file system that copies on write, overwriting it takes
-/// new blocks: writes were acknowledged, and the sync failed for want of space, again and again.
+/// Incident: data blocks were assumed to be reserved. On a copy-on-write file system an overwrite
+/// takes new blocks: writes were acknowledged, and each later sync failed with ENOSPC.
 ///
-/// Goal: a full disk is told of by the write, there, too.
+/// Goal: on such a file system, too, the write that finds the disk full returns the error.
 #[test]
-fn overwriting_is_told_of_a_full_disk_where_it_takes_new_blocks() {
+fn overwrites_that_take_new_blocks_fail_on_a_full_disk() {
     type Make = fn(u64) -> Option<Mount>;
     let made: [(&str, Make); 3] =
         [("XFS, cloned", Mount::xfs), ("btrfs", Mount::btrfs), ("ext4", Mount::ext4)];
@@ -65,9 +66,10 @@ fn overwriting_is_told_of_a_full_disk_where_it_takes_new_blocks() {
     }
 }
 
-/// Goal: where blocks are overwritten in place, or are shared by nobody, writes wait in the cache.
+/// Goal: where the file system overwrites blocks in place, or no other file shares them, writes
+/// wait in the cache.
 #[test]
-fn overwriting_waits_where_it_takes_no_new_blocks() {
+fn overwrites_in_place_wait_in_the_cache() {
     for (what, make) in [("XFS", Mount::xfs as fn(u64) -> Option<Mount>), ("ext4", Mount::ext4)] {
         let Some(mount) = make(320 << 20) else { continue };
         let path = mount.point.join("file");
@@ -81,13 +83,13 @@ fn overwriting_waits_where_it_takes_no_new_blocks() {
     }
 }
 
-/// A limit on the size of files was looked at by writes beyond the end only: others were acknowledged, and
-/// failed at the sync, with the signal that ends a program.
+/// Incident: only writes beyond the end of the file checked RLIMIT_FSIZE. Other writes were
+/// acknowledged, and the sync failed, with the signal that ends a program.
 ///
-/// Goal: the write is told, as by the kernel, however long the file is.
+/// Goal: the write itself fails, as it does in the kernel, for a file of any length.
 #[test]
-fn writes_beyond_the_limit_are_told_of_it_in_longer_files() {
-    let name = "writes_beyond_the_limit_are_told_of_it_in_longer_files";
+fn writes_beyond_the_size_limit_fail_in_longer_files() {
+    let name = "writes_beyond_the_size_limit_fail_in_longer_files";
     in_own_process(name, Duration::from_secs(30), || {
         // SAFETY: nothing but the signal's disposition.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -100,7 +102,7 @@ fn writes_beyond_the_limit_are_told_of_it_in_longer_files() {
             file.write_at(&vec![8; len], at).map_err(|error| error.errno())
         };
         let file = engine.open(&path, &write_back()).unwrap();
-        // Known to have its blocks, from before the limit.
+        // This page has its blocks already, from before the limit.
         assert_eq!(wrote(&file, 10, 0), Ok(10));
         assert!(set_limit(libc::RLIMIT_FSIZE, limit, libc::RLIM_INFINITY));
         let file = [file, engine.open(&path, &write_back()).unwrap()].into_iter().next_back();
@@ -122,12 +124,12 @@ fn writes_beyond_the_limit_are_told_of_it_in_longer_files() {
     });
 }
 
-/// Space that was reserved ahead was given back by cutting the file to the length that it had just had:
-/// what another process appended between the two system calls was cut off.
+/// Incident: blocks reserved ahead were released by a truncation to the file's last known length.
+/// Bytes that another process appended between the two system calls were cut off.
 ///
-/// Goal: it is given back only while nobody else has the file open.
+/// Goal: reserved blocks are released only while no other process has the file open.
 #[test]
-fn space_is_given_back_only_where_nobody_can_append() {
+fn reserved_blocks_are_released_only_without_other_writers() {
     let dir = temp_dir();
     let engine = engine(4 << 20, BackendChoice::Threads);
     let size = 300_000;
@@ -152,7 +154,7 @@ fn space_is_given_back_only_where_nobody_can_append() {
     }
 }
 
-/// Goal: what others append while a file is closed is there in the end.
+/// Goal: no record is lost that another process appends while the engine closes the file.
 #[test]
 fn appends_race_with_closing() {
     let dir = temp_dir();

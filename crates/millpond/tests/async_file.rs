@@ -70,7 +70,7 @@ fn open_with(builder: millpond::EngineBuilder, file_bytes: u64) -> Case {
     Case { engine, file, dir }
 }
 
-/// Goal: what is cached is there at the first poll, without an allocation.
+/// Goal: a read of cached bytes is ready at the first poll, without an allocation.
 #[test]
 fn a_hit_is_ready_at_once_and_allocates_nothing() {
     let case = open(BackendChoice::Threads, 1 << 20, 100_000);
@@ -92,10 +92,10 @@ fn a_hit_is_ready_at_once_and_allocates_nothing() {
     assert!(dst[..1000] == content(99_000, 1000));
 }
 
-/// Goal: misses of every length and place, without a runtime, on every back end, with few frames and
-/// few reads in flight.
+/// Goal: misses of every length and offset return the file's bytes, without a runtime, on every
+/// back end, with few frames and few reads in flight.
 #[test]
-fn misses_bring_the_files_bytes() {
+fn misses_return_the_files_bytes() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         for (cache_bytes, in_flight) in [(48 << 10, 1024), (1 << 20, 1), (1 << 20, 1024)] {
@@ -130,7 +130,7 @@ fn misses_bring_the_files_bytes() {
 }
 
 #[test]
-fn what_is_not_permitted_is_refused() {
+fn operations_without_permission_fail() {
     let case = open(BackendChoice::Threads, 1 << 20, 100);
     let writer = OpenOptions::new().write(true);
     let writer = case.engine.open(case.dir.path().join("file"), &writer).unwrap();
@@ -143,9 +143,9 @@ fn what_is_not_permitted_is_refused() {
     assert_eq!(refused.errno(), libc::EINVAL);
 }
 
-/// Goal: `try_read_at` reads what is cached, and for what is not starts nothing.
+/// Goal: `try_read_at` reads cached bytes, and starts no I/O for bytes that are not cached.
 #[test]
-fn trying_starts_nothing() {
+fn try_read_starts_no_io() {
     let case = open(BackendChoice::Threads, 1 << 20, 100_000);
     let file = case.file.file();
     let mut bytes = [0; 8192];
@@ -165,10 +165,10 @@ fn trying_starts_nothing() {
     assert_eq!(case.engine.stats().fills, 1);
 }
 
-/// Polls that many times, then is gone.
-struct Few<F>(F, u32);
+/// Polls a future at most a given number of times, then completes with `None`.
+struct PollAtMost<F>(F, u32);
 
-impl<F: Future + Unpin> Future for Few<F> {
+impl<F: Future + Unpin> Future for PollAtMost<F> {
     type Output = Option<F::Output>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -184,10 +184,10 @@ impl<F: Future + Unpin> Future for Few<F> {
     }
 }
 
-/// Goal: futures that are dropped wherever they wait (page, guard, room, worker) leave nothing behind:
-/// buffers may be reused at once, others get their bytes, nothing hangs or leaks.
+/// Goal: a future may be dropped at any point of its wait (page, guard, frame, worker). Its buffer
+/// may be reused at once, other operations get their bytes, and nothing hangs or leaks.
 #[test]
-fn futures_dropped_anywhere_disturb_nobody() {
+fn futures_can_be_dropped_at_any_point() {
     let mut random = Random::from_environment();
     let mut all = back_ends(random.next());
     let faulty = SimOptions::new(4).delay_us_max(200).short_per_mille(200).error_per_mille(50);
@@ -208,18 +208,19 @@ fn futures_dropped_anywhere_disturb_nobody() {
                         if random.chance(100) {
                             let place = random.below(512) * PAGE;
                             let bytes = content(place, 4096);
-                            // Errors: of the faulty device.
+                            // The faulty device may fail the write.
                             let _ = case.file.file().write_at(&bytes, place);
                         }
                         let mut dst = vec![0; len];
                         let polls = 1 + random.below(4) as u32;
-                        let read = Few(case.file.read_at(&mut dst, offset), polls);
+                        let read = PollAtMost(case.file.read_at(&mut dst, offset), polls);
                         match block_on(read) {
                             None => {
                                 dropped.fetch_add(1, SeqCst);
                             }
                             Some(Ok(moved)) => {
-                                // It ends before what the device does not read.
+                                // On the failing device a read may end before the bytes that
+                                // failed.
                                 assert!(moved == len || (name == "faulty" && moved > 0));
                                 assert!(dst[..moved] == content(offset, moved));
                             }
@@ -237,7 +238,7 @@ fn futures_dropped_anywhere_disturb_nobody() {
         if name != "memory" {
             assert!(dropped.load(SeqCst) > 50, "{name}: {dropped:?} were dropped");
         }
-        // And it all still works.
+        // The file still works.
         let mut dst = vec![0; 8192];
         for offset in [0, 1 << 20] {
             if let Ok(moved) = block_on(case.file.read_at(&mut dst, offset)) {
@@ -249,9 +250,10 @@ fn futures_dropped_anywhere_disturb_nobody() {
     }
 }
 
-/// Goal: a future that was woken and is never polled again keeps nobody from the last place in flight.
+/// Goal: a future that is woken but never polled again does not occupy the last place of the
+/// in-flight limit.
 #[test]
-fn a_future_that_is_not_polled_keeps_nobody_waiting() {
+fn a_future_that_is_not_polled_blocks_no_other() {
     let sim = SimOptions::new(1).delay_us_max(3000);
     let builder = common::builder(1 << 20, BackendChoice::Sim(sim)).reads_in_flight_max(1);
     let case = open_with(builder, 4 << 20);
@@ -263,7 +265,7 @@ fn a_future_that_is_not_polled_keeps_nobody_waiting() {
             .zip(&mut buffers)
             .map(|(n, buffer)| case.file.read_at(buffer, n * 64 * PAGE))
             .collect();
-        // The device may be done with one before its poll is.
+        // The device may complete a read before its first poll.
         let pending = idle
             .iter_mut()
             .filter_map(|read| Pin::new(read).poll(&mut cx).is_pending().then_some(()));
@@ -275,10 +277,10 @@ fn a_future_that_is_not_polled_keeps_nobody_waiting() {
     });
 }
 
-/// Goal: completions of a queue are waited for without a thread; a wait that is dropped gives back what
-/// it was granted.
+/// Goal: a task waits for completions of a queue without a thread. A wait that is dropped returns
+/// the completions that were granted to it.
 #[test]
-fn a_queue_is_waited_for_without_a_thread() {
+fn tasks_wait_for_a_queue_without_a_thread() {
     let case = open(BackendChoice::Threads, 1 << 20, 1 << 20);
     let queue = case.engine.queue(8).unwrap();
     let request = |n: u64| millpond::Request::read(case.file.file(), vec![0; 10], n * 9 * PAGE);

@@ -1,4 +1,4 @@
-//! The asynchronous face has what the blocking one has, and does the same.
+//! The asynchronous API has a form of every blocking method, and it has the same effect.
 
 mod common;
 
@@ -18,8 +18,8 @@ use common::{Random, back_ends, block_on, cache_for, engine, read_write, temp_di
 
 const PAGE: usize = 4096;
 
-/// Methods of `File` that `AsyncFile` does without.
-const LEFT_OUT: &[(&str, &str)] = &[
+/// Methods of `File` without a form in `AsyncFile`, and the reason.
+const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
     ("aside", "hidden: the workers themselves"),
     ("at_end", "hidden: no operation"),
     ("append_raw", "the memory must be valid until a future ends that may be forgotten"),
@@ -52,8 +52,8 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("write_vectored_raw_at", "the same"),
 ];
 
-/// What `AsyncFile` has beside them.
-const ITS_OWN: [&str; 3] = ["file", "read_buffers_at", "write_buffers_at"];
+/// Methods of `AsyncFile` that `File` has not.
+const ASYNC_ONLY: [&str; 3] = ["file", "read_buffers_at", "write_buffers_at"];
 
 /// The names of the public methods of a type, in all sources below `dir`, which are as rustfmt leaves
 /// them: an `impl` block begins and ends at the start of a line.
@@ -88,7 +88,8 @@ fn function_name(item: &str) -> Option<String> {
     is_function.then(|| name[..end].to_string())
 }
 
-/// Goal: what `File` can do, `AsyncFile` can, or it is said why not; and all of it is called below.
+/// Goal: `AsyncFile` has each operation of `File`, or a reason is given, and a test below calls
+/// each.
 #[test]
 fn every_method_has_an_asynchronous_form_or_a_reason() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -97,12 +98,16 @@ fn every_method_has_an_asynchronous_form_or_a_reason() {
         assert!(blocking.contains(known), "{known} was not found: {blocking:?}");
     }
     let set = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
-    let left_out = set(&LEFT_OUT.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    let blocking_only = set(&WITHOUT_ASYNC_FORM.iter().map(|(name, _)| *name).collect::<Vec<_>>());
     let missing: Vec<_> =
         blocking.iter().filter(|name| !asynchronous.contains(*name)).cloned().collect();
-    assert_eq!(missing, left_out.into_iter().collect::<Vec<_>>(), "without an asynchronous form");
+    assert_eq!(
+        missing,
+        blocking_only.into_iter().collect::<Vec<_>>(),
+        "without an asynchronous form"
+    );
     let own: Vec<_> = asynchronous.difference(&blocking).cloned().collect();
-    assert_eq!(own, ITS_OWN, "without a blocking form");
+    assert_eq!(own, ASYNC_ONLY, "without a blocking form");
     let calls = include_str!("async_operations.rs");
     for name in &asynchronous {
         assert!(calls.contains(&format!("file.{name}(")), "{name} is not tried below");
@@ -115,7 +120,7 @@ fn buffers(engine: &millpond::Engine, bytes: &[u8]) -> Vec<Buffer> {
     buffers
 }
 
-/// Goal: each of them does what its blocking form does.
+/// Goal: each asynchronous operation has the effect of its blocking form.
 #[test]
 fn every_operation_does_what_its_blocking_form_does() {
     let dir = temp_dir();
@@ -203,8 +208,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Goal: a view of a cached page, or beyond the end, is there at the first poll, without an allocation;
-/// advice allocates nothing.
+/// Goal: a view of a cached page, or beyond the end, is ready at the first poll, without an
+/// allocation. Advice allocates nothing.
 #[test]
 fn a_view_that_hits_is_ready_at_once_and_allocates_nothing() {
     let dir = temp_dir();
@@ -228,9 +233,9 @@ fn a_view_that_hits_is_ready_at_once_and_allocates_nothing() {
     assert!(matches!(dropped, Err(Error::WouldBlock { .. })), "{dropped:?}");
 }
 
-/// Goal: what is not permitted is refused before anything is done.
+/// Goal: an operation that the handle does not permit fails before it has any effect.
 #[test]
-fn views_are_refused_as_reads_are() {
+fn views_need_the_permissions_of_reads() {
     let dir = temp_dir();
     let path = dir.path().join("file");
     let engine = engine(1 << 20, BackendChoice::Threads);
@@ -244,11 +249,12 @@ fn views_are_refused_as_reads_are() {
     assert_eq!(refused.errno(), libc::EINVAL);
 }
 
-/// Goal: views that miss, of which some are dropped while a worker takes them, show the file's bytes and
-/// give back what they pin.
-/// Method: a cache of few pages, of which views may pin half: pins that are left behind end it soon.
+/// Goal: views that miss show the file's bytes and release their pins, also when some of them are
+/// dropped while a worker makes them.
+/// Method: a cache of few pages, half of which views may pin. Leaked pins would soon make the test
+/// fail.
 #[test]
-fn views_that_miss_pin_nothing_for_long() {
+fn views_that_miss_release_their_pins() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         let mut random = random.fork();
@@ -281,13 +287,13 @@ fn views_that_miss_pin_nothing_for_long() {
                         assert!(view.iter().all(|&byte| byte == page as u8), "{name}: {page}");
                         taken += 1;
                     }
-                    // Workers have pins of those that were dropped.
+                    // Workers still hold pins of dropped views.
                     Err(Error::NoBuffers { .. }) => {}
                     Err(error) => panic!("{name}: {error}"),
                 }
             }
             assert!(taken > 100 && (dropped > 0 || name == "memory"), "{taken}, {dropped}");
-            // And in the end half of the cache may be pinned, as ever.
+            // At the end views can pin half of the cache again.
             let is_free = || {
                 let two: Vec<_> = (0..2).map(|page| file.file().view(page * 4096, 1)).collect();
                 two.iter().all(Result::is_ok)

@@ -1,8 +1,8 @@
 //! Bad input: each errno that POSIX gives, with the operation, offset and length in the message.
 
 mod common;
-#[path = "bad_input/underneath.rs"]
-mod underneath;
+#[path = "bad_input/external.rs"]
+mod external;
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -99,8 +99,8 @@ fn ranges_past_the_largest_offset() {
     }
 }
 
-/// Goal: the largest offsets that are valid are taken, and what the file system does not do is its
-/// own error.
+/// Goal: the largest valid offsets are accepted. If the file system does not support one, its own
+/// error is returned.
 #[test]
 fn ranges_up_to_the_largest_offset() {
     let dir = temp_dir();
@@ -137,7 +137,7 @@ fn ranges_up_to_the_largest_offset() {
     file.advise(0, MAX, Advice::DontNeed).unwrap();
     file.advise(0, MAX, Advice::WillNeed).unwrap();
     assert_eq!(read(&file, 10, 0).unwrap(), b"pond");
-    // What the file system can: sparse, and far out.
+    // Offsets that the file system supports: sparse files with data far from the start.
     for far in [1u64 << 40, (1 << 43) + 12_345] {
         file.write_all_at(b"far out", far).unwrap();
         assert_eq!(file.len().unwrap(), far + 7);
@@ -211,7 +211,7 @@ fn files_that_can_not_be_opened() {
     let c_path = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
     // SAFETY: a valid C string.
     assert_eq!(unsafe { libc::mkfifo(c_path.as_ptr(), 0o600) }, 0);
-    // Nobody has its other end: these must not wait for one.
+    // No process has the other end of the FIFO open: these opens must not wait for one.
     refused(engine.open(&fifo, &read_only()), libc::ENOTSUP, &["open", "regular"]);
     refused(engine.open(&fifo, &write_only), libc::ENXIO, &["open"]);
     refused(engine.open(&fifo, &read_write()), libc::ENOTSUP, &["open", "regular"]);
@@ -219,7 +219,7 @@ fn files_that_can_not_be_opened() {
     let long = dir.path().join("x".repeat(300));
     refused(engine.open(long, &read_write()), libc::ENAMETOOLONG, &["open"]);
     assert_eq!(std::fs::read(&path).unwrap(), b"pond");
-    // None of that is left behind.
+    // The failed opens have left nothing behind.
     let fresh = engine.open(dir.path().join("new"), &read_write().create_new(true)).unwrap();
     fresh.write_all_at(b"new", 0).unwrap();
 }
@@ -244,7 +244,7 @@ fn options_that_contradict_each_other_or_the_file() {
     let file = engine.open(&path, &read_only().page_bytes(8192)).unwrap();
     refuse(&read_only().page_bytes(4096), &["open", "8192"]);
     refuse(&read_only().page_bytes(65536), &["open", "8192"]);
-    // Not asking is not contradicting.
+    // Options that are not set contradict nothing.
     let other = engine.open(&path, &read_only()).unwrap();
     assert_eq!(read(&other, 10, 0).unwrap(), b"pond");
     drop((file, other));
@@ -279,7 +279,7 @@ fn handles_do_only_what_they_were_opened_for() {
     let path = with_content(dir.path(), b"pond");
     for (_, backend) in back_ends(1) {
         let engine = engine(1 << 20, backend);
-        // A third handle may do all: the others still may not.
+        // A third handle with all permissions gives the others none.
         let _all = engine.open(&path, &read_write()).unwrap();
         let reader = engine.open(&path, &read_only()).unwrap();
         let writer = engine.open(&path, &OpenOptions::new().write(true)).unwrap();
@@ -307,7 +307,7 @@ fn handles_do_only_what_they_were_opened_for() {
     }
 }
 
-/// Goal: a file that only a write handle has open is written right without ever being read.
+/// Goal: writes to a file that only a write handle has open are correct, without ever reading it.
 /// Method: unaligned writes into the middle, across pages and at the end; compared by std.
 #[test]
 fn a_file_may_be_open_for_writing_only() {
@@ -334,7 +334,7 @@ fn a_file_may_be_open_for_writing_only() {
     }
 }
 
-/// Method: root may write to every file, so the process becomes somebody else first.
+/// Method: root may write to every file, so the process changes to another user first.
 #[test]
 fn a_read_only_file_opened_for_writing() {
     let name = "a_read_only_file_opened_for_writing";
@@ -349,10 +349,11 @@ fn a_read_only_file_opened_for_writing() {
             assert_eq!(unsafe { libc::seteuid(65534) }, 0);
         }
         if let Err(error) = std::fs::File::open(&path) {
-            // SAFETY: no memory is concerned. A user that may not enter can't write down the skip
-            // either.
+            // SAFETY: no memory is concerned. The test's user must be able to report the skip.
             unsafe { libc::seteuid(libc::getuid()) };
-            common::skip(format_args!("the directory of the tests is not for everybody: {error}"));
+            common::skip(format_args!(
+                "other users can't enter the directory of the tests: {error}"
+            ));
         } else {
             let engine = threads_engine();
             refused(engine.open(&path, &read_write()), libc::EACCES, &["open"]);
@@ -366,9 +367,9 @@ fn a_read_only_file_opened_for_writing() {
     });
 }
 
-/// Goal: a limit in the way of a write makes it short, and the next one fails with EFBIG, and what
-/// is cached is what was written.
-/// Method: RLIMIT_FSIZE in a process of its own.
+/// Goal: a write across the size limit is short, and the next one fails with EFBIG. The cache holds
+/// the bytes that were written.
+/// Method: RLIMIT_FSIZE in a child process.
 #[test]
 fn a_size_limit_in_the_way() {
     in_own_process("a_size_limit_in_the_way", Duration::from_secs(30), || {
@@ -393,7 +394,7 @@ fn a_size_limit_in_the_way() {
     });
 }
 
-/// Fills the file up to `room` bytes, over which the system fails with `errno`.
+/// Fills the file up to `room` bytes, beyond which the system fails with `errno`.
 fn full(file: &File, path: &Path, room: u64, errno: i32, name: &str) {
     let src: Vec<u8> = (0..room as usize * 2).map(|i| (i / 4096) as u8 + 1).collect();
     file.write_all_at(&src[..1000], 0).unwrap();
@@ -459,7 +460,7 @@ fn a_full_device() {
     });
 }
 
-/// Goal: views pin at most half of the cache; a caller that wants more is told, and reads go on.
+/// Goal: views pin at most half of the cache. A request for more fails, and reads go on.
 #[test]
 fn too_many_views() {
     for (_, backend) in back_ends(1) {

@@ -1,4 +1,4 @@
-//! Blobs: bytes that their owner brings.
+//! Blobs: cached bytes that the program provides.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn is_cached(blob: &Blob, range: std::ops::Range<u64>) -> bool {
 }
 
 #[test]
-fn only_what_was_brought_whole_is_cached() {
+fn only_complete_pages_are_cached() {
     let len = 10 * PAGE + 100;
     let blob = blob(1 << 20, len);
     assert!(is_cached(&blob, len..len + 5), "there is nothing to bring");
@@ -58,7 +58,7 @@ fn only_what_was_brought_whole_is_cached() {
 }
 
 #[test]
-fn what_ends_within_a_page_reads_as_zeros_beyond() {
+fn the_rest_of_the_last_page_reads_as_zeros() {
     let blob = blob(1 << 20, 1 << 30);
     let fill = blob.claim(7 * PAGE..9 * PAGE).fills.pop().unwrap();
     fill.bring_last(&far(7 * PAGE..8 * PAGE + 5));
@@ -69,7 +69,7 @@ fn what_ends_within_a_page_reads_as_zeros_beyond() {
 }
 
 #[test]
-fn views_stay_while_the_cache_goes_on() {
+fn views_keep_their_pages_during_evictions() {
     let blob = blob(256 << 10, 1 << 30);
     let bring = |page: u64| {
         for fill in blob.claim(page * PAGE..(page + 1) * PAGE).fills {
@@ -97,7 +97,7 @@ impl Wake for Woken {
 }
 
 #[test]
-fn an_arrival_waits_for_what_somebody_brings() {
+fn an_arrival_waits_for_another_fill() {
     let blob = blob(1 << 20, 1 << 20);
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
@@ -121,7 +121,7 @@ fn an_arrival_waits_for_what_somebody_brings() {
 }
 
 #[test]
-fn threads_never_see_other_bytes_in_a_cache_that_is_too_small() {
+fn threads_read_correct_bytes_in_a_small_cache() {
     let blob = blob(128 << 10, 1 << 22);
     let hits = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -155,7 +155,7 @@ fn threads_never_see_other_bytes_in_a_cache_that_is_too_small() {
 }
 
 #[test]
-fn what_can_not_be_is_refused() {
+fn invalid_arguments_are_refused() {
     let engine = Engine::builder().cache_bytes(1 << 20).build().unwrap();
     assert!(engine.blob(1, 1000).is_err());
     assert!(engine.blob(u64::MAX, 4096).is_err());
@@ -168,20 +168,21 @@ fn what_can_not_be_is_refused() {
 }
 
 #[test]
-fn what_is_left_of_a_fill_is_within_the_blob() {
+fn the_rest_of_a_fill_ends_with_the_blob() {
     let blob = blob(1 << 20, 10_000);
     let mut fill = blob.claim(0..10_000).fills.pop().unwrap();
     assert_eq!(fill.split_front(3).range(), 0..10_000);
     assert_eq!(fill.range(), 10_000..10_000);
-    // Of a blob that is larger than what can be looked through.
+    // A blob that is larger than the cache can search.
     let far_end = Engine::builder().cache_bytes(1 << 20).build().unwrap();
     let large = far_end.blob(i64::MAX as u64, PAGE as u32).unwrap();
     let arrival = pin!(large.arrival(0..u64::MAX));
     assert!(arrival.poll(&mut Context::from_waker(Waker::noop())).is_ready());
 }
 
-/// Goal: what is read in place is cached when it is handed over and not before, in part where the file is
-/// shorter; a read that nobody waits for leaves its pages to others.
+/// Goal: a page read in place becomes cached when its fill is completed and not before. Where the
+/// file is shorter, only a part of the page is cached. A read in the background leaves its pages to
+/// other fills.
 #[test]
 fn pages_are_read_in_place_from_a_direct_file() {
     let dir = temp_dir();
@@ -219,9 +220,9 @@ fn pages_are_read_in_place_from_a_direct_file() {
     assert!(!is_cached(&blob, PAGE..PAGE + 1), "dropped");
 }
 
-/// Goal: a read that finds a byte missing leaves a vector with the bytes and the memory that it had.
+/// Goal: a read that finds a byte missing leaves its vector's bytes and capacity as they were.
 ///
-/// Incident: each try reserved room for all of its range, a gigabyte for a look at nothing.
+/// Incident: each attempt reserved memory for all of its range, a gigabyte for a failed read.
 #[test]
 fn a_read_that_misses_reserves_nothing() {
     const PAGES: u64 = 300;

@@ -1,8 +1,8 @@
-//! Rings that the kernel refuses after they were made: a program enters a sandbox without `io_uring_enter`,
-//! or closes descriptors that it does not know.
+//! Rings that the kernel refuses after they were set up: a program enters a sandbox without
+//! `io_uring_enter`, or closes descriptors that it does not know.
 //!
-//! A thread that submitted to such a ring, or waited for it, tried again for ever, with guards
-//! held.
+//! Incident: a thread that submitted to such a ring, or waited for it, retried without end while it
+//! held guards.
 
 mod common;
 
@@ -31,12 +31,13 @@ fn content(at: usize, len: usize) -> Vec<u8> {
     (at..at + len).map(byte_at).collect()
 }
 
-/// A sandbox as an ordinary one of containers is made: rings exist, and can't be entered any more.
+/// Enters a sandbox like those of containers: rings exist, and `io_uring_enter` is refused from now
+/// on.
 fn enter_sandbox() {
     refuse(libc::SYS_io_uring_enter);
 }
 
-/// Refuses a system call to all threads, with EPERM.
+/// Makes a system call fail with EPERM, in all threads.
 fn refuse(call: libc::c_long) {
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -73,7 +74,8 @@ fn close_rings() {
         .collect();
     assert!(!rings.is_empty());
     for ring in rings {
-        // SAFETY: not memory; that it is not ours to close is what this is about.
+        // SAFETY: no memory. These descriptors belong to the engine, and closing them is the
+        // purpose of the test.
         let closed = unsafe { libc::syscall(libc::SYS_close_range, ring, ring, 0) };
         assert_eq!(closed, 0);
     }
@@ -126,7 +128,7 @@ impl Used {
 
     /// Reads by each of the rings.
     fn use_all(&self) {
-        // Of the thread: several runs.
+        // The thread's ring: several runs.
         self.forget();
         let mut bytes = vec![0; 40 * PAGE];
         self.file.advise(0, 0, Advice::Random).unwrap();
@@ -135,7 +137,7 @@ impl Used {
         }
         self.file.read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes == content(0, bytes.len()));
-        // Of the driver: read-ahead, and futures.
+        // The driver's ring: read-ahead, and futures.
         self.file.advise(4 << 20, 1 << 20, Advice::WillNeed).unwrap();
         let handle = self.engine.open(self.path(), &read_write()).unwrap();
         let asynchronous = AsyncFile::from(handle);
@@ -231,17 +233,17 @@ fn in_use(name: &str, breaks: fn()) {
     });
 }
 
-/// Goal: all that was under way, and all that comes, ends with its bytes.
+/// Goal: all operations in flight, and all later ones, end with their bytes.
 #[test]
-fn all_goes_on_in_a_sandbox_without_rings() {
-    in_use("all_goes_on_in_a_sandbox_without_rings", enter_sandbox);
+fn operations_continue_in_a_sandbox_without_rings() {
+    in_use("operations_continue_in_a_sandbox_without_rings", enter_sandbox);
 }
 
-/// Goal: so do reads that are submitted by the call in which their waiter sleeps, when that is the first
-/// to be refused, by one of several threads at it.
+/// Goal: the same for reads that are submitted by the call in which their waiter sleeps, if that
+/// call is refused first, with several threads in it.
 #[test]
-fn reads_submitted_with_their_wait_go_on_without_rings() {
-    in_own_process("reads_submitted_with_their_wait_go_on_without_rings", LIMIT, || {
+fn reads_submitted_with_their_wait_continue_without_rings() {
+    in_own_process("reads_submitted_with_their_wait_continue_without_rings", LIMIT, || {
         if !has_uring() {
             return;
         }
@@ -257,7 +259,7 @@ fn reads_submitted_with_their_wait_go_on_without_rings() {
                             barrier.wait();
                         }
                         let mut requests = used.requests(seed + 2 * round).split_off(61);
-                        // As many as it submits, be they its own or the other's.
+                        // As many completions as it submits requests; they may be another thread's.
                         let waited = used.queue.submit_and_wait(&mut requests, 3, 3, None);
                         waited.unwrap().1.into_iter().for_each(check);
                         if round % 50 == 0 {
@@ -275,14 +277,14 @@ fn reads_submitted_with_their_wait_go_on_without_rings() {
 
 /// The same.
 #[test]
-fn all_goes_on_without_the_descriptors_of_rings() {
-    in_use("all_goes_on_without_the_descriptors_of_rings", close_rings);
+fn operations_continue_without_ring_descriptors() {
+    in_use("operations_continue_without_ring_descriptors", close_rings);
 }
 
-/// Goal: the same of a pipeline, in the middle.
+/// Goal: the same for a pipeline, in the middle of its run.
 #[test]
-fn a_pipeline_goes_on_in_a_sandbox_without_rings() {
-    let name = "a_pipeline_goes_on_in_a_sandbox_without_rings";
+fn a_pipeline_continues_in_a_sandbox_without_rings() {
+    let name = "a_pipeline_continues_in_a_sandbox_without_rings";
     in_own_process(name, Duration::from_secs(60), || {
         if has_uring() {
             let used = Used::new();
@@ -294,8 +296,8 @@ fn a_pipeline_goes_on_in_a_sandbox_without_rings() {
 
 /// The same.
 #[test]
-fn a_pipeline_goes_on_without_the_descriptors_of_rings() {
-    let name = "a_pipeline_goes_on_without_the_descriptors_of_rings";
+fn a_pipeline_continues_without_ring_descriptors() {
+    let name = "a_pipeline_continues_without_ring_descriptors";
     in_own_process(name, Duration::from_secs(60), || {
         if has_uring() {
             let used = Used::new();
@@ -304,9 +306,9 @@ fn a_pipeline_goes_on_without_the_descriptors_of_rings() {
     });
 }
 
-/// Goal: an engine that is made where rings can't be set up, or can be set up and not entered, does
-/// without, and says why; a caller that asks for them is told.
-fn made_without_rings(name: &str, call: libc::c_long) {
+/// Goal: an engine works without rings where the kernel refuses to set them up or to enter them,
+/// and its report has the reason. A builder that requires io_uring gets an error.
+fn builds_without_rings(name: &str, call: libc::c_long) {
     in_own_process(name, Duration::from_secs(60), || {
         refuse(call);
         let dir = temp_dir();
@@ -341,11 +343,11 @@ fn made_without_rings(name: &str, call: libc::c_long) {
 #[test]
 fn an_engine_is_made_where_rings_cannot_be_entered() {
     let name = "an_engine_is_made_where_rings_cannot_be_entered";
-    made_without_rings(name, libc::SYS_io_uring_enter);
+    builds_without_rings(name, libc::SYS_io_uring_enter);
 }
 
 #[test]
 fn an_engine_is_made_where_rings_cannot_be_set_up() {
     let name = "an_engine_is_made_where_rings_cannot_be_set_up";
-    made_without_rings(name, libc::SYS_io_uring_setup);
+    builds_without_rings(name, libc::SYS_io_uring_setup);
 }

@@ -28,12 +28,12 @@ use millpond::{
 };
 
 use common::{Random, block_on, in_own_process, read_write, scaled, temp_dir, within};
-use program::{CALLS, Call, DEEDS, Deed, Program, caught, panic_quietly};
+use program::{CALLS, Call, MISBEHAVIORS, Misbehavior, Program, caught, panic_quietly};
 
 const PAGE: u64 = 4096;
 /// All threads read these pages, and none writes to them.
 const READ_PAGES: u64 = 128;
-/// Where each of the others writes.
+/// First byte of the ranges that the writing threads use.
 const WRITTEN: u64 = READ_PAGES * PAGE;
 const GUARDED: u64 = WRITTEN + 16 * PAGE;
 const GUARDED_BYTES: usize = 256 << 10;
@@ -66,7 +66,7 @@ struct Case {
     backend: &'static str,
     operation: Operation,
     call: Call,
-    deed: Deed,
+    misbehavior: Misbehavior,
 }
 
 const BACK_ENDS: [&str; 5] = ["uring", "uring, direct", "threads", "aio", "sim"];
@@ -108,7 +108,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// `Err`: this machine has no such back end.
+    /// `Err`: the back end does not work on this machine.
     fn new(case: Case, path: &std::path::Path, seed: u64) -> Result<Bench, millpond::Error> {
         let admission = match case.operation {
             ReadAround => Admission::Never,
@@ -224,13 +224,14 @@ impl Bench {
     }
 }
 
-/// The task of the case. Its wakers' panics are its own where the engine clones them in its polls.
+/// Runs the task of the case. It catches panics of its waker where the engine clones the waker in
+/// its polls.
 fn misbehave(case: Case, bench: &Arc<Bench>, random: &mut Random, dir: &std::path::Path) {
     for round in 0..ROUNDS {
         let (own, called) = (Arc::clone(bench), random.next());
         let engine = move || own.call(&mut Random(called));
         let (last, path, bytes) = last_handles(case, random, dir, round);
-        let program = Program::new((case.call, case.deed), engine, last);
+        let program = Program::new((case.call, case.misbehavior), engine, last);
         let mut future = bench.operation(case.operation, round);
         let polled = program.poll(future.as_mut());
         if matches!(polled, Some(Poll::Pending)) {
@@ -260,7 +261,7 @@ type Last = (Option<(Engine, File)>, Option<std::path::PathBuf>, Vec<u8>);
 
 /// An engine and the last handle of a file of it that has dirty pages, and where its bytes are to arrive.
 fn last_handles(case: Case, random: &mut Random, dir: &std::path::Path, round: u64) -> Last {
-    if case.deed != Deed::DropLast {
+    if case.misbehavior != Misbehavior::DropLast {
         return (None, None, Vec::new());
     }
     let engine = Engine::builder().cache_bytes(1 << 20).backend(case.backend(random.next()));
@@ -273,8 +274,8 @@ fn last_handles(case: Case, random: &mut Random, dir: &std::path::Path, round: u
     (Some((engine, file)), path, bytes)
 }
 
-/// Reads and writes of threads and tasks that have nothing to do with the case.
-fn bystand(bench: &Bench, random: &mut Random, me: u64) {
+/// Reads and writes of threads and tasks that are not part of the case.
+fn run_other_operations(bench: &Bench, random: &mut Random, me: u64) {
     let own = WRITTEN + (1 + me) * PAGE;
     let mut bytes = vec![0; 300];
     let is_read = |bytes: &[u8], at| assert!(bytes == content(at, bytes.len()), "{me}: at {at}");
@@ -332,29 +333,31 @@ fn run(case: Case, random: &mut Random) -> bool {
             let mut own = randoms.pop().unwrap();
             let bench = &bench;
             for (me, mut random) in randoms.into_iter().enumerate() {
-                scope.spawn(move || bystand(bench, &mut random, me as u64));
+                scope.spawn(move || run_other_operations(bench, &mut random, me as u64));
             }
             misbehave(case, bench, &mut own, dir.path());
         });
         // And afterwards, with all threads that are left.
-        (0..4).for_each(|me| bystand(&bench, &mut Random(seed), me));
+        (0..4).for_each(|me| run_other_operations(&bench, &mut Random(seed), me));
     });
     true
 }
 
-/// Goal: a waker that panics as it is woken, the worst of them, at each operation on each back end.
+/// Goal: a waker that panics when it is woken, the worst misbehavior, at each operation on each
+/// back end.
 #[test]
 fn a_waker_that_panics_harms_no_other_operation() {
     let mut random = Random::from_environment();
     for backend in BACK_ENDS {
         for operation in OPERATIONS {
-            let case = Case { backend, operation, call: Call::Wake, deed: Deed::Panic };
+            let case =
+                Case { backend, operation, call: Call::Wake, misbehavior: Misbehavior::Panic };
             run(case, &mut random);
         }
     }
 }
 
-/// Goal: whatever a waker does in whichever of its calls, at any operation on any back end.
+/// Goal: a waker may misbehave in any of its calls, at any operation on any back end.
 #[test]
 fn wakers_that_misbehave_harm_no_other_operation() {
     let mut random = Random::from_environment();
@@ -362,7 +365,12 @@ fn wakers_that_misbehave_harm_no_other_operation() {
     for backend in BACK_ENDS {
         for operation in OPERATIONS {
             for call in CALLS {
-                cases.extend(DEEDS.map(|deed| Case { backend, operation, call, deed }));
+                cases.extend(MISBEHAVIORS.map(|misbehavior| Case {
+                    backend,
+                    operation,
+                    call,
+                    misbehavior,
+                }));
             }
         }
     }
@@ -381,12 +389,12 @@ fn await_that(what: &str, reached: impl Fn() -> bool) {
     }
 }
 
-/// Goal: after a report that panics, other waits are reported.
+/// Goal: after a report that panics, other waits are still reported.
 /// Method: writes to a device that hangs, one after the other.
 ///
-/// Incident: the first panic ended the thread that looks for long waits, without a word.
+/// Incident: the first panic silently ended the thread that reports long waits.
 #[test]
-fn a_report_that_panics_keeps_no_other_from_being_made() {
+fn a_report_that_panics_stops_no_later_report() {
     let sim = SimOptions::new(1);
     let device = sim.device();
     let reports = Arc::new(AtomicUsize::new(0));
@@ -418,9 +426,9 @@ fn a_report_that_panics_keeps_no_other_from_being_made() {
     });
 }
 
-/// Goal: what an owner publishes beside the counts may panic, and is asked for again.
+/// Goal: a function that publishes further counts may panic, and is called again.
 #[test]
-fn what_is_published_may_panic() {
+fn publishers_may_panic() {
     let engine = common::engine(1 << 20, BackendChoice::Threads);
     let asked = Arc::new(AtomicUsize::new(0));
     let asks = Arc::clone(&asked);
@@ -481,7 +489,7 @@ fn a_subscriber_that_panics_harms_no_operation() {
             file.sync_all().unwrap_err();
             device.fail_writes(0);
             // It may report the failure of a write-back first.
-            common::sync_in_the_end(&file);
+            common::sync_until_success(&file);
             let mut bytes = [0; 3 * PAGE as usize];
             file.invalidate(0, 3 * PAGE).unwrap();
             file.read_exact_at(&mut bytes, 0).unwrap();

@@ -1,6 +1,8 @@
-//! The memory of asynchronous operations and of threads: counted, bounded, or gone with them.
+//! The memory of asynchronous operations and of threads is counted, bounded, and freed at their
+//! end.
 //!
-//! Each test runs in a process of its own. `MILLPOND_TEST_SEED` replays a run, `MILLPOND_TEST_SCALE` makes it longer.
+//! Each test runs in a child process. `MILLPOND_TEST_SEED` replays a run, `MILLPOND_TEST_SCALE`
+//! makes it longer.
 
 mod common;
 
@@ -51,7 +53,7 @@ fn pending_writes_keep_to_the_limit() {
                 assert!(stats.memory_bytes <= cache_bytes, "{stats:?}");
                 peak = peak.max(rss_bytes().saturating_sub(base));
             };
-            // Each has a place of its own, and is dropped or ends.
+            // Each write has its own range, and is dropped or completed.
             let mut writes: Vec<(u64, usize, Write<'_>)> = Vec::new();
             for number in 0..64 {
                 let len = 1 + random.below(longest) as usize;
@@ -91,7 +93,7 @@ fn pending_writes_keep_to_the_limit() {
     });
 }
 
-/// Goal: a pending write that is not polled keeps no other write waiting, and each that is polled goes on.
+/// Goal: a pending write that is not polled blocks no other write.
 #[test]
 fn a_write_that_is_not_polled_blocks_none() {
     in_own_process("a_write_that_is_not_polled_blocks_none", Duration::from_secs(60), || {
@@ -112,8 +114,9 @@ fn a_write_that_is_not_polled_blocks_none() {
     });
 }
 
-/// Goal: threads that have read leave nothing when they end but their counts.
-/// Incident: each of them left 8 KiB for as long as the engine lived: 26 MiB of 3,000 threads, beyond a limit of 1 MiB.
+/// Goal: a thread that has read leaves only its counts when it ends.
+/// Incident: each of them left 8 KiB until the engine was dropped: 26 MiB of 3,000 threads, beyond
+/// a limit of 1 MiB.
 #[test]
 fn ended_threads_leave_their_counts_alone() {
     const THREADS: usize = 1000;

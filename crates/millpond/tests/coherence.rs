@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use millpond::{Advice, BackendChoice, Backing, Engine, Error, SimOptions};
 
 use common::{
-    Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, then_stop, within,
+    Random, back_ends, cache_for, engine, read_write, run_and_stop, stress_time, temp_dir, within,
     write_back,
 };
 
-/// Goal: two engines and several handles of one file are one file: what one writes, all read.
+/// Goal: two engines and several handles of one file are coherent: each reads the writes of all.
 /// Method: writes, appends and truncations through each in turn, read through all others.
 #[test]
 fn engines_and_handles_share_one_file() {
@@ -82,12 +82,12 @@ fn a_file_outlives_the_engine_that_opened_it() {
     }
 }
 
-/// Goal: after a truncation and an extension no byte of before comes back, whatever fills and
+/// Goal: after a truncation and an extension no earlier byte comes back, also if fills and
 /// read-ahead were under way (W3).
-/// Method: a slow device; readers and read-ahead through other handles, all the time; one thread
-/// cuts the file, extends it, and reads zeros, over and over.
+/// Method: a slow device; readers and read-ahead through other handles, continuously. One thread
+/// truncates the file, extends it, and reads zeros, in a loop.
 #[test]
-fn nothing_comes_back_after_truncation() {
+fn truncated_bytes_never_come_back() {
     const LEN: usize = 300_000;
     let slow = SimOptions::new(11).delay_us_max(300).short_per_mille(50);
     let mut all = vec![
@@ -160,7 +160,7 @@ fn nothing_comes_back_after_truncation() {
                     }
                 });
             }
-            then_stop(&stop, || {
+            run_and_stop(&stop, || {
                 let mut random = Random(99);
                 let mut bytes = vec![0; LEN];
                 let end = Instant::now() + time;
@@ -214,9 +214,9 @@ fn concurrent_misses_of_a_page_are_one_fill() {
     assert_eq!(engine.stats().fills, 64);
 }
 
-/// Goal: a hit does not wait for holders of other parts of the file, nor for a slow write to other
-/// pages; a length does not wait at all.
-/// Method: a device that takes its time for a write; hits and lengths meanwhile.
+/// Goal: a hit does not wait for guards over other parts of the file, nor for a slow write to other
+/// pages. A query of the length never waits.
+/// Method: a device with slow writes; hits and length queries during a write.
 #[test]
 fn hits_do_not_wait_for_the_device() {
     let sim = SimOptions::new(3).delay_us_max(200_000);

@@ -1,10 +1,10 @@
-//! Random sequences of operations, failures and power cuts, against a model of what a crash may
-//! leave.
+//! Random sequences of operations, failures and power cuts, against a model of the states that a
+//! crash may leave.
 //!
-//! The model knows for each byte which values it may have now, and which it may have after a power
-//! cut: what the last successful sync covered, or anything that was written since. A failing
-//! sequence is shrunk and printed, and kept in `crash.proptest-regressions` beside this file;
-//! `PROPTEST_RNG_SEED` fixes all others. `MILLPOND_TEST_SCALE` makes the tests longer.
+//! The model has for each byte the values that it may have now, and after a power cut: the value
+//! that the last successful sync covered, or one written since. A failing sequence is shrunk and
+//! printed, and stored in `crash.proptest-regressions` beside this file; `PROPTEST_RNG_SEED`
+//! repeats all others. `MILLPOND_TEST_SCALE` makes the tests longer.
 
 #[cfg(not(scheduled))]
 mod common;
@@ -24,12 +24,12 @@ use proptest::test_runner::Config;
 use common::scaled;
 use common::{Random, cache_for, read_write, temp_dir};
 
-/// As much as a file of a model may have.
+/// The greatest length of a modelled file.
 const FILE_BYTES: usize = 24 * BLOCK;
 const BLOCK: usize = 4096;
-/// No more than there are values that a byte can have, each of one write only.
+/// Each write has its own value, so there are no more steps than values of a byte.
 const STEPS_MAX: usize = 60;
-/// More than it takes to be known for a log.
+/// More appends than the engine needs to recognize a log.
 const LOGGED: usize = 7;
 
 /// A range: where in which block it starts, and its length.
@@ -56,11 +56,11 @@ enum Step {
     /// Lets dirty pages grow old.
     Wait,
     Faults(bool),
-    /// Looks at what power cuts would leave.
+    /// Checks several states that a power cut could leave.
     Crashes(u64),
-    /// Goes on with what one has left.
+    /// Cuts the power, and continues with one of these states.
     Restart(u64),
-    /// Goes on with a new engine on what the last one left when it was closed.
+    /// Closes the engine and opens the file with a new one.
     Reopen,
 }
 
@@ -109,7 +109,7 @@ struct Case {
     seed: u64,
     delays: bool,
     short_per_mille: u64,
-    /// Which writes and syncs fail; 0: none.
+    /// Every k-th write or sync fails; 0: none.
     write_k: u64,
     sync_k: u64,
     steps: Vec<Step>,
@@ -145,7 +145,7 @@ fn place(span: Span) -> (usize, usize) {
     (at, span.len.min(FILE_BYTES - at))
 }
 
-/// Values that a byte may have: a bit for each.
+/// The values that a byte may have: a bit for each.
 type Values = u64;
 
 fn only(value: u8) -> Values {
@@ -153,16 +153,16 @@ fn only(value: u8) -> Values {
     1 << value
 }
 
-/// What a file may hold now, and after a power cut. Bytes beyond its end are zero.
+/// The contents that a file may have now, and after a power cut. Bytes beyond its end are zero.
 struct Model {
     now: Vec<Values>,
     disk: Vec<Values>,
     len: usize,
-    /// As a write beyond the end failed.
+    /// The greatest possible length after a failed write beyond the end.
     len_max: usize,
-    /// The lengths after a power cut, from and to.
+    /// The least and greatest length after a power cut.
     disk_len: (usize, usize),
-    /// Bytes that only the device has, or had: what was written past the cache since the last sync.
+    /// Bytes of which only the device has a copy: written past the cache since the last sync.
     passed: Vec<bool>,
     /// Whether a sync failed and none has succeeded since.
     unsettled: bool,
@@ -229,7 +229,8 @@ impl Model {
         }
     }
 
-    /// What a failed sync lost, of which there is no copy, may be read already as it was.
+    /// After a failed sync, lost bytes without a cached copy may already be read as the device has
+    /// them.
     fn check(&self, at: usize, seen: &[u8], what: &str) {
         let is_lost = |at: usize| self.unsettled && self.passed[at];
         let of = |at: usize| if is_lost(at) { self.disk[at] } else { self.now[at] };
@@ -254,7 +255,7 @@ fn check(at: usize, seen: &[u8], allowed: &[Values], what: &str) {
     }
 }
 
-/// One sequence under way.
+/// A running sequence.
 struct Run<'a> {
     case: &'a Case,
     model: Model,
@@ -314,8 +315,8 @@ impl Run<'_> {
         outcome.map_err(|error| self.may_fail(&error)).is_ok()
     }
 
-    /// Looks for failures since the last look, also of what the flusher has done meanwhile.
-    fn look_for_failures(&mut self) {
+    /// Counts the failures since the last call, including those in the background by the flusher.
+    fn count_failures(&mut self) {
         let failures = self.device.failed_syncs() + self.device.failed_writes();
         self.model.unsettled |= failures > std::mem::replace(&mut self.failures, failures);
     }
@@ -336,7 +337,7 @@ impl Run<'_> {
                 self.model.write_failed(at, len, self.stamp);
             }
         }
-        self.note_where(at, len, before);
+        self.record_bypass(at, len, before);
     }
 
     fn step(&mut self, step: &Step) {
@@ -346,14 +347,14 @@ impl Run<'_> {
                 let (src, before) = (self.content(len), self.engine.stats().bytes_passed);
                 let outcome = self.file.write_at(&src, at as u64);
                 self.written(at, len, outcome);
-                self.note_where(at, len, before);
+                self.record_bypass(at, len, before);
             }
             Step::DurableWrite(span) => {
                 let (at, len) = place(span);
                 let (src, before) = (self.content(len), self.engine.stats().bytes_passed);
                 let outcome = self.file.write_at_dsync(&src, at as u64);
                 let moved = self.written(at, len, outcome);
-                self.note_where(at, len, before);
+                self.record_bypass(at, len, before);
                 if let Some(moved) = moved {
                     self.model.synced_range(at, at + moved);
                 }
@@ -363,7 +364,7 @@ impl Run<'_> {
                 self.append(&src);
             }
             Step::Log(len) => {
-                // One stamp for all: there are no more than a model can tell apart.
+                // One stamp for all pieces: the model can distinguish only a limited number.
                 let src = self.content(len);
                 for _ in 0..LOGGED {
                     self.append(&src);
@@ -373,8 +374,8 @@ impl Run<'_> {
             Step::Truncate(span) => {
                 let (len, _) = place(span);
                 if len < self.model.len {
-                    // The page of the end is written back, and dropped where there is no frame for it.
-                    self.leave_to_device(len, usize::from(len % (1 << self.case.page_shift) > 0));
+                    // The last page is written back, and dropped if it finds no frame.
+                    self.mark_uncached(len, usize::from(len % (1 << self.case.page_shift) > 0));
                 }
                 match self.file.truncate(len as u64) {
                     Ok(()) => self.model.truncate(len),
@@ -421,7 +422,7 @@ impl Run<'_> {
             Step::Restart(seed) => self.restart(seed),
             Step::Reopen => self.reopen(),
         }
-        self.look_for_failures();
+        self.count_failures();
         self.model.learn_len(self.file.len().unwrap());
         let stats = self.engine.stats();
         assert!(stats.memory_bytes <= self.engine.cache_bytes(), "{stats:?}");
@@ -446,26 +447,27 @@ impl Run<'_> {
     fn read(&mut self, at: usize, len: usize) {
         let mut bytes = vec![0xEE; len];
         let moved = self.file.read_at(&mut bytes, at as u64).unwrap();
-        self.look_for_failures();
+        self.count_failures();
         self.model.learn_len(self.file.len().unwrap());
         assert_eq!(moved, len.min(self.model.len.saturating_sub(at)));
         self.model.check(at, &bytes[..moved], "read");
     }
 
-    /// Notes whether a write of these bytes, before which so many had passed the cache, left them to the
-    /// device alone: writes of many pages do, or for which syncs that failed had left no room. With them go
-    /// their pages, whose rest the device had before; and all that is clean where writes go through.
-    fn note_where(&mut self, at: usize, len: usize, before: u64) {
+    /// Records whether a write of these bytes left them to the device alone; `before` is the number
+    /// of bytes that had bypassed the cache until then. Writes of many pages bypass it, and so do
+    /// writes for which failed syncs have left no frames. Their pages are dropped, whose other
+    /// bytes the device already had; in mode through, all clean pages are.
+    fn record_bypass(&mut self, at: usize, len: usize, before: u64) {
         let failed = self.model.now[at..at + len].iter().any(|values| !values.is_power_of_two());
         if !self.case.back || failed || self.engine.stats().bytes_passed > before {
-            self.leave_to_device(at, len);
+            self.mark_uncached(at, len);
         } else {
             self.model.passed[at..at + len].fill(false);
         }
     }
 
     /// Only the device has the pages of these bytes from now on.
-    fn leave_to_device(&mut self, at: usize, len: usize) {
+    fn mark_uncached(&mut self, at: usize, len: usize) {
         if len > 0 {
             let page_bytes = 1usize << self.case.page_shift;
             let end = (at + len).next_multiple_of(page_bytes).min(FILE_BYTES);
@@ -482,20 +484,20 @@ impl Run<'_> {
         }
     }
 
-    /// A power cut, and a new engine on what it left.
+    /// Cuts the power and starts a new engine on the remaining bytes.
     fn restart(&mut self, seed: u64) {
         let left = self.device.crash(seed);
         CUTS.fetch_add(1, Relaxed);
         self.model.check_crash(&left);
-        self.go_on_with(&left);
+        self.restart_with(&left);
         self.model = Model::new(&left);
         self.read(0, FILE_BYTES);
     }
 
-    /// All is closed, and opened again by a new engine. Where closing fails, the old ones stay.
+    /// Closes all handles, and opens the file by a new engine. If a close fails, the old ones stay.
     fn reopen(&mut self) {
         let closed = self.file.write_back();
-        self.look_for_failures();
+        self.count_failures();
         if !self.synced(closed) || self.model.unsettled {
             return;
         }
@@ -503,8 +505,8 @@ impl Run<'_> {
         self.model.learn_len(left.len() as u64);
         self.model.check(0, &left, "left by the engine before");
         let was = std::mem::replace(&mut self.model, Model::new(&[]));
-        self.go_on_with(&left);
-        // Of a byte that may have had several values there is one now.
+        self.restart_with(&left);
+        // A byte with several possible values has one now.
         let now = left.iter().map(|&byte| only(byte)).chain(was.now[left.len()..].iter().copied());
         self.model = Model { now: now.collect(), ..was };
         self.model.synced();
@@ -512,7 +514,7 @@ impl Run<'_> {
     }
 
     /// A new engine, on a file with these bytes.
-    fn go_on_with(&mut self, left: &[u8]) {
+    fn restart_with(&mut self, left: &[u8]) {
         let path = self.dir.path().join(self.files.to_string());
         self.files += 1;
         std::fs::write(&path, left).unwrap();
@@ -521,7 +523,7 @@ impl Run<'_> {
         self.has_passed = false;
     }
 
-    /// With the faults gone, a sync succeeds, or there was something that only the device had.
+    /// Without faults, a sync succeeds, unless bytes without a cached copy were lost.
     fn finish(mut self) {
         self.sim.errors_switch().store(false, SeqCst);
         let synced = self.file.sync_all().or_else(|_| self.file.sync_all());
@@ -539,7 +541,7 @@ impl Run<'_> {
         let stored = self.device.durable();
         assert_eq!(stored.len(), self.model.len);
         self.model.check(0, &stored, "stored");
-        // A durable write that failed may be there to be read, and gone after a crash.
+        // The bytes of a failed durable write may be read now, and lost after a crash.
         let failed = self.device.failed_writes() > 0 && self.case.sync_k > 0;
         let image = self.device.image();
         assert!(failed || image == stored, "the device has more than it was asked for");
@@ -565,7 +567,7 @@ fn open(case: &Case, sim: &SimOptions, path: &PathBuf) -> (Engine, File) {
 }
 
 /// Carries out a case.
-fn carry_out(case: &Case) {
+fn run_case(case: &Case) {
     let mut run = Run::new(case);
     for step in &case.steps {
         run.step(step);
@@ -573,25 +575,24 @@ fn carry_out(case: &Case) {
     run.finish();
 }
 
-/// Power cuts that were looked at in this process.
+/// Number of power cuts that this process has checked.
 static CUTS: AtomicU64 = AtomicU64::new(0);
 
-/// Goal: what a successful sync covered survives a power cut; of what it did not, any part may be
-/// there, and nothing else; failures lose nothing that can still be synced.
-/// Method: random sequences in both write modes over a device that loses power, and whose every
-/// k-th write and sync fails, switched off and on at random.
+/// Goal: bytes that a successful sync covered survive a power cut. Of later bytes any part may
+/// survive, and nothing else. Failures lose no bytes that can still be synced.
+/// Method: random sequences in both write modes, over a device that loses power and fails every
+/// k-th write and sync; failures are turned on and off at random.
 #[test]
 #[cfg(not(scheduled))]
 fn crashes_leave_what_was_synced() {
     let config = Config { cases: scaled(250), max_shrink_iters: 2000, ..Config::default() };
-    proptest!(config, |(case in cases())| carry_out(&case));
+    proptest!(config, |(case in cases())| run_case(&case));
     println!("power cuts: {}", CUTS.load(Relaxed));
 }
 
-/// The same where one scheduler decides who runs: how many steps there are, and those that are kept of them
-/// carried out.
+/// The same under one scheduler: `keep` chooses the steps to run; returns the number of all steps.
 #[cfg(scheduled)]
-pub fn carry_out_kept(seed: u64, keep: impl Fn(usize) -> bool) -> usize {
+pub fn run_case_with_steps(seed: u64, keep: impl Fn(usize) -> bool) -> usize {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
     let mut bytes = [0; 32];
@@ -602,6 +603,6 @@ pub fn carry_out_kept(seed: u64, keep: impl Fn(usize) -> bool) -> usize {
     let count = case.steps.len();
     let mut numbers = 0..;
     case.steps.retain(|_| keep(numbers.next().expect("no end")));
-    carry_out(&case);
+    run_case(&case);
     count
 }

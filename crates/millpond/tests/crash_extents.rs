@@ -31,7 +31,7 @@ fn only(value: u8) -> Values {
     1 << value
 }
 
-/// What the file may hold. Bytes beyond its end are zero.
+/// The contents that a file may have. Bytes beyond its end are zero.
 #[derive(Clone)]
 struct Model {
     now: Vec<Values>,
@@ -47,7 +47,8 @@ impl Model {
         Model { now: zeros.clone(), disk: zeros, len: (0, 0), disk_len: (0, 0) }
     }
 
-    /// The bytes have the value now, and may have it on the disk; or may have it at all.
+    /// Records that the bytes have the value now and may have it on disk (`is_certain`), or that
+    /// they may have it.
     fn set(&mut self, at: usize, len: usize, value: u8, is_certain: bool) {
         for byte in at..at + len {
             let now = &mut self.now[byte];
@@ -90,8 +91,8 @@ impl Model {
         }
     }
 
-    /// What may be there while one becomes the other.
-    fn or(&self, other: &Model) -> Model {
+    /// The states that are possible during a change from one model to the other.
+    fn union(&self, other: &Model) -> Model {
         let either = |one: &[Values], other: &[Values]| {
             one.iter().zip(other).map(|(one, other)| one | other).collect()
         };
@@ -119,7 +120,7 @@ fn check(at: usize, seen: &[u8], allowed: &[Values], what: &str) {
     }
 }
 
-/// One case under way.
+/// A running case.
 struct Run {
     sim: Simulated,
     direct: Arc<File>,
@@ -152,7 +153,7 @@ impl Run {
         Run { sim, direct, model, random, faulty, stamp: 0, failed: 0 }
     }
 
-    /// A range: of whole blocks, or not.
+    /// A range of whole blocks, or any range.
     fn range(&mut self) -> (usize, usize) {
         let random = &mut self.random;
         let at = random.below(FILE_BYTES as u64) as usize;
@@ -164,7 +165,7 @@ impl Run {
         (at, len.min(FILE_BYTES - at))
     }
 
-    /// Carries out one operation, with the power cut at moments of it.
+    /// Runs one operation, with power cuts at several moments of it.
     fn step(&mut self) {
         let (at, len) = self.range();
         self.stamp += 1;
@@ -175,7 +176,7 @@ impl Run {
             move || cuts(&device, seed, &ended)
         });
         let faulty = self.faulty && self.random.chance(500);
-        let name = common::then_stop(&ended, || match kind {
+        let name = common::run_and_stop(&ended, || match kind {
             0..20 => self.write(at, len),
             20..45 => self.change_extent(at, len, faulty),
             45..60 => self.write_direct(at, len, faulty),
@@ -204,7 +205,7 @@ impl Run {
                 "sync_range"
             }
         });
-        let during = before.or(&self.model);
+        let during = before.union(&self.model);
         let lefts = watcher.join().unwrap();
         println!("{} {name} {len} at {at}, fails {faulty}; {} cuts", self.stamp, lefts.len());
         lefts.iter().for_each(|left| during.check_crash(left));
@@ -229,7 +230,7 @@ impl Run {
         "write_at"
     }
 
-    /// Whether an operation succeeded, in which the device may have failed.
+    /// Whether an operation succeeded, which it may not if the device can fail.
     fn succeeded<T>(&mut self, outcome: Result<T, Error>, faulty: bool) -> Option<T> {
         self.sim.errors(false);
         match outcome {
@@ -278,7 +279,7 @@ impl Run {
         if durable { "direct write_at_dsync" } else { "direct write_at" }
     }
 
-    /// Some writes one behind the other, of which some are durable.
+    /// Consecutive writes, some of which are durable.
     fn write_by_pipeline(&mut self, at: usize, len: usize, faulty: bool) -> &'static str {
         let (at, len) = (at / BLOCK * BLOCK, len.next_multiple_of(BLOCK));
         let (direct, engine) = (Arc::clone(&self.direct), self.sim.engine.clone());
@@ -322,7 +323,7 @@ impl Run {
         let (min, max) = self.model.len;
         assert!((min..=max).contains(&len), "length {len}, not {min}..={max}");
         self.model.len.0 = len;
-        // What a failed allocation added may be told of later.
+        // The length that a failed allocation added may be found later.
         self.model.disk_len.0 = self.model.disk_len.0.min(len);
     }
 
@@ -335,7 +336,8 @@ impl Run {
         check(at, &bytes[..moved], &self.model.now, "read");
     }
 
-    /// All of it is there after a sync, and the device was not asked for what it must not be.
+    /// All bytes are stored after a sync, and the device received no request that it must not
+    /// receive.
     fn finish(mut self) -> u32 {
         self.sim.file.sync_all().unwrap();
         self.model.synced();
@@ -350,7 +352,8 @@ impl Run {
     }
 }
 
-/// What the disk would have at moments until `ended`: each different one, up to a number.
+/// The disk's contents after a power cut at several moments until `ended`: each different state, up
+/// to a maximum.
 fn cuts(device: &SimDevice, seed: u64, ended: &AtomicBool) -> HashSet<Vec<u8>> {
     let (mut random, mut lefts) = (Random(seed), HashSet::new());
     while !ended.load(SeqCst) {
@@ -362,8 +365,8 @@ fn cuts(device: &SimDevice, seed: u64, ended: &AtomicBool) -> HashSet<Vec<u8>> {
     lefts
 }
 
-/// Goal: whatever moment of a change of extents or of a direct write the power goes at, the disk has of
-/// each byte what a sync covered, or something newer; and what was durable stays.
+/// Goal: a power cut at any moment of a change of extents or of a direct write leaves of each byte
+/// the last synced value, or a newer one. Durable bytes stay.
 #[test]
 fn power_cuts_in_changes_of_extents_and_direct_writes() {
     let mut random = Random::from_environment();
@@ -378,21 +381,21 @@ fn power_cuts_in_changes_of_extents_and_direct_writes() {
     }
 }
 
-/// Goal: so it is where the device fails in the midst of them, and the next sync succeeds.
+/// Goal: the same if the device fails during the operation, and the next sync succeeds.
 #[test]
 fn power_cuts_after_failed_changes_of_extents_and_direct_writes() {
     let mut random = Random::from_environment();
     let mut failed = 0;
     for number in 0..scaled(16) {
         let (random, mode) = (random.fork(), [WriteMode::Through, WriteMode::Back]);
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         within(Duration::from_secs(60), "power cuts", move || {
             println!("case {number}, seed {}", random.0);
             let mut run = Run::new(random, mode[number as usize % 2], true);
             (0..STEPS).for_each(|_| run.step());
-            tell.send(run.finish()).unwrap();
+            sender.send(run.finish()).unwrap();
         });
-        failed += told.recv().unwrap();
+        failed += receiver.recv().unwrap();
     }
     // Three cases, the fewest there are, once had 17.
     assert!(failed > 4, "{failed} operations failed: the test shows nothing");

@@ -1,7 +1,6 @@
-//! Direct I/O beside cached I/O: one file, whichever way one goes to it.
+//! Direct and cached I/O on one file, one operation after another, against a model.
 //!
-//! Here one operation after the other, against a model; at once in `direct_races`, and where a device
-//! fails in `direct_faults`.
+//! Concurrent operations are in `direct_races`, failing devices in `direct_faults`.
 
 mod common;
 
@@ -19,7 +18,7 @@ use common::{
     temp_dir, within,
 };
 
-/// What offsets and lengths must be multiples of, of a handle that bounces nothing.
+/// The alignment of offsets and lengths that a handle without bouncing needs.
 fn limit_bytes(file: &File) -> usize {
     match file.read_at(&mut [0; 1], 1) {
         Err(Error::Unaligned { limit_bytes, .. }) => limit_bytes as usize,
@@ -27,7 +26,7 @@ fn limit_bytes(file: &File) -> usize {
     }
 }
 
-/// One file under test, and what it should hold.
+/// One file under test, and its expected contents.
 struct Model {
     name: &'static str,
     engine: Engine,
@@ -64,7 +63,7 @@ impl Model {
         let backing = backings[random.below(4) as usize];
         let options = read_write().page_bytes(page).write_mode(mode).backing(backing);
         let open = |options: OpenOptions| engine.open(&path, &options).unwrap();
-        // Any kind may be the first to open the file.
+        // The first open may be of any kind.
         let early = random.chance(500).then(|| open(options.clone().direct(true)));
         let cached = [open(options.clone()), open(options.clone().dsync(random.chance(100)))];
         let direct = open(options.clone().direct(true));
@@ -104,13 +103,13 @@ impl Model {
         (at..at + len).map(|i| (i / 512 + i % 7) as u8 ^ stamp.wrapping_mul(37) | 1).collect()
     }
 
-    /// The memory that operations use; for a moment the model has another.
+    /// Takes the memory of the operations; the model has a replacement until it is returned.
     fn take_buffer(&mut self) -> Buffer {
         let other = self.engine.alloc_buffers(1, 1).unwrap().pop().unwrap();
         std::mem::replace(&mut self.buffer, other)
     }
 
-    /// What the file holds from now on.
+    /// Records bytes as the expected contents of the file.
     fn write(&mut self, at: usize, src: &[u8]) {
         if !src.is_empty() {
             self.bytes.resize(self.bytes.len().max(at + src.len()), 0);
@@ -123,7 +122,7 @@ impl Model {
         &self.bytes[at.min(end)..(at + len).min(end)]
     }
 
-    /// Cuts a range in some places that are multiples of `block`; some pieces are empty.
+    /// Cuts a range at a few multiples of `block`; some pieces are empty.
     fn cuts(&mut self, len: usize, block: usize) -> Vec<usize> {
         let many = if self.random.chance(30) { 1500 } else { 6 };
         let count = self.random.below(many);
@@ -135,7 +134,7 @@ impl Model {
         cuts
     }
 
-    /// A handle; whether it is direct and bounces; what is to be aligned with it.
+    /// A handle, and the alignment that its requests need: 1 unless it is direct without bouncing.
     fn choose(&mut self) -> (usize, usize) {
         let which = self.random.below(4) as usize;
         (which, if which == 2 { self.block } else { 1 })
@@ -267,7 +266,7 @@ impl Model {
         }
     }
 
-    /// Some requests, of which those that overlap take effect in the order in which they were given.
+    /// Several requests; overlapping ones take effect in their order.
     fn pipeline(&mut self) {
         let depth = [1, 2, 3, 8, 40][self.random.below(5) as usize];
         let block = self.block.max(512);
@@ -305,14 +304,14 @@ impl Model {
             loop {
                 let (at, mut len) = self.span(block, 40_000);
                 let parts = 1 + self.random.below(3) as usize;
-                // All of one region, or each of its own.
+                // All from one region, or each from its own.
                 let is_one_region = self.random.chance(500);
                 let each = len / parts / block * block;
                 if is_one_region {
                     len = each * parts;
                 }
                 let id = (at as u64) << 20 | len as u64;
-                // Told apart by their place.
+                // Identified by their memory.
                 if under_way.iter().any(|&(known, ..)| known == id) {
                     continue;
                 }
@@ -375,9 +374,9 @@ impl Model {
     }
 }
 
-/// Goal: direct and cached operations on one file are operations on one file.
-/// Method: random ones of all kinds through cached handles, direct ones, one that bounces, and
-/// pipelines, against a vector of bytes; what is on the disk in the end.
+/// Goal: direct and cached operations on a file see each other's effects.
+/// Method: random operations through cached and direct handles, one that bounces, and pipelines,
+/// against a vector of bytes; at the end the bytes on disk are compared.
 #[test]
 fn direct_and_cached_agree_with_a_model() {
     let seed = Random::from_environment().next();

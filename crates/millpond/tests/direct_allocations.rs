@@ -1,4 +1,4 @@
-//! Direct I/O allocates nothing per request, whatever the number of its segments.
+//! Direct I/O allocates no memory per request, for any number of segments.
 
 mod common;
 
@@ -11,7 +11,7 @@ use millpond::{BackendChoice, Buffer, DirectRequest, SegmentList, WriteMode};
 use common::requests::{at, each};
 use common::{engine, read_write, temp_dir};
 
-/// Counts what each thread allocates.
+/// Counts the allocations of each thread.
 struct Counting;
 
 thread_local! {
@@ -61,10 +61,10 @@ fn back_ends() -> Vec<(&'static str, BackendChoice)> {
     all
 }
 
-/// Goal: after a few requests, none allocates.
+/// Goal: after the first few requests, none allocates memory.
 /// Method: reads and writes of 1, 16 and 1,000 segments, by calls and by pipelines of several
-/// depths that take the same lists again, on a file of which other pages are cached; what this
-/// thread allocates is counted.
+/// depths that reuse their lists, on a file with other pages cached. The allocations of this thread
+/// are counted.
 #[test]
 fn requests_allocate_nothing() {
     for (name, backend) in back_ends() {
@@ -159,7 +159,7 @@ fn pipeline(
         next
     });
     assert!(number >= last);
-    // Debug builds remember the holder of each range, in a table that is made anew now and then.
+    // Debug builds record the holder of each range in a table, which is reallocated occasionally.
     let allowed = if cfg!(debug_assertions) && depth > 8 { 4 } else { 0 };
     assert!(counted <= allowed, "{name}: {segments} segments, depth {depth}: {counted}");
 }

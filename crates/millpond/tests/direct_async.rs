@@ -1,4 +1,4 @@
-//! Direct I/O that no thread waits for: requests of queues and futures, with buffers that they own.
+//! Direct I/O without waiting threads: requests of queues and futures, with owned buffers.
 
 mod common;
 
@@ -19,7 +19,7 @@ use common::{
 
 const PAGE: usize = 4096;
 
-/// One file, by a handle for direct I/O and a cached one.
+/// One file, with a direct and a cached handle.
 struct Case {
     name: &'static str,
     engine: Engine,
@@ -32,7 +32,7 @@ fn case(name: &'static str, engine: Engine, bytes: &[u8]) -> Option<Case> {
     let dir = temp_dir();
     let path = dir.path().join("file");
     std::fs::write(&path, bytes).unwrap();
-    // The kernel has threads of its own for direct reads of what it has to write back before.
+    // Without a sync, the kernel uses its own threads for direct reads of dirty pages.
     std::fs::File::open(&path).unwrap().sync_all().unwrap();
     let options = OpenOptions::new().read(true).write(true);
     let direct = match engine.open(&path, &options.clone().direct(true)) {
@@ -68,8 +68,8 @@ fn filled(buffers: &[Buffer], moved: usize) -> Vec<u8> {
     bytes
 }
 
-/// Goal: many direct reads of a queue, of one and of several buffers, also beyond the end, bring the
-/// file's bytes, those that wait in the cache included.
+/// Goal: many direct reads of a queue, of one and of several buffers, also beyond the end, return
+/// the file's bytes, including those that wait in the cache.
 #[test]
 fn a_queue_reads_into_buffers() {
     let mut bytes = content(300 * PAGE + 1000);
@@ -104,8 +104,8 @@ fn a_queue_reads_into_buffers() {
     }
 }
 
-/// Goal: futures read and write by buffers, through handles of both kinds, and each sees what the other
-/// has written.
+/// Goal: futures read and write with owned buffers, through cached and direct handles, and each
+/// sees the other's writes.
 #[test]
 fn futures_move_buffers() {
     for case in cases(&content(64 * PAGE)) {
@@ -131,12 +131,12 @@ fn futures_move_buffers() {
     }
 }
 
-/// Goal: what can't be done is said by its completion, with the buffers given back.
+/// Goal: an invalid request completes with an error and returns its buffers.
 #[test]
-fn what_is_wrong_comes_back_with_the_buffers() {
+fn invalid_requests_return_their_buffers() {
     for case in cases(&content(16 * PAGE)) {
         if matches!(case.name, "memory" | "sim") {
-            // There, nothing has to be aligned.
+            // This back end needs no alignment.
             continue;
         }
         let queue = case.engine.queue(4).unwrap();
@@ -168,10 +168,10 @@ fn what_is_wrong_comes_back_with_the_buffers() {
     }
 }
 
-/// Goal: reads and writes of several pages at a time are whole, whichever way they go: a read never sees
-/// a part of a write.
+/// Goal: direct and cached reads and writes of several pages are atomic: a read never sees a part
+/// of a write.
 #[test]
-fn requests_and_writes_of_one_place_are_whole() {
+fn requests_and_writes_of_one_range_are_atomic() {
     for case in cases(&vec![0; 8 * PAGE]) {
         let queue = case.engine.queue(16).unwrap();
         let over = AtomicBool::new(false);
@@ -208,8 +208,8 @@ fn requests_and_writes_of_one_place_are_whole() {
     }
 }
 
-/// Goal: futures and queues that are dropped leave their reads to their end: nobody frees what the
-/// device writes to, and the next one finds the range free.
+/// Goal: reads in flight run to their end after their future or queue is dropped. The memory that
+/// the device writes to is not freed before, and the next operation finds the range free.
 #[test]
 fn dropped_with_reads_in_flight() {
     let slow = SimOptions::new(2).delay_us_max(5000);
@@ -245,7 +245,7 @@ fn dropped_with_reads_in_flight() {
     }
 }
 
-/// Goal: on io_uring no thread but the driver works for direct reads, however many there are.
+/// Goal: on io_uring only the driver's thread works for direct reads, for any number of them.
 #[test]
 fn direct_reads_take_no_thread() {
     if !has_uring() {
@@ -268,7 +268,7 @@ fn direct_reads_take_no_thread() {
             assert!(queue.wait(256, 256, None).unwrap().iter().all(|done| done.result().is_ok()));
         }
         let names: Vec<_> = threads().into_iter().map(|(_, name)| name).collect();
-        // The driver, and one worker that has nothing to do.
+        // The driver, and one idle worker.
         assert_eq!(names.len(), before + 2, "{names:?}");
     });
 }

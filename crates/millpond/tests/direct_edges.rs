@@ -1,4 +1,4 @@
-//! Direct I/O at its limits: alignment, ends of files and of memory, many segments and none.
+//! Direct I/O at its limits: alignment, the ends of files and of memory, many segments and none.
 
 mod common;
 
@@ -10,7 +10,7 @@ use millpond::{Backing, DirectRequest, Engine, Error, File, OpenOptions, Segment
 use common::requests::each;
 use common::{back_ends_with_direct, direct, engine, is_on_disk, read_write, same, temp_dir};
 
-/// The back ends that go to a real file, where it has direct I/O; and an engine of each.
+/// An engine of each back end that uses a real file, with direct I/O where the file has it.
 fn engines() -> Vec<(&'static str, Engine)> {
     let all = back_ends_with_direct(1).into_iter().filter(|&(name, _)| is_on_disk(name));
     all.map(|(name, backend)| (name, engine(1 << 20, backend))).collect()
@@ -20,7 +20,7 @@ fn content(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 4096 * 3 + at % 253) as u8 | 1).collect()
 }
 
-/// What offsets and lengths must be multiples of, or 1.
+/// The alignment of offsets and lengths that a handle needs, or 1.
 fn limit_bytes(file: &File) -> u64 {
     match file.read_at(&mut [0; 1], 1) {
         Err(Error::Unaligned { limit_bytes, .. }) => limit_bytes.into(),
@@ -40,8 +40,8 @@ fn refused(outcome: Result<usize, Error>, named: &str, limit: u64) {
     }
 }
 
-/// Goal: what is not aligned is refused before anything is done, with the limit by its name; what
-/// has no bytes is not.
+/// Goal: an unaligned request fails before it has any effect, and the error names the limit. A
+/// request without bytes succeeds.
 #[test]
 fn errors_name_what_is_not_aligned() {
     for (name, engine) in engines() {
@@ -116,7 +116,7 @@ fn errors_name_what_is_not_aligned() {
             assert!(matches!(file.write_at(dst, at), Err(Error::InvalidRange { .. })));
         }
         assert_eq!(file.read_at(&mut one[..2 * block], last - 2 * limit).unwrap(), 0);
-        // Within the largest offset, and beyond what the file system has.
+        // A valid offset, but beyond the maximum of the file system.
         let error = file.write_at(&one[..block], last - 2 * limit).unwrap_err();
         assert!(matches!(error.errno(), libc::EFBIG | libc::EINVAL), "{error}");
         assert_eq!(file.len().unwrap(), 40_000);
@@ -130,8 +130,8 @@ fn errors_name_what_is_not_aligned() {
     }
 }
 
-/// Goal: `bounce` serves what is not aligned, whatever its offset, length and memory, and counts it;
-/// what is aligned goes straight.
+/// Goal: `bounce` serves unaligned requests of any offset, length and memory, and counts them.
+/// Aligned requests are not copied.
 #[test]
 fn bounced_operations_of_any_alignment() {
     for (name, engine) in engines() {
@@ -234,8 +234,8 @@ fn tails_of_every_length() {
     }
 }
 
-/// Goal: where there is no direct I/O, opening says so, or it works; a descriptor that is adopted
-/// serves directly; permissions are those of the handle.
+/// Goal: without direct I/O in the file system, opening fails or the handle works. An adopted
+/// descriptor serves directly. Permissions are those of the handle.
 #[test]
 fn other_file_systems_descriptors_and_permissions() {
     for (name, engine) in engines() {
@@ -294,7 +294,7 @@ fn other_file_systems_descriptors_and_permissions() {
         let error = engine.open(&path, &read_write().bounce(true)).unwrap_err();
         assert!(error.to_string().contains("bounce needs direct"), "{error}");
         drop((reader, writer));
-        // The cache's own I/O past the kernel's as well.
+        // The cache's own I/O bypasses the kernel's cache, too.
         let modes = [WriteMode::Through, WriteMode::Back];
         let all = modes.map(|mode| [(Backing::Direct, mode), (Backing::Uncached, mode)]);
         for (backing, write_mode) in all.into_iter().flatten() {
@@ -324,7 +324,7 @@ fn thousands_of_segments() {
         let expected = content(count * block);
         let mut memory = engine.alloc_buffers(2, count * block).unwrap();
         let (mut src, mut dst) = (memory.pop().unwrap(), memory.pop().unwrap());
-        // In an order that leaves no two of them side by side.
+        // In an order in which no two of them are adjacent.
         let place = |number: usize| number * 999 % count * block;
         for (number, bytes) in expected.chunks(block).enumerate() {
             src[place(number)..][..block].copy_from_slice(bytes);
@@ -362,7 +362,7 @@ fn thousands_of_segments() {
             }
             assert!(*dst == *src, "{name}: by pipeline {by_pipeline}");
         }
-        // And buffers, of one region and of several, in another order than they lie.
+        // And buffers, of one region and of several, in an order that differs from their addresses.
         let len = expected.len();
         for count in [200, 1000, 1500] {
             let mut buffers = engine.alloc_buffers(count, 4096).unwrap();
@@ -395,7 +395,7 @@ fn thousands_of_segments() {
     }
 }
 
-/// Two pages, and none behind them.
+/// Two pages with an unmapped one behind them.
 struct Cliff(*mut u8);
 
 impl Cliff {
@@ -416,8 +416,8 @@ impl Cliff {
     }
 }
 
-/// Goal: segments up to the last mapped byte are served; those that reach beyond are EFAULT, or
-/// short, with nothing left held, and the file the same for all.
+/// Goal: segments up to the last mapped byte are served. Segments beyond it are EFAULT, or short;
+/// no guard stays held, and all readers see the same file.
 #[test]
 fn segments_at_the_end_of_mapped_memory() {
     for (name, engine) in engines() {
@@ -430,8 +430,8 @@ fn segments_at_the_end_of_mapped_memory() {
         let block = limit_bytes(&file) as usize;
         let cliff = Cliff::new();
         let read = |iovecs: &[libc::iovec], at| {
-            // SAFETY: what can't be accessed is the kernel's to find out: the handle is direct and
-            // does not bounce.
+            // SAFETY: the handle is direct and does not bounce, so only the kernel accesses the
+            // segments, and it checks them.
             unsafe { file.read_vectored_raw_at(iovecs, at) }
         };
         // SAFETY: as above.

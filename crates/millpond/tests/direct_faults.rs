@@ -1,4 +1,5 @@
-//! Direct beside cached operations where the device fails: what was acknowledged, and what is durable.
+//! Direct and cached operations on a failing device: which bytes are acknowledged, and which are
+//! durable.
 
 mod common;
 
@@ -9,14 +10,15 @@ use millpond::{BackendChoice, DirectRequest, Error, SegmentList, SimOptions, Wri
 
 use common::requests::each;
 use common::{
-    Random, cache_for, direct, engine, read_write, same, scaled, sync_in_the_end, temp_dir, within,
+    Random, cache_for, direct, engine, read_write, same, scaled, sync_until_success, temp_dir,
+    within,
 };
 
-/// Goal: whatever a device refuses, cached and direct readers see the same file, with all that was
-/// acknowledged.
-/// Method: operations of all kinds on a device that fails, and moves a part; a byte is what was
-/// acknowledged last, or what failed to replace it, and stays what it was seen to be, by whichever
-/// way.
+/// Goal: whichever request a device fails, cached and direct readers see the same file, with all
+/// acknowledged bytes.
+/// Method: operations of all kinds on a device that fails after moving a part. A byte has the last
+/// acknowledged value, or one of a failed write after it. Once a read of either kind has returned a
+/// value, it does not change by itself.
 #[test]
 fn direct_and_cached_agree_where_the_device_fails() {
     let seed = Random::from_environment().next();
@@ -93,7 +95,7 @@ fn failing(mode: WriteMode, seed: u64) {
             }
             match outcome {
                 Ok(moved) => {
-                    // Or what lies before bytes that could not be read.
+                    // Or the part before the bytes that could not be read.
                     assert!((1..=len).contains(&moved));
                     for (place, &byte) in dst[..moved].iter().enumerate() {
                         let (was, others) = (&mut bytes[at + place], &mut others[at + place]);
@@ -112,17 +114,18 @@ fn failing(mode: WriteMode, seed: u64) {
         }
     }
     errors.store(false, SeqCst);
-    sync_in_the_end(&cached);
+    sync_until_success(&cached);
     let (mut one, mut other) = (vec![0; LIMIT], vec![0; LIMIT]);
     direct.read_exact_at(&mut one, 0).unwrap();
     cached.read_exact_at(&mut other, 0).unwrap();
     same(&one, &other, "direct and cached");
 }
 
-/// Goal: a direct write that was asked to be durable is, when it returns; one that was not is after
-/// the next sync that succeeds; and a sync that fails is told of until the file is closed, as what
-/// was written directly is in no cache.
-/// Method: a device whose syncs fail now and then; what is durable on it, after each.
+/// Goal: a durable direct write is durable when it returns; any other direct write is durable after
+/// the next successful sync. As direct writes have no copy in the cache, a failed sync is reported
+/// until the file is closed.
+/// Method: a device whose syncs fail occasionally; the durable bytes on it are checked after each
+/// operation.
 #[test]
 fn durable_direct_writes_are_durable() {
     for seed in 0..u64::from(scaled(10)) {

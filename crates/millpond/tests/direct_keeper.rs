@@ -1,5 +1,5 @@
-//! Direct writes beside dirty pages, in a process that is killed: what the keeper writes back does
-//! not undo them.
+//! Direct writes beside dirty pages, in a process that is killed: the keeper's write-back does not
+//! overwrite newer direct writes.
 
 mod common;
 
@@ -21,7 +21,7 @@ const PAGES: u64 = 8;
 const THREADS: u64 = 2;
 const ROLE: &str = "MILLPOND_TEST_DIRECT_KEEPER";
 
-/// Where the child says which number a page is about to have, and has.
+/// The place where the child reports a page's number, before the write and after it.
 fn place(page: u64, is_done: bool) -> u64 {
     (page * 2 + u64::from(is_done)) * 8
 }
@@ -90,10 +90,10 @@ fn child(dir: &Path, address: &str) {
     });
 }
 
-/// Goal: after a kill at any moment each page has what was written to it last, by whichever way.
-/// Method: a process whose threads write numbers to pages, cached and directly, and say before and
-/// after which; it is killed; the keeper's report; each page has one number, not lower than the last
-/// that was acknowledged nor higher than the last that was begun.
+/// Goal: after a kill at any moment each page has the bytes of its last write, cached or direct.
+/// Method: a process whose threads write numbers to pages, cached and directly, and report each
+/// number before and after the write. The process is killed. After the keeper's report each page
+/// has one number, between the last acknowledged and the last started one.
 #[test]
 fn a_killed_process_loses_no_direct_write() {
     if let Ok(role) = std::env::var(ROLE) {
@@ -102,7 +102,7 @@ fn a_killed_process_loses_no_direct_write() {
     }
     let mut random = Random::from_environment();
     let mut written_back = 0;
-    // Of fewer, all may have died with nothing dirty.
+    // With fewer children, all may die without dirty pages.
     for _ in 0..scaled(8).max(4) {
         let dir = temp_dir();
         std::fs::write(dir.path().join("log"), vec![0; (THREADS * PAGES * 16) as usize]).unwrap();

@@ -1,4 +1,4 @@
-//! Direct and cached operations on one file at once.
+//! Concurrent direct and cached operations on one file.
 
 mod common;
 
@@ -9,11 +9,11 @@ use millpond::{BackendChoice, Buffer, DirectRequest, SegmentList, WriteMode};
 
 use common::requests::each;
 use common::{
-    Random, back_ends_with_direct, cache_for, direct, engine, is_on_disk, read_write, stress_time,
-    temp_dir, then_stop, within,
+    Random, back_ends_with_direct, cache_for, direct, engine, is_on_disk, read_write, run_and_stop,
+    stress_time, temp_dir, within,
 };
 
-/// A page's worth of bytes that tell who wrote them: a number, over and over.
+/// Fills a page with a number, which identifies its writer.
 fn stamp(bytes: &mut [u8], token: u64) {
     for word in bytes.chunks_exact_mut(8) {
         word.copy_from_slice(&token.to_le_bytes());
@@ -33,13 +33,13 @@ fn token(bytes: &[u8]) -> Result<u64, String> {
     Ok(last.unwrap_or(0))
 }
 
-/// Goal: an operation is one step for all others, whichever of them goes past the cache; and what
-/// was seen once is not replaced by something older.
-/// Method: areas of some pages, each with a writer that writes ever higher numbers to all of its
-/// area at once, direct, cached or by a pipeline in turn, and reads them back; readers of both kinds
-/// see one number, and none that is lower than one seen before. Beside them somebody cuts and
-/// extends the file behind the areas, makes a hole there, syncs, and drops pages. Neighbours share
-/// what the kernel caches as one.
+/// Goal: an operation is one step for all other operations, whichever of them bypass the cache. A
+/// value that was read once is not replaced by an older one.
+/// Method: areas of a few pages, each with a writer that writes increasing numbers to all of its
+/// area at once (direct, cached or by a pipeline, in turn) and reads them back. Readers of both
+/// kinds see one number, not lower than any number before. Another thread truncates and extends the
+/// file behind the areas, punches a hole there, syncs, and drops pages. Neighbouring areas share a
+/// folio of the kernel's cache.
 #[test]
 fn direct_and_cached_operations_are_atomic() {
     let seed = Random::from_environment().next();
@@ -101,7 +101,7 @@ fn areas(
             let (engine, direct, cached, stop, floors, read, rounds) =
                 (&engine, &direct, &cached, &stop, &floors, &read, &rounds);
             scope.spawn(move || {
-                then_stop(stop, || {
+                run_and_stop(stop, || {
                     let mut random = Random(seed ^ number as u64);
                     let mut pipeline = engine.pipeline(2).unwrap();
                     let mut buffers = engine.alloc_buffers(2, area).unwrap();
@@ -113,7 +113,7 @@ fn areas(
                         }
                         let mut memory = buffer.take().unwrap();
                         stamp(&mut memory, next);
-                        // An area of even number is mostly written by one way, others by another.
+                        // Areas of even number are mostly written in one way, odd ones in another.
                         match (random.below(8) + number as u64 * 4) % 8 {
                             0..4 => assert_eq!(cached.write_at(&memory, at).unwrap(), area),
                             4..6 => assert_eq!(direct.write_at(&memory, at).unwrap(), area),
@@ -145,7 +145,7 @@ fn areas(
         for reader in 0..2u64 {
             let (engine, stop, read) = (&engine, &stop, &read);
             scope.spawn(move || {
-                then_stop(stop, || {
+                run_and_stop(stop, || {
                     let mut random = Random(seed ^ reader << 8);
                     let mut buffer = engine.alloc_buffers(1, area).unwrap().pop().unwrap();
                     while !stop.load(SeqCst) {
@@ -154,7 +154,7 @@ fn areas(
                 });
             });
         }
-        then_stop(&stop, || {
+        run_and_stop(&stop, || {
             let mut random = Random(seed);
             let end = Instant::now() + time;
             let (behind, far) = ((AREAS * area) as u64, (AREAS * area + 100_000) as u64);
@@ -182,10 +182,10 @@ fn areas(
     }
 }
 
-/// Goal: what was written directly is what cached readers find, though the kernel caches it together
+/// Goal: cached readers find directly written bytes, also if the kernel caches them in one folio
 /// with neighbours that are written through its cache at the same time.
-/// Method: one page is written directly, over and over, and read back cached; its neighbours are
-/// written through; somebody has the kernel read the whole file anew, in large pieces.
+/// Method: one page is written directly in a loop, and read back through the cache. Its neighbours
+/// are written through. Another thread has the kernel read the whole file again, in large pieces.
 #[test]
 fn neighbours_in_the_kernels_cache() {
     const PAGES: u64 = 256;
@@ -227,7 +227,7 @@ fn neighbours_in_the_kernels_cache() {
                     let _ = std::fs::read(&path).unwrap();
                 }
             });
-            then_stop(&stop, || {
+            run_and_stop(&stop, || {
                 let end = Instant::now() + time;
                 let mut buffer = engine.alloc_buffers(1, 4096).unwrap().pop().unwrap();
                 while Instant::now() < end {
@@ -248,10 +248,11 @@ fn neighbours_in_the_kernels_cache() {
     }
 }
 
-/// Goal: a reader sees one content while the file is cut, punched and written anew, as far as the
-/// file went.
-/// Method: writers of all ways write an area at the start of the file whole, each with a number of
-/// its own; somebody cuts the file within it, or makes all of it a hole; readers of all ways.
+/// Goal: a reader sees the contents of one write while the file is truncated, punched and written
+/// again, up to the end of the file.
+/// Method: writers of all kinds write an area at the start of the file, each write with its own
+/// number. A thread truncates the file within the area, or makes all of it a hole. Readers of all
+/// kinds check it.
 #[test]
 fn cuts_and_holes_beside_direct_operations() {
     let seed = Random::from_environment().next();
@@ -318,7 +319,7 @@ fn cuts_and_holes(
             }
             if thread == 3 && random.chance(300) {
                 match random.below(3) {
-                    // Nobody else makes it shorter meanwhile.
+                    // No other thread truncates the file at this time.
                     0 => cached.truncate(random.below(cached.len().unwrap() / 8) * 8).unwrap(),
                     1 => drop(direct.punch_hole(0, AREA as u64)),
                     _ => cached.advise(0, AREA as u64, millpond::Advice::DontNeed).unwrap(),
@@ -329,7 +330,7 @@ fn cuts_and_holes(
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let (work, stop) = (&work, &stop);
-            scope.spawn(move || then_stop(stop, || work(thread)));
+            scope.spawn(move || run_and_stop(stop, || work(thread)));
         }
         let end = Instant::now() + time;
         while Instant::now() < end && !stop.load(SeqCst) {

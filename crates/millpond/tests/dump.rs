@@ -1,4 +1,5 @@
-//! Goal: what waits is shown, for what, where and since when; and told of, once, if that takes long.
+//! Goal: the dump shows each waiting thread and task: the resource, the range, and the time since
+//! it waits. A long wait is reported once.
 
 mod common;
 
@@ -105,10 +106,10 @@ fn tasks_that_wait_are_shown() {
 #[test]
 fn long_waits_are_reported_once() {
     within(LIMIT * 2, "a watched engine", || {
-        let told: Arc<Mutex<Vec<Waiting>>> = Arc::default();
-        let teller = Arc::clone(&told);
+        let reported: Arc<Mutex<Vec<Waiting>>> = Arc::default();
+        let report = Arc::clone(&reported);
         let limit = Duration::from_millis(40);
-        let report = move |waiting: &Waiting| teller.lock().unwrap().push(waiting.clone());
+        let report = move |waiting: &Waiting| report.lock().unwrap().push(waiting.clone());
         let builder = Engine::builder().cache_bytes(4 << 20).report_waits_over(limit, report);
         let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
         for round in 1..=2 {
@@ -117,18 +118,18 @@ fn long_waits_are_reported_once() {
             std::thread::scope(|scope| {
                 scope.spawn(|| sim.file.sync_all().unwrap());
                 let started = Instant::now();
-                while told.lock().unwrap().len() < round as usize {
+                while reported.lock().unwrap().len() < round as usize {
                     assert!(started.elapsed() < LIMIT, "nothing is reported");
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                // Time for it to be told again.
+                // Long enough for a second report.
                 std::thread::sleep(4 * limit);
                 sim.device.release_sync();
             });
         }
-        let told = told.lock().unwrap();
-        let whats: Vec<_> = told.iter().map(|waiting| waiting.what).collect();
-        assert_eq!(whats, [WaitFor::Sync; 2]);
-        assert!(told.iter().all(|waiting| waiting.since >= limit), "{told:?}");
+        let reported = reported.lock().unwrap();
+        let kinds: Vec<_> = reported.iter().map(|waiting| waiting.what).collect();
+        assert_eq!(kinds, [WaitFor::Sync; 2]);
+        assert!(reported.iter().all(|waiting| waiting.since >= limit), "{reported:?}");
     });
 }

@@ -1,5 +1,4 @@
-//! What is called durable is so: errors that several operations share, and those that are none of a
-//! device's.
+//! Durable operations: errors that several operations share, and errors that are not the device's.
 
 mod common;
 
@@ -19,7 +18,7 @@ use common::{
 const PAGE: usize = 4096;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A device that fails each sync while errors are on, which they are not.
+/// A device that fails each sync while errors are on; they are off at first.
 fn failing_syncs(seed: u64, options: &OpenOptions) -> Simulated {
     let sim = SimOptions::new(seed).fail_every_kth_sync(1);
     let sim = Simulated::new(sim, cache_for(64, PAGE as u64), options);
@@ -31,14 +30,15 @@ fn direct_dsync(mode: WriteMode) -> OpenOptions {
     read_write().write_mode(mode).direct(true).bounce(true).dsync(true)
 }
 
-/// Goal: a durable write does not succeed whose bytes are gone, though another was told of it.
-/// Incident: its own transfer was told of no error, as a sync beside it had been told, and of its bytes;
-/// nobody compared.
-/// Method: the device takes the bytes of a durable write; a sync fails and loses some of them; then the
-/// device ends the write well.
+/// Goal: a durable write whose bytes are lost does not succeed, even if another sync has already
+/// returned the error.
+/// Incident: the write's own transfer returned no error, as a concurrent sync had consumed it. The
+/// two outcomes were not compared.
+/// Method: the device accepts the bytes of a durable write; a sync fails and loses some of them;
+/// then the device completes the write successfully.
 #[test]
 fn a_durable_write_shares_the_error_of_a_sync_beside_it() {
-    let (mut told, mut succeeded) = (0, 0);
+    let (mut reported, mut succeeded) = (0, 0);
     for seed in 0..u64::from(scaled(40)) {
         // In mode back a sync waits for the page.
         for options in [read_write(), direct_dsync(WriteMode::Through)] {
@@ -61,20 +61,21 @@ fn a_durable_write_shares_the_error_of_a_sync_beside_it() {
                     assert_eq!((moved, &durable[..PAGE]), (PAGE, &[2; PAGE][..]), "{options:?}");
                 }
                 Err(error) => {
-                    told += 1;
+                    reported += 1;
                     assert_eq!(error.errno(), libc::EIO, "{error}");
                 }
             }
         }
     }
-    assert!(told > 0, "{succeeded} succeeded: the test shows nothing");
+    assert!(reported > 0, "{succeeded} succeeded: the test shows nothing");
 }
 
-/// Goal: so it is of two durable writes.
-/// Method: the second one fails, and takes bytes of the first with it, which the device ends well.
+/// Goal: the same for two durable writes.
+/// Method: the second one fails, and loses bytes of the first, which the device completes
+/// successfully.
 #[test]
 fn a_durable_write_shares_the_error_of_another() {
-    let mut told = 0;
+    let mut reported = 0;
     for seed in 0..u64::from(scaled(40)) {
         for options in [read_write(), write_back(), direct_dsync(WriteMode::Back)] {
             let sim = failing_syncs(seed, &options);
@@ -92,23 +93,24 @@ fn a_durable_write_shares_the_error_of_another() {
             match writer.join().unwrap() {
                 Ok(_) => assert_eq!(sim.device.durable()[..PAGE], [2; PAGE], "{options:?}"),
                 Err(error) => {
-                    told += 1;
+                    reported += 1;
                     assert_eq!(error.errno(), libc::EIO, "{error}");
                 }
             }
         }
     }
-    assert!(told > 0, "the test shows nothing");
+    assert!(reported > 0, "the test shows nothing");
 }
 
-/// Goal: a sync does not succeed while a direct request has been told of an error that may be about what
-/// it is to cover, and has not said so yet.
-/// Incident: such a request counted when its outcome was told, and syncs did not wait for that.
-/// Method: a pipeline whose durable write fails, with the loss of earlier writes; before it is asked for what
-/// has ended, another thread syncs.
+/// Goal: a sync does not succeed while a direct request holds an error that it has not reported yet
+/// and that may concern bytes of the sync.
+/// Incident: the error counted only when the request's outcome was reported, and syncs did not wait
+/// for that.
+/// Method: the durable write of a pipeline fails and loses earlier writes; another thread syncs
+/// before the pipeline is asked for its completions.
 #[test]
 fn a_sync_waits_for_durable_direct_requests() {
-    let mut told = 0;
+    let mut reported = 0;
     for seed in 0..u64::from(scaled(40)) {
         let sim = failing_syncs(seed, &read_write());
         sim.file.write_all_at(&[0; 8 * PAGE], 0).unwrap();
@@ -140,21 +142,21 @@ fn a_sync_waits_for_durable_direct_requests() {
                     assert_eq!(sim.device.durable()[..4 * PAGE], [1; 4 * PAGE], "seed {seed}")
                 }
                 Err(error) => {
-                    told += 1;
+                    reported += 1;
                     assert_eq!(error.errno(), libc::EIO, "{error}");
                 }
             }
         });
     }
-    assert!(told > 0, "the test shows nothing");
+    assert!(reported > 0, "the test shows nothing");
 }
 
-/// Goal: a durable request of a pipeline does not succeed whose bytes another took with it, and its lane
-/// goes on all the same.
-/// Method: two lanes with two durable writes each; the second of them fails at the device.
+/// Goal: a durable request of a pipeline does not succeed if another one has lost its bytes, and
+/// its slot goes on.
+/// Method: two slots with two durable writes each; the device fails the second of them.
 #[test]
 fn durable_requests_share_their_errors() {
-    let (mut told, mut succeeded) = (0, 0);
+    let (mut reported, mut succeeded) = (0, 0);
     for seed in 0..u64::from(scaled(60)) {
         let sim = SimOptions::new(seed).fail_every_kth_sync(2 + seed % 4);
         let sim = Simulated::new(sim, cache_for(64, PAGE as u64), &read_write());
@@ -190,20 +192,23 @@ fn durable_requests_share_their_errors() {
                     assert_eq!(durable[offset..offset + PAGE], [stamp; PAGE], "seed {seed}");
                 }
                 Err(error) => {
-                    told += 1;
+                    reported += 1;
                     assert_eq!(error.errno(), libc::EIO, "{error}");
                 }
             }
         }
     }
-    assert!(told > 0 && succeeded > 0, "{told} told, {succeeded} succeeded");
+    assert!(reported > 0 && succeeded > 0, "{reported} failed, {succeeded} succeeded");
 }
 
-/// Goal: direct reads find what was written, though the device has lost it and a sync was told so.
-/// Incident: the page was not DIRTY again before the next sync, so a direct read went to the device.
-/// Method: cached pages that the device has; a durable write elsewhere fails, and they are lost with it.
+/// Goal: direct reads return the written bytes, even if the device has lost them and a sync has
+/// returned the error.
+/// Incident: the page became DIRTY again only at the next sync, so a direct read went to the
+/// device.
+/// Method: cached pages that the device has; a durable write elsewhere fails, and the pages are
+/// lost with it.
 #[test]
-fn direct_reads_see_what_the_device_has_lost() {
+fn direct_reads_return_bytes_that_the_device_lost() {
     let mut lost = 0;
     for seed in 0..u64::from(scaled(40)) {
         for options in [read_write(), write_back()] {
@@ -222,7 +227,7 @@ fn direct_reads_see_what_the_device_has_lost() {
             let mut seen = vec![0; 4 * PAGE];
             assert_eq!(direct.read_at(&mut seen, 0).unwrap(), seen.len());
             assert_eq!(seen, [7; 4 * PAGE], "seed {seed}, {options:?}");
-            // Nor is what is left of a page taken from there.
+            // The rest of the page does not come from the device, either.
             direct.write_at(&[8; 100], 50).unwrap();
             sim.file.sync_data().unwrap();
             let mut expected = vec![7; 4 * PAGE];
@@ -233,31 +238,32 @@ fn direct_reads_see_what_the_device_has_lost() {
     assert!(lost > 0, "the device lost nothing: the test shows nothing");
 }
 
-/// Goal: an error that only the engine was told of, in the background, is told to the next to open
-/// the file, once; as the kernel does it for writers without the engine.
-/// Incident: it was forgotten with the last handle.
-/// Method: bytes without a copy; the flusher's sync of them fails; close, and open again.
+/// Goal: a write-back error that no caller has seen is returned once to the next opener of the
+/// file, as the kernel does.
+/// Incident: the error was lost when the last handle was closed.
+/// Method: bytes without a copy; the flusher's sync of them fails; the file is closed and opened
+/// again.
 #[test]
-fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
+fn a_background_error_is_returned_to_the_next_opener() {
     let sim = SimOptions::new(5).fail_every_kth_sync(1);
     let sim = Simulated::new(sim, cache_for(64, PAGE as u64), &write_back());
-    // Past the cache, and then more than may be unstable.
+    // Past the cache, then more bytes than may be unsynced.
     sim.file.write_all_at(&vec![1; 40 * PAGE], 0).unwrap();
     let begun = std::time::Instant::now();
     while sim.device.failed_syncs() == 0 {
         for page in 0..24 {
             sim.file.write_all_at(&[2; PAGE], page * PAGE as u64).unwrap();
         }
-        // What the device took before somebody was told that it fails is to be written again.
+        // Bytes that the device accepted before the failure was reported have to be written again.
         assert!(sim.file.write_back().is_ok() || sim.device.failed_syncs() > 0);
         assert!(begun.elapsed() < LIMIT, "nothing was synced in the background");
     }
     sim.errors(false);
     let Simulated { engine, file, path, .. } = sim;
     drop(file);
-    // A thread of the engine's may have it for a moment, in which it is not opened anew, and told of as long as
-    // it is open.
-    let is_told = || {
+    // A thread of the engine may still hold the file for a moment. Until then the open gets the
+    // same file object, which reports the error as long as it is open.
+    let returns_error = || {
         let file = engine.open(&path, &write_back()).unwrap();
         matches!(file.sync_data(), Err(Error::Lost { .. }))
     };
@@ -267,10 +273,10 @@ fn an_error_of_the_background_is_told_to_who_opens_the_file_next() {
             assert!(begun.elapsed() < Duration::from_secs(5), "{what}");
         }
     };
-    within_a_moment(&is_told, "nobody was told");
-    within_a_moment(&|| !is_told(), "told again and again");
-    assert!(!is_told(), "told again");
-    // Of another file by the same name, and maybe the same number, nothing is told.
+    within_a_moment(&returns_error, "no open returns the error");
+    within_a_moment(&|| !returns_error(), "the error is returned again and again");
+    assert!(!returns_error(), "the error is returned again");
+    // Another file of the same name, and possibly of the same inode number, gets no error.
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, b"new").unwrap();
     engine.open(&path, &write_back()).unwrap().sync_all().unwrap();
@@ -292,7 +298,7 @@ fn refused_durable_writes_lose_nothing() {
         let refused = sim.file.write_at_dsync(&[2; PAGE], 50 * PAGE as u64).unwrap_err();
         assert_eq!(refused.errno(), libc::ENOSPC, "{options:?}: {refused}");
         sim.errors(false);
-        // In mode back what was written stays, and is written again.
+        // In mode back the cached bytes stay, and are written again.
         sim.file.sync_data().unwrap_or_else(|error| panic!("{options:?}: {error}"));
         assert_eq!(sim.device.durable()[..40 * PAGE], [1; 40 * PAGE]);
     }
@@ -386,12 +392,12 @@ fn refuse_dsync() {
     }
 }
 
-/// Goal: pages that write-back keeps are let go by a sync, however many leaves of the table they lie in.
-/// Incident: beyond a thousand leaves they were not remembered, and stayed in the cache until the file was
-/// closed; and a failed sync said that they were lost.
+/// Goal: a sync releases all pages that write-back pins, in any number of leaves of the table.
+/// Incident: pages of more than a thousand leaves were not recorded. They stayed in the cache until
+/// the file was closed, and a failed sync reported them lost.
 /// Method: a page in each of more leaves than that, of a sparse file.
 #[test]
-fn pages_in_many_leaves_are_let_go() {
+fn pages_in_many_leaves_are_released() {
     const LEAVES: u64 = 1300;
     const LEAF_BYTES: u64 = 512 * PAGE as u64;
     let dir = temp_dir();

@@ -1,4 +1,4 @@
-//! The examples do what they say: each checks its own results.
+//! Runs the examples, which check their own results.
 
 #[path = "../examples/file_server.rs"]
 #[allow(dead_code)]

@@ -1,5 +1,5 @@
-//! Holes, zeroed ranges, reserved space, and the search for data: against the file system's own
-//! view of the file, against other threads, and where the file system refuses.
+//! Holes, zeroed ranges, reserved blocks, and the search for data: compared with the file system's
+//! view of the file, beside other threads, and where the file system refuses them.
 
 mod common;
 #[path = "extents/groups.rs"]
@@ -29,7 +29,7 @@ fn read(file: &File, len: usize, offset: u64) -> Vec<u8> {
     bytes
 }
 
-/// On the first file system of the machine, which a program would use, and not on the build's.
+/// In the system's default temporary directory, as a program would use it, not in the build's.
 fn ordinary_dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -50,10 +50,9 @@ impl Clear {
     }
 }
 
-/// Goal: what the engine shows after any extent operation is what the kernel has, byte for byte and
-/// in length.
-/// Method: random operations, each followed by a comparison of a handle's bytes, cached and not,
-/// with those that std::fs reads, on /tmp; where writes wait in the cache, after a sync now and then.
+/// Goal: after any extent operation the engine's bytes and length agree with the kernel's.
+/// Method: random operations on /tmp. After each, the bytes of a handle, cached and not, are
+/// compared with those that std::fs reads; where writes wait in the cache, after occasional syncs.
 #[test]
 fn the_kernel_agrees_after_each_operation() {
     let mut random = Random::from_environment();
@@ -115,7 +114,7 @@ fn the_kernel_agrees_after_each_operation() {
                 file.sync_all().unwrap();
                 assert!(std::fs::read(&path).unwrap() == expected, "{name}: step {step}");
             }
-            // The search for data counts what is only in the cache.
+            // The search for data includes dirty pages that only the cache has.
             file.truncate(0).unwrap();
             file.truncate(1 << 20).unwrap();
             file.write_all_at(&content(PAGE, 1), 20 * PAGE as u64).unwrap();
@@ -125,7 +124,7 @@ fn the_kernel_agrees_after_each_operation() {
     }
 }
 
-/// Goal: the page that holds the end of the file is right wherever in it the end is.
+/// Goal: the last page is correct for every position of the end of the file in it.
 /// Method: for each length modulo a page: ranges from within the page before, from within the tail
 /// and from its start, that end before, at and beyond the end; then the file is extended over it.
 #[test]
@@ -156,7 +155,7 @@ fn tails_of_every_length() {
                 }
                 assert_eq!(file.len().unwrap(), len as u64);
                 assert!(read(&file, 10 * PAGE, 0) == expected, "{name}: {from}..{to} of {len}");
-                // Extended over the tail, in each way there is.
+                // Extended over the tail, in each possible way.
                 let longer = len + 1 + tail;
                 match number {
                     0 => file.allocate(from as u64, (longer - from) as u64).unwrap(),
@@ -173,8 +172,8 @@ fn tails_of_every_length() {
     }
 }
 
-/// Goal: data and holes are found where the file system has them, cut at the size, for handles of
-/// each kind, and no descriptor's offset moves.
+/// Goal: data and holes are found where the file system has them, up to the size, for handles of
+/// each kind. No descriptor's offset moves.
 #[test]
 fn data_and_holes_are_found() {
     let dir = ordinary_dir();
@@ -244,7 +243,7 @@ fn kernel_bytes(fd: impl AsFd, len: usize) -> Vec<u8> {
 /// Goal: where the file system can't zero a range, zeros are written, and nothing else.
 /// Method: a file of tmpfs; ranges around the 1 MiB pieces of the writes, the end, and all of it.
 #[test]
-fn zeros_are_written_where_they_can_not_be_had() {
+fn zeros_are_written_where_zeroing_is_unsupported() {
     const LEN: usize = (5 << 20) + 1000;
     const MIB: usize = 1 << 20;
     let engine = engine(1 << 20, BackendChoice::Threads);
@@ -268,7 +267,8 @@ fn zeros_are_written_where_they_can_not_be_had() {
     }
 }
 
-/// Goal: a refusal changes nothing, not even what is cached; the error says what was refused.
+/// Goal: a refused operation changes nothing, not even the cache, and the error names the
+/// operation.
 /// Method: a file that the kernel has sealed.
 #[test]
 fn a_refused_operation_leaves_the_cache_as_it_was() {
@@ -295,16 +295,16 @@ fn a_refused_operation_leaves_the_cache_as_it_was() {
     assert_eq!(file.len().unwrap(), LEN as u64);
     assert!(read(&file, LEN + 1, 0) == content(LEN, 3));
     assert_eq!(engine.stats().fills, fills, "pages were dropped for nothing");
-    // Not a refusal as a whole, as zeros might have been written: read again.
+    // The range may be partly zeroed, so it is read again.
     assert_eq!(file.zero_range(5000, 9000).unwrap_err().errno(), libc::EPERM);
     assert!(read(&file, LEN + 1, 0) == content(LEN, 3));
 }
 
-/// Goal: a device that fails after having done a part leaves no stale byte in the cache.
-/// Method: a simulated device on which everything fails, after any part; what is read before and
-/// after the cache was dropped is the same.
+/// Goal: a device that fails in the middle of an operation leaves no stale byte in the cache.
+/// Method: a simulated device that fails everything after any part. Reads before and after the
+/// cache is dropped return the same bytes.
 #[test]
-fn after_a_failure_the_cache_shows_what_is_stored() {
+fn after_a_failure_cache_and_device_agree() {
     const LEN: usize = 20 * PAGE + 5;
     let options = SimOptions::new(7).error_per_mille(1000);
     let errors = options.errors_switch();
@@ -341,11 +341,11 @@ fn after_a_failure_the_cache_shows_what_is_stored() {
     assert!(partly > 20, "{partly}");
 }
 
-/// Goal: a hole that fails drops nothing that waits to be written.
-/// Method: of a device on which half of all fails, holes over whole pages that are dirty; the last of
+/// Goal: a hole that fails drops no dirty page.
+/// Method: on a device that fails half of all requests, holes over whole dirty pages; the last of
 /// them is written before.
 #[test]
-fn after_a_failed_hole_what_was_dirty_is_there() {
+fn a_failed_hole_keeps_dirty_pages() {
     const PAGES: usize = 12;
     let options = SimOptions::new(8).error_per_mille(500);
     let errors = options.errors_switch();
@@ -371,10 +371,10 @@ fn after_a_failed_hole_what_was_dirty_is_there() {
     assert!(failed > 10, "{failed}");
 }
 
-/// Goal: the length of a range costs nothing by itself, nor does it keep memory.
-/// Method: the largest ranges on a file with a page here and there, up to the file system's end.
+/// Goal: the length of a range alone takes neither time nor memory.
+/// Method: the largest ranges, up to the file system's end, on a file with few pages far apart.
 #[test]
-fn large_ranges_cost_what_is_there() {
+fn large_sparse_ranges_cost_little() {
     const PLACES: [u64; 4] = [0, 1 << 30, 1 << 40, (1 << 43) + 12_345];
     const END: u64 = PLACES[3] + 1;
     let dir = temp_dir();
@@ -388,7 +388,7 @@ fn large_ranges_cost_what_is_there() {
         }
         match round % 3 {
             0 => file.punch_hole(1, i64::MAX as u64 - 1).unwrap(),
-            // To zero is to reserve, too: no more than the disk has room for.
+            // Zeroing reserves blocks, so the range must fit on the disk.
             1 => file.zero_range(1 << 30, 1 << 20).unwrap(),
             _ => file.truncate(1).unwrap(),
         }
@@ -403,9 +403,9 @@ fn large_ranges_cost_what_is_there() {
     assert!(stats.memory_bytes <= 300 << 10, "{stats:?}");
 }
 
-/// Goal: an operation on a range disturbs nobody below it.
-/// Method: a reader of cached pages, by the slow path, while another thread punches, zeroes and
-/// reserves above, all the time; and the reverse.
+/// Goal: an operation on a range does not disturb operations below that range.
+/// Method: a reader of cached pages, by the slow path, while another thread continuously punches,
+/// zeroes and reserves above; and the reverse.
 #[test]
 fn reads_below_go_on_while_holes_are_punched_above() {
     for (name, backend) in back_ends(1) {
@@ -449,9 +449,10 @@ fn reads_below_go_on_while_holes_are_punched_above() {
     }
 }
 
-/// Goal: while some reserve and others cut and extend the file, the length is one for all.
+/// Goal: while some threads reserve ranges and others truncate and extend the file, all see one
+/// length.
 /// Method: two threads reserve ranges below, across and beyond the end, one truncates, one appends
-/// and writes; after each burst the length is compared with the kernel's.
+/// and writes. After each burst the length is compared with the kernel's.
 #[test]
 fn the_length_is_the_kernels_when_reserving_meets_cutting() {
     let mut random = Random::from_environment();

@@ -10,8 +10,8 @@ mod common;
 #[path = "failing_devices/device.rs"]
 mod device;
 
-#[path = "failing_devices/kept.rs"]
-mod kept;
+#[path = "failing_devices/keeper_retries.rs"]
+mod keeper_retries;
 
 #[path = "failing_devices/server.rs"]
 mod server;
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use millpond::{AsyncFile, BackendChoice, Backing, File, OpenOptions, Request, WriteMode};
 
-use common::{Random, block_on, engine, has_uring, read_write, scaled, sync_in_the_end, within};
+use common::{Random, block_on, engine, has_uring, read_write, scaled, sync_until_success, within};
 use device::{FailingDisk, Kind};
 use server::{Faults, Server};
 
@@ -80,16 +80,16 @@ fn a_good_sync_after_a_failed_one_has_stored_the_bytes() {
                 disk.fail();
                 fill(&file, 64..512, 2);
                 // Direct writes that go through fail themselves, and leave nothing to a sync.
-                let is_told = mode == WriteMode::Through && backing == Backing::Direct;
+                let is_reported = mode == WriteMode::Through && backing == Backing::Direct;
                 for _ in 0..2 {
-                    assert_eq!(file.sync_all().is_ok(), is_told, "{what}");
+                    assert_eq!(file.sync_all().is_ok(), is_reported, "{what}");
                 }
                 let value = if overwritten { 3 } else { 2 };
                 if overwritten {
                     fill(&file, 64..512, value);
                 }
                 disk.work();
-                if is_told {
+                if is_reported {
                     fill_all(&file, 64..512, value);
                 }
                 file.sync_all().unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -147,7 +147,7 @@ fn a_durable_write_after_a_failed_one_is_stored() {
 struct Unit {
     /// The value that the last sync or durable write promised, or 0 of a hole.
     stored: u8,
-    /// Values that were written since, whatever became of the write.
+    /// Values of later writes, successful or not.
     newer: Vec<u8>,
     /// The value that the last write put there, if all of its bytes were acknowledged.
     last: Option<u8>,
@@ -256,11 +256,11 @@ impl Case {
 const UNIT: usize = 2048;
 const UNITS: usize = 512;
 
-/// Goal: a remount finds the bytes that a sync or a durable write has reported as stored, after any number of
-/// device failures, by every face.
-/// Method: random operations by the plain, asynchronous and queued faces and by direct handles, while the
-/// device fails and works in turns; a remount after each round. `MILLPOND_TEST_SEED` replays the operations;
-/// where the device fails depends on the kernel's write-back, too.
+/// Goal: a remount finds the bytes that a sync or a durable write has reported as stored, after any
+/// number of device failures, by every API.
+/// Method: random operations by the plain, asynchronous and queued APIs and by direct handles,
+/// while the device fails and works in turns; a remount after each round. `MILLPOND_TEST_SEED`
+/// replays the operations; the point of failure depends on the kernel's write-back, too.
 #[test]
 fn promised_bytes_are_on_the_device() {
     let mut random = Random::from_environment();
@@ -387,7 +387,7 @@ fn promised_bytes(disk: &mut FailingDisk, case: &Case, random: &mut Random) -> u
 /// Incident: a read of a FUSE file whose server said EAGAIN kept a processor busy and its range locked, and a
 /// write of the page waited behind it, without end.
 #[test]
-fn transient_errors_without_end_are_told() {
+fn endless_transient_errors_are_returned() {
     // Mostly pauses: all cases at once.
     std::thread::scope(|threads| {
         for backend in back_ends() {
@@ -434,12 +434,12 @@ fn transient_errors(backend: BackendChoice, errno: i32) {
         server.set(Faults::default());
         assert_eq!(through.read_at(&mut [0; PAGE], 0).unwrap(), PAGE);
         through.write_all_at(&[8; PAGE], 0).unwrap();
-        sync_in_the_end(&through);
+        sync_until_success(&through);
         assert_eq!(server.state().data[..PAGE], [8; PAGE]);
     });
 }
 
-/// Goal: a file that has bytes and claims none is refused; an empty one is not.
+/// Goal: a file that has bytes and reports a length of 0 is refused; an empty one is not.
 /// Incident: `/proc/version` opened, and read as an empty file.
 #[test]
 fn files_that_claim_no_bytes_are_refused() {
@@ -477,10 +477,11 @@ fn files_that_claim_no_bytes_are_refused() {
 
 const SECTOR: usize = 512;
 
-/// Goal: reads find the acknowledged bytes whatever a server answers, and a good sync means that the server has
-/// them.
-/// Method: random operations on a FUSE file whose answers are errors, short or late. A sector may hold the value
-/// acknowledged last, or one of a later operation that failed. `MILLPOND_TEST_SEED` replays.
+/// Goal: reads return the acknowledged bytes for any answer of a server, and a successful sync
+/// means that the server has them.
+/// Method: random operations on a FUSE file whose answers are errors, short or late. A sector may
+/// have the value acknowledged last, or one of a later operation that failed. `MILLPOND_TEST_SEED`
+/// replays.
 #[test]
 fn servers_that_fail_keep_what_is_acknowledged() {
     let mut random = Random::from_environment();

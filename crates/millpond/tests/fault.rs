@@ -72,10 +72,10 @@ fn check_all(file: &File, expected: &[u8]) {
     assert!(bytes[..expected.len()] == *expected);
 }
 
-/// Goal: a read into, or a write from, memory that can't be accessed is EFAULT; a write from it
-/// changes nothing, or is short, and the cache stays what it was.
-/// Method: memory that is closed from its second page on; all of it closed, or from the middle of an
-/// operation on; cached and not, one page and many, with the lock-free path and without.
+/// Goal: a read into, or a write from, inaccessible memory is EFAULT. Such a write changes nothing
+/// or is short, and the cache stays correct.
+/// Method: memory that is inaccessible from its second page on, as a whole, or from the middle of
+/// an operation on; cached and not, one page and many, with the lock-free path and without.
 #[test]
 fn faults_are_errors_and_leave_the_cache_intact() {
     in_own_process("faults_are_errors_and_leave_the_cache_intact", Duration::from_secs(60), || {
@@ -113,7 +113,7 @@ fn faults(name: &str, backend: BackendChoice, cache_bytes: u64, hit_path: bool) 
         for (offset, len) in [(0, 4096), (100, 50), (4000, 4096), (8192, 60_000), (0, FILE_LEN)] {
             is_fault(&read(&file, closed, len, offset).unwrap_err());
         }
-        // From the middle on: an error, or what came before it.
+        // Inaccessible from the middle on: an error, or the bytes before it.
         for (offset, len) in [(0u64, 4096), (5000, 20_000)] {
             match read(&file, closed.wrapping_sub(1000), len, offset) {
                 Ok(moved) => assert!(moved <= 1000),
@@ -172,8 +172,8 @@ fn faults(name: &str, backend: BackendChoice, cache_bytes: u64, hit_path: bool) 
     assert!(std::fs::read(&path).unwrap() == expected);
 }
 
-/// Goal: a durable write from memory that can't be accessed is no failed sync: what was written
-/// before, and is not cached, is not reported lost.
+/// Goal: a durable write from inaccessible memory does not count as a failed sync: earlier bytes
+/// that are not cached are not reported lost.
 #[test]
 fn a_fault_of_a_durable_write_loses_nothing() {
     in_own_process("a_fault_of_a_durable_write_loses_nothing", Duration::from_secs(60), || {

@@ -1,8 +1,9 @@
-//! What holds on ext4 holds on XFS and btrfs: contents by every way of reading and writing, what syncs have
-//! returned for after a power cut, and full disks.
+//! The same guarantees on ext4, XFS and btrfs: contents by every way of reading and writing, synced
+//! bytes after a power cut, and full disks.
 //!
-//! File systems of their own, on loop devices that do direct I/O to their images: what is in an image is what
-//! the file system has written to its disk, so a copy of it is what a power cut leaves.
+//! Each test makes file systems on loop devices with direct I/O to their images. An image holds the
+//! bytes that the file system has written to its disk, so a copy of it is the state after a power
+//! cut.
 
 mod common;
 
@@ -24,14 +25,14 @@ use common::{
 };
 
 const PAGE: usize = 4096;
-/// XFS wants as much.
+/// The least size for XFS.
 const DISK_BYTES: u64 = 320 << 20;
 
 /// How to make each file system, and to mount a copy of it.
 const KINDS: [(&str, &[&str], &str); 2] =
     [("xfs", &["-q", "-m", "reflink=1"], "noatime,nouuid"), ("btrfs", &["-q"], "noatime")];
 
-/// Runs a command of root's; what is in the way is the error.
+/// Runs a command that needs root; returns its failure as an error.
 fn run(program: &str, args: &[&str]) -> Result<String, String> {
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = Command::new(program).args(args).env("PATH", path).output();
@@ -51,8 +52,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// A new file system in `dir`; `None`, which is said, where this needs rights or programs that are
-    /// missing.
+    /// A new file system in `dir`; `None`, with a skip, where permissions or programs are missing.
     fn new(dir: &Path, (kind, make, options): (&str, &[&str], &str)) -> Option<Disk> {
         let image = dir.join("image");
         std::fs::File::create(&image).unwrap().set_len(DISK_BYTES).unwrap();
@@ -73,7 +73,7 @@ impl Disk {
         mounted.map(|_| disk)
     }
 
-    /// What a power cut leaves now.
+    /// Copies the state that a power cut would leave now.
     fn cut(&self, to: &Path) {
         let (image, to) = (self.image.to_str().unwrap(), to.to_str().unwrap());
         run("cp", &["--sparse=always", "--reflink=never", image, to]).unwrap();
@@ -108,21 +108,21 @@ fn each_way(mut body: impl FnMut(&str, &Engine, &OpenOptions)) {
     }
 }
 
-/// A file that is changed and read by cached and by direct handles, and what it should hold.
+/// A file that is changed and read by cached and by direct handles, and its expected contents.
 struct Contents<'e> {
     what: String,
     engine: &'e Engine,
     cached: File,
     direct: File,
     expected: Vec<u8>,
-    /// Where something was written last.
+    /// The range of the last write.
     last: (usize, usize),
     random: Random,
 }
 
 impl Contents<'_> {
     fn range(&mut self) -> (usize, usize) {
-        // Often where others were.
+        // Often near earlier ranges.
         let reach = if self.random.chance(700) { 60_000 } else { 600_000 };
         let at = self.random.below(reach) as usize;
         let len = 1 + self.random.below([300, 9000, 200_000][at % 3]) as usize;
@@ -165,7 +165,7 @@ impl Contents<'_> {
                 self.expected.resize(at, 0);
             }
             1 | 2 => {
-                // Mostly of what was written last, and may wait in the cache.
+                // Mostly recently written bytes, which may wait in the cache.
                 let (at, len) = match self.random.chance(700) {
                     true => (self.last.0 + 100, self.last.1.min(5000)),
                     false => (at, len),
@@ -203,7 +203,7 @@ impl Contents<'_> {
         same(&seen[..moved], expected, &format!("{}: {at}", self.what));
     }
 
-    /// Data that is not zero is in no hole.
+    /// Bytes other than zero are in no hole.
     fn seek(&self, at: usize) {
         let Some(next) = self.expected.get(at..).and_then(|rest| rest.iter().position(|&b| b != 0))
         else {
@@ -219,9 +219,10 @@ impl Contents<'_> {
     }
 }
 
-/// Goal: contents are right whatever the file system does with blocks: one that copies on write, one with
-/// shared blocks.
-/// Method: random operations on a file, half of whose blocks another shares where they can be; a model.
+/// Goal: contents are correct for any block layout of the file system: copy on write, shared
+/// blocks.
+/// Method: random operations against a model, on a file that shares half of its blocks with another
+/// file, where the file system supports it.
 #[test]
 fn contents_are_right() {
     let mut random = Random::from_environment();
@@ -258,7 +259,7 @@ fn contents_are_right() {
     }
 }
 
-/// What makes something durable: it is told the file and its path, and where what is given was written.
+/// An operation that makes bytes durable, with the file, its path, and the range that was written.
 type Sync = fn(&File, &Path, usize, usize);
 
 const SYNCS: [(&str, Sync); 6] = [
@@ -274,10 +275,10 @@ const SYNCS: [(&str, Sync); 6] = [
     ("nothing", |file, _, _, _| file.write_back().unwrap()),
 ];
 
-/// Goal: what a sync or a durable write has returned for is there after a power cut.
-/// Method: into files that were durable before, holes and data, something is written and made durable; a copy
-/// of the disk is taken then. Where nothing makes it durable, it is lost, else the test could not fail: at least
-/// once, as somebody else on the machine may call `sync` at the moment.
+/// Goal: bytes that a sync or a durable write covered are there after a power cut.
+/// Method: bytes are written into durable files, holes and data, and made durable; then the disk is
+/// copied. To show that the test can fail, bytes that were not synced must be lost at least once;
+/// not always, as another process may call `sync`.
 #[test]
 fn syncs_survive_power_cuts() {
     let (at, len) = (300_000, 100_000);
@@ -320,7 +321,7 @@ fn syncs_survive_power_cuts() {
             let is_there = |value: u8, at: usize, len: usize| {
                 found.get(at..at + len).is_some_and(|part| part.iter().all(|&byte| byte == value))
             };
-            assert!(is_there(1, 0, 100_000), "{what}: what was durable before");
+            assert!(is_there(1, 0, 100_000), "{what}: bytes that were durable before");
             if sync_name == "nothing" {
                 lost += usize::from(!is_there(3, at, len));
                 continue;
@@ -333,7 +334,7 @@ fn syncs_survive_power_cuts() {
     }
 }
 
-/// Takes all the space that is left but `left` bytes.
+/// Takes all free space but `left` bytes.
 fn fill_up(disk: &Disk, left: u64) {
     let filler = std::fs::File::create(disk.point.join("filler")).unwrap();
     let mut at = 0;
@@ -346,12 +347,12 @@ fn fill_up(disk: &Disk, left: u64) {
     filler.sync_all().unwrap();
 }
 
-/// Goal: a full disk is told of by the write that has no room, and by nothing later: what a write has returned
-/// for can be synced, and is there.
-/// Method: new pages in order and here and there, overwritten ones among them, until the disk is full and for
-/// a while after that; from memory that direct writes may take, and from other memory.
+/// Goal: on a full disk the write that finds no space returns the error, and no later call.
+/// Acknowledged bytes can be synced, and are there.
+/// Method: new pages in order and at random, with overwrites among them, until the disk is full and
+/// for a while after that; from aligned and from unaligned memory.
 #[test]
-fn a_full_disk_is_told_of_by_the_write() {
+fn the_write_that_fills_the_disk_fails() {
     for kind in KINDS {
         for backing in [Backing::Buffered, Backing::Direct] {
             let dir = temp_dir();
@@ -365,8 +366,8 @@ fn a_full_disk_is_told_of_by_the_write() {
             let mut next = 0;
             let mut memory = vec![0; 6 * PAGE];
             let aligned = memory.as_ptr().align_offset(PAGE);
-            // What writes that were refused since may have left in a page: of a direct one that fails the
-            // kernel does not say what it wrote before.
+            // Bytes that refused writes may have left in a page: the kernel does not report the
+            // part that a failed direct write has written.
             let mut perhaps = HashMap::<usize, Vec<u8>>::new();
             let what = format!("{}, {backing:?}", kind.0);
             for step in 0..1500 {

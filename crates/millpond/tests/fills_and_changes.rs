@@ -1,9 +1,9 @@
-//! Changes of pages that are being filled: a page that a read without a thread, or read-ahead, is bringing
-//! from the device never shows, nor keeps, what it held before a change that has returned.
+//! Changes of pages that are being filled: a background read or read-ahead never shows or caches
+//! bytes from before a change that has returned.
 //!
-//! The page word's rule W3: a thread that fills a page holds a guard over it from before it is
-//! claimed until it is READY, and so does one that changes it. A read that no thread waits for has
-//! its guard beside the transfer, whatever became of the reader.
+//! The page word's rule W3: a filling thread holds a guard over the page from before the claim
+//! until the page is READY, and a writer holds a guard, too. A background read keeps its guard with
+//! the transfer, even if the reader has gone.
 
 mod common;
 
@@ -25,17 +25,17 @@ use common::{
 
 const PAGE: usize = 4096;
 const FILE_BYTES: usize = 24 * PAGE;
-/// More would not be explained by fewer versions.
+/// Maximum of reads in flight. The model stores all versions since the start of the oldest one.
 const FILLS_MAX: usize = 6;
 
-/// A read under way that nobody waits for: where it began, and the number of changes before it.
+/// A background read in flight: its offset, and the number of changes before it.
 struct Fill {
     at: usize,
     since: usize,
     future: Pin<Box<dyn Future<Output = Vec<u8>>>>,
 }
 
-/// A file, what it should hold, and what is being read of it.
+/// A file, its expected contents, and the reads in flight.
 struct Case<'n> {
     name: &'n str,
     engine: Engine,
@@ -44,14 +44,14 @@ struct Case<'n> {
     queue: Queue,
     random: Random,
     expected: Vec<u8>,
-    /// What it held: the last is `expected`; `gone` are no longer kept.
+    /// The file's versions; the last is `expected`. The first `gone` are dropped.
     versions: Vec<Vec<u8>>,
     gone: usize,
     fills: Vec<Fill>,
-    /// Requests of the queue: where they begin, and since when they are under way.
+    /// Reads of the queue: their offset, and the version at which they started.
     queued: Vec<(usize, usize)>,
     stamp: u8,
-    /// Changes that found a read under way.
+    /// Changes that were made while a read was in flight.
     met: u32,
     _dir: tempfile::TempDir,
 }
@@ -113,7 +113,7 @@ impl Case<'_> {
         self.gone + self.versions.len() - 1
     }
 
-    /// Starts something that brings pages.
+    /// Starts an operation that fills pages.
     fn fill(&mut self) {
         let ((at, len), since) = (self.range(), self.now());
         let file = AsyncFile::from(Arc::clone(&self.cached));
@@ -157,7 +157,7 @@ impl Case<'_> {
                 }
                 match self.random.below(3) {
                     0 => drop(future),
-                    // Its reader's last poll was that.
+                    // A forgotten future, whose last poll this was.
                     1 if self.random.chance(100) => std::mem::forget(future),
                     _ => self.fills.push(future),
                 }
@@ -166,7 +166,7 @@ impl Case<'_> {
         }
     }
 
-    /// Changes the file, and returns when that has returned.
+    /// Changes the file, and waits for the change to return.
     fn change(&mut self) {
         let (at, len) = self.range();
         self.met += u32::from(!self.fills.is_empty() || !self.queued.is_empty());
@@ -248,7 +248,7 @@ impl Case<'_> {
         self.versions.push(self.expected.clone());
     }
 
-    /// Reads now, in some way: what has returned is there.
+    /// Reads in a random way: all changes that have returned are visible.
     fn read(&mut self, at: usize, len: usize) {
         let mut bytes = vec![0xEE; len];
         let offset = at as u64;
@@ -265,7 +265,7 @@ impl Case<'_> {
                     bytes.truncate(view.len());
                     view.len()
                 }
-                // Those that are being filled have all frames.
+                // Fills in flight have all frames.
                 Err(Error::NoBuffers { .. }) => return,
                 Err(error) => panic!("{error}"),
             },
@@ -284,7 +284,7 @@ impl Case<'_> {
         same(&bytes[..moved], expected, &format!("{}: way {way}, at {at}", self.name));
     }
 
-    /// Ends a read that was under way: it is what the file held at one moment since.
+    /// Completes a read in flight: its bytes are the file's at one moment since it started.
     fn end_one(&mut self) {
         if self.fills.is_empty() {
             return;
@@ -325,7 +325,7 @@ impl Case<'_> {
         );
     }
 
-    /// Forgets versions that no read can be of.
+    /// Drops versions that no read can match any more.
     fn forget(&mut self) {
         let fills = self.fills.iter().map(|fill| fill.since);
         let queued = self.queued.iter().map(|&(_, since)| since);
@@ -371,7 +371,7 @@ impl Case<'_> {
             self.end_one();
         }
         self.end_queued();
-        // Nor is it there later, from the cache or below.
+        // Nor later, from the cache or from below.
         for _ in 0..4 {
             self.read(0, FILE_BYTES);
         }
@@ -381,11 +381,11 @@ impl Case<'_> {
 }
 
 /// Goal: as the module says; and each of those reads is of one moment.
-/// Method: one thread starts reads that it does not wait for, drops some, has pages read ahead, changes the
-/// file by every way there is, and looks at once; a model knows what the file held since each read began.
-/// Devices with and without delays, and caches of few pages and of many.
+/// Method: one thread starts reads without waiting for them, drops some, has pages read ahead,
+/// changes the file in every way, and reads at once. A model has the contents of the file since
+/// each read began. Devices with and without delays, and caches of few pages and of many.
 #[test]
-fn what_is_being_filled_never_shows_what_was_there_before() {
+fn fills_never_show_earlier_bytes() {
     let mut random = Random::from_environment();
     let mut all: Vec<(&str, BackendChoice, Option<SimDevice>)> =
         back_ends(random.next()).into_iter().map(|(name, backend)| (name, backend, None)).collect();

@@ -1,5 +1,5 @@
-//! A fork while the engine has work in hand. In a program of its own: the children have but one thread,
-//! and must not touch what the parent's others had in hand.
+//! A fork while the engine has operations in flight. A separate test program: a child has one
+//! thread only, and must not touch operations of its parent's other threads.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn content(offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(byte_at).collect()
 }
 
-/// What a child does.
+/// The actions of a child process.
 #[derive(Clone, Copy, Debug)]
 enum Child {
     Exits,
@@ -37,7 +37,7 @@ enum Child {
 /// The id of a child that ends at once.
 fn fork(child: Child, program: &CString) -> libc::pid_t {
     let arguments = [program.as_ptr(), std::ptr::null()];
-    // SAFETY: the child calls nothing but what may be called there, and touches no memory but this.
+    // SAFETY: the child makes only async-signal-safe calls, and accesses only this memory.
     unsafe {
         let id = libc::fork();
         if id == 0 {
@@ -58,9 +58,9 @@ fn wait_for(child: libc::pid_t) {
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:x}");
 }
 
-/// Goal: children that are forked while reads and writes are in flight, and end or become another program,
-/// take no completion from the parent: all arrive, with the right bytes, and so do those of synchronous
-/// reads beside them.
+/// Goal: children that are forked during reads and writes, and exit or exec, take no completion
+/// from the parent. All completions arrive with the correct bytes, and so do concurrent synchronous
+/// reads.
 #[test]
 fn a_child_disturbs_nothing_that_is_in_flight() {
     let test = "a_child_disturbs_nothing_that_is_in_flight";
@@ -105,7 +105,7 @@ fn a_child_disturbs_nothing_that_is_in_flight() {
                     let mut requests: Vec<Request> = (0..96)
                         .map(|n| {
                             let offset = random.below(FILE_BYTES - 9000);
-                            // Bytes that are there already.
+                            // The write stores the bytes that the file has already.
                             match n % 8 {
                                 0 => Request::write(&file, content(offset, 9000), offset),
                                 _ => Request::read(&file, vec![0; 9000], offset),
@@ -137,8 +137,8 @@ fn a_child_disturbs_nothing_that_is_in_flight() {
 
 /// Carries out `body` in a child; it must not panic, nor be killed.
 fn in_child(body: impl FnOnce()) {
-    // SAFETY: a process with threads of which none has a lock of the C library, which sees to its own;
-    // the child ends without unwinding into what is its parent's.
+    // SAFETY: locks that other threads hold at the fork are the C library's, which it resets in the
+    // child; the child ends without unwinding into the parent's frames.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
@@ -153,8 +153,8 @@ fn is_refused<T>(result: Result<T, Error>) -> bool {
     matches!(result, Err(Error::Forked { .. }))
 }
 
-/// Goal: a child that uses what its parent has open is told so, whatever is cached: no bytes that are
-/// not the file's, no signal, and nothing changes for the parent.
+/// Goal: a child that uses its parent's open file gets an error, cached or not: no wrong bytes, no
+/// signal, and no change for the parent.
 #[test]
 fn a_child_is_refused_its_parents_files() {
     let test = "a_child_is_refused_its_parents_files";
@@ -197,8 +197,8 @@ fn a_child_is_refused_its_parents_files() {
     });
 }
 
-/// Goal: a child has nothing of its parent's blobs, and says so; what the parent was about to bring it can
-/// drop, and the parent can bring.
+/// Goal: a child has no access to its parent's blobs, and gets an error. It can drop fills that the
+/// parent has started, and the parent can complete them.
 #[test]
 fn a_child_has_nothing_of_its_parents_blobs() {
     let test = "a_child_has_nothing_of_its_parents_blobs";
@@ -225,7 +225,7 @@ fn a_child_has_nothing_of_its_parents_blobs() {
     });
 }
 
-/// In the child: everything that one can do with a file.
+/// In the child: all operations on a file.
 fn refused(engine: &Engine, file: &Arc<File>, queue: &Queue, view: &View<'_>) {
     let mut bytes = [9; 9000];
     for len in [1, 100, 4096, 9000] {
@@ -272,16 +272,16 @@ fn refused(engine: &Engine, file: &Arc<File>, queue: &Queue, view: &View<'_>) {
     assert!(is_refused(queue.wait(0, 3, None)));
     assert!(is_refused(queue.submit_and_wait(&mut requests, 1, 3, None)));
     assert!(is_refused(queue.eventfd()));
-    // There is no error to be had from a view.
+    // A view can't return an error.
     std::panic::set_hook(Box::new(|_| {}));
     let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| view.len()));
     assert!(seen.is_err());
 }
 
-/// Goal: a child holds nothing of its parent's cache, which the parent may fill again without there being
-/// two of it.
-/// Incident: private frames were copied on write: each living child kept what was cached when it was
-/// forked, and a limit of 1 GiB was 2.
+/// Goal: a child holds no memory of its parent's cache, so the parent may fill it again without
+/// doubling it.
+/// Incident: private frames were copied on write. Each living child kept the pages that were cached
+/// at its fork, and a limit of 1 GiB became 2.
 #[test]
 fn a_child_holds_none_of_the_cache() {
     const CACHE_BYTES: u64 = 64 << 20;
@@ -322,7 +322,7 @@ fn a_child_holds_none_of_the_cache() {
     });
 }
 
-/// A line of what the kernel says of a process's memory, in bytes.
+/// A line of the kernel's memory statistics of a process, in bytes.
 fn memory_of(process: libc::pid_t, key: &str) -> u64 {
     let all = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).unwrap();
     let line = all.lines().find(|line| line.starts_with(key)).unwrap();

@@ -104,7 +104,7 @@ extern "C" fn compare() {
     for place in FILLED.chunks(2) {
         let (from, len) = (place[0].load(SeqCst), place[1].load(SeqCst));
         if from != 0 {
-            // SAFETY: mapped by `fill`, and unmapped by nothing that works as it should.
+            // SAFETY: mapped by `fill`, and not unmapped unless the engine is at fault.
             let bytes = unsafe { std::slice::from_raw_parts(from as *const u8, len) };
             if bytes.iter().any(|&byte| byte != PATTERN) {
                 // SAFETY: ends the process.
@@ -136,8 +136,8 @@ fn begin<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A future that has begun, whose output `check` gets from the parent.
-fn begun<F: Future + 'static>(
+/// A future that was polled once; `check` gets its output in the parent.
+fn pending_future<F: Future + 'static>(
     future: F,
     check: impl FnOnce(F::Output) + 'static,
 ) -> Box<dyn Resource> {
@@ -174,7 +174,7 @@ fn resources(
     file.sync_all().unwrap();
     let at = |random: &mut Random| random.below(FILE_BYTES / PAGE - 4) * PAGE;
     let mut all = Vec::new();
-    // An operation of each asynchronous kind.
+    // A pending operation of each asynchronous kind.
     let tasks: &'static AsyncFile = Box::leak(Box::new(AsyncFile::from(Arc::clone(file))));
     for len in [100usize, 9000, 1 << 20] {
         let offset = random.below(FILE_BYTES - (1 << 20));
@@ -184,14 +184,14 @@ fn resources(
             bytes.truncate(moved);
             bytes
         };
-        all.push(begun(read, move |bytes| assert!(bytes == content(offset, len))));
+        all.push(pending_future(read, move |bytes| assert!(bytes == content(offset, len))));
         let offset = random.below(FILE_BYTES - (1 << 20));
         let write = async move { tasks.write_at(&content(offset, len), offset).await };
-        all.push(begun(write, move |moved| assert_eq!(moved.unwrap(), len)));
+        all.push(pending_future(write, move |moved| assert_eq!(moved.unwrap(), len)));
     }
-    all.push(begun(tasks.sync_all(), |synced| synced.unwrap()));
+    all.push(pending_future(tasks.sync_all(), |synced| synced.unwrap()));
     let offset = at(random);
-    all.push(begun(tasks.view(offset, 100), move |view| {
+    all.push(pending_future(tasks.view(offset, 100), move |view| {
         assert!(view.unwrap()[..] == content(offset, 100));
     }));
     // A queue with operations in flight, an eventfd and a task that waits.
@@ -208,7 +208,7 @@ fn resources(
         })
         .collect();
     assert_eq!(queue.submit(&mut requests), 32);
-    all.push(begun(queue.wait_async(32, 64).unwrap(), |done| {
+    all.push(pending_future(queue.wait_async(32, 64).unwrap(), |done| {
         assert_eq!(done.len(), 32);
         for one in done {
             assert_eq!(one.result().unwrap(), 9000);
@@ -274,10 +274,13 @@ fn resources(
             let tasks: &'static AsyncFile = Box::leak(Box::new(AsyncFile::from(direct)));
             let offset = at(random);
             let buffers = engine.alloc_buffers(1, PAGE as usize).unwrap();
-            all.push(begun(tasks.read_buffers_at(buffers, offset), move |(moved, buffers)| {
-                assert_eq!(moved.unwrap(), PAGE as usize);
-                assert!(buffers[0][..] == content(offset, PAGE as usize));
-            }));
+            all.push(pending_future(
+                tasks.read_buffers_at(buffers, offset),
+                move |(moved, buffers)| {
+                    assert_eq!(moved.unwrap(), PAGE as usize);
+                    assert!(buffers[0][..] == content(offset, PAGE as usize));
+                },
+            ));
         }
     }
     let backing = [Backing::Direct, Backing::DirectInPlace][random.below(2) as usize];

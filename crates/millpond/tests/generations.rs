@@ -1,9 +1,9 @@
-//! Readers beside writers, cutters and punchers, which know from the bytes alone what they may see:
-//! no mixture, nothing that is older than the read, nothing that came back.
+//! Readers beside writers, truncations and holes. Readers judge by the bytes alone: no mixture, no
+//! bytes older than the read, no deleted bytes that come back.
 //!
-//! The histories of `linearizable` are short, for the checker's sake. Here they are long: what a file
-//! holds after each step is known before, so a read is right if it is what one step left, and that step
-//! was neither over before the read began nor begun after it ended.
+//! The histories of `linearizable` are short, for the checker's sake. Here they are long: the
+//! contents after each step are known in advance. A read is correct if it shows the result of one
+//! step, which had not been replaced before the read began, and had begun before the read ended.
 
 mod common;
 
@@ -19,7 +19,7 @@ use common::{Random, back_ends, builder, cache_for, read_write, stress_time, tem
 
 const PAGE: usize = 4096;
 
-/// An engine whose cache has few pages, and how files are opened.
+/// An engine whose cache has few pages, and the options to open files with.
 fn setup(random: &mut Random, backend: &BackendChoice) -> (Engine, OpenOptions, String) {
     let cache_pages = [3, 5, 9, 40][random.below(4) as usize];
     let (direct, back) = (random.chance(500), random.chance(600));
@@ -33,7 +33,7 @@ fn setup(random: &mut Random, backend: &BackendChoice) -> (Engine, OpenOptions, 
     (builder.build().unwrap(), options, name)
 }
 
-/// What every back end and a failing device have in common; each with a name and its share of time.
+/// The back ends and a failing device, each with a name and its share of time.
 fn setups(random: &mut Random) -> Vec<(&'static str, BackendChoice, Option<SimOptions>)> {
     let mut all: Vec<_> = (back_ends(random.next()).into_iter())
         .map(|(name, backend)| (name, backend, None))
@@ -44,7 +44,7 @@ fn setups(random: &mut Random) -> Vec<(&'static str, BackendChoice, Option<SimOp
     all
 }
 
-/// A file as it is after a step; after a failed one, as it may be.
+/// The file after a step; after a failed step, a possible state.
 #[derive(Clone)]
 struct Version {
     step: u64,
@@ -60,14 +60,14 @@ impl Version {
     }
 }
 
-/// Every version that a read which is under way may still see, the newest last.
+/// Every version that a read in flight may still see, the newest last.
 struct Versions {
     all: Mutex<VecDeque<Version>>,
-    /// The step that was last completed.
+    /// The last completed step.
     ended: AtomicU64,
 }
 
-/// A read that takes longer than so many steps is not looked at.
+/// A read that takes longer than this number of steps is not checked.
 const KEPT: usize = 64;
 
 impl Versions {
@@ -80,7 +80,7 @@ impl Versions {
         self.all.lock().unwrap().back().unwrap().clone()
     }
 
-    /// Before a step begins: what it makes of the file.
+    /// Called before a step begins, with the contents that it produces.
     fn begin(&self, bytes: Vec<u8>) -> u64 {
         let mut all = self.all.lock().unwrap();
         let step = all.back().unwrap().step + 1;
@@ -96,8 +96,8 @@ impl Versions {
         all.iter().rev().find(|version| version.step == step).unwrap().doubtful.store(true, SeqCst);
     }
 
-    /// Whether a read of at most `len` bytes at `offset`, begun when `from` had ended, may have got
-    /// `seen`. `None`: nobody can tell any more.
+    /// Whether a read of at most `len` bytes at `offset`, begun when `from` had ended, may have
+    /// returned `seen`. `None`: the versions it would need are no longer stored.
     fn explain(&self, from: u64, offset: usize, len: usize, seen: &[u8]) -> Option<bool> {
         let possible: Vec<Version> = {
             let all = self.all.lock().unwrap();
@@ -113,8 +113,8 @@ impl Versions {
         if possible.iter().any(|version| part(version) == seen) {
             return Some(true);
         }
-        // A step that failed, or the one that mends it, may have shown any part of what it wanted.
-        // Whether the newest fails, only its end tells.
+        // A failed step, or the step that repairs it, may show any part of its result. Whether the
+        // newest step fails is only known at its end.
         let newest = possible.last().unwrap().step;
         while self.ended.load(SeqCst) < newest {
             std::thread::yield_now();
@@ -178,7 +178,7 @@ enum Step {
 }
 
 impl Step {
-    /// Carries it out; whether all of it was done.
+    /// Runs the step; returns whether it was done completely.
     fn act(self, file: &File, token: u8) -> Result<bool, millpond::Error> {
         match self {
             Step::Write { at, len } if len.is_multiple_of(2) => {
@@ -197,12 +197,11 @@ impl Step {
     }
 }
 
-/// Goal: whatever one thread does to a file, with operations longer than the cache among it, readers
-/// see what one of its steps left, and none that was over before they began: nothing that was cut off,
-/// punched or overwritten comes back.
-/// Method: random steps by one thread; readers through handles of their own, which also sync and
-/// have pages dropped and fetched; caches of a few pages, on every back end, and on a device that
-/// fails.
+/// Goal: one thread changes a file, also with operations longer than the cache. Readers see the
+/// result of one step, and none that was replaced before they began: no bytes come back that were
+/// truncated, punched or overwritten.
+/// Method: random steps by one thread; readers with separate handles, which also sync, and have
+/// pages dropped and fetched; caches of a few pages, on every back end, and on a failing device.
 #[test]
 fn readers_see_one_step_and_none_that_is_over() {
     let mut random = Random::from_environment();
@@ -234,7 +233,7 @@ fn one_file(
     let dir = temp_dir();
     let path = dir.path().join("file");
     let open = || engine.open(&path, options).unwrap();
-    // One of the readers goes past the cache.
+    // One reader bypasses the cache.
     let direct = options.clone().direct(true).bounce(true);
     let errors = sim.map(SimOptions::errors_switch);
     let fails = |on: bool| errors.iter().for_each(|switch| switch.store(on, SeqCst));
@@ -262,11 +261,11 @@ fn one_file(
                         assert!(sim.is_some(), "{what}: a read failed");
                         continue;
                     };
-                    // Or it ends before what the device did not read.
+                    // Or it ends before the bytes that the device failed to read.
                     let is_cut = sim.is_some() && moved > 0;
                     let len = if is_cut { moved } else { len };
                     let explained = versions.explain(from, offset, len, &bytes[..moved]);
-                    // One that took too long shows nothing.
+                    // A read that took too long shows nothing.
                     reads[usize::from(explained.is_none())].fetch_add(1, SeqCst);
                     assert!(
                         explained != Some(false),
@@ -289,24 +288,25 @@ fn one_file(
             match done.act(&file, token) {
                 Ok(true) => versions.ended.store(number, SeqCst),
                 Err(error) if error.errno() == libc::EOPNOTSUPP => {
-                    // Back to what it was; a reader that saw it saw the version before.
+                    // Back to the version before; a reader that sees these bytes saw that version.
                     let number = versions.begin(now.bytes.to_vec());
                     versions.ended.store(number, SeqCst);
                 }
                 outcome => {
                     assert!(sim.is_some(), "{what}: {done:?}: {outcome:?}");
-                    // What is there now is in doubt until all is written anew. Nothing fails then.
+                    // The present contents are in doubt until all of the file is written again,
+                    // without failures.
                     versions.doubt(number);
                     fails(false);
                     let mending = versions.begin(Vec::new());
-                    // The first may still tell of an error that is under way.
+                    // The first attempt may still return an error of an earlier operation.
                     assert!((0..3).any(|_| file.truncate(0).is_ok()), "{what}: {done:?}");
                     versions.ended.store(mending, SeqCst);
                     fails(true);
                 }
             }
             if random.chance(100) {
-                // Errors of a sync are others' affair: what is cached stays.
+                // A sync error is not checked here: cached pages stay.
                 let _ = file.sync_data();
             }
         }
@@ -321,7 +321,7 @@ fn one_file(
     [taken, explained, late]
 }
 
-/// What makes pages come and go.
+/// Hints that evict and fill pages.
 fn disturb(file: &File, random: &mut Random) {
     match random.below(20) {
         0 => file.advise(0, 0, Advice::DontNeed).unwrap(),
@@ -349,11 +349,11 @@ fn runs(bytes: &[u8]) -> Vec<(u8, usize)> {
     chunks.map(|run| (run[0], run.len())).collect()
 }
 
-/// Goal: of writers that each write all of a range that they share, readers of it see one, never a
-/// mixture, whatever the length; and appends neither mix nor leave gaps.
-/// Method: each write is one token over the whole range: a page's part, pages that it straddles, or
-/// several times the cache; readers reject any other. Beside it a log: each record is one token, and
-/// the records are counted in the end.
+/// Goal: several writers write all of a shared range; its readers see one write, never a mixture,
+/// for every length. Appends neither mix nor leave gaps.
+/// Method: each write is one token over the whole range: a part of a page, pages that it straddles,
+/// or several times the cache; readers reject any other contents. A log beside it: each record is
+/// one token, and the records are counted at the end.
 #[test]
 fn readers_reject_any_mixture() {
     let mut random = Random::from_environment();
@@ -382,7 +382,7 @@ fn tokens(engine: &Engine, options: &OpenOptions, random: &mut Random, what: &st
         let direct = options.clone().direct(true).bounce(true);
         let appenders: Vec<_> = (2u8..5)
             .map(|token| {
-                // One writer, and what it appends, go past the cache.
+                // The writes and appends of one writer bypass the cache.
                 let options = if token == 3 { &direct } else { options };
                 let open = |name: &str| engine.open(dir.path().join(name), options).unwrap();
                 let (range, log, stop) = (open("range"), open("log"), &stop);

@@ -41,7 +41,7 @@ static HEAP: Heap = Heap;
 
 const PAGE: usize = 4096;
 const FILES: u64 = 40;
-/// Between two looks at the heap. Pages that come and go, and lists that keep their room, change it by less.
+/// Growth between two measurements that cached pages and list capacities may cause.
 const GROWTH_MAX: i64 = 64 << 10;
 
 /// One of each operation, on a file that is opened for it.
@@ -113,15 +113,15 @@ fn grows(what: &str, engine: &Engine, fails: bool) {
     let first = rounds(2 * count);
     let grown: Vec<i64> = (0..3).map(|_| rounds(count) - first).collect();
     println!("{what}: {count} rounds each, heap grown by {grown:?}");
-    // A leak grows each time.
+    // A leak grows in each round.
     assert!(grown.iter().any(|&grown| grown < GROWTH_MAX), "{what}: {grown:?}");
 }
 
 /// Goal: no list of the engine grows with the operations that have ended, whether they have succeeded or failed.
 /// Method: the allocator counts live bytes after equal numbers of rounds.
 #[test]
-fn the_heap_does_not_grow_with_what_has_ended() {
-    in_own_process("the_heap_does_not_grow_with_what_has_ended", Duration::from_secs(600), || {
+fn ended_operations_leave_no_heap_memory() {
+    in_own_process("ended_operations_leave_no_heap_memory", Duration::from_secs(600), || {
         let build =
             |backend| Engine::builder().cache_bytes(1 << 20).backend(backend).build().unwrap();
         grows("threads", &build(BackendChoice::Threads), false);

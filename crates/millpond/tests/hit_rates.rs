@@ -1,5 +1,5 @@
-//! What the eviction policy is worth: hit rates on traces, beside those of an LRU and of the crate
-//! `quick_cache` (Clock-PRO with a queue for newcomers, as S3-FIFO has one).
+//! Hit rates of the eviction policy on traces, compared with LRU and with the crate `quick_cache`
+//! (Clock-PRO with a queue for newcomers, similar to S3-FIFO's).
 
 mod common;
 
@@ -15,7 +15,7 @@ const PAGE: u64 = 4096;
 const CACHE: u64 = CACHE_BYTES / PAGE;
 const FILE_PAGES: u64 = 40 * CACHE;
 
-/// An LRU of as many pages.
+/// An LRU cache of the same number of pages.
 #[derive(Default)]
 struct Lru {
     clock: u64,
@@ -66,7 +66,7 @@ fn scattered(rank: u64) -> u64 {
     rank.wrapping_mul(0x9E37_79B1) % FILE_PAGES.next_power_of_two() % FILE_PAGES
 }
 
-/// The parts of a trace that hit.
+/// Hit rates of one trace.
 struct Rates {
     ours: f64,
     lru: f64,
@@ -113,7 +113,7 @@ fn trace(name: &str, random: &mut Random) -> Vec<u64> {
                 out.push(CACHE + at);
             }
         }
-        // All of the cache is hot before the scan comes, and the hot set is not read during it.
+        // The whole cache is hot before the scan, and the hot set is not read during it.
         "hot set, then a scan, then the hot set" => {
             for _ in 0..3 {
                 out.extend(0..CACHE / 2);
@@ -143,7 +143,7 @@ fn trace(name: &str, random: &mut Random) -> Vec<u64> {
                 out.push(if at % 16 == 0 { CACHE + at } else { random.below(hot) });
             }
         }
-        // What was hot is not any more.
+        // The earlier hot set is cold from here on.
         "moving hot set" => {
             for phase in 0..10 {
                 let start = phase * 2 * CACHE;
@@ -185,13 +185,14 @@ fn trace(name: &str, random: &mut Random) -> Vec<u64> {
     out
 }
 
-/// Goal: evictions that look at few pages each cost no hits, and reads that go around the cache few.
-/// Method: traces, and for each the rate of the policy without that bound (E4 of `cache::evict`), which
-/// was measured before there was one. Each run has the same rates. With other hashes of the pages they vary by
-/// less than 0.001 but for the loop (0.646 to 0.700 in twelve runs) and the mixture (0.477 to 0.486).
+/// Goal: evictions that scan few pages each cost no hits, and reads that bypass the cache cost few.
+/// Method: traces, and for each the rate of the policy without that bound (E4 of `cache::evict`),
+/// measured before the bound existed. Each run has the same rates. With other hashes of the pages
+/// they vary by less than 0.001, except for the loop (0.646 to 0.700 in twelve runs) and the
+/// mixture (0.477 to 0.486).
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
-fn looking_at_few_pages_costs_no_hits() {
+fn short_eviction_scans_cost_no_hits() {
     let cases = [
         ("hot set beside a scan", 0.4720),
         ("hot set, then a scan, then the hot set", 0.1506),
@@ -210,7 +211,7 @@ fn looking_at_few_pages_costs_no_hits() {
         println!(
             "{name}: {ours:.4}; without a bound {unbounded:.4}; LRU {lru:.4}; quick_cache {quick:.4}"
         );
-        // Of the mixture, what is missed while scans are under way goes around the cache the first time
+        // In the mixture, reads that miss during a scan bypass the cache the first time
         // (`cache::admission`): half a point of 49.
         let less = if name == "mixture" { 0.01 } else { 0.005 };
         if ours < unbounded - less {

@@ -1,5 +1,5 @@
-//! What the surroundings of an engine may do to it: take its memory, its descriptors, its threads; or bring so
-//! many files that their tables are what the cache is filled with.
+//! Engines in a hostile environment: no memory, descriptors or threads are available, or so many
+//! files are open that their tables fill the cache.
 
 mod common;
 
@@ -13,9 +13,9 @@ use common::{
     status_field, temp_dir, within,
 };
 
-/// Goal: a hundred thousand files of a few bytes are what was written, however few of them the cache holds, and
-/// nothing of them is left in it.
-/// Method: made, closed, opened again and read by the engine and by std.
+/// Goal: a hundred thousand files of a few bytes have the written contents, even if the cache holds
+/// only few of them, and nothing of them stays in it.
+/// Method: they are created, closed, opened again and read by the engine and by std.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn a_hundred_thousand_tiny_files() {
@@ -49,10 +49,11 @@ fn a_hundred_thousand_tiny_files() {
     });
 }
 
-/// Goal: where the process may have no more memory, an engine is built or says that it can't be; one that is there
-/// serves, and what it can't do it says; nothing is lost.
-/// Method: RLIMIT_AS at little more than is in use, in a process of its own; operations of all kinds, with threads
-/// and rings that can't be had.
+/// Goal: at the limit of its address space a process builds an engine or gets an error. An engine
+/// that exists keeps serving, and returns an error for an operation that it can't do. No bytes are
+/// lost.
+/// Method: RLIMIT_AS a little above the present use, in a child process; operations of all kinds,
+/// with threads and rings that can't be created.
 #[test]
 fn no_more_address_space() {
     in_own_process("no_more_address_space", Duration::from_secs(120), || {
@@ -131,11 +132,11 @@ fn no_more_address_space() {
     });
 }
 
-/// Goal: what a program closes that is the engine's costs it errors, or nothing: no operation hangs, and none gives
-/// bytes that are not the file's.
-/// Method: all descriptors of the process but the first three are closed, in the middle of reads and writes of some
-/// threads; in a process of its own.
-fn closed_underneath(test: &str, backend: BackendChoice) {
+/// Goal: a program that closes the engine's descriptors gets errors at most: no operation hangs or
+/// returns bytes that are not the file's.
+/// Method: all descriptors but the first three are closed during reads and writes of several
+/// threads, in a child process.
+fn close_descriptors_during_io(test: &str, backend: BackendChoice) {
     in_own_process(test, Duration::from_secs(120), || {
         let dir = temp_dir();
         let mut random = Random::from_environment();
@@ -151,7 +152,7 @@ fn closed_underneath(test: &str, backend: BackendChoice) {
             for _ in 0..5000 {
                 let len = 1 + random.below(20_000) as usize;
                 let at = random.below((content.len() - len) as u64) as usize;
-                // What is written is what is there.
+                // Each write stores the bytes that the file has already.
                 let outcome = match random.chance(300) {
                     true => file.write_at(&content[at..at + len], at as u64),
                     false => file.read_at(&mut bytes[..len], at as u64).inspect(|&moved| {
@@ -173,20 +174,20 @@ fn closed_underneath(test: &str, backend: BackendChoice) {
         });
         println!("{well} operations went well, {failed} failed");
         assert!(failed > 0, "nobody noticed");
-        // Its own close would meet what is not there.
+        // Dropping them would close descriptors that are closed already.
         std::mem::forget((file, engine));
     });
 }
 
 #[test]
 fn descriptors_closed_underneath() {
-    closed_underneath("descriptors_closed_underneath", BackendChoice::Threads);
+    close_descriptors_during_io("descriptors_closed_underneath", BackendChoice::Threads);
 }
 
 #[test]
 fn descriptors_closed_under_a_ring() {
     if has_uring() {
-        closed_underneath("descriptors_closed_under_a_ring", BackendChoice::Uring);
+        close_descriptors_during_io("descriptors_closed_under_a_ring", BackendChoice::Uring);
     }
 }
 
@@ -197,8 +198,8 @@ fn close_all() {
         open.extend(entry.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok()));
     }
     for fd in open.into_iter().filter(|&fd| fd > 2) {
-        // SAFETY: that its owners don't expect it is what the test is about: each of them only hands the number
-        // to the kernel, which checks it.
+        // SAFETY: the owners of these descriptors do not expect this, which is the purpose of the
+        // test. Each owner only passes the number to the kernel, which checks it.
         unsafe { libc::close(fd) };
     }
 }

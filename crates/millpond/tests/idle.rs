@@ -1,4 +1,4 @@
-//! What an engine and its queues do when there is nothing to do: nothing.
+//! Idle engines and queues do no work.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{context_switches, has_uring, in_own_process, read_write, temp_dir, 
 const PAGE: u64 = 4096;
 const FILE_BYTES: u64 = 16 << 20;
 
-/// What a thread has done so far.
+/// Context switches and CPU time of a thread so far.
 #[derive(Debug, PartialEq, Eq)]
 struct Activity {
     name: String,
@@ -22,7 +22,7 @@ struct Activity {
     cpu_ticks: (u64, u64),
 }
 
-/// Of all threads of the process, but the test's own two.
+/// Of all threads of the process but the test's two.
 fn activity() -> Vec<(u64, Activity)> {
     let me = std::fs::read_link("/proc/thread-self").unwrap();
     let me: u64 = me.file_name().unwrap().to_str().unwrap().parse().unwrap();
@@ -38,12 +38,12 @@ fn activity() -> Vec<(u64, Activity)> {
 
 fn cpu_ticks(thread: u64) -> (u64, u64) {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
-    // Behind the name, which may hold anything, the third field and what follows: proc(5).
+    // After the name, which may contain any character, come the third and later fields: proc(5).
     let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 2..].split(' ').collect();
     (fields[14 - 3].parse().unwrap(), fields[15 - 3].parse().unwrap())
 }
 
-/// Waits until nothing has moved for a while.
+/// Waits until no thread has run for a while.
 fn come_to_rest() {
     let started = Instant::now();
     let mut last = activity();
@@ -95,9 +95,9 @@ fn used(backend: BackendChoice) -> Used {
     Used { engine, file, queue, _dir: dir }
 }
 
-/// Goal: idle engines, and idle queues with a thread asleep in each, take no CPU at all.
-/// Method: over 10 seconds no thread of the process has a context switch or a tick of CPU time, but for
-/// the thread that looks.
+/// Goal: idle engines, and idle queues with a thread asleep in each, use no CPU time.
+/// Method: over 10 seconds no thread of the process has a context switch or a tick of CPU time,
+/// except for the measuring thread.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn idle_engines_and_queues_do_nothing() {
@@ -119,7 +119,7 @@ fn idle_engines_and_queues_do_nothing() {
             assert!(before.len() >= named("millpond-") + waiters.len(), "{before:?}");
             std::thread::sleep(Duration::from_secs(10));
             assert_eq!(activity(), before);
-            // And all of it still works.
+            // The engines and queues still work.
             for (used, waiter) in all.iter().zip(waiters) {
                 let mut request = vec![Request::read(&used.file, vec![0; 10], 9 << 20)];
                 assert_eq!(used.queue.submit(&mut request), 1);

@@ -1,7 +1,7 @@
-//! A file that hangs, a disk that is full or broken, delays its own users and nobody else.
+//! A hung file, a full disk or a broken one delays only its own users.
 //!
-//! One file of a simulated device is ill, others are well. Time limits are there to find a hang, or what
-//! amounts to one: on a machine with nothing else to do, all of this takes seconds.
+//! One file of a simulated device fails or hangs; the others work. The time limits only detect a
+//! hang or a delay as bad as one: on an idle machine each test takes seconds.
 
 mod common;
 
@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 const LIMIT: Duration = Duration::from_secs(60);
 const DIRTY_PAGES: usize = 64;
 
-/// An engine with files on a simulated device, of which any may be ill.
+/// An engine with files on a simulated device, each of which can fail or hang.
 struct Pond {
     engine: Engine,
     device: SimDevice,
@@ -27,7 +27,7 @@ struct Pond {
 }
 
 impl Pond {
-    /// With so many files, of which pages are written back after `age`.
+    /// An engine with `files` files, whose pages are written back after `age`.
     fn new(files: usize, age: Duration) -> Pond {
         let sim = SimOptions::new(1);
         let device = sim.device();
@@ -49,26 +49,27 @@ impl Pond {
         Arc::new(self.engine.open(path(self.dir.path(), number), &write_back()).unwrap())
     }
 
-    /// Sees to it that pages of the file have their space, without which a write can't wait in the cache.
-    fn make_room(&self, number: usize, pages: usize) {
+    /// Reserves blocks for pages of the file, without which a write can't wait in the cache.
+    fn reserve_blocks(&self, number: usize, pages: usize) {
         let bytes = contents(number, pages).len() as u64;
         self.files[number].allocate(0, bytes).unwrap();
     }
 
-    /// Writes a page of the file, in no order: a stream would be written back before there is much.
+    /// Writes a page of the file. The pages are in random order, as a sequential stream is written
+    /// back early.
     fn write(&self, number: usize, page: usize) -> millpond::Result<()> {
         let at = page * 7 % 1009 * PAGE;
         self.files[number].write_all_at(&stamp(number, page), at as u64)
     }
 
-    /// Writes pages of an ill file, from a thread of their own each, until no more of them are taken.
+    /// Writes pages of a failing file, each from its own thread, until writes block or fail.
     fn fill(self: &Arc<Self>, number: usize) -> Filling {
         let filling = Filling { taken: Arc::default(), stop: Arc::default(), all: Arc::default() };
         let (pond, ours) = (Arc::clone(self), filling.clone());
         let thread = std::thread::spawn(move || {
             while !ours.stop.load(SeqCst) {
                 let page = ours.taken.load(SeqCst);
-                // Where the disk is full, again and again.
+                // On a full disk, retries continuously.
                 if pond.write(number, page).is_ok() {
                     ours.taken.fetch_add(1, SeqCst);
                 }
@@ -79,7 +80,7 @@ impl Pond {
         filling
     }
 
-    /// Waits until the file on the device is as it should be.
+    /// Waits until the file on the device has the expected bytes.
     fn await_device(&self, number: usize, expected: &[u8], what: &str) {
         let started = Instant::now();
         while self.device.file(number).image() != expected {
@@ -109,7 +110,7 @@ impl Filling {
         }
     }
 
-    /// After what was ill is well again.
+    /// Ends the writer, after the failing file works again.
     fn end(self) -> usize {
         self.stop.store(true, SeqCst);
         self.all.lock().unwrap().drain(..).for_each(|thread| thread.join().unwrap());
@@ -125,7 +126,7 @@ fn stamp(number: usize, page: usize) -> [u8; PAGE] {
     [(1 + number * 31 + page) as u8; PAGE]
 }
 
-/// What a file holds after its first pages were written.
+/// The expected contents of a file after its first pages were written.
 fn contents(number: usize, pages: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for page in 0..pages {
@@ -136,22 +137,22 @@ fn contents(number: usize, pages: usize) -> Vec<u8> {
     bytes
 }
 
-/// The file reads as it should, and is on the device so after a sync.
-fn settles(pond: &Pond, number: usize, pages: usize) {
+/// The file reads as expected, and the device has the same bytes after a sync.
+fn assert_stored(pond: &Pond, number: usize, pages: usize) {
     let mut expected = contents(number, pages);
     let file = &pond.files[number];
-    // Room was made for more.
+    // More blocks were reserved.
     expected.resize(file.len().unwrap() as usize, 0);
-    common::sync_in_the_end(file);
+    common::sync_until_success(file);
     let mut bytes = vec![0; expected.len() + 1];
     assert_eq!(file.read_at(&mut bytes, 0).unwrap(), expected.len());
     same(&bytes[..expected.len()], &expected, "read");
     same(&pond.device.file(number).durable(), &expected, "durable");
 }
 
-/// Goal: writes to a well file wait for nobody, and reach the device by age, while a full disk keeps
-/// as many dirty pages of another file as there may be, and its writers try again all the time.
-/// Incident: each write, to whatever file, waited for 5 s before it went through.
+/// Goal: writes to a working file do not wait, and reach the device by age, while another file of a
+/// full disk has the maximum number of dirty pages and its writers retry continuously.
+/// Incident: each write, to any file, waited for 5 s before it succeeded.
 #[test]
 fn a_full_disk_delays_its_own_writers_only() {
     within(LIMIT * 2, "writers beside a full disk", || {
@@ -165,10 +166,13 @@ fn a_full_disk_delays_its_own_writers_only() {
                 assert!(started.elapsed() < LIMIT / 2, "{page} writes beside a full disk");
             }
             pond.await_device(1, &contents(1, 200), "beside a full disk");
-            // Its own are told.
+            // Writers of the full disk's file get the error.
             let started = Instant::now();
             while !pond.write(0, 500).is_err_and(|error| error.errno() == errno) {
-                assert!(started.elapsed() < LIMIT / 2, "its own writers are not told");
+                assert!(
+                    started.elapsed() < LIMIT / 2,
+                    "writers of the full disk's file get no error"
+                );
             }
             pond.files[0].sync_all().unwrap_err();
             pond.device.file(0).fail_writes(0);
@@ -176,21 +180,22 @@ fn a_full_disk_delays_its_own_writers_only() {
             while pond.write(0, 500).is_err() {
                 assert!(started.elapsed() < LIMIT / 2, "no end of it");
             }
-            settles(&pond, 1, 200);
+            assert_stored(&pond, 1, 200);
             filling.end();
             pond.files[0].sync_all().unwrap();
         }
     });
 }
 
-/// Goal: the same beside a file that hangs: writes of a well file go on, in amounts beyond the dirty
-/// limit; it is written back by age and by amount; it is synced and closed.
-/// Incident: the one writer whose turn it was to write back hung, and the one thread that does it by age.
+/// Goal: the same beside a file that hangs: writes of a working file go on, beyond the dirty limit;
+/// it is written back by age and by amount; it is synced and closed.
+/// Incident: the only writer with the write-back token hung, and so did the only thread that writes
+/// back by age.
 #[test]
 fn a_hung_file_delays_its_own_users_only() {
     within(LIMIT * 2, "users beside a file that hangs", || {
         let pond = Arc::new(Pond::new(2, Duration::from_millis(400)));
-        pond.make_room(0, 4 * DIRTY_PAGES);
+        pond.reserve_blocks(0, 4 * DIRTY_PAGES);
         pond.device.file(0).hang(true);
         let filling = pond.fill(0);
         assert!(pond.device.file(0).hanging() > 0);
@@ -200,7 +205,7 @@ fn a_hung_file_delays_its_own_users_only() {
             assert!(started.elapsed() < LIMIT / 2, "{page} writes beside a file that hangs");
         }
         pond.await_device(1, &contents(1, 4 * DIRTY_PAGES), "beside a file that hangs");
-        settles(&pond, 1, 4 * DIRTY_PAGES);
+        assert_stored(&pond, 1, 4 * DIRTY_PAGES);
         let other = pond.open(2);
         other.write_all_at(&stamp(2, 0), 0).unwrap();
         drop(other);
@@ -208,19 +213,19 @@ fn a_hung_file_delays_its_own_users_only() {
         assert!(pond.device.file(0).hanging() > 0, "it has not hung");
         pond.device.file(0).hang(false);
         let pages = filling.end();
-        settles(&pond, 0, pages);
+        assert_stored(&pond, 0, pages);
     });
 }
 
-/// Goal: what is old is written back while several other files hang in the flusher's hands, and nobody
-/// writes or asks any more.
-/// Method: all is dirty before the first file hangs, or after.
+/// Goal: old pages are written back while several other files hang in the flusher's threads,
+/// without further writes or syncs.
+/// Method: all pages are dirty before the first file hangs, or after.
 #[test]
-fn age_is_kept_beside_files_that_hang() {
+fn pages_are_written_by_age_beside_hung_files() {
     within(LIMIT * 2, "write-back by age beside files that hang", || {
         for hung_first in [true, false] {
             let pond = Pond::new(5, Duration::from_millis(400));
-            (0..3).for_each(|number| pond.make_room(number, 1));
+            (0..3).for_each(|number| pond.reserve_blocks(number, 1));
             let hang = |on: bool| (0..3).for_each(|number| pond.device.file(number).hang(on));
             if hung_first {
                 hang(true);
@@ -232,7 +237,8 @@ fn age_is_kept_beside_files_that_hang() {
                 }
                 (3..5).for_each(|number| pond.write(number, 0).unwrap());
             } else {
-                // Those that hang are first in any order but the reverse, of which the other case is.
+                // The hung files are first in the list in any order but the reverse, which the
+                // other case has.
                 (0..5).for_each(|number| pond.write(number, 0).unwrap());
                 hang(true);
             }
@@ -251,13 +257,13 @@ fn age_is_kept_beside_files_that_hang() {
     });
 }
 
-/// Goal: reads, views and writes that find no frame, as write-back keeps the cache full, do not wait for
-/// the device of the file that keeps it.
+/// Goal: reads, views and writes that find no frame, as write-back pins the cache, do not wait for
+/// the device of the hung file.
 /// Incident: they wrote back, and synced, the other files themselves.
-/// Method: views keep half of the cache; of the other half, the file that hangs then keeps most, by less
-/// than the flusher would look at of pages that are dirty, and as many that were written and not synced.
+/// Method: views pin half of the cache. The hung file pins most of the other half: dirty pages, by
+/// less than the flusher's threshold, and as many that were written and not synced.
 #[test]
-fn who_needs_memory_does_not_wait_for_another_file() {
+fn allocations_do_not_wait_for_a_hung_file() {
     within(LIMIT * 2, "a write that needs memory", || {
         let cache_pages = 512;
         let sim = SimOptions::new(1);
@@ -280,7 +286,7 @@ fn who_needs_memory_does_not_wait_for_another_file() {
         }
         assert!(views.len() >= cache_pages as usize / 3, "{} views", views.len());
         drop(views.pop());
-        pond.make_room(0, 240);
+        pond.reserve_blocks(0, 240);
         (0..120).for_each(|page| pond.write(0, page).unwrap());
         pond.files[0].write_back().unwrap();
         (120..220).for_each(|page| pond.write(0, page).unwrap());
@@ -298,12 +304,14 @@ fn who_needs_memory_does_not_wait_for_another_file() {
             assert!(started.elapsed() < LIMIT, "{page} rounds");
         }
         pond.device.file(0).hang(false);
-        settles(&pond, 0, 220);
+        assert_stored(&pond, 0, 220);
     });
 }
 
-/// Goal: a file whose writes are taken, and whose syncs hang, leaves others their place in the cache.
-/// Incident: nothing limited the pages that wait for a sync, and they can't be evicted: all of the cache.
+/// Goal: a file whose writes succeed, and whose syncs hang, leaves other files their part of the
+/// cache.
+/// Incident: the number of unsynced pages, which can't be evicted, had no limit: they filled the
+/// cache.
 #[test]
 fn hung_syncs_leave_room_in_the_cache() {
     within(LIMIT * 2, "beside hung syncs", || {
@@ -344,9 +352,9 @@ fn hung_syncs_leave_room_in_the_cache() {
     });
 }
 
-/// Goal: however many files hang, the threads that write back are a few; all of the files are written in
-/// the end, and the threads end with the work, but for one, and that with the engine. A thread that
-/// drops the engine while a file hangs does not wait for it.
+/// Goal: for any number of hung files there are few write-back threads. All files are written in
+/// the end. The threads end with the work, except for one, which ends with the engine. Dropping the
+/// engine while a file hangs does not wait for that file.
 #[test]
 fn threads_are_a_few_and_end() {
     let test = "threads_are_a_few_and_end";
@@ -363,7 +371,7 @@ fn threads_are_a_few_and_end() {
             }
         };
         let pond = Pond::new(FILES, Duration::from_millis(200));
-        (0..FILES).for_each(|number| pond.make_room(number, 1));
+        (0..FILES).for_each(|number| pond.reserve_blocks(number, 1));
         let hang = |on: bool| (0..FILES).for_each(|number| pond.device.file(number).hang(on));
         for round in 0..2 {
             hang(true);
@@ -371,7 +379,7 @@ fn threads_are_a_few_and_end() {
             let hanging =
                 || (0..FILES).filter(|&number| pond.device.file(number).hanging() > 0).count();
             let started = Instant::now();
-            // One is on duty, and finds that there are enough at the device.
+            // One thread scans, and finds that enough threads are at the device.
             while hanging() < 4 {
                 assert!(started.elapsed() < LIMIT / 2, "{} files hang", hanging());
                 assert!(flushers() <= THREADS_MAX);
@@ -400,8 +408,8 @@ fn threads_are_a_few_and_end() {
     });
 }
 
-/// Goal: a file that was closed while its disk was full is written when there is room again, and others
-/// are not held up by it, nor the end of the engine's other users.
+/// Goal: a file that was closed while its disk was full is written when there is space again. It
+/// delays neither other files nor the drop of the engine.
 #[test]
 fn a_closed_file_of_a_full_disk_is_written_in_the_end() {
     within(LIMIT * 2, "a closed file of a full disk", || {
@@ -425,19 +433,20 @@ fn a_closed_file_of_a_full_disk_is_written_in_the_end() {
     });
 }
 
-/// Goal: files that are closed while their disk takes nothing, opened and written again, and closed for
-/// good, are written, all of them, and nothing is left of them.
-/// Method: the flusher looks at them all the time, so that it has some in hand in any of these moments.
+/// Goal: files that are closed while their disk refuses writes, opened and written again, and
+/// closed for the last time, are all written in the end, and leave nothing behind.
+/// Method: the flusher scans them continuously, so at any of these moments it writes some of them
+/// back.
 #[test]
-fn strays_come_and_go() {
+fn closed_files_are_reopened_during_write_back() {
     within(LIMIT * 2, "strays", || {
         let pond = Pond::new(0, Duration::from_millis(1));
         for round in 0..common::scaled(200) as usize {
             let file = pond.open(round);
             let device = pond.device.file(round);
             device.fail_writes(libc::EIO);
-            // A write that meets a write-back as it fails writes its own pages back, and reports that it cannot
-            // (space.SP3). The pages stay dirty all the same.
+            // A write during a failing write-back writes its own pages back, and returns that this
+            // failed (space.SP3). The pages stay dirty.
             let write = |byte, page: u64| match file.write_all_at(&[byte; PAGE], page * PAGE as u64)
             {
                 Err(error) if error.errno() == libc::EIO => {}
@@ -447,7 +456,7 @@ fn strays_come_and_go() {
             write(2, 3);
             drop(file);
             if round % 2 == 0 {
-                // The same: somebody keeps it.
+                // The same while another handle is open.
                 let file = pond.open(round);
                 file.write_all_at(&[3; PAGE], 0).unwrap();
                 device.fail_writes(0);
@@ -455,8 +464,8 @@ fn strays_come_and_go() {
             } else {
                 device.fail_writes(0);
             }
-            assert_eq!(pond.device.files(), round + 1, "it was opened anew");
-            // Before there are so many that writes go through.
+            assert_eq!(pond.device.files(), round + 1, "the file was opened again");
+            // Before the number of dirty pages makes writes go through.
             for round in (round.saturating_sub(9)..=round).filter(|_| round % 10 == 9) {
                 let first = if round % 2 == 0 { 3 } else { 1 };
                 let expected = [vec![first; PAGE], vec![0; 2 * PAGE], vec![2; PAGE]].concat();

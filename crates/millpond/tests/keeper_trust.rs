@@ -1,15 +1,15 @@
-//! What a keeper must not do, and what must not be done to it: with successors, strangers and hostile
-//! clients.
+//! The trust between a keeper and its clients: successors of a dead process, unrelated processes,
+//! and hostile clients.
 //!
-//! A keeper and the programs that it serves are processes of this test binary, in other roles, so that
-//! each can be stopped and killed by itself. Tests with another user need to be root, and say so where
-//! they are not.
+//! A keeper and the programs that it serves are processes of this test binary, in other roles, so
+//! that each can be stopped and killed separately. Tests with another user need root, and are
+//! reported as skipped without it.
 
 #[path = "keeper_trust/actor.rs"]
 mod actor;
 mod common;
-#[path = "keeper_trust/strangers.rs"]
-mod strangers;
+#[path = "keeper_trust/other_users.rs"]
+mod other_users;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -30,7 +30,7 @@ use common::{temp_dir, write_back};
 const ROLE: &str = "MILLPOND_TEST_TRUST_ROLE";
 const PAGE: usize = 4096;
 /// Nobody in particular.
-const STRANGER: u32 = 65_534;
+const OTHER_USER: u32 = 65_534;
 
 #[track_caller]
 fn is_root() -> bool {
@@ -52,22 +52,22 @@ fn rescue_of(report: &str) -> PathBuf {
     PathBuf::from(rest.split('"').next().unwrap())
 }
 
-/// Goal: what somebody writes to a file after its process died is not overwritten; what the process
-/// had written is not lost either.
-/// Incident: the keeper wrote its page over what a successor had written and synced.
+/// Goal: the keeper does not overwrite bytes that another process wrote after its client died. The
+/// client's bytes are not lost, either.
+/// Incident: the keeper wrote its page over bytes that a successor had written and synced.
 #[test]
 fn a_successor_is_not_overwritten() {
     let (_dir, path, mut keeper, mut writer) = kept("two");
-    // So that the successor comes first.
+    // So that the successor runs before the keeper.
     keeper.signal(libc::SIGSTOP);
     writer.kill();
     let successor = File::options().read(true).write(true).open(&path).unwrap();
     successor.write_all_at(&[2; PAGE], 0).unwrap();
     successor.sync_all().unwrap();
     keeper.signal(libc::SIGCONT);
-    let report = keeper.hears("report");
+    let report = keeper.wait_for("report");
     assert_eq!(std::fs::read(&path).unwrap(), [2; PAGE]);
-    // Somebody else has to decide.
+    // The user has to choose between the two versions.
     let rescue = rescue_of(&report);
     assert_eq!(rescue.parent(), path.parent());
     assert_eq!(rescue.metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -78,26 +78,27 @@ fn a_successor_is_not_overwritten() {
     assert_eq!(std::fs::read(&path).unwrap(), [1; 2 * PAGE]);
 }
 
-/// Goal: what others append to a file is not cut off when a process that has it open is killed.
-/// Incident: the keeper set each file to the size that the process knew, dirty or not.
+/// Goal: bytes that another process appends are not cut off when a process that has the file open
+/// is killed.
+/// Incident: the keeper set each file to the size that the process had recorded, dirty or not.
 #[test]
-fn what_others_append_stays() {
+fn appends_of_other_processes_stay() {
     let (_dir, path, mut keeper, mut writer) = kept("synced");
     let other = File::options().append(true).open(&path).unwrap();
     (&other).write_all(&[2; 1000]).unwrap();
     other.sync_all().unwrap();
     writer.kill();
-    let report = keeper.hears("report");
+    let report = keeper.wait_for("report");
     assert!(report.contains("failures: []"), "{report}");
     let expected = [vec![1; PAGE], vec![2; 1000]].concat();
     assert!(std::fs::read(&path).unwrap() == expected, "{report}");
 }
 
-/// Goal: a program that opens a file through Millpond after its process died finds what that had
-/// written, however late the keeper is, and does not wait for a process that lives.
+/// Goal: a program that opens a file through Millpond after its writer died finds the writer's
+/// bytes, however late the keeper is. It does not wait for a writer that lives.
 /// Incident: the successor read the old bytes, and its synced write was undone.
 #[test]
-fn who_opens_a_file_waits_for_its_keeper() {
+fn an_open_waits_for_the_files_keeper() {
     for mode in [WriteMode::Through, WriteMode::Back] {
         let (_dir, path, mut keeper, mut writer) = kept("dirty");
         let options = OpenOptions::new().read(true).write(true).write_mode(mode);
@@ -112,26 +113,26 @@ fn who_opens_a_file_waits_for_its_keeper() {
                 (engine, file, bytes)
             }
         };
-        // The process lives: its pages are its own affair.
+        // The writer lives, so an open does not wait for its pages.
         drop(open());
         keeper.signal(libc::SIGSTOP);
         writer.kill();
         let (send, opened) = channel();
         let opener = std::thread::spawn(move || drop(send.send(open())));
-        // It may look at the file now, or after the keeper has gone on: it finds the same.
+        // An open before the keeper continues, or after it, finds the same bytes.
         let early = opened.recv_timeout(Duration::from_millis(300)).ok();
         keeper.signal(libc::SIGCONT);
         let (_engine, file, bytes) = early.unwrap_or_else(|| opened.recv().unwrap());
         assert!(bytes == [1; PAGE], "{} bytes: the file was not written yet", bytes.len());
         file.write_all_at(&[2; PAGE], 0).unwrap();
         file.sync_all().unwrap();
-        keeper.hears("report");
+        keeper.wait_for("report");
         opener.join().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), [2; PAGE], "{mode:?}");
     }
 }
 
-/// Goal: two processes that have a file do not both leave it to a keeper.
+/// Goal: of two processes that have a file open, only one hands it to a keeper.
 #[test]
 fn a_file_has_one_keeper() {
     let dir = temp_dir();
@@ -144,46 +145,47 @@ fn a_file_has_one_keeper() {
     let mut second = Actor::start("writer", &[&addresses[1], text, "dirty"], None);
     assert_eq!(std::fs::read(&path).unwrap(), [1; PAGE], "it went through");
     second.kill();
-    assert!(keepers[1].hears("report").contains("files: []"));
+    assert!(keepers[1].wait_for("report").contains("files: []"));
     first.kill();
-    // What it finds was changed by somebody else.
-    rescue_of(&keepers[0].hears("report"));
+    // Another process has changed the file in the meantime.
+    rescue_of(&keepers[0].wait_for("report"));
 }
 
-/// Goal: an engine talks to no stranger, and hands it nothing.
-/// Incident: a process that bound a dead keeper's name was handed descriptors of files.
+/// Goal: an engine does not send anything to a process that is no keeper.
+/// Incident: a process that bound a dead keeper's name received descriptors of files.
 #[test]
-fn a_stranger_is_no_keeper() {
+fn an_impostor_is_not_used_as_keeper() {
     if !is_root() {
         return;
     }
     let address = format!("@millpond-test/{}", std::process::id());
-    let mut impostor = Actor::start("impostor", &[&address], Some(STRANGER));
+    let mut impostor = Actor::start("impostor", &[&address], Some(OTHER_USER));
     let built = builder(&address).build();
     assert_eq!(built.unwrap_err().errno(), libc::EPERM);
-    assert_eq!(impostor.hears("got"), "0");
-    // Gone, and with it its hold on the address.
+    assert_eq!(impostor.wait_for("got"), "0");
+    // Killed, which frees its address.
     drop(impostor);
 
-    // The same after a keeper of ours has died.
+    // The same after a real keeper has died.
     let dir = temp_dir();
     let path = dir.path().join("file");
     let mut keeper = Actor::start("keeper", &[&address], None);
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "stalled"], None);
     keeper.kill();
-    let mut impostor = Actor::start("impostor", &[&address], Some(STRANGER));
-    writer.tell("go on");
-    writer.hears("written");
+    let mut impostor = Actor::start("impostor", &[&address], Some(OTHER_USER));
+    writer.send_line("go on");
+    writer.wait_for("written");
     assert_eq!(std::fs::read(path.with_extension("new")).unwrap(), [4; PAGE]);
-    // Nobody has come, or he said nothing.
+    // No process has connected, or it has sent nothing.
     writer.kill();
     drop(connect(&address));
-    assert_eq!(impostor.hears("got"), "0");
+    assert_eq!(impostor.wait_for("got"), "0");
 }
 
-/// Goal: strangers neither find a keeper's door nor, where they have it told, keep others from it.
+/// Goal: unrelated processes can't find a keeper's socket. If they have its address, they can't
+/// keep clients from it.
 #[test]
-fn strangers_at_the_door() {
+fn unrelated_processes_at_the_socket() {
     if !is_root() {
         return;
     }
@@ -192,9 +194,9 @@ fn strangers_at_the_door() {
     let stopper = server.stopper();
     let (send, reports) = channel();
     let thread = std::thread::spawn(move || server.serve(|report| send.send(report).unwrap()));
-    let mut intruder = Actor::start("intruder", &[&address, "list"], Some(STRANGER));
-    assert_eq!(intruder.hears("seen"), "Some(PermissionDenied) false");
-    let _crowd = Actor::start("intruder", &[&address, "crowd"], Some(STRANGER));
+    let mut intruder = Actor::start("intruder", &[&address, "list"], Some(OTHER_USER));
+    assert_eq!(intruder.wait_for("seen"), "Some(PermissionDenied) false");
+    let _crowd = Actor::start("intruder", &[&address, "crowd"], Some(OTHER_USER));
     let dir = temp_dir();
     let path = dir.path().join("file");
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "dirty"], None);
@@ -208,9 +210,11 @@ fn strangers_at_the_door() {
     assert!(!outer.exists(), "the door is gone");
 }
 
-/// Goal: a client that sends a keeper something that takes long to close keeps nobody else waiting.
-/// Method: a connection that lingers, whose other end reads nothing, in a message that is no request.
-/// Incident: descriptors were closed by the one thread that served.
+/// Goal: a client that sends the keeper a descriptor that takes long to close does not delay other
+/// clients.
+/// Method: a connection that lingers, whose other end reads nothing, in a message that is no
+/// request.
+/// Incident: the keeper's only serving thread closed descriptors.
 #[test]
 fn a_descriptor_that_takes_long_to_close() {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -226,7 +230,7 @@ fn a_descriptor_that_takes_long_to_close() {
     lingering.set_nonblocking(true).unwrap();
     while lingering.write(&[0; PAGE]).is_ok() {}
     lingering.set_nonblocking(false).unwrap();
-    // So that the last to close it is not ourselves.
+    // So that this process is not the last to close it.
     keeper.signal(libc::SIGSTOP);
     let socket = connect(&address).unwrap();
     let fds = [lingering.as_fd()];
@@ -237,18 +241,18 @@ fn a_descriptor_that_takes_long_to_close() {
     rustix::net::sendmsg(&socket, &bytes, &mut control, SendFlags::empty()).unwrap();
     drop(lingering);
     keeper.signal(libc::SIGCONT);
-    // It has closed the descriptor, or is at it, when the next is answered.
+    // When the next request is answered, the keeper has closed the descriptor or is closing it.
     let mut answer = [0; 16];
     assert_eq!(rustix::io::read(&socket, &mut answer).unwrap(), 16);
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "dirty"], None);
     assert_eq!(std::fs::read(&path).unwrap(), [], "kept, and not written through");
     writer.kill();
-    keeper.hears("report");
+    keeper.wait_for("report");
     assert_eq!(std::fs::read(&path).unwrap(), [1; PAGE]);
     drop(other_end);
 }
 
-/// Goal: a process that has become another user is still served, and speaks to its keeper.
+/// Goal: a process that has changed its user is still served by its keeper.
 #[test]
 fn a_client_becomes_another_user() {
     if !is_root() {
@@ -271,31 +275,32 @@ fn a_client_becomes_another_user() {
     thread.join().unwrap().unwrap();
 }
 
-/// Goal: the death of a keeper is noticed by the next write, which goes through.
-/// Incident: a file that was handed over once counted as kept for ever.
+/// Goal: the write after a keeper's death notices it and goes through.
+/// Incident: a file that was handed over once counted as protected for the rest of its life.
 #[test]
 fn a_lost_keeper_is_noticed() {
     let (_dir, path, mut keeper, mut writer) = kept("bereft");
     keeper.kill();
-    writer.tell("go on");
-    writer.hears("written");
+    writer.send_line("go on");
+    writer.wait_for("written");
     writer.kill();
     let bytes = std::fs::read(&path).unwrap();
     assert!(bytes.len() == 2 * PAGE && bytes[PAGE..] == [2; PAGE], "the second write is lost");
 }
 
-/// Goal: a keeper that does not answer holds up a write for a while, and not for ever.
+/// Goal: a keeper that does not answer delays a write for a limited time only.
 #[test]
 fn a_stopped_keeper_is_not_waited_for() {
     let (_dir, path, keeper, mut writer) = kept("stalled");
     keeper.signal(libc::SIGSTOP);
-    writer.tell("go on");
-    writer.hears("written");
+    writer.send_line("go on");
+    writer.wait_for("written");
     assert_eq!(std::fs::read(path.with_extension("new")).unwrap(), [4; PAGE]);
 }
 
-/// Goal: after an engine has left its keeper, writes go through, of files that it had before, too.
-/// Incident: they were acknowledged as kept, and a kill lost them.
+/// Goal: after an engine has left its keeper, writes go through, also of files that were open
+/// before.
+/// Incident: they were acknowledged as protected, and a kill lost them.
 #[test]
 fn writes_go_through_after_leaving() {
     let (_dir, path, _keeper, mut writer) = kept("leaving");
@@ -303,10 +308,10 @@ fn writes_go_through_after_leaving() {
     assert_eq!(std::fs::read(&path).unwrap(), [[3; PAGE], [2; PAGE]].concat());
 }
 
-/// Goal: a keeper's socket replaces one that nobody listens at, and nothing else.
+/// Goal: a keeper's socket replaces a socket without a listener, and no other file.
 /// Incident: a regular file at the path was deleted.
 #[test]
-fn a_door_is_not_made_over_a_file() {
+fn a_socket_does_not_replace_a_file() {
     let dir = temp_dir();
     let address = address_in(dir.path());
     let in_the_way = |address: &str| {
@@ -323,7 +328,7 @@ fn a_door_is_not_made_over_a_file() {
     assert!(!Path::new(&address).exists());
 }
 
-/// Goal: space that was reserved ahead of a growing file does not stay after a kill.
+/// Goal: blocks that were reserved ahead of a growing file are released after a kill.
 #[test]
 fn reserved_space_is_given_back() {
     let (_dir, path, mut keeper, mut writer) = kept("grown");
@@ -334,17 +339,18 @@ fn reserved_space_is_given_back() {
         ));
     }
     writer.kill();
-    let report = keeper.hears("report");
+    let report = keeper.wait_for("report");
     let metadata = path.metadata().unwrap();
     assert_eq!(metadata.len(), (8 << 20) + PAGE as u64, "{report}");
     let blocks = metadata.blocks() * 512;
     assert!(blocks <= metadata.len() + (64 << 10), "{blocks} bytes: {report}");
 }
 
-/// Goal: a file system that has no room costs nobody else his pages, and what it can't take is kept.
+/// Goal: a full file system does not cost other files their pages, and pages that it has no space
+/// for are stored in a rescue file.
 /// Method: two files on a small tmpfs, which is filled when the process is dead, and one elsewhere.
 #[test]
-fn what_has_no_room_is_kept() {
+fn pages_without_space_go_to_a_rescue_file() {
     if !is_root() {
         return;
     }
@@ -363,7 +369,7 @@ fn what_has_no_room_is_kept() {
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "two"], None);
     keeper.signal(libc::SIGSTOP);
     writer.kill();
-    // What was reserved for it goes to another, behind its back.
+    // Another file takes the space that was reserved for the page.
     let file = File::options().write(true).open(&path).unwrap();
     let times = (file.metadata().unwrap().mtime(), file.metadata().unwrap().mtime_nsec());
     rustix::fs::ftruncate(&file, 0).unwrap();
@@ -375,7 +381,7 @@ fn what_has_no_room_is_kept() {
     while filler.write(&[0; PAGE]).is_ok() {}
     drop(filler);
     keeper.signal(libc::SIGCONT);
-    let report = keeper.hears("report");
+    let report = keeper.wait_for("report");
     assert!(report.contains("writing") && report.contains("code: 28"), "{report}");
     let rescue = rescue_of(&report);
     assert!(!rescue.starts_with(&small), "there is no room: {rescue:?}");
@@ -395,9 +401,9 @@ impl Drop for Unmount {
     }
 }
 
-/// Goal: a rescue file that is not whole, or none, writes nothing.
+/// Goal: an incomplete or missing rescue file causes no write.
 #[test]
-fn half_a_rescue_is_none() {
+fn an_incomplete_rescue_file_is_refused() {
     let dir = temp_dir();
     let path = dir.path().join("file");
     std::fs::write(&path, [5; 100]).unwrap();

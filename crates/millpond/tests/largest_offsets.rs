@@ -1,8 +1,8 @@
-//! Files that end at the largest offset there is, 2^63 - 1.
+//! Files that end at the largest possible offset, 2^63 - 1.
 //!
-//! The last page ends beyond it, where the kernel refuses every transfer: reads of a page, read-ahead,
-//! and what a write keeps of its page, failed with EINVAL, though the byte could be read. On tmpfs, as few
-//! other file systems have such files.
+//! Incident: the last page ends beyond that offset, where the kernel refuses every transfer. Reads
+//! of the page, read-ahead, and the read of the rest of a partly written page failed with EINVAL,
+//! though the bytes could be read. The tests use tmpfs, as few other file systems have such files.
 
 mod common;
 
@@ -131,7 +131,8 @@ fn the_last_bytes_can_be_written_and_read() {
     });
 }
 
-/// Goal: the end moves to the last byte and back, and extents there are changed.
+/// Goal: the end of the file can be set to the last byte and back, and extents there can be
+/// changed.
 #[test]
 fn the_extent_reaches_the_last_byte() {
     each_case(|name, path, file, engine| {
@@ -163,7 +164,7 @@ fn the_extent_reaches_the_last_byte() {
     });
 }
 
-/// Goal: direct handles reach the last byte where they may bounce, and the last whole block where not.
+/// Goal: direct handles reach the last byte if they may bounce, and otherwise the last whole block.
 #[test]
 fn direct_handles_reach_the_last_byte() {
     let Some(dir) = in_memory() else { return };

@@ -1,4 +1,5 @@
-//! Goal: operations are found in the histogram of their kind: all that miss, and one of so many that hit.
+//! Goal: the histogram of each kind has its operations: all misses, and a fixed fraction of the
+//! hits.
 
 use millpond::{Engine, Latencies, LatencyKind, OpenOptions, Stats};
 

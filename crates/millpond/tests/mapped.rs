@@ -1,4 +1,4 @@
-//! Files of which hits copy what the kernel has cached: `inode::mapped`.
+//! Files of which hits copy from a mapping of the kernel's page cache: `inode::mapped`.
 
 mod common;
 
@@ -42,7 +42,7 @@ impl Mapped {
         Mapped { dir, engine, file }
     }
 
-    /// Whether a read of these bytes hits, and what it has read.
+    /// Whether a read of these bytes hits, and the bytes that it has read.
     fn hit(&self, offset: u64, len: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0xEE; len];
         // SAFETY: `bytes` has room for so many.
@@ -59,7 +59,7 @@ impl Mapped {
     }
 }
 
-/// Goal: all reads hit, of one page and of several, at the end, too, and no page takes a frame.
+/// Goal: all reads hit, of one page and of several, also at the end, and no page takes a frame.
 #[test]
 fn reads_hit_and_nothing_is_filled() {
     let mapped = Mapped::new(WriteMode::Through);
@@ -76,9 +76,9 @@ fn reads_hit_and_nothing_is_filled() {
     assert_eq!((stats.misses, stats.fills), (0, 0));
 }
 
-/// Goal: whatever changes the file ends it, for good, and what was changed is read.
+/// Goal: any change of the file ends its mapping permanently, and reads return the changed bytes.
 #[test]
-fn what_changes_the_file_ends_it() {
+fn changes_end_the_mapping() {
     type Change = fn(&File) -> Result<(), Error>;
     let changes: [(&str, Change); 6] = [
         ("write", |file| file.write_all_at(&[1; 10], 5000)),
@@ -117,7 +117,8 @@ fn what_changes_the_file_ends_it() {
     }
 }
 
-/// Goal: reads of several pages beside the first write see all of it or nothing, and who reads after it sees it.
+/// Goal: reads of several pages during the first write return all of it or nothing, and reads after
+/// the write return it.
 #[test]
 fn reads_beside_the_first_write_are_whole() {
     for round in 0..scaled(200) {
@@ -133,7 +134,10 @@ fn reads_beside_the_first_write_are_whole() {
                         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
                         let first = bytes[0];
                         assert!(bytes.iter().all(|byte| *byte == first), "torn");
-                        assert!(first == 1 || !was_written, "what was written before is not read");
+                        assert!(
+                            first == 1 || !was_written,
+                            "a read after the write misses its bytes"
+                        );
                         if was_written {
                             break;
                         }
@@ -146,9 +150,9 @@ fn reads_beside_the_first_write_are_whole() {
     }
 }
 
-/// Goal: an empty file, and one of which something waits to be written, is not mapped.
+/// Goal: an empty file, and a file with dirty pages, is not mapped.
 #[test]
-fn what_cannot_be_lent_is_not() {
+fn files_that_can_not_be_mapped_are_not() {
     let dir = temp_dir();
     let path = dir.path().join("file");
     let engine = engine(4 << 20, BackendChoice::Threads);

@@ -1,4 +1,5 @@
-//! Files that are mapped for their hits, in a process that locks all that it maps: alone in its process.
+//! Mapped files in a process that locks all of its mappings (`mlockall`). The only test of its
+//! process.
 
 mod common;
 
@@ -8,7 +9,7 @@ use millpond::{BackendChoice, WriteMode};
 
 use common::{engine, read_write, temp_dir};
 
-/// Goal: the mapping is read from as ever, and is no memory of the process's before.
+/// Goal: under `mlockall` a mapped file has no resident pages until it is read, and reads hit.
 #[test]
 fn a_mapped_file_is_not_locked() {
     const BYTES: usize = 1 << 20;
@@ -21,7 +22,7 @@ fn a_mapped_file_is_not_locked() {
     let plain = std::fs::File::open(&path).unwrap();
     // SAFETY: no memory involved.
     let locks = unsafe { libc::mlockall(libc::MCL_FUTURE) } == 0;
-    // SAFETY: nobody changes the file.
+    // SAFETY: no process changes the file.
     assert!(unsafe { file.map(plain.as_fd()) }, "not mapped");
     // SAFETY: no memory involved.
     unsafe { libc::munlockall() };

@@ -1,4 +1,4 @@
-//! Buffers beyond what may be locked: served all the same, and told of.
+//! Buffers beyond the limit of locked memory are served, and reported.
 
 mod common;
 
@@ -9,7 +9,7 @@ use millpond::{BackendChoice, DirectRequest, SegmentList};
 use common::requests::each;
 use common::{engine, in_own_process, read_write, same, set_limit, temp_dir};
 
-/// Takes CAP_IPC_LOCK, which lifts the limit, from this thread; whether it is gone.
+/// Drops CAP_IPC_LOCK, which lifts the limit, in this thread; returns whether it is dropped.
 fn drop_ipc_lock() -> bool {
     const VERSION_3: u32 = 0x2008_0522;
     const IPC_LOCK: u32 = 14;
@@ -26,8 +26,8 @@ fn drop_ipc_lock() -> bool {
     }
 }
 
-/// Goal: as much memory is registered as the limit allows, the rest is not, and requests do not
-/// care; memory that is gone makes room for other.
+/// Goal: memory is registered up to the limit, the rest is not, and requests work with both. Freed
+/// memory makes room for other memory.
 /// Method: 8 MiB may be locked; requests of 64 MiB of buffers.
 #[test]
 fn buffers_beyond_the_limit_of_locked_memory() {

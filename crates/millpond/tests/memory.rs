@@ -1,6 +1,7 @@
-//! The memory limit is one: what the kernel says is resident grows by no more than that.
+//! One limit for all memory of the engine: the resident memory that the kernel reports grows by no
+//! more.
 //!
-//! Each test runs in a process of its own. Numbers are printed.
+//! Each test runs in a child process. Results are printed.
 
 mod common;
 
@@ -12,7 +13,8 @@ use common::{Random, cache_for, engine, in_own_process, read_write, rss_bytes, t
 
 const SLACK_BYTES: u64 = 4 << 20;
 
-/// Runs everything once, small, so that what the program itself needs is resident already.
+/// Runs each operation once, so that memory of the program itself is resident before the
+/// measurement.
 fn warm_up() {
     let dir = temp_dir();
     let engine = engine(1 << 20, BackendChoice::Auto);
@@ -149,7 +151,7 @@ fn many_open_files() {
     });
 }
 
-/// Goal: an engine whose limit has no room for another file says so, and works on.
+/// Goal: an engine whose limit has no space for another file refuses to open it, and goes on.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn too_many_files_for_the_limit_are_refused() {
@@ -182,9 +184,10 @@ fn too_many_files_for_the_limit_are_refused() {
     });
 }
 
-/// Goal: memory that was of one page size is of another one later, and is never both.
-/// Method: files of every page size in turn fill the cache, several times around, with reads in
-/// sequence, so that read-ahead takes part.
+/// Goal: memory that was used for one page size is used for another one later, never for both at
+/// once.
+/// Method: files of every page size in turn fill the cache, several times over, with sequential
+/// reads, so that read-ahead takes part.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn page_sizes_take_turns() {
@@ -215,7 +218,8 @@ fn page_sizes_take_turns() {
     });
 }
 
-/// The limit on open files raised as far as it goes; how many there may be, `wanted` at most.
+/// Raises the limit on open files as far as possible; returns the number of files that may be open,
+/// at most `wanted`.
 fn open_files_max(wanted: u64) -> u64 {
     const SPARE: u64 = 100;
     if common::set_limit(libc::RLIMIT_NOFILE, wanted + SPARE, wanted + SPARE) {
@@ -226,10 +230,10 @@ fn open_files_max(wanted: u64) -> u64 {
     wanted.min(hard - SPARE)
 }
 
-/// Goal: what files take for ranges that were held all at once stays within the limit.
-/// Method: many files, each with eight reads under way together, in regions of their own.
-/// Incident: each such file kept a table of 8 KiB for its range lock, which nobody counted, until it was
-/// closed: 80 MiB beyond a limit of 64.
+/// Goal: the memory of files with many ranges held at the same time stays within the limit.
+/// Method: many files, each with eight reads in flight, each in another region.
+/// Incident: each such file had a table of 8 KiB for its range lock until it was closed, which the
+/// limit did not include: 80 MiB beyond a limit of 64.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn reads_under_way_in_many_files() {
@@ -239,7 +243,7 @@ fn reads_under_way_in_many_files() {
         let files_max = open_files_max(8000);
         warm_up();
         let dir = temp_dir();
-        // In the back end, so that reads are in flight for a while.
+        // A delay in the back end, so that reads stay in flight.
         for number in 0..files_max {
             let path = dir.path().join(number.to_string());
             std::fs::File::create(path).unwrap().set_len(READS * REGION).unwrap();
@@ -277,9 +281,10 @@ fn reads_under_way_in_many_files() {
     });
 }
 
-/// Goal: what files take for knowing which of their pages are dirty, or were written since the last sync,
-/// and which blocks they have, stays within the limit.
-/// Method: many files with a write each that waits, or went through, and one with such writes far apart.
+/// Goal: the sets of dirty pages, of unsynced pages and of blocks that files have stay within the
+/// limit.
+/// Method: many files with a write each that waits, or went through, and one with such writes far
+/// apart.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn sets_of_pages_of_many_files() {
@@ -308,7 +313,7 @@ fn sets_of_pages_of_many_files() {
             let sparse = engine.open(dir.path().join("sparse"), &options).unwrap();
             sparse.truncate(1 << 40).unwrap();
             for number in 0..10_000u64 {
-                // No two in one leaf of the table, and in no order.
+                // No two pages in one leaf of the table, in random order.
                 sparse.write_all_at(&[1; 100], (number * 7919 % 10_000) * (4 << 20)).unwrap();
                 if number % 500 == 0 {
                     watch.check(&engine, "sets of a file");
@@ -321,8 +326,8 @@ fn sets_of_pages_of_many_files() {
     });
 }
 
-/// Goal: what the engine keeps of writes that no sync has covered is within the limit, of a cache of few
-/// pages, too, all of which a single write takes.
+/// Goal: the records of unsynced writes stay within the limit, also in a cache of few pages that a
+/// single write fills.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn writes_as_long_as_the_cache() {

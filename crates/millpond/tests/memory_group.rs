@@ -41,13 +41,13 @@ impl Group {
                 (home, parent.join(name), "memory.max")
             }
         };
-        let tell = |error: std::io::Error| format!("{}: {error}", group.display());
-        fs::create_dir(&group).map_err(tell)?;
+        let describe = |error: std::io::Error| format!("{}: {error}", group.display());
+        fs::create_dir(&group).map_err(describe)?;
         let made = fs::write(group.join(file), GROUP_BYTES.to_string())
             .and_then(|()| fs::write(group.join("cgroup.procs"), id().to_string()));
         if let Err(error) = made {
             let _ = fs::remove_dir(&group);
-            return Err(tell(error));
+            return Err(describe(error));
         }
         Ok(Group { group, home })
     }

@@ -24,12 +24,12 @@ use common::{builder, cache_for, has_uring, scaled, temp_dir};
 const FILE_PAGES: usize = 24;
 const HANDLES: usize = 3;
 
-/// What the file holds, and what it may hold where a write failed.
+/// The contents of the file, and the alternatives where a write failed.
 struct Model {
     bytes: Vec<u8>,
-    /// Other values that a byte may have, as a write of them failed.
+    /// Alternative values of bytes after a failed write of them.
     others: Vec<Vec<u8>>,
-    /// The length, and what it may be at most, as a write beyond it failed.
+    /// The length, and the greatest possible length after a failed write beyond the end.
     len: usize,
     len_max: usize,
 }
@@ -69,7 +69,7 @@ impl Model {
         (self.len, self.len_max) = (len, len);
     }
 
-    /// Zeros in place of what is there, up to the end.
+    /// Zeros in place of the present bytes, up to the end.
     fn clear(&mut self, at: usize, len: usize) {
         let end = (at + len).min(self.len);
         if at < end {
@@ -90,7 +90,7 @@ impl Model {
         self.len_max = self.len_max.max(end);
     }
 
-    /// The length, which must be one of those that it may be, and is known from now on.
+    /// Checks the length against the possible ones; it is known from now on.
     fn learn_len(&mut self, now: u64) -> usize {
         let now = now as usize;
         assert!((self.len..=self.len_max).contains(&now), "length {now}, not {}", self.len);
@@ -114,7 +114,7 @@ impl Model {
     }
 }
 
-/// One sequence under way.
+/// A running sequence.
 struct Run<'v> {
     case: &'v Case,
     engine: Engine,
@@ -147,7 +147,7 @@ impl<'v> Run<'v> {
         self.handles[number].get_or_insert_with(|| engine.open(path, options).unwrap())
     }
 
-    /// Bytes that tell where and when they were written.
+    /// Bytes that identify the write and the position of each.
     fn content(&mut self, at: usize, len: usize) -> Vec<u8> {
         self.stamp = self.stamp.wrapping_add(1);
         let stamp = self.stamp;
@@ -268,7 +268,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// What is in a hole must be zero.
+    /// Holes must read as zeros.
     fn seek(&mut self, handle: usize, at: usize) {
         let file = self.handle(handle);
         let (data, hole) = (file.seek_data(at as u64), file.seek_hole(at as u64));
@@ -310,7 +310,7 @@ impl<'v> Run<'v> {
         match outcome {
             Ok(moved) => {
                 let whole = len.min(end.saturating_sub(at));
-                // Before what the device did not read.
+                // The part before the bytes that the device failed to read.
                 let is_part = self.errors.is_some() && moved > 0 && moved < whole;
                 assert!(moved == whole || is_part, "read of {len} at {at}: {moved}");
                 self.model.check(at, &bytes[..moved], "read");
@@ -420,7 +420,7 @@ impl<'v> Run<'v> {
         }
     }
 
-    /// Reads all through the engine, twice, the second time from below.
+    /// Reads the whole file twice through the engine, the second time from below.
     fn finish(&mut self) {
         self.check_views();
         if let Some(errors) = &self.errors {
@@ -448,7 +448,7 @@ impl<'v> Run<'v> {
         let file = self.handle(0);
         file.invalidate(0, limit as u64).unwrap();
         assert_eq!(file.read_at(&mut first, 0).unwrap(), now);
-        assert!(first[..now] == second[..now], "what is stored does not change by itself");
+        assert!(first[..now] == second[..now], "stored bytes do not change by themselves");
     }
 }
 
@@ -475,7 +475,7 @@ fn run(case: &Case, backend: BackendChoice, errors: Option<&SimOptions>) {
     let mode = if case.back { WriteMode::Back } else { WriteMode::Through };
     let options = common::read_write().page_bytes(page_bytes as u32).backing(backing);
     let options = options.write_mode(mode);
-    // What is in memory is lost with the last handle.
+    // Contents in memory are lost with the last handle.
     let viewer = (in_memory || case.keep_views).then(|| engine.open(&path, &options).unwrap());
     let mut run = Run {
         case,
@@ -509,8 +509,8 @@ fn sim(case: &Case) -> SimOptions {
         .short_per_mille(case.short_per_mille)
 }
 
-/// Goal: whatever a program does to one file through any of its handles, it reads what it wrote,
-/// and the kernel has the same bytes in the end.
+/// Goal: a program reads its own writes through any of its handles of one file, and the kernel has
+/// the same bytes at the end.
 /// Method: random sequences over io_uring, caches from 3 pages up.
 #[test]
 fn uring_agrees_with_the_model() {
@@ -540,10 +540,10 @@ fn sim_agrees_with_the_model() {
     });
 }
 
-/// Goal: an error of the device concerns the bytes of the operation that met it, and nothing that
-/// was acknowledged before; with the errors gone, all can be read.
-/// Method: the same sequences, with errors that strike after any part was moved, switched off and
-/// on at random. A byte of a failed write may have its old or its new value.
+/// Goal: an error of the device affects the bytes of its operation only, and no earlier
+/// acknowledged bytes. After the errors all bytes can be read.
+/// Method: the same sequences, with errors after any part of a transfer, turned on and off at
+/// random. A byte of a failed write may have its old or its new value.
 #[test]
 fn errors_leave_what_was_acknowledged() {
     proptest!(config(100), |(case in cases(), per_mille in 1u64..400)| {
@@ -552,7 +552,7 @@ fn errors_leave_what_was_acknowledged() {
     });
 }
 
-/// Steps of one engine, of those that are long.
+/// The greatest number of steps on one engine, in long sequences.
 const STEPS_LONG: usize = 20_000;
 
 /// As long as `fsx` runs: MILLPOND_OPERATIONS on each back end, in sequences of many thousand on one engine each.
@@ -575,7 +575,7 @@ fn long(name: &str, backend: impl Fn(&Case) -> BackendChoice) {
         let mut some = || steps.new_tree(&mut runner).unwrap().current();
         let all = (0..STEPS_LONG.min(operations - done)).map(|_| some()).collect();
         let mut case = cases.new_tree(&mut runner).unwrap().current();
-        // Most of the time is to go into operations, not into bytes.
+        // Small transfers, so that operations take most of the time.
         (case.page_shift, case.bytes_max, case.steps) = (case.page_shift.min(13), 16 << 10, all);
         case.delays &= seed.is_multiple_of(8);
         let backend = backend(&case);
@@ -590,7 +590,7 @@ fn long(name: &str, backend: impl Fn(&Case) -> BackendChoice) {
     println!("operations on {name}: {done}, 0 mismatches");
 }
 
-/// Goal: as above, of a file that is changed for long.
+/// Goal: as above, for a file that is changed for a long time.
 /// Method: thousands of steps on one engine and one file, more of them with MILLPOND_OPERATIONS.
 #[test]
 fn long_sequences_over_uring() {

@@ -1,6 +1,6 @@
-//! `File::persist`: what is there by which name after each step, and after each step's failure.
+//! `File::persist`: the files at both names after each step, and after a failure of each step.
 //!
-//! What is there after a power cut: `power_cut/persisted.rs`.
+//! The files after a power cut: `power_cut/persisted.rs`.
 
 mod common;
 
@@ -33,8 +33,8 @@ fn failed(outcome: millpond::Result<()>) -> (PersistStep, i32) {
     }
 }
 
-/// Goal: the file is there by its new name with what waited in the cache, in place of the old one,
-/// which stays as it is for programs that have it open; its handle goes on.
+/// Goal: the file has its new name, with its dirty pages, in place of the old file. Programs that
+/// have the old file open still see it unchanged. The new file's handle stays usable.
 #[test]
 fn the_file_takes_the_name() {
     for (name, backend) in back_ends(1) {
@@ -94,9 +94,9 @@ fn asynchronous() {
     assert_eq!(fs::read(&new).unwrap(), b"new");
 }
 
-/// Goal: of several that want one name, one gets it, and all others are told.
+/// Goal: of several callers that want one name, one gets it, and all others get an error.
 #[test]
-fn without_clobbering() {
+fn one_of_several_callers_gets_the_name() {
     let dir = temp_dir();
     let current = dir.path().join("current");
     let engine = Engine::builder().cache_bytes(1 << 20).build().unwrap();
@@ -126,8 +126,8 @@ fn without_clobbering() {
     assert_eq!(found, [found[0]; 10_000]);
 }
 
-/// Goal: what can't be begun changes nothing: a name of another file, of no file, no name at all, a link to
-/// the file, a directory that is gone.
+/// Goal: a call that can't start changes nothing: the name of another file, of no file, an empty
+/// name, a link to the file, a directory that was removed.
 #[test]
 fn lookups_that_fail() {
     let dir = temp_dir();
@@ -148,7 +148,7 @@ fn lookups_that_fail() {
     assert_eq!(failed(file.persist(&new, "/")), lookup(libc::EINVAL));
     assert_eq!(failed(file.persist(&new, at(".."))), lookup(libc::EINVAL));
     assert_eq!(failed(file.persist("", &current)), lookup(libc::EINVAL));
-    // Somebody has put another file there.
+    // Another process has put another file at that name.
     fs::rename(&new, at("elsewhere")).unwrap();
     fs::write(&new, b"another").unwrap();
     assert_eq!(failed(file.persist(&new, &current)), lookup(libc::EINVAL));
@@ -156,7 +156,7 @@ fn lookups_that_fail() {
     assert_eq!(fs::read(at("elsewhere")).unwrap(), b"new");
 }
 
-/// Goal: a sync that fails leaves the names alone, and the next call, if nothing fails, is whole.
+/// Goal: a failing sync leaves the names unchanged, and the next call without failures succeeds.
 #[test]
 fn syncs_that_fail() {
     let sim = SimOptions::new(3).fail_every_kth_sync(2);
@@ -175,8 +175,8 @@ fn syncs_that_fail() {
     assert_eq!(&simulated.device.crash(1)[..3], b"new");
 }
 
-/// Goal: a rename that is refused leaves the names alone: to another file system, over a directory, in
-/// a directory that one may not write to.
+/// Goal: a refused rename leaves the names unchanged: to another file system, over a directory, in
+/// a directory without write permission.
 #[test]
 fn renames_that_fail() {
     let dir = temp_dir();

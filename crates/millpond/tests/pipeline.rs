@@ -1,4 +1,4 @@
-//! Pipelines: many requests under way from one thread, beside others.
+//! Pipelines: many requests in flight from one thread, beside other operations.
 
 mod common;
 #[path = "pipeline/files.rs"]
@@ -66,10 +66,10 @@ impl Bench {
     }
 }
 
-/// Goal: a thread with requests under way waits for nobody that waits for them: not for a flush,
-/// either.
-/// Method: a write to a page that is dirty, and so hidden, is under way; another thread syncs, and
-/// waits for the page; then a request comes for what is dirty elsewhere.
+/// Goal: a thread with requests in flight does not wait for a thread that waits for those requests,
+/// for example a flush.
+/// Method: a write to a dirty page, which hides it, is in flight; another thread syncs, and waits
+/// for the page; then a request comes for a page that is dirty elsewhere.
 #[test]
 fn requests_do_not_wait_for_a_sync_that_waits_for_them() {
     for_each_engine(400, |bench| {
@@ -79,8 +79,8 @@ fn requests_do_not_wait_for_a_sync_that_waits_for_them() {
             ("read of one page", bench.read(&file, 50, 1)),
             ("long read", bench.read(&file, 40, 300)),
             ("write", bench.write(&file, 50, 1, 9)),
-            ("read of what is clean", bench.read(&file, 60, 1)),
-            ("long read of what is clean", bench.read(&file, 60, 200)),
+            ("read of clean pages", bench.read(&file, 60, 1)),
+            ("long read of clean pages", bench.read(&file, 60, 200)),
         ] {
             cached.write_all_at(&[1; PAGE], (5 * PAGE) as u64).unwrap();
             cached.write_all_at(&[2; PAGE], (50 * PAGE) as u64).unwrap();
@@ -120,9 +120,9 @@ fn requests_do_not_wait_for_a_sync_that_waits_for_them() {
     });
 }
 
-/// Goal: a file that somebody else has cut is read up to where it ends, and its new length is
-/// found, without waiting for oneself.
-/// Method: many reads are under way beyond the new end.
+/// Goal: a file that another process has truncated is read up to its end, and its new length is
+/// found, without waiting for the pipeline's own requests.
+/// Method: many reads are in flight beyond the new end.
 #[test]
 fn a_file_that_was_cut_below_is_read_to_its_end() {
     for_each_engine(64, |bench| {
@@ -144,7 +144,8 @@ fn a_file_that_was_cut_below_is_read_to_its_end() {
     });
 }
 
-/// Goal: requests end whatever the depth and their number, each once, with its memory.
+/// Goal: each request ends exactly once and returns its memory, for any depth and any number of
+/// requests.
 #[test]
 fn any_depth_and_number_of_requests() {
     for_each_engine(300, |bench| {
@@ -185,9 +186,10 @@ fn any_depth_and_number_of_requests() {
     });
 }
 
-/// Goal: requests of one pipeline that overlap take effect in their order, whatever else is at
-/// work.
-/// Method: reads and writes of the same few pages; a cached writer beside them, elsewhere and there.
+/// Goal: overlapping requests of one pipeline take effect in their order, also beside other
+/// operations.
+/// Method: reads and writes of the same few pages; a cached writer beside them, elsewhere and
+/// there.
 #[test]
 fn requests_that_overlap_take_effect_in_their_order() {
     for_each_engine(64, |bench| {
@@ -238,12 +240,12 @@ fn requests_that_overlap_take_effect_in_their_order() {
     });
 }
 
-/// Where a request's memory is: while it is under way, no other has it.
+/// The address of a request's memory: while it is in flight, no other request has it.
 fn address(request: &DirectRequest<'_>) -> usize {
     request.slices().next().map_or(0, |slice| slice.as_ptr() as usize)
 }
 
-/// Goal: pipelines that overlap with each other, and with cached operations, come to an end (P2).
+/// Goal: pipelines that overlap each other, and cached operations, end (P2).
 /// Method: two threads with a pipeline each over the same pages in opposite orders; cached writers,
 /// syncs and truncations beside them; on the same file and on a second one.
 #[test]
@@ -322,11 +324,11 @@ fn pipelines_that_overlap_do_not_deadlock() {
     });
 }
 
-/// Goal: where `step` panics, all that is under way ends first, its memory is not used again before,
-/// nothing stays hidden or held, and the pipeline and the file serve as before.
+/// Goal: after a panic of `step` all requests in flight end first; their memory is not used before;
+/// no page stays hidden and no guard held; the pipeline and the file stay usable.
 /// Method: a panic at every call, with borrowed memory that is freed by the unwinding.
 #[test]
-fn a_panic_of_step_waits_for_what_is_under_way() {
+fn a_panic_of_step_waits_for_requests_in_flight() {
     for_each_engine(64, |bench| {
         let file = bench.open(&direct());
         let cached = bench.open(&read_write());
@@ -344,7 +346,7 @@ fn a_panic_of_step_waits_for_what_is_under_way() {
                     }
                     calls += 1;
                     drop(done);
-                    // Some of them wait for others.
+                    // Some requests wait for earlier ones.
                     let page = u64::from(calls % 5 * 2 + calls / 8);
                     let list = lists.next()?;
                     Some(match calls % 3 {
@@ -354,7 +356,7 @@ fn a_panic_of_step_waits_for_what_is_under_way() {
                 });
             }));
             assert!(outcome.is_err());
-            // A guard of all.
+            // An exclusive guard over the whole file.
             cached.invalidate(0, i64::MAX as u64).unwrap();
             let mut bytes = vec![0; 64 * PAGE];
             cached.read_exact_at(&mut bytes, 0).unwrap();
@@ -373,7 +375,7 @@ fn a_panic_of_step_waits_for_what_is_under_way() {
     });
 }
 
-/// Goal: what can't be done is said with the request, and the others go on.
+/// Goal: the error of an invalid request is returned with that request, and the others continue.
 #[test]
 fn requests_that_are_refused_do_not_disturb_others() {
     for_each_engine(16, |bench| {
@@ -430,8 +432,8 @@ fn requests_that_are_refused_do_not_disturb_others() {
 
 extern "C" fn on_signal(_: libc::c_int) {}
 
-/// Goal: signals do not disturb requests: nothing is lost, repeated or reported.
-/// Method: a timer that interrupts whatever waits, without SA_RESTART.
+/// Goal: signals do not disturb requests: none is lost, repeated or failed.
+/// Method: a timer interrupts all waits, without SA_RESTART.
 #[test]
 fn signals_do_not_disturb() {
     common::in_own_process("signals_do_not_disturb", Duration::from_secs(60), || {

@@ -13,7 +13,7 @@ use common::{Random, back_ends, has_uring, in_own_process, read_write, temp_dir,
 
 const PAGE: u64 = 4096;
 
-/// What a file holds at each place.
+/// The byte of the test files at an offset.
 fn byte_at(offset: u64) -> u8 {
     (offset.wrapping_mul(31) ^ (offset >> 12).wrapping_mul(7)) as u8
 }
@@ -42,7 +42,7 @@ fn open_with(builder: millpond::EngineBuilder, file_bytes: u64, options: &OpenOp
     Case { engine, file, _dir: dir }
 }
 
-/// A device on which each transfer takes up to that long.
+/// A device with a random delay of up to `delay_ms` for each transfer.
 fn slow(delay_ms: u64) -> BackendChoice {
     BackendChoice::Sim(SimOptions::new(3).delay_us_max(delay_ms * 1000))
 }
@@ -52,7 +52,7 @@ fn submit(queue: &Queue, request: Request) {
 }
 
 #[test]
-fn what_is_cached_completes_at_submission() {
+fn hits_complete_at_submission() {
     let case = open(BackendChoice::Threads, 16 << 20, 1 << 20);
     let mut all = vec![0; 1 << 20];
     case.file.read_at(&mut all, 0).unwrap();
@@ -76,10 +76,10 @@ fn what_is_cached_completes_at_submission() {
     }
 }
 
-/// Goal: reads that miss, in any number and of any length, bring the file's bytes, on every back end,
-/// with short transfers, caches of few pages, and few reads in flight.
+/// Goal: reads that miss, in any number and of any length, return the file's bytes, on every back
+/// end, with short transfers, caches of few pages, and few reads in flight.
 #[test]
-fn misses_bring_the_files_bytes() {
+fn misses_return_the_files_bytes() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         for (cache_bytes, in_flight) in [(64 << 10, 1024), (1 << 20, 1024), (1 << 20, 1)] {
@@ -115,7 +115,7 @@ fn read_at_random(case: &Case, random: &mut Random, total: usize) {
             requests.push(Request::read(&case.file, vec![0; len as usize], offset).user_data(id));
         }
         submitted += queue.submit(&mut requests);
-        // What was not taken gets its numbers anew.
+        // Reads that were not submitted get their numbers again.
         let least = (submitted - done).min(1 + random.below(8) as usize);
         for one in queue.wait(least, 64, None).unwrap() {
             let (offset, len) = places[&one.user_data()];
@@ -129,7 +129,7 @@ fn read_at_random(case: &Case, random: &mut Random, total: usize) {
     assert_eq!(queue.counts(), (0, 0));
 }
 
-/// Goal: on io_uring no thread but the driver works for pending reads, however many there are.
+/// Goal: on io_uring only the driver's thread works for pending reads, for any number of them.
 #[test]
 fn reads_that_miss_take_no_thread() {
     if !has_uring() {
@@ -150,16 +150,16 @@ fn reads_that_miss_take_no_thread() {
             assert!(queue.wait(512, 512, None).unwrap().iter().all(|one| one.result().is_ok()));
         }
         let names: Vec<_> = threads().into_iter().map(|(_, name)| name).collect();
-        // The driver, and one worker that has nothing to do.
+        // The driver, and one idle worker.
         assert_eq!(names.len(), before + 2, "{names:?}");
         assert!(names.contains(&"millpond-driver".into()), "{names:?}");
     });
 }
 
-/// Goal: the test that was asked for: the waiter for 2 is woken, and submits what the waiter for 3
-/// needs; and every other waiter gets whole batches only.
+/// Goal: the waiter for 2 completions is woken, and submits the read that the waiter for 3 needs.
+/// Every other waiter gets whole batches only.
 #[test]
-fn the_waiter_for_two_submits_what_the_waiter_for_three_needs() {
+fn the_waiter_for_two_submits_for_the_waiter_for_three() {
     let case = open(BackendChoice::Threads, 16 << 20, 64 << 10);
     let queue = case.engine.queue(8).unwrap();
     within(Duration::from_secs(30), "2 and 3", move || {
@@ -183,8 +183,8 @@ fn the_waiter_for_two_submits_what_the_waiter_for_three_needs() {
     });
 }
 
-/// Goal: waiters for 1, 2, 8 and 32 get whole batches, none of them waits long, while a queue is kept
-/// full.
+/// Goal: waiters for 1, 2, 8 and 32 completions get whole batches without long waits, while the
+/// queue is kept full.
 #[test]
 fn waiters_of_many_sizes_get_whole_batches() {
     let case = open(slow(1), 256 << 10, 4 << 20);
@@ -229,7 +229,7 @@ fn waiters_of_many_sizes_get_whole_batches() {
 }
 
 #[test]
-fn what_can_not_be_waited_for_is_refused() {
+fn invalid_waits_are_refused() {
     let case = open(BackendChoice::Memory, 1 << 20, 100);
     assert!(case.engine.queue(0).is_err() && case.engine.queue(usize::MAX).is_err());
     let queue = case.engine.queue(4).unwrap();
@@ -241,7 +241,7 @@ fn what_can_not_be_waited_for_is_refused() {
 }
 
 #[test]
-fn what_is_wrong_with_a_request_its_completion_says() {
+fn invalid_requests_fail_by_completion() {
     let case = open(BackendChoice::Threads, 1 << 20, 100);
     let path = case._dir.path().join("file");
     let reader = Arc::new(case.engine.open(&path, &OpenOptions::new().read(true)).unwrap());
@@ -289,7 +289,7 @@ fn a_timeout_returns_what_is_there() {
         submit(&queue, Request::sync_data(&case.file));
     }
     assert_eq!(queue.wait(3, 8, Some(Duration::from_millis(300))).unwrap().len(), 2);
-    // After the minimum's time one is enough.
+    // After the time for the minimum, one completion is enough.
     submit(&queue, Request::sync_all(&case.file));
     let begun = Instant::now();
     let got = queue.wait_at_least(3, 8, Duration::from_millis(300), None).unwrap();
@@ -302,7 +302,7 @@ fn a_timeout_returns_what_is_there() {
 }
 
 #[test]
-fn an_eventfd_tells_of_completions_that_nobody_waits_for() {
+fn an_eventfd_signals_completions_without_a_waiter() {
     use std::io::Read;
     let case = open(BackendChoice::Threads, 1 << 20, 1 << 20);
     let queue = case.engine.queue(8).unwrap();
@@ -310,7 +310,7 @@ fn an_eventfd_tells_of_completions_that_nobody_waits_for() {
     while queue.counts() != (1, 0) {
         std::thread::yield_now();
     }
-    // Also of those that came before anybody asked.
+    // Completions from before the eventfd count, too.
     let fd = queue.eventfd().unwrap();
     let mut counter = std::fs::File::from(fd.try_clone_to_owned().unwrap());
     let mut count = move || {
@@ -322,23 +322,23 @@ fn an_eventfd_tells_of_completions_that_nobody_waits_for() {
         submit(&queue, Request::write(&case.file, vec![0; 10], n));
     }
     let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-    let mut told = 0;
-    while told < 3 {
+    let mut signaled = 0;
+    while signaled < 3 {
         assert_eq!(rustix::event::poll(&mut fds, None).unwrap(), 1);
-        told += count();
+        signaled += count();
     }
     assert_eq!(queue.wait(0, 8, None).unwrap().len(), 4);
     assert_eq!(count(), 0);
 }
 
 #[test]
-fn what_has_not_begun_can_be_cancelled() {
+fn requests_can_be_cancelled_before_they_start() {
     let case = open(slow(40), 1 << 20, 4 << 20);
     let queue = case.engine.queue(64).unwrap();
     let mut requests: Vec<Request> = (0..8)
         .map(|n| Request::read(&case.file, vec![0; 10], n * 16 * PAGE).user_data(n))
         .collect();
-    // So many more than there are workers that the last can't have begun.
+    // More requests than workers, so that the last one has not started.
     requests.extend((100..140).map(|n| {
         let offset = (n - 100) * 16 * PAGE;
         Request::write(&case.file, vec![9; 10], offset + 8 * PAGE).user_data(n)
@@ -365,9 +365,9 @@ fn what_has_not_begun_can_be_cancelled() {
     assert_eq!(bytes, *content(last, 10), "a cancelled write wrote nothing");
 }
 
-/// Goal: a device that fails tells so to the reads concerned, and to no others; later ones succeed.
+/// Goal: a device's error completes the reads concerned, and no others; later reads succeed.
 #[test]
-fn errors_reach_whom_they_concern() {
+fn errors_complete_only_their_requests() {
     let sim = SimOptions::new(11).error_per_mille(600).short_per_mille(300).delay_us_max(50);
     let errors = sim.errors_switch();
     errors.store(false, SeqCst);
@@ -389,7 +389,7 @@ fn errors_reach_whom_they_concern() {
                 let offset = one.user_data();
                 match one.into_parts() {
                     (Ok(moved), buffer) => {
-                        // Or what lies before bytes that could not be read.
+                        // Or the part before the bytes that could not be read.
                         assert!(moved == 5000 || (on && moved > 0));
                         assert!(buffer[..moved] == content(offset, moved));
                         outcomes[usize::from(moved < 5000)] += 1;
@@ -405,10 +405,9 @@ fn errors_reach_whom_they_concern() {
     assert!(outcomes.iter().all(|&count| count > 20), "{outcomes:?}");
 }
 
-/// Goal: queued reads and writers of the same pages, which get in each other's way, tear nothing and
-/// do not hang.
+/// Goal: concurrent queued reads and writes of the same pages are atomic, and do not hang.
 #[test]
-fn reads_and_writes_of_one_place_are_whole() {
+fn reads_and_writes_of_one_range_are_atomic() {
     const LEN: usize = 3 * 4096;
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
@@ -447,8 +446,8 @@ fn reads_and_writes_of_one_place_are_whole() {
     }
 }
 
-/// Goal: a queue, its file and its engine may go while reads are in flight: all comes to its end, and
-/// no thread is left.
+/// Goal: a queue, its file and its engine may be dropped while reads are in flight: all reads end,
+/// and no thread is left.
 #[test]
 fn everything_may_be_dropped_with_reads_in_flight() {
     let test = "everything_may_be_dropped_with_reads_in_flight";
@@ -477,10 +476,11 @@ fn everything_may_be_dropped_with_reads_in_flight() {
     });
 }
 
-/// Goal: whoever submits and waits in one call gets what it wants, on every back end: alone or with others
-/// at the same queue, of what is cached and what is not, with nothing left behind that nobody submits.
-/// Method: each thread submits hits and misses, and waits for one or for all; what is left then is waited
-/// for by a plain wait.
+/// Goal: a thread that submits and waits in one call gets its completions on every back end: alone
+/// or beside other threads of the queue, for hits and misses, and without leaving a request
+/// unsubmitted.
+/// Method: each thread submits hits and misses, and waits for one or for all; a plain wait takes
+/// the remaining completions.
 #[test]
 fn submitting_and_waiting_leaves_nothing_behind() {
     let mut random = Random::from_environment();
@@ -503,7 +503,7 @@ fn submitting_and_waiting_leaves_nothing_behind() {
     }
 }
 
-/// Takes as many completions as it submits requests, be they its own or others'.
+/// Takes as many completions as it submits requests; they may be another thread's.
 fn submit_and_wait_for_a_while(queue: &Queue, file: &Arc<File>, seed: u64) {
     let mut random = Random(seed);
     let check = |done: millpond::Completion| {
@@ -530,7 +530,7 @@ fn submit_and_wait_for_a_while(queue: &Queue, file: &Arc<File>, seed: u64) {
     }
 }
 
-/// Goal: a wait that is not permitted submits nothing; a queue that is full still waits.
+/// Goal: an invalid wait submits nothing; a full queue still waits.
 #[test]
 fn a_wait_that_is_refused_submits_nothing() {
     let case = open(slow(1), 2 << 20, 1 << 20);

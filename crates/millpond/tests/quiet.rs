@@ -1,6 +1,6 @@
-//! What the engine does not do: work while it is idle, and start or wake threads for a miss.
+//! Work that the engine must not do: run while it is idle, and start or wake threads for a miss.
 //!
-//! Each test runs in a process of its own, whose threads are the engine's alone.
+//! Each test runs in a child process, so all its further threads are the engine's.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn use_the_driver(file: &File) {
     }
     file.advise(8 << 20, 1 << 20, Advice::WillNeed).unwrap();
     let mut last = u64::MAX;
-    // Until nothing is in flight any more.
+    // Waits until no I/O is in flight.
     for _ in 0..200 {
         std::thread::sleep(Duration::from_millis(20));
         let now = ours().iter().map(|(id, _)| context_switches(*id).0).sum();
@@ -35,7 +35,7 @@ fn use_the_driver(file: &File) {
     panic!("the threads do not come to rest");
 }
 
-/// The threads of an engine that is gone end.
+/// The threads of a dropped engine end.
 fn all_end(name: &str) {
     let started = Instant::now();
     while !ours().is_empty() {
@@ -70,7 +70,7 @@ fn an_idle_engine_does_nothing() {
             let activity = || -> Vec<_> {
                 threads.iter().map(|(id, name)| (name.clone(), context_switches(*id))).collect()
             };
-            // On a busy machine it may still be at work on what it was asked for.
+            // On a busy machine the engine may not have finished its work yet.
             let mut before = activity();
             for _ in 0..100 {
                 std::thread::sleep(Duration::from_millis(100));
@@ -81,7 +81,7 @@ fn an_idle_engine_does_nothing() {
             }
             std::thread::sleep(Duration::from_secs(2));
             assert_eq!(activity(), before, "{name}");
-            // And it still works, and ends with the engine.
+            // The engine still works, and its threads end with it.
             file.advise(12 << 20, 1 << 20, Advice::WillNeed).unwrap();
             drop(file);
             drop(engine);
@@ -90,7 +90,7 @@ fn an_idle_engine_does_nothing() {
     });
 }
 
-/// Goal: what was dirty is written back when it is old, and then nothing runs any more.
+/// Goal: dirty pages are written back when they are old, and then no thread runs any more.
 /// Method: pages grow old, twice; then no thread of the engine runs for 2 seconds.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
@@ -113,7 +113,7 @@ fn an_engine_that_wrote_back_does_nothing_more() {
             }
             let threads = ours();
             assert!(!threads.is_empty(), "{name}: who wrote back?");
-            // The last look at the files, which finds nothing.
+            // Time for the last scan of the files, which finds nothing.
             std::thread::sleep(AGE * 3);
             let activity = || -> Vec<_> {
                 threads.iter().map(|(id, name)| (name.clone(), context_switches(*id))).collect()
@@ -126,9 +126,9 @@ fn an_engine_that_wrote_back_does_nothing_more() {
     });
 }
 
-/// Goal: a synchronous miss is the caller's own work: no thread is started or woken for it.
+/// Goal: a synchronous miss runs on the caller's thread: no thread is started or woken for it.
 /// Method: random reads, of one page and of several with holes between cached ones, through caches
-/// that miss; the process's threads stay the same, and those that exist do not run.
+/// that miss; the set of threads does not change, and the engine's threads do not run.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "slow: run by ./test at full speed")]
 fn a_synchronous_miss_wakes_no_thread() {
@@ -147,7 +147,7 @@ fn a_synchronous_miss_wakes_no_thread() {
                     let misses = engine.stats().misses;
                     let mut bytes = vec![0; 9 * 4096];
                     for _ in 0..count {
-                        // Never one after the other: that would be a sequence.
+                        // Never two adjacent pages: that would be a sequence.
                         let page = 2 + random.below(2000) * 2;
                         let pages = if random.chance(200) { 9 } else { 1 };
                         let at = page * 4096;

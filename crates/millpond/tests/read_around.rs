@@ -1,4 +1,4 @@
-//! Reads that go around the cache (`EngineBuilder::admission`).
+//! Reads that bypass the cache (`EngineBuilder::admission`).
 
 mod common;
 
@@ -35,11 +35,11 @@ fn open(engine: &Engine, bytes: &[u8], mode: WriteMode) -> (File, tempfile::Temp
     (file, dir)
 }
 
-/// Goal: where reads go around, they have the bytes that are there: what was written and is cached, DIRTY or
-/// not, in part or as a whole, and the back end's; up to the end of the file, into any memory.
+/// Goal: reads that bypass the cache return the file's bytes: pages that are cached, DIRTY or not,
+/// in part or as a whole, and the back end's; up to the end of the file, into any memory.
 /// Method: a model; reads and writes at random, on every back end, in both modes.
 #[test]
-fn what_goes_around_is_what_is_there() {
+fn bypassing_reads_return_the_files_bytes() {
     let mut random = Random::from_environment();
     for backend in [BackendChoice::Threads, BackendChoice::Auto, BackendChoice::Memory] {
         for mode in [WriteMode::Back, WriteMode::Through] {
@@ -84,10 +84,10 @@ fn what_goes_around_is_what_is_there() {
     }
 }
 
-/// Goal: a read that goes around and finds less than there should be, as somebody else cut the file, ends
-/// there; one that finds more later has that.
+/// Goal: a bypassing read of a file that another process has truncated ends at the new end. If the
+/// file has grown again, a later read returns the new bytes.
 #[test]
-fn it_ends_where_somebody_else_has_cut_the_file() {
+fn a_bypassing_read_ends_at_an_external_truncation() {
     let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Never);
     let engine = engine.build().unwrap();
     let bytes = contents(8);
@@ -102,8 +102,8 @@ fn it_ends_where_somebody_else_has_cut_the_file() {
     assert_eq!(file.len().unwrap(), cut as u64);
 }
 
-/// Goal: with direct I/O below, what is aligned goes around, and what is not is cached; so is a page of
-/// which a part is read.
+/// Goal: with direct I/O below, aligned reads bypass the cache, and unaligned ones and reads of a
+/// part of a page are cached.
 #[test]
 fn direct_reads_are_aligned_or_cached() {
     let dir = temp_dir();
@@ -133,10 +133,10 @@ fn direct_reads_are_aligned_or_cached() {
     }
 }
 
-/// Goal: of its own accord, a cache whose pages leave before they are read again turns reads away, keeps
-/// what is hot, and takes up what becomes hot.
+/// Goal: adaptively, a cache whose pages are evicted before their second read stops admitting
+/// pages, keeps hot pages, and admits pages that become hot.
 #[test]
-fn what_is_read_once_goes_around_and_what_is_hot_stays() {
+fn cold_pages_bypass_the_cache_and_hot_pages_stay() {
     let engine = builder(CACHE_BYTES, BackendChoice::Null).admission(Admission::Adaptive);
     let engine = engine.build().unwrap();
     let dir = temp_dir();
@@ -167,9 +167,9 @@ fn what_is_read_once_goes_around_and_what_is_hot_stays() {
     }
 }
 
-/// Goal: what another process writes to the file is found by a read that goes around, as it caches nothing.
+/// Goal: a bypassing read finds the writes of another process, as it caches nothing.
 #[test]
-fn nothing_is_kept_of_what_goes_around() {
+fn bypassing_reads_cache_nothing() {
     let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Never);
     let engine = engine.build().unwrap();
     let (file, dir) = open(&engine, &contents(8), WriteMode::Through);
@@ -191,12 +191,12 @@ impl Wake for Counting {
     }
 }
 
-/// Goal: a task that reads aside is woken by the waker of its last call; one that is dropped leaves nothing
-/// behind: neither guard nor frames.
-/// Method: a device that takes its time; each read is polled by two wakers in turn, and each second
-/// one is dropped while it is under way.
+/// Goal: a task with a bypassing read in the background is woken by the waker of its last poll. A
+/// dropped task leaves neither guard nor frames behind.
+/// Method: a slow device; each read is polled by two wakers in turn, and every second one is
+/// dropped in flight.
 #[test]
-fn a_read_aside_wakes_who_called_last_and_can_be_dropped() {
+fn a_background_read_wakes_the_last_waker_and_can_be_dropped() {
     let device = BackendChoice::Sim(SimOptions::new(5).delay_us_max(3000));
     let engine = builder(CACHE_BYTES, device).admission(Admission::Never).build().unwrap();
     let bytes = contents(200);
@@ -222,7 +222,7 @@ fn a_read_aside_wakes_who_called_last_and_can_be_dropped() {
         while polled.is_pending() {
             let begun = Instant::now();
             while second.0.swap(0, SeqCst) == 0 {
-                assert!(begun.elapsed() < Duration::from_secs(20), "nobody woke the task");
+                assert!(begun.elapsed() < Duration::from_secs(20), "the task was not woken");
                 std::thread::yield_now();
             }
             polled = poll(&second);
@@ -231,16 +231,16 @@ fn a_read_aside_wakes_who_called_last_and_can_be_dropped() {
         assert_eq!(dst, bytes[offset as usize..offset as usize + len]);
     }
     assert_eq!(engine.stats().fills, 0);
-    // Nobody has a guard any more.
+    // No guard is held any more.
     file.file().write_all_at(&bytes, 0).unwrap();
     file.file().sync_all().unwrap();
     file.file().advise(0, 0, Advice::DontNeed).unwrap();
     assert!(engine.stats().memory_bytes < memory_bytes + (2 << 20), "{:?}", engine.stats());
 }
 
-/// Goal: requests of a queue go around, too.
+/// Goal: requests of a queue bypass the cache, too.
 #[test]
-fn a_queue_reads_around() {
+fn a_queue_bypasses_the_cache() {
     for backend in [BackendChoice::Threads, BackendChoice::Auto] {
         let engine = builder(CACHE_BYTES, backend).admission(Admission::Never).build().unwrap();
         let bytes = contents(400);
@@ -262,11 +262,12 @@ fn a_queue_reads_around() {
     }
 }
 
-/// Goal: requests that own their memory, or are lent it, and go around the cache have the bytes that are
-/// there, whatever the device does: where it falls short or fails, another way is found, or the error told.
-/// Method: reads of all kinds, of whole pages and not, among pages that are cached, DIRTY or not; devices that fail.
+/// Goal: requests with owned or borrowed memory that bypass the cache return the file's bytes.
+/// Where the device is short or fails, the read takes another way or returns the error.
+/// Method: reads of all kinds, of whole pages and not, among pages that are cached, DIRTY or not;
+/// devices that fail.
 #[test]
-fn requests_go_around_into_memory_of_their_own() {
+fn requests_bypass_the_cache_into_owned_memory() {
     let faulty = SimOptions::new(11).short_per_mille(200).error_per_mille(50);
     let faulty = [faulty.clone(), faulty.delay_us_max(300)].map(BackendChoice::Sim);
     let backends = [BackendChoice::Threads, BackendChoice::Auto, BackendChoice::Memory];
@@ -277,7 +278,7 @@ fn requests_go_around_into_memory_of_their_own() {
         let bytes = contents(400);
         let (file, _dir) = open(&engine, &bytes, WriteMode::Back);
         let file = Arc::new(file);
-        // DIRTY, and the same.
+        // DIRTY pages, with the same bytes.
         for page in [10, 11, 50, 399] {
             let page = page * PAGE..(page + 1) * PAGE;
             file.write_all_at(&bytes[page.clone()], page.start as u64).unwrap();
@@ -304,7 +305,7 @@ fn requests_go_around_into_memory_of_their_own() {
                             iov_len: len,
                         };
                         let parts = [of(0, 100), of(4 * PAGE, len - 100)];
-                        // SAFETY: all completions are taken before the memory is looked at, or goes.
+                        // SAFETY: all completions are taken before the memory is accessed or freed.
                         (unsafe { Request::read_lent(&file, &parts, offset) }, len)
                     }
                 };
@@ -330,7 +331,7 @@ fn requests_go_around_into_memory_of_their_own() {
                         continue;
                     }
                 };
-                // What can't be read to its end is read as far as it can be.
+                // A read that can't be completed returns the part before the failure.
                 assert!(moved == end - offset || is_faulty && 0 < moved && moved < end - offset);
                 let got = match number % 3 {
                     0 => completion.into_buffer(),
@@ -344,7 +345,7 @@ fn requests_go_around_into_memory_of_their_own() {
                 assert_eq!(got.len(), len);
             }
         }
-        // Nobody has a guard any more.
+        // No guard is held any more.
         if !is_faulty {
             assert!(engine.stats().fills < 20 * 64, "most went around: {:?}", engine.stats());
             file.write_all_at(&bytes, 0).unwrap();
@@ -353,10 +354,11 @@ fn requests_go_around_into_memory_of_their_own() {
     }
 }
 
-/// Goal: a read into memory of its own is of one moment, as every other: it holds the range until it has ended.
-/// Method: a writer stamps several pages at once, around the cache, while a queue reads them.
+/// Goal: a read into owned memory is atomic, as all other reads are: it holds the range until it
+/// has ended.
+/// Method: a writer stamps several pages at once, past the cache, while a queue reads them.
 #[test]
-fn a_read_into_memory_of_its_own_is_of_one_moment() {
+fn a_read_into_owned_memory_is_atomic() {
     const PAGES: usize = 4;
     for backend in [BackendChoice::Threads, BackendChoice::Auto] {
         let engine = builder(CACHE_BYTES, backend).admission(Admission::Never).build().unwrap();
@@ -398,9 +400,9 @@ fn a_read_into_memory_of_its_own_is_of_one_moment() {
     }
 }
 
-/// Goal: a request that goes around and finds less than there should be, as somebody else cut the file, ends there.
+/// Goal: a bypassing request of a file that another process has truncated ends at the new end.
 #[test]
-fn a_request_ends_where_somebody_else_has_cut_the_file() {
+fn a_request_ends_at_an_external_truncation() {
     let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Never);
     let engine = engine.build().unwrap();
     let bytes = contents(8);
@@ -420,7 +422,7 @@ fn a_request_ends_where_somebody_else_has_cut_the_file() {
     assert_eq!(file.len().unwrap(), cut as u64);
 }
 
-/// Goal: a read into buffers through the cache hits at once, and brings its pages where it misses.
+/// Goal: a read into buffers through the cache hits at once, and fills the pages that miss.
 #[test]
 fn buffers_are_read_through_the_cache() {
     let engine = builder(CACHE_BYTES, BackendChoice::Auto).admission(Admission::Always);
@@ -447,7 +449,7 @@ fn buffers_are_read_through_the_cache() {
         }
         assert_eq!(engine.stats().fills, 16 * 3);
     }
-    // More than may be a hit go to a thread, and an empty one is nothing.
+    // A read too large for a hit goes to a thread, and an empty one completes at once.
     let buffers = engine.alloc_buffers(65, PAGE).unwrap();
     queue.submit(&mut vec![
         Request::read_buffers(&file, buffers, 0),

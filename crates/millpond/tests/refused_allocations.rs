@@ -49,7 +49,7 @@ unsafe impl GlobalAlloc for Heap {
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-/// Does `act` while the heap gives no large blocks.
+/// Runs `act` while the heap refuses large blocks.
 fn short<R>(what: &str, act: impl FnOnce() -> R) -> R {
     println!("{what}");
     IS_SHORT.store(true, SeqCst);
@@ -75,7 +75,8 @@ fn content(at: usize) -> u8 {
     (at ^ at >> 12) as u8
 }
 
-/// Goal: what needs a large block fails with ENOMEM, or does without. The same operation succeeds afterwards.
+/// Goal: an operation that needs a large block fails with ENOMEM, or does without the block. It
+/// succeeds afterwards.
 #[test]
 fn large_blocks_that_are_refused_are_errors() {
     in_own_process("large_blocks_that_are_refused_are_errors", Duration::from_secs(120), || {
@@ -134,7 +135,7 @@ fn operations(backend: BackendChoice, mode: WriteMode) {
     let queue = short("queue", || engine.queue(1 << 20));
     let _ = is_no_memory(&queue);
     let queue = engine.queue(1 << 16).unwrap();
-    // Of more, the list of completions is a large block, as the list of requests is.
+    // With more requests, the list of completions is a large block, as the list of requests is.
     let many = 512;
     let mut requests: Vec<Request> =
         (0..many).map(|at| Request::read(&file, vec![0; 4096], at * 4096)).collect();
@@ -195,7 +196,7 @@ fn vm_data_bytes() -> u64 {
     status_field(Path::new("/proc/self/status"), "VmData").unwrap() << 10
 }
 
-/// Errors of memory and of threads, which need memory for their stacks.
+/// Accepts errors of memory and of threads, which need memory for their stacks.
 #[track_caller]
 fn accept<T>(what: &str, outcome: Result<T, Error>) -> Option<T> {
     match outcome {
@@ -211,10 +212,10 @@ fn accept<T>(what: &str, outcome: Result<T, Error>) -> Option<T> {
     }
 }
 
-/// Goal: a process that may not commit more memory gets errors from the engine, and none ends it: at any stage of an
-/// engine's life.
-/// Method: `RLIMIT_DATA` counts what strict overcommit (`vm.overcommit_memory=2`) counts, for one process. An engine
-/// is built and used with more and more left of it.
+/// Goal: a process that may not commit more memory gets errors from the engine at any stage, and is
+/// not ended.
+/// Method: `RLIMIT_DATA` counts for one process the same memory as strict overcommit
+/// (`vm.overcommit_memory=2`). An engine is built and used with increasing limits.
 #[test]
 fn a_limit_on_committed_memory_is_an_error() {
     in_own_process("a_limit_on_committed_memory_is_an_error", Duration::from_secs(300), || {
@@ -255,7 +256,7 @@ fn a_limit_on_committed_memory_is_an_error() {
     });
 }
 
-/// All bytes that are written are those that the file has.
+/// All writes store the bytes that the file has already.
 fn use_engine(engine: &Engine, path: &Path, mode: WriteMode, whole: &[u8], bytes: &mut [u8]) {
     let Some(file) = accept("open", engine.open(path, &read_write().write_mode(mode))) else {
         return;

@@ -1,4 +1,4 @@
-//! The registry of open files: failures to open, and handles that come and go at once.
+//! The registry of open files: failing opens, and concurrent opens and closes.
 
 mod common;
 
@@ -10,12 +10,12 @@ use millpond::{BackendChoice, Backing, Error, OpenOptions};
 
 use common::{Random, back_ends, engine, in_own_process, read_write, stress_time, temp_dir};
 
-/// Goal: an open that fails after the file entered the registry fails, and the next one works.
-/// Method: direct backing opens descriptors of its own; a limit leaves room for the first one only.
+/// Goal: if an open fails after the file entered the registry, the next one works.
+/// Method: direct backing opens additional descriptors; a limit allows only the first one.
 /// Incident: the cached file was dropped under the registry's lock, which its drop takes.
 #[test]
-fn an_open_that_runs_out_of_descriptors_fails_and_no_more() {
-    let name = "an_open_that_runs_out_of_descriptors_fails_and_no_more";
+fn an_open_without_descriptors_fails_cleanly() {
+    let name = "an_open_without_descriptors_fails_cleanly";
     in_own_process(name, Duration::from_secs(10), || {
         let dir = temp_dir();
         let path = dir.path().join("file");
@@ -44,10 +44,10 @@ fn an_open_that_runs_out_of_descriptors_fails_and_no_more() {
     });
 }
 
-/// Goal: an open that is refused, as the file is open with pages of another size, never ends the
-/// life of that file under the registry's lock.
+/// Goal: an open that is refused, as the file is open with another page size, never drops the last
+/// reference of that file under the registry's lock.
 /// Method: one thread opens and closes with one size, others with another one.
-/// Incident: as above; a refused opener could be the last to let go.
+/// Incident: as above; a refused opener could hold the last reference.
 #[test]
 fn refused_opens_race_with_the_last_close() {
     let name = "refused_opens_race_with_the_last_close";
@@ -81,14 +81,14 @@ fn refused_opens_race_with_the_last_close() {
     });
 }
 
-/// Goal: two engines that open and close the same files at once agree about every byte.
+/// Goal: two engines that open and close the same files at the same time agree about every byte.
 /// Method: each thread owns a slot in each file; it opens the file through a random engine, checks
-/// the slot, writes it anew and closes.
+/// the slot, writes it again and closes.
 #[test]
-fn handles_come_and_go() {
+fn handles_open_and_close_concurrently() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
-        // What is in memory is lost with the last handle, so those keep one open.
+        // Contents in memory are lost with the last handle, so these back ends keep one open.
         let in_memory = matches!(name, "memory" | "sim");
         let dir = temp_dir();
         let engines = [engine(128 << 10, backend.clone()), engine(256 << 10, backend)];
@@ -136,11 +136,11 @@ fn handles_come_and_go() {
     }
 }
 
-/// Goal: a file's length is what it was when its last handle went, also for an open that began
-/// before that.
-/// Method: threads open the same file, append a record and close; all records are there, whole, in
-/// the end.
-/// Incident: the length was asked for before the registry was locked, and so could be an old one.
+/// Goal: an open that began before the last handle was closed gets the file's length as of that
+/// close.
+/// Method: threads open the same file, append a record and close; at the end all records are there,
+/// whole.
+/// Incident: the length was read before the registry was locked, so it could be old.
 #[test]
 fn opens_race_with_appends_through_other_handles() {
     const RECORD: usize = 24;
@@ -179,11 +179,11 @@ fn opens_race_with_appends_through_other_handles() {
     assert_eq!(next[..], counts[..], "records at the end were overwritten");
 }
 
-/// A descriptor that is opened again, for direct I/O, may have to wait for somebody's lease, and so long
-/// every open and close of every file of the process waited for a lock.
+/// Incident: opening a descriptor again for direct I/O may wait for another process's lease. During
+/// that wait every open and close of every file of the process waited for a lock.
 ///
-/// Goal: others' opens and closes end meanwhile; those of the same file, after it.
-/// Method: a lease on the file, which the open breaks, and which is given up in the end.
+/// Goal: opens and closes of other files end during the wait; those of the same file end after it.
+/// Method: a lease on the file, which the open breaks, and which is released at the end.
 #[test]
 fn an_open_that_blocks_holds_up_no_other_file() {
     let name = "an_open_that_blocks_holds_up_no_other_file";
@@ -194,7 +194,7 @@ fn an_open_that_blocks_holds_up_no_other_file() {
         std::fs::write(&other, "other").unwrap();
         let leased = std::fs::File::open(&path).unwrap();
         let lease = |kind: i32| {
-            // SAFETY: no memory involved; the signal that tells of a break is ignored.
+            // SAFETY: no memory involved; the signal that reports the break is ignored.
             let outcome = unsafe {
                 libc::signal(libc::SIGIO, libc::SIG_IGN);
                 libc::fcntl(leased.as_raw_fd(), libc::F_SETLEASE, kind)
@@ -212,19 +212,19 @@ fn an_open_that_blocks_holds_up_no_other_file() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let second = scope.spawn(open);
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             let (engine, other) = (&engine, &other);
             scope.spawn(move || {
                 let file = engine.open(other, &read_write()).unwrap();
                 assert_eq!(file.read_at(&mut [0; 10], 0).unwrap(), 5);
                 drop(file);
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
             });
-            let outcome = told.recv_timeout(Duration::from_secs(20));
+            let outcome = receiver.recv_timeout(Duration::from_secs(20));
             let both_wait = !first.is_finished() && !second.is_finished();
             lease(libc::F_UNLCK);
             let (first, second) = (first.join().unwrap(), second.join().unwrap());
-            outcome.expect("the other file is opened and closed meanwhile");
+            outcome.expect("the other file is opened and closed during the wait");
             assert!(both_wait);
             assert_eq!(first.read_at(&mut [0; 10], 0).unwrap(), 4);
             assert_eq!(second.read_at(&mut [0; 10], 0).unwrap(), 4);

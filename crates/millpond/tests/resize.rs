@@ -1,4 +1,4 @@
-//! A memory limit that changes while files are in use.
+//! Changes of the memory limit while files are in use.
 
 mod common;
 
@@ -11,7 +11,7 @@ use millpond::keeper::{Address, Server};
 use millpond::{BackendChoice, Engine, EngineBuilder, File};
 
 use common::{
-    Random, builder, in_own_process, read_write, rss_bytes, temp_dir, then_stop, write_back,
+    Random, builder, in_own_process, read_write, rss_bytes, run_and_stop, temp_dir, write_back,
 };
 
 const PAGE: usize = 4096;
@@ -35,8 +35,8 @@ fn read_all(file: &File) {
     (0..FILE_PAGES).for_each(|number| read_right(file, number, &mut bytes));
 }
 
-/// Reads all, limits the cache to less, reads all again, and gives it back what it had.
-fn goes_down_and_up(builder: EngineBuilder) {
+/// Reads all pages, lowers the cache limit, reads all again, and restores the limit.
+fn lower_and_raise_limit(builder: EngineBuilder) {
     let dir = temp_dir();
     let path = dir.path().join("file");
     let made = std::fs::File::create(&path).unwrap();
@@ -63,30 +63,32 @@ fn goes_down_and_up(builder: EngineBuilder) {
     assert_eq!(engine.stats().misses, before, "all of it is cached");
 }
 
-/// Goal: what a smaller limit has no room for goes back to the system; and is taken again under a larger.
+/// Goal: memory beyond a lowered limit is returned to the system, and is allocated again after the
+/// limit is raised.
 #[test]
-fn memory_is_given_back() {
-    in_own_process("memory_is_given_back", Duration::from_secs(60), || {
-        goes_down_and_up(builder(CACHE_BYTES, BackendChoice::Auto));
+fn memory_beyond_the_limit_is_released() {
+    in_own_process("memory_beyond_the_limit_is_released", Duration::from_secs(60), || {
+        lower_and_raise_limit(builder(CACHE_BYTES, BackendChoice::Auto));
     });
 }
 
-/// The same of memory that a keeper shares.
+/// The same for memory that a keeper shares.
 #[test]
-fn shared_memory_is_given_back() {
-    in_own_process("shared_memory_is_given_back", Duration::from_secs(60), || {
+fn shared_memory_beyond_the_limit_is_released() {
+    in_own_process("shared_memory_beyond_the_limit_is_released", Duration::from_secs(60), || {
         let server = Server::bind(&Address::unique()).unwrap();
         let (address, stopper) = (server.address().clone(), server.stopper());
         let keeper = thread::spawn(move || server.serve(|_| ()));
-        goes_down_and_up(builder(CACHE_BYTES, BackendChoice::Auto).keeper(address));
+        lower_and_raise_limit(builder(CACHE_BYTES, BackendChoice::Auto).keeper(address));
         stopper.stop_when_idle();
         keeper.join().unwrap().unwrap();
     });
 }
 
-/// Goal: who reads and writes while the limit goes down and up finds the right bytes, and room.
+/// Goal: readers and writers find the correct bytes, and free frames, while the limit goes down and
+/// up.
 #[test]
-fn others_go_on_meanwhile() {
+fn reads_and_writes_continue_during_a_resize() {
     let dir = temp_dir();
     let engine = builder(CACHE_BYTES, BackendChoice::Auto).build().unwrap();
     let open = |name: &str| engine.open(dir.path().join(name), &write_back()).unwrap();
@@ -109,7 +111,7 @@ fn others_go_on_meanwhile() {
                 }
             });
         }
-        then_stop(&stop, || {
+        run_and_stop(&stop, || {
             for mib in [32, 8, 1, 64, 2, 16, 1, 64].into_iter().cycle().take(40) {
                 let holds = engine.set_cache_bytes(mib << 20).unwrap();
                 assert!(holds >= mib << 20 && holds <= CACHE_BYTES, "{holds} of {mib} MiB");
@@ -125,8 +127,8 @@ fn others_go_on_meanwhile() {
     }
 }
 
-/// Asks until the limit is what it should be.
-fn settles(engine: &Engine, bytes: u64) {
+/// Sets the limit until the engine has reached it.
+fn await_limit(engine: &Engine, bytes: u64) {
     let started = Instant::now();
     loop {
         let holds = engine.set_cache_bytes(bytes).unwrap();
@@ -139,7 +141,7 @@ fn settles(engine: &Engine, bytes: u64) {
     }
 }
 
-/// Goal: dirty pages stay until they are written back, which begins at once, whatever their age.
+/// Goal: dirty pages stay until they are written back, which starts at once, at any age.
 #[test]
 fn dirty_pages_are_written_first() {
     let dir = temp_dir();
@@ -149,14 +151,14 @@ fn dirty_pages_are_written_first() {
     // Below half of the dirty limit, above which they would be written back anyway.
     let pages = (12 << 20) / PAGE as u64;
     (0..pages).for_each(|n| file.write_all_at(&page(n), n * PAGE as u64).unwrap());
-    settles(&engine, SMALL_BYTES);
+    await_limit(&engine, SMALL_BYTES);
     assert!(engine.stats().memory_bytes <= SMALL_BYTES, "{:?}", engine.stats());
     let mut bytes = vec![0; PAGE];
     (0..pages).for_each(|number| read_right(&file, number, &mut bytes));
     file.close().unwrap();
 }
 
-/// Goal: a view keeps its page; the limit that holds is told.
+/// Goal: a view pins its page, and the call returns the limit that holds.
 #[test]
 fn views_keep_their_pages() {
     let dir = temp_dir();
@@ -175,7 +177,7 @@ fn views_keep_their_pages() {
 }
 
 #[test]
-fn limits_that_cannot_be_are_refused() {
+fn invalid_limits_are_refused() {
     let engine = builder(CACHE_BYTES, BackendChoice::Auto).build().unwrap();
     for bytes in [0, 4096, CACHE_BYTES + 1, u64::MAX] {
         let error = engine.set_cache_bytes(bytes).unwrap_err();

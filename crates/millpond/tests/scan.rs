@@ -1,4 +1,4 @@
-//! A scan must not push out what is in use.
+//! A scan must not evict the hot set.
 
 mod common;
 
@@ -44,7 +44,7 @@ struct Trace {
 }
 
 impl Trace {
-    /// Reads a page; whether the engine and the LRU had it.
+    /// Reads a page; returns whether it hit in the engine and in the LRU.
     fn read(&mut self, file: &File, page: u64) -> (bool, bool) {
         let mut bytes = vec![0; PAGE as usize];
         // SAFETY: `bytes` is valid for writes of its length.

@@ -1,4 +1,5 @@
-//! How many cache lines an operation writes that others write, too, or that hits read: docs/scaling.md.
+//! Counts the cache lines that operations of two threads both write, or that hits of one read and
+//! the other writes: docs/scaling.md.
 
 mod common;
 
@@ -17,9 +18,9 @@ const PAGE: u64 = 4096;
 const FILE_PAGES: u64 = 4096;
 const LINE_BYTES: u64 = 64;
 
-/// Written before and after an operation, whose place in the trace they tell.
+/// Words that are written before and after each operation, to find it in the trace.
 static MARKS: [AtomicU64; 2 * OPERATIONS] = [const { AtomicU64::new(0) }; 2 * OPERATIONS];
-/// That of each thread, and then a hit of the second one.
+/// One operation of each thread, and then a hit of the second one.
 const OF_A_CASE: usize = 3;
 const OPERATIONS: usize = OF_A_CASE * CASES.len();
 
@@ -28,9 +29,9 @@ enum What {
     Hit,
     Miss,
     Around,
-    /// Dirty already, in mode back.
+    /// Of a page that is dirty already, in mode back.
     OverwriteDirty,
-    /// Written back, in mode back.
+    /// Of a page that was written back, in mode back.
     OverwriteClean,
     OverwriteThrough,
 }
@@ -38,11 +39,11 @@ enum What {
 struct Case {
     name: &'static str,
     what: What,
-    /// Both threads use one, each other leaves of it.
+    /// Whether both threads use one file, in separate leaves.
     one_file: bool,
-    /// Lines that both threads write, at most.
+    /// Maximum of lines that both threads write.
     shared_max: usize,
-    /// Lines that one writes, and a hit of the other reads, at most.
+    /// Maximum of lines that one thread writes and a hit of the other reads.
     taken_max: usize,
 }
 
@@ -70,13 +71,14 @@ const CASES: [Case; 12] = [
     case("overwrite, through, a file each", What::OverwriteThrough, false, [2, 0]),
 ];
 
-/// Goal: operations in files of their own, and in leaves of their own of one file, write to so many lines of
-/// the processor's caches in common, and hits to none: that is what decides how many processors they
-/// can use.
-/// Method: two threads, one after the other, do the same in different places; valgrind's lackey says what
-/// each wrote to, and what a hit of the second one read. The lines that both wrote are the shared ones, and none that the
-/// first one wrote is read by the hit, which would have to fetch it each time. What each has done before is not looked
-/// at: the frames are at hand, the counters are there.
+/// Goal: operations on separate files, and on separate leaves of one file, write to a limited
+/// number of shared cache lines, and hits to none. The number of shared lines determines how many
+/// processors these operations can use.
+/// Method: two threads, one after the other, run the same operation in different places. valgrind's
+/// lackey traces the writes of each, and the reads of a hit by the second thread. Lines that both
+/// wrote are the shared ones. A hit must read no line that the first thread wrote, as it would have
+/// to fetch it each time. Earlier operations of each thread are not traced: frames and counters are
+/// allocated by then.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "of optimized code: run by ./test at full speed")]
 fn operations_write_few_shared_lines() {
@@ -112,14 +114,14 @@ fn operations_write_few_shared_lines() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// What a trace says was written to between marks.
+/// The lines that a trace has as written between two marks.
 #[derive(Default)]
 struct Written {
     marks_at: Option<u64>,
-    /// Between the marks of which operation.
+    /// The operation whose marks surround the next lines of the trace.
     within: Option<usize>,
     lines: BTreeMap<usize, HashSet<u64>>,
-    /// And what was read, or written, by hits.
+    /// The lines that hits have read or written.
     read: BTreeMap<usize, HashSet<u64>>,
 }
 
@@ -159,14 +161,14 @@ impl Written {
     }
 }
 
-/// The operations, each by both threads.
+/// Runs the operations, each by both threads.
 fn traced() {
     let marks = MARKS.as_ptr().expose_provenance();
     println!("marks at {marks}");
     let dir = temp_dir();
     let engine = |admission| {
         let builder = builder(32 << 20, BackendChoice::Null).admission(admission);
-        // Nothing is written back by itself.
+        // No write-back in the background.
         builder.dirty_age_max(std::time::Duration::from_secs(3600)).build().unwrap()
     };
     let engines = [engine(Admission::Always), engine(Admission::Never)];
@@ -195,7 +197,7 @@ fn traced() {
                 for (number, is_marked) in goes {
                     let case = &CASES[number];
                     let file = &files[number][if case.one_file { 0 } else { who as usize }];
-                    // In leaves of their own.
+                    // In separate leaves.
                     let page = 1000 + 2000 * who;
                     prepare(case.what, file, page);
                     let marked = |operation: usize, operate: &dyn Fn()| {
@@ -232,7 +234,7 @@ fn prepare(what: What, file: &File, page: u64) {
     let (at, mut bytes) = (page * PAGE, [0; PAGE as usize]);
     match what {
         What::Hit | What::OverwriteThrough => file.read_exact_at(&mut bytes, at).unwrap(),
-        // A page beside it keeps the leaf.
+        // A cached page beside it keeps the leaf.
         What::Miss | What::Around => {
             file.write_all_at(&bytes, at + PAGE).unwrap();
             file.advise(at, PAGE, Advice::DontNeed).unwrap();

@@ -1,6 +1,7 @@
-//! Moments in which the system gives no memory: they cost speed, and nothing once they are over.
+//! Temporary shortages of memory: they cost speed, and have no effect once they are over.
 //!
-//! Each test runs in a process of its own. `MILLPOND_TEST_SEED` replays a run, `MILLPOND_TEST_SCALE` makes it longer.
+//! Each test runs in a child process. `MILLPOND_TEST_SEED` replays a run, `MILLPOND_TEST_SCALE`
+//! makes it longer.
 
 mod common;
 
@@ -19,21 +20,21 @@ const CACHE_BYTES: u64 = 32 << 20;
 /// Room for small allocations while memory is short: less than a chunk of the cache takes.
 const SLACK_BYTES: u64 = 1 << 20;
 
-/// Why the system gives no memory.
+/// The limit that the process has reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shortage {
     /// RLIMIT_DATA.
     Data,
     /// RLIMIT_AS.
     AddressSpace,
-    /// As many mappings as a process may have (`vm.max_map_count`).
+    /// The maximum number of mappings of a process (`vm.max_map_count`).
     Mappings,
 }
 
-/// A shortage, until it is dropped.
+/// A shortage, which ends when it is dropped.
 struct Moment {
     shortage: Shortage,
-    /// Mappings that take all places.
+    /// Mappings that use up the maximum.
     taken: Vec<(*mut libc::c_void, usize)>,
 }
 
@@ -74,7 +75,8 @@ impl Drop for Moment {
     }
 }
 
-/// Takes all but a few of the mappings that the process may have: pages whose neighbours have other rights.
+/// Takes all but a few of the mappings that the process may have: pages whose neighbours have other
+/// permissions.
 fn take_mappings() -> Vec<(*mut libc::c_void, usize)> {
     const PAGE: usize = 4096;
     const LEFT: usize = 8;
@@ -120,7 +122,7 @@ fn content(offset: u64, len: usize) -> Vec<u8> {
     (offset..offset + len as u64).map(byte_at).collect()
 }
 
-/// Reads all pages of the file, each by itself.
+/// Reads all pages of the file, one by one.
 fn read_all(file: &File, bytes: &mut [u8], whole: &[u8]) {
     for offset in (0..whole.len()).step_by(bytes.len()) {
         assert_eq!(file.read_at(bytes, offset as u64).unwrap(), bytes.len());
@@ -136,7 +138,7 @@ fn builder() -> millpond::EngineBuilder {
         .admission(Admission::Always)
 }
 
-/// After the shortage a file that fits is cached as a whole: a second pass is of hits alone.
+/// After the shortage a file that fits is cached as a whole: a second pass only hits.
 fn caches_all(engine: &Engine, file: &File, page_bytes: usize, whole: &[u8]) {
     let mut bytes = vec![0; page_bytes];
     for _ in 0..2 {
@@ -170,7 +172,7 @@ fn moments(random: &mut Random, shortage: Shortage, keeper: bool, page_bytes: us
     file.read_at(&mut bytes, 0).unwrap();
     file.write_all_at(&bytes, 0).unwrap();
     for _ in 0..2 {
-        // More of them than chunk numbers exist: a number that is lost with each is missed in the end.
+        // More operations than chunk numbers exist, so that a number lost by each is noticed.
         let operations = 600 + random.below(2000);
         if random.chance(500) {
             file.advise(0, 0, Advice::DontNeed).unwrap();
@@ -207,10 +209,10 @@ fn test_moments(test: &str, shortage: Shortage) {
     });
 }
 
-/// Goal: a moment without memory costs speed, and nothing afterwards: all operations succeed with the right bytes, and
-/// the cache grows to its limit once memory is there again.
-/// Incident: each miss during a shortage used up a chunk of the address space for good; after a few hundred no page was
-/// cached any more for as long as the engine lived.
+/// Goal: a shortage of memory costs speed only: all operations succeed with the correct bytes, and
+/// the cache grows to its limit afterwards.
+/// Incident: each miss during a shortage used up a chunk of the address space permanently. After a
+/// few hundred misses no page was cached any more until the engine was dropped.
 #[test]
 fn a_limit_on_data_passes() {
     test_moments("a_limit_on_data_passes", Shortage::Data);
@@ -222,7 +224,7 @@ fn a_limit_on_address_space_passes() {
     test_moments("a_limit_on_address_space_passes", Shortage::AddressSpace);
 }
 
-/// The same for a process that has as many mappings as it may.
+/// The same for a process that has the maximum number of mappings.
 #[test]
 fn a_lack_of_mappings_passes() {
     test_moments("a_lack_of_mappings_passes", Shortage::Mappings);
@@ -242,8 +244,8 @@ fn write_runs(file: &File) {
     file.sync_all().unwrap();
 }
 
-/// Goal: batches of direct transfers are carried out at once again when memory is there.
-/// Incident: the first AIO context that the kernel refused was the last that the engine asked for.
+/// Goal: batches of direct transfers use AIO again when memory is available.
+/// Incident: after the first AIO context that the kernel refused the engine asked for none again.
 #[test]
 fn contexts_are_asked_for_again() {
     in_own_process("contexts_are_asked_for_again", Duration::from_secs(60), || {
@@ -267,7 +269,7 @@ fn contexts_are_asked_for_again() {
         }
         write_runs(&file);
         if mappings_of("[aio]") == 0 {
-            // Whether there is AIO here at all.
+            // Whether this machine has AIO.
             let other = builder().build().unwrap();
             let fresh = other.open(dir.path().join("other"), &options).unwrap();
             write_runs(&fresh);
@@ -277,8 +279,9 @@ fn contexts_are_asked_for_again() {
     });
 }
 
-/// Goal: background reads go through a ring again once there are descriptors.
-/// Incident: a driver that got no ring when it started read one after the other for as long as the engine lived.
+/// Goal: background reads use a ring again once descriptors are available.
+/// Incident: a driver that got no ring when it started read one page after the other until the
+/// engine was dropped.
 #[test]
 fn a_ring_is_asked_for_again() {
     in_own_process("a_ring_is_asked_for_again", Duration::from_secs(60), || {

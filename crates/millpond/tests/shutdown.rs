@@ -1,4 +1,5 @@
-//! What a process is left with after engines were dropped with I/O in flight.
+//! A process after its engines were dropped with I/O in flight: no thread, descriptor or lost write
+//! remains.
 
 mod common;
 
@@ -14,13 +15,13 @@ const FILE_BYTES: u64 = 4 << 20;
 const REQUESTS: u64 = 96;
 const LEN: usize = 64 << 10;
 
-/// What each open descriptor is of.
+/// The target of each open descriptor.
 fn descriptors() -> Vec<std::path::PathBuf> {
     let open = std::fs::read_dir("/proc/self/fd").unwrap();
     open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()).collect()
 }
 
-/// Starts reads and writes, and drops all there is, in any order.
+/// Starts reads and writes, and drops all objects, in any order.
 fn drop_all(backend: BackendChoice, random: &mut Random) {
     let dir = temp_dir();
     let path = dir.path().join("file");
@@ -35,7 +36,7 @@ fn drop_all(backend: BackendChoice, random: &mut Random) {
             if random.chance(100) {
                 Request::write(&file, vec![1; LEN], offset)
             } else {
-                // Memory that is there, so that a leak shows.
+                // Initialized memory, so that a leak becomes resident.
                 Request::read(&file, vec![7; LEN], offset)
             }
         })
@@ -57,8 +58,8 @@ fn drop_all(backend: BackendChoice, random: &mut Random) {
     }
 }
 
-/// Goal: engines that were dropped with I/O in flight leave no thread, descriptor or memory behind, and
-/// hang nowhere.
+/// Goal: engines dropped with I/O in flight leave no thread, descriptor or memory behind, and do
+/// not hang.
 #[test]
 fn engines_dropped_with_io_in_flight_leave_nothing() {
     let test = "engines_dropped_with_io_in_flight_leave_nothing";

@@ -1,11 +1,11 @@
-//! First things first: what is written is read, through every back end and page size.
+//! Written bytes are read back, through every back end and page size.
 
 mod common;
 
 use millpond::{BackendChoice, Backing, Engine, OpenOptions, SimOptions};
 
 #[test]
-fn what_is_written_is_read() {
+fn written_bytes_are_read_back() {
     let dir = common::temp_dir();
     let mut back_ends = vec![
         BackendChoice::Auto,

@@ -1,6 +1,6 @@
-//! Blocks that are reserved for pages in the cache stay reserved until the pages are written, whatever
-//! happens to the file. Each test here is an incident: writes were acknowledged, and a later sync found the
-//! disk full.
+//! Blocks reserved for cached pages stay reserved until the pages are written, whichever operations
+//! the file has in between. Each test here is an incident: writes were acknowledged, and a later
+//! sync found the disk full.
 
 mod common;
 #[path = "space/random.rs"]
@@ -35,7 +35,7 @@ const IN_PLACE: [(&str, Make); 3] = [
 
 const BACKINGS: [Backing; 3] = [Backing::Buffered, Backing::Direct, Backing::DirectInPlace];
 
-/// A file whose writes wait in the cache, and another program's file that takes what becomes free.
+/// A file whose writes wait in the cache, and another program's file that takes free blocks.
 struct Case {
     what: String,
     path: PathBuf,
@@ -63,7 +63,7 @@ impl Case {
         Some(Case { what, path, filler, engine, file, mount })
     }
 
-    /// The other program takes all that is free.
+    /// The other program takes all free blocks.
     fn fill_up(&self) {
         self.mount.fill_up(&self.filler);
     }
@@ -91,7 +91,7 @@ fn each_case(mut body: impl FnMut(Case)) {
     }
 }
 
-/// A way to write past the end that finds no space; how many bytes were taken.
+/// A way to write past the end that finds no space; returns the number of bytes written.
 type Fail = fn(&Case, &[u8]) -> usize;
 
 fn direct_file(case: &Case) -> Option<File> {
@@ -108,7 +108,7 @@ fn direct_file(case: &Case) -> Option<File> {
 const FAILING_WRITES: [(&str, Fail); 5] = [
     ("append", |case, bytes| {
         let before = case.file.len().unwrap();
-        // A part may be taken, which is an error of its own.
+        // A partial append is an error.
         let _ = case.file.append(bytes);
         (case.file.len().unwrap() - before) as usize
     }),
@@ -130,7 +130,7 @@ const FAILING_WRITES: [(&str, Fail); 5] = [
         taken
     }),
     ("write through", |case, bytes| {
-        // With this no byte waits in the cache: nothing of earlier writes may be lost then, either.
+        // In mode through no byte waits in the cache: earlier writes must not be lost then, either.
         case.file.begin_through().unwrap();
         let taken = case.file.write_at(bytes, case.file.len().unwrap()).unwrap_or(0);
         case.file.end_through();
@@ -171,10 +171,11 @@ impl Case {
     }
 }
 
-/// Incident: while blocks were reserved ahead of the end, a write beyond them went through and failed. The
-/// blocks were gone, and the next small write was taken for them all the same.
+/// Incident: while blocks were reserved ahead of the end, a write beyond them went through and
+/// failed. The blocks were released, and the next small write was acknowledged as if they were
+/// still reserved.
 ///
-/// Goal: after a write past the cache that moves the end, blocks beyond it are asked for again.
+/// Goal: after a write past the cache that moves the end, blocks beyond it are requested again.
 #[test]
 fn blocks_reserved_ahead_are_not_counted_on_after_a_failed_write() {
     each_case(|case| {
@@ -197,10 +198,10 @@ fn blocks_reserved_ahead_are_not_counted_on_after_a_failed_write() {
     });
 }
 
-/// Incident: `truncate` to the length that the file had gave back, on ext4 and XFS, the blocks reserved ahead
-/// of the end, and the writes that followed were taken for them all the same.
+/// Incident: `truncate` to the present length released, on ext4 and XFS, the blocks reserved ahead
+/// of the end. Later writes were acknowledged as if the blocks were still reserved.
 ///
-/// Goal: a truncation to whatever length leaves no write without blocks.
+/// Goal: after a truncation to any length every acknowledged write has blocks.
 #[test]
 fn truncating_to_the_same_length_leaves_no_write_without_blocks() {
     each_case(|case| {
@@ -233,10 +234,10 @@ const CHANGES: [(&str, Change); 3] = [
     }),
 ];
 
-/// Incident: another process cut or punched the file, `invalidate` was called for that, and writes were taken
-/// without blocks, as the blocks from before counted as reserved.
+/// Incident: another process truncated or punched the file, `invalidate` was called, and writes
+/// were acknowledged without blocks, as the earlier blocks still counted as reserved.
 ///
-/// Goal: after `invalidate` blocks are asked for again.
+/// Goal: after `invalidate` blocks are requested again.
 #[test]
 fn blocks_are_asked_for_again_after_invalidate() {
     for (name, change) in CHANGES {
@@ -245,7 +246,7 @@ fn blocks_are_asked_for_again_after_invalidate() {
             let mut expected = vec![1; 1 << 20];
             case.file.write_all_at(&expected, 0).unwrap();
             case.file.sync_all().unwrap();
-            // Blocks of a file that were written are not looked for: they are remembered.
+            // The engine records the blocks of written ranges, and does not query them.
             case.file.write_all_at(&expected, 0).unwrap();
             case.file.sync_all().unwrap();
             let other = std::fs::File::options().read(true).write(true).open(&case.path).unwrap();
@@ -265,10 +266,10 @@ fn blocks_are_asked_for_again_after_invalidate() {
     }
 }
 
-/// Incident: XFS allocates more than a write needs, and takes the rest back when the disk is full. Those blocks
-/// beyond the end, which a write through the kernel had left there, counted as reserved.
+/// Incident: XFS allocates more blocks than a write needs, and takes the rest back when the disk is
+/// full. Such blocks beyond the end, left by a write through the kernel, counted as reserved.
 ///
-/// Goal: only blocks that were asked for count as reserved beyond the end.
+/// Goal: only blocks that the engine requested count as reserved beyond the end.
 #[test]
 fn blocks_that_the_file_system_may_take_back_do_not_count() {
     for backing in [Backing::Buffered, Backing::Direct] {
@@ -285,7 +286,7 @@ fn blocks_that_the_file_system_may_take_back_do_not_count() {
         file.append(&[2; 16 * PAGE]).unwrap();
         expected.resize(expected.len() + 16 * PAGE, 2);
         case.fill_up();
-        // The kernel looks for blocks that it can take back.
+        // The kernel takes back blocks that it can free.
         let _ = std::fs::write(path.with_file_name("more"), vec![0; 1 << 20]);
         case.fill_up();
         file.sync_all().unwrap_or_else(|error| panic!("{backing:?}: {error}"));
@@ -294,10 +295,10 @@ fn blocks_that_the_file_system_may_take_back_do_not_count() {
     }
 }
 
-/// Incident: zeroing a range on XFS gives up its blocks and allocates new ones; where that failed, the range was
-/// a hole, and writes there were taken as if it had blocks.
+/// Incident: zeroing a range on XFS releases its blocks and allocates new ones. Where that failed,
+/// the range was a hole, and writes there were acknowledged as if it had blocks.
 ///
-/// Goal: whatever a zeroing did, blocks are asked for again.
+/// Goal: after any zeroing, blocks are requested again.
 #[test]
 fn blocks_are_asked_for_again_after_zeroing() {
     each_case(|case| {
@@ -434,8 +435,9 @@ fn little_is_reserved_ahead_on_a_disk_that_is_nearly_full() {
     }
 }
 
-/// Incident: at each reservation ahead of the end the engine took a write lease on the file for a moment, to see
-/// whether another process had it open: in that moment `open` with O_NONBLOCK of other processes failed.
+/// Incident: at each reservation ahead of the end the engine took a write lease on the file for a
+/// moment, to check whether another process had it open. In that moment `open` with O_NONBLOCK of
+/// other processes failed.
 ///
 /// Goal: no open of another process fails while a file grows.
 #[test]
@@ -459,8 +461,8 @@ fn opens_of_other_processes_do_not_fail_while_a_file_grows() {
     });
 }
 
-/// Opens the file with O_NONBLOCK over and over in another process while `body` runs; how many failed. Leases
-/// are broken by other processes, and by other descriptions of this one, too: a thread will do.
+/// Opens the file with O_NONBLOCK in a loop while `body` runs; returns the number of failures.
+/// Other processes and other open descriptions of this process break leases, so a thread is enough.
 fn opens_beside(path: &Path, body: impl FnOnce()) -> u64 {
     use std::os::unix::fs::OpenOptionsExt;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -17,7 +17,7 @@ const LEN: usize = 64;
 const CAPACITY: usize = 256;
 const SUBMITTERS: u64 = 2;
 
-/// The requests of a number: what can't be, what is read by all and so cached, and what mostly is not.
+/// The kind of a request, by its number: invalid, of shared cached pages, or mostly a miss.
 enum Kind {
     Refused,
     Cached,
@@ -33,9 +33,9 @@ fn kind_of(number: u64) -> Kind {
     }
 }
 
-/// Goal: of a storm of completions each comes exactly once, with its own outcome and bytes: hits, misses
-/// in any order, refused requests and device errors in the middle of batches, short transfers, several
-/// submitters, and several waiters for batches of different sizes.
+/// Goal: of many completions each comes exactly once, with its own outcome and bytes: hits, misses
+/// in any order, refused requests and device errors in the middle of batches, short transfers,
+/// several submitters, and several waiters for batches of different sizes.
 #[test]
 fn a_storm_of_a_million_completions() {
     let total = u64::from(common::scaled(1_000_000));
@@ -70,7 +70,7 @@ fn a_storm_of_a_million_completions() {
                                 Kind::Cached => random.below(8 * PAGE),
                                 Kind::Anywhere => random.below(FILE_BYTES - LEN as u64),
                             };
-                            // The place comes back with the number, to check the bytes.
+                            // The completion's number has the offset, to check the bytes.
                             let data = number << 32 | offset & 0xffff_ffff;
                             Request::read(file, vec![0; LEN], offset).user_data(data)
                         }));
@@ -97,7 +97,7 @@ fn a_storm_of_a_million_completions() {
                             let refused = matches!(kind_of(number / SUBMITTERS), Kind::Refused);
                             match one.into_parts() {
                                 (Ok(moved), bytes) => {
-                                    // Or what lies before bytes that could not be read.
+                                    // Or the part before the bytes that could not be read.
                                     assert!(!refused && moved > 0, "{number}: {moved}");
                                     let expected = &content[at..at + moved];
                                     assert!(bytes[..moved] == *expected, "{number}: bytes");

@@ -1,7 +1,7 @@
-//! Many threads on the same files, with data that tells what is wrong with it.
+//! Many threads on the same files, with data that shows errors.
 //!
-//! Each write fills a *group* of pages, unaligned to them, with one stamp; so a read of a group
-//! shows whether it was atomic, and the stamps that were begun and ended around the read say
+//! Each write fills a *group* of pages, unaligned to them, with one stamp. So a read of a group
+//! shows whether it was atomic, and the stamps that were started and ended around the read show
 //! whether it was current. `MILLPOND_TEST_SCALE` makes the tests longer.
 
 mod common;
@@ -16,7 +16,7 @@ use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp
 
 const GROUPS: u64 = 24;
 
-/// The groups of one file: the stamps whose writes were begun and ended.
+/// The groups of one file: the stamps of started and ended writes.
 struct Groups {
     bytes: u64,
     begun: Vec<AtomicU64>,
@@ -106,7 +106,7 @@ impl Groups {
         self.check_until(group, bytes, ended, self.begun[group as usize].load(SeqCst));
     }
 
-    /// All of `bytes` were written at once, not before `ended` and not after `begun`.
+    /// All of `bytes` were written by one write, not before `ended` and not after `begun`.
     fn check_until(&self, group: u64, bytes: &[u8], ended: u64, begun: u64) {
         if bytes.is_empty() {
             return;
@@ -130,7 +130,7 @@ impl Groups {
     }
 }
 
-/// Sets up what makes pages go and come: hints, invalidation, the hit path's switch.
+/// Causes fills and evictions: hints, invalidation, the hit path's switch.
 fn disturb(engine: &Engine, file: &File, len: u64, random: &mut Random) {
     let (at, part) = (random.below(len), random.below(len / 4));
     match random.below(8) {
@@ -241,10 +241,10 @@ fn readers_and_writers(setup: &Setup, random: &mut Random, time: Duration) {
     println!("{}: operations {counts:?}; {:?}", setup.name, engine.stats());
 }
 
-/// Goal: reads and writes of many pages are atomic and current, whatever is evicted, filled, read
-/// ahead, viewed or opened meanwhile.
-/// Method: writers, readers, viewers and a disturber over files of groups, on every back end, with
-/// caches of a few pages up to most of a file.
+/// Goal: reads and writes of many pages are atomic and current, beside evictions, fills,
+/// read-ahead, views and opens.
+/// Method: writers, readers, viewers and a disturbing thread over files of groups, on every back
+/// end, with caches of a few pages up to most of a file.
 #[test]
 fn reads_are_atomic_and_current() {
     let mut random = Random::from_environment();
@@ -283,8 +283,8 @@ fn check_records(bytes: &[u8], what: &str) {
 }
 
 /// Goal: appends, truncations and extensions are atomic, also for readers at the end of the file.
-/// Method: records are appended, one or a few at a time, and the file is cut and extended to whole
-/// records; a reader sees whole records with one stamp each, or zeros.
+/// Method: records are appended, one or a few at a time, and the file is truncated and extended to
+/// whole records; a reader sees whole records with one stamp each, or zeros.
 #[test]
 fn the_end_of_the_file_moves_in_whole_records() {
     let mut random = Random::from_environment();
@@ -378,9 +378,9 @@ fn read_records(file: &File, random: &mut Random) {
     check_records(&bytes[..moved], "read");
 }
 
-/// Goal: a view at an offset that a truncation takes away shows nothing, or what was there.
-/// Method: one page, whose length jumps to both sides of the offset; hints evict it all the time.
-/// Incident: the length was not looked at again after the page had been filled for the view.
+/// Goal: a view at an offset that a truncation removes shows nothing, or the earlier bytes.
+/// Method: one page, whose length jumps to both sides of the offset; hints evict it continuously.
+/// Incident: the length was not checked again after the page had been filled for the view.
 #[test]
 fn views_race_with_truncation_in_the_same_page() {
     for (name, backend) in back_ends(7) {
@@ -412,11 +412,11 @@ fn views_race_with_truncation_in_the_same_page() {
     }
 }
 
-/// Goal: with a device that fails at random, a read gives the right bytes or the error, also where
-/// it waited for another thread's fill or for read-ahead; with the errors gone, all is there.
-/// Method: a file that nobody changes, a tiny cache, readers in sequence and at random.
+/// Goal: with a device that fails at random, a read returns the correct bytes or the error, also if
+/// it waited for another thread's fill or for read-ahead. After the errors all bytes are there.
+/// Method: a file that does not change, a tiny cache, readers in sequence and at random.
 #[test]
-fn failing_fills_concern_only_who_wants_the_page() {
+fn failing_fills_fail_only_readers_of_the_page() {
     let mut random = Random::from_environment();
     let sim =
         SimOptions::new(random.next()).delay_us_max(50).short_per_mille(100).error_per_mille(100);
@@ -442,7 +442,7 @@ fn failing_fills_concern_only_who_wants_the_page() {
                     let mut bytes = vec![0; groups.bytes as usize];
                     match file.read_at(&mut bytes, group * groups.bytes) {
                         Ok(moved) => {
-                            // Or what lies before a page that can't be read.
+                            // Or the part before a page that can't be read.
                             assert!((1..=bytes.len()).contains(&moved));
                             if moved == bytes.len() {
                                 groups.check(group, &bytes, 1);
@@ -471,9 +471,9 @@ fn failing_fills_concern_only_who_wants_the_page() {
 }
 
 /// Goal: leaves and inner nodes of the page table may be recycled at any moment: a reader sees its
-/// own file's pages, and the memory of the tables comes back.
-/// Method: sparse files, in which each page has a leaf of its own, through a cache of a few pages;
-/// at the end one page of each can be cached again and again.
+/// own file's pages, and the memory of the tables is reused.
+/// Method: sparse files, in which each page has its own leaf, through a cache of a few pages; at
+/// the end one page of each can be cached repeatedly.
 #[test]
 fn tables_of_sparse_files_are_recycled() {
     const STEP: u64 = 512 * 4096;
@@ -528,7 +528,7 @@ fn tables_of_sparse_files_are_recycled() {
         for file in &files {
             file.advise(0, 0, Advice::DontNeed).unwrap();
         }
-        // All but a few pages' worth of the limit is free for pages that share a leaf.
+        // All but a few pages of the limit are free for pages that share a leaf.
         let dense = engine.open(dir.path().join("dense"), &read_write()).unwrap();
         dense.advise(0, 0, Advice::Random).unwrap();
         let pages = 24u64;

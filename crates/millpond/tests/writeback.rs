@@ -1,6 +1,8 @@
-//! Write-back on a simulated device: what reaches it, when, in which pieces; what is durable.
+//! Write-back on a simulated device: which writes reach it, when, and in which sizes; which bytes
+//! are durable.
 //!
-//! Threads are in `writeback_threads.rs`, faults in `writeback_faults.rs`, power cuts in `crash.rs`.
+//! Threads are in `writeback_threads.rs`, faults in `writeback_faults.rs`, power cuts in
+//! `crash.rs`.
 
 mod common;
 
@@ -21,7 +23,7 @@ fn pattern(at: usize, stamp: usize) -> u8 {
     (at / 512 * 7 + at % 251 + stamp * 13) as u8 | 1
 }
 
-/// Bytes of a file, changed along with it.
+/// The expected bytes of a file.
 #[derive(Clone, Default)]
 struct Expected(Vec<u8>);
 
@@ -40,10 +42,10 @@ impl Expected {
     }
 }
 
-/// Goal: a write in mode Back returns before the device has heard of it; `write_back` brings it
-/// there and makes nothing durable; a sync does.
+/// Goal: a write in mode back returns before any request reaches the device. `write_back` writes it
+/// there without making it durable; a sync makes it durable.
 #[test]
-fn a_write_stays_in_the_cache_until_it_is_asked_for() {
+fn a_write_stays_in_the_cache_until_write_back() {
     let sim = Simulated::new(SimOptions::new(1), 4 << 20, &write_back());
     let mut expected = Expected::default();
     expected.write(&sim.file, 100, 3 * PAGE, 1);
@@ -54,11 +56,11 @@ fn a_write_stays_in_the_cache_until_it_is_asked_for() {
     assert_eq!(sim.device.durable(), []);
     let writes = sim.device.writes();
     sim.file.sync_data().unwrap();
-    assert_eq!((sim.device.writes(), sim.device.syncs()), (writes, 1), "only what is dirty");
-    sim.settles(&expected.0);
+    assert_eq!((sim.device.writes(), sim.device.syncs()), (writes, 1), "only the dirty page");
+    sim.assert_stored(&expected.0);
 }
 
-/// Goal: a write in mode Through is on the device when it returns; a sync makes it durable.
+/// Goal: a write in mode through is on the device when it returns; a sync makes it durable.
 #[test]
 fn a_write_through_is_on_the_device_at_once() {
     let sim = Simulated::new(SimOptions::new(1), 4 << 20, &read_write());
@@ -66,10 +68,10 @@ fn a_write_through_is_on_the_device_at_once() {
     expected.write(&sim.file, 100, 3 * PAGE, 1);
     same(&sim.device.image(), &expected.0, "through");
     assert_eq!(sim.device.durable(), []);
-    sim.settles(&expected.0);
+    sim.assert_stored(&expected.0);
 }
 
-/// Goal: closing the last handle brings everything to the device.
+/// Goal: closing the last handle writes all dirty pages to the device.
 #[test]
 fn close_writes_back() {
     for explicitly in [true, false] {
@@ -86,10 +88,10 @@ fn close_writes_back() {
     }
 }
 
-/// Goal: whatever the length of a file within its last page, the device gets its bytes, and never
+/// Goal: for every length of a file within its last page, the device gets its bytes, and never
 /// becomes longer than the file.
 /// Method: every remainder, on page sizes of one and of several kernel pages: write, write back,
-/// extend, cut, sync.
+/// extend, truncate, sync.
 #[test]
 fn tails_of_every_length() {
     for options in modes() {
@@ -137,7 +139,7 @@ fn tail_of(file: &File, sim: &Simulated, len: usize) {
     file.write_back().unwrap();
     check(&expected, &mut len_max, "extended and written back");
     same(&device.image(), &expected.0, "extended and written back");
-    // Cut in the dirty tail, and extended by truncation.
+    // Truncated in the dirty tail, and extended by truncation.
     expected.write(file, len, 300, 4);
     let cut = len + 150;
     file.truncate(cut as u64).unwrap();
@@ -153,8 +155,8 @@ fn tail_of(file: &File, sim: &Simulated, len: usize) {
     assert_eq!(device.violations(), [""; 0]);
 }
 
-/// Goal: dirty pages in a row reach the device as few large writes; scattered ones as several
-/// writes under way at once.
+/// Goal: consecutive dirty pages reach the device as few large writes; scattered ones as several
+/// concurrent writes.
 #[test]
 fn dirty_pages_in_a_row_are_written_together() {
     let builder = Engine::builder()
@@ -164,7 +166,7 @@ fn dirty_pages_in_a_row_are_written_together() {
     let sim = Simulated::with(SimOptions::new(1), &builder, &write_back());
     let mut expected = Expected::default();
     const PAGES: usize = 256;
-    // In an order that is none.
+    // In random order.
     for number in 0..PAGES {
         expected.write(&sim.file, number * 77 % PAGES * PAGE, PAGE, number);
     }
@@ -177,13 +179,13 @@ fn dirty_pages_in_a_row_are_written_together() {
     }
     sim.file.write_back().unwrap();
     let log = sim.device.take_log();
-    // What lies between may be clean pages that were written along, but not more than all.
+    // Clean pages between them may be written along, but not more than the whole file.
     assert!(log.iter().map(|write| write.len).sum::<u64>() <= (PAGES * PAGE) as u64);
     assert!(log.len() == 1 || sim.device.writes_under_way_max() > 1, "one by one: {}", log.len());
-    sim.settles(&expected.0);
+    sim.assert_stored(&expected.0);
 }
 
-/// Goal: a page that is dirtied again and again between syncs is written once.
+/// Goal: a page that is dirtied repeatedly between syncs is written once.
 #[test]
 fn a_page_is_written_once_however_often_it_was_dirtied() {
     let sim = Simulated::new(SimOptions::new(1), 4 << 20, &write_back());
@@ -193,12 +195,12 @@ fn a_page_is_written_once_however_often_it_was_dirtied() {
     }
     sim.file.sync_all().unwrap();
     assert_eq!(sim.device.writes(), 1);
-    sim.settles(&expected.0);
+    sim.assert_stored(&expected.0);
 }
 
-/// Goal: no more than the dirty limit is dirty, ever, and one write.
-/// Method: single-page writes to a device that is stuck; the writer stops at the limit, and goes
-/// on when the device does.
+/// Goal: the dirty pages never exceed the limit by more than one write.
+/// Method: single-page writes to a device that hangs; the writer stops at the limit, and continues
+/// when the device does.
 #[test]
 fn writers_stop_at_the_dirty_limit() {
     for dirty_pages in [16, 100] {
@@ -231,11 +233,11 @@ fn writers_stop_at_the_dirty_limit() {
             assert!(expected.contains(&stuck_at), "stopped after {stuck_at}, not {dirty_pages}");
         });
         let expected: Vec<u8> = (0..pages as usize * PAGE).map(|i| (i / PAGE) as u8).collect();
-        sim.settles(&expected);
+        sim.assert_stored(&expected);
     }
 }
 
-/// Goal: as above, over time: at every moment all but the limit's worth of pages is on the device.
+/// Goal: the same over time: at every moment the device has all but the limit's number of pages.
 #[test]
 fn the_dirty_limit_holds_at_every_moment() {
     const DIRTY_PAGES: usize = 8;
@@ -260,10 +262,11 @@ fn the_dirty_limit_holds_at_every_moment() {
         // One write is of three pages at most.
         assert!(dirty <= DIRTY_PAGES + 3, "{dirty} pages are dirty");
     }
-    sim.settles(&expected.0);
+    sim.assert_stored(&expected.0);
 }
 
-/// Goal: what nobody syncs is on the device when its age says so, and not much earlier.
+/// Goal: dirty pages without a sync are on the device when they reach their age, and not much
+/// earlier.
 #[test]
 fn old_pages_are_written_back_by_themselves() {
     const AGE: Duration = Duration::from_millis(200);
@@ -280,7 +283,8 @@ fn old_pages_are_written_back_by_themselves() {
             assert_eq!(sim.device.writes(), writes, "written back at once");
         }
         while sim.device.image() != expected.0 {
-            // Machines are busy: what is meant is not 30 seconds, and not never.
+            // Machines are busy: the limit excludes the default age of 30 seconds, and a page that
+            // is never written.
             assert!(started.elapsed() < AGE + Duration::from_secs(2), "still dirty");
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -288,8 +292,8 @@ fn old_pages_are_written_back_by_themselves() {
     }
 }
 
-/// Goal: a durable write is durable when it returns, with its size, however it was asked for, and
-/// whatever of its page was dirty before.
+/// Goal: a durable write is durable when it returns, with its size, for every way to request it,
+/// and also if a part of its page was dirty before.
 #[test]
 fn durable_writes_are_durable_when_they_return() {
     for options in modes() {
@@ -323,11 +327,11 @@ fn durable_writes_are_durable_when_they_return() {
                 same(&left[at..at + len], &src, "written durably");
             }
         }
-        sim.settles(&expected.0);
+        sim.assert_stored(&expected.0);
     }
 }
 
-/// Goal: a sync of a range makes what was written there durable.
+/// Goal: a sync of a range makes its bytes durable.
 #[test]
 fn a_sync_of_a_range_covers_it() {
     for options in modes() {
@@ -349,11 +353,11 @@ fn a_sync_of_a_range_covers_it() {
                 same(&left[at..end], &expected.0[at..end], "synced range");
             }
         }
-        sim.settles(&expected.0);
+        sim.assert_stored(&expected.0);
     }
 }
 
-/// Goal: writes that do not fit into the cache, in one piece or in many, are written all the same.
+/// Goal: writes that do not fit into the cache, one long or many short ones, succeed.
 #[test]
 fn writes_larger_than_the_cache() {
     for cache_bytes in [32 << 10, 256 << 10] {
@@ -373,12 +377,12 @@ fn writes_larger_than_the_cache() {
                 }
             }
             assert!(sim.device.len_max() <= expected.0.len() as u64);
-            sim.settles(&expected.0);
+            sim.assert_stored(&expected.0);
         }
     }
 }
 
-/// Goal: an operation that is not permitted says so in mode Back, too.
+/// Goal: an operation without permission fails in mode back, too.
 #[test]
 fn writes_need_a_writable_handle() {
     let sim = Simulated::new(SimOptions::new(1), 1 << 20, &write_back());
@@ -390,10 +394,10 @@ fn writes_need_a_writable_handle() {
     assert!(sim.device.is_empty());
 }
 
-/// Goal: closing a file gives back what was reserved beyond its end, and nothing that another
-/// process has put there.
+/// Goal: closing a file releases blocks reserved beyond its end, and no bytes that another process
+/// has written there.
 #[test]
-fn close_cuts_off_nothing_of_others() {
+fn close_keeps_bytes_of_other_processes() {
     use std::os::unix::fs::{FileExt, MetadataExt};
     let dir = common::temp_dir();
     let engine = common::engine(4 << 20, millpond::BackendChoice::Threads);
@@ -414,8 +418,8 @@ fn close_cuts_off_nothing_of_others() {
     }
 }
 
-/// Goal: writes that make a file longer and are synced one by one go to the device at once, which the sync wants them
-/// to; what is written otherwise waits, of the same file, too.
+/// Goal: writes that extend a file and are synced one by one go to the device at once, before the
+/// sync needs them. Other writes wait, also of the same file.
 /// Method: the device counts writes.
 #[test]
 fn a_log_is_written_at_once() {
@@ -445,5 +449,5 @@ fn a_log_is_written_at_once() {
         sim.file.sync_data().unwrap();
         end += 20;
     }
-    sim.settles(&expected.0);
+    sim.assert_stored(&expected.0);
 }

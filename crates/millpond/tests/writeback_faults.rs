@@ -1,5 +1,4 @@
-//! Write-back on a device that fails: nothing that was acknowledged is lost, and no failure is
-//! kept secret.
+//! Write-back on a failing device: no acknowledged byte is lost, and every failure is reported.
 
 mod common;
 #[path = "writeback_faults/failed_syncs.rs"]
@@ -12,14 +11,14 @@ use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions};
 
 use common::mount::Mount;
 use common::{
-    Random, Simulated, cache_for, engine, has_uring, read_write, same, scaled, sync_in_the_end,
+    Random, Simulated, cache_for, engine, has_uring, read_write, same, scaled, sync_until_success,
     within, write_back,
 };
 
 const PAGE: usize = 4096;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a file holds, and what a byte of it may hold, too, since a write of it failed.
+/// The contents of a file, and the alternatives for each byte after a failed write.
 #[derive(Default)]
 struct Expected {
     bytes: Vec<u8>,
@@ -45,7 +44,7 @@ impl Expected {
         }
     }
 
-    /// `seen` is what the file may hold from `offset` on.
+    /// Checks that the file may have the bytes `seen` from `offset` on.
     fn check(&self, offset: usize, seen: &[u8], what: &str) {
         for (number, piece) in seen.chunks(256).enumerate() {
             let from = offset + number * 256;
@@ -70,7 +69,7 @@ impl Expected {
     }
 }
 
-/// A file, what it should hold, and random operations on it.
+/// A file, its expected contents, and random operations on it.
 struct Subject {
     sim: Simulated,
     expected: Expected,
@@ -122,7 +121,7 @@ impl Subject {
         }
     }
 
-    /// A sync tells of each failure of the device's, and what it covers is durable.
+    /// A sync returns each failure of the device, and the bytes that it covers are durable.
     fn sync(&mut self) {
         match self.sim.file.sync_data() {
             Ok(()) => {
@@ -141,10 +140,10 @@ impl Subject {
         self.expected.check_all(&bytes[..moved], "read");
     }
 
-    /// With the fault gone, everything that was acknowledged is there.
+    /// Without faults, the file has all acknowledged bytes.
     fn settle(mut self) {
         self.sim.errors(false);
-        sync_in_the_end(&self.sim.file);
+        sync_until_success(&self.sim.file);
         let stored = self.sim.device.durable();
         self.expected.check_all(&stored, "in the end");
         same(&self.sim.device.image(), &stored, "image");
@@ -156,12 +155,12 @@ impl Subject {
     }
 }
 
-/// Goal: what a write that failed has left beyond the end of the file counts at once, or never.
-/// Method: a write past the cache fails after a part was moved, and so does cutting that off; then
-/// the file grows. (Once that brought bytes of the failed write into a file that had ended before
-/// them.)
+/// Goal: bytes of a failed write beyond the end of the file become visible at once, or never.
+/// Method: a write past the cache fails after a part was transferred, and so does the truncation
+/// that removes this part; then the file grows. (Once that brought bytes of the failed write into a
+/// file that had ended before them.)
 #[test]
-fn what_a_failed_write_left_does_not_come_back() {
+fn bytes_of_a_failed_write_do_not_come_back() {
     let mut random = Random::from_environment();
     for _ in 0..scaled(20) {
         let device = SimOptions::new(random.next()).error_per_mille(1000);
@@ -179,12 +178,12 @@ fn what_a_failed_write_left_does_not_come_back() {
         if len > 5 * PAGE {
             expected[5 * PAGE..len].fill(2);
         }
-        sim.settles(&expected);
+        sim.assert_stored(&expected);
     }
 }
 
-/// Goal: a device that fails every k-th write, having moved any part of it, loses nothing once a
-/// later sync succeeds; and no sync succeeds without what it covers.
+/// Goal: a device that fails every k-th write, after transferring any part of it, loses nothing
+/// once a later sync succeeds. No sync succeeds without storing the bytes that it covers.
 /// Method: k from 1 to 500, EIO and ENOSPC; random writes of up to two pages to a file that is
 /// larger than the cache, until some writes have failed.
 #[test]
@@ -219,7 +218,7 @@ fn kth_write(k: u64, errno: i32, options: OpenOptions, random: Random) {
                 Ok(()) => {}
                 Err(error) => subject.is_injected(&error),
             },
-            // As logs grow, which are written at once.
+            // Appends with syncs, as of a log, which are written at once.
             4 => (0..6).for_each(|_| {
                 subject.write(subject.expected.bytes.len(), 1 + at % 900);
                 subject.sync();
@@ -234,11 +233,11 @@ fn kth_write(k: u64, errno: i32, options: OpenOptions, random: Random) {
     subject.settle();
 }
 
-/// Goal: after a failed sync, the next one that succeeds has written everything since the last
-/// successful one again, though the device took it before and does not complain any more.
+/// Goal: after a failed sync, the next successful one has written all pages since the last
+/// successful one again, though the device had accepted them and reports no more error.
 /// Method: every second or third sync fails and loses sectors; all pages stay cached.
 #[test]
-fn a_failed_sync_is_made_up_for_by_the_next() {
+fn the_next_sync_repairs_a_failed_one() {
     let mut random = Random::from_environment();
     let mut failed = 0;
     for round in 0..scaled(60) {
@@ -247,7 +246,7 @@ fn a_failed_sync_is_made_up_for_by_the_next() {
         let sim = Simulated::new(sim, 4 << 20, &options);
         let mut subject = Subject::new(sim, random.fork(), libc::EIO);
         subject.case = format!("{options:?}");
-        // The first sync succeeds; and what is cached stays so.
+        // The first sync succeeds, and the cached pages stay cached.
         subject.write(0, 33 * PAGE);
         subject.sync();
         subject.read();
@@ -258,12 +257,12 @@ fn a_failed_sync_is_made_up_for_by_the_next() {
             subject.write(at, len);
             match subject.random.below(8) {
                 0 => {
-                    // The cache is large: nobody else syncs.
+                    // The cache is large, so no other sync runs.
                     let failures = [subject.failed_syncs, subject.sim.device.failed_syncs()];
                     subject.sync();
-                    let told = subject.failed_syncs - failures[0];
+                    let reported = subject.failed_syncs - failures[0];
                     let failed = subject.sim.device.failed_syncs() - failures[1];
-                    assert!(told >= failed, "a failure is kept secret");
+                    assert!(reported >= failed, "a failure is not reported");
                 }
                 1 => subject.read(),
                 2 => subject.sim.file.write_back().unwrap(),
@@ -283,10 +282,10 @@ fn a_failed_sync_is_made_up_for_by_the_next() {
     assert!(failed > 20 * scaled(60) as u64 / 60, "{failed} syncs failed");
 }
 
-/// Goal: with nothing clean and all writes failing, writers get the error soon; nothing that was
-/// acknowledged is dropped, the memory limit is kept; and with the fault gone, all is there.
+/// Goal: if no page is clean and all writes fail, writers get the error soon; no acknowledged byte
+/// is dropped; the memory limit holds. Without the fault, all bytes are stored.
 #[test]
-fn writers_are_told_when_the_device_takes_nothing() {
+fn writers_get_the_error_of_a_failing_device() {
     within(LIMIT * 2, "writers to a device that takes nothing", || {
         for errno in [libc::EIO, libc::ENOSPC] {
             for (cache_bytes, dirty_bytes) in [(64 << 10, 1 << 30), (1 << 20, 128 << 10)] {
@@ -296,13 +295,13 @@ fn writers_are_told_when_the_device_takes_nothing() {
                     .dirty_bytes_max(dirty_bytes);
                 let sim = SimOptions::new(1).fail_every_kth_write(1, errno);
                 let sim = Simulated::with(sim, &builder, &write_back());
-                takes_nothing(sim, errno);
+                with_failing_writes(sim, errno);
             }
         }
     });
 }
 
-fn takes_nothing(sim: Simulated, errno: i32) {
+fn with_failing_writes(sim: Simulated, errno: i32) {
     let mut subject = Subject::new(sim, Random(1), errno);
     let mut longest = Duration::ZERO;
     let mut at = 0;
@@ -321,20 +320,20 @@ fn takes_nothing(sim: Simulated, errno: i32) {
     subject.sim.file.sync_all().unwrap_err();
     subject.sim.file.write_back().unwrap_err();
     assert!(started.elapsed() < LIMIT / 3);
-    // Acknowledged bytes are read, and cached ones can be written anew, or not.
+    // Acknowledged bytes can be read. Cached ones can be written again, or the write fails.
     let (mut bytes, wanted) = ([0; 3000], subject.expected.bytes[..3000].to_vec());
     subject.sim.file.read_exact_at(&mut bytes, 0).unwrap();
     same(&bytes, &wanted, "read");
     subject.write(100, 100);
     subject.sim.errors(false);
-    sync_in_the_end(&subject.sim.file);
+    sync_until_success(&subject.sim.file);
     subject.write(at, 5000);
     subject.settle();
 }
 
-/// Goal: a failure is told to the syncs of every handle, until one succeeds; and to close.
+/// Goal: the syncs of every handle return a failure, until one succeeds; and so does close.
 #[test]
-fn every_handle_is_told_of_a_failure() {
+fn every_handle_returns_a_failure() {
     for options in [write_back(), read_write()] {
         let sim = SimOptions::new(1).fail_every_kth_sync(1);
         let sim = Simulated::new(sim, 1 << 20, &options);
@@ -345,10 +344,10 @@ fn every_handle_is_told_of_a_failure() {
         second.sync_data().unwrap_err();
         third.sync_all().unwrap_err();
         assert_eq!(fourth.close().unwrap_err().errno(), libc::EIO);
-        // Close tells of it, and does not settle it.
+        // Close returns the error, and does not clear it.
         second.sync_data().unwrap_err();
         sim.errors(false);
-        sync_in_the_end(&third);
+        sync_until_success(&third);
         let expected = [vec![0; 100], vec![7; 9000]].concat();
         sim.is_durable(&expected);
         second.sync_all().unwrap();
@@ -356,14 +355,14 @@ fn every_handle_is_told_of_a_failure() {
         second.close().unwrap();
         third.close().unwrap();
         open().close().unwrap();
-        sim.settles(&expected);
+        sim.assert_stored(&expected);
     }
 }
 
-/// Goal: an error of write-back that nobody waited for is told by the next sync or close, unless
-/// the bytes have reached the device meanwhile.
+/// Goal: the next sync or close returns an error of write-back in the background, unless the bytes
+/// have reached the device by then.
 #[test]
-fn failures_in_the_background_are_told() {
+fn background_failures_are_returned() {
     let builder = Engine::builder()
         .admission(common::admission())
         .cache_bytes(1 << 20)
@@ -380,13 +379,13 @@ fn failures_in_the_background_are_told() {
     sim.file.sync_all().unwrap_err();
     other.close().unwrap_err();
     sim.errors(false);
-    sim.settles(&[vec![0; 100], vec![7; 9000]].concat());
-    // Retried with back-off, not all the time.
+    sim.assert_stored(&[vec![0; 100], vec![7; 9000]].concat());
+    // Retried with back-off, not continuously.
     let tried = sim.device.failed_writes();
     assert!(tried < 1000, "{tried} attempts in {:?}", started.elapsed());
 }
 
-/// Goal: a write longer than a chunk is not lost by a sync that fails, or the error stays.
+/// Goal: a failing sync does not lose a write longer than a chunk, or the error persists.
 #[test]
 fn long_writes_and_failing_syncs() {
     for seed in 0..u64::from(scaled(10)) {
@@ -402,7 +401,7 @@ fn long_writes_and_failing_syncs() {
             subject.sync();
         }
         if unsettled {
-            // Chunks that had no copy: then it stays.
+            // Chunks without a copy: the error persists.
             subject.sim.file.sync_all().unwrap_err();
             let another = subject.sim.engine.open(&subject.sim.path, &write_back()).unwrap();
             another.close().unwrap_err();
@@ -412,11 +411,11 @@ fn long_writes_and_failing_syncs() {
     }
 }
 
-/// Goal: a full file system is told by the write that finds it full, not by a later sync; what was
-/// acknowledged is stored.
-/// Method: ext4 of a few MiB, on a loop device, filled by writes of several sizes in mode Back.
+/// Goal: on a full file system the write that finds no space returns the error, and not a later
+/// sync. Acknowledged bytes are stored.
+/// Method: ext4 of a few MiB, on a loop device, filled by writes of several sizes in mode back.
 #[test]
-fn a_full_file_system_is_told_by_writes() {
+fn writes_to_a_full_file_system_fail() {
     let mut back_ends = vec![BackendChoice::Threads];
     if has_uring() {
         back_ends.push(BackendChoice::Uring);
@@ -449,7 +448,7 @@ fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, ca
     };
     assert_eq!(refused.errno(), libc::ENOSPC, "{case}: {refused}");
     assert!(stored.len() > 1 << 20, "{case}: full after {} bytes", stored.len());
-    // What is there can be written anew.
+    // Bytes that have blocks can be written again.
     for at in [0, 4096, stored.len() / 2, stored.len() - 100] {
         assert_eq!(file.write_at(&[0xEE; 100], at as u64).unwrap(), 100, "{case}");
         stored[at..at + 100].fill(0xEE);
@@ -459,8 +458,8 @@ fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, ca
     file.close().unwrap();
     same(&std::fs::read(&path).unwrap(), &stored, case);
     std::fs::remove_file(&path).unwrap();
-    // Its space is there for the next once a thread of the engine's has closed it, if one was about to,
-    // and the journal has been committed.
+    // Its blocks are free once a thread of the engine has closed the file and the journal has been
+    // committed.
     let begun = Instant::now();
     while mount.free_blocks() < free && begun.elapsed() < LIMIT {
         std::thread::sleep(Duration::from_millis(1));
@@ -468,8 +467,8 @@ fn fill_up(engine: &Engine, mount: &Mount, options: &OpenOptions, len: usize, ca
     rustix::fs::syncfs(std::fs::File::open(&mount.point).unwrap()).unwrap();
 }
 
-/// Goal: a long write that fails leaves alone by how much the file has grown meanwhile.
-/// Incident: it cut the file below the cache to the size that it knew from before.
+/// Goal: a long write that fails does not undo a concurrent growth of the file.
+/// Incident: it truncated the file below the cache to the size from before the write.
 #[test]
 fn a_failed_write_below_the_end_cuts_nothing_off() {
     let sim = SimOptions::new(1).fail_every_kth_write(1, libc::EIO);

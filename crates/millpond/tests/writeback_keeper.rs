@@ -1,4 +1,4 @@
-//! Write-back with a keeper: what it is told, and what it does to files in the end.
+//! Write-back with a keeper: the messages to the keeper, and its final changes of files.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::{same, temp_dir, write_back};
 
 const PAGE: usize = 4096;
 
-/// A keeper in a thread.
+/// A keeper on its own thread.
 struct Keeper {
     address: Address,
     reports: Receiver<Report>,
@@ -64,12 +64,13 @@ fn a_page_that_is_not_cached_is_overwritten() {
     assert!(keeper.end().iter().all(|report| report.files.is_empty()));
 }
 
-/// Goal: the keeper has nothing to do with a file that was closed, even if none of its writes
-/// could wait in the cache.
+/// Goal: the keeper does not touch a file that was closed, even if none of its writes could wait in
+/// the cache.
 /// Method: a write to a part of a page through a handle that may not read it.
-/// Incident: the file stayed with the keeper, which in the end cut off what others had appended.
+/// Incident: the keeper still had the file, and in the end cut off bytes that another process had
+/// appended.
 #[test]
-fn a_closed_file_is_nothing_to_the_keeper() {
+fn the_keeper_does_not_touch_a_closed_file() {
     let keeper = Keeper::new();
     let dir = temp_dir();
     let path = dir.path().join("file");

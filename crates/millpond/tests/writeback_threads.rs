@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use millpond::{Engine, SimOptions};
 
-use common::{Random, Simulated, cache_for, stress_time, sync_in_the_end, within, write_back};
+use common::{Random, Simulated, cache_for, stress_time, sync_until_success, within, write_back};
 
 const PAGE: usize = 4096;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Goal: writers and readers of pages under write-back go on, and the device gets whole pages.
-/// Method: the device is stuck in the middle of write-back; pages are written anew, in part, and
-/// read; then it goes on.
+/// Method: the device blocks in the middle of write-back; pages are written again, in part, and
+/// read; then it continues.
 #[test]
 fn writers_do_not_wait_for_write_back() {
     const PAGES: usize = 16;
@@ -30,7 +30,7 @@ fn writers_do_not_wait_for_write_back() {
         assert!(sim.device.wait_for_blocked_write(LIMIT), "nothing is written back");
         let (sim, done, started) = (&sim, &done, Instant::now());
         let release = scope.spawn(move || {
-            // A writer that waits after all must not hang the test.
+            // If a writer waits after all, it must not hang the test.
             while started.elapsed() < LIMIT / 3 && !done.load(SeqCst) {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -39,7 +39,7 @@ fn writers_do_not_wait_for_write_back() {
         for number in 0..PAGES {
             let at = (number * PAGE) as u64;
             sim.file.write_all_at(&page(2), at).unwrap();
-            // Across two pages, the second of which is still the old one.
+            // Across two pages, the second of which still has its old bytes.
             sim.file.write_all_at(&[3; 200], at + PAGE as u64 - 100).unwrap();
             let mut bytes = [0; PAGE];
             sim.file.read_exact_at(&mut bytes, at).unwrap();
@@ -52,11 +52,11 @@ fn writers_do_not_wait_for_write_back() {
         flusher.join().unwrap().unwrap();
         assert!(took < LIMIT / 6, "writers waited for {took:?}");
     });
-    sim.settles(&[vec![4; PAGES * PAGE], vec![3; 100]].concat());
+    sim.assert_stored(&[vec![4; PAGES * PAGE], vec![3; 100]].concat());
 }
 
-/// Goal: pages reach the device whole, each as it was at one moment.
-/// Method: writers fill pages with stamps, while write-back is under way all the time.
+/// Goal: pages reach the device whole, each with its bytes of one moment.
+/// Method: writers fill pages with stamps, while write-back runs continuously.
 #[test]
 fn the_device_never_sees_half_a_page() {
     const PAGES: u64 = 40;
@@ -64,7 +64,7 @@ fn the_device_never_sees_half_a_page() {
     let mut random = Random::from_environment();
     sim.file.write_all_at(&vec![1; PAGES as usize * PAGE], 0).unwrap();
     let started = Instant::now();
-    // However slow the machine is, something is to be seen.
+    // Goes on until something was checked, on a slow machine, too.
     let goes_on = || {
         started.elapsed() < stress_time(1.0)
             || (sim.device.writes() <= 10 && started.elapsed() < LIMIT)
@@ -105,8 +105,9 @@ fn group(number: u64, stamp: u64) -> Vec<u8> {
     (number << 40 | stamp).to_ne_bytes().repeat(GROUP_BYTES as usize / 8)
 }
 
-/// Goal: writers, readers, syncers and truncaters of one file agree on it, on a cache that is far
-/// too small and a device that is slow and unordered; and in the end so does the device.
+/// Goal: writers, readers, syncers and truncaters of one file agree on its contents, with a cache
+/// that is far too small and a device that is slow and unordered; at the end the device has the
+/// same.
 /// Method: each group of bytes, unaligned to pages, has one writer and one stamp; behind the groups
 /// the file grows and shrinks.
 #[test]
@@ -114,10 +115,10 @@ fn many_threads_and_write_back() {
     many_threads(false);
 }
 
-/// Goal: the same, and what a sync covered survives a power cut right after it.
+/// Goal: the same, and bytes that a sync covered survive a power cut directly after it.
 /// Method: transfers are whole, as the device cuts short ones within a word.
-/// Incident: a sync found a page, HIDDEN at first, in the hands of a flush that had begun after it,
-/// and did not wait for that: one run in ten, with others beside it on the machine.
+/// Incident: a flush that had begun after the sync had the page HIDDEN, and the sync did not wait
+/// for it: one run in ten, on a busy machine.
 #[test]
 fn many_threads_and_power_cuts() {
     many_threads(true);
@@ -139,7 +140,7 @@ fn many_threads(cut: bool) {
             let len = sim.file.len().unwrap() as usize;
             let mut bytes = vec![0; len + 1];
             assert_eq!(sim.file.read_at(&mut bytes, 0).unwrap(), len);
-            sim.settles(&bytes[..len]);
+            sim.assert_stored(&bytes[..len]);
             println!("{cache_pages} pages: {} writes", sim.device.writes());
         }
     });
@@ -201,8 +202,8 @@ fn hammer(sim: &Simulated, random: &mut Random, time: Duration, cut: bool) {
                     0 => sim.file.write_back().unwrap(),
                     1 => sim.file.sync_range(syncing.below(END), 30_000).unwrap(),
                     2 => sim.file.sync_data().unwrap(),
-                    _ if cut => sync_and_look(sim, ended),
-                    _ => sync_in_the_end(&sim.file),
+                    _ if cut => sync_and_check(sim, ended),
+                    _ => sync_until_success(&sim.file),
                 }
                 assert!(sim.engine.stats().memory_bytes <= sim.engine.cache_bytes());
             }
@@ -210,10 +211,10 @@ fn hammer(sim: &Simulated, random: &mut Random, time: Duration, cut: bool) {
     });
 }
 
-/// What was acknowledged before a sync is durable after it, or something newer is.
-fn sync_and_look(sim: &Simulated, ended: &[AtomicU64]) {
+/// Bytes acknowledged before a sync are durable after it, or newer ones are.
+fn sync_and_check(sim: &Simulated, ended: &[AtomicU64]) {
     let before: Vec<u64> = ended.iter().map(|stamp| stamp.load(SeqCst)).collect();
-    sync_in_the_end(&sim.file);
+    sync_until_success(&sim.file);
     let left = sim.device.crash(before[0]);
     for (number, &stamp) in before.iter().enumerate() {
         let from = number * GROUP_BYTES as usize;

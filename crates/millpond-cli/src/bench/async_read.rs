@@ -1,13 +1,15 @@
-//! The suite `async-read`: reads of a file that is larger than the cache, a number of them in flight.
+//! The suite `async-read`: reads of a file that is larger than the cache, several of them in
+//! flight.
 //!
-//! The subject is a [`millpond::Queue`] that one thread submits to and waits on. The peers: a `preadv`
-//! loop; io_uring on the kernel's cache; the same with every read forced to a worker thread, which is
-//! what a kernel without asynchronous buffered reads does; and io_uring with O_DIRECT, the limit.
+//! The subject is a [`millpond::Queue`] with one thread that submits and waits. The baselines: a
+//! `preadv` loop; io_uring on the kernel's cache; the same with every read forced to a worker
+//! thread, as on a kernel without asynchronous buffered reads; and io_uring with O_DIRECT, the
+//! limit.
 //!
-//! All read the same list of places. What is cached of the file is dropped before each slice, by the kernel
-//! and by Millpond: no read is a hit, on either side. How long a read took is from before its submission until
-//! its completion is seen, on both sides. One case reads what is cached,
-//! as a future, against the same read by a call. Another has fio read by libaio (`fio_aio`).
+//! All engines read the same list of offsets. Before each slice the caches of the kernel and of
+//! Millpond drop the file, so no read hits. A read's latency is from before its submission until
+//! its completion is seen. One case compares a future of a cached read with the same read by a
+//! call. Another runs fio with libaio (`fio_aio`).
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -49,7 +51,8 @@ const FILE_BYTES_QUICK: u64 = 256 << 20;
 /// This part of the file fits the cache.
 const CACHE_SHARE: u64 = 8;
 const DEPTHS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Both ends, what most tables show, and what is measured with fio.
+/// The smallest and the largest depth, the depth of most published tables, and the depth of the fio
+/// case.
 const DEPTHS_QUICK: [u32; 4] = [1, 8, 32, 64];
 const CACHED_BYTES: u64 = 64 << 20;
 
@@ -60,7 +63,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         cold(plan, &mut outcome)?;
     }
     if plan.wants(HIT) {
-        plan.tell(HIT);
+        plan.report_progress(HIT);
         hit(plan, &mut outcome)?;
     }
     if plan.wants(fio_aio::CASE) {
@@ -72,7 +75,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let bytes = if plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES };
     let file = TestFile::create(&plan.dir, plan.bytes(bytes))?;
-    // Each block once before any comes again: no read hits, on either side.
+    // No block is read again before all others, so no read of either engine hits.
     let load = Load::shuffled(file.bytes, BLOCK_BYTES, 1).checked_for(plan.slice(300, 20));
     let length = plan.slice(250, 30);
     let builder = millpond::Engine::builder().cache_bytes(file.bytes / CACHE_SHARE);
@@ -94,9 +97,9 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 
     let depths = if plan.quick { &DEPTHS_QUICK[..] } else { &DEPTHS };
     for &depth in depths {
-        plan.tell(&format!("{COLD}, depth {depth}"));
+        plan.report_progress(&format!("{COLD}, depth {depth}"));
         let queue = engine.queue(depth as usize).context("making a queue")?;
-        // Aligned, as the peers' are: the device may read into them.
+        // Aligned as the baselines' buffers: the device may read into them.
         let buffers = engine.alloc_buffers(depth as usize, BLOCK_BYTES as usize);
         let buffers = buffers.context("buffers")?.into_iter().map(|buffer| vec![buffer]).collect();
         let subject = InFlight {
@@ -105,7 +108,7 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
                 pond.advise(0, 0, Advice::DontNeed)?;
                 file.drop_kernel_cache()
             }),
-            reads: RefCell::new(PondReads { queue, file: Arc::clone(&pond), buffers }),
+            reads: RefCell::new(ReadsByQueue { queue, file: Arc::clone(&pond), buffers }),
             reads_done: &reads,
             ended: Cell::new(0),
             latencies: RefCell::default(),
@@ -123,14 +126,14 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             };
             (name, ring.map(made))
         };
-        let peers = [
+        let baselines = [
             uring(DIRECT, OFlags::DIRECT, false),
             uring(BUFFERED, OFlags::empty(), false),
             uring(FORCED, OFlags::empty(), true),
         ];
         let mut measure =
-            |peer: &dyn Engine, latencies: Option<&RefCell<Histogram>>| -> Result<()> {
-                let [mut own, mut other] = compare(COLD, &subject, peer, &load, plan, length)?;
+            |baseline: &dyn Engine, latencies: Option<&RefCell<Histogram>>| -> Result<()> {
+                let [mut own, mut other] = compare(COLD, &subject, baseline, &load, plan, length)?;
                 own = own.taking(subject.latencies.borrow().latencies());
                 if let Some(latencies) = latencies {
                     other = other.taking(latencies.borrow().latencies());
@@ -139,9 +142,9 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
                 Ok(())
             };
         let mut skipped = Vec::new();
-        for (name, peer) in peers {
-            match peer {
-                Ok(peer) => measure(&peer, Some(&peer.latencies))?,
+        for (name, baseline) in baselines {
+            match baseline {
+                Ok(baseline) => measure(&baseline, Some(&baseline.latencies))?,
                 Err(error) => skipped.push((name, error)),
             }
         }
@@ -172,11 +175,11 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 }
 
 fn drop_cached(file: &std::fs::File) {
-    // Where it can't be dropped, the kernel's reads are faster than they should be, never slower.
+    // If the kernel keeps some pages, its reads are faster than they should be, never slower.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
-/// What keeps reads in flight until there are no more.
+/// Keeps a number of reads in flight until there are no more.
 trait Reads {
     /// Reads at the offsets that `next` gives; shows each to `check`.
     fn run(
@@ -196,14 +199,14 @@ impl Reads for Uring {
     }
 }
 
-struct PondReads {
+struct ReadsByQueue {
     queue: Queue,
     file: Arc<millpond::File>,
     /// One for each request.
     buffers: Vec<Vec<Buffer>>,
 }
 
-impl Reads for PondReads {
+impl Reads for ReadsByQueue {
     fn run(
         &mut self,
         next: &mut dyn FnMut() -> Option<u64>,
@@ -249,13 +252,13 @@ impl Reads for PondReads {
 /// An engine with a number of reads in flight, all of one thread.
 struct InFlight<'a, R> {
     name: &'static str,
-    /// Drops what is cached, before each slice.
+    /// Drops the cached pages before each slice.
     prepare: Box<dyn Fn() -> io::Result<()> + 'a>,
     reads: RefCell<R>,
     reads_done: &'a AtomicU64,
-    /// Where the last slice ended.
+    /// The position in the list where the last slice ended.
     ended: Cell<usize>,
-    /// Of the slices since the warm-up; the first, which does not count, among them.
+    /// Latencies of all slices since the warm-up, including the first one, which is not counted.
     latencies: RefCell<Histogram>,
 }
 
@@ -296,7 +299,7 @@ impl<R: Reads> Engine for InFlight<'_, R> {
         let before = Usage::now();
         let started = Instant::now();
         let mut latencies = self.latencies.borrow_mut();
-        // A few, of which none is at the same place.
+        // A few reads, all at different offsets.
         let in_flight: RefCell<Vec<(u64, Instant)>> = RefCell::default();
         let mut next = || {
             if left == 0 {
@@ -328,7 +331,7 @@ impl<R: Reads> Engine for InFlight<'_, R> {
     }
 }
 
-/// What is cached, read as a future and by a call.
+/// Reads cached blocks, as a future and by a call.
 fn hit(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = TestFile::create(&plan.dir, plan.bytes(CACHED_BYTES))?;
     let builder = millpond::Engine::builder().cache_bytes(file.bytes * 2 + (32 << 20));
@@ -344,8 +347,9 @@ fn hit(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             Poll::Pending => Ok(pond.file().read_at(dst, at)?),
         }
     });
-    let peer = Reader::new(MILLPOND_SYNC, |dst: &mut [u8], at| Ok(pond.file().read_at(dst, at)?));
-    let rows = compare(HIT, &subject, &peer, &load, plan, plan.slice(60, 20))?;
+    let baseline =
+        Reader::new(MILLPOND_SYNC, |dst: &mut [u8], at| Ok(pond.file().read_at(dst, at)?));
+    let rows = compare(HIT, &subject, &baseline, &load, plan, plan.slice(60, 20))?;
     outcome.rows.extend(rows);
     Ok(())
 }

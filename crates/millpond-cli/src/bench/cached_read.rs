@@ -1,8 +1,8 @@
-//! The suite `cached-read`: reads of data that is cached, against what else could be done.
+//! The suite `cached-read`: reads of cached data, compared with the alternatives.
 //!
-//! The peers: the kernel's `pread`, which is what a program uses today; `memcpy` from memory of the
-//! same page size as Millpond's frames, the limit; `mmap`; and Millpond with its hit path turned
-//! off, which is what the hit path gains. One case measures the opposite, a miss.
+//! The baselines: the kernel's `pread`, the usual way; `memcpy` from memory of the same page size
+//! as Millpond's frames, the limit; `mmap`; and Millpond without its hit path, which shows the gain
+//! of the hit path. One case measures the opposite, a miss.
 
 use std::fs::File;
 use std::io;
@@ -46,7 +46,7 @@ struct Case {
     block_bytes: u32,
     page_bytes: u32,
     shape: Shape,
-    /// 1, 2, .. threads, or 1 only.
+    /// Whether to measure with 1, 2, .. threads, or with 1 only.
     scaled: bool,
     /// Whether to measure without the hit path too.
     without_hit_path: bool,
@@ -111,7 +111,7 @@ const CASES: [Case; 5] = [
 const COLD: &str = "cold-random-4k";
 const COLD_FILE_BYTES: u64 = 1024 * MIB;
 const COLD_FILE_BYTES_QUICK: u64 = 256 * MIB;
-/// This part of the file fits the cache: so many reads of a hundred are hits.
+/// The file is this number of times the cache, so this part of the reads hits.
 const COLD_CACHE_SHARE: u64 = 64;
 
 /// Measures all cases.
@@ -125,13 +125,13 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             other => other.insert(TestFile::create(&plan.dir, bytes)?),
         };
         for threads in plan.thread_counts().filter(|threads| case.scaled || *threads == 1) {
-            plan.tell(&format!("{} with {threads} thread(s)", case.name));
+            plan.report_progress(&format!("{} with {threads} thread(s)", case.name));
             cached(case, file, threads, plan, &mut outcome)?;
         }
     }
     drop(file);
     if plan.wants(COLD) {
-        plan.tell(COLD);
+        plan.report_progress(COLD);
         cold(plan, &mut outcome)?;
     }
     fio::run(plan, &mut outcome)?;
@@ -150,42 +150,43 @@ fn cached(
         Shape::Sequential => Load::sequential(file.bytes, case.block_bytes, threads),
         Shape::Partitioned => Load::partitioned(file.bytes, case.block_bytes, threads),
     };
-    // Room for the file, its tables, and whatever an eviction policy holds in reserve.
+    // Enough for the file, its tables, and the free frames of an eviction policy.
     let cache_bytes = file.bytes + file.bytes / 4 + 32 * MIB;
     let options = OpenOptions::new().read(true).page_bytes(case.page_bytes);
-    let pond = Pond::open(file, millpond::Engine::builder().cache_bytes(cache_bytes), &options)?;
+    let pond =
+        OpenMillpond::open(file, millpond::Engine::builder().cache_bytes(cache_bytes), &options)?;
     outcome.note(format!("{}: {}", case.name, pond.back_end()));
 
     let subject = pond.reader(MILLPOND, true);
     let length = plan.slice(60, 12);
-    let mut peers: Vec<(&str, io::Result<Box<dyn Engine + '_>>)> = vec![
+    let mut baselines: Vec<(&str, io::Result<Box<dyn Engine + '_>>)> = vec![
         (PREAD, file.open(OFlags::empty()).map(|file| pread(PREAD, file))),
         (MEMCPY, file.open(OFlags::empty()).and_then(|file| memcpy(&file))),
         (MMAP, file.open(OFlags::empty()).and_then(|file| mapped(&file))),
     ];
     if case.without_hit_path {
-        peers.push((NO_HIT_PATH, Ok(Box::new(pond.reader(NO_HIT_PATH, false)))));
+        baselines.push((NO_HIT_PATH, Ok(Box::new(pond.reader(NO_HIT_PATH, false)))));
     }
-    for (name, peer) in peers {
-        match peer {
-            Ok(peer) => {
-                let rows = compare(case.name, &subject, &*peer, &load, plan, length)?;
+    for (name, baseline) in baselines {
+        match baseline {
+            Ok(baseline) => {
+                let rows = compare(case.name, &subject, &*baseline, &load, plan, length)?;
                 outcome.rows.extend(rows);
             }
             Err(error) => outcome.skip(case.name, name, error),
         }
     }
     if case.with_keeper {
-        // A file of its own: a file that is open in one engine is read through that one.
+        // A separate file: an engine reads a file through the engine that has it open already.
         let copy = TestFile::create(&plan.dir, file.bytes)?;
         let keeper = Server::bind(&Address::unique()).context("binding a keeper")?;
         let (address, stopper) = (keeper.address().clone(), keeper.stopper());
         let keeper = std::thread::spawn(move || keeper.serve(|_| ()));
         let engine = millpond::Engine::builder().cache_bytes(cache_bytes).keeper(address);
-        let shared = Pond::open(&copy, engine, &options)?;
-        let peer = shared.reader(WITH_KEEPER, true);
-        outcome.rows.extend(compare(case.name, &subject, &peer, &load, plan, length)?);
-        drop(peer);
+        let shared = OpenMillpond::open(&copy, engine, &options)?;
+        let baseline = shared.reader(WITH_KEEPER, true);
+        outcome.rows.extend(compare(case.name, &subject, &baseline, &load, plan, length)?);
+        drop(baseline);
         drop(shared);
         stopper.stop_when_idle();
         let _ = keeper.join();
@@ -207,10 +208,10 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let load = Load::random(file.bytes, 4096, 1).checked_for(plan.slice(1000, 200));
     let options = OpenOptions::new().read(true).backing(Backing::Direct);
     let engine = millpond::Engine::builder().cache_bytes(file.bytes / COLD_CACHE_SHARE);
-    let pond = Pond::open(&file, engine, &options)?;
+    let pond = OpenMillpond::open(&file, engine, &options)?;
     let subject = pond.reader(MILLPOND, true);
-    let peer = pread(PREAD_DIRECT, direct);
-    outcome.rows.extend(compare(COLD, &subject, &*peer, &load, plan, plan.slice(300, 80))?);
+    let baseline = pread(PREAD_DIRECT, direct);
+    outcome.rows.extend(compare(COLD, &subject, &*baseline, &load, plan, plan.slice(300, 80))?);
     let stats = pond.engine.stats();
     outcome.note(format!(
         "{COLD}: {}; {} hits, {} misses",
@@ -221,13 +222,13 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// An engine of Millpond's with the file open in it.
-struct Pond {
+/// A Millpond engine with the file open.
+struct OpenMillpond {
     engine: millpond::Engine,
     file: millpond::File,
 }
 
-impl Pond {
+impl OpenMillpond {
     fn open(file: &TestFile, engine: EngineBuilder, options: &OpenOptions) -> Result<Self> {
         let engine = engine.build().context("building a Millpond engine")?;
         let file = engine.open(file.path(), options).context("opening the file in Millpond")?;

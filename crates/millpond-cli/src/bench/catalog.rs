@@ -1,19 +1,20 @@
-//! What is measured and why: the sections of a report, the cases, and what is to be reached in them.
+//! The catalog of the benchmark: the sections of a report, their questions, and the description of
+//! each case.
 //!
-//! [`figures`](super::figures) and [`html`](super::html) tell it beside what was found; [`bars`](super::bars)
-//! has what is to be reached.
+//! [`render_docs`](super::render_docs) and [`html`](super::html) print it beside the results;
+//! [`targets`](super::targets) has the targets.
 
-/// The suites that answer one question, and what was published about it.
+/// Suites that answer one question, and published results for it.
 pub struct Section {
     pub title: &'static str,
     pub question: &'static str,
     pub suites: &'static [&'static str],
     pub published: &'static [Published],
-    /// Where one figure follows another: drawn as lines.
+    /// Results that depend on a parameter, drawn as lines.
     pub lines: &'static [Lines],
 }
 
-/// Figures of others, on their machines: how they move counts, not how large they are.
+/// Published results of other machines: only their trend is comparable, not their values.
 pub struct Published {
     pub title: &'static str,
     pub across: &'static str,
@@ -21,10 +22,10 @@ pub struct Published {
     pub series: &'static [(&'static str, &'static [(f64, f64)])],
 }
 
-/// Which rows are points of lines, and what lies across.
+/// The rows that are points of lines, and the parameter on the x axis.
 pub struct Lines {
     pub suite: &'static str,
-    /// The cases, or what their names begin with.
+    /// The cases, by a prefix of their names.
     pub cases: &'static str,
     pub across: Across,
     pub title: &'static str,
@@ -47,7 +48,7 @@ impl Across {
     }
 }
 
-/// Cases, by what their names begin with, and what is done in them.
+/// Cases, by a prefix of their names, and their description.
 pub struct Case {
     pub suite: &'static str,
     pub cases: &'static str,
@@ -229,7 +230,7 @@ pub const SECTIONS: [Section; 9] = [
     section(
         "Writes",
         &["write", "stalls"],
-        "How long until they are durable, and who waits?",
+        "How long until writes are durable, and which threads wait?",
         &[],
         &[],
     ),
@@ -362,12 +363,12 @@ pub const CASES: [Case; 37] = [
     case(
         "stalls",
         "append-",
-        "appends of 4 KiB by 2 threads, while 2 threads write at what they see as the end",
+        "appends of 4 KiB by 2 threads, while 2 threads write at the present end of the file",
     ),
     case(
         "stalls",
         "evict-",
-        "overwrites of 16 cached pages, while somebody misses, the cache is full and each page was used twice",
+        "overwrites of 16 cached pages, while another thread misses, the cache is full and each page was used twice",
     ),
     case(
         "range-lock",
@@ -382,7 +383,7 @@ pub const CASES: [Case; 37] = [
     case("programs", "", "the program named, from its start to its end, under `millpond run`"),
 ];
 
-/// What is done in a case: what is said of the longest beginning of its name.
+/// The description of a case: the entry with the longest matching prefix.
 pub fn what(suite: &str, name: &str) -> Option<&'static Case> {
     let known = CASES.iter().filter(|case| case.suite == suite && name.starts_with(case.cases));
     known.max_by_key(|case| case.cases.len())

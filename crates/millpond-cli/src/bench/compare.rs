@@ -1,8 +1,8 @@
-//! `millpond bench compare`: two reports of the same cases, and what got faster or slower.
+//! `millpond bench compare`: compares two reports of the same cases.
 //!
-//! What is compared is the ratio to the peer that was measured in turns with the subject, as it stays the
-//! same where a machine as a whole is faster. Its quartiles are the noise: where those of both reports
-//! overlap, or the medians differ by less than [`LEAST`], nothing has changed.
+//! It compares the ratios to the baselines, which were measured in turns with the subject: they
+//! stay the same if the machine as a whole is faster. Their quartiles are the noise. If those of
+//! both reports overlap, or the medians differ by less than [`LEAST`], the case has not changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,17 +15,17 @@ use super::outcome::Row;
 use super::report::Report;
 use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 
-/// Two runs of one program differ by so much: in 141 rows of two builds that did the same, medians of
-/// suites were 0.99 to 1.02.
+/// Noise between two runs of one program: in 141 rows of two equivalent builds, medians of suites
+/// were 0.99 to 1.02.
 const LEAST: f64 = 0.03;
 
-/// Compares two reports: fails where something got slower, or is not measured any more.
+/// Compares two reports: fails if a case got slower, or is missing in the second
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What `bench --json` wrote before
+    /// The JSON report before the change
     before: PathBuf,
 
-    /// What it wrote after
+    /// The JSON report after the change
     after: PathBuf,
 
     /// Write the verdicts to FILE as JSON
@@ -37,11 +37,11 @@ pub struct Args {
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Slower,
-    /// Measured before, and not after.
+    /// Measured before, but not after.
     Gone,
     Faster,
     New,
-    /// Fewer than three rounds: there are no quartiles to judge by.
+    /// Fewer than three rounds, so no quartiles.
     Unclear,
     Same,
 }
@@ -97,7 +97,7 @@ fn comparison(before: &Report, after: &Report) -> Comparison {
     let (old, mut new) = (with_ratio(before), with_ratio(after));
     let mut changes = Vec::new();
     for row in &old {
-        // Each partner once: a case may have the same pair twice.
+        // Each row is used once: a case may have the same pair twice.
         let partner = new.iter().position(|other| key(other) == key(row));
         let partner = partner.map(|at| new.remove(at));
         changes.push(change(Some(row), partner.as_ref()));

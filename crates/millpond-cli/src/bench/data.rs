@@ -1,8 +1,8 @@
-//! The files that benchmarks read, and random numbers; units.
+//! The files that benchmarks read, random numbers, and units.
 //!
-//! A file has no name from the moment it is made, so that nothing stays behind however the
-//! benchmark ends; every engine opens it anew through `/proc/self/fd`. fio, another process, needs
-//! a name: [`NamedFile`].
+//! A file is unlinked when it is created, so it is removed however the benchmark ends. Every engine
+//! opens it through `/proc/self/fd`. fio is another process, so its file keeps a name:
+//! [`NamedFile`].
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rustix::fs::OFlags;
 
-use super::gate::gate;
+use super::creation_lock::creation_lock;
 use crate::failure::{Context, Result};
 
 pub const KIB: u32 = 1 << 10;
@@ -22,7 +22,7 @@ pub const MIB: u64 = 1 << 20;
 /// Bytes are generated, and compared, in pieces of this size.
 const WORD_BYTES: u64 = 8;
 
-/// Writes what a test file holds from byte `offset` on; `offset` is a multiple of 8.
+/// Writes the test file's contents from byte `offset` on; `offset` is a multiple of 8.
 pub fn contents(offset: u64, dst: &mut [u8]) {
     for (index, word) in dst.chunks_mut(WORD_BYTES as usize).enumerate() {
         let value = mix(offset / WORD_BYTES + index as u64).to_le_bytes();
@@ -62,7 +62,7 @@ impl TestFile {
         OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(self.path())
     }
 
-    /// Has the kernel drop what it caches of the file.
+    /// Drops the file from the kernel's cache.
     pub fn drop_kernel_cache(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)?)
     }
@@ -81,7 +81,7 @@ impl NamedFile {
         let number = MADE.fetch_add(1, Relaxed);
         let path = dir.join(format!("millpond-bench-{}-{number}", std::process::id()));
         let doing = format!("making a file of {bytes} bytes in {}", dir.display());
-        let making = gate();
+        let making = creation_lock();
         let file = OpenOptions::new().write(true).create_new(true).open(&path).context(&doing)?;
         drop(making);
         let named = Self { path };
@@ -98,7 +98,7 @@ impl NamedFile {
             file.write_all(&chunk[..len])?;
             offset += len as u64;
         }
-        // Written back now, so that no write-back goes on beside the measuring.
+        // Synced now, so that no write-back runs during the measurement.
         file.sync_all()
     }
 }

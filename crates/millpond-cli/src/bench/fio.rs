@@ -1,5 +1,5 @@
-//! fio, a program that knows nothing of Millpond: on the kernel, under `millpond run`, and under a
-//! library whose `pread` is a bare `memcpy`, the limit of anything that is preloaded.
+//! fio, an unmodified program: on the kernel, under `millpond run`, and under a library whose
+//! `pread` is only a `memcpy`, the limit of any preloaded library.
 
 use std::env;
 use std::ffi::OsString;
@@ -25,11 +25,12 @@ const KERNEL: &str = "fio, kernel";
 const MEMCPY: &str = "fio, memcpy shim";
 const MEMCPY_SHIM: &str = "libmemcpy_shim.so";
 
-/// The cases, and for how many milliseconds fio runs before it measures: each page is read a few times.
+/// The cases, and the milliseconds for which fio runs before the measurement: it reads each page a
+/// few times.
 const CASES: [(&str, u64, u64); 2] =
     [("fio-randread-4k-16m", 16 * MIB, 300), ("fio-randread-4k-256m", 256 * MIB, 1000)];
 
-/// A fio that runs for less may end before it has read anything, where processors are busy.
+/// A shorter run of fio may end before its first read on a busy machine.
 pub const LENGTH_MIN: Duration = Duration::from_millis(50);
 
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
@@ -41,7 +42,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         return Ok(());
     }
     for &(case, bytes, ramp) in cases {
-        plan.tell(case);
+        plan.report_progress(case);
         let bytes = plan.bytes(bytes);
         let file = NamedFile::create(&plan.dir, bytes)?;
         let load = Load::random(bytes, BLOCK_BYTES, 1);
@@ -62,11 +63,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             }
         };
         let subject = job(MILLPOND, launcher, None, ramp);
-        // What the kernel or the shim has cached, it has before fio starts.
+        // The kernel and the shim have cached the file before fio starts.
         let short = ramp.min(Duration::from_millis(100));
         let kernel = job(KERNEL, Vec::new(), None, short);
         let length = plan.slice(500, 80).max(LENGTH_MIN);
-        // What fio can't do on the kernel is a gap; what fails under Millpond alone, an error.
+        // A failure on the kernel is a gap; a failure under Millpond only is an error.
         if let Err(error) = kernel.run(length) {
             skip(outcome, case, &error.to_string());
             continue;
@@ -75,8 +76,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         outcome.rows.extend(compare(case, &subject, &kernel, &load, plan, length)?);
         match memcpy_shim() {
             Ok(shim) => {
-                let peer = job(MEMCPY, Vec::new(), Some(shim), short);
-                outcome.rows.extend(compare(case, &subject, &peer, &load, plan, length)?);
+                let baseline = job(MEMCPY, Vec::new(), Some(shim), short);
+                outcome.rows.extend(compare(case, &subject, &baseline, &load, plan, length)?);
             }
             Err(reason) => outcome.skip(case, MEMCPY, reason),
         }
@@ -90,7 +91,7 @@ fn skip(outcome: &mut Outcome, case: &'static str, reason: &str) {
     }
 }
 
-/// Fails unless it is Millpond that answers fio: what is left to the kernel measures the kernel.
+/// Fails unless Millpond serves fio's file: otherwise both runs would measure the kernel.
 fn check_served(subject: &Fio, plan: &Plan) -> io::Result<()> {
     let report =
         NamedFile::create(&plan.dir, 0).map_err(|failure| io::Error::other(failure.message))?;
@@ -114,7 +115,7 @@ fn check_served(subject: &Fio, plan: &Plan) -> io::Result<()> {
     Ok(())
 }
 
-/// Cargo puts the shim, an example of the preload crate, beside the CLI.
+/// Cargo builds the shim, an example of the preload crate, in the same target directory as the CLI.
 fn memcpy_shim() -> std::result::Result<PathBuf, String> {
     let named = env::var_os("MILLPOND_MEMCPY_SHIM").map(PathBuf::from);
     let beside = || {
@@ -137,7 +138,7 @@ struct Fio {
     preload: Option<PathBuf>,
     path: PathBuf,
     bytes: u64,
-    /// How long fio runs before it measures, so that the file is cached, here or by the kernel.
+    /// Time for which fio runs before the measurement, so that the file is cached.
     ramp: Duration,
 }
 
@@ -178,8 +179,8 @@ impl Engine for Fio {
         self.name
     }
 
-    /// Each fio warms up by itself, in its ramp time; this has the kernel cache the file, whose
-    /// contents fio, asked for speed, does not check: tests of `run` do (`fio --verify`).
+    /// Each fio warms up by itself, in its ramp time. This reads the file into the kernel's cache.
+    /// fio does not check the contents, for speed; tests of `run` do (`fio --verify`).
     fn warm_up(&self, _: &Load) -> io::Result<()> {
         io::copy(&mut File::open(&self.path)?, &mut io::sink()).map(|_| ())
     }
@@ -194,7 +195,7 @@ struct Output {
     jobs: Vec<Job>,
 }
 
-/// What fio says of a job; processor use is in per cent of the run time.
+/// fio's report of a job; processor use is in per cent of the run time.
 #[derive(Deserialize)]
 struct Job {
     error: i32,
@@ -214,16 +215,16 @@ struct Direction {
     runtime: u64,
 }
 
-/// What a job of fio's does.
+/// The direction of a fio job.
 #[derive(Debug, Clone, Copy)]
 pub enum Moved {
     Read,
     Written,
 }
 
-/// What fio's JSON says of its one job.
+/// Parses fio's JSON report of its only job.
 pub fn parse(stdout: &[u8], moved: Moved) -> io::Result<Slice> {
-    // fio may say something before it starts its JSON.
+    // fio may print text before its JSON.
     let start = stdout.iter().position(|byte| *byte == b'{').unwrap_or(0);
     let output: Output = serde_json::from_slice(&stdout[start..])?;
     let job = output.jobs.first().ok_or_else(|| io::Error::other("fio reports no job"))?;

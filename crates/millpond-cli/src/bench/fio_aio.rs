@@ -1,6 +1,6 @@
-//! fio by libaio, a program that knows nothing of Millpond: reads that miss, a number of them in flight,
-//! on the kernel's cache and under `millpond run`. Linux AIO through the kernel's cache is not
-//! asynchronous: each read is done while it is submitted.
+//! fio with libaio, an unmodified program: several reads that miss in flight, on the kernel's cache
+//! and under `millpond run`. Linux AIO through the kernel's cache is not asynchronous: each read is
+//! done during its submission.
 
 use std::ffi::OsString;
 use std::io;
@@ -28,7 +28,7 @@ const FILE_BYTES_QUICK: u64 = 256 << 20;
 const CACHE_SHARE: u64 = 8;
 
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
-    plan.tell(CASE);
+    plan.report_progress(CASE);
     let skip = |outcome: &mut Outcome, reason: String| {
         for engine in [MILLPOND, KERNEL, DIRECT] {
             outcome.skip(CASE, engine, &reason);
@@ -51,13 +51,13 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     };
     let subject = job(MILLPOND, launcher, false);
     let length = plan.slice(1000, 100).max(LENGTH_MIN);
-    for peer in [job(KERNEL, Vec::new(), false), job(DIRECT, Vec::new(), true)] {
-        // What fio can't do on the kernel is a gap; what fails later, or under Millpond, an error.
-        if let Err(error) = peer.slice(&load, length) {
-            outcome.skip(CASE, peer.name, error);
+    for baseline in [job(KERNEL, Vec::new(), false), job(DIRECT, Vec::new(), true)] {
+        // A failure on the kernel is a gap; a later one, or one under Millpond, is an error.
+        if let Err(error) = baseline.slice(&load, length) {
+            outcome.skip(CASE, baseline.name, error);
             continue;
         }
-        let rows = compare(CASE, &subject, &peer, &load, plan, length)?;
+        let rows = compare(CASE, &subject, &baseline, &load, plan, length)?;
         outcome.rows.extend(rows.map(|row| row.in_flight(DEPTH)));
     }
     Ok(())
@@ -77,7 +77,7 @@ impl Engine for Fio<'_> {
         self.name
     }
 
-    /// What is measured is cold: fio has the kernel drop what it caches of the file, each time.
+    /// A cold read is measured: fio drops the file from the kernel's cache each time.
     fn warm_up(&self, _: &Load) -> io::Result<()> {
         Ok(())
     }

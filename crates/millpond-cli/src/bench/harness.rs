@@ -1,12 +1,12 @@
-//! How things are measured: an [`Engine`] runs a [`Load`] for a slice of time; slices of two engines
-//! alternate; a [`Pair`] of them makes two [`Row`]s.
+//! The measurement: an [`Engine`] runs a [`Load`] for a slice of time; slices of two engines
+//! alternate; a [`Pair`] of engines produces two [`Row`]s.
 //!
-//! - B1. Subject and peer are measured in the order A B B A, round after round, so that a machine
-//!   that gets slower or faster meanwhile does so for both. The figure that counts is the median of
-//!   the rounds' ratios; the quartiles say how far to trust it.
-//! - B2. All engines run the one loop in [`Reader::thread`], compiled for each: whatever it costs,
-//!   it costs all of them. It reads the same places in the same order from a list made before.
-//! - B3. No engine is measured that did not read the file right, whole, in the same case.
+//! - B1. Subject and baseline are measured in the order A B B A, round after round, so that a
+//!   machine that gets slower or faster does so for both. The result is the median of the rounds'
+//!   ratios; the quartiles show its uncertainty.
+//! - B2. All engines run the same loop in [`Reader::thread`], compiled for each, so its cost is the
+//!   same for all. It reads the same offsets in the same order from a list made before.
+//! - B3. No engine is measured before it has read the whole file correctly in the same case.
 
 use std::hint::black_box;
 use std::io;
@@ -23,7 +23,7 @@ use super::outcome::{Outcome, Row};
 use super::plan::{Plan, Rounds};
 use crate::failure::{Context, Result};
 
-/// What one slice of measuring found.
+/// The result of one slice.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Slice {
     pub ops: u64,
@@ -32,11 +32,11 @@ pub struct Slice {
     pub context_switches: u64,
 }
 
-/// Something that can carry out a load.
+/// An engine that can run a load.
 pub trait Engine {
     fn name(&self) -> &str;
 
-    /// Brings the file into whatever cache the engine has, and checks what is read (B3).
+    /// Reads the file into the engine's cache, and checks the bytes (B3).
     fn warm_up(&self, load: &Load) -> io::Result<()>;
 
     /// Runs the load for about `length`.
@@ -48,9 +48,9 @@ pub struct Reader<R> {
     name: &'static str,
     prepare: Option<Box<dyn Fn() + Sync>>,
     read_at: R,
-    /// All was read, and right: a subject meets several peers.
+    /// The file was read and checked: a subject has several baselines.
     is_checked: AtomicBool,
-    /// Where each thread's last slice ended.
+    /// The position in each thread's list where its last slice ended.
     ended: Mutex<Vec<usize>>,
 }
 
@@ -58,7 +58,7 @@ impl<R> Reader<R>
 where
     R: Fn(&mut [u8], u64) -> io::Result<usize> + Sync,
 {
-    /// Reads between two looks at the clock.
+    /// Reads between two readings of the clock.
     const BATCH: usize = 64;
 
     pub fn new(name: &'static str, read_at: R) -> Self {
@@ -71,7 +71,7 @@ where
         }
     }
 
-    /// Has `prepare` called before each slice.
+    /// Sets a function to call before each slice.
     pub fn prepared_by(mut self, prepare: impl Fn() + Sync + 'static) -> Self {
         self.prepare = Some(Box::new(prepare));
         self
@@ -83,7 +83,7 @@ where
         }
     }
 
-    /// The loop that is measured (B2); returns the operations done and the time they took.
+    /// The measured loop (B2); returns the number of operations and their time.
     fn thread(
         &self,
         load: &Load,
@@ -198,8 +198,8 @@ fn short_read(offset: u64, len: usize, wanted: usize) -> io::Error {
     io::Error::other(format!("read of {wanted} bytes at offset {offset} returned {len}"))
 }
 
-/// Memory that suits O_DIRECT, which engines of every kind get, so that none copies to better
-/// aligned memory than another.
+/// Memory aligned for O_DIRECT, which all engines get, so that none copies to better aligned memory
+/// than another.
 pub struct AlignedBuffer {
     memory: Vec<u8>,
     len: usize,
@@ -218,29 +218,30 @@ impl AlignedBuffer {
     }
 }
 
-/// Measures `subject` against `peer` on the same load; returns a row for each.
+/// Measures `subject` against `baseline` on the same load; returns a row for each.
 pub fn compare(
     case: &'static str,
     subject: &dyn Engine,
-    peer: &dyn Engine,
+    baseline: &dyn Engine,
     load: &Load,
     plan: &Plan,
     length: Duration,
 ) -> Result<[Row; 2]> {
-    for engine in [subject, peer] {
+    for engine in [subject, baseline] {
         engine.warm_up(load).context(format!("{case}: warming up {}", engine.name()))?;
         engine.slice(load, length).context(format!("{case}: {}", engine.name()))?;
     }
     let (threads, block_bytes) = (load.threads(), Some(load.block_bytes));
-    let pair = Pair { case, threads, block_bytes, subject: subject.name(), peer: peer.name() };
-    pair.measure(plan.rounds(), || subject.slice(load, length), || peer.slice(load, length))
+    let pair =
+        Pair { case, threads, block_bytes, subject: subject.name(), baseline: baseline.name() };
+    pair.measure(plan.rounds(), || subject.slice(load, length), || baseline.slice(load, length))
 }
 
-/// Takes slices of both sides in the order A B B A (B1): those of each.
+/// Takes slices of two engines in the order A B B A (B1).
 pub fn alternate<S, E>(
     rounds: Rounds,
     mut subject: impl FnMut() -> std::result::Result<S, E>,
-    mut peer: impl FnMut() -> std::result::Result<S, E>,
+    mut baseline: impl FnMut() -> std::result::Result<S, E>,
 ) -> std::result::Result<[Vec<S>; 2], E> {
     let (mut own, mut other) = (Vec::new(), Vec::new());
     for taken in 0.. {
@@ -248,50 +249,50 @@ pub fn alternate<S, E>(
             break;
         }
         own.push(subject()?);
-        other.extend([peer()?, peer()?]);
+        other.extend([baseline()?, baseline()?]);
         own.push(subject()?);
     }
     Ok([own, other])
 }
 
-/// Two engines in one case, and what their rows have in common.
+/// Two engines in one case, and the common part of their rows.
 #[derive(Debug)]
 pub struct Pair<'a> {
     pub case: &'static str,
     pub threads: u32,
     pub block_bytes: Option<u32>,
     pub subject: &'a str,
-    pub peer: &'a str,
+    pub baseline: &'a str,
 }
 
 impl Pair<'_> {
-    /// Whether the peer takes a slice, which does not count; if not, that is told.
-    pub fn try_peer<S>(&self, slice: io::Result<S>, outcome: &mut Outcome) -> bool {
+    /// Whether the baseline can run a slice, which is not counted; if not, the reason is recorded.
+    pub fn try_baseline<S>(&self, slice: io::Result<S>, outcome: &mut Outcome) -> bool {
         let error = slice.err();
         if let Some(error) = &error {
-            outcome.skip(self.case, self.peer, error);
+            outcome.skip(self.case, self.baseline, error);
         }
         error.is_none()
     }
 
-    /// Takes rounds of slices; returns a row for each side.
+    /// Takes rounds of slices; returns a row for each engine.
     pub fn measure(
         &self,
         rounds: Rounds,
         mut subject: impl FnMut() -> io::Result<Slice>,
-        mut peer: impl FnMut() -> io::Result<Slice>,
+        mut baseline: impl FnMut() -> io::Result<Slice>,
     ) -> Result<[Row; 2]> {
         let slices = alternate(
             rounds,
             || subject().context(format!("{}: {}", self.case, self.subject)),
-            || peer().context(format!("{}: {}", self.case, self.peer)),
+            || baseline().context(format!("{}: {}", self.case, self.baseline)),
         )?;
         Ok(self.rows(&slices))
     }
 
     /// The rows of slices that [`alternate`].
     pub fn rows(&self, [own, other]: &[Vec<Slice>; 2]) -> [Row; 2] {
-        // A round's slices lie side by side in both.
+        // The slices of a round have the same positions in both lists.
         let sum =
             |slices: &[Slice], figure: fn(&Slice) -> f64| slices.iter().map(figure).sum::<f64>();
         let rate = |slice: &Slice| slice.ops_per_s;
@@ -300,12 +301,12 @@ impl Pair<'_> {
         let mut cpu_ratios: Vec<f64> =
             rounds().map(|(a, b)| sum(b, cpu_ns) / sum(a, cpu_ns)).collect();
         let mut row = self.row(self.subject, own);
-        row.ratio_to = Some(self.peer.to_owned());
+        row.ratio_to = Some(self.baseline.to_owned());
         row.ratio_median = Some(quantile(&mut ratios, 0.5));
         row.ratio_q1 = Some(quantile(&mut ratios, 0.25));
         row.ratio_q3 = Some(quantile(&mut ratios, 0.75));
         row.cpu_ratio_median = Some(quantile(&mut cpu_ratios, 0.5));
-        [row, self.row(self.peer, other)]
+        [row, self.row(self.baseline, other)]
     }
 
     fn row(&self, engine: &str, slices: &[Slice]) -> Row {
@@ -344,7 +345,7 @@ fn cpu_ns(slice: &Slice) -> f64 {
     slice.cpu.as_nanos() as f64 / slice.ops.max(1) as f64
 }
 
-/// The value below which the share `q` of `values` lies, between two of them where it falls there.
+/// The value below which the share `q` of `values` lies, interpolated between two of them.
 pub fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let position = q * (values.len() - 1) as f64;
@@ -396,12 +397,13 @@ mod tests {
         let b = Scripted { name: "B", ops_per_s: 1000.0, order: &order };
         let plan = Plan::new(PathBuf::new(), true, 1, None);
         let load = Load::sequential(4096, 4096, 1);
-        let [row, peer] = compare("case", &a, &b, &load, &plan, Duration::from_secs(1)).unwrap();
+        let [row, baseline] =
+            compare("case", &a, &b, &load, &plan, Duration::from_secs(1)).unwrap();
         assert_eq!(order.borrow().as_str(), "AB".to_owned() + &"ABBA".repeat(5));
         assert_eq!((row.ratio_median, row.cpu_ratio_median), (Some(2.0), Some(2.0)));
         assert_eq!((row.ratio_q1, row.ratio_to.as_deref()), (Some(2.0), Some("B")));
         assert_eq!((row.ns_per_op, row.context_switches_per_op), (500_000.0, 1.0));
-        assert_eq!((peer.ops_per_s, peer.ratio_median), (1000.0, None));
+        assert_eq!((baseline.ops_per_s, baseline.ratio_median), (1000.0, None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How long things took: counts in buckets, each about 3% wide.
+//! A histogram of durations, with buckets of about 3% width.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ pub struct Histogram {
 pub struct Latencies {
     /// The median.
     pub p50_ns: f64,
-    /// One of a hundred takes longer.
+    /// One of a hundred operations takes longer.
     pub p99_ns: f64,
-    /// One of a thousand takes longer.
+    /// One of a thousand operations takes longer.
     pub p999_ns: f64,
 }
 
@@ -77,7 +77,7 @@ fn bucket(ns: u64) -> usize {
     power as usize * STEPS + (ns >> power) as usize
 }
 
-/// The middle of what falls in a bucket.
+/// The middle of a bucket's values.
 fn middle(bucket: usize) -> u64 {
     let power = (bucket / STEPS).saturating_sub(1);
     let leading = (bucket - power * STEPS) as u64;

@@ -1,9 +1,9 @@
-//! An end by a signal: what a benchmark has made is removed, and what it has started ended.
+//! Cleanup after a signal: removes the benchmark's files and ends its child processes.
 //!
-//! - I1. All that is made has a name with this process' number, in the directory that is measured
+//! - I1. Every file has a name with this process' number, in the measured directory
 //!   ([`NamedFile`](super::data::NamedFile) and others), or is a memory cgroup of such a name.
-//! - I2. Whoever makes a name holds the [`gate`](gate()): none is made once the cleaning has begun, for the gate
-//!   stays shut until the process ends.
+//! - I2. A thread that creates a named file holds the [`creation_lock`](creation_lock()). The cleanup takes it and
+//!   keeps it, so no file is created after the cleanup has begun.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,21 @@ use std::thread;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::gate::gate;
+use super::creation_lock::creation_lock;
 use super::loop_mount::LoopMount;
 use crate::descendants::end_children;
 use crate::failure::{Context, Result};
 
-/// From now on a signal that ends the process cleans up in `dir` first.
+/// Makes a signal that ends the process clean up in `dir` first.
 pub fn watch(dir: &Path) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
     let dir = dir.to_owned();
     thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
-            let _shut = gate();
+            let _shut = creation_lock();
             end_children(std::process::id());
             clean(&dir);
-            // As a shell tells of it.
+            // The exit status that a shell reports for the signal.
             std::process::exit(128 + signal);
         }
     });
@@ -45,9 +45,9 @@ fn clean(dir: &Path) {
     LoopMount::remove_of(dir, &own);
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(is_own) {
-        // Where programs are measured, a file system may be mounted inside.
+        // A directory of programs may contain a mounted file system.
         LoopMount::remove_of(&path, &own);
-        // What is no file is a directory.
+        // If it is not a file, it is a directory.
         let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
     }
 }

@@ -1,26 +1,27 @@
-//! What engines are asked to read, and in which order: lists made before the measuring, the same for
-//! all of them.
+//! The blocks that engines read, and their order: lists made before the measurement, the same for
+//! all engines.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::data::Random;
 
-/// What is asked of an engine: for each thread, the blocks that it reads, over and over.
+/// The load of an engine: for each thread, the blocks that it reads repeatedly.
 #[derive(Debug)]
 pub struct Load {
     pub block_bytes: u32,
     /// Block numbers, one list per thread.
     pub blocks: Vec<Vec<u32>>,
-    /// How much of it is read and checked before measuring, if not everything.
+    /// The time limit of the check before the measurement, if not all is checked.
     pub checked_max: Option<Duration>,
-    /// An engine goes on where its last slice ended: what it read last is what it reads again last.
+    /// Whether an engine goes on in the list where its last slice ended, so that its last blocks
+    /// are not read again soon.
     pub goes_on: bool,
     slices: AtomicUsize,
 }
 
 impl Load {
-    /// This many places stand in a random list; the list itself must not fill the processor's cache.
+    /// Blocks in a random list, which must not fill the processor's cache.
     const RANDOM_BLOCKS: usize = 1 << 16;
 
     fn new(block_bytes: u32, blocks: Vec<Vec<u32>>) -> Self {
@@ -50,7 +51,8 @@ impl Load {
         Self::new(block_bytes, (0..threads).map(part).collect())
     }
 
-    /// Each thread reads its own part of the file at random, and no block again before all others of it.
+    /// Each thread reads its own part of the file at random, and no block again before all others
+    /// of the part.
     pub fn shuffled(file_bytes: u64, block_bytes: u32, threads: u32) -> Self {
         let mut load = Self::partitioned(file_bytes, block_bytes, threads);
         for (thread, blocks) in load.blocks.iter_mut().enumerate() {
@@ -69,7 +71,7 @@ impl Load {
         self
     }
 
-    /// For what is not to be cached: a sample is checked, for so long.
+    /// For loads that must not be cached: only a sample is checked, for this time.
     pub fn checked_for(mut self, length: Duration) -> Self {
         self.checked_max = Some(length);
         self
@@ -86,10 +88,10 @@ impl Load {
         self.blocks.len() as u32
     }
 
-    /// Where in their lists the threads start next: never where they did, so that what was read at
-    /// the end of one slice is not what the next one asks for.
+    /// The position in their lists where the threads start next. It changes from slice to slice, so
+    /// that the last blocks of a slice are not the first ones of the next.
     pub fn next_start(&self) -> usize {
-        // Relaxed: one thread at a time starts slices.
+        // Relaxed: slices are started by one thread at a time.
         self.slices.fetch_add(1, Relaxed).wrapping_mul(7919)
     }
 }

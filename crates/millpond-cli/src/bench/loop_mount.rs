@@ -1,13 +1,14 @@
-//! A file system of a chosen kind in a file of the directory: what is left by a run that was killed, the
-//! next one removes.
+//! A file system of a given kind in an image file of the directory. A killed run leaves it behind,
+//! and the next run removes it.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-use super::gate::gate;
+use super::creation_lock::creation_lock;
 
-/// A file system in a file, mounted; gone on drop, but for what is open in it.
+/// A mounted file system in an image file; unmounted on drop, and gone when its open files are
+/// closed.
 #[derive(Debug)]
 pub struct LoopMount {
     image: PathBuf,
@@ -28,7 +29,7 @@ impl LoopMount {
         Self::remove_stale(dir);
         let name = format!("millpond-bench-{}-{kind}", process::id());
         let (image, at) = (dir.join(format!("{name}.image")), dir.join(name));
-        let _gate = gate();
+        let _gate = creation_lock();
         let mut mount = Self { image, device: None, at, mounted: false };
         let made = File::create_new(&mount.image)
             .and_then(|file| file.set_len(bytes.max(Self::BYTES_MIN)))
@@ -45,7 +46,8 @@ impl LoopMount {
         Ok(mount)
     }
 
-    /// What a run left that was killed between making a file system and opening its files.
+    /// Removes the image of a run that was killed between making a file system and opening its
+    /// files.
     fn remove_stale(dir: &Path) {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -58,7 +60,7 @@ impl LoopMount {
         }
     }
 
-    /// Removes what the process `pid` made.
+    /// Removes the files of the process `pid`.
     pub fn remove_of(dir: &Path, pid: &str) {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -82,25 +84,25 @@ impl LoopMount {
 impl Drop for LoopMount {
     fn drop(&mut self) {
         if self.mounted {
-            tell(run("umount", &["--lazy", &self.at.to_string_lossy()]));
+            report_failure(run("umount", &["--lazy", &self.at.to_string_lossy()]));
         }
         if let Some(device) = &self.device {
-            // Detached when the last one lets go.
-            tell(run("losetup", &["--detach", device]));
+            // Detached when the last user closes it.
+            report_failure(run("losetup", &["--detach", device]));
         }
         for removed in [fs::remove_dir(&self.at), fs::remove_file(&self.image)] {
-            tell(removed.map_err(|error| format!("{}: {error}", self.image.display())));
+            report_failure(removed.map_err(|error| format!("{}: {error}", self.image.display())));
         }
     }
 }
 
-fn tell<T>(outcome: Result<T, String>) {
+fn report_failure<T>(outcome: Result<T, String>) {
     if let Err(message) = outcome {
         eprintln!("cleaning up: {message}");
     }
 }
 
-/// What a program printed; the error is what it complained of.
+/// The output of a program; the error has its message.
 fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program)
         .args(arguments)

@@ -1,4 +1,4 @@
-//! Where figures were measured: figures from two machines don't compare.
+//! The machine of a report: results of two machines are not comparable.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::outcome::{Name, word};
 pub struct Machine {
     #[serde(deserialize_with = "word")]
     pub millpond: Name,
-    /// False makes the figures worthless.
+    /// Results of an unoptimized build mean nothing.
     pub optimized: bool,
     pub cpu: String,
     pub cores: usize,
@@ -41,7 +41,7 @@ impl Machine {
         }
     }
 
-    /// Name and value of each property, for people.
+    /// Name and value of each property, for display.
     pub fn properties(&self) -> [(&'static str, String); 7] {
         let build = if self.optimized { "" } else { ", NOT OPTIMIZED: these figures mean nothing" };
         [

@@ -1,28 +1,27 @@
-//! `millpond bench`: Millpond and its peers, measured side by side on this machine.
+//! `millpond bench`: measures Millpond and its baselines in turns on this machine.
 //!
-//! - [`harness`]: what a suite is made of: engines, slices, pairs. [`outcome`]: what is found.
-//! - [`data`], [`load`], [`loop_mount`]: the files that are read and written, the order in which, and a
-//!   file system for them.
-//! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`], [`mixed`], [`range_lock`],
-//!   [`no_copy`], [`stalls`], [`programs`]: the suites and what they measure.
-//! - [`plan`]: how long it may take. [`machine`], [`report`], [`html`]: where it was measured, and how it is
-//!   told; [`interrupt`]: what happens when it is ended by a signal; [`catalog`], [`bars`]: beside what is asked, and what is to be reached.
-//! - [`compare`], [`figures`]: what is done with reports.
+//! - [`harness`]: the parts of a suite: engines, slices, pairs. [`outcome`]: their results.
+//! - [`data`], [`load`], [`loop_mount`]: the test files, the order of their blocks, and file
+//!   systems for them.
+//! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`],
+//!   [`mixed`], [`range_lock`], [`no_copy`], [`stalls`], [`programs`]: the suites.
+//! - [`plan`]: sizes and time limits. [`interrupt`], [`creation_lock`]: cleanup after a signal.
+//! - [`machine`], [`catalog`], [`targets`]: the machine, the description of the cases, and their
+//!   targets.
+//! - [`report`], [`html`], [`compare`], [`render_docs`]: output of reports, and commands on them.
 //!
-//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, a line in [`SUITES`], and its cases in
-//! [`catalog`].
+//! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, a line in [`SUITES`], and its
+//! cases in [`catalog`].
 
 mod around_hit;
 mod async_read;
-mod bars;
 mod cached_read;
 mod catalog;
 mod compare;
+mod creation_lock;
 mod data;
-mod figures;
 mod fio;
 mod fio_aio;
-mod gate;
 mod harness;
 mod histogram;
 mod html;
@@ -36,8 +35,10 @@ mod outcome;
 mod plan;
 mod programs;
 mod range_lock;
+mod render_docs;
 mod report;
 mod stalls;
+mod targets;
 mod wakeups;
 mod write;
 
@@ -53,10 +54,10 @@ use self::plan::{Pace, Plan};
 use self::report::Report;
 use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 
-/// Measures Millpond and its peers on this machine.
+/// Measures Millpond and its baselines on this machine.
 ///
 /// Every suite reads or writes files of the same size, in the same order, through each engine in
-/// turn, and prints a table of what it found.
+/// turn, and prints a table of the results.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
@@ -67,7 +68,7 @@ pub struct Args {
     #[command(subcommand)]
     other: Option<Other>,
 
-    /// Where to make the files that are used, on the file system to measure; they are removed
+    /// Where to create the test files, on the file system to measure; they are removed
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 
@@ -75,7 +76,7 @@ pub struct Args {
     #[arg(long)]
     quick: bool,
 
-    /// Write the figures to FILE as JSON
+    /// Write the results to FILE as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
@@ -93,42 +94,43 @@ pub struct Args {
     shrink: u32,
 }
 
-/// What is done with reports.
+/// Commands on reports.
 #[derive(Debug, clap::Subcommand)]
 enum Other {
     Compare(compare::Args),
-    Figures(figures::Args),
+    Figures(render_docs::Args),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Suite {
-    /// Reads of data that is cached, and what a miss costs
+    /// Reads of cached data, and the cost of a miss
     CachedRead,
-    /// What a program does besides hitting: misses, overwrites, opens, direct requests
+    /// Operations besides hits: misses, overwrites, opens, direct requests
     AroundTheHit,
     /// Reads of data that is not cached, many at a time, and of cached data as futures
     AsyncRead,
-    /// Completions that are waited for in batches
+    /// Waits for completions in batches
     Wakeups,
     /// Writes, until they are durable
     Write,
-    /// Direct I/O: what a request costs, however many segments it has
+    /// Direct I/O: the cost of a request, for any number of segments
     NoCopy,
     /// Reads and writes of one file by many threads at once
     Mixed,
-    /// How long one sync, append or cached write takes while others do their worst
+    /// The longest sync, append or cached write beside other threads' work
     Stalls,
-    /// Locks on ranges of bytes: Millpond's, and those that others built
+    /// Locks on byte ranges: Millpond's, and other implementations
     RangeLock,
-    /// Programs as they are, under `millpond run` and on the kernel
+    /// Unmodified programs, under `millpond run` and on the kernel
     Programs,
-    /// All of them but programs, which wants 8 GB and other packages
+    /// All of them except programs, which needs 8 GB and other packages
     All,
 }
 
 type Run = fn(&Plan) -> Result<Outcome>;
 
-/// A suite, what it may take in seconds (full and quick), and its pairs on a machine with two cores.
+/// A suite, its time limit in seconds (full and quick), and its number of pairs on a machine with
+/// two cores.
 struct Timed {
     suite: Suite,
     run: Run,
@@ -172,11 +174,11 @@ impl Suite {
     }
 }
 
-/// Measures what `args` ask for, and reports it.
+/// Measures the suites of `args`, and reports the results.
 pub fn run(args: &Args) -> Result<()> {
     match &args.other {
         Some(Other::Compare(args)) => return compare::run(args),
-        Some(Other::Figures(args)) => return figures::run(args),
+        Some(Other::Figures(args)) => return render_docs::run(args),
         None => {}
     }
     let suite = args.suite.unwrap_or(Suite::All);
@@ -185,7 +187,7 @@ pub fn run(args: &Args) -> Result<()> {
         let message = format!("--dir {}: not a directory", args.dir.display());
         return Err(Failure::new(REFUSED, message));
     }
-    // Found out before the measuring, not after.
+    // Fails now if a file can't be written, not after the measurement.
     for file in [&args.json, &args.html].into_iter().flatten() {
         fs::write(file, []).context(file.display())?;
     }
@@ -220,7 +222,10 @@ pub fn run(args: &Args) -> Result<()> {
     save(args.json.as_deref(), || report.json())?;
     save(args.html.as_deref(), || html::page(&report))?;
     if has_failed {
-        return Err(Failure::new(FAILED, "something went wrong; see what was not measured"));
+        return Err(Failure::new(
+            FAILED,
+            "some cases failed; see the list of those that were not measured",
+        ));
     }
     Ok(())
 }

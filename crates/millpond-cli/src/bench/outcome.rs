@@ -1,4 +1,4 @@
-//! What is found: rows, gaps and notes.
+//! The results of a suite: rows, gaps and notes.
 
 use std::fmt::Display;
 
@@ -10,7 +10,7 @@ use super::histogram::Latencies;
 /// does not apply.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
-    /// Which suite found it; set by [`Outcome::extend`].
+    /// The suite; set by [`Outcome::extend`].
     #[serde(deserialize_with = "word")]
     pub suite: Name,
     #[serde(deserialize_with = "word")]
@@ -20,7 +20,7 @@ pub struct Row {
     pub block_bytes: Option<u32>,
     pub queue_depth: Option<u32>,
     pub ops_per_s: f64,
-    /// From start to end of one operation: with several threads, several go on at once.
+    /// From start to end of one operation; several threads run at once.
     pub ns_per_op: f64,
     /// Of the whole process, helpers included.
     pub cpu_ns_per_op: f64,
@@ -30,12 +30,13 @@ pub struct Row {
     pub p999_ns: Option<f64>,
     pub torn_reads: Option<u64>,
     pub rounds: u32,
-    /// The peer that the ratios compare this engine's ops/s with.
+    /// The baseline of the ratios.
     pub ratio_to: Option<String>,
     pub ratio_median: Option<f64>,
     pub ratio_q1: Option<f64>,
     pub ratio_q3: Option<f64>,
-    /// The peer's processor time per operation over this engine's: more is better, as with the others.
+    /// The baseline's processor time per operation over this engine's: more is better, as for the
+    /// other ratios.
     #[serde(skip)]
     pub cpu_ratio_median: Option<f64>,
 }
@@ -52,35 +53,35 @@ pub struct Skipped {
     pub reason: String,
 }
 
-/// What a suite found.
+/// The results of a suite.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub rows: Vec<Row>,
     pub skipped: Vec<Skipped>,
     pub notes: Vec<String>,
-    /// Whether something was not measured because it went wrong.
+    /// Whether a measurement is missing because of an error.
     pub has_failed: bool,
 }
 
-/// The name of a suite, a case, a version: a type of its own, as serde would borrow a `&'static str` from
-/// what it reads.
+/// The name of a suite, a case, a version. A separate type, as serde would otherwise borrow a
+/// `&'static str` from its input.
 pub type Name = &'static str;
 
-/// A name of a report that is read: names are of the program, and so are these, until it ends.
+/// A name in a report that is read: leaked, as names are `'static`.
 pub fn word<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {
     Ok(Box::leak(String::deserialize(from)?.into_boxed_str()))
 }
 
 impl Row {
-    /// The same, of operations of which `depth` were in flight: one takes so much longer from start to end
-    /// than a throughput says.
+    /// The same row for operations of which `depth` were in flight: each takes `depth` times as
+    /// long as the throughput suggests.
     #[must_use]
     pub fn in_flight(self, depth: u32) -> Self {
         let ns_per_op = self.ns_per_op * f64::from(depth);
         Self { queue_depth: Some(depth), ns_per_op, ..self }
     }
 
-    /// How long its operations took.
+    /// The row with latencies.
     #[must_use]
     pub fn taking(self, latencies: Latencies) -> Self {
         let Latencies { p50_ns, p99_ns, p999_ns } = latencies;
@@ -93,7 +94,7 @@ impl Outcome {
         self.rows.is_empty() && self.skipped.is_empty()
     }
 
-    /// Takes in what `suite` found.
+    /// Adds the results of `suite`.
     pub fn extend(&mut self, suite: &'static str, other: Self) {
         self.rows.extend(other.rows.into_iter().map(|row| Row { suite, ..row }));
         self.skipped.extend(other.skipped.into_iter().map(|gap| Skipped { suite, ..gap }));
@@ -112,7 +113,8 @@ impl Outcome {
         self.skipped.push(Skipped { suite: "", case, engine: engine.to_owned(), reason });
     }
 
-    /// As [`Self::skip`], for what should have worked: the benchmark goes on, and fails in the end.
+    /// As [`Self::skip`], for a measurement that should have worked: the benchmark continues, and
+    /// fails at the end.
     pub fn fail(&mut self, case: &'static str, engine: &str, reason: impl Display) {
         self.skip(case, engine, format!("WENT WRONG: {reason}"));
         self.has_failed = true;

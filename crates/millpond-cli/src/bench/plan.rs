@@ -1,10 +1,11 @@
-//! How much to measure, and where: what was asked for, and how long each suite may take.
+//! Sizes and time limits of a benchmark.
 //!
-//! - P1. A suite's share of the time is for all its pairs: each gets an equal part of what is left, so what
-//!   preparing takes shortens the rounds, and the sum does not grow.
-//! - P2. A pair takes [`Rounds::MIN`] rounds, whatever the clock says: fewer have no quartiles.
+//! - P1. A suite's time is divided among its pairs: each gets an equal part of the remaining time,
+//!   so time for preparation shortens the rounds, and the sum does not grow.
+//! - P2. A pair takes at least [`Rounds::MIN`] rounds, also after the time is over: fewer have no
+//!   quartiles.
 //!
-//! [`Plan::tell`] is what a person who waits sees: at which case it is, and how long it may still take.
+//! [`Plan::report_progress`] prints the progress: the present case, and the time that may remain.
 
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -12,7 +13,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What is asked for, and the time left for it.
+/// The options, and the remaining time.
 #[derive(Debug)]
 pub struct Plan {
     pub dir: PathBuf,
@@ -23,18 +24,18 @@ pub struct Plan {
     pace: Cell<Option<Pace>>,
 }
 
-/// What a suite may take, and how far it is.
+/// The time limit of a suite, and its progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     pub name: &'static str,
     pub ends: Instant,
-    /// Pairs that are still to come, about.
+    /// Estimated number of remaining pairs.
     pub pairs: u32,
-    /// What the suites after this one may take.
+    /// Time limits of the later suites.
     pub after: Duration,
 }
 
-/// How many rounds a pair takes: at most so many, and no more once the time is up.
+/// The number of rounds of a pair: a maximum, and an end of the time.
 #[derive(Debug, Clone, Copy)]
 pub struct Rounds {
     max: u32,
@@ -64,7 +65,7 @@ impl Plan {
         Self { dir, quick, shrink, only, threads_max: cores.max(2), pace: Cell::new(None) }
     }
 
-    /// From now on `pace` holds. Who measures only some cases wants all their rounds.
+    /// Starts a suite with `pace`. With `--case` there is no time limit.
     pub fn begin(&self, pace: Pace) {
         self.pace.set(Some(pace));
     }
@@ -84,19 +85,19 @@ impl Plan {
         Rounds { max, ends: Some(now + left / pace.pairs.max(1)) }
     }
 
-    /// Says what is being measured, and on a terminal what time is left.
-    pub fn tell(&self, what: &str) {
+    /// Prints the case that is measured, and on a terminal the remaining time.
+    pub fn report_progress(&self, what: &str) {
         if !std::io::stderr().is_terminal() {
             return;
         }
         let Some(pace) = self.pace.get() else { return };
         let left = pace.ends.saturating_duration_since(Instant::now()) + pace.after;
         let left = if self.only.is_some() { String::new() } else { about(left) };
-        // Written over by the next.
+        // Overwritten by the next line.
         eprint!("\r\x1b[2K{}: {what}{left}", pace.name);
     }
 
-    /// Nothing is being measured any more.
+    /// Ends the progress output.
     pub fn end(&self) {
         if std::io::stderr().is_terminal() {
             eprint!("\r\x1b[2K");
@@ -112,7 +113,7 @@ impl Plan {
         Duration::from_millis(ms) / self.shrink
     }
 
-    /// How many operations make a slice.
+    /// Number of operations of a slice.
     pub fn count(&self, full: usize, quick: usize) -> usize {
         (if self.quick { quick } else { full } / self.shrink as usize).max(1)
     }

@@ -1,4 +1,4 @@
-//! A finished benchmark: the table for people and the JSON for programs.
+//! A finished benchmark: the table for display, and the JSON report.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ use super::machine::Machine;
 use super::outcome::{Name, Outcome, Row, Skipped, word};
 use crate::failure::{Context, Failure, REFUSED, Result};
 
-/// Everything that is known when the measuring is over; serialized, it is the JSON report.
+/// All results of a benchmark; serialized, it is the JSON report.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     #[serde(deserialize_with = "word")]
     pub suite: Name,
     pub machine: Machine,
-    /// The words that it was asked for by.
+    /// The arguments of the benchmark.
     #[serde(default)]
     pub command: String,
     pub rows: Vec<Row>,
@@ -50,7 +50,7 @@ impl Report {
         Self { suite, machine, command, rows, skipped, notes }
     }
 
-    /// What [`Self::json`] wrote to a file.
+    /// Reads a file that [`Self::json`] wrote.
     pub fn read(file: &Path) -> Result<Self> {
         let text = fs::read(file).context(file.display())?;
         let read = serde_json::from_slice::<Self>(&text);
@@ -60,7 +60,7 @@ impl Report {
         })
     }
 
-    /// Several as one, of the first one's machine; there is one at least.
+    /// Several reports as one, with the machine of the first. At least one is required.
     pub fn together(reports: Vec<Self>) -> Self {
         let mut reports = reports.into_iter();
         let mut all = reports.next().expect("one at least");
@@ -73,10 +73,10 @@ impl Report {
         all
     }
 
-    /// Each row with a ratio, and that of the peer it is to, which comes next.
+    /// Each row with a ratio, and the row of its baseline, which comes next.
     pub fn pairs(&self) -> impl Iterator<Item = (&Row, &Row)> {
         let rows = self.rows.windows(2).map(|rows| (&rows[0], &rows[1]));
-        rows.filter(|(own, peer)| own.ratio_to.as_deref() == Some(&peer.engine))
+        rows.filter(|(own, baseline)| own.ratio_to.as_deref() == Some(&baseline.engine))
     }
 
     pub fn json(&self) -> Result<String> {
@@ -119,8 +119,8 @@ pub fn unmeasured(skipped: &Skipped) -> String {
 /// A row's cells, in the order of [`COLUMNS`].
 pub fn cells(row: &Row) -> [String; COLUMNS.len()] {
     let ratio = match (&row.ratio_to, row.ratio_median, row.ratio_q1, row.ratio_q3) {
-        (Some(peer), Some(median), Some(q1), Some(q3)) => {
-            format!("{median:.2} x {peer} ({q1:.2}-{q3:.2})")
+        (Some(baseline), Some(median), Some(q1), Some(q3)) => {
+            format!("{median:.2} x {baseline} ({q1:.2}-{q3:.2})")
         }
         _ => String::new(),
     };
@@ -171,7 +171,7 @@ pub mod tests {
     use super::*;
 
     pub fn sample() -> Report {
-        let peer = Row {
+        let baseline = Row {
             suite: "",
             case: "random-4k",
             engine: "kernel <pread>".into(),
@@ -195,14 +195,14 @@ pub mod tests {
         };
         let subject = Row {
             engine: "millpond".into(),
-            ratio_to: Some(peer.engine.clone()),
+            ratio_to: Some(baseline.engine.clone()),
             ratio_median: Some(2.5),
             ratio_q1: Some(2.25),
             ratio_q3: Some(2.75),
             cpu_ratio_median: Some(2.4),
-            ..peer.clone()
+            ..baseline.clone()
         };
-        let mut outcome = Outcome { rows: vec![subject, peer], ..Outcome::default() };
+        let mut outcome = Outcome { rows: vec![subject, baseline], ..Outcome::default() };
         outcome.skip("cold", "kernel pread", "no O_DIRECT here");
         outcome.note("back end threads".into());
         let mut all = Outcome::default();

@@ -1,12 +1,12 @@
-//! The suite `wakeups`: threads that wait for completions in batches, which come at a fixed rate.
+//! The suite `wakeups`: threads that wait for completions in batches, which arrive at a fixed rate.
 //!
-//! One thread submits reads of cached bytes, which complete as they are submitted, one at a time on a
-//! schedule, and does not sleep meanwhile; K threads wait, each for a minimum. In the case of waiters
-//! that want different minima it keeps 64 reads of a device in flight instead, as the largest minimum
-//! must be in flight for its waiter to get a turn: then the device sets the rate. The subject is a
-//! [`millpond::Queue`]. The peers: the same queue, each waiter woken for every event until it has its
-//! batch; and the kernel's AIO, whose `io_getevents` takes a minimum, too. Context switches and
-//! processor time are those of the waiters alone.
+//! One thread submits reads of cached bytes, which complete at submission, one at a time on a
+//! schedule, and does not sleep. K threads wait, each for a minimum. If the waiters have different
+//! minima, the submitter keeps 64 reads of a device in flight instead, as the largest minimum must
+//! be in flight for its waiter; then the device determines the rate. The subject is a
+//! [`millpond::Queue`]. The baselines: the same queue, with each waiter woken for every event until
+//! it has its batch; and the kernel's AIO, whose `io_getevents` also takes a minimum. Context
+//! switches and processor time are those of the waiters alone.
 
 use std::io;
 use std::sync::Arc;
@@ -33,9 +33,9 @@ const BLOCK_BYTES: u32 = 4096;
 const CAPACITY: usize = 256;
 /// Completions per second.
 const RATE: u32 = 20_000;
-/// How long a waiter waits at most: only at the end of a slice.
+/// Time limit of a wait; reached only at the end of a slice.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// The same where waiters want different minima: so long the contract gives each.
+/// The same for waiters with different minima: the time that the queue's contract gives each.
 const PATIENCE_MIXED: Duration = Duration::from_millis(100);
 
 /// The minima of a case's waiters.
@@ -52,22 +52,22 @@ const MIXED: &str = "4-waiters-min-1-2-8-32";
 const MIXED_DEPTH: usize = 64;
 const MIXED_FILE_BYTES: u64 = 256 << 20;
 
-/// Where completions come from.
+/// A source of completions.
 trait Source: Sync {
     /// Submits a read of a block; false if there is no room.
     fn submit_one(&self, block: u32) -> io::Result<bool>;
 
-    /// Waits for `min` completions and takes no more; how many came in time.
+    /// Waits for `min` completions and takes no more; returns the number that arrived in time.
     fn wait(&self, min: usize, patience: Duration) -> io::Result<usize>;
 }
 
-struct Pond {
+struct MillpondSource {
     queue: Queue,
     file: Arc<millpond::File>,
     per_event: bool,
 }
 
-impl Source for Pond {
+impl Source for MillpondSource {
     fn submit_one(&self, block: u32) -> io::Result<bool> {
         let buffer = vec![0; BLOCK_BYTES as usize];
         let offset = u64::from(block) * u64::from(BLOCK_BYTES);
@@ -106,15 +106,15 @@ impl Source for Aio {
     }
 }
 
-/// What one waiter saw.
+/// The results of one waiter.
 #[derive(Default, Clone, Copy)]
 struct Waits {
     /// Whole batches.
     batches: u64,
-    /// Its time was up before.
+    /// Waits that ended at their time limit.
     broken: u64,
-    /// How often it slept, the locks on its way included, in so many waits: the last one, which the end of
-    /// the slice may have cut short, is one of them.
+    /// Number of sleeps, including those for locks, in this number of waits. The last wait, which
+    /// the end of the slice may have cut short, is included.
     wake_ups: u64,
     waits: u64,
     longest: Duration,
@@ -130,11 +130,11 @@ impl Waits {
     }
 }
 
-/// What the waiters of all slices saw.
+/// The results of all waiters in all slices.
 #[derive(Default)]
 struct Seen {
     waiters: Vec<Waits>,
-    /// Completions for which there was no room in time.
+    /// Completions that found no free place in time.
     late: u64,
 }
 
@@ -145,7 +145,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         return Ok(outcome);
     }
     for (case, minima) in CASES.into_iter().filter(|(case, _)| plan.wants(case)) {
-        plan.tell(case);
+        plan.report_progress(case);
         let feed = if case == MIXED { Feed::Full } else { Feed::Rate };
         let (bytes, capacity, flags, backing) = match feed {
             Feed::Rate => (1 << 20, CAPACITY, OFlags::empty(), Backing::Buffered),
@@ -169,36 +169,37 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         if matches!(feed, Feed::Rate) {
             pond.read_at(&mut vec![0; 1 << 20], 0).context("reading the file")?;
         }
-        let queue = |per_event| -> Result<Pond> {
+        let queue = |per_event| -> Result<MillpondSource> {
             let queue = engine.queue(capacity).context("making a queue")?;
-            Ok(Pond { queue, file: Arc::clone(&pond), per_event })
+            Ok(MillpondSource { queue, file: Arc::clone(&pond), per_event })
         };
         let (subject, per_event) = (queue(false)?, queue(true)?);
         let libaio = Aio::new(cached, capacity as u32, BLOCK_BYTES);
         let blocks = (bytes / u64::from(BLOCK_BYTES)) as u32;
-        let mut peers: Vec<(&str, &dyn Source)> = vec![(PER_EVENT, &per_event)];
+        let mut baselines: Vec<(&str, &dyn Source)> = vec![(PER_EVENT, &per_event)];
         match &libaio {
-            Ok(aio) => peers.push((LIBAIO, aio)),
+            Ok(aio) => baselines.push((LIBAIO, aio)),
             Err(error) => outcome.skip(case, LIBAIO, error),
         }
-        for (peer_name, peer) in peers {
+        for (baseline_name, baseline) in baselines {
             let length = plan.slice(200, 30);
             let threads = minima.len() as u32;
             let block_bytes = Some(BLOCK_BYTES);
-            let pair = Pair { case, threads, block_bytes, subject: BATCHED, peer: peer_name };
-            // The first of each does not count.
-            for source in [&subject as &dyn Source, peer] {
+            let pair =
+                Pair { case, threads, block_bytes, subject: BATCHED, baseline: baseline_name };
+            // The first slice of each is not counted.
+            for source in [&subject as &dyn Source, baseline] {
                 slice(source, minima, feed, blocks, length, &mut Seen::default()).context(case)?;
             }
             let mut seen = Seen::default();
             let rows = pair.measure(
                 plan.rounds(),
                 || slice(&subject, minima, feed, blocks, length, &mut seen),
-                || slice(peer, minima, feed, blocks, length, &mut Seen::default()),
+                || slice(baseline, minima, feed, blocks, length, &mut Seen::default()),
             )?;
             outcome.rows.extend(rows);
-            if peer_name == PER_EVENT {
-                outcome.note(told(case, minima, &seen));
+            if baseline_name == PER_EVENT {
+                outcome.note(summary(case, minima, &seen));
             }
         }
     }
@@ -208,7 +209,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn told(case: &str, minima: &[usize], seen: &Seen) -> String {
+fn summary(case: &str, minima: &[usize], seen: &Seen) -> String {
     let waiters: Vec<String> = (minima.iter().zip(&seen.waiters))
         .map(|(min, waits)| {
             let Waits { batches, broken, longest, .. } = *waits;
@@ -229,12 +230,12 @@ fn told(case: &str, minima: &[usize], seen: &Seen) -> String {
     )
 }
 
-/// When reads are submitted.
+/// The time of the submissions.
 #[derive(Clone, Copy)]
 enum Feed {
     /// On a schedule.
     Rate,
-    /// Whenever there is room.
+    /// Whenever the queue has a free place.
     Full,
 }
 
@@ -299,14 +300,14 @@ fn slice(
             all.context_switches += used.context_switches;
             seen.add(waits);
         }
-        // What is left is nobody's.
+        // Takes the remaining completions.
         while source.wait(1, PATIENCE)? > 0 {}
         all.ops_per_s = all.ops as f64 / elapsed.as_secs_f64();
         Ok(all)
     })
 }
 
-/// Submits for `length`, and until something has come; how long that was.
+/// Submits for `length`, and until a completion has arrived; returns the time.
 fn feed_for(
     source: &dyn Source,
     feed: Feed,
@@ -319,9 +320,9 @@ fn feed_for(
     let gap = Duration::from_secs(1) / RATE;
     let mut submitted = 0;
     let mut random = Random::seeded(started.elapsed().as_nanos() as u64);
-    // On a busy machine a short slice could be over before the waiters are there.
+    // On a busy machine a short slice could end before the waiters run.
     while started.elapsed() < length || !begun_to_come.load(Relaxed) {
-        // Not asleep: the rate is to be what it says.
+        // Spins, without sleeping, so that the rate is exact.
         if matches!(feed, Feed::Rate) && started.elapsed() < gap * submitted {
             std::hint::spin_loop();
         } else if source.submit_one(random.below(blocks))? {

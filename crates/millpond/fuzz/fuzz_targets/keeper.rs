@@ -1,9 +1,9 @@
-//! A keeper and those who lie to it: `cargo +nightly fuzz run keeper`.
+//! A keeper with lying clients: `cargo +nightly fuzz run keeper`.
 //!
-//! Half of an input are messages, with descriptors of files and of memory, from this process. The other half is a
-//! program that has dirty pages, scribbles over the tables that it shares with its keeper, and is killed. The
-//! keeper may write what it likes to that program's own file, and nothing to any other; it neither ends nor
-//! hangs: a program that comes afterwards is served.
+//! Half of an input are messages, with descriptors of files and of memory, from this process. The
+//! other half is a program that has dirty pages, overwrites the tables that it shares with its
+//! keeper, and is killed. The keeper may write any bytes to that program's own file, and none to
+//! another file. It neither ends nor hangs: a program that comes afterwards is served.
 
 #![no_main]
 
@@ -161,7 +161,7 @@ fuzz_target!(|input: &[u8]| {
         Some((_, rest)) => liar(bench, rest, &own),
         None => {}
     }
-    // Whoever tells the truth is served, and nobody else's file has changed.
+    // An honest client is served, and no other file has changed.
     liar(bench, &[], &own);
     let written = File::open(&own).unwrap();
     millpond::keeper::await_written(written.as_fd(), Duration::from_secs(10)).unwrap();

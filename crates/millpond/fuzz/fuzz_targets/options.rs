@@ -1,7 +1,8 @@
 //! Options and sizes of any value: `cargo +nightly fuzz run options`.
 //!
-//! An engine and a file are made of the input's numbers, and asked for ranges of any offset and length. Nothing
-//! may panic; what is refused is refused with a word about it, and what is not keeps its limit.
+//! The input's numbers are the options of an engine and a file, and the offsets and lengths of
+//! requests. None may panic. A refused value gives an error with a reason, and an accepted one
+//! keeps its limit.
 
 #![no_main]
 
@@ -9,7 +10,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, WriteMode};
 
-/// What a file in memory may grow to.
+/// Maximum length of a file in memory.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Arbitrary, Debug)]

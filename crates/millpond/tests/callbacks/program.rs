@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::time::Duration;
 
-/// Which call of the engine's goes wrong.
+/// The call by the engine that misbehaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Wake,
@@ -19,9 +19,9 @@ pub enum Call {
     Drop,
 }
 
-/// How it goes wrong.
+/// The kind of misbehavior.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum Misbehavior {
     Panic,
     /// With a payload that panics as it is dropped.
     PanicTwice,
@@ -32,13 +32,18 @@ pub enum Deed {
 }
 
 pub const CALLS: [Call; 3] = [Call::Wake, Call::Clone, Call::Drop];
-pub const DEEDS: [Deed; 5] =
-    [Deed::Panic, Deed::PanicTwice, Deed::Block, Deed::CallEngine, Deed::DropLast];
+pub const MISBEHAVIORS: [Misbehavior; 5] = [
+    Misbehavior::Panic,
+    Misbehavior::PanicTwice,
+    Misbehavior::Block,
+    Misbehavior::CallEngine,
+    Misbehavior::DropLast,
+];
 
 /// The code behind the wakers of one task.
 pub struct Program {
     call: Call,
-    deed: Deed,
+    misbehavior: Misbehavior,
     /// Of the wakers that the engine has.
     wakes: AtomicUsize,
     /// What `CallEngine` does.
@@ -48,7 +53,7 @@ pub struct Program {
 }
 
 thread_local! {
-    /// The program's code does not call itself.
+    /// Set while the program's code runs: it does not call itself.
     static INSIDE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -68,13 +73,13 @@ pub fn panic_quietly(twice: bool) -> ! {
 
 impl Program {
     pub fn new(
-        (call, deed): (Call, Deed),
+        (call, misbehavior): (Call, Misbehavior),
         engine: impl Fn() + Send + Sync + 'static,
         last: impl Any + Send,
     ) -> Arc<Program> {
         Arc::new(Program {
             call,
-            deed,
+            misbehavior,
             wakes: AtomicUsize::new(0),
             engine: Box::new(engine),
             last: Mutex::new(Some(Box::new(last))),
@@ -85,17 +90,17 @@ impl Program {
         if call != self.call {
             return;
         }
-        match self.deed {
-            Deed::Panic => panic_quietly(false),
-            Deed::PanicTwice => panic_quietly(true),
-            Deed::Block => std::thread::sleep(Duration::from_millis(2)),
-            Deed::CallEngine => {
+        match self.misbehavior {
+            Misbehavior::Panic => panic_quietly(false),
+            Misbehavior::PanicTwice => panic_quietly(true),
+            Misbehavior::Block => std::thread::sleep(Duration::from_millis(2)),
+            Misbehavior::CallEngine => {
                 if !INSIDE.replace(true) {
                     (self.engine)();
                     INSIDE.set(false);
                 }
             }
-            Deed::DropLast => {
+            Misbehavior::DropLast => {
                 let last = self.last.lock().unwrap().take();
                 drop(last);
             }
@@ -107,14 +112,14 @@ impl Program {
         self.wakes.load(SeqCst)
     }
 
-    /// Polls as the program's task. A panic of its waker is the task's own here: `None`.
+    /// Polls as the program's task. Returns `None` if the task's own waker panics in the poll.
     pub fn poll<F: Future + ?Sized>(
         self: &Arc<Self>,
         future: Pin<&mut F>,
     ) -> Option<Poll<F::Output>> {
         let data = Arc::into_raw(Arc::clone(self)).cast();
-        // SAFETY: the functions of `OWN` count the references of the program, as an `Arc` does.
-        let waker = unsafe { Waker::from_raw(RawWaker::new(data, &OWN)) };
+        // SAFETY: the functions of `TASK_WAKER` count the references of the program, as an `Arc` does.
+        let waker = unsafe { Waker::from_raw(RawWaker::new(data, &TASK_WAKER)) };
         let poll = || future.poll(&mut Context::from_waker(&waker));
         caught(poll)
     }
@@ -134,7 +139,7 @@ pub fn caught<R>(body: impl FnOnce() -> R) -> Option<R> {
 }
 
 /// The waker that the task has; its clones are the engine's.
-static OWN: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_own);
+static TASK_WAKER: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_own);
 static ENGINES: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_engines);
 
 fn program(data: *const ()) -> Arc<Program> {

@@ -1,4 +1,4 @@
-//! What the tests of this directory share.
+//! Shared helpers of the integration tests.
 #![allow(dead_code, unused_imports, reason = "each test file uses a part of it")]
 
 pub mod mount;
@@ -133,7 +133,7 @@ pub fn back_ends_with_direct(seed: u64) -> Vec<(&'static str, BackendChoice)> {
     all
 }
 
-/// Whether the back end of that name moves bytes to and from the file itself.
+/// Whether that back end transfers bytes to and from a real file.
 pub fn is_on_disk(name: &str) -> bool {
     matches!(name, "uring" | "threads")
 }
@@ -146,8 +146,8 @@ pub fn builder(cache_bytes: u64, backend: BackendChoice) -> EngineBuilder {
     Engine::builder().cache_bytes(cache_bytes).backend(backend).admission(admission())
 }
 
-/// What the engines of tests cache of what they miss: as by default, unless `MILLPOND_TEST_ADMISSION` says
-/// otherwise.
+/// Admission policy of the tests' engines: the default, unless `MILLPOND_TEST_ADMISSION` sets
+/// another one.
 pub fn admission() -> Admission {
     match std::env::var("MILLPOND_TEST_ADMISSION").as_deref() {
         Ok("never") => Admission::Never,
@@ -161,7 +161,7 @@ pub fn write_back() -> OpenOptions {
     read_write().write_mode(WriteMode::Back)
 }
 
-/// A file on a simulated device, and all that belongs to it.
+/// A file on a simulated device, with its engine, device and directory.
 pub struct Simulated {
     pub file: File,
     pub engine: Engine,
@@ -190,11 +190,11 @@ impl Simulated {
         self.errors.store(on, SeqCst);
     }
 
-    /// With nothing failing any more, a sync succeeds, and then all of `expected` is durable, read
-    /// and on the device, and nothing else.
-    pub fn settles(&self, expected: &[u8]) {
+    /// Once no request fails, a sync succeeds, and then exactly the bytes `expected` are read, on
+    /// the device, and durable.
+    pub fn assert_stored(&self, expected: &[u8]) {
         self.errors(false);
-        sync_in_the_end(&self.file);
+        sync_until_success(&self.file);
         self.is_durable(expected);
         let mut bytes = vec![0; expected.len() + 1];
         assert_eq!(self.file.read_at(&mut bytes, 0).unwrap(), expected.len());
@@ -209,14 +209,14 @@ impl Simulated {
     }
 }
 
-/// A sync succeeds. One before it may tell of an earlier error.
-pub fn sync_in_the_end(file: &File) {
+/// Syncs until a sync succeeds. Earlier syncs may return an error of an earlier operation.
+pub fn sync_until_success(file: &File) {
     if let Err(first) = file.sync_all() {
         file.sync_all().unwrap_or_else(|error| panic!("sync: {first}, and then: {error}"));
     }
 }
 
-/// Two contents are the same, or where they differ.
+/// Panics with the first difference of two contents.
 pub fn same(seen: &[u8], expected: &[u8], what: &str) {
     if seen != expected {
         let at = seen.iter().zip(expected).position(|(one, other)| one != other);
@@ -228,9 +228,9 @@ pub fn same(seen: &[u8], expected: &[u8], what: &str) {
 
 const INSIDE: &str = "MILLPOND_TEST_INSIDE";
 
-/// Runs `body` in a process of its own, which is this test program with only `test` to run; for
-/// what concerns a whole process: limits, signal handlers, memory. `test` is the full name of the
-/// calling test. Fails if the process does, or takes longer than `limit`.
+/// Runs `body` in a child process, which is this test program with only `test` to run. For tests
+/// that concern a whole process: limits, signal handlers, memory. `test` is the full name of the
+/// calling test. Fails if the child fails, or takes longer than `limit`.
 pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     if std::env::var(INSIDE).is_ok_and(|inside| inside == test) {
         return body();
@@ -238,12 +238,13 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
         .env(INSIDE, test)
-        // Not our own: where that is a file, a limit on file sizes would be in the way of telling.
+        // Pipes, not the parent's output: if that is a file, a limit on file sizes would stop the
+        // reports.
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let outputs = [pass_on(child.stdout.take()), pass_on(child.stderr.take())];
+    let outputs = [relay_output(child.stdout.take()), relay_output(child.stderr.take())];
     let started = Instant::now();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
@@ -261,8 +262,8 @@ pub fn in_own_process(test: &str, limit: Duration, body: impl FnOnce()) {
     }
 }
 
-/// Prints what a child says; whether it says that it runs its test.
-fn pass_on(output: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<bool> {
+/// Prints the output of a child process; returns whether the child reported that it runs its test.
+fn relay_output(output: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<bool> {
     std::thread::spawn(move || {
         let mut runs = false;
         for line in BufReader::new(output.expect("a pipe")).lines().map_while(Result::ok) {
@@ -292,8 +293,8 @@ pub fn within(limit: Duration, what: &str, body: impl FnOnce() + Send + 'static)
     }
 }
 
-/// Carries out `body`; however that ends, all that look at `stop` are to stop then.
-pub fn then_stop<T>(stop: &AtomicBool, body: impl FnOnce() -> T) -> T {
+/// Runs `body`, and sets `stop` afterwards, also after a panic.
+pub fn run_and_stop<T>(stop: &AtomicBool, body: impl FnOnce() -> T) -> T {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -341,7 +342,7 @@ pub fn set_limit(resource: libc::__rlimit_resource_t, soft: u64, hard: u64) -> b
     unsafe { libc::setrlimit(resource, &limit) == 0 }
 }
 
-/// What this process may raise a limit to.
+/// The hard limit of this process.
 pub fn hard_limit(resource: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the argument is valid for the call.
@@ -358,7 +359,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A runtime that is nothing but a thread. A wake-up that is lost shows as a hang.
+/// A runtime of a single thread. A lost wake-up shows as a hang.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut future = pin!(future);

@@ -1,4 +1,4 @@
-//! File systems of their own, on loop devices.
+//! File systems on loop devices.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,14 +7,14 @@ use rustix::fs::FallocateFlags;
 
 use super::{skip, temp_dir};
 
-/// A file system of its own, unmounted in the end.
+/// A file system that is unmounted when it is dropped.
 pub struct Mount {
     pub point: PathBuf,
     _dir: tempfile::TempDir,
 }
 
 impl Mount {
-    /// None where this needs rights or programs that are missing, which is a skip.
+    /// `None`, with a skip, where permissions or programs are missing.
     #[track_caller]
     pub fn ext4(bytes: u64) -> Option<Mount> {
         // With smaller blocks ext4 refuses writes into space that it has allocated: it finds none
@@ -50,15 +50,15 @@ impl Mount {
         let (image, point) = (dir.path().join("image"), dir.path().join("mounted"));
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         std::fs::create_dir(&point).unwrap();
-        // The tools are where root's path is.
+        // The tools are in root's path.
         let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
         let made = run(Command::new(make).args(args).arg(&image).env("PATH", &path))
             && run(Command::new("mount").args(["-o", "loop"]).args([&image, &point]));
         made.then_some(Mount { point, _dir: dir })
     }
 
-    /// Has the file at `path` take all blocks that are free, and those that become free later: by
-    /// another call.
+    /// Makes the file at `path` take all free blocks; a later call takes those that were freed
+    /// since.
     pub fn fill_up(&self, path: &Path) {
         let filler = std::fs::File::options().append(true).create(true).open(path).unwrap();
         let mut at = filler.metadata().unwrap().len();
@@ -74,7 +74,7 @@ impl Mount {
     }
 }
 
-/// A directory in memory, where there is room: a full file system waits for its disk at each turn.
+/// A directory in memory, if there is space: a full file system waits for its disk often.
 fn memory_dir() -> Option<tempfile::TempDir> {
     const SPARE_BYTES: u64 = 2 << 30;
     let dir = tempfile::tempdir_in("/dev/shm").ok()?;

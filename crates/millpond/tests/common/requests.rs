@@ -8,8 +8,8 @@ pub struct Done<'a> {
     pub outcome: Result<usize>,
 }
 
-/// Runs a pipeline whose every request is made anew: `step` is told of each that ended, and says
-/// what comes in its place.
+/// Runs a pipeline and builds each request separately: `step` receives each completed request and
+/// returns the next one.
 pub fn each<'a>(
     pipeline: &mut Pipeline,
     mut step: impl FnMut(Option<Done<'a>>) -> Option<DirectRequest<'a>>,
@@ -21,7 +21,7 @@ pub fn each<'a>(
     });
 }
 
-/// The same request elsewhere.
+/// The same request at another offset.
 pub fn at(mut request: DirectRequest<'_>, offset: u64) -> DirectRequest<'_> {
     request.set_offset(offset);
     request

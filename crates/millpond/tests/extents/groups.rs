@@ -1,4 +1,4 @@
-//! Ranges that change beside those who read them.
+//! Extent operations with concurrent readers of the same ranges.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,14 +11,15 @@ use crate::common::{
 use crate::read;
 
 const GROUPS: u64 = 24;
-/// Groups from here on are cut off and come back.
+/// Groups from here on are truncated and written again.
 const CUT_FROM: u64 = 16;
 
-/// Goal: readers see each range as it was or all zero, never a mixture; the last to change it reads
-/// what it left.
+/// Goal: readers see a range as it was written or all zero, never a mixture. The last writer of a
+/// range reads its own bytes.
 /// Method: groups of words with one stamp, unaligned to pages. Each of two threads owns half of the
-/// lower groups: it writes, punches or zeroes whole groups, or several at once, and reads them back.
-/// A third cuts the file among the upper groups and extends it, in two ways. The others read.
+/// lower groups: it writes, punches or zeroes one or several whole groups, and reads them back. A
+/// third thread truncates the file among the upper groups and extends it, in two ways. The other
+/// threads read.
 fn groups_under_change(engine: &Engine, path: &Path, options: &OpenOptions, seed: u64, what: &str) {
     let mut random = Random(seed);
     let bytes = 8 * (100 + random.below(1500));

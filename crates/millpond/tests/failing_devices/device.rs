@@ -18,7 +18,7 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// Without a journal, which would abort with its first failed write.
+    /// Without a journal, which would abort at its first failed write.
     pub const EXT4: Kind = Kind {
         name: "ext4",
         make: &["-q", "-b", "4096", "-O", "^has_journal"],
@@ -26,7 +26,7 @@ impl Kind {
         image_bytes: 32 << 20,
         tmpfs_bytes: 6 << 20,
     };
-    /// With one: the file system may turn read-only, and then no sync succeeds.
+    /// With a journal: the file system may turn read-only, and then no sync succeeds.
     pub const EXT4_JOURNAL: Kind = Kind {
         name: "ext4",
         make: &["-q", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
@@ -61,7 +61,7 @@ pub struct FailingDisk {
 }
 
 fn run(program: &str, args: &[&str]) -> Result<String, String> {
-    // The tools are where root's path is.
+    // The tools are in root's path.
     let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
     let output = Command::new(program).args(args).env("PATH", path).output();
     let output = output.map_err(|error| format!("{program}: {error}"))?;
@@ -77,7 +77,7 @@ fn text(path: &Path) -> &str {
 }
 
 impl FailingDisk {
-    /// None where rights or programs are missing, which is a skip.
+    /// `None`, with a skip, where permissions or programs are missing.
     #[track_caller]
     pub fn new(kind: Kind) -> Option<FailingDisk> {
         let dir = temp_dir();
@@ -129,13 +129,13 @@ impl FailingDisk {
         self.inner.join(name)
     }
 
-    /// Has the device refuse writes of blocks that its image has no space for yet.
+    /// Makes the device refuse writes of blocks that its image has no space for yet.
     pub fn fail(&mut self) {
         let mut filler = File::create(self.filler()).unwrap();
         while filler.write_all(&[9; 4096]).is_ok() {}
     }
 
-    /// Has the device take all writes again.
+    /// Makes the device accept all writes again.
     pub fn work(&mut self) {
         let _ = std::fs::remove_file(self.filler());
     }

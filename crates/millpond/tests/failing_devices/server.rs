@@ -18,7 +18,7 @@ use super::common::{Random, skip, temp_dir};
 
 const FILE: u64 = 2;
 const RAW: u64 = 3;
-/// Attributes are asked for each time.
+/// The kernel asks for attributes each time.
 const LIFE: Duration = Duration::ZERO;
 
 /// How often an answer fails, of a thousand.
@@ -48,7 +48,7 @@ impl State {
         self.random.chance(per_mille)
     }
 
-    /// Zero where the answer is to be good.
+    /// The answer's errno; zero for success.
     fn error(&mut self, (per_mille, errno): (u64, i32)) -> i32 {
         if self.hits(per_mille) { errno } else { 0 }
     }
@@ -67,7 +67,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// None where FUSE is missing, which is a skip.
+    /// `None`, with a skip, where FUSE is missing.
     #[track_caller]
     pub fn new(seed: u64, data: Vec<u8>) -> Option<Server> {
         let dir = temp_dir();

@@ -9,9 +9,10 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// Starts one, as another user if told to; it has said that it is ready.
+    /// Starts an actor, as another user if `uid` is set; returns when it has reported that it is
+    /// ready.
     pub fn start(role: &str, arguments: &[&str], uid: Option<u32>) -> Actor {
-        // By descriptor: the other user may not be able to pass the directories above this program.
+        // By descriptor: the other user may have no access to this program's directory.
         let program = File::open("/proc/self/exe").unwrap();
         let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
         command.args(["actor::role", "--exact", "--ignored", "--nocapture", "--test-threads=1"]);
@@ -23,12 +24,12 @@ impl Actor {
         let mut child = command.spawn().unwrap();
         let said = BufReader::new(child.stdout.take().unwrap());
         let mut actor = Actor { child, said };
-        actor.hears("ready");
+        actor.wait_for("ready");
         actor
     }
 
-    /// The next line that begins so, without that.
-    pub fn hears(&mut self, beginning: &str) -> String {
+    /// Waits for a line with that beginning, and returns the rest of it.
+    pub fn wait_for(&mut self, beginning: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -37,7 +38,7 @@ impl Actor {
                 0,
                 "it ended, without {beginning:?}"
             );
-            // The test harness says something before.
+            // The test harness prints text before the line.
             if let Some(at) = line.find(beginning) {
                 return line[at + beginning.len()..].trim().to_string();
             }
@@ -54,8 +55,8 @@ impl Actor {
         self.child.wait().unwrap();
     }
 
-    /// Has it go on.
-    pub fn tell(&mut self, line: &str) {
+    /// Sends a line, which makes the actor go on.
+    pub fn send_line(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 }
@@ -68,7 +69,8 @@ impl Drop for Actor {
     }
 }
 
-/// A directory with a keeper's address, the path of a file in it, the keeper, and a writer of that kind.
+/// A directory with a keeper's address, the path of a file in it, the keeper, and a writer of kind
+/// `what`.
 pub fn kept(what: &str) -> (tempfile::TempDir, PathBuf, Actor, Actor) {
     let dir = temp_dir();
     let path = dir.path().join("file");
@@ -83,7 +85,7 @@ pub fn say(line: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-pub fn told() -> String {
+pub fn read_line() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     line.trim().to_string()
@@ -105,14 +107,14 @@ pub fn role() {
         ["writer", address, path, what] => writer_role(address, Path::new(path), what),
         ["impostor", address] => impostor_role(address),
         ["intruder", address, how] => intruder_role(address, how),
-        ["turncoat", address, path] => turncoat_role(address, Path::new(path)),
-        ["lingerer", name, count] => strangers::lingerer_role(name, count.parse().unwrap()),
-        ["address", directory] => strangers::address_role(directory),
+        ["turncoat", address, path] => user_change_role(address, Path::new(path)),
+        ["lingerer", name, count] => other_users::lingerer_role(name, count.parse().unwrap()),
+        ["address", directory] => other_users::address_role(directory),
         _ => panic!("{role}"),
     }
 }
 
-/// Says what it is told of dead processes.
+/// The keeper: prints its reports of dead processes.
 pub fn keeper_role(address: &str) {
     let address: Address = address.parse().unwrap();
     let server = Server::bind(&address).unwrap();
@@ -139,15 +141,15 @@ pub fn writer_role(address: &str, path: &Path, what: &str) {
             file.sync_all().unwrap();
             file.write_all_at(&page(2), 8 << 20).unwrap();
         }
-        // The keeper is killed meanwhile.
+        // The keeper is killed between these two steps.
         "bereft" => {
             file.write_all_at(&page(1), 0).unwrap();
             assert!(!engine.has_lost_keeper());
             say("ready");
-            told();
+            read_line();
             assert!(engine.has_lost_keeper() && engine.stats().has_lost_keeper);
             file.write_all_at(&page(2), PAGE as u64).unwrap();
-            return wait_for_ever("written");
+            return sleep_until_killed("written");
         }
         "leaving" => {
             file.write_all_at(&page(1), 0).unwrap();
@@ -160,17 +162,17 @@ pub fn writer_role(address: &str, path: &Path, what: &str) {
         // The keeper is stopped.
         "stalled" => {
             say("ready");
-            told();
+            read_line();
             let other = engine.open(path.with_extension("new"), &write_back()).unwrap();
             other.write_all_at(&page(4), 0).unwrap();
-            return wait_for_ever("written");
+            return sleep_until_killed("written");
         }
         _ => panic!("{what}"),
     }
-    wait_for_ever("ready");
+    sleep_until_killed("ready");
 }
 
-pub fn wait_for_ever(line: &str) {
+pub fn sleep_until_killed(line: &str) {
     say(line);
     loop {
         std::thread::sleep(Duration::from_secs(1000));
@@ -189,7 +191,7 @@ pub fn connect(address: &str) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Listens where a keeper is looked for, takes what it is sent, and never answers.
+/// Listens at a keeper's address, accepts all messages, and never answers.
 pub fn impostor_role(address: &str) {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let flags = SocketFlags::CLOEXEC;
@@ -204,10 +206,10 @@ pub fn impostor_role(address: &str) {
     let mut bytes = [0; 64];
     let count = rustix::io::read(&visitor, &mut bytes).unwrap_or(0);
     say(&format!("got {count}"));
-    told();
+    read_line();
 }
 
-/// Goes to a keeper's door.
+/// Connects to a keeper's socket.
 pub fn intruder_role(address: &str, how: &str) {
     match how {
         "list" => {
@@ -219,29 +221,29 @@ pub fn intruder_role(address: &str, how: &str) {
             say("ready");
             say(&format!("seen {listed:?} {}", shown.contains(secret)));
         }
-        // The door is found all the same.
+        // The socket is found nevertheless.
         "crowd" => {
             let sockets: Vec<_> = (0..600).filter_map(|_| connect(address).ok()).collect();
-            // Nothing of it is received.
+            // The keeper accepts nothing of it.
             let message = [0u64; 8].map(u64::to_ne_bytes).concat();
             let sent = sockets.iter().filter(|socket| rustix::io::write(socket, &message).is_ok());
             let _ = sent.count();
-            wait_for_ever("ready");
+            sleep_until_killed("ready");
         }
         _ => panic!("{how}"),
     }
 }
 
-/// Becomes another user once it has an engine.
-pub fn turncoat_role(address: &str, path: &Path) {
+/// Changes its user after it has built an engine.
+pub fn user_change_role(address: &str, path: &Path) {
     let engine = builder(address).build().unwrap();
     let file = engine.open(path, &write_back()).unwrap();
     // SAFETY: no memory involved.
     unsafe {
-        assert_eq!(libc::setresgid(STRANGER, STRANGER, STRANGER), 0);
-        assert_eq!(libc::setresuid(STRANGER, STRANGER, STRANGER), 0);
+        assert_eq!(libc::setresgid(OTHER_USER, OTHER_USER, OTHER_USER), 0);
+        assert_eq!(libc::setresuid(OTHER_USER, OTHER_USER, OTHER_USER), 0);
     }
     file.write_all_at(&[7; PAGE], 0).unwrap();
     let at_once = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
-    wait_for_ever(&format!("ready {at_once}"));
+    sleep_until_killed(&format!("ready {at_once}"));
 }

@@ -1,4 +1,4 @@
-//! One operation on the engine; and cells as the bytes that are written and read.
+//! Runs one operation on the engine, and converts cells to bytes and back.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -7,7 +7,7 @@ use millpond::{Advice, Error, File};
 use crate::history::{Op, Outcome, TORN, stamp};
 use crate::plan::{How, Step};
 
-/// Calls the engine. What was read is in `bytes`.
+/// Calls the engine. Bytes that a read returned are in `bytes`.
 pub fn act(
     file: &File,
     step: &Step,
@@ -21,7 +21,7 @@ pub fn act(
     match (step.op, step.how) {
         (Op::Read { at, len, .. }, How::View) => {
             let view = file.view(offset(at), len * cell_bytes)?;
-            // A view is a snapshot, so it may as well be looked at later.
+            // A view is a snapshot, so its bytes may be read later.
             if step.spins.is_multiple_of(2) {
                 std::thread::yield_now();
             }
@@ -84,7 +84,8 @@ pub fn content(value: u8, len: usize, cell_bytes: usize) -> Vec<u8> {
     (0..len).map(|part| cell(stamp(value, part), cell_bytes)).collect::<Vec<_>>().concat()
 }
 
-/// The cells that bytes are; the last one may be cut off, and is left out if only a byte is there.
+/// The cells that bytes contain. The last one may be partial, and is left out if only one byte is
+/// there.
 pub fn cells_of(bytes: &[u8], cell_bytes: usize) -> Vec<u16> {
     let whole = bytes.chunks(cell_bytes).filter(|bytes| bytes.len() > 1);
     let one = |bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! The same operations, asked of the other faces of a file: futures, a queue, a pipeline.
+//! The same operations through the other APIs of a file: futures, a queue, a pipeline.
 
 use std::future::Future;
 use std::io::{IoSlice, IoSliceMut};
@@ -17,10 +17,11 @@ use crate::common::block_on;
 use crate::history::{Op, Outcome};
 use crate::plan::{Face, How, Step};
 
-/// Where a buffer may end whose memory and length have to be aligned, so that there is a second one.
+/// Alignment of a buffer's end if its memory and length must be aligned, so that a second one
+/// follows.
 const BLOCK_BYTES: usize = 512;
 
-/// What a thread has to ask, beside the handles.
+/// The parts of the API that a thread calls, besides its handles.
 pub struct Faces<'e> {
     engine: &'e Engine,
     queue: Queue,
@@ -39,11 +40,11 @@ pub struct Acted {
 /// The handles of a file.
 pub struct Handles {
     pub all: Vec<Arc<File>>,
-    /// One for pipelines, where there can be.
+    /// A direct handle for pipelines, if the file system supports it.
     pub direct: Option<Arc<File>>,
 }
 
-/// An operation's memory at first.
+/// The memory of an operation before it starts.
 fn memory(step: &Step, cell_bytes: usize) -> Vec<u8> {
     match step.op {
         Op::Write { len, value, .. } | Op::Append { len, value } => content(value, len, cell_bytes),
@@ -54,7 +55,7 @@ fn memory(step: &Step, cell_bytes: usize) -> Vec<u8> {
 
 /// Asks a file.
 pub fn act_alone(step: &Step, cell_bytes: usize, file: &Arc<File>, clock: &AtomicU64) -> Acted {
-    // Made before: the time between both readings of the clock is the operation's.
+    // Prepared first, so that only the operation is between both readings of the clock.
     let mut bytes = memory(step, cell_bytes);
     let asynchronous = AsyncFile::from(Arc::clone(file));
     let invoked = clock.fetch_add(1, SeqCst);
@@ -73,7 +74,7 @@ impl<'e> Faces<'e> {
         Faces { engine, queue, pipeline }
     }
 
-    /// Carries out steps of one face, of which a queue and a pipeline have several under way.
+    /// Runs steps of one API; a queue and a pipeline have several in flight.
     pub fn act(
         &mut self,
         steps: &[Step],
@@ -104,7 +105,7 @@ impl<'e> Faces<'e> {
         let mut requests = steps.iter().map(request).zip(0..).collect::<Vec<_>>().into_iter();
         let (mut invoked, mut acted) = (Vec::new(), Vec::new());
         while acted.len() < steps.len() {
-            // Some together, and some when the one before has ended.
+            // Some are in flight together, some start when the one before has ended.
             for (request, number) in requests.by_ref() {
                 invoked.push(clock.fetch_add(1, SeqCst));
                 let mut one = vec![request.user_data(number)];
@@ -142,7 +143,7 @@ impl<'e> Faces<'e> {
         }
     }
 
-    /// Buffers with these bytes, a few, if their length is to be a multiple of `block_bytes`.
+    /// Several buffers with these bytes, if their length is a multiple of `block_bytes`.
     fn buffers(&self, bytes: &[u8], block_bytes: usize) -> Vec<Buffer> {
         let cut = bytes.len() / 3 / block_bytes * block_bytes;
         let (head, tail) = bytes.split_at(cut);
@@ -207,7 +208,7 @@ fn parts(done: Completion, are_buffers: bool) -> (Result<usize, Error>, Vec<u8>)
     }
 }
 
-/// What a number of bytes means that were moved.
+/// The outcome that a number of transferred bytes stands for.
 fn outcome(step: &Step, moved: usize, cell_bytes: usize) -> Outcome {
     match step.op {
         Op::Read { .. } => Outcome::Read { bytes: moved, cells: Vec::new() },
@@ -244,7 +245,7 @@ async fn act_async(
                 _ => file.read_at(bytes, offset(at)).await,
             };
             match read {
-                // A handle for direct I/O has other reads.
+                // A direct handle has other forms of these reads.
                 Err(Error::InvalidInput { .. }) => act(file.file(), step, cell_bytes, bytes),
                 read => read.map(moved),
             }
@@ -273,7 +274,7 @@ async fn act_async(
     }
 }
 
-/// What moves no bytes.
+/// Runs an operation that transfers no bytes.
 async fn change(
     file: &AsyncFile,
     op: Op,

@@ -1,36 +1,37 @@
-//! Whether a recorded concurrent history of one file could have happened one operation at a time.
+//! Checks whether a recorded concurrent history of one file is linearizable.
 //!
 //! *Search*, after Wing and Gong (J. Parallel Distrib. Comput. 1993) and Lowe (2017): take any
-//! operation that was invoked before the first of the others returned, see whether the file as it
-//! is then explains its outcome, go on from what it makes of the file. A pair of the operations
-//! taken so far and the file is tried once (the pair itself is kept, not a hash of it, so nothing
-//! is passed over by collision). An operation that changes nothing and is explained now is taken
-//! at once: were it taken later in some order that explains all, it could be moved here.
+//! operation that was invoked before the first of the others returned, check whether the present
+//! state of the file explains its outcome, and go on with the state that it produces. A pair of the
+//! operations taken so far and the state is tried once. The pair itself is stored, not a hash of
+//! it, so no collision can hide a pair. An operation that changes nothing and is explained now is
+//! taken at once: if a valid order took it later, it could be moved here.
 //!
-//! *Cells.* The file is a row of cells, of any length in bytes, which may straddle pages; all
-//! operations begin and end between cells. A cell is zero, or tells the operation that wrote it
-//! and the place within what that wrote. The size is in bytes.
+//! *Cells.* The file is a row of cells, of any length in bytes, which may straddle pages. All
+//! operations begin and end between cells. A cell is zero, or identifies the operation that wrote
+//! it and the cell's position in that write. The size is in bytes.
 //!
 //! *Partition.* Linearizability is local (Herlihy and Wing 1990): if each operation concerns one
-//! object, a history is linearizable if it is so object by object. The objects are made to fit:
-//! cells that one operation touches are one object; so are the size and all cells from `floor` on,
-//! the lowest size that anyone has set. Below `floor` the file is never shorter than the end of an
-//! operation, so its outcome and effect don't depend on the size and don't change it. Whatever
-//! reads the size, or ends beyond `floor` (appends, cuts, reads near the end), is with the size.
+//! object, a history is linearizable if the history of each object is. The objects are chosen for
+//! this: cells that one operation touches are one object; so are the size and all cells from
+//! `floor` on, the lowest size that any operation has set. Below `floor` the file is never shorter
+//! than the end of an operation, so its outcome and effect don't depend on the size and don't
+//! change it. Operations that read the size, or end beyond `floor` (appends, truncations, reads
+//! near the end), belong to the object of the size.
 //!
-//! *Failures.* What an operation that failed was to change is in doubt: each cell is as it was, or
-//! as it was to be, or torn, and the size is anything between; at one moment all the same. A read
-//! that shows which ends the doubt, since what is stored does not change by itself. Only what an
-//! `allocate` that failed added may come later: when somebody asks for the back end's length
-//! (`Op::Adopt`), which are other operations that fail, and `invalidate`.
+//! *Failures.* The effect of a failed operation is in doubt: each cell has its old value, or the
+//! new one, or is torn, and the size is anything between; all at one moment. A read that shows one
+//! of them ends the doubt, since stored bytes do not change by themselves. Only the length that a
+//! failed `allocate` added may appear later: when another operation reads the back end's length
+//! (`Op::Adopt`), which failing operations and `invalidate` do.
 
 use std::collections::HashSet;
 use std::fmt;
 
-/// What a cell holds, or two contents of which it is one. `ANY`: some mixture.
+/// The contents of a cell, or two contents of which it has one. `ANY`: some mixture.
 type Cell = (u16, u16);
 pub const ZERO: u16 = 0;
-/// Seen in a cell: bytes of several contents.
+/// A cell that was read with bytes of several contents.
 pub const TORN: u16 = 0xFFFE;
 const ANY: Cell = (0xFFFF, 0xFFFF);
 
@@ -42,7 +43,7 @@ pub fn stamp(value: u8, part: usize) -> u16 {
 /// Offsets and lengths in cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// At most `limit_bytes` are to be had.
+    /// Returns at most `limit_bytes`.
     Read {
         at: usize,
         len: usize,
@@ -70,7 +71,7 @@ pub enum Op {
         len: usize,
     },
     Len,
-    /// Takes the length that the back end has.
+    /// The engine takes over the back end's length.
     Adopt,
     /// Has no effect on the contents.
     Nothing,
@@ -84,7 +85,7 @@ pub enum Outcome {
         bytes: usize,
         cells: Vec<u16>,
     },
-    /// Written, from byte `at` on.
+    /// Appended or written, from byte `at` on.
     Wrote {
         at: usize,
         bytes: usize,
@@ -100,7 +101,7 @@ pub struct Call {
     pub returned: u64,
     pub op: Op,
     pub outcome: Outcome,
-    /// How it was called, to be printed.
+    /// The form of the call, for messages.
     pub how: String,
 }
 
@@ -127,7 +128,8 @@ impl fmt::Display for Call {
 struct State {
     lo: usize,
     hi: usize,
-    /// What the back end's file may be as long as, with zeros, after a failure; 0: not longer.
+    /// A possible later length of the back end's file after a failure, with zeros up to it; 0: no
+    /// longer than now.
     late: usize,
     cells: Box<[Cell]>,
 }
@@ -135,21 +137,21 @@ struct State {
 #[derive(Clone)]
 pub struct History {
     pub cell_bytes: usize,
-    /// The cells at first.
+    /// The cells before the first call.
     pub initial: Vec<u16>,
     pub calls: Vec<Call>,
 }
 
 impl History {
-    /// The calls of the first object that no order explains, as few of them as still are not
-    /// explained; `None` if the history is linearizable.
+    /// A minimal set of calls of the first object that no order explains; `None` if the history is
+    /// linearizable.
     pub fn violation(&self) -> Option<Vec<Call>> {
         let part = self.objects().into_iter().find(|calls| !self.explains(calls, &[]))?;
         Some(self.minimised(part))
     }
 
-    /// Leaves out what does not take part in the contradiction: calls that change nothing, if it
-    /// is there without them; others, if it is there whether they happened or not.
+    /// Leaves out calls that do not take part in the contradiction: calls without effect, if the
+    /// contradiction stays without them; others, if it stays whether they happened or not.
     fn minimised(&self, mut calls: Vec<Call>) -> Vec<Call> {
         let mut optional = vec![false; calls.len()];
         for at in (0..calls.len()).rev() {
@@ -164,7 +166,7 @@ impl History {
                 optional[at] = !self.explains(&calls, &optional);
             }
         }
-        // And those whose bytes were seen.
+        // And calls whose bytes were read.
         let values = |call: &Call| match &call.outcome {
             Outcome::Read { cells, .. } => cells.iter().map(|cell| (cell >> 8) as u8).collect(),
             _ => Vec::new(),
@@ -190,7 +192,7 @@ impl History {
             _ => None,
         });
         let floor = cuts.fold(self.initial.len(), usize::min);
-        // For each cell below `floor`, and `floor` for all else, one of the same object.
+        // For each cell below `floor`, and `floor` for the rest, a representative of its object.
         let mut same: Vec<usize> = (0..=floor).collect();
         let find = |same: &[usize], mut at: usize| {
             while same[at] != at {
@@ -246,7 +248,7 @@ impl History {
         }
         let size = self.initial.len() * self.cell_bytes;
         let mut tried = HashSet::new();
-        // Depth first; what is left to try, with the calls taken before.
+        // Depth first; the states left to try, with the calls taken before.
         let mut open = vec![(0u128, State { lo: size, hi: size, late: 0, cells })];
         let mut next = Vec::new();
         while let Some((taken, state)) = open.pop() {
@@ -282,7 +284,8 @@ impl History {
 }
 
 impl State {
-    /// What the file may be after `call`; nothing if it does not explain the outcome.
+    /// Adds the states that the file may have after `call`; none if it does not explain the
+    /// outcome.
     fn after(&self, call: &Call, cell_bytes: usize, next: &mut Vec<State>) {
         let mut file = self.clone();
         let explained = match (call.op, &call.outcome) {
@@ -384,7 +387,7 @@ impl State {
         })
     }
 
-    /// Writes `len` cells from byte `start` on, of which the first `taken` bytes are certain.
+    /// Writes `len` cells from byte `start` on; only the first `taken` bytes are certain.
     fn write(&mut self, start: usize, len: usize, value: u8, taken: usize, cell: usize) {
         let end = start + len * cell;
         if start.is_multiple_of(cell) {

@@ -1,15 +1,15 @@
-//! Histories made by hand, of which it is known whether an order explains them.
+//! Histories made by hand, which are known to be linearizable or not.
 
 use crate::history::{Call, History, Op, Outcome, TORN, ZERO, stamp};
 
-/// Goal: the checker explains what can be explained, and nothing else.
-/// Method: each history both as it may be and with the smallest change that it may not have.
+/// Goal: the checker accepts linearizable histories and rejects all others.
+/// Method: each history in a valid form, and with the smallest change that makes it invalid.
 #[test]
 fn the_checker_knows_good_histories_from_bad_ones() {
     let old = |part| stamp(1, part);
     let new = |part| stamp(2, part);
     let fine = |calls: &[_]| assert!(by_hand(calls).is_none(), "{:?}", by_hand(calls));
-    // So many calls are needed to show it.
+    // Not linearizable; `needed` calls are enough to show it.
     let wrong = |calls: &[_], needed: usize| {
         let found = by_hand(calls).expect("a violation");
         let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
@@ -19,7 +19,7 @@ fn the_checker_knows_good_histories_from_bad_ones() {
         (Op::Append { len: 1, value }, Outcome::Wrote { at: at * 10, bytes: 10 })
     };
 
-    // While a write is under way a read may see it or not, but all of it; and not go back.
+    // During a write a read may see all of it or nothing; a later read does not go back.
     let (put, put_done) = write(1, 2, 2);
     let during = |cells: [&[u16]; 2]| {
         let [first, second] = cells.map(saw);
@@ -27,7 +27,7 @@ fn the_checker_knows_good_histories_from_bad_ones() {
             (0, 0, 9, put, put_done.clone()),
             (1, 1, 2, read(1, 2), first),
             (1, 3, 4, read(1, 2), second),
-            // Does not take part.
+            // Not part of the contradiction.
             (2, 5, 6, Op::Len, Outcome::Len(40)),
         ]
     };
@@ -39,13 +39,13 @@ fn the_checker_knows_good_histories_from_bad_ones() {
     wrong(&during([&[TORN, new(1)], &[new(0), new(1)]]), 2);
     wrong(&during([&[old(2), old(1)], &[new(0), new(1)]]), 1);
 
-    // After it has ended everyone sees it.
+    // After the write has returned all reads see it.
     let after =
         |cells: &[u16]| [(0, 0, 1, put, put_done.clone()), (1, 2, 3, read(0, 4), saw(cells))];
     fine(&after(&[old(0), new(0), new(1), old(3)]));
     wrong(&after(&[old(0), old(1), old(2), old(3)]), 2);
 
-    // Two readers of two writers agree on who was first.
+    // Two readers of two writers agree on the order of the writes.
     let (put_3, put_3_done) = write(3, 1, 3);
     let two = |seen: [[u16; 2]; 2]| {
         let pair = |seen: [u16; 2]| saw(&seen);
@@ -62,7 +62,7 @@ fn the_checker_knows_good_histories_from_bad_ones() {
     fine(&two([[new(0), old(3)], [new(0), three]]));
     wrong(&two([[new(0), old(3)], [old(2), three]]), 4);
 
-    // No two appends at one place, no gap, none lost.
+    // No two appends at one offset, no gap, none lost.
     let appends = |one, other, len| {
         let ((first, first_at), (second, second_at)) = (append(2, one), append(3, other));
         [
@@ -77,7 +77,7 @@ fn the_checker_knows_good_histories_from_bad_ones() {
     wrong(&appends(5, 6, 60), 1);
     wrong(&appends(4, 5, 50), 2);
 
-    // What was cut off does not come back when the file grows.
+    // Bytes that were cut off do not come back when the file grows.
     let regrown = |seen: u16| {
         [
             (0, 0, 1, Op::Truncate { len: 2 }, Outcome::Done),
@@ -88,7 +88,7 @@ fn the_checker_knows_good_histories_from_bad_ones() {
     fine(&regrown(ZERO));
     wrong(&regrown(old(2)), 1);
 
-    // A read at the end that grows is all of what was appended, or nothing of it.
+    // A read at the end of a growing file returns all of the appended bytes or none.
     let growing = |bytes: usize, cells: &[u16]| {
         let seen = Outcome::Read { bytes, cells: cells.to_vec() };
         let (put, done) = write(3, 3, 2);
@@ -113,7 +113,8 @@ fn the_checker_knows_good_histories_from_bad_ones() {
     wrong(&punched([ZERO, old(3)], 40), 1);
     wrong(&punched([ZERO, ZERO], 70), 1);
 
-    // What failed has happened, in part or not at all; but when that is known, it stays.
+    // A failed operation has happened, in part or not at all; once a read has shown which, it
+    // stays.
     let failed = |first: [u16; 2], second: [u16; 2]| {
         [
             (0, 0, 1, put, Outcome::Failed),
@@ -126,7 +127,7 @@ fn the_checker_knows_good_histories_from_bad_ones() {
     fine(&failed([new(0), TORN], [new(0), TORN]));
     wrong(&failed([old(1), old(2)], [new(0), new(1)]), 3);
     wrong(&failed([new(1), old(2)], [new(0), old(2)]), 2);
-    // A failed cut changes nothing; a failed append may have left a part.
+    // A failed truncation changes nothing; a failed append may have left a part.
     fine(&[
         (0, 0, 1, Op::Truncate { len: 1 }, Outcome::Failed),
         (0, 2, 3, Op::Append { len: 2, value: 2 }, Outcome::Failed),

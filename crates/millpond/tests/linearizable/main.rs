@@ -1,13 +1,13 @@
-//! Histories of a few threads on one file, recorded and explained one operation at a time.
+//! Histories of a few threads on one file, recorded and checked for linearizability.
 //!
-//! What `stress` and `coherence` look for is what their data can tell; here every outcome is held
-//! against a model of the file (`history`), in some order that respects which ended before which:
-//! so also lengths, offsets of appends, what lies beyond a cut and comes back with the next
-//! extension, views, and reads that end with the file.
+//! `stress` and `coherence` find only errors that their data shows. Here a model of the file
+//! (`history`) has to explain every outcome, in some order that respects which operation ended
+//! before which. So lengths, offsets of appends, bytes beyond a truncation, views, and reads that
+//! end with the file are checked, too.
 //!
-//! Histories are short, so that they can be explained, and many: by default some hundreds of each
-//! back end, more with `MILLPOND_TEST_SCALE`. The seed says which operations there are; how they
-//! meet is up to the machine, so a failure comes back by repetition, not by its seed alone.
+//! Histories are short, so that the checker can explain them, and many: by default some hundreds of
+//! each back end, more with `MILLPOND_TEST_SCALE`. The seed determines the operations, but not
+//! their interleaving. To reproduce a failure, repeat the test with the seed.
 
 mod plan;
 
@@ -32,15 +32,16 @@ use common::{Random, back_ends, scaled, temp_dir, within};
 use plan::Face;
 use record::Setup;
 
-/// Goal: whatever a few threads do to one file, there is an order that explains all they saw.
+/// Goal: for all operations of a few threads on one file there is an order that explains their
+/// outcomes.
 /// Method: random histories on every back end, each engine with another page size, cache, backing
-/// and mode of writing.
+/// and write mode.
 #[test]
 fn histories_are_linearizable() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         let mut random = random.fork();
-        // Those on real files take longer.
+        // Back ends with real files take longer.
         let engines = scaled(if matches!(name, "memory" | "sim") { 16 } else { 8 });
         within(Duration::from_secs(60 + u64::from(engines)), name, move || {
             let (dir, started) = (temp_dir(), Instant::now());
@@ -55,9 +56,9 @@ fn histories_are_linearizable() {
     }
 }
 
-/// Goal: an operation that fails has happened or not, or in part, but at one moment; and nothing
-/// that was acknowledged is lost.
-/// Method: the same on a device that fails at random, after any part was moved.
+/// Goal: a failed operation has happened, in part or not at all, at one moment. No acknowledged
+/// write is lost.
+/// Method: the same on a device that fails at random, after any part was transferred.
 #[test]
 fn histories_with_errors_are_linearizable() {
     let mut random = Random::from_environment();
@@ -79,8 +80,8 @@ fn histories_with_errors_are_linearizable() {
     });
 }
 
-/// Goal: so it is whatever face of the file they ask, and however many requests of a queue or a
-/// pipeline are under way; futures that are dropped change nothing.
+/// Goal: the same for operations through every API, with any number of requests of a queue or a
+/// pipeline in flight. Futures that are dropped change nothing.
 #[test]
 fn histories_through_all_faces_are_linearizable() {
     let mut random = Random::from_environment();

@@ -1,15 +1,15 @@
-//! What the threads of a history are to do: random operations, on cells of the file.
+//! Plans the operations of a history's threads: random ones, on cells of the file.
 
 use crate::common::Random;
 use crate::history::Op;
 
-/// Of a history, at most.
+/// The greatest number of threads of a history.
 pub const THREADS: usize = 4;
 pub const HANDLES: usize = 3;
 /// Of a thread.
 pub const STEPS_MAX: usize = 8;
 
-/// One history to be made.
+/// The plan of one history.
 pub struct Plan {
     pub seed: u64,
     pub page_bytes: usize,
@@ -18,18 +18,18 @@ pub struct Plan {
     pub threads: Vec<Vec<Step>>,
 }
 
-/// An operation to come: what the model knows of it, and how to call it.
+/// A planned operation: its form in the model, and the API that calls it.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
     pub op: Op,
     pub how: How,
     pub face: Face,
     pub handle: usize,
-    /// Time to spend before.
+    /// Spins before the call.
     pub spins: u64,
 }
 
-/// What an operation is asked of.
+/// The API of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Face {
     File,
@@ -56,7 +56,7 @@ impl Plan {
     /// Operations of `faces`.
     pub fn new(seed: u64, page_bytes: usize, faces: &[Face]) -> Plan {
         let random = &mut Random(seed);
-        // Of a page, or with no relation to pages.
+        // A fraction of a page, or unrelated to pages.
         let eighths = [1, 1, 2, 4, 8][random.below(5) as usize];
         let odd = if random.chance(400) { random.below(200) as usize + 1 } else { 0 };
         let cell_bytes = page_bytes / 8 * eighths + odd;
@@ -64,7 +64,7 @@ impl Plan {
         let cells = 1 + random.below(most as u64) as usize;
         let handles = 1 + random.below(HANDLES as u64) as usize;
         let mut value = 1;
-        // Many histories are about few kinds of operations, on few pages.
+        // Many histories have few kinds of operations, on few pages.
         let kinds = if random.chance(500) {
             random.next() | random.next()
         } else {
@@ -72,7 +72,7 @@ impl Plan {
         };
         let place = random.below(cells as u64) as usize;
         let hot = random.chance(500).then_some((place, 1 + page_bytes / cell_bytes));
-        // And some are short reads across two pages, or the end, and writes of the same.
+        // Some have short reads and writes across two pages, or across the end.
         let edge = random.chance(400).then(|| match (page_bytes / cell_bytes).max(1) {
             pages if random.chance(500) && cells > pages => cells / pages * pages,
             _ => cells,
@@ -82,7 +82,7 @@ impl Plan {
             Some(_) => 0,
             None => kinds,
         };
-        // Some have operations on all of the file, which is more than some caches hold.
+        // Some have operations on the whole file, which is larger than some caches.
         let longest = if random.chance(200) { most } else { (3 * page_bytes / cell_bytes).max(1) };
         let steps = |random: &mut Random| Step {
             op: Op::Nothing,
@@ -123,7 +123,7 @@ impl Plan {
                     value += 1;
                     *new = value;
                 }
-                // Those of some faces go together.
+                // Batched steps of the same API are adjacent.
                 if faces.len() > 1 && random.chance(500) {
                     face = faces[random.below(faces.len() as u64) as usize];
                 }
@@ -136,7 +136,8 @@ impl Plan {
     }
 }
 
-/// Some operation of at most `longest` cells on a file of at most `most`; `kinds` has a bit for each kind there may be.
+/// A random operation of at most `longest` cells on a file of at most `most`; `kinds` has a bit for
+/// each permitted kind.
 fn some_op(
     random: &mut Random,
     page_bytes: usize,
@@ -195,7 +196,7 @@ impl Face {
         }
     }
 
-    /// Whether several are under way at once.
+    /// Whether the API has several operations in flight.
     pub fn is_batched(self) -> bool {
         matches!(self, Face::Queue | Face::Pipeline)
     }

@@ -1,4 +1,4 @@
-//! Has threads carry out plans, on an engine made at random, and what they saw explained.
+//! Runs the threads of a plan on a random engine, records their outcomes, and has them checked.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use crate::faces::{Acted, Faces, Handles, act_alone};
 use crate::history::{Call, History, Op, Outcome, stamp};
 use crate::plan::{Face, HANDLES, How, Plan, STEPS_MAX, Step, THREADS};
 
-/// For how long threads wait for each other; where a scheduler decides who runs, each time is a turn.
+/// The time that threads wait for each other; under a scheduler each spin is a scheduling step.
 const SPINS: u64 = if cfg!(scheduled) { 10 } else { 1000 };
 
-/// What the histories of one engine have in common.
+/// The settings that the histories of one engine share.
 pub struct Setup {
     engine: Engine,
     options: OpenOptions,
-    /// Of the second handle and those behind it, where they differ.
+    /// Options of the second and later handles, where they differ.
     others: OpenOptions,
     page_bytes: usize,
     /// Whether operations may fail; on while they are recorded.
     errors: Option<Arc<AtomicBool>>,
-    /// What they are asked of.
+    /// The APIs that the operations use.
     faces: &'static [Face],
-    /// How many had an outcome, by [`Face::ALL`].
+    /// Operations with an outcome, by [`Face::ALL`].
     ended: [AtomicUsize; Face::ALL.len()],
     name: String,
 }
@@ -56,7 +56,7 @@ impl Setup {
             .page_bytes(page_bytes as u32)
             .backing(if direct { Backing::Direct } else { Backing::Buffered })
             .write_mode(if back { WriteMode::Back } else { WriteMode::Through });
-        // Whose reads and writes go past the cache.
+        // These handles bypass the cache.
         let others_direct = random.chance(300);
         Setup {
             engine: builder.build().unwrap(),
@@ -86,8 +86,8 @@ impl Setup {
         }
     }
 
-    /// Carries out `plans`, one after the other, on a file. The threads stay the same, as starting
-    /// one takes longer than most operations.
+    /// Runs `plans`, one after the other, on a file. The threads stay the same, as starting a
+    /// thread takes longer than most operations.
     fn record(&self, plans: &[Plan], path: &Path) -> Vec<History> {
         self.errors(false);
         let open = |options| Arc::new(self.engine.open(path, options).unwrap());
@@ -159,7 +159,7 @@ impl Setup {
         plans.iter().map(history).collect()
     }
 
-    /// All of the file, as it is cached and as it is stored.
+    /// Reads the whole file, as it is cached and as it is stored.
     fn look(&self, plan: &Plan, handles: &Handles, clock: &AtomicU64) -> Vec<Call> {
         let all = Op::Read { at: 0, len: 255, limit_bytes: 255 * plan.cell_bytes };
         let last = [(all, How::Plain), (Op::Adopt, How::Invalidate), (all, How::Plain)];
@@ -171,7 +171,7 @@ impl Setup {
         last.into_iter().flat_map(look).collect()
     }
 
-    /// What the model is told of an operation.
+    /// An operation in the form of the model.
     fn call(&self, plan: &Plan, acted: Acted, thread: usize) -> Call {
         let Acted { step, when: (invoked, returned), bytes, outcome } = acted;
         let cell_bytes = plan.cell_bytes;
@@ -184,7 +184,7 @@ impl Setup {
                 if let (Some(_), Op::Read { limit_bytes, .. }) = (&self.errors, &mut op)
                     && moved > 0
                 {
-                    // It may have ended before what the device did not read.
+                    // The read may have ended before the bytes that the device failed to read.
                     *limit_bytes = moved;
                 }
                 let cells = cells_of(&bytes[..moved], cell_bytes);
@@ -208,14 +208,14 @@ impl Setup {
         Call { thread, invoked, returned, op, outcome, how }
     }
 
-    /// What an operation that failed stands for.
+    /// The operation of the model for a failed one.
     fn failed(&self, op: Op, step: &Step, error: &Error) -> Op {
         match error {
-            // Views of others had all the frames.
+            // Views of other threads had all the frames.
             Error::NoBuffers { .. } if step.how == How::View => Op::Nothing,
-            // Nor has a pipeline what is not aligned.
+            // A pipeline accepts no unaligned request.
             Error::Unaligned { .. } if step.face == Face::Pipeline => Op::Nothing,
-            // The file system can't, and said so before anything changed.
+            // The file system does not support it, and refused it before any change.
             _ if error.errno() == libc::EOPNOTSUPP => Op::Nothing,
             Error::InvalidInput { .. } | Error::InvalidRange { .. } => panic!("{step:?}: {error}"),
             _ if self.errors.is_some() => op,
@@ -251,8 +251,8 @@ impl Setup {
     }
 }
 
-/// Waits until another thread gets here, but not for long: operations take little time, and threads
-/// of a busy machine seldom run at once by themselves.
+/// Waits for another thread at this point, but not for long: operations are short, and on a busy
+/// machine threads seldom run at the same time otherwise.
 fn meet(met: &AtomicUsize) {
     let mine = met.fetch_add(1, SeqCst) + 1;
     for _ in 0..SPINS {
@@ -263,7 +263,7 @@ fn meet(met: &AtomicUsize) {
     }
 }
 
-/// An operation, and what is left to do where it failed.
+/// An operation and, where it failed, the call for its late growth.
 fn with_growth(call: Call, cell_bytes: usize) -> impl Iterator<Item = Call> {
     let failed = match (call.op, &call.outcome) {
         (Op::Write { .. } | Op::Append { .. } | Op::Allocate { .. }, Outcome::Failed) => true,
@@ -276,8 +276,8 @@ fn with_growth(call: Call, cell_bytes: usize) -> impl Iterator<Item = Call> {
     [call].into_iter().chain(failed.then_some(grows))
 }
 
-/// A read beside which there is nothing else, as reads of its parts, so that it does not make one
-/// object of all cells.
+/// Splits a read without concurrent operations into reads of its parts, so that it does not join
+/// all cells into one object.
 fn pieces(call: &Call, cell_bytes: usize) -> Vec<Call> {
     let Outcome::Read { bytes, cells } = &call.outcome else { return vec![call.clone()] };
     let count = cells.len().div_ceil(16).max(1);

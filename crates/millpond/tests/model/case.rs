@@ -1,4 +1,4 @@
-//! What is done in a sequence, and in which engine.
+//! The steps of a random sequence, and the settings of its engine.
 
 use super::*;
 
@@ -101,14 +101,14 @@ pub fn steps() -> impl Strategy<Value = Step> {
 #[derive(Debug, Clone)]
 pub struct Case {
     pub page_shift: u32,
-    /// Pages that fit into the cache; 0: the smallest limit that an engine takes.
+    /// Pages that fit into the cache; 0: the smallest limit that an engine accepts.
     pub cache_pages: u64,
     pub direct: bool,
-    /// Writes wait in the cache.
+    /// Mode back: writes wait in the cache.
     pub back: bool,
     pub hit_path: bool,
     pub readahead: bool,
-    /// Pages that may be dirty.
+    /// The dirty limit, in pages.
     pub dirty_pages: u64,
     pub keep_views: bool,
     pub seed: u64,

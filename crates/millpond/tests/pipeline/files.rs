@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Goal: files can be closed as soon as `run` returns, and their descriptors be other files then.
+/// Goal: files can be closed when `run` has returned, and their descriptors reused for other files.
 #[test]
 fn files_that_come_and_go() {
     for_each_engine(4, |bench| {
@@ -44,7 +44,7 @@ fn files_that_come_and_go() {
     });
 }
 
-/// Goal: more files than a ring registers, in one run.
+/// Goal: one run serves more files than a ring can register.
 #[test]
 fn many_files_in_one_run() {
     for_each_engine(4, |bench| {
@@ -69,7 +69,7 @@ fn many_files_in_one_run() {
     });
 }
 
-/// Goal: buffers of more regions than a ring registers are served, and told of.
+/// Goal: buffers of more regions than a ring can register are served, and reported.
 #[test]
 fn more_regions_than_a_ring_registers() {
     for_each_engine(64, |bench| {
@@ -97,7 +97,7 @@ fn more_regions_than_a_ring_registers() {
         let registration = pipeline.registration();
         let known = registration.registered_bytes + registration.refused_bytes;
         assert!(known == 0 || known == 1024 * PAGE as u64, "{registration:?}");
-        // Others, where those are gone.
+        // Other regions, in place of the freed ones.
         drop(buffers);
         let list = SegmentList::from_buffers(vec![bench.buffer(1, 0)]);
         let mut request = Some(DirectRequest::read(&file, list, 0));
@@ -111,7 +111,7 @@ fn more_regions_than_a_ring_registers() {
     });
 }
 
-/// Goal: a pipeline serves files of other engines, whatever their back ends, in one run.
+/// Goal: one run of a pipeline serves files of several engines with different back ends.
 #[test]
 fn files_of_several_engines() {
     for_each_engine(32, |bench| {

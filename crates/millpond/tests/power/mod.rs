@@ -1,11 +1,11 @@
-//! A file system on a disk whose power can be cut: ext4, or what `MILLPOND_TEST_FS` says, xfs or btrfs.
+//! A file system on a disk whose power can be cut: ext4, or the one that `MILLPOND_TEST_FS` names,
+//! xfs or btrfs.
 //!
-//! [`Disk`] is a file system over a [`recorder`]; [`Disk::cut`] takes what the disk
-//! would hold if the power went now, and mounts a copy of that, with the journal's recovery. The
-//! file system that runs does not notice, so one test may cut many times.
+//! [`Disk`] is a file system over a [`recorder`]. [`Disk::cut`] takes the contents that the disk
+//! would have if the power failed now, and mounts a copy of them, with the journal's recovery. The
+//! running file system does not notice, so one test may cut many times.
 //!
-//! Mounts are in a namespace of the test's thread, and of those that it starts: whatever happens to the
-//! test, none is left behind.
+//! Mounts are in a namespace of the test's thread and its children, so none outlives the test.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -20,17 +20,18 @@ use std::time::Duration;
 
 use recorder::{CONTROL, DEVICE, IMAGE, ROLE};
 
-/// What makes a file system, on how large a disk, and how it is mounted: to be used, and after a cut.
+/// A kind of file system: its mkfs command, its disk size, and its mount options before and after a
+/// cut.
 pub struct FileSystem {
     name: &'static str,
     mkfs: &'static [&'static str],
     package: &'static str,
     disk_bytes: u64,
-    /// What is written in place goes to the place, not to another first.
+    /// Whether the file system overwrites data blocks in place.
     pub overwrites: bool,
-    /// It can be read when its journal can't be written.
+    /// Whether it can be read when its journal can't be written.
     pub outlives_errors: bool,
-    /// Nothing that the kernel commits by and by may make a test pass.
+    /// Mount options without periodic commits, which could make a test pass.
     used: &'static str,
     survived: &'static str,
 }
@@ -54,7 +55,7 @@ const FILE_SYSTEMS: [FileSystem; 3] = [
         used: "commit=3600",
         survived: "errors=remount-ro",
     },
-    // Smaller than it wants to be, and two of one UUID.
+    // A disk below the recommended size, and two file systems of one UUID.
     FileSystem {
         name: "xfs",
         mkfs: &["mkfs.xfs", "-q", "-f", "-K", "--unsupported"],
@@ -83,15 +84,15 @@ pub fn file_system() -> &'static FileSystem {
     known.unwrap_or_else(|| panic!("MILLPOND_TEST_FS={name}: ext4, xfs or btrfs"))
 }
 
-/// What happens to writes that the disk has said it has, but was not asked to flush.
+/// The fate of writes that the disk has acknowledged, but was not asked to flush.
 #[derive(Clone, Copy, Debug)]
 pub enum Unflushed {
     Lost,
-    /// Any sectors of them are there, by a seed: a disk writes in what order it likes.
+    /// A random part of the sectors is stored, by a seed: a disk may write in any order.
     Some(u64),
 }
 
-/// A file system that can be cut off.
+/// A file system whose disk can lose power.
 pub struct Disk {
     dir: tempfile::TempDir,
     recorder: Child,
@@ -99,12 +100,12 @@ pub struct Disk {
     cuts: u32,
 }
 
-/// The file system as it is found after a power cut.
+/// The file system after a power cut.
 pub struct Survivor {
     mount_point: PathBuf,
 }
 
-/// Why there can be no [`Disk`] here, if so.
+/// The reason why this machine can have no [`Disk`], if any.
 fn missing() -> Option<String> {
     // SAFETY: takes nothing and can't fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -134,7 +135,7 @@ fn missing() -> Option<String> {
     own_mounts().err().map(|error| format!("no mount namespace: {error}"))
 }
 
-/// From here on this thread, and what it starts, has mounts of its own.
+/// Gives this thread and its children a mount namespace of their own.
 fn own_mounts() -> io::Result<()> {
     let (none, flags) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
     // SAFETY: `unshare` takes no memory. Of `mount`, the path ends with a zero byte; the rest may be
@@ -146,7 +147,7 @@ fn own_mounts() -> io::Result<()> {
     if is_done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The tools are where root's path is.
+/// The tools are in root's path.
 fn command(program: &str) -> Command {
     let mut command = Command::new(program);
     let path = std::env::var("PATH").unwrap_or_default();
@@ -167,8 +168,8 @@ fn mount(image: &Path, mount_point: &Path, options: &str) {
     run("mount", &["-t", file_system().name, "-o", &options, image, mount_point]);
 }
 
-/// What another thread of the tests forks has our descriptors until it calls exec, so the first try
-/// may find the file system busy.
+/// A child that another test thread forks has our descriptors until it calls exec, so the file
+/// system may be busy at the first attempt.
 fn unmount(mount_point: &Path) {
     const TRIES: usize = 1000;
     for _ in 0..TRIES {
@@ -183,8 +184,8 @@ fn unmount(mount_point: &Path) {
 }
 
 impl Disk {
-    /// A disk with an empty file system, mounted; none where that can't be, which is said. `recorder`
-    /// is the test of this binary that calls [`recorder::run`].
+    /// A disk with an empty file system, mounted; `None`, with a skip, where that is not possible.
+    /// `recorder` is the test of this binary that calls [`recorder::run`].
     #[track_caller]
     pub fn start(recorder: &str) -> Option<Disk> {
         if let Some(reason) = missing() {
@@ -240,24 +241,24 @@ impl Disk {
         line.trim().to_string()
     }
 
-    fn tell(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         self.control.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
         assert_eq!(self.answer(), "done");
     }
 
-    /// From now on the disk fails to write and to flush.
+    /// Makes the disk fail all writes and flushes from now on.
     pub fn fail(&mut self) {
-        self.tell("fail");
+        self.send("fail");
     }
 
-    /// What is there if the power goes now.
+    /// Mounts a copy of the contents that the disk has if the power fails now.
     pub fn cut(&mut self, unflushed: Unflushed) -> Survivor {
         let image = self.dir.path().join("left");
         let seed = match unflushed {
             Unflushed::Lost => String::new(),
             Unflushed::Some(seed) => format!(" {seed}"),
         };
-        self.tell(&format!("cut {}{seed}", image.display()));
+        self.send(&format!("cut {}{seed}", image.display()));
         let mount_point = self.dir.path().join("survivor");
         mount(&image, &mount_point, file_system().survived);
         self.cuts += 1;

@@ -1,18 +1,18 @@
-//! A disk with a volatile cache, as a file: what was written since the last flush can be lost.
+//! A disk with a volatile cache, as a file: a power cut can lose the writes since the last flush.
 //!
 //! The disk is the one file of a FUSE file system, and a loop device lies over it, so a file system
-//! can be made and mounted there. A write reaches the recorder before the loop device ends it, and
-//! goes to the volatile cache; `fsync`, which is how the loop device flushes, makes what is there
-//! durable. A block device without FUA gets a flush after each write that wants it from the kernel's
-//! block layer. So the recorder sees what a disk sees.
+//! can be made and mounted there. A write reaches the recorder before the loop device completes it,
+//! and goes to the volatile cache. The loop device flushes by `fsync`, which makes the volatile
+//! cache durable. On a block device without FUA the kernel's block layer sends a flush after each
+//! FUA write. So the recorder sees the same requests as a disk.
 //!
 //! ```text
 //! file system -> loop device -> FUSE -> recorder: volatile -> (FSYNC) -> durable
 //! ```
 //!
-//! The recorder is a process of its own, which is this test binary again: a thread that waits in the
-//! kernel for its disk can't be killed, and if it were of the process that serves that disk, nobody
-//! could end that process. It ends when its control socket does.
+//! The recorder is a separate process of this test binary. A thread that waits in the kernel for
+//! its disk can't be killed; in the process that serves that disk, it would prevent the process
+//! from ending. The recorder ends when its control socket is closed.
 //!
 //! Structures are as in Linux's `include/uapi/linux/fuse.h`.
 
@@ -32,9 +32,9 @@ pub const IMAGE: &str = "image";
 pub const CONTROL: &str = "control";
 pub const DEVICE: &str = "device";
 
-/// What a device loses or keeps as a whole.
+/// The unit that a device loses or stores as a whole.
 const SECTOR_BYTES: usize = 512;
-/// The unit in which it is remembered what was ever written.
+/// The unit of the record of blocks that were ever written.
 const BLOCK_BYTES: usize = 4096;
 const WRITE_BYTES_MAX: usize = 1 << 20;
 
@@ -58,11 +58,11 @@ impl Random {
 struct Disk {
     durable: Vec<u8>,
     current: Vec<u8>,
-    /// Since the last flush, in the order in which they came.
+    /// Writes since the last flush, in their order.
     volatile: Vec<(usize, Vec<u8>)>,
-    /// Whether it refuses writes and flushes.
+    /// Whether writes and flushes fail.
     fails: bool,
-    /// Of each block, whether anything was ever written to it.
+    /// Whether each block was ever written.
     used: Vec<bool>,
 }
 
@@ -85,7 +85,8 @@ impl Disk {
         }
     }
 
-    /// Writes what is left if the power goes now: what was flushed, and by `seed` any sectors besides.
+    /// Writes the contents after a power cut: the flushed sectors, and by `seed` a random part of
+    /// the others.
     fn cut(&self, image: &fs::File, seed: Option<u64>) -> io::Result<()> {
         image.set_len(self.durable.len() as u64)?;
         // Most of a small file system was never written.
@@ -95,7 +96,7 @@ impl Disk {
         }
         let Some(seed) = seed else { return Ok(()) };
         let mut random = Random(seed);
-        // A cut in which nearly all is lost and one in which little is are both of interest.
+        // The lost part varies from nearly nothing to nearly all.
         let kept_per_mille = random.below(1001);
         for (offset, bytes) in &self.volatile {
             let is_torn = random.chance(100);
@@ -126,8 +127,8 @@ pub fn run() {
     std::process::exit(0);
 }
 
-/// Lines of the control socket, each answered when it is done: `cut PATH [SEED]` makes an image of what
-/// is left; `fail` has the disk fail from then on.
+/// Executes lines of the control socket, each answered when it is done: `cut PATH [SEED]` makes an
+/// image of the contents after a power cut; `fail` makes the disk fail from then on.
 fn obey(control: UnixStream, disk: &Mutex<Disk>) {
     let mut answers = control.try_clone().unwrap();
     answers.write_all(b"ready\n").unwrap();
@@ -217,7 +218,7 @@ fn serve(mut device: &fs::File, disk: &Mutex<Disk>) {
         reply.extend_from_slice(&error.to_ne_bytes());
         reply.extend_from_slice(&unique.to_ne_bytes());
         reply.extend_from_slice(&answer);
-        // ENOENT: nobody waits for it any more.
+        // ENOENT: the request's caller was interrupted.
         let _ = device.write(&reply);
     }
 }
@@ -280,7 +281,7 @@ fn answer(opcode: u32, body: &[u8], disk: &mut Disk) -> Result<Vec<u8>, i32> {
             Ok(Vec::new())
         }
         FALLOCATE => {
-            // Zeros: what a punched or a zeroed range reads as.
+            // Zeros, as a punched or zeroed range reads.
             let (offset, len) = (u64_at(body, 8) as usize, u64_at(body, 16) as usize);
             let mode = u32_at(body, 24) as i32;
             let zeroes = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;

@@ -1,11 +1,11 @@
-//! Power cuts on ext4: what a sync or a durable write has returned for is there afterwards, however
-//! it was written.
+//! Power cuts on ext4: bytes that a sync or a durable write covered are there afterwards, by any
+//! way of writing.
 //!
-//! The disk below the file system loses what it was not asked to flush; see `power`. `sim` starts
-//! with a file that nobody else has written to, so tests on it could not show this: a `sync_data` wrote
-//! its dirty pages with RWF_DSYNC and left `fdatasync` out, because this opening of the file knew of
-//! nothing else that was not durable. What an earlier opening had written back, another descriptor
-//! or another process had written, was still in the kernel's cache, and lost.
+//! The disk below the file system loses all writes that were not flushed; see `power`. The tests on
+//! `sim` could not show this incident, as a file there has no other writers: `sync_data` wrote its
+//! dirty pages with RWF_DSYNC and left out `fdatasync`, because this opening of the file had no
+//! record of other unsynced bytes. Bytes that an earlier opening had written back, or another
+//! descriptor or process had written, were still in the kernel's cache, and were lost.
 
 mod random;
 
@@ -32,19 +32,19 @@ use common::{builder, has_uring, read_write, write_back};
 use power::{Disk, Unflushed, file_system};
 
 const CACHE_BYTES: u64 = 4 << 20;
-/// Of what must be there together with what was written last.
+/// Length of the older bytes that must survive together with the last written ones.
 const A_BYTES: usize = 1 << 20;
 const B_BYTES: usize = 4096;
 
-/// The disk of the others, when they start this program again.
+/// The recorder's role, in which the other tests start this program again.
 #[test]
 #[ignore = "a role, in which others start this program"]
-fn the_disk_of_the_others() {
+fn recorder_process() {
     power::recorder::run();
 }
 
 fn disk() -> Option<Disk> {
-    Disk::start("the_disk_of_the_others")
+    Disk::start("recorder_process")
 }
 
 fn backends() -> Vec<BackendChoice> {
@@ -53,8 +53,8 @@ fn backends() -> Vec<BackendChoice> {
     backends
 }
 
-/// Engines and ways of opening with which a power cut is tried: mode back and through, over the
-/// kernel's cache and past it, and each by a back end in turn.
+/// Engines and options for each power cut test: mode back and through, over the kernel's cache and
+/// past it, each with the back ends in turn.
 fn each_engine(mut body: impl FnMut(&str, &Engine, &OpenOptions)) {
     let backends = backends();
     let modes = [("back", write_back()), ("through", read_write())];
@@ -67,8 +67,8 @@ fn each_engine(mut body: impl FnMut(&str, &Engine, &OpenOptions)) {
     }
 }
 
-/// After a cut now, whatever the disk does with what it was not asked to flush, the file holds
-/// `bytes` of that value at each of those offsets.
+/// After a cut now, for any choice of unflushed sectors that the disk loses, the file has `bytes`
+/// of that value at each of those offsets.
 #[track_caller]
 fn has_after_cut(disk: &mut Disk, name: &str, what: &[(u8, usize, usize)]) {
     for unflushed in [Unflushed::Lost, Unflushed::Some(7)] {
@@ -87,15 +87,15 @@ fn has_after_cut(disk: &mut Disk, name: &str, what: &[(u8, usize, usize)]) {
     }
 }
 
-/// Both, after the second was made durable.
+/// Both values, after the second was made durable.
 const BOTH: [(u8, usize, usize); 2] = [(0xA, 0, A_BYTES), (0xB, A_BYTES, B_BYTES)];
 
 fn write_b(file: &File) {
     file.write_all_at(&[0xB; B_BYTES], A_BYTES as u64).unwrap();
 }
 
-/// Goal: the disk loses what nobody asked it to flush, and keeps what somebody did: else no test here
-/// could fail.
+/// Goal: the disk loses bytes that were not flushed, and stores bytes that were. Otherwise no test
+/// here could fail.
 #[test]
 fn the_disk_loses_what_was_not_flushed() {
     let Some(mut disk) = disk() else { return };
@@ -104,7 +104,7 @@ fn the_disk_loses_what_was_not_flushed() {
     fs::File::open(&kept).unwrap().sync_all().unwrap();
     fs::write(&lost, [2; 8192]).unwrap();
     let in_place = fs::OpenOptions::new().write(true).open(&kept).unwrap();
-    // Written, by way of the device's queue, and not flushed.
+    // In the device's queue, and not flushed.
     in_place.write_all_at(&[3; 4096], 0).unwrap();
     let flags = libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let fd = std::os::fd::AsRawFd::as_raw_fd(&in_place);
@@ -120,21 +120,20 @@ fn the_disk_loses_what_was_not_flushed() {
         assert_eq!(found[4096..], [1; 4096]);
         found[..4096].contains(&3)
     });
-    // What is written elsewhere first is not seen before it is committed.
+    // A copy-on-write file system shows new blocks only after their commit.
     assert_eq!(
         kept_anyway,
         file_system().overwrites,
-        "a disk may keep what it was not asked to flush"
+        "a disk may store bytes that were not flushed"
     );
     in_place.sync_data().unwrap();
     let found = disk.cut(Unflushed::Lost).read("kept").unwrap();
     assert_eq!(found[..4096], [3; 4096]);
 }
 
-/// Goal: a sync covers what an earlier opening of the file wrote, though nothing is left that knows
-/// of it.
+/// Goal: a sync covers writes of an earlier opening of the file, of which the engine has no record.
 #[test]
-fn what_was_written_before_the_file_was_opened() {
+fn syncs_cover_earlier_openings() {
     let Some(mut disk) = disk() else { return };
     each_engine(|name, engine, options| {
         let path = disk.path(name);
@@ -148,9 +147,9 @@ fn what_was_written_before_the_file_was_opened() {
     });
 }
 
-/// Goal: the same within one opening, of what write-back has written since.
+/// Goal: the same within one opening, for bytes that write-back has written since.
 #[test]
-fn what_was_written_back_before() {
+fn syncs_cover_earlier_write_back() {
     let Some(mut disk) = disk() else { return };
     each_engine(|name, engine, options| {
         let file = engine.open(disk.path(name), options).unwrap();
@@ -162,7 +161,7 @@ fn what_was_written_back_before() {
     });
 }
 
-/// Ways below the engine, by which bytes come into a file that it has open.
+/// Writes to an open file below the engine, in the way `how`.
 fn write_below(how: &str, path: &Path) {
     let below = fs::OpenOptions::new().write(true).open(path).unwrap();
     match how {
@@ -170,7 +169,7 @@ fn write_below(how: &str, path: &Path) {
         "copy_file_range" => {
             let mut source = tempfile::tempfile_in(path.parent().unwrap()).unwrap();
             source.write_all_at(&vec![0xA; A_BYTES], 0).unwrap();
-            // Of two files, this is `copy_file_range`.
+            // Between two files, this is `copy_file_range`.
             let copied = std::io::copy(&mut source, &mut &below);
             assert_eq!(copied.unwrap(), A_BYTES as u64);
         }
@@ -184,17 +183,17 @@ fn write_below(how: &str, path: &Path) {
     }
 }
 
-/// A file that is as long as it will be, and durable: what is written then is no new length, for which
-/// the engine might sync for its own reasons.
+/// A durable file of its final length: later writes do not extend it, so the engine has no other
+/// reason to sync.
 fn create_durable(path: &Path) {
     fs::write(path, vec![1; A_BYTES + B_BYTES]).unwrap();
     fs::File::open(path).unwrap().sync_all().unwrap();
 }
 
-/// Goal: a sync covers what came into the file below the engine: by another descriptor, copied in the
-/// kernel, from another process.
+/// Goal: a sync covers bytes that were written below the engine: by another descriptor, by a copy
+/// in the kernel, by another process.
 #[test]
-fn what_was_written_below() {
+fn syncs_cover_writes_below_the_engine() {
     let Some(mut disk) = disk() else { return };
     each_engine(|name, engine, options| {
         for how in ["pwrite", "copy_file_range", "process"] {
@@ -216,9 +215,9 @@ fn what_was_written_below() {
     });
 }
 
-/// Goal: the same after a sync that covered all there was: the second must not rest on the first.
+/// Goal: the same after a complete sync: the second sync must not rely on the first.
 #[test]
-fn what_was_written_below_after_a_sync() {
+fn syncs_cover_writes_below_after_a_sync() {
     let Some(mut disk) = disk() else { return };
     each_engine(|name, engine, options| {
         let path = disk.path(name);
@@ -233,9 +232,9 @@ fn what_was_written_below_after_a_sync() {
     });
 }
 
-/// Goal: a sync without anything dirty covers what was written below, too.
+/// Goal: a sync of a file without dirty pages covers bytes that were written below, too.
 #[test]
-fn a_sync_with_nothing_of_its_own() {
+fn a_sync_without_dirty_pages_covers_writes_below() {
     let Some(mut disk) = disk() else { return };
     each_engine(|name, engine, options| {
         let path = disk.path(name);
@@ -247,10 +246,10 @@ fn a_sync_with_nothing_of_its_own() {
     });
 }
 
-/// Goal: a sync of one handle covers what others of the same file wrote: direct, through, of another
-/// engine, in the mode of another.
+/// Goal: a sync of one handle covers the writes of other handles of the file: direct, written
+/// through, of another engine, or of another mode.
 #[test]
-fn what_other_handles_wrote() {
+fn syncs_cover_other_handles() {
     let Some(mut disk) = disk() else { return };
     each_engine(|name, engine, options| {
         let other_engine = builder(CACHE_BYTES, BackendChoice::Threads).build().unwrap();
@@ -279,7 +278,7 @@ fn what_other_handles_wrote() {
     });
 }
 
-/// An engine whose dirty pages a keeper has, and the keeper.
+/// A builder of an engine with a keeper, and the keeper.
 fn kept(backend: &BackendChoice) -> EngineBuilder {
     let server = Server::bind(&Address::unique()).unwrap();
     let address = server.address().clone();
@@ -287,8 +286,8 @@ fn kept(backend: &BackendChoice) -> EngineBuilder {
     builder(CACHE_BYTES, backend.clone()).keeper(address)
 }
 
-/// Goal: with a keeper, whose descriptors are further ones of the file, a sync covers what went
-/// before, also of an earlier opening.
+/// Goal: with a keeper, whose descriptors of the file are separate ones, a sync covers all earlier
+/// writes, also of an earlier opening.
 #[test]
 fn with_a_keeper() {
     let Some(mut disk) = disk() else { return };
@@ -308,7 +307,7 @@ fn with_a_keeper() {
     }
 }
 
-/// Goal: the whole of a hundred pieces and no order: a sync of many dirty runs.
+/// Goal: a sync of a hundred dirty runs in random order covers all of them.
 #[test]
 fn many_runs() {
     let Some(mut disk) = disk() else { return };
@@ -325,7 +324,7 @@ fn many_runs() {
     });
 }
 
-/// Ways to write durably: through handles that are durable, by calls that are, cached, direct, and
+/// The ways to write durably: through durable handles, by durable calls, cached, direct, and
 /// through a pipeline.
 const DURABLE: [&str; 6] =
     ["write_at_dsync", "dsync", "append-dsync", "direct-dsync", "direct-unaligned", "pipeline"];
@@ -367,8 +366,8 @@ fn write_durably(how: &str, engine: &Engine, options: &OpenOptions, path: &Path,
     at
 }
 
-/// Goal: the bytes of a durable write are there, and so is the size that shows them, whatever was done
-/// to size and blocks before and is not durable itself.
+/// Goal: the bytes of a durable write survive, with the size that shows them, also after unsynced
+/// changes of size and blocks.
 #[test]
 fn durable_writes() {
     let Some(mut disk) = disk() else { return };
@@ -407,7 +406,7 @@ fn durable_writes() {
     });
 }
 
-/// As [`has_after_cut`], of one range, and only the worst of cuts.
+/// As [`has_after_cut`], for one range, and only with the loss of all unflushed sectors.
 #[track_caller]
 fn has_after_cut_once(disk: &mut Disk, name: &str, (value, at, bytes): (u8, usize, usize)) {
     let found = disk.cut(Unflushed::Lost).read(name).unwrap_or_else(|| panic!("{name}: no file"));

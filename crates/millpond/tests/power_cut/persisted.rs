@@ -1,4 +1,4 @@
-//! `File::persist`: the file is there by its new name, whole, or it was not renamed.
+//! `File::persist` and power cuts: the file is complete under its new name, or it was not renamed.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 
 use millpond::{BackendChoice, Error, PersistStep, SimOptions};
 
-use crate::common::{Random, builder, read_write, scaled, then_stop};
+use crate::common::{Random, builder, read_write, run_and_stop, scaled};
 use crate::power::{Unflushed, file_system};
 use crate::{CACHE_BYTES, disk, each_engine};
 
-/// Contents of a file that is replaced as a whole: all of one number, as many pages.
+/// The contents of version `number` of a file: that many pages of that value.
 fn version(number: u8) -> Vec<u8> {
     vec![number; 4096 * (1 + number as usize % 5) + 100]
 }
 
-/// Goal: after `File::persist` has returned the new file is there by its name, with all its bytes; with
-/// nothing but sync and rename, or rename alone, it would not be.
+/// Goal: after `File::persist` has returned, the new file has its name and all its bytes. A sync
+/// and a rename, or a rename alone, would not ensure this.
 #[test]
 fn persisted_files() {
     let Some(mut disk) = disk() else { return };
@@ -37,7 +37,7 @@ fn persisted_files() {
     });
 }
 
-/// Goal: a cut while files are persisted finds one of them, whole: the last that was, or a later one.
+/// Goal: a cut while files are persisted leaves one complete version: the last one, or a later one.
 #[test]
 fn cuts_while_files_are_persisted() {
     let Some(mut disk) = disk() else { return };
@@ -61,7 +61,7 @@ fn cuts_while_files_are_persisted() {
                     persisted.store(number, SeqCst);
                 }
             });
-            then_stop(&stop, || {
+            run_and_stop(&stop, || {
                 for _ in 0..scaled(5) {
                     let before = persisted.load(SeqCst);
                     let seed = random.next();
@@ -75,9 +75,9 @@ fn cuts_while_files_are_persisted() {
     });
 }
 
-/// Goal: where the directory can't be synced that is said, with what has happened: the file has its new
-/// name. After a cut the old one is there, or it.
-/// Method: a file of `sim`, whose own sync the failing disk does not concern.
+/// Goal: if the directory can't be synced, the error reports the outcome: the file has its new
+/// name. After a cut the old file is there, or the new one.
+/// Method: a file of `sim`, whose own sync does not depend on the failing disk.
 #[test]
 fn a_directory_that_can_not_be_synced() {
     let Some(mut disk) = disk() else { return };
@@ -89,8 +89,9 @@ fn a_directory_that_can_not_be_synced() {
     let inode = fs::metadata(&new).unwrap().ino();
     disk.fail();
     let failed = file.persist(&new, &current);
-    let is_told = matches!(failed, Err(Error::Persist { step: PersistStep::SyncDirectory, .. }));
-    assert!(is_told, "{failed:?}");
+    let is_reported =
+        matches!(failed, Err(Error::Persist { step: PersistStep::SyncDirectory, .. }));
+    assert!(is_reported, "{failed:?}");
     if file_system().outlives_errors {
         assert_eq!(fs::metadata(&current).unwrap().ino(), inode);
         assert!(!new.exists());

@@ -1,8 +1,8 @@
-//! Random operations by many handles, and a model of what a cut may leave of them.
+//! Random operations by many handles, and a model of the contents that a power cut may leave.
 //!
-//! The model has for each byte the values it may have. A write adds one; a durable write, for its bytes,
-//! and a sync, for all, leave only the last. So it knows nothing of how the engine or the file system go
-//! about it, and takes whatever they write early.
+//! The model has for each byte its possible values. A write adds one; a durable write, for its
+//! bytes, and a sync, for all, leave only the last. So the model does not depend on the engine's or
+//! the file system's method, and accepts early write-back.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -14,20 +14,20 @@ use crate::common::{Random, read_write, scaled};
 use crate::power::Unflushed;
 use crate::{disk, each_engine};
 
-/// What a file may hold after a power cut, byte by byte.
+/// The possible contents of a file after a power cut, byte by byte.
 struct Model {
-    /// As everybody reads it now.
+    /// The contents that every read returns now.
     current: Vec<u8>,
-    /// For each byte the values it may have, as bits: values are below 64.
+    /// The possible values of each byte, as bits: values are below 64.
     may_be: Vec<u64>,
-    /// Lengths it may have.
+    /// The possible lengths.
     shortest: usize,
     longest: usize,
 }
 
-/// Below this only a descriptor of the kernel's writes, from it on only the engine does, which
-/// caches what it has read. A file has as much from the start: how long it is, the engine knows from
-/// what it does itself.
+/// Only a kernel descriptor writes below this offset, and only the engine from it on, as it caches
+/// the bytes it has read. A file has this length from the start, as the engine tracks the length by
+/// its own operations.
 const KERNEL_END: usize = 64 << 10;
 const MODEL_BYTES: usize = 400 << 10;
 
@@ -77,7 +77,7 @@ impl Model {
         (self.shortest, self.longest) = (self.current.len(), self.current.len());
     }
 
-    /// What is wrong with what was found after a cut.
+    /// The first difference between the contents after a cut and the model.
     fn explain(&self, found: &[u8]) -> Option<String> {
         if !(self.shortest..=self.longest).contains(&found.len()) {
             let (len, now) = (found.len(), self.current.len());
@@ -115,8 +115,8 @@ impl Handles {
     }
 }
 
-/// One random operation; returns what it was, and whether it promised something that a cut is to
-/// show.
+/// Runs one random operation; returns its description, and whether it made bytes durable, which a
+/// cut then checks.
 fn step(random: &mut Random, handles: &Handles, model: &mut Model) -> (String, bool) {
     let value = 1 + random.below(63) as u8;
     let at = KERNEL_END + random.below((MODEL_BYTES - KERNEL_END - 1) as u64) as usize;
@@ -216,8 +216,9 @@ fn step(random: &mut Random, handles: &Handles, model: &mut Model) -> (String, b
 }
 
 /// Goal: after any sequence of operations by several handles, of a descriptor below them and of
-/// openings, each byte is after a cut what a sync or durable write made of it, or what came after.
-/// Method: a model of what may be there; a cut at once after what promised something.
+/// openings, a cut leaves each byte as of the last sync or durable write, or newer.
+/// Method: a model of the possible contents; a cut directly after each operation that made bytes
+/// durable.
 #[test]
 fn random_sequences() {
     let Some(mut disk) = disk() else { return };

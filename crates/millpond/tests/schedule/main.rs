@@ -1,11 +1,13 @@
-//! The whole engine, its own threads too, under one scheduler: what happens is a function of a seed.
+//! The whole engine, including its own threads, under one scheduler: each run is determined by a
+//! seed.
 //!
-//! `scripts/schedule` builds this, the engine and the range locks with `--cfg scheduled`, and runs it. Each run is a
-//! process of its own, as it has to begin with nothing that another one left in a `static`. It prints a line, of
-//! which the trace is a hash of all the scheduler did: `scripts/schedule --run KIND:SEED` repeats a run, and it is the
-//! same byte for byte. What fails is tried with fewer and fewer of its steps, and printed with those that are left.
+//! `scripts/schedule` builds this test, the engine and the range locks with `--cfg scheduled`, and
+//! runs it. Each run is a separate process, as it must not inherit the contents of a `static`. It
+//! prints a line whose trace is a hash of all steps of the scheduler. `scripts/schedule --run
+//! KIND:SEED` repeats a run, with the same line byte for byte. A failing run is repeated with fewer
+//! and fewer of its steps, and printed with the remaining ones.
 //!
-//! What is checked is what `linearizable` and `crash` check, whose files these are.
+//! The checks are those of `linearizable` and `crash`, whose files are included.
 #![cfg(scheduled)]
 
 extern crate millpond_schedule as std;
@@ -34,35 +36,35 @@ mod common;
 
 mod spec;
 
-mod tried;
+mod child_runs;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use millpond::{BackendChoice, Engine, File, SimOptions, WriteMode};
 
-use common::{Random, read_write, scaled, temp_dir, then_stop};
+use child_runs::{shrink, tries};
+use common::{Random, read_write, run_and_stop, scaled, temp_dir};
 use plan::{Face, Plan};
 use record::Setup;
 use spec::{Kind, Spec};
-use tried::{shrink, tries};
 
 /// Histories of one engine.
 const HISTORIES: u32 = 3;
 
-/// Of a run in a process of its own.
+/// Runs in a child process.
 #[test]
 fn one_run() {
     let Some(spec) = Spec::from_environment() else { return };
     let (steps, report) = std::run(spec.schedule, || match spec.kind {
-        Kind::Crash => crash::carry_out_kept(spec.seed, |number| spec.keeps(number)),
+        Kind::Crash => crash::run_case_with_steps(spec.seed, |number| spec.keeps(number)),
         kind => histories(kind, &spec),
     });
     println!("run: {steps} steps, {report}");
     assert_eq!(report.left, [""; 0], "threads that do not end");
 }
 
-/// How many steps there are; and those that are kept of them are carried out.
+/// Runs the kept steps; returns the number of all steps.
 fn histories(kind: Kind, spec: &Spec) -> usize {
     let mut random = Random(spec.seed);
     let mut sim = SimOptions::new(random.next())
@@ -74,7 +76,7 @@ fn histories(kind: Kind, spec: &Spec) -> usize {
     }
     let device = sim.device();
     if errors && random.chance(500) {
-        // A place that is bad for as long as there are errors.
+        // A range that fails as long as errors are on.
         let at = random.below(96 << 10);
         device.file(0).fail_range(at..at + 1 + random.below(20_000), libc::EIO);
     }
@@ -95,13 +97,13 @@ fn histories(kind: Kind, spec: &Spec) -> usize {
             let (dir, over, random) = (dir.path(), &over, random.fork());
             scope.spawn(|| disturb(setup.engine(), dir, over, random));
         }
-        then_stop(&over, || setup.run_plans(&plans, dir.path()));
+        run_and_stop(&over, || setup.run_plans(&plans, dir.path()));
     });
     assert_eq!(device.violations(), [""; 0]);
     count
 }
 
-/// What else may be done to an engine and to other files of it: none of it may be noticed.
+/// Other operations on the engine and on other files, which must have no effect on the tested file.
 fn disturb(engine: &Engine, dir: &Path, over: &AtomicBool, mut random: Random) {
     let limit = engine.cache_bytes();
     let mut others: Vec<File> = Vec::new();
@@ -135,9 +137,10 @@ fn disturb(engine: &Engine, dir: &Path, over: &AtomicBool, mut random: Random) {
     let _ = engine.set_cache_bytes(limit);
 }
 
-/// Goal: whatever the order in which threads of a program and of the engine run, there is an order of the operations
-/// that explains what was seen; what was synced survives a power cut; nobody waits for ever; all threads end.
-/// Method: runs of each kind, from MILLPOND_TEST_SEED on, so many that CI has time for.
+/// Goal: for any schedule of the program's and the engine's threads, there is an order of the
+/// operations that explains their outcomes; synced bytes survive a power cut; no thread waits
+/// indefinitely; all threads end.
+/// Method: runs of each kind, from MILLPOND_TEST_SEED on, as many as CI has time for.
 #[test]
 fn runs() {
     if Spec::from_environment().is_some() {
@@ -164,7 +167,7 @@ fn runs() {
     }
 }
 
-/// Goal: a run is the same whenever it is repeated, so that a failure can be looked into.
+/// Goal: a run gives the same trace each time, so that a failure can be analysed.
 #[test]
 fn a_run_is_the_same_again() {
     if Spec::from_environment().is_some() {

@@ -1,4 +1,4 @@
-//! What a run is to be.
+//! The specification of a run: its kind and its seeds.
 
 use std::fmt;
 
@@ -21,14 +21,14 @@ impl Kind {
     pub const ALL: [Kind; 5] =
         [Kind::File, Kind::Faces, Kind::FileErrors, Kind::FacesErrors, Kind::Crash];
 
-    /// How many in CI.
+    /// The number of runs in CI.
     pub fn count(self) -> u32 {
         40
     }
 }
 
-/// `KIND:SEED`, or `KIND:SEED:SCHEDULE:N,N..`: the seed of what is done, that of the schedule, and what is kept of
-/// the steps.
+/// `KIND:SEED`, or `KIND:SEED:SCHEDULE:N,N..`: the seed of the operations, the seed of the
+/// schedule, and the numbers of the steps to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     pub kind: Kind,

@@ -9,7 +9,7 @@ use millpond::{BackendChoice, Error, Result};
 use super::*;
 use crate::common::{Random, has_uring, scaled, within};
 
-/// The file is cut when it is longer.
+/// A longer file is truncated.
 const FILE_BYTES_MAX: u64 = 3 << 20;
 /// The free space at the start, at most.
 const FREE_BYTES_MAX: u64 = 4 << 20;
@@ -18,14 +18,15 @@ const STEPS: u32 = 30;
 
 struct Subject {
     what: String,
-    /// Whether a sync may find the disk full: where blocks are not overwritten in place.
-    is_told_later: bool,
+    /// Whether a sync may find the disk full: on file systems that do not overwrite blocks in
+    /// place.
+    fails_at_sync: bool,
     mount: Mount,
     path: PathBuf,
     filler: PathBuf,
     engine: Engine,
     options: OpenOptions,
-    /// None for a moment, in which the file has no handle.
+    /// `None` between the last close and the next open.
     file: Option<File>,
     direct: Option<File>,
     expected: Vec<u8>,
@@ -35,7 +36,7 @@ struct Subject {
 
 /// The effect of an operation on the file, if it succeeds.
 enum Effect {
-    /// Bytes at an offset, of which a part may be taken.
+    /// Bytes at an offset, which may be written in part.
     Write(u64, Vec<u8>),
     Resize(u64),
     /// Zeros up to the end of the file.
@@ -63,7 +64,7 @@ impl Subject {
         };
         Some(Subject {
             what,
-            is_told_later: false,
+            fails_at_sync: false,
             mount,
             path,
             filler,
@@ -124,7 +125,7 @@ impl Subject {
                 (format!("append {len} at {end}"), Effect::Write(end, bytes), outcome)
             }
             5..=9 => {
-                // The longest are of more pages than a write leaves in the cache.
+                // The longest writes have more pages than a write leaves in the cache.
                 let len_max = [8 << 10, 8 << 10, 200 << 10, 2 << 20][self.random.below(4) as usize];
                 let (at, len) = self.range(len_max);
                 let bytes = self.bytes(len);
@@ -216,7 +217,7 @@ impl Subject {
         (format!("another program {what}"), effect, outcome)
     }
 
-    /// The contents after an operation of which `moved` bytes were taken.
+    /// The contents after an operation that wrote `moved` bytes.
     fn apply(&self, effect: &Effect, moved: usize) -> Vec<u8> {
         let mut bytes = self.expected.clone();
         match effect {
@@ -236,7 +237,7 @@ impl Subject {
         bytes
     }
 
-    /// After an operation that failed, or was taken in part: each byte is as before or as after it.
+    /// After an operation that failed, or wrote a part: each byte is as before or as after it.
     fn adopt(&mut self, effect: &Effect, least: Vec<u8>) {
         let most = match effect {
             Effect::Write(_, new) => self.apply(effect, new.len()),
@@ -274,7 +275,7 @@ impl Subject {
                 let refused = [libc::ENOSPC, libc::EOPNOTSUPP].contains(&error.errno());
                 assert!(refused, "{}: {what}: {error}", self.what);
                 let is_late = is_sync || matches!(error, Error::Lost { .. });
-                if is_late && self.is_told_later {
+                if is_late && self.fails_at_sync {
                     return false;
                 }
                 assert!(!is_late, "{}: {what} failed: {error}", self.what);
@@ -292,7 +293,7 @@ impl Subject {
         true
     }
 
-    /// The other program takes the free space, or gives some back.
+    /// The other program takes the free space, or releases some.
     fn fill(&mut self) {
         match self.random.below(10) {
             0..=4 => self.mount.fill_up(&self.filler),
@@ -323,20 +324,20 @@ impl Subject {
             self.fill();
         }
         self.mount.fill_up(&self.filler);
-        let Subject { what, file, direct, path, expected, is_told_later, .. } = self;
+        let Subject { what, file, direct, path, expected, fails_at_sync, .. } = self;
         drop(direct);
         match file.expect("open").close() {
-            Err(_) if is_told_later => return,
+            Err(_) if fails_at_sync => return,
             closed => closed.unwrap_or_else(|error| panic!("{what}: close: {error}")),
         }
         same(&std::fs::read(&path).unwrap(), &expected, &what);
     }
 }
 
-/// Goal: each byte that a write was acknowledged for is in the file when that is closed, or the write, a sync or
-/// the close failed; on file systems that overwrite in place, only the write.
-/// Method: random writes, appends, truncations, punches and changes by another program, on a disk on which
-/// another file takes the freed blocks; a model.
+/// Goal: each acknowledged byte is in the file when it is closed, or a write, a sync or the close
+/// failed; on file systems that overwrite in place, only the write may fail.
+/// Method: random writes, appends, truncations, punches and changes by another program, on a disk
+/// on which another file takes the freed blocks; a model.
 #[test]
 fn acknowledged_bytes_are_stored_on_a_full_disk() {
     let btrfs: (&str, Make) = ("btrfs", || Mount::btrfs(XFS_BYTES));
@@ -353,16 +354,18 @@ fn acknowledged_bytes_are_stored_on_a_full_disk() {
                 continue;
             };
             subject.random = random;
-            subject.is_told_later = name == "btrfs";
+            subject.fails_at_sync = name == "btrfs";
             let limit = Duration::from_secs(120 + u64::from(scaled(10)));
             within(limit, name, move || subject.run());
         }
     }
 }
 
-/// Goal: the same with several writers at once, and while the other program takes blocks at any moment.
-/// Method: threads append little, that waits in the cache, append more than a write leaves there, and overwrite;
-/// another takes the free blocks, and gives some back; all that was acknowledged is in the file in the end.
+/// Goal: the same with several writers at once, and while the other program takes blocks at any
+/// moment.
+/// Method: threads make short appends, which wait in the cache, long appends, which do not, and
+/// overwrites. Another thread takes the free blocks, and releases some. At the end all acknowledged
+/// bytes are in the file.
 #[test]
 fn acknowledged_bytes_are_stored_beside_other_writers() {
     let mut random = Random::from_environment();

@@ -1,4 +1,4 @@
-//! Syncs that fail: what they may have lost is written again, or told of.
+//! Failed syncs: bytes that they may have lost are written again, or reported.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
@@ -8,11 +8,11 @@ use millpond::{Advice, Engine, SimOptions, WriteMode};
 use crate::common::{Simulated, cache_for, read_write, same, scaled, write_back};
 use crate::{LIMIT, PAGE};
 
-/// Goal: where a failed sync may have lost bytes of which there is no copy any more, no later sync
-/// claims that they are durable, and close tells of it, too.
+/// Goal: where a failed sync may have lost bytes without a cached copy, no later sync succeeds as
+/// if they were durable, and close returns the error, too.
 /// Method: writes through a cache that holds a few of their pages.
 #[test]
-fn what_is_not_cached_any_more_is_not_claimed_to_be_durable() {
+fn evicted_bytes_do_not_count_as_durable() {
     let mut refused = 0;
     for seed in 0..u64::from(scaled(40)) {
         let sim = SimOptions::new(seed).fail_every_kth_sync(1);
@@ -55,14 +55,16 @@ fn what_is_not_cached_any_more_is_not_claimed_to_be_durable() {
     assert!(refused > 0, "the bytes were still cached: the test shows nothing");
 }
 
-/// Goal: what a failed sync may have lost is not taken for safe because it was read back since.
-/// Incident: a durable write that fails drops its pages; they were read again, after the device had
-/// lost what an earlier write left there, and written back as if they were that.
+/// Goal: bytes that a failed sync may have lost do not count as safe because they were read back
+/// since.
+/// Incident: a durable write that fails drops its pages. They were read again, after the device had
+/// lost the bytes of an earlier write there, and written back in place of them.
 /// Method: a write; a durable one to a part of it that fails, or a sync that does, with the pages
-/// dropped before or after; reads of all; syncs. One that succeeds has made durable what may be there.
+/// dropped before or after; reads of all; syncs. A successful sync has made one of the possible
+/// contents durable.
 #[test]
-fn what_was_lost_and_read_back_is_not_claimed_to_be_durable() {
-    let (mut told, mut settled) = (0, 0);
+fn bytes_read_back_do_not_count_as_durable() {
+    let (mut reported, mut settled) = (0, 0);
     for seed in 0..u64::from(scaled(40)) {
         let [is_write, drops_before, drops_after] = [1, 2, 4].map(|bit| seed & bit != 0);
         let sim = SimOptions::new(seed).fail_every_kth_sync(1);
@@ -98,21 +100,21 @@ fn what_was_lost_and_read_back_is_not_claimed_to_be_durable() {
                     assert!(written.iter().all(|&at| may_be(at)), "seed {seed}: lost");
                 }
                 Err(error) => {
-                    told += 1;
+                    reported += 1;
                     assert_eq!(error.errno(), libc::EIO, "{error}");
                 }
             }
         }
     }
-    assert!(told > 0 && settled > 0, "{told} told, {settled} settled");
+    assert!(reported > 0 && settled > 0, "{reported} failed, {settled} succeeded");
 }
 
-/// Goal: so it is where a write reads the rest of its page back, which somebody else has dropped.
+/// Goal: the same where a write reads back the rest of its page, which another thread has dropped.
 /// Method: mode back; a page that is at the device and not synced, of which a part is made zero; a
 /// durable direct write elsewhere that fails; a write to another part of the page.
 #[test]
-fn what_was_lost_is_not_made_up_of_what_a_write_read_back() {
-    let mut told = 0;
+fn a_partial_write_does_not_repair_lost_bytes() {
+    let mut reported = 0;
     for seed in 0..u64::from(scaled(20)) {
         let sim = SimOptions::new(seed).fail_every_kth_sync(1);
         let sim = Simulated::new(sim, cache_for(40, PAGE as u64), &write_back());
@@ -135,17 +137,17 @@ fn what_was_lost_is_not_made_up_of_what_a_write_read_back() {
                 assert!(rest.into_iter().all(|at| durable[at] == 7), "seed {seed}: lost");
             }
             Err(error) => {
-                told += 1;
+                reported += 1;
                 assert_eq!(error.errno(), libc::EIO, "{error}");
             }
         }
     }
-    assert!(told > 0, "nothing was lost: the test shows nothing");
+    assert!(reported > 0, "nothing was lost: the test shows nothing");
 }
 
-/// Goal: bytes that were cut off while a sync failed are not missed for ever after.
+/// Goal: bytes that were truncated during a failing sync do not make later syncs fail.
 #[test]
-fn what_was_cut_off_during_a_failing_sync_is_not_lost() {
+fn bytes_truncated_during_a_failing_sync_are_not_lost() {
     for (seed, options) in (0..20).zip([write_back(), read_write()].iter().cycle()) {
         let sim = SimOptions::new(seed).fail_every_kth_sync(1).delay_us_max(20_000);
         let sim = Simulated::new(sim, 1 << 20, options);
@@ -158,11 +160,11 @@ fn what_was_cut_off_during_a_failing_sync_is_not_lost() {
             std::thread::sleep(Duration::from_millis(1));
             sim.file.truncate(0).unwrap();
         });
-        sim.settles(&[]);
+        sim.assert_stored(&[]);
     }
 }
 
-/// Goal: what is dirty again after a failed sync is written back by itself, in both modes.
+/// Goal: pages that are dirty again after a failed sync are written back by age, in both modes.
 #[test]
 fn after_a_failed_sync_pages_are_written_again_by_age() {
     for options in [write_back(), read_write()] {
@@ -179,12 +181,13 @@ fn after_a_failed_sync_pages_are_written_again_by_age() {
             assert!(started.elapsed() < LIMIT / 6, "nobody writes back");
             std::thread::sleep(Duration::from_millis(5));
         }
-        sim.settles(&[vec![0; 100], vec![7; 9000]].concat());
+        sim.assert_stored(&[vec![0; 100], vec![7; 9000]].concat());
     }
 }
 
-/// Goal: what a sync in the background could not make durable is tried again, now and then.
-/// Incident: at once, as the pages were over the limit again; at the expense of a whole processor.
+/// Goal: a failed sync in the background is retried at intervals.
+/// Incident: it was retried at once, as the pages were over the limit again, which used a whole
+/// processor.
 #[test]
 fn failing_syncs_in_the_background_are_retried_with_pauses() {
     let builder = Engine::builder().admission(crate::common::admission()).cache_bytes(1 << 20);
@@ -194,7 +197,7 @@ fn failing_syncs_in_the_background_are_retried_with_pauses() {
     for (number, page) in expected.chunks(PAGE).enumerate() {
         sim.file.write_all_at(page, (number * PAGE) as u64).unwrap();
         if number == 100 {
-            // May be told of a sync that has failed already.
+            // May return the error of an earlier sync.
             let _ = sim.file.write_back();
         }
     }
@@ -207,12 +210,12 @@ fn failing_syncs_in_the_background_are_retried_with_pauses() {
     std::thread::sleep(Duration::from_secs(1));
     let failed = sim.device.failed_syncs() - before;
     assert!(failed < 50, "{failed} failed syncs in a second");
-    sim.settles(&expected);
+    sim.assert_stored(&expected);
 }
 
-/// Goal: pages that a sync leaves dirty, which the last handle did not wait for, are written.
-/// Method: a sync in the background is held; the file is closed; the sync fails, and may lose any of what
-/// the device has.
+/// Goal: pages that a failing sync leaves dirty after the last handle was closed are written.
+/// Method: a sync in the background is held; the file is closed; the sync fails, and may lose any
+/// bytes that the device has.
 #[test]
 fn a_file_is_closed_during_a_failing_sync() {
     let sim = SimOptions::new(1).fail_every_kth_sync(1);
@@ -230,7 +233,7 @@ fn a_file_is_closed_during_a_failing_sync() {
     sim.file.write_all_at(&content(7), 0).unwrap();
     sim.file.write_back().unwrap();
     sim.device.hang_syncs(true);
-    // Nobody but the flusher syncs, which looks when much is dirty.
+    // Only the flusher syncs, and it scans when many pages are dirty.
     for (number, page) in content(8).chunks(PAGE).enumerate() {
         sim.file.write_all_at(page, (number * PAGE) as u64).unwrap();
     }
@@ -242,7 +245,7 @@ fn a_file_is_closed_during_a_failing_sync() {
     device.hang_syncs(false);
     wait_for("the sync did not fail", &|| device.failed_syncs() > 0);
     errors.store(false, SeqCst);
-    wait_for("what a failed sync left dirty was dropped", &|| {
+    wait_for("dirty pages of a failed sync were dropped", &|| {
         device.writes() > writes && device.image() == content(8)
     });
 }

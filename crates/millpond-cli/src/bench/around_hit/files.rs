@@ -1,10 +1,10 @@
-//! What the suite makes files of.
+//! A directory of small files, for the case `open-read-close`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::bench::creation_lock::creation_lock;
 use crate::bench::data::{self, KIB};
-use crate::bench::gate::gate;
 use crate::failure::{Context, Result};
 
 pub const BLOCK_BYTES: u32 = 4 * KIB;
@@ -13,7 +13,7 @@ pub const BLOCK_BYTES: u32 = 4 * KIB;
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// With files 0 to `count`, each a block of what a test file holds, or empty.
+    /// Creates files 0 to `count`, each with one block of a test file's contents, or empty.
     pub fn create(dir: &Path, count: u32, block_bytes: usize) -> Result<Self> {
         let path = dir.join(format!("millpond-bench-{}-files-{count}", std::process::id()));
         fs::create_dir(&path).context(path.display())?;
@@ -22,7 +22,7 @@ impl Directory {
         for number in 0..count {
             data::contents(u64::from(number) * block_bytes as u64, &mut block);
             let path = made.path(number);
-            let _gate = gate();
+            let _gate = creation_lock();
             fs::write(&path, &block).context(path.display())?;
         }
         Ok(made)

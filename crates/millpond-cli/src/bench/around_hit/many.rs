@@ -1,6 +1,7 @@
-//! What a file costs among many: each of 10^5 open files is written and synced once, and each of 10^3.
+//! The cost of a file among many open ones: 10^5 open files are each written and synced once,
+//! compared with 10^3.
 //!
-//! On the device that completes at once, so that all that is measured is what the engine does itself.
+//! The device completes at once, so only the engine's own work is measured.
 
 use std::time::Duration;
 
@@ -19,10 +20,10 @@ const CASE: &str = "open-files-write-sync";
 const MANY: u32 = 100_000;
 const MANY_QUICK: u32 = 20_000;
 const FEW: u32 = 1000;
-/// Of each file: its page, a leaf of its table, and what the heap has of it.
+/// Memory of each file: its page, a leaf of its table, and its heap memory.
 const FILE_BYTES: u64 = 16 << 10;
 
-/// Descriptors that the process has beside those of the files.
+/// Other descriptors of the process.
 const OTHERS: u64 = 100;
 
 struct Files {
@@ -49,7 +50,7 @@ impl Files {
         let block = [1; BLOCK_BYTES as usize];
         let mut all = Slice::default();
         let mut took = Duration::ZERO;
-        // Few files more than once, as the clock is coarse.
+        // Few files are used more than once, as the clock is coarse.
         while took < length {
             let slice = timed(self.files.len() as u64, || {
                 for file in &self.files {
@@ -72,12 +73,12 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     if !plan.wants(CASE) {
         return Ok(());
     }
-    plan.tell(CASE);
+    plan.report_progress(CASE);
     let wanted = plan.count(MANY as usize, MANY_QUICK as usize) as u32;
     let few = plan.count(FEW as usize, FEW as usize) as u32;
     let many =
         wanted.min(descriptors(u64::from(wanted + few) + OTHERS) as u32 - few - OTHERS as u32);
-    let [subject, peer] = [many, few].map(|count| format!("millpond, null, {count} files"));
+    let [subject, baseline] = [many, few].map(|count| format!("millpond, null, {count} files"));
     if many < wanted {
         outcome.note(format!(
             "{CASE}: {many} files, as RLIMIT_NOFILE allows no more; {wanted} wanted"
@@ -89,7 +90,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         threads: 1,
         block_bytes: Some(BLOCK_BYTES),
         subject: &subject,
-        peer: &peer,
+        baseline: &baseline,
     };
     let length = plan.slice(100, 50);
     own.slice(length).and(other.slice(length)).context(CASE)?;
@@ -101,7 +102,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Raises the limit to `wanted` descriptors, as far as that is allowed; how many there may be.
+/// Raises the limit to `wanted` descriptors, as far as permitted; returns the limit.
 fn descriptors(wanted: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);

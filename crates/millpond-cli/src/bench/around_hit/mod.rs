@@ -1,11 +1,13 @@
-//! The suite `around-the-hit`: what a program does besides hitting, against the kernel that has the
+//! The suite `around-the-hit`: operations other than hits, compared with the kernel, which has the
 //! same bytes in its cache.
 //!
-//! - *Misses*: every read is one, of a page that the kernel has cached. A note says what part was.
-//! - *Overwrites* of cached bytes, each thread in a part of its own of one file, or in a file of its
-//!   own. The kernel's file is cached page by page: in large folios its writes take longer.
-//! - *Open, read, close* of small files, through the library, with nothing kept in between.
-//! - [`many`]: a file among many that are open. [`null`]: direct requests, and those that do nothing.
+//! - *Misses*: every read misses a page that the kernel has cached. A note has the share that
+//!   missed.
+//! - *Overwrites* of cached bytes, each thread in its own part of one file, or in its own file. The
+//!   kernel's file is cached page by page: its writes to large folios take longer.
+//! - *Open, read, close* of small files, through the library, without a cache in between.
+//! - [`many`]: a file among many open ones. [`null`]: direct requests, and requests that do
+//!   nothing.
 
 mod files;
 mod many;
@@ -35,8 +37,8 @@ const MILLPOND: &str = "millpond";
 const PREAD: &str = "kernel pread";
 const PWRITE: &str = "kernel pwrite";
 
-/// The file of misses is so many times the cache: a page is gone, and forgotten, before it is
-/// asked for again.
+/// The file of misses is this number of times the cache: a page is evicted, and left the ghost
+/// queue, before it is read again.
 const CACHES: u64 = 16;
 const MISS_BYTES: u64 = 256 * MIB;
 const WRITTEN_BYTES: u64 = 32 * MIB;
@@ -62,18 +64,18 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     if plan.wants(MISS) {
         for threads in plan.thread_counts() {
-            plan.tell(&format!("{MISS} with {threads} thread(s)"));
+            plan.report_progress(&format!("{MISS} with {threads} thread(s)"));
             misses(threads, plan, &mut outcome)?;
         }
     }
     for (case, mode, files) in OVERWRITES {
         for threads in plan.thread_counts().filter(|_| plan.wants(case)) {
-            plan.tell(&format!("{case} with {threads} thread(s)"));
+            plan.report_progress(&format!("{case} with {threads} thread(s)"));
             overwrites(case, mode, files, threads, plan, &mut outcome)?;
         }
     }
     if plan.wants(OPEN) {
-        plan.tell(OPEN);
+        plan.report_progress(OPEN);
         open_read_close(plan, &mut outcome)?;
     }
     null::run(plan, &mut outcome)?;
@@ -90,13 +92,13 @@ fn misses(threads: u32, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     own.advise(0, 0, Advice::Random).context(MISS)?;
     let load = Load::shuffled(bytes, BLOCK_BYTES, threads);
     let kernel = open(&named.path, OFlags::empty()).context(MISS)?;
-    let [own_warm, peer_warm] = [cacher(&named.path)?, cacher(&named.path)?];
+    let [own_warm, baseline_warm] = [cacher(&named.path)?, cacher(&named.path)?];
     let subject =
         Reader::new(MILLPOND, |dst: &mut [u8], at| Ok(own.read_at(dst, at)?)).prepared_by(own_warm);
-    let peer = Reader::new(PREAD, |dst: &mut [u8], at| kernel.read_at(dst, at));
-    let peer = peer.prepared_by(peer_warm);
+    let baseline = Reader::new(PREAD, |dst: &mut [u8], at| kernel.read_at(dst, at));
+    let baseline = baseline.prepared_by(baseline_warm);
     let before = engine.stats();
-    let rows = compare(MISS, &subject, &peer, &load, plan, plan.slice(100, 30))?;
+    let rows = compare(MISS, &subject, &baseline, &load, plan, plan.slice(100, 30))?;
     let after = engine.stats();
     let (hits, misses) = (after.hits - before.hits, after.misses - before.misses);
     let part = misses as f64 / (hits + misses).max(1) as f64;
@@ -105,7 +107,7 @@ fn misses(threads: u32, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel cache the whole file, page by page.
+/// Reads the whole file into the kernel's cache, page by page.
 fn cacher(path: &Path) -> Result<impl Fn() + Sync + 'static> {
     let file = open(path, OFlags::empty()).context(path.display())?;
     // Without it the kernel reads ahead into large folios.
@@ -113,14 +115,14 @@ fn cacher(path: &Path) -> Result<impl Fn() + Sync + 'static> {
     Ok(move || {
         let mut block = [0; BLOCK_BYTES as usize];
         let mut at = 0;
-        // What can't be read is found by whoever is measured.
+        // The measured engine will report read errors.
         while matches!(file.read_at(&mut block, at), Ok(read) if read > 0) {
             at += u64::from(BLOCK_BYTES);
         }
     })
 }
 
-/// The files of one side, as many bytes together, one after the other.
+/// The files of one engine as consecutive parts of one range of bytes.
 struct Parts<F> {
     files: Vec<F>,
     bytes_each: u64,
@@ -132,7 +134,7 @@ impl<F> Parts<F> {
     }
 }
 
-/// Writes instead of reading; which is what the loop of a [`Reader`] calls all the same.
+/// An engine that writes where the loop of a [`Reader`] reads.
 struct Writer<R, W> {
     reader: Reader<R>,
     warm_up: W,
@@ -152,7 +154,7 @@ where
     }
 
     fn slice(&self, load: &Load, length: Duration) -> io::Result<Slice> {
-        // What the slice before left to be written back is not this one's.
+        // Dirty pages of the slice before are not part of this one.
         (self.warm_up)()?;
         self.reader.slice(load, length)
     }
@@ -178,20 +180,21 @@ fn overwrites(
         let made = made.collect::<Result<Vec<_>>>()?;
         for named in &made {
             let file = open(&named.path, OFlags::empty()).context(case)?;
-            // Large folios of when it was made.
+            // Drops the large folios from its creation.
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).context(case)?;
             cacher(&named.path)?();
         }
         Ok(made)
     };
-    let [own_files, peer_files] = [make()?, make()?];
-    // All of it may be dirty.
+    let [own_files, baseline_files] = [make()?, make()?];
+    // All pages may be dirty.
     let engine = Engine::builder().cache_bytes(4 * bytes + 32 * MIB).build().context(case)?;
     let options = OpenOptions::new().read(true).write(true).write_mode(mode);
     let own = own_files.iter().map(|named| engine.open(&named.path, &options));
     let own = Parts { files: own.collect::<millpond::Result<_>>().context(case)?, bytes_each };
-    let peer = peer_files.iter().map(|named| open(&named.path, OFlags::empty()));
-    let peer = Parts { files: peer.collect::<io::Result<Vec<File>>>().context(case)?, bytes_each };
+    let baseline = baseline_files.iter().map(|named| open(&named.path, OFlags::empty()));
+    let baseline =
+        Parts { files: baseline.collect::<io::Result<Vec<File>>>().context(case)?, bytes_each };
     let load = Load::shuffled(bytes, BLOCK_BYTES, threads);
     let mut block = [0; BLOCK_BYTES as usize];
     let own_warm = || {
@@ -204,9 +207,9 @@ fn overwrites(
         }
         Ok(())
     };
-    let peer_warm = || {
+    let baseline_warm = || {
         let mut block = [0; BLOCK_BYTES as usize];
-        for file in &peer.files {
+        for file in &baseline.files {
             file.sync_data()?;
             for at in (0..bytes_each).step_by(block.len()) {
                 file.read_exact_at(&mut block, at)?;
@@ -220,10 +223,10 @@ fn overwrites(
     };
     let subject = Writer { reader: Reader::new(MILLPOND, write), warm_up: own_warm };
     let pwrite = |src: &mut [u8], at: u64| {
-        let (file, at) = peer.at(at);
+        let (file, at) = baseline.at(at);
         file.write_at(src, at)
     };
-    let other = Writer { reader: Reader::new(PWRITE, pwrite), warm_up: peer_warm };
+    let other = Writer { reader: Reader::new(PWRITE, pwrite), warm_up: baseline_warm };
     let rows = compare(case, &subject, &other, &load, plan, plan.slice(100, 30))?;
     // The bytes that were written are zeros, and the files had none.
     let last = load.blocks.iter().map(|list| u64::from(list[0]) * u64::from(BLOCK_BYTES));
@@ -231,7 +234,7 @@ fn overwrites(
         let (file, at) = own.at(at);
         file.read_exact_at(&mut block, at).context(case)?;
         if block.iter().any(|byte| *byte != 0) {
-            outcome.fail(case, MILLPOND, format!("what was written at {at} is not there"));
+            outcome.fail(case, MILLPOND, format!("the block written at {at} is not there"));
         }
     }
     outcome.rows.extend(rows);
@@ -249,10 +252,10 @@ fn open_read_close(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let subject = Reader::new(MILLPOND, |dst: &mut [u8], at| {
         Ok(engine.open(path(at), &options)?.read_at(dst, 0)?)
     });
-    let peer = Reader::new("kernel open, pread, close", |dst: &mut [u8], at| {
+    let baseline = Reader::new("kernel open, pread, close", |dst: &mut [u8], at| {
         File::open(path(at))?.read_at(dst, 0)
     });
-    let rows = compare(OPEN, &subject, &peer, &load, plan, plan.slice(100, 30))?;
+    let rows = compare(OPEN, &subject, &baseline, &load, plan, plan.slice(100, 30))?;
     outcome.rows.extend(rows);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Direct requests of a queue and of a pipeline to a device that completes at once, against a ring's
-//! requests that do nothing: as many at once on both sides.
+//! Direct requests of a queue and of a pipeline to a device that completes at once, compared with a
+//! ring's NOPs. The same number is in flight on both sides.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use millpond_bench_peers::{Nops, Usage};
 
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
 use crate::bench::harness::{Pair, Slice};
-use crate::bench::no_copy::{Flow, nop_slice};
+use crate::bench::no_copy::{RequestStream, nop_slice};
 use crate::bench::outcome::Outcome;
 use crate::bench::plan::Plan;
 use crate::failure::{Context, Result};
@@ -26,7 +26,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let cases = [(PIPELINE, "millpond, pipeline"), (QUEUE, "millpond, queue")];
     let bytes = plan.bytes(FILE_BYTES);
     for (case, subject) in cases.into_iter().filter(|(case, _)| plan.wants(case)) {
-        plan.tell(case);
+        plan.report_progress(case);
         let mut nops = match Nops::new() {
             Ok(nops) => nops,
             Err(error) => {
@@ -45,9 +45,10 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         let offsets: Vec<u64> = (0..blocks).map(place).collect();
         let length = plan.slice(100, 30);
         let mut own: Box<dyn FnMut() -> io::Result<Slice> + '_> = if case == PIPELINE {
-            let flow = Flow::new(&engine, &file, DEPTH as usize, 1, BLOCK_BYTES, offsets);
-            let mut flow = flow.context(case)?;
-            Box::new(move || flow.slice(length, 0))
+            let stream =
+                RequestStream::new(&engine, &file, DEPTH as usize, 1, BLOCK_BYTES, offsets);
+            let mut stream = stream.context(case)?;
+            Box::new(move || stream.slice(length, 0))
         } else {
             let queue = engine.queue(DEPTH as usize).context(case)?;
             let buffers = engine.alloc_buffers(DEPTH as usize, BLOCK_BYTES as usize);
@@ -57,14 +58,14 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         };
         own().and(nop_slice(&mut nops, length)).context(case)?;
         let block_bytes = Some(BLOCK_BYTES);
-        let pair = Pair { case, threads: 1, block_bytes, subject, peer: NOP };
+        let pair = Pair { case, threads: 1, block_bytes, subject, baseline: NOP };
         let rows = pair.measure(plan.rounds(), own, || nop_slice(&mut nops, length))?;
         outcome.rows.extend(rows.map(|row| row.in_flight(DEPTH)));
     }
     Ok(())
 }
 
-/// Reads of a queue, submitted and taken a batch at a time, as the NOPs are.
+/// Reads of a queue, submitted and completed a batch at a time, as the NOPs are.
 struct Reads {
     queue: Queue,
     file: Arc<File>,

@@ -1,14 +1,14 @@
-//! The report as one web page that needs nothing else: plots are SVG inside it, [`plot`] draws them.
+//! The report as one self-contained web page: plots are inline SVG, drawn by [`plot`].
 //!
-//! Plots are narrow, and as many stand side by side as the window has room for: so they read the same on
-//! a phone, on a wide screen and on paper. Their ink is the page's, light or dark.
+//! Plots are narrow and stand side by side as far as the window has space, so they read the same on
+//! a phone, a wide screen and paper. Their ink is the page's, light or dark.
 
 mod plot;
 
-use super::bars::{Judged, judge};
 use super::catalog::{Across, Lines, Published, SECTIONS, Section, what};
 use super::outcome::Row;
 use super::report::{COLUMNS, Report, cells, short, unmeasured};
+use super::targets::{TargetResult, judge};
 use crate::failure::{Context, Result};
 
 const STYLE: &str = include_str!("style.css");
@@ -16,7 +16,7 @@ const STYLE: &str = include_str!("style.css");
 /// Rows of one plot of ratios.
 const RATIOS: usize = 10;
 
-/// Suites with more pairs show those that are held against something; all are in the table.
+/// Suites with more pairs show only those with a target; the table has all.
 const PAIRS_MAX: usize = 60;
 
 pub fn page(report: &Report) -> Result<String> {
@@ -48,15 +48,15 @@ pub fn page(report: &Report) -> Result<String> {
     Ok(page)
 }
 
-/// The plots as files of their own, by name: of each suite what is held against something, and its lines.
+/// The plots as separate files, by name: of each suite the ratios with targets, and its lines.
 pub fn pictures(report: &Report) -> Result<Vec<(String, String)>> {
     let mut pictures = Vec::new();
     for section in &SECTIONS {
         for suite in section.suites {
             let pairs = report.pairs().filter(|(own, _)| own.suite == *suite);
             let judged: Vec<_> = pairs
-                .map(|(own, peer)| ratio(own, peer))
-                .filter(|one| one.reach.is_some())
+                .map(|(own, baseline)| ratio(own, baseline))
+                .filter(|one| one.target.is_some())
                 .collect();
             if !judged.is_empty() {
                 let svg = plot::ratios(&judged).context("drawing ratios")?;
@@ -75,18 +75,19 @@ pub fn pictures(report: &Report) -> Result<Vec<(String, String)>> {
 }
 
 fn summary(report: &Report) -> String {
-    let judged: Vec<Judged> = report.pairs().flat_map(|(own, peer)| judge(own, peer)).collect();
-    let reached = judged.iter().filter(|one| one.is_reached()).count();
+    let judged: Vec<TargetResult> =
+        report.pairs().flat_map(|(own, baseline)| judge(own, baseline)).collect();
+    let reached = judged.iter().filter(|one| one.is_met()).count();
     let mut text = format!(
-        "<p class=\"summary\">Of {} figures that are held against something, {reached} reach it and \
+        "<p class=\"summary\">Of {} results with a target, {reached} reach it and \
          <b class=\"missed\">{} miss it</b>. Not measured: {}.</p>\n",
         judged.len(),
         judged.len() - reached,
         report.skipped.len()
     );
     text += "<p>Subject and peer take turns, A B B A. A bar is the median of the rounds' ratios of \
-             operations a second, its whisker the quartiles; the tick is what is to be reached. Figures of \
-             others are of their machines: how they move can be compared, not how large they are.</p>\n";
+             operations a second, its whisker the quartiles; the tick is the target. Published results \
+             are of other machines: only their trends are comparable, not their values.</p>\n";
     text
 }
 
@@ -106,8 +107,8 @@ fn section_of(section: &Section, pairs: &[(&Row, &Row)], report: &Report) -> Res
     }
     let shown: Vec<plot::Ratio> = pairs
         .iter()
-        .map(|(own, peer)| (own, ratio(own, peer)))
-        .filter(|(_, ratio)| pairs.len() <= PAIRS_MAX || ratio.reach.is_some())
+        .map(|(own, baseline)| (own, ratio(own, baseline)))
+        .filter(|(_, ratio)| pairs.len() <= PAIRS_MAX || ratio.target.is_some())
         .map(|(_, ratio)| ratio)
         .collect();
     for (index, some) in shown.chunks(RATIOS).enumerate() {
@@ -135,10 +136,10 @@ fn figure(title: &str, chart: &plot::Chart) -> Result<String> {
     Ok(text + "</ul></figure>\n")
 }
 
-/// Rows of one kind as lines: a line for each engine, whose points are means, with least and most where it
-/// was measured beside several peers.
+/// Rows of one kind as lines: a line for each engine, whose points are means, with minimum and
+/// maximum where it has several baselines.
 fn measured(lines: &Lines, rows: &[Row]) -> Option<plot::Chart> {
-    /// What was found at each place of a line.
+    /// The results at each point of a line.
     type Found = Vec<(u32, Vec<f64>)>;
     let mut series: Vec<(String, Found)> = Vec::new();
     for row in rows.iter().filter(|row| row.suite == lines.suite) {
@@ -164,7 +165,7 @@ fn measured(lines: &Lines, rows: &[Row]) -> Option<plot::Chart> {
             None => points.push((at, vec![row.ops_per_s])),
         }
     }
-    // One point is no line.
+    // A single point is no line.
     series.retain(|(_, points)| points.len() > 1);
     let most = series.iter().flat_map(|(_, points)| points).flat_map(|(_, found)| found);
     let most = most.copied().fold(0.0, f64::max);
@@ -199,9 +200,9 @@ fn of_others(published: &Published) -> plot::Chart {
     }
 }
 
-fn ratio(own: &Row, peer: &Row) -> plot::Ratio {
-    let judged = judge(own, peer);
-    let ops = judged.iter().find(|one| one.figure == super::bars::Figure::Ops);
+fn ratio(own: &Row, baseline: &Row) -> plot::Ratio {
+    let judged = judge(own, baseline);
+    let ops = judged.iter().find(|one| one.figure == super::targets::Figure::Ops);
     let mut name = own.case.to_owned();
     if own.threads > 1 {
         name += &format!(" x{}", own.threads);
@@ -211,21 +212,21 @@ fn ratio(own: &Row, peer: &Row) -> plot::Ratio {
     }
     let median = own.ratio_median.unwrap_or(f64::NAN);
     plot::Ratio {
-        name: format!("{name} / {}", peer.engine),
+        name: format!("{name} / {}", baseline.engine),
         median,
         quartiles: own.ratio_q1.zip(own.ratio_q3).unwrap_or((median, median)),
-        reach: ops.map(|one| one.reach),
-        is_missed: judged.iter().any(|one| !one.is_reached()),
+        target: ops.map(|one| one.bound),
+        is_missed: judged.iter().any(|one| !one.is_met()),
     }
 }
 
 fn cases(pairs: &[(&Row, &Row)]) -> String {
     let mut text = "<details><summary>What is measured</summary><ul>\n".to_owned();
-    let mut told = Vec::new();
+    let mut listed = Vec::new();
     for (own, _) in pairs {
         let Some(case) = what(own.suite, own.case) else { continue };
-        if !told.contains(&(case.suite, case.cases)) {
-            told.push((case.suite, case.cases));
+        if !listed.contains(&(case.suite, case.cases)) {
+            listed.push((case.suite, case.cases));
             let name = if case.cases.is_empty() { own.suite } else { case.cases };
             text += &format!("<li><code>{}</code>: {}</li>\n", escaped(name), escaped(case.what));
         }
@@ -235,8 +236,8 @@ fn cases(pairs: &[(&Row, &Row)]) -> String {
 
 fn misses(pairs: &[(&Row, &Row)]) -> String {
     let mut text = String::new();
-    for (own, peer) in pairs {
-        for one in judge(own, peer).iter().filter(|one| !one.is_reached()) {
+    for (own, baseline) in pairs {
+        for one in judge(own, baseline).iter().filter(|one| !one.is_met()) {
             let depth =
                 own.queue_depth.map_or_else(String::new, |depth| format!(", depth {depth}"));
             let what = format!(
@@ -244,9 +245,9 @@ fn misses(pairs: &[(&Row, &Row)]) -> String {
                 own.case,
                 own.threads,
                 own.engine,
-                peer.engine,
+                baseline.engine,
                 short(one.found),
-                one.told()
+                one.description()
             );
             text += &format!("<li>{}</li>\n", escaped(&what));
         }
@@ -303,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Goal: what misses is said, and not by a colour alone.
+    /// Goal: a missed target is written in words, not only shown by a colour.
     #[test]
     fn misses_are_told() {
         let mut report = report::tests::sample();

@@ -1,4 +1,4 @@
-//! Two kinds of plots: ratios as bars, and lines over what was varied.
+//! Two kinds of plots: ratios as bars, and lines over a parameter.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -10,7 +10,7 @@ type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 const WIDTH: u32 = 360;
-/// Told apart by people with any colour vision (Okabe and Ito).
+/// Distinguishable with any colour vision (Okabe and Ito).
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -20,16 +20,16 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(86, 180, 233),
     RGBColor(136, 136, 136),
 ];
-/// Stands for the colour of the page's text, and is replaced by it.
+/// Placeholder of the page's text colour.
 const INK: RGBColor = RGBColor(1, 2, 3);
 const INK_WRITTEN: &str = "#010203";
 
-/// A subject over its peer.
+/// The ratio of a subject to its baseline.
 pub struct Ratio {
     pub name: String,
     pub median: f64,
     pub quartiles: (f64, f64),
-    pub reach: Option<f64>,
+    pub target: Option<f64>,
     pub is_missed: bool,
 }
 
@@ -67,10 +67,11 @@ fn finished(svg: String) -> String {
     svg.replace(INK_WRITTEN, "currentColor")
 }
 
-/// As a file of its own, where no page gives it a colour or names its lines, whose names are escaped.
+/// A plot as a separate file: with a neutral colour and the escaped names of its lines, as there is
+/// no page around it.
 pub fn alone(svg: &str, lines: &[String]) -> String {
     const LINE: usize = 16;
-    // Neither black nor white: it is read on either.
+    // Neither black nor white, so that it is readable on either.
     const INK_ALONE: &str = "#808080";
     let height: usize = svg
         .split("height=\"")
@@ -102,7 +103,7 @@ pub fn alone(svg: &str, lines: &[String]) -> String {
     out.replace("</svg>", &format!("{legend}</svg>")).replace("currentColor", INK_ALONE)
 }
 
-/// A name, the figure, and below them the bar, for each; 1 is where bars begin.
+/// A name, the value, and below them the bar, for each ratio; bars begin at 1.
 pub fn ratios(ratios: &[Ratio]) -> Drawn<String> {
     const ROW: i32 = 38;
     let height = 24 + ROW * ratios.len() as i32;
@@ -110,7 +111,7 @@ pub fn ratios(ratios: &[Ratio]) -> Drawn<String> {
     let area = SVGBackend::with_string(&mut svg, (WIDTH, height as u32)).into_drawing_area();
     let values = || {
         let of =
-            |one: &Ratio| [one.median, one.quartiles.0, one.quartiles.1, one.reach.unwrap_or(1.0)];
+            |one: &Ratio| [one.median, one.quartiles.0, one.quartiles.1, one.target.unwrap_or(1.0)];
         ratios.iter().flat_map(of).filter(|value| value.is_finite() && *value > 0.0)
     };
     let low = (values().fold(0.7, f64::min) / 1.15).ln();
@@ -137,7 +138,7 @@ pub fn ratios(ratios: &[Ratio]) -> Drawn<String> {
 }
 
 fn draw_ratio(area: &Area<'_>, one: &Ratio, top: i32, at: impl Fn(f64) -> i32) -> Drawn<()> {
-    /// What fits beside the figure.
+    /// Characters that fit beside the value.
     const NAME_MAX: usize = 42;
     let mut name = one.name.clone();
     if name.chars().count() > NAME_MAX {
@@ -153,14 +154,14 @@ fn draw_ratio(area: &Area<'_>, one: &Ratio, top: i32, at: impl Fn(f64) -> i32) -
     area.draw(&Rectangle::new([(from, top + 21), (to.max(from + 1), top + 31)], color.filled()))?;
     let (q1, q3) = (at(one.quartiles.0), at(one.quartiles.1));
     area.draw(&PathElement::new([(q1, top + 26), (q3, top + 26)], INK.stroke_width(1)))?;
-    if let Some(reach) = one.reach {
-        let at = at(reach);
+    if let Some(target) = one.target {
+        let at = at(target);
         area.draw(&PathElement::new([(at, top + 18), (at, top + 34)], INK.stroke_width(2)))?;
     }
     Ok(())
 }
 
-/// Few enough not to meet.
+/// Few enough ticks that their labels do not overlap.
 fn ticks(low: f64, high: f64) -> Vec<(f64, String)> {
     let tens = [0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0];
     let inside = |tick: &f64| (low * 1.02..=high / 1.02).contains(tick);
@@ -171,7 +172,7 @@ fn ticks(low: f64, high: f64) -> Vec<(f64, String)> {
     ticks.into_iter().map(|tick| (tick, format!("{tick}"))).collect()
 }
 
-/// A line for each series; what lies across stands at equal distances, as its values double.
+/// A line for each series; x positions are equidistant, as the values double.
 pub fn chart(chart: &Chart) -> Drawn<String> {
     let mut places: Vec<f64> =
         chart.series.iter().flat_map(|one| &one.points).map(|p| p.at).collect();

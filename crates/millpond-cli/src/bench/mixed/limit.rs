@@ -1,9 +1,9 @@
-//! A memory limit for this process, for as long as the kernel's page cache is measured: what it caches
-//! meanwhile counts there.
+//! A memory limit of this process while the kernel's page cache is measured: pages that the kernel
+//! caches during that time count in it.
 //!
-//! The process moves into a memory cgroup of its own and back. What it had before stays counted where
-//! it was, Millpond's frames with it. The group lies below the one that the process is in (version 1),
-//! or beside it (version 2, where a group with processes has no children).
+//! The process moves into a memory cgroup and back. Earlier memory, including Millpond's frames,
+//! stays counted in the home group. The new group lies below the process's group (version 1), or
+//! beside it (version 2, where a group with processes has no children).
 
 use std::fs;
 use std::io;
@@ -15,14 +15,14 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct Limit {
     group: PathBuf,
-    /// Where the process belongs.
+    /// The home group of the process.
     home: PathBuf,
 }
 
-/// That of this process, if there is one: its group, and its home.
+/// The present limit of this process, if any: its group, and its home group.
 static CURRENT: Mutex<Option<(PathBuf, PathBuf)>> = Mutex::new(None);
 
-/// Ends the limit from wherever, before the process ends.
+/// Ends the limit from any thread, before the process ends.
 pub fn leave() {
     let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some((group, home)) = current {
@@ -76,9 +76,9 @@ impl Limit {
         Ok(Limited(self))
     }
 
-    /// Has the kernel forget what it cached under the limit.
+    /// Drops the pages that the kernel cached under the limit.
     pub fn empty(&self) {
-        // Version 1 only; elsewhere what is left is reclaimed as usual.
+        // Version 1 only; otherwise the remaining pages are reclaimed as usual.
         let _ = fs::write(self.group.join("memory.force_empty"), "0");
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(find("", groups), None);
     }
 
-    /// Goal: a limit leaves nothing behind, whether it could be had or not.
+    /// Goal: a limit leaves no group behind, whether it could be set or not.
     #[test]
     fn nothing_stays_behind() {
         match Limit::new(64 << 20) {

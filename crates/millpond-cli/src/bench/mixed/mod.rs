@@ -1,24 +1,25 @@
-//! The suite `mixed`: threads that read and threads that write one file at once.
+//! The suite `mixed`: threads that read and threads that write one file at the same time.
 //!
-//! Millpond, whose reads and writes are atomic whatever they cover, against the kernel's `pread` and
-//! `pwrite` on the directory's file system, on ext4 and on XFS; the latter two on loop devices, if the
-//! user is root. Millpond is measured on each of them, too, on a file of its own beside the peer's.
+//! Millpond, whose reads and writes of any length are atomic, against the kernel's `pread` and
+//! `pwrite` on the directory's file system, on ext4 and on XFS; the latter two on loop devices,
+//! which needs root. Millpond is measured on each of them, too, with a separate file.
 //!
-//! - *warm*: the file is in the caches of both, and neither has to write back within a pair: both are
-//!   clean when it begins, and it ends before what is dirty is old.
-//! - *beyond*: the file is four times as large as the cache. The kernel's peer runs in a memory cgroup
-//!   of the same limit. Each slice begins with a ramp that does not count, and is followed by a sync
-//!   that does not count either, so that nobody writes back what the other one wrote.
+//! - *warm*: both caches have the file, and neither engine writes back within a pair: both are
+//!   clean at its start, and it ends before dirty pages reach their age.
+//! - *beyond*: the file is four times as large as the cache. The kernel's baseline runs in a memory
+//!   cgroup of the same limit. Each slice starts with a ramp and is followed by a sync, which are
+//!   not counted, so that no engine writes back the pages of the other.
 //!
-//! [`work`] has the loops, [`target`] what they call, [`pair`] the order of slices and the rows,
-//! [`place`] the files, [`site`] what every case needs there, [`limit`] the memory cgroup, [`special`] the cases with a shape of their own.
+//! [`work`] has the loops, [`target`] the files, [`pair`] the order of slices and the rows,
+//! [`test_file_system`] the file systems, [`case_setup`] the shared setup of cases, [`limit`] the memory cgroup,
+//! [`interference`] cases with interfering threads.
 
+mod case_setup;
+mod interference;
 mod limit;
 mod pair;
-mod place;
-mod site;
-mod special;
 mod target;
+mod test_file_system;
 mod work;
 
 use std::io;
@@ -27,12 +28,14 @@ use std::time::Duration;
 use millpond::{Advice, Engine};
 use rustix::fs::OFlags;
 
+use self::case_setup::{
+    CaseSetup, cache_bytes_for_all_dirty, names, open_millpond, rounds, warm_up,
+};
 use self::limit::Limit;
 pub use self::limit::leave as leave_limit;
-use self::pair::{Names, Pair, Side};
-use self::place::{BlockFile, Place};
-use self::site::{Site, names, pond, roomy, rounds, warm_up};
+use self::pair::{MixedEngine, Names, Pair};
 use self::target::Target;
+use self::test_file_system::{BlockFile, TestFileSystem};
 use self::work::{Disturbance, Places, Work};
 use super::data::{KIB, MIB};
 use super::machine::Machine;
@@ -42,11 +45,11 @@ use crate::failure::{Context, Result};
 
 const FILE_BYTES: u64 = 1024 * MIB;
 const FILE_BYTES_QUICK: u64 = 256 * MIB;
-/// The file is so many times the cache, in the cases beyond it.
+/// The file is this number of times the cache, in the cases beyond it.
 const BEYOND: u64 = 4;
 /// A cgroup with less has no room for this process's threads.
 const LIMIT_BYTES_MIN: u64 = 64 * MIB;
-/// Which file fits what.
+/// Which files fit into the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cache {
     Warm,
@@ -61,8 +64,8 @@ struct Case {
     block_bytes: u32,
     readers: u32,
     writers: u32,
-    /// There is a bar for it, so it takes all rounds.
-    barred: bool,
+    /// It has a target, so it takes all rounds.
+    has_target: bool,
 }
 
 const fn case(
@@ -70,9 +73,9 @@ const fn case(
     cache: Cache,
     kib: u32,
     [readers, writers]: [u32; 2],
-    barred: bool,
+    has_target: bool,
 ) -> Case {
-    Case { names, cache, block_bytes: kib * KIB, readers, writers, barred }
+    Case { names, cache, block_bytes: kib * KIB, readers, writers, has_target }
 }
 
 /// Grouped by block, since the blocks of a file are of one size, and by cache.
@@ -103,7 +106,8 @@ impl Case {
             disturbance: Disturbance::None,
             ramp: match self.cache {
                 Cache::Warm => Duration::ZERO,
-                // Until as much is dirty as may be: what the cache takes in is not what it can move on.
+                // Until the dirty limit is reached: before that the cache accepts more than it can
+                // write back.
                 Cache::Beyond => plan.slice(400, 40),
             },
         }
@@ -113,11 +117,15 @@ impl Case {
 /// Measures all cases.
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let file_system = Machine::of(&plan.dir).file_system;
-    for place in [Place::Directory, Place::Loop("ext4"), Place::Loop("xfs")] {
-        let name = place.name(&file_system);
-        let repeats = plan.quick && place == Place::Loop("ext4") && file_system.starts_with("ext");
-        let site = Site { name, place, plan, repeats };
+    let of_directory = Machine::of(&plan.dir).file_system;
+    for file_system in
+        [TestFileSystem::Directory, TestFileSystem::Loop("ext4"), TestFileSystem::Loop("xfs")]
+    {
+        let name = file_system.name(&of_directory);
+        let repeats = plan.quick
+            && file_system == TestFileSystem::Loop("ext4")
+            && of_directory.starts_with("ext");
+        let setup = CaseSetup { name, file_system, plan, repeats };
         for block_bytes in [8 * KIB, 64 * KIB] {
             let wanted: Vec<&Case> = CASES
                 .iter()
@@ -126,24 +134,24 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             if wanted.is_empty() {
                 continue;
             }
-            match site.files(file_bytes(plan), block_bytes) {
-                Ok(files) => group(&site, &files, &wanted, &mut outcome)?,
+            match setup.files(file_bytes(plan), block_bytes) {
+                Ok(files) => group(&setup, &files, &wanted, &mut outcome)?,
                 Err(reason) => {
                     for case in wanted {
-                        outcome.skip(case.names.case, &site.own(), &reason);
-                        outcome.skip(case.names.case, &site.kernel(), &reason);
+                        outcome.skip(case.names.case, &setup.own(), &reason);
+                        outcome.skip(case.names.case, &setup.kernel(), &reason);
                     }
                 }
             }
         }
-        special::run(&site, &mut outcome)?;
+        interference::run(&setup, &mut outcome)?;
     }
     Ok(outcome)
 }
 
-/// The cases of one size of blocks in one place.
+/// The cases of one block size on one file system.
 fn group(
-    site: &Site<'_>,
+    setup: &CaseSetup<'_>,
     files: &[BlockFile; 2],
     cases: &[&Case],
     outcome: &mut Outcome,
@@ -154,15 +162,15 @@ fn group(
             continue;
         }
         for file in files {
-            file.drop_kernel_cache().context(&site.name)?;
+            file.drop_kernel_cache().context(&setup.name)?;
         }
         match cache {
-            Cache::Warm => warm(site, files, &cases, outcome)?,
-            Cache::Beyond => beyond(site, files, &cases, outcome)?,
+            Cache::Warm => warm(setup, files, &cases, outcome)?,
+            Cache::Beyond => beyond(setup, files, &cases, outcome)?,
         }
-        // What everyone wrote is in the files, whole.
+        // The files have all blocks, whole.
         for file in files {
-            file.check(cases[0].block_bytes).context(format!("{}, in the end", site.name))?;
+            file.check(cases[0].block_bytes).context(format!("{}, in the end", setup.name))?;
         }
     }
     Ok(())
@@ -180,88 +188,90 @@ fn note_engine(engine: &Engine, outcome: &mut Outcome) {
 }
 
 fn warm(
-    site: &Site<'_>,
+    setup: &CaseSetup<'_>,
     [own, others]: &[BlockFile; 2],
     cases: &[&Case],
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let (engine, file) = pond(roomy(file_bytes(site.plan)), own)?;
+    let (engine, file) = open_millpond(cache_bytes_for_all_dirty(file_bytes(setup.plan)), own)?;
     note_engine(&engine, outcome);
-    let kernel = others.open(OFlags::empty()).context(&site.name)?;
+    let kernel = others.open(OFlags::empty()).context(&setup.name)?;
     for case in cases {
-        site.plan.tell(&format!("{} on {}", case.names.case, site.name));
-        let work = case.work(site.plan);
-        warm_up(&file, &work).context(format!("warming up {}", site.own()))?;
-        warm_up(&kernel, &work).context(format!("warming up {}", site.kernel()))?;
+        setup.plan.report_progress(&format!("{} on {}", case.names.case, setup.name));
+        let work = case.work(setup.plan);
+        warm_up(&file, &work).context(format!("warming up {}", setup.own()))?;
+        warm_up(&kernel, &work).context(format!("warming up {}", setup.kernel()))?;
         let mut subject =
-            Side::new(site.own(), |work, length| work::slice(&file, &file, work, length));
-        let mut peer =
-            Side::new(site.kernel(), |work, length| work::slice(&kernel, &kernel, work, length));
-        pair(site, case, &work).measure(&mut subject, &mut peer, outcome)?;
+            MixedEngine::new(setup.own(), |work, length| work::slice(&file, &file, work, length));
+        let mut baseline = MixedEngine::new(setup.kernel(), |work, length| {
+            work::slice(&kernel, &kernel, work, length)
+        });
+        pair(setup, case, &work).measure(&mut subject, &mut baseline, outcome)?;
     }
     file.close().context("closing a file")
 }
 
-fn pair<'a>(site: &Site<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
-    let rounds = rounds(site.plan, case.barred);
+fn pair<'a>(setup: &CaseSetup<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
+    let rounds = rounds(setup.plan, case.has_target);
     let length = match case.cache {
-        Cache::Warm => site.plan.slice(200, 30),
-        Cache::Beyond => site.plan.slice(250, 50),
+        Cache::Warm => setup.plan.slice(200, 30),
+        Cache::Beyond => setup.plan.slice(250, 50),
     };
     Pair { names: case.names, work: [work; 2], rounds, length }
 }
 
 fn beyond(
-    site: &Site<'_>,
+    setup: &CaseSetup<'_>,
     [own, others]: &[BlockFile; 2],
     cases: &[&Case],
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let cache_bytes = file_bytes(site.plan) / BEYOND;
-    let (engine, file) = pond(cache_bytes, own)?;
-    file.advise(0, 0, Advice::Random).context(&site.name)?;
+    let cache_bytes = file_bytes(setup.plan) / BEYOND;
+    let (engine, file) = open_millpond(cache_bytes, own)?;
+    file.advise(0, 0, Advice::Random).context(&setup.name)?;
     note_engine(&engine, outcome);
-    let kernel = others.open(OFlags::empty()).context(&site.name)?;
-    rustix::fs::fadvise(&kernel, 0, None, rustix::fs::Advice::Random).context(&site.name)?;
+    let kernel = others.open(OFlags::empty()).context(&setup.name)?;
+    rustix::fs::fadvise(&kernel, 0, None, rustix::fs::Advice::Random).context(&setup.name)?;
     let limit = Limit::new(cache_bytes.max(LIMIT_BYTES_MIN));
     let device = others.open(OFlags::DIRECT);
     for case in cases {
-        site.plan.tell(&format!("{} on {}", case.names.case, site.name));
-        let work = case.work(site.plan);
+        setup.plan.report_progress(&format!("{} on {}", case.names.case, setup.name));
+        let work = case.work(setup.plan);
         let settled = |target: &dyn Fn() -> io::Result<()>, slice| {
             target()?;
             slice
         };
-        let mut subject = Side::new(site.own(), |work, length| {
+        let mut subject = MixedEngine::new(setup.own(), |work, length| {
             settled(&|| Target::sync_data(&file), work::slice(&file, &file, work, length))
         });
         match &limit {
             Ok(limit) => {
-                let mut peer = Side::new(site.kernel(), |work, length| {
+                let mut baseline = MixedEngine::new(setup.kernel(), |work, length| {
                     let limited = limit.enter()?;
                     let slice = work::slice(&kernel, &kernel, work, length);
                     drop(limited);
                     settled(&|| kernel.sync_data(), slice)
                 });
-                pair(site, case, &work).measure(&mut subject, &mut peer, outcome)?;
+                pair(setup, case, &work).measure(&mut subject, &mut baseline, outcome)?;
             }
-            Err(reason) => outcome.skip(case.names.case, &site.kernel(), reason),
+            Err(reason) => outcome.skip(case.names.case, &setup.kernel(), reason),
         }
-        if !case.barred {
+        if !case.has_target {
             continue;
         }
-        // How close to the device.
-        match (&site.place, &device) {
-            (Place::Directory, Ok(device)) => {
-                others.drop_kernel_cache().context(&site.name)?;
-                let name = format!("{}, O_DIRECT", site.kernel());
-                let mut peer =
-                    Side::new(name, |work, length| work::slice(device, device, work, length));
-                let pair = Pair { rounds: rounds(site.plan, false), ..pair(site, case, &work) };
-                pair.measure(&mut subject, &mut peer, outcome)?;
+        // The ratio to the device's own rate.
+        match (&setup.file_system, &device) {
+            (TestFileSystem::Directory, Ok(device)) => {
+                others.drop_kernel_cache().context(&setup.name)?;
+                let name = format!("{}, O_DIRECT", setup.kernel());
+                let mut baseline = MixedEngine::new(name, |work, length| {
+                    work::slice(device, device, work, length)
+                });
+                let pair = Pair { rounds: rounds(setup.plan, false), ..pair(setup, case, &work) };
+                pair.measure(&mut subject, &mut baseline, outcome)?;
             }
-            (Place::Directory, Err(error)) => {
-                outcome.skip(case.names.case, &format!("{}, O_DIRECT", site.kernel()), error);
+            (TestFileSystem::Directory, Err(error)) => {
+                outcome.skip(case.names.case, &format!("{}, O_DIRECT", setup.kernel()), error);
             }
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! Two engines on the same work, in the order A B B A, and the rows and notes that come of it.
+//! Measures two engines with the same work, in the order A B B A; produces rows and notes.
 
 use std::io;
 use std::time::Duration;
@@ -16,18 +16,18 @@ pub struct Names {
     pub case: &'static str,
     pub reads: &'static str,
     pub writes: &'static str,
-    /// Where the sum is of interest.
+    /// The name of the row of both, if it is of interest.
     pub total: Option<&'static str>,
 }
 
-/// What can carry out the work.
-pub struct Side<'a> {
+/// An engine that can do the work.
+pub struct MixedEngine<'a> {
     pub name: String,
     #[expect(clippy::type_complexity, reason = "named here, and nowhere else")]
     slice: Box<dyn FnMut(&Work, Duration) -> io::Result<MixedSlice> + 'a>,
 }
 
-impl<'a> Side<'a> {
+impl<'a> MixedEngine<'a> {
     pub fn new(
         name: impl Into<String>,
         slice: impl FnMut(&Work, Duration) -> io::Result<MixedSlice> + 'a,
@@ -40,7 +40,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Measures `subject` against `peer` on the same work, or on two kinds of work.
+/// Measures `subject` against `baseline` on the same work, or on two kinds of work.
 pub struct Pair<'a> {
     pub names: Names,
     pub work: [&'a Work; 2],
@@ -52,20 +52,21 @@ impl Pair<'_> {
     /// Takes slices in the order A B B A, after one of each that does not count.
     pub fn measure(
         &self,
-        subject: &mut Side<'_>,
-        peer: &mut Side<'_>,
+        subject: &mut MixedEngine<'_>,
+        baseline: &mut MixedEngine<'_>,
         outcome: &mut Outcome,
     ) -> Result<()> {
         let case = self.names.case;
         let mut own = |length| {
             subject.slice(self.work[0], length).context(format!("{case}: {}", subject.name))
         };
-        let mut other =
-            |length| peer.slice(self.work[1], length).context(format!("{case}: {}", peer.name));
+        let mut other = |length| {
+            baseline.slice(self.work[1], length).context(format!("{case}: {}", baseline.name))
+        };
         own(self.length / 2)?;
         other(self.length / 2)?;
         let slices = alternate(self.rounds, || own(self.length), || other(self.length))?;
-        let names = [&*subject.name, &*peer.name];
+        let names = [&*subject.name, &*baseline.name];
         outcome.rows.extend(self.rows(names, &slices));
         for (name, slices) in names.into_iter().zip(&slices) {
             outcome.notes.extend(self.note_torn(name, slices));
@@ -73,7 +74,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    fn rows(&self, [subject, peer]: [&str; 2], slices: &[Vec<MixedSlice>; 2]) -> Vec<Row> {
+    fn rows(&self, [subject, baseline]: [&str; 2], slices: &[Vec<MixedSlice>; 2]) -> Vec<Row> {
         let [work, _] = self.work;
         let mut kinds = Vec::new();
         if work.readers > 0 {
@@ -90,7 +91,7 @@ impl Pair<'_> {
         for (kind, case, threads) in kinds {
             let of_kind =
                 [0, 1].map(|side: usize| slices[side].iter().map(|s| kind.slice(s)).collect());
-            let pair = harness::Pair { case, threads, block_bytes, subject, peer };
+            let pair = harness::Pair { case, threads, block_bytes, subject, baseline };
             for (mut row, slices) in pair.rows(&of_kind).into_iter().zip(slices) {
                 let latencies = kind.latencies(slices).latencies();
                 row.p50_ns = Some(latencies.p50_ns);
@@ -104,7 +105,7 @@ impl Pair<'_> {
         rows
     }
 
-    /// How many reads were torn, of those that were looked through.
+    /// The number of torn reads among the checked ones.
     fn note_torn(&self, engine: &str, slices: &[MixedSlice]) -> Option<String> {
         let sum = |figure: fn(&MixedSlice) -> u64| slices.iter().map(figure).sum::<u64>();
         let (torn, checked) = (sum(|slice| slice.torn), sum(|slice| slice.checked));
@@ -118,7 +119,7 @@ impl Pair<'_> {
     }
 }
 
-/// What a row is about.
+/// The operations of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Reads,
@@ -191,7 +192,7 @@ mod tests {
             };
             let (reads, writes) = (ops(reads), ops(writes));
             let slice = MixedSlice { reads, writes, torn, checked: 10, ..MixedSlice::default() };
-            Side::new(name, move |_, _| Ok(slice.clone()))
+            MixedEngine::new(name, move |_, _| Ok(slice.clone()))
         };
         let mut outcome = Outcome::default();
         let (mut a, mut b) = (side("A", 300, 100, 0), side("B", 100, 100, 5));

@@ -1,4 +1,4 @@
-//! Files as the load reads, writes and changes them.
+//! The files that the load reads, writes and changes.
 
 use std::fs::File;
 use std::io;

@@ -1,10 +1,10 @@
-//! The loops that are measured, compiled for each target: threads that read and write blocks of one
-//! file at random, and one that disturbs them.
+//! The measured loops, compiled for each target: threads that read and write blocks of one file at
+//! random, and one that disturbs them.
 //!
-//! - X1. Every 8-byte word of the file says which thread wrote it, when, and where: a write fills
-//!   its block with one word. So a read that was atomic shows one word, and of its own block; of 64
-//!   reads one is looked through for that, for every engine alike.
-//! - X2. All threads start together, and count from the end of the ramp on until the slice ends.
+//! - X1. Every 8-byte word of the file identifies its writer, the time, and the block: a write
+//!   fills its block with one word. So an atomic read shows one word, and of its own block. One of
+//!   64 reads is checked for that, for every engine.
+//! - X2. All threads start together, and count from the end of the ramp until the end of the slice.
 //!   Rates are of the time until the last thread was done.
 
 use std::hint::black_box;
@@ -22,23 +22,23 @@ use crate::bench::data::Random;
 use crate::bench::harness::AlignedBuffer;
 use crate::bench::histogram::Histogram;
 
-/// Of so many reads one is looked through.
+/// One of this number of reads is checked.
 const CHECKED_SHARE: u64 = 64;
 
-/// Where the threads read and write.
+/// The blocks that the threads read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Places {
     /// Everyone anywhere.
     Random,
-    /// Each writer in a part of its own.
+    /// Each writer in its own part.
     Disjoint,
-    /// Everyone the first block.
+    /// All threads the first block.
     One,
-    /// Everyone anywhere in the lower half.
+    /// All threads any block of the lower half.
     LowerHalf,
 }
 
-/// What an additional thread does, over and over.
+/// The repeated operation of an additional thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disturbance {
     None,
@@ -48,10 +48,10 @@ pub enum Disturbance {
     Extents,
 }
 
-/// Between two changes of the extent: they take less.
+/// Interval of two extent changes, which take less time.
 const EXTENTS_GAP: Duration = Duration::from_micros(500);
 
-/// What is asked of an engine.
+/// The work of an engine.
 #[derive(Debug, Clone)]
 pub struct Work {
     pub block_bytes: u32,
@@ -84,17 +84,17 @@ impl Work {
     }
 }
 
-/// What one kind of operations, reads or writes, came to in a slice.
+/// The results of one kind of operations, reads or writes, in a slice.
 #[derive(Debug, Clone, Default)]
 pub struct Ops {
     pub ops: u64,
     pub ops_per_s: f64,
-    /// Reads: of their threads. Writes: of everything else that this process did.
+    /// Reads: of their threads. Writes: of all other threads of this process.
     pub cpu: Duration,
     pub latencies: Histogram,
 }
 
-/// What one slice found.
+/// The result of one slice.
 #[derive(Debug, Clone, Default)]
 pub struct MixedSlice {
     pub reads: Ops,
@@ -120,14 +120,14 @@ fn fill_with(dst: &mut [u8], word: u64) {
     dst.as_chunks_mut().0.fill(word.to_le_bytes());
 }
 
-/// Whether a block is of one write, and the block that it should be (X1).
+/// Whether a block is of one write, to this block (X1).
 pub fn is_whole(src: &[u8], block: u32) -> bool {
     let words = src.as_chunks::<8>().0;
     let first = u64::from_le_bytes(words[0]);
     (first >> 32) as u32 & 0xff_ffff == block & 0xff_ffff && words.iter().all(|w| *w == words[0])
 }
 
-/// What the threads of a slice share.
+/// The state that the threads of a slice share.
 struct Slice<'a, T> {
     target: &'a T,
     work: &'a Work,
@@ -144,7 +144,7 @@ struct Counted {
     checked: u64,
     torn: u64,
     latencies: Histogram,
-    /// The time that was counted.
+    /// The counted time.
     span: Option<(Instant, Instant)>,
     cpu: Duration,
 }
@@ -194,7 +194,7 @@ impl<T: Target> Slice<'_, T> {
         })
     }
 
-    /// Repeats an operation, which says when it began and ended, for as long as the slice takes.
+    /// Repeats an operation, which returns its start and end, until the slice ends.
     fn counted(
         &self,
         mut operation: impl FnMut(&mut Counted, u64) -> io::Result<(Instant, Instant)>,
@@ -223,8 +223,8 @@ impl<T: Target> Slice<'_, T> {
         Ok(counted)
     }
 
-    /// Disturbs until the others are done; returns how often. Changes of the extent come at a fixed rate, so
-    /// that as many come to whichever file.
+    /// Disturbs until the other threads are done; returns the number of operations. Extent changes
+    /// come at a fixed rate, so that their number is the same for each file.
     fn disturber(&self, on: &T) -> io::Result<u64> {
         let work = self.work;
         let mut buffer = AlignedBuffer::new(work.block_bytes as usize);
@@ -260,7 +260,7 @@ impl<T: Target> Slice<'_, T> {
     }
 }
 
-/// Runs the work for about `length`, on `target`, and what disturbs it on `disturbed`.
+/// Runs the work for about `length` on `target`, and the disturbance on `disturbed`.
 pub fn slice<T: Target>(
     target: &T,
     disturbed: &T,
@@ -287,7 +287,7 @@ pub fn slice<T: Target>(
         let writers: Vec<_> = (0..work.writers).map(writer).collect();
         let disturber = (disturbers > 0).then(|| scope.spawn(move || slice.disturber(disturbed)));
         slice.start.wait();
-        // The ramp is short beside the slice, and its processor time is taken off as its share.
+        // The ramp is short compared with the slice; its share of the processor time is subtracted.
         let before = Usage::now();
         let joined = |threads: Vec<thread::ScopedJoinHandle<'_, io::Result<Counted>>>| {
             let all =
@@ -299,7 +299,7 @@ pub fn slice<T: Target>(
         let disturbances = disturber.map(|thread| thread.join().expect("the disturber"));
         let used = Usage::now().since(before);
         let (reads, writes) = (reads?, writes?);
-        // From the first thread's start: this thread may have been late.
+        // From the first thread's start: this thread may be late.
         let spans = || reads.iter().chain(&writes).filter_map(|counted| counted.span);
         let (started, ended) = (spans().map(|span| span.0).min(), spans().map(|span| span.1).max());
         let elapsed = ended.zip(started).map_or(length, |(ended, started)| ended - started);

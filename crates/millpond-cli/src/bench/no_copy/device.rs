@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millpond::{Engine, OpenOptions};
 
-use super::flow::Flow;
+use super::request_stream::RequestStream;
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
 use crate::bench::fio::{Moved, parse};
 use crate::bench::harness::{Pair, Slice};
@@ -21,7 +21,7 @@ const FIO: &str = "fio, io_uring, O_DIRECT, fixed";
 
 struct Case {
     name: &'static str,
-    /// fio's word for it.
+    /// fio's name of the access pattern.
     pattern: &'static str,
     block_bytes: u32,
     depth: u32,
@@ -62,7 +62,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let engine =
         Engine::builder().cache_bytes(16 * MIB).build().context("building a Millpond engine")?;
     for case in cases {
-        plan.tell(case.name);
+        plan.report_progress(case.name);
         measure(case, &named.path, bytes, &engine, plan, outcome)?;
     }
     Ok(())
@@ -92,22 +92,22 @@ fn measure(
         _ => u64::from(number) * u64::from(case.block_bytes),
     });
     let (depth, block_bytes) = (case.depth as usize, case.block_bytes);
-    let flow = Flow::new(engine, &file, depth, 1, block_bytes, offsets.collect());
-    let mut flow = flow.context(case.name)?;
-    flow.writes = matches!(case.moved, Moved::Written);
+    let stream = RequestStream::new(engine, &file, depth, 1, block_bytes, offsets.collect());
+    let mut stream = stream.context(case.name)?;
+    stream.writes = matches!(case.moved, Moved::Written);
     let length = plan.slice(1000, 80).max(Duration::from_millis(50));
-    flow.slice(length, 0).context(case.name)?;
-    outcome.note(format!("{}: {:?}", case.name, flow.registration()));
+    stream.slice(length, 0).context(case.name)?;
+    outcome.note(format!("{}: {:?}", case.name, stream.registration()));
     let pair = Pair {
         case: case.name,
         threads: 1,
         block_bytes: Some(block_bytes),
         subject: MILLPOND,
-        peer: FIO,
+        baseline: FIO,
     };
     let fio = || fio(case, path, bytes, length);
-    if pair.try_peer(fio(), outcome) {
-        let rows = pair.measure(plan.rounds(), || flow.slice(length, 0), fio)?;
+    if pair.try_baseline(fio(), outcome) {
+        let rows = pair.measure(plan.rounds(), || stream.slice(length, 0), fio)?;
         outcome.rows.extend(rows.map(|row| Row { queue_depth: Some(case.depth), ..row }));
     }
     Ok(())
@@ -127,7 +127,7 @@ fn fio(case: &Case, path: &Path, bytes: u64, length: Duration) -> io::Result<Sli
             "--scramble_buffers=0",
             "--output-format=json",
         ])
-        // As many together as are there: one call for each would be fio's default.
+        // Takes all available completions at once: fio's default is one call for each.
         .args(["--iodepth_batch_complete_min=1".into(), format!("--iodepth_batch={}", case.depth)])
         .arg(format!("--iodepth_batch_complete_max={}", case.depth))
         .arg(format!("--rw={}", case.pattern))

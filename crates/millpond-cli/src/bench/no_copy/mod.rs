@@ -1,17 +1,16 @@
-//! The suite `no-copy`: what a direct request costs, in the library alone and with a device.
+//! The suite `no-copy`: the cost of a direct request, in the library alone and with a device.
 //!
-//! - [`null`]: the way to a back end that completes at once, by the number of segments, against the
-//!   same with vectors that are copied for each request, and against io_uring requests that do
-//!   nothing.
+//! - [`null`]: requests to a back end that completes at once, by the number of segments, against
+//!   the same with vectors that are copied for each request, and against io_uring NOPs.
 //! - [`device`]: the same requests to the disk, against fio.
-//! - [`flow`]: what both have in common: requests that follow each other for a slice of time.
+//! - [`request_stream`]: the shared part: a stream of requests for a slice of time.
 
 mod device;
-mod flow;
 mod null;
+mod request_stream;
 
-pub use self::flow::Flow;
 pub use self::null::nop_slice;
+pub use self::request_stream::RequestStream;
 use super::outcome::Outcome;
 use super::plan::Plan;
 use crate::failure::Result;

@@ -1,7 +1,8 @@
-//! What the library itself costs: requests to a back end that completes at once.
+//! The library's own cost: requests to a back end that completes at once.
 //!
-//! The file is in mode back, every other stretch of 64 KiB of it is cached, and some of that was
-//! dirtied; requests go to the rest. So each has to find out that nothing of its own is cached.
+//! The file is in mode back, every other stretch of 64 KiB of it is cached, and some of these pages
+//! are dirty; requests go to the other stretches. So each request has to find that none of its
+//! pages is cached.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use millpond::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 use millpond_bench_peers::{Nops, Usage};
 
-use super::flow::Flow;
+use super::request_stream::RequestStream;
 use crate::bench::data::{KIB, MIB, NamedFile, Random};
 use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::{Outcome, Row};
@@ -25,7 +26,7 @@ const SMALL: &str = "millpond, null, 4 KiB";
 const COPIED: &str = "millpond, null, vectors copied";
 const NOP: &str = "io_uring NOP, 32 at once";
 
-/// Reads by the bytes of a request.
+/// Cases of reads, with the bytes of a request.
 const READS: [(&str, u32); 6] = [
     ("null-read-512", 512),
     ("null-read-4k", 4 * KIB),
@@ -53,11 +54,11 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = engine.open(&named.path, &options.direct(true)).context("opening the file")?;
     cache_every_other(&cached, bytes).context("caching the file")?;
     for (case, block_bytes) in wanted {
-        plan.tell(case);
+        plan.report_progress(case);
         measure_reads(case, block_bytes, &engine, &file, bytes, plan, outcome)?;
     }
     if writes {
-        plan.tell("null-write-4k");
+        plan.report_progress("null-write-4k");
         measure_writes("null-write-4k", &engine, &file, bytes, plan, outcome)?;
     }
     Ok(())
@@ -86,10 +87,15 @@ fn offsets(bytes: u64, block_bytes: u32) -> Vec<u64> {
     offsets
 }
 
-fn flow<'f>(engine: &Engine, file: &'f File, bytes: u64, block_bytes: u32) -> Result<Flow<'f>> {
+fn stream<'f>(
+    engine: &Engine,
+    file: &'f File,
+    bytes: u64,
+    block_bytes: u32,
+) -> Result<RequestStream<'f>> {
     let segment_bytes = block_bytes.min(SEGMENT_BYTES);
     let segments = (block_bytes / segment_bytes) as usize;
-    Flow::new(engine, file, DEPTH, segments, segment_bytes, offsets(bytes, block_bytes))
+    RequestStream::new(engine, file, DEPTH, segments, segment_bytes, offsets(bytes, block_bytes))
         .context("a pipeline")
 }
 
@@ -103,10 +109,15 @@ fn measure_reads(
     outcome: &mut Outcome,
 ) -> Result<()> {
     let length = plan.slice(200, 25);
-    let mut own = flow(engine, file, bytes, block_bytes)?;
-    let pair =
-        |peer| Pair { case, threads: 1, block_bytes: Some(block_bytes), subject: MILLPOND, peer };
-    let mut copied = flow(engine, file, bytes, block_bytes)?;
+    let mut own = stream(engine, file, bytes, block_bytes)?;
+    let pair = |baseline| Pair {
+        case,
+        threads: 1,
+        block_bytes: Some(block_bytes),
+        subject: MILLPOND,
+        baseline,
+    };
+    let mut copied = stream(engine, file, bytes, block_bytes)?;
     copied.copied = vec![(0, 0); block_bytes.div_ceil(SEGMENT_BYTES) as usize];
     own.slice(length, 0).context(case)?;
     note_allocations(case, &mut own, length, outcome)?;
@@ -114,7 +125,7 @@ fn measure_reads(
         pair(COPIED).measure(plan.rounds(), || own.slice(length, 0), || copied.slice(length, 0))?;
     outcome.rows.extend(rows.map(deep));
     if block_bytes > 4 * KIB {
-        let mut small = flow(engine, file, bytes, 4 * KIB)?;
+        let mut small = stream(engine, file, bytes, 4 * KIB)?;
         let rows = pair(SMALL).measure(
             plan.rounds(),
             || own.slice(length, 0),
@@ -136,7 +147,7 @@ fn measure_writes(
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    let mut own = flow(engine, file, bytes, 4 * KIB)?;
+    let mut own = stream(engine, file, bytes, 4 * KIB)?;
     own.writes = true;
     note_allocations(case, &mut own, plan.slice(200, 40), outcome)?;
     against_nops(case, &mut own, plan, outcome)
@@ -148,15 +159,15 @@ fn deep(row: Row) -> Row {
 
 fn note_allocations(
     case: &'static str,
-    flow: &mut Flow<'_>,
+    stream: &mut RequestStream<'_>,
     length: Duration,
     outcome: &mut Outcome,
 ) -> Result<()> {
-    // What a call of its own allocates, whatever the number of requests, is not theirs.
-    flow.slice(Duration::ZERO, 0).context(case)?;
-    let (per_call, _) = flow.allocated;
-    flow.slice(length, 0).context(case)?;
-    let (made, ops) = flow.allocated;
+    // The allocations of the call itself are constant, and are subtracted.
+    stream.slice(Duration::ZERO, 0).context(case)?;
+    let (per_call, _) = stream.allocated;
+    stream.slice(length, 0).context(case)?;
+    let (made, ops) = stream.allocated;
     let per_request = made.saturating_sub(per_call) as f64 / ops as f64;
     let note = format!(
         "{case}: {per_request:.4} allocations per request ({ops} requests, {made} allocations, of \
@@ -168,7 +179,7 @@ fn note_allocations(
 
 fn against_nops(
     case: &'static str,
-    own: &mut Flow<'_>,
+    own: &mut RequestStream<'_>,
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
@@ -180,7 +191,8 @@ fn against_nops(
         }
     };
     let length = plan.slice(200, 40);
-    let pair = Pair { case, threads: 1, block_bytes: Some(4 * KIB), subject: MILLPOND, peer: NOP };
+    let pair =
+        Pair { case, threads: 1, block_bytes: Some(4 * KIB), subject: MILLPOND, baseline: NOP };
     let rows =
         pair.measure(plan.rounds(), || own.slice(length, 0), || nop_slice(&mut nops, length))?;
     outcome.rows.extend(rows.map(deep));

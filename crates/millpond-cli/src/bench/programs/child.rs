@@ -1,4 +1,4 @@
-//! One run of a program: started, waited for, timed.
+//! One run of a program: start, wait, measure.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -24,7 +24,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What `millpond run` said in the end, without its name.
+    /// The summary line of `millpond run`, without its name.
     pub fn summary(&self) -> Option<&str> {
         self.stderr.lines().rev().find_map(|line| line.strip_prefix("millpond: "))
     }
@@ -32,7 +32,7 @@ impl Ended {
 
 /// Runs `command` to its end; one that takes longer than `limit` is killed, and that is an error.
 pub fn run(command: &mut Command, limit: Duration) -> io::Result<Ended> {
-    // Not pipes, which somebody would have to read meanwhile, on one of few processors.
+    // Memory files instead of pipes, whose reader would need processor time.
     let (stdout, stderr) = (memory_file()?, memory_file()?);
     command.stdout(Stdio::from(stdout.try_clone()?)).stderr(Stdio::from(stderr.try_clone()?));
     // A group of its own: so it can be killed together with its children.
@@ -43,7 +43,7 @@ pub fn run(command: &mut Command, limit: Duration) -> io::Result<Ended> {
     let pid = Pid::from_child(&child);
     let in_time = ends_within(pid, limit);
     if !matches!(in_time, Ok(true)) {
-        // It was not waited for, so its number is its own.
+        // The program was not waited for, so its number was not reused.
         let _ = kill_process_group(pid, Signal::KILL);
     }
     let status = child.wait()?;
@@ -74,7 +74,7 @@ fn memory_file() -> io::Result<File> {
     Ok(memfd_create("output", MemfdFlags::CLOEXEC)?.into())
 }
 
-/// What was written to the file.
+/// The contents of the file.
 fn text(mut file: File) -> io::Result<String> {
     file.rewind()?;
     let mut bytes = Vec::new();
@@ -100,7 +100,7 @@ mod tests {
         assert!(ended.stderr.starts_with("oh\n") && ended.elapsed > Duration::ZERO, "{ended:?}");
     }
 
-    /// Goal: what takes too long is killed, its children too.
+    /// Goal: a program that takes too long is killed, with its children.
     #[test]
     fn what_hangs_is_killed() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,54 +1,54 @@
-//! Programs that go through files once: whoever caches for them what they don't read again, loses.
+//! Programs that read or write files once: caching pages without reuse costs time here.
 
-use super::fixtures::{self, Workplace, program};
-use super::job::{Bar, Job, Site, bar, clear, remove};
+use super::fixtures::{self, WorkDirectory, program};
+use super::job::{Job, JobRunner, JobTarget, clear, remove, target};
 use crate::bench::data::{MIB, NamedFile};
 use crate::failure::{Context, Result};
 
-const SEARCH: Bar = bar("search", 0.95);
-const TAR_CREATE: Bar = bar("tar-create", 0.95);
-const TAR_EXTRACT: Bar = bar("tar-extract", 0.95);
-const CP_TREE: Bar = bar("cp-tree", 0.95);
-const RSYNC: Bar = bar("rsync", 0.95);
+const SEARCH: JobTarget = target("search", 0.95);
+const TAR_CREATE: JobTarget = target("tar-create", 0.95);
+const TAR_EXTRACT: JobTarget = target("tar-extract", 0.95);
+const CP_TREE: JobTarget = target("cp-tree", 0.95);
+const RSYNC: JobTarget = target("rsync", 0.95);
 
-const CP_FILE: Bar = bar("cp-file", 0.95);
-const DD: Bar = bar("dd-1m", 0.95);
-const MD5SUM: Bar = bar("md5sum", 0.95);
+const CP_FILE: JobTarget = target("cp-file", 0.95);
+const DD: JobTarget = target("dd-1m", 0.95);
+const MD5SUM: JobTarget = target("md5sum", 0.95);
 
 const SMALL_FILES: usize = 10_000;
 const SMALL_FILES_QUICK: usize = 2_500;
 const FILE_BYTES: u64 = 512 * MIB;
 const FILE_BYTES_QUICK: u64 = 256 * MIB;
 
-pub fn run(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    small(place, site)?;
-    large(place, site)
+pub fn run(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    small(work_dir, runner)?;
+    large(work_dir, runner)
 }
 
 /// Many small files.
-fn small(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
+fn small(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
     let cases = [SEARCH, TAR_CREATE, TAR_EXTRACT, CP_TREE, RSYNC];
-    if !site.wants(&cases) {
+    if !runner.wants(&cases) {
         return Ok(());
     }
-    let count = site.plan.count(SMALL_FILES, SMALL_FILES_QUICK);
-    let (tree, out, archive) = (place.at("tree"), place.at("out"), place.at("tree.tar"));
+    let count = runner.plan.count(SMALL_FILES, SMALL_FILES_QUICK);
+    let (tree, out, archive) = (work_dir.at("tree"), work_dir.at("out"), work_dir.at("tree.tar"));
     fixtures::tree(&tree, count).context(tree.display())?;
     let searching = match program("rg", "ripgrep") {
-        // One thread and a fixed order would not be what people run.
+        // The usual options: neither one thread nor a fixed order.
         Ok(rg) => [rg.into_os_string(), "--count".into()],
         Err(reason) => {
-            site.outcome.note(format!("{}: grep -r, as {reason}", SEARCH.case));
+            runner.outcome.note(format!("{}: grep -r, as {reason}", SEARCH.case));
             ["grep".into(), "-rc".into()]
         }
     };
-    if site.wants(&[TAR_EXTRACT]) && program("tar", "tar").is_ok() {
+    if runner.wants(&[TAR_EXTRACT]) && program("tar", "tar").is_ok() {
         let mut command = std::process::Command::new("tar");
-        fixtures::make(command.current_dir(&place.path).args(["cf", "tree.tar", "tree"]))?;
+        fixtures::make(command.current_dir(&work_dir.path).args(["cf", "tree.tar", "tree"]))?;
     }
-    fixtures::settle(&place.path)?;
+    fixtures::settle(&work_dir.path)?;
 
-    let job = |bar, words: &[&str]| Job::new(bar, count, words).reads(&[&tree]);
+    let job = |target, words: &[&str]| Job::new(target, count, words).reads(&[&tree]);
     let search =
         Job::new(SEARCH, count, searching.into_iter().chain(["needle".into(), "tree".into()]));
     let jobs = [
@@ -71,8 +71,8 @@ fn small(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
             job(RSYNC, &["rsync", "-a", "tree/", "out/"]).makes(&out).sets_times(),
         ),
     ];
-    for (bar, name, package, job) in jobs {
-        measure(place, site, bar, (name, package), &job);
+    for (target, name, package, job) in jobs {
+        measure(work_dir, runner, target, (name, package), &job);
     }
     // Directories stay until the end.
     remove(&archive).context(archive.display())?;
@@ -80,14 +80,14 @@ fn small(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
 }
 
 /// One large file.
-fn large(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    if !site.wants(&[CP_FILE, DD, MD5SUM]) {
+fn large(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    if !runner.wants(&[CP_FILE, DD, MD5SUM]) {
         return Ok(());
     }
-    let full = if site.plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES };
-    let bytes = site.plan.bytes(full);
-    let file = NamedFile::create(&place.path, bytes)?;
-    let (name, out) = (file.path.as_os_str(), place.at("out"));
+    let full = if runner.plan.quick { FILE_BYTES_QUICK } else { FILE_BYTES };
+    let bytes = runner.plan.bytes(full);
+    let file = NamedFile::create(&work_dir.path, bytes)?;
+    let (name, out) = (file.path.as_os_str(), work_dir.at("out"));
     let ops = (bytes / MIB) as usize;
     let named = |option: &str| {
         let mut word = std::ffi::OsString::from(option);
@@ -102,24 +102,24 @@ fn large(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
         (DD, "dd", Job::new(DD, ops, dd).makes(&out)),
         (MD5SUM, "md5sum", md5sum),
     ];
-    for (bar, name, job) in jobs {
-        measure(place, site, bar, (name, "coreutils"), &job.reads(&[&file.path]));
+    for (target, name, job) in jobs {
+        measure(work_dir, runner, target, (name, "coreutils"), &job.reads(&[&file.path]));
     }
     remove(&out).context(out.display())
 }
 
 fn measure(
-    place: &Workplace,
-    site: &mut Site<'_>,
-    bar: Bar,
+    work_dir: &WorkDirectory,
+    runner: &mut JobRunner<'_>,
+    target: JobTarget,
     (name, package): (&str, &str),
     job: &Job,
 ) {
-    if !site.wants(&[bar]) {
+    if !runner.wants(&[target]) {
         return;
     }
     match program(name, package) {
-        Ok(_) => site.measure(&place.path, job),
-        Err(reason) => site.skip(&[bar], reason),
+        Ok(_) => runner.measure(&work_dir.path, job),
+        Err(reason) => runner.skip(&[target], reason),
     }
 }

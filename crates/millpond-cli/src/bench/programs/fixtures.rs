@@ -1,5 +1,5 @@
-//! What the programs work on: made when first wanted, the same each time; removed in the end, and large files
-//! as soon as nobody wants them.
+//! The files that the programs use: created on first use, the same each time; removed at the end,
+//! and large files as soon as they are not used any more.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,11 +16,11 @@ const NAME: &str = "millpond-bench-programs-";
 
 /// A directory for everything, removed on drop.
 #[derive(Debug)]
-pub struct Workplace {
+pub struct WorkDirectory {
     pub path: PathBuf,
 }
 
-impl Workplace {
+impl WorkDirectory {
     pub fn new(dir: &Path) -> Result<Self> {
         remove_stale(dir);
         let path = dir.join(format!("{NAME}{}", process::id()));
@@ -33,7 +33,7 @@ impl Workplace {
     }
 }
 
-impl Drop for Workplace {
+impl Drop for WorkDirectory {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.path) {
             eprintln!("cleaning up: {}: {error}", self.path.display());
@@ -41,13 +41,13 @@ impl Drop for Workplace {
     }
 }
 
-/// What a benchmark left that was killed.
+/// Removes the files of a benchmark that was killed.
 fn remove_stale(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(pid) = name.strip_prefix(NAME) else { continue };
         if !Path::new("/proc").join(pid).exists() {
-            drop(Workplace { path: entry.path() });
+            drop(WorkDirectory { path: entry.path() });
         }
     }
 }
@@ -58,7 +58,7 @@ pub fn program(name: &str, package: &str) -> std::result::Result<PathBuf, String
         .map_err(|_| format!("{name} is not installed; Debian's package is {package}"))
 }
 
-/// Runs what makes something; it must end well.
+/// Runs a command that creates files; it must succeed.
 pub fn make(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().context(&name)?;
@@ -70,7 +70,7 @@ pub fn make(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Writes back what was made, so that this does not go on beside the measuring.
+/// Syncs new files, so that no write-back runs during the measurement.
 pub fn settle(dir: &Path) -> Result<()> {
     let synced = fs::File::open(dir).and_then(|dir| Ok(rustix::fs::syncfs(&dir)?));
     synced.context(format!("syncing {}", dir.display()))
@@ -138,9 +138,9 @@ mod tests {
         // No process has so high a number.
         let stale = dir.path().join(format!("{NAME}99999999"));
         fs::create_dir_all(stale.join("tree")).unwrap();
-        let place = Workplace::new(dir.path()).unwrap();
-        assert!(!stale.exists() && place.path.exists());
-        drop(place);
+        let work_dir = WorkDirectory::new(dir.path()).unwrap();
+        assert!(!stale.exists() && work_dir.path.exists());
+        drop(work_dir);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 

@@ -1,4 +1,4 @@
-//! A program to be run on the kernel and under `millpond run`, and the rows that come of it.
+//! Runs a program on the kernel and under `millpond run`, and produces its rows.
 
 use std::env;
 use std::ffi::OsString;
@@ -23,11 +23,12 @@ pub const KERNEL: &str = "kernel";
 
 /// Rounds: full and quick.
 const ROUNDS_MAX: [u32; 2] = [7, 3];
-/// Who takes longer is taken for hung: full and quick. Both are many times what the kernel takes.
+/// Time after which a program counts as hung: full and quick. Many times as long as it takes on the
+/// kernel.
 const LIMITS_S: [u64; 2] = [300, 60];
 
-/// What a run of a program says of itself: a slice for each row, and what must be the same on both
-/// sides.
+/// The result of a run of a program: a slice for each row, and the output that must be the same on
+/// both sides.
 pub struct Reading {
     pub slices: Vec<Slice>,
     pub said: String,
@@ -35,20 +36,20 @@ pub struct Reading {
 
 type Read = Box<dyn Fn(&Ended) -> io::Result<Reading>>;
 
-/// A row, and the ratio to be reached in it.
+/// A row, and its target ratio.
 #[derive(Debug, Clone, Copy)]
-pub struct Bar {
+pub struct JobTarget {
     pub case: &'static str,
-    pub reach: f64,
+    pub ratio_min: f64,
 }
 
-pub const fn bar(case: &'static str, reach: f64) -> Bar {
-    Bar { case, reach }
+pub const fn target(case: &'static str, ratio_min: f64) -> JobTarget {
+    JobTarget { case, ratio_min }
 }
 
-/// A command line and what is known of it.
+/// A command line and its properties.
 pub struct Job {
-    bars: Vec<Bar>,
+    targets: Vec<JobTarget>,
     threads: u32,
     block_bytes: Option<u32>,
     options: Vec<&'static str>,
@@ -61,30 +62,30 @@ pub struct Job {
 }
 
 impl Job {
-    /// A program of whose whole run the time counts, in which it does `ops`.
+    /// A program whose whole run is measured; it does `ops` operations.
     pub fn new(
-        bar: Bar,
+        target: JobTarget,
         ops: usize,
         command: impl IntoIterator<Item = impl Into<OsString>>,
     ) -> Self {
         let whole = move |ended: &Ended| {
             let mut lines: Vec<&str> = ended.stdout.lines().collect();
-            // Threads of a program don't take turns.
+            // The order of a program's threads is random.
             lines.sort_unstable();
             let slices = vec![slice(ops as u64, ended.elapsed, ended)];
             Ok(Reading { slices, said: lines.join("\n") })
         };
-        Self::timing_itself([bar], command, whole)
+        Self::timing_itself([target], command, whole)
     }
 
-    /// A program that says what took how long.
+    /// A program that measures its own parts.
     pub fn timing_itself(
-        bars: impl Into<Vec<Bar>>,
+        targets: impl Into<Vec<JobTarget>>,
         command: impl IntoIterator<Item = impl Into<OsString>>,
         read: impl Fn(&Ended) -> io::Result<Reading> + 'static,
     ) -> Self {
         Self {
-            bars: bars.into(),
+            targets: targets.into(),
             threads: 1,
             block_bytes: None,
             options: Vec::new(),
@@ -110,12 +111,12 @@ impl Job {
         Self { options: options.to_vec(), ..self }
     }
 
-    /// Files and directories that it reads: they are in the kernel's cache when it starts.
+    /// Files and directories that it reads: the kernel has them in its cache at the start.
     pub fn reads(self, paths: &[&Path]) -> Self {
         Self { reads: paths.iter().map(|path| path.to_path_buf()).collect(), ..self }
     }
 
-    /// What it makes: not there when it starts, and the same on both sides.
+    /// The path that it creates: absent at the start, and the same on both sides.
     pub fn makes(self, path: impl Into<PathBuf>) -> Self {
         Self { makes: Some(path.into()), ..self }
     }
@@ -125,7 +126,7 @@ impl Job {
         Self { changes: paths, ..self }
     }
 
-    /// It gives what it makes the times of something else.
+    /// It sets modification times of the files that it creates.
     pub fn sets_times(self) -> Self {
         Self { sets_times: true, ..self }
     }
@@ -141,38 +142,39 @@ pub fn slice(ops: u64, elapsed: Duration, ended: &Ended) -> Slice {
     }
 }
 
-/// Where jobs are measured, and what has come of it.
-pub struct Site<'a> {
+/// The measurement of all jobs, and its results.
+pub struct JobRunner<'a> {
     pub plan: &'a Plan,
     pub outcome: Outcome,
     reached: Vec<String>,
     missed: Vec<String>,
 }
 
-/// Why there are no rows: on whose side the job failed, and how.
+/// The reason for missing rows: the side on which the job failed, and the error.
 type Fault = (&'static str, String);
 
-impl<'a> Site<'a> {
+impl<'a> JobRunner<'a> {
     pub fn new(plan: &'a Plan) -> Self {
         Self { plan, outcome: Outcome::default(), reached: Vec::new(), missed: Vec::new() }
     }
 
-    pub fn wants(&self, bars: &[Bar]) -> bool {
-        bars.iter().any(|bar| self.plan.wants(bar.case))
+    pub fn wants(&self, targets: &[JobTarget]) -> bool {
+        targets.iter().any(|target| self.plan.wants(target.case))
     }
 
-    /// Tells why the rows are not there.
-    pub fn skip(&mut self, bars: &[Bar], reason: impl Display) {
-        for bar in bars {
-            self.outcome.skip(bar.case, RUN, &reason);
-            self.outcome.skip(bar.case, KERNEL, &reason);
+    /// Records why the rows are missing.
+    pub fn skip(&mut self, targets: &[JobTarget], reason: impl Display) {
+        for target in targets {
+            self.outcome.skip(target.case, RUN, &reason);
+            self.outcome.skip(target.case, KERNEL, &reason);
         }
     }
 
-    /// Measures `job` in `dir`. What fails on the kernel is a gap, and under `run` alone a failure.
+    /// Measures `job` in `dir`. A failure on the kernel is a gap; a failure under `run` only is an
+    /// error.
     pub fn measure(&mut self, dir: &Path, job: &Job) {
-        let case = job.bars[0].case;
-        self.plan.tell(&format!("{case}, {} threads", job.threads));
+        let case = job.targets[0].case;
+        self.plan.report_progress(&format!("{case}, {} threads", job.threads));
         match self.slices(dir, job) {
             Ok((slices, summary)) => {
                 self.rows(job, &slices);
@@ -180,16 +182,16 @@ impl<'a> Site<'a> {
                     self.outcome.note(format!("{case}, {} threads: {summary}", job.threads));
                 }
             }
-            Err((KERNEL, reason)) => self.skip(&job.bars, reason),
+            Err((KERNEL, reason)) => self.skip(&job.targets, reason),
             Err((engine, reason)) => {
-                for bar in &job.bars {
-                    self.outcome.fail(bar.case, engine, &reason);
+                for target in &job.targets {
+                    self.outcome.fail(target.case, engine, &reason);
                 }
             }
         }
     }
 
-    /// What both sides took, and what `run` said in the end.
+    /// The slices of both sides, and the summary of `run`.
     #[expect(clippy::type_complexity, reason = "used once")]
     fn slices(
         &self,
@@ -198,15 +200,15 @@ impl<'a> Site<'a> {
     ) -> Result<([Vec<Vec<Slice>>; 2], Option<String>), Fault> {
         let limit = Duration::from_secs(LIMITS_S[usize::from(self.plan.quick)]);
         let own = env::current_exe().map_err(|error| (RUN, error.to_string()))?;
-        let on_kernel = Side { job, dir, limit, engine: KERNEL, launcher: Vec::new() };
+        let on_kernel = JobRun { job, dir, limit, engine: KERNEL, launcher: Vec::new() };
         let launcher: Vec<OsString> = [own.into(), "run".into()]
             .into_iter()
             .chain(job.options.iter().map(OsString::from))
             .chain(["--".into()])
             .collect();
-        let under_run = Side { launcher, engine: RUN, ..on_kernel.clone() };
+        let under_run = JobRun { launcher, engine: RUN, ..on_kernel.clone() };
 
-        // Neither counts; what both leave behind is looked at whole.
+        // These runs are not counted; all of their files are compared.
         let (said, made, _) = on_kernel.checked()?;
         let (own_said, own_made, summary) = under_run.checked()?;
         same(&said, &own_said).map_err(|reason| (RUN, reason))?;
@@ -214,7 +216,7 @@ impl<'a> Site<'a> {
             return Err((RUN, format!("leaves something else than on the kernel: {difference}")));
         }
         let rounds = self.plan.rounds().at_most(ROUNDS_MAX[usize::from(self.plan.quick)]);
-        let timed = |side: &Side<'_>| {
+        let timed = |side: &JobRun<'_>| {
             let reading = side.run()?.0;
             same(&said, &reading.said).map_err(|reason| (side.engine, reason))?;
             Ok(reading.slices)
@@ -224,28 +226,28 @@ impl<'a> Site<'a> {
     }
 
     fn rows(&mut self, job: &Job, slices: &[Vec<Vec<Slice>>; 2]) {
-        for (index, bar) in job.bars.iter().enumerate() {
+        for (index, target) in job.targets.iter().enumerate() {
             let of_row = slices.each_ref().map(|side| side.iter().map(|all| all[index]).collect());
             let pair = Pair {
-                case: bar.case,
+                case: target.case,
                 threads: job.threads,
                 block_bytes: job.block_bytes,
                 subject: RUN,
-                peer: KERNEL,
+                baseline: KERNEL,
             };
             let rows = pair.rows(&of_row);
-            self.judge(*bar, &rows[0]);
+            self.judge(*target, &rows[0]);
             self.outcome.rows.extend(rows);
         }
     }
 
-    fn judge(&mut self, bar: Bar, row: &Row) {
+    fn judge(&mut self, target: JobTarget, row: &Row) {
         let ratio = row.ratio_median.unwrap_or(0.0);
-        let told = format!("{} x{} {ratio:.2} ({})", bar.case, row.threads, bar.reach);
-        if ratio >= bar.reach { &mut self.reached } else { &mut self.missed }.push(told);
+        let told = format!("{} x{} {ratio:.2} ({})", target.case, row.threads, target.ratio_min);
+        if ratio >= target.ratio_min { &mut self.reached } else { &mut self.missed }.push(told);
     }
 
-    /// What was found, with what was reached.
+    /// The results, with a summary of the targets.
     pub fn finish(self) -> Outcome {
         let Self { mut outcome, reached, missed, .. } = self;
         for (what, cases) in [("reached", reached), ("missed", missed)] {
@@ -257,9 +259,9 @@ impl<'a> Site<'a> {
     }
 }
 
-/// One of the two ways to run a job.
+/// One of the two ways to run a job: on the kernel, or under `run`.
 #[derive(Clone)]
-struct Side<'a> {
+struct JobRun<'a> {
     job: &'a Job,
     dir: &'a Path,
     limit: Duration,
@@ -268,8 +270,8 @@ struct Side<'a> {
     launcher: Vec<OsString>,
 }
 
-impl Side<'_> {
-    /// Runs the job once; it must end well.
+impl JobRun<'_> {
+    /// Runs the job once; it must succeed.
     fn run(&self) -> Result<(Reading, Option<String>), Fault> {
         self.ready()
             .and_then(|()| child::run(&mut self.command(), self.limit))
@@ -283,7 +285,7 @@ impl Side<'_> {
             .map_err(|error| (self.engine, error.to_string()))
     }
 
-    /// Runs the job once: what it said, what it left, and what `run` said of it.
+    /// Runs the job once: its output, its files, and the summary of `run`.
     fn checked(&self) -> Result<(String, Produced, Option<String>), Fault> {
         let (reading, summary) = self.run()?;
         let Job { makes, changes, sets_times, .. } = self.job;
@@ -297,13 +299,14 @@ impl Side<'_> {
         let mut words = self.launcher.iter().chain(&self.job.command);
         let mut command = Command::new(words.next().cloned().unwrap_or_default());
         command.args(words).current_dir(self.dir);
-        // The same words in every language, and nobody's settings.
+        // Messages in English, without a user's settings.
         command.envs([("LC_ALL", "C"), ("GIT_CONFIG_GLOBAL", "/dev/null")]);
         command.env("GIT_CONFIG_NOSYSTEM", "1").stdin(Stdio::null());
         command
     }
 
-    /// The same start for each run of either side: nothing made, memory at hand, files cached.
+    /// The same start for each run of either side: no created files, memory available, files
+    /// cached.
     fn ready(&self) -> io::Result<()> {
         if let Some(made) = &self.job.makes {
             clear(made)?;
@@ -314,8 +317,8 @@ impl Side<'_> {
         }
         let bytes: u64 =
             files.iter().map(|file| Ok(fs::metadata(file)?.len())).sum::<io::Result<_>>()?;
-        // No cache takes more than what is read and what is written. Memory that the machine has not
-        // touched lately is dear where it is a virtual one.
+        // No cache takes more than the bytes that are read and written. On a virtual machine memory
+        // that was not used lately is slow.
         drop(black_box(vec![1_u8; (2 * bytes + 64 * MIB) as usize]));
         for file in files {
             each_chunk(&file, |chunk| {
@@ -340,9 +343,9 @@ fn same(expected: &str, said: &str) -> Result<(), String> {
     })
 }
 
-/// Takes away what is at `path`. A directory is set aside, to be removed in the end: ext4 looks at each
-/// inode that was removed in the last half minute before it takes a free one, which makes extracting
-/// 2,500 files over and over ten times as slow.
+/// Removes the file or directory at `path`. A directory is renamed, to be removed at the end: ext4
+/// checks each inode that was removed in the last half minute before it takes a free one, which
+/// makes repeated extraction of 2,500 files ten times as slow.
 pub fn clear(path: &Path) -> io::Result<()> {
     static CLEARED: AtomicU32 = AtomicU32::new(0);
     if !path.is_dir() {
@@ -390,7 +393,7 @@ mod tests {
             take_away(&path).unwrap();
             assert!(!path.exists());
         }
-        // One was set aside.
+        // One directory was renamed.
         let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
         assert!(matches!(&left[..], [Ok(one)] if one.path().join("sub").is_dir()), "{left:?}");
     }

@@ -1,11 +1,11 @@
-// Loops over files that do one thing, by threads that begin together.
+// Loops of one operation over files, by threads that start together.
 //
 //   loops pread PASSES THREADS FILE         blocks of 4 KiB in order; all threads on one descriptor
 //   loops pwrite PASSES THREADS FILE...     the same, written in place; a file for each thread
 //   loops open PASSES 1 LIST                opens each file that LIST names, reads 4 KiB, closes it
 //
-// Goes over everything a few times first. Then says `ops N ns N cpu N` on standard error, and a sum of what was
-// read on standard output.
+// Runs a few passes first. Then prints `ops N ns N cpu N` on standard error, and a sum of the bytes that were read
+// on standard output.
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>

@@ -1,15 +1,16 @@
-//! The suite `programs`: programs as they are, on the kernel and under `millpond run`.
+//! The suite `programs`: unmodified programs, on the kernel and under `millpond run`.
 //!
-//! - [`files`]: programs that go through files once. [`tools`]: git, an interpreter and a compiler.
-//! - [`sqlite`], [`store`]: databases. [`threads`]: fio, and loops that do one thing.
-//! - [`job`]: a program, how it is measured, and what is to be reached; [`child`]: one run of it;
-//!   [`produced`]: what it left. [`fixtures`]: what the programs work on.
+//! - [`files`]: programs that read or write files once. [`tools`]: git, an interpreter and a
+//!   compiler.
+//! - [`sqlite`], [`store`]: databases. [`threads`]: fio, and loops of one operation.
+//! - [`job`]: a program, its measurement, and its targets; [`child`]: one run of it; [`produced`]:
+//!   its files. [`fixtures`]: the files that the programs use.
 //!
-//! `run` has the options that it has by default, but where a row says otherwise, and is part of what is
-//! measured. Each slice is a run of the program from its start to its end; or what the program says that
-//! a part of it took, where the start and the first pass are not the question. Before each slice of
-//! either side what the last one made is removed, as much memory as a cache could take is touched, and
-//! the files are read. What a program says and leaves must be the same on both sides.
+//! `run` has its default options, except where a row says otherwise, and is part of the
+//! measurement. Each slice is a run of the program from its start to its end, or the time that the
+//! program reports for a part, where the start and the first pass are not of interest. Before each
+//! slice of either side the files of the last one are removed, as much memory as a cache could take
+//! is touched, and the files are read. A program's output and files must be the same on both sides.
 
 mod child;
 mod files;
@@ -24,32 +25,32 @@ mod tools;
 use std::path::Path;
 use std::time::Duration;
 
-use self::fixtures::Workplace;
-use self::job::Site;
+use self::fixtures::WorkDirectory;
+use self::job::JobRunner;
 use super::outcome::Outcome;
 use super::plan::Plan;
 use crate::failure::Result;
 
-/// How often `run` is started to see what that alone takes.
+/// Number of starts of `run` that measure its own time.
 const STARTS: u32 = 10;
 
 /// Measures all cases.
 pub fn run(plan: &Plan) -> Result<Outcome> {
-    let place = Workplace::new(&plan.dir)?;
-    let mut site = Site::new(plan);
-    files::run(&place, &mut site)?;
-    tools::run(&place, &mut site)?;
-    sqlite::run(&place, &mut site)?;
-    store::run(&place, &mut site)?;
-    threads::run(&place, &mut site)?;
-    let mut outcome = site.finish();
+    let work_dir = WorkDirectory::new(&plan.dir)?;
+    let mut runner = JobRunner::new(plan);
+    files::run(&work_dir, &mut runner)?;
+    tools::run(&work_dir, &mut runner)?;
+    sqlite::run(&work_dir, &mut runner)?;
+    store::run(&work_dir, &mut runner)?;
+    threads::run(&work_dir, &mut runner)?;
+    let mut outcome = runner.finish();
     if !outcome.is_empty() {
-        outcome.notes.extend(note_start(&place.path));
+        outcome.notes.extend(note_start(&work_dir.path));
     }
     Ok(outcome)
 }
 
-/// What `run` itself takes, which every row has in it that counts a whole run.
+/// The time of `run` itself, which is part of every row of a whole run.
 fn note_start(dir: &Path) -> Option<String> {
     let time = |launcher: &[&str]| -> std::io::Result<Duration> {
         let own = std::env::current_exe()?;

@@ -1,4 +1,4 @@
-//! What a program left behind: compared between the kernel and `millpond run`.
+//! The files that a program created, to compare the kernel with `millpond run`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,8 +21,8 @@ struct Entry {
 }
 
 impl Produced {
-    /// Reads all of it. What differs from one run to the next is left out: modification times unless
-    /// `times` are wanted, and what git notes of them.
+    /// Reads all files. Contents that differ from run to run are left out: modification times
+    /// unless `times` is set, and git's copies of them.
     pub fn of(paths: &[PathBuf], times: bool) -> io::Result<Self> {
         let mut entries = BTreeMap::new();
         for path in paths {
@@ -35,7 +35,7 @@ impl Produced {
         Ok(Self(entries))
     }
 
-    /// The first thing in which `other` is not as this.
+    /// The first difference between `other` and this.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let names = self.0.keys().chain(other.0.keys());
         let name = names.filter(|name| self.0.get(*name) != other.0.get(*name)).min()?;
@@ -66,7 +66,7 @@ pub fn files_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads `path` to its end; returns how long it is.
+/// Reads `path` to its end; returns its length.
 pub fn each_chunk(path: &Path, mut see: impl FnMut(&[u8])) -> io::Result<u64> {
     let (mut file, mut buffer, mut bytes) = (File::open(path)?, vec![0; 1 << 16], 0);
     loop {

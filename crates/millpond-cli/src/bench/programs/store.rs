@@ -1,18 +1,18 @@
-//! A key-value store of the log-structured kind, RocksDB, by its own benchmark: reads at random, over and
-//! over in one process.
+//! RocksDB, a log-structured key-value store, by its own benchmark: repeated random reads in one
+//! process.
 
 use std::io;
 use std::path::Path;
 use std::process::Command;
 
 use super::child::Ended;
-use super::fixtures::{self, Workplace, program};
-use super::job::{Bar, Job, Reading, Site, bar, remove, slice};
+use super::fixtures::{self, WorkDirectory, program};
+use super::job::{Job, JobRunner, JobTarget, Reading, remove, slice, target};
 use crate::bench::harness::Slice;
 use crate::failure::{Context, Result};
 
-const FIRST: Bar = bar("kv-first", 0.95);
-const FOURTH: Bar = bar("kv-fourth", 1.4);
+const FIRST: JobTarget = target("kv-first", 0.95);
+const FOURTH: JobTarget = target("kv-fourth", 1.4);
 
 /// Keys, full and quick: 640 and 80 MB with values of 100 bytes.
 const KEYS: [usize; 2] = [5_500_000, 690_000];
@@ -20,31 +20,31 @@ const KEYS: [usize; 2] = [5_500_000, 690_000];
 const READS: [usize; 2] = [250_000, 31_000];
 const PASSES: usize = 4;
 
-pub fn run(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    let bars = [FIRST, FOURTH];
-    if !site.wants(&bars) {
+pub fn run(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    let targets = [FIRST, FOURTH];
+    if !runner.wants(&targets) {
         return Ok(());
     }
     if let Err(reason) = program("db_bench", "rocksdb-tools") {
-        site.skip(&bars, reason);
+        runner.skip(&targets, reason);
         return Ok(());
     }
-    let path = place.at("store");
-    let keys = site.plan.count(KEYS[0], KEYS[1]);
+    let path = work_dir.at("store");
+    let keys = runner.plan.count(KEYS[0], KEYS[1]);
     let mut command = Command::new("db_bench");
     command.args(words(&path, keys)).args(["--benchmarks=fillseq", "--disable_wal=1"]);
     fixtures::make(&mut command)?;
-    fixtures::settle(&place.path)?;
+    fixtures::settle(&work_dir.path)?;
     for threads in [1, 2] {
-        let reads = site.plan.count(READS[0], READS[1]);
+        let reads = runner.plan.count(READS[0], READS[1]);
         let mut command = vec!["db_bench".to_owned()];
         command.extend(words(&path, keys));
         command.push(format!("--benchmarks={}", ["readrandom"; PASSES].join(",")));
         command.push(format!("--threads={threads}"));
         command.push(format!("--reads={reads}"));
         command.extend(["--use_existing_db=1", "--readonly=1", "--seed=1"].map(str::to_owned));
-        let job = Job::timing_itself(bars, command, read).threads(threads).reads(&[&path]);
-        site.measure(&place.path, &job);
+        let job = Job::timing_itself(targets, command, read).threads(threads).reads(&[&path]);
+        runner.measure(&work_dir.path, &job);
     }
     remove(&path).context(path.display())
 }
@@ -66,11 +66,11 @@ fn read(ended: &Ended) -> io::Result<Reading> {
     Ok(Reading { slices: slices.into(), said: found.join("\n") })
 }
 
-/// What is said of one pass.
+/// The report of one pass.
 #[derive(Debug, PartialEq)]
 struct Pass {
     ops: u64,
-    /// Said with more digits than the time.
+    /// Reported with more digits than the time.
     ops_per_s: f64,
     found: String,
 }

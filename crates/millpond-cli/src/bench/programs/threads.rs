@@ -1,4 +1,4 @@
-//! Threads that do one thing over and over: fio, and loops in C.
+//! Threads that repeat one operation: fio, and loops in C.
 
 use std::fs;
 use std::io::{self, Write};
@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::child::Ended;
-use super::fixtures::{self, Workplace, program};
-use super::job::{Bar, Job, Reading, Site, bar, remove, slice};
+use super::fixtures::{self, WorkDirectory, program};
+use super::job::{Job, JobRunner, JobTarget, Reading, remove, slice, target};
 use super::produced::files_below;
 use crate::bench::data::{self, MIB};
 use crate::bench::fio::{self, LENGTH_MIN, Moved};
@@ -16,43 +16,43 @@ use crate::bench::harness::Slice;
 use crate::bench::loop_mount::LoopMount;
 use crate::failure::{Context, Result};
 
-const FIO: [Bar; 2] = [bar("fio-4+4-reads", 10.0), bar("fio-4+4-writes", 0.9)];
-const PREAD: Bar = bar("pread-4k", 8.0);
-const PWRITE: Bar = bar("pwrite-4k-through", 0.9);
-const PWRITE_BACK: Bar = bar("pwrite-4k-back", 1.3);
-const OPEN: Bar = bar("open-read-close", 0.95);
+const FIO: [JobTarget; 2] = [target("fio-4+4-reads", 10.0), target("fio-4+4-writes", 0.9)];
+const PREAD: JobTarget = target("pread-4k", 8.0);
+const PWRITE: JobTarget = target("pwrite-4k-through", 0.9);
+const PWRITE_BACK: JobTarget = target("pwrite-4k-back", 1.3);
+const OPEN: JobTarget = target("open-read-close", 0.95);
 
-/// What a loop goes over: it stays in the processor's cache, where a copy costs least.
+/// Size of a loop's file: it stays in the processor's cache, where a copy costs least.
 const LOOP_BYTES: u64 = 4 * MIB;
 const BLOCK_BYTES: u32 = 4096;
 const FIO_BLOCK_BYTES: u32 = 8192;
 
-pub fn run(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    readers_and_writers(site)?;
-    loops(place, site)
+pub fn run(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    readers_and_writers(runner)?;
+    loops(work_dir, runner)
 }
 
 /// 4 threads that read and 4 that write one file, each with a descriptor of its own.
-fn readers_and_writers(site: &mut Site<'_>) -> Result<()> {
-    if !site.wants(&FIO) {
+fn readers_and_writers(runner: &mut JobRunner<'_>) -> Result<()> {
+    if !runner.wants(&FIO) {
         return Ok(());
     }
-    let full = if site.plan.quick { 64 * MIB } else { 256 * MIB };
-    let bytes = site.plan.bytes(full);
+    let full = if runner.plan.quick { 64 * MIB } else { 256 * MIB };
+    let bytes = runner.plan.bytes(full);
     let mount = program("fio", "fio")
         .and_then(|_| program("mkfs.xfs", "xfsprogs"))
-        .and_then(|_| LoopMount::new(&site.plan.dir, "xfs", 2 * bytes));
+        .and_then(|_| LoopMount::new(&runner.plan.dir, "xfs", 2 * bytes));
     let mount = match mount {
         Ok(mount) => mount,
         Err(reason) => {
-            site.skip(&FIO, reason);
+            runner.skip(&FIO, reason);
             return Ok(());
         }
     };
     let file = mount.at.join("file");
     filled(&file, bytes, FIO_BLOCK_BYTES).context(file.display())?;
-    let ramp = site.plan.slice(1000, 400);
-    let length = site.plan.slice(1000, 400).max(LENGTH_MIN);
+    let ramp = runner.plan.slice(1000, 400);
+    let length = runner.plan.slice(1000, 400).max(LENGTH_MIN);
     let common = "fio --name=global --filename=file --thread --group_reporting --ioengine=psync \
                   --norandommap --gtod_reduce=1 --invalidate=0 --time_based --output-format=json";
     let jobs = "--name=reads --rw=randread --numjobs=4 --name=writes --rw=randwrite --numjobs=4";
@@ -70,12 +70,12 @@ fn readers_and_writers(site: &mut Site<'_>) -> Result<()> {
         Ok(Reading { slices, said: String::new() })
     };
     let job = Job::timing_itself(FIO, words, read).threads(4).blocks(FIO_BLOCK_BYTES);
-    site.measure(&mount.at, &job.options(&["--mode", "back"]).reads(&[&file]));
+    runner.measure(&mount.at, &job.options(&["--mode", "back"]).reads(&[&file]));
     Ok(())
 }
 
-/// Makes a file of so many bytes, by writes of `block_bytes`: the kernel caches it in folios that are as
-/// large as what was written, and looks at all of a folio for each write to it (ext4: 4.5 us for 4 KiB in
+/// Creates a file of `bytes` bytes by writes of `block_bytes`. The kernel caches it in folios of
+/// the size of the writes, and ext4 checks all of a folio at each write to it (4.5 us for 4 KiB in
 /// folios of megabytes, 1.3 us in single pages).
 fn filled(path: &Path, bytes: u64, block_bytes: u32) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
@@ -87,15 +87,15 @@ fn filled(path: &Path, bytes: u64, block_bytes: u32) -> io::Result<()> {
     file.sync_all()
 }
 
-fn loops(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    let bars = [PREAD, PWRITE, PWRITE_BACK, OPEN];
-    if !site.wants(&bars) {
+fn loops(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    let targets = [PREAD, PWRITE, PWRITE_BACK, OPEN];
+    if !runner.wants(&targets) {
         return Ok(());
     }
-    let program = match compile(place, "loops", include_str!("loops.c"), &[]) {
+    let program = match compile(work_dir, "loops", include_str!("loops.c"), &[]) {
         Ok(program) => program,
         Err(reason) => {
-            site.skip(&bars, reason);
+            runner.skip(&targets, reason);
             return Ok(());
         }
     };
@@ -105,56 +105,56 @@ fn loops(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
         words.extend(files.iter().map(|file| file.as_os_str().to_owned()));
         words
     };
-    let files = [place.at("file0"), place.at("file1")];
+    let files = [work_dir.at("file0"), work_dir.at("file1")];
     for file in &files {
         filled(file, LOOP_BYTES, BLOCK_BYTES).context(file.display())?;
     }
     for threads in [1, 2] {
-        let passes = site.plan.count(1000, 250);
-        if site.wants(&[PREAD]) {
+        let passes = runner.plan.count(1000, 250);
+        if runner.wants(&[PREAD]) {
             let command = words("pread", passes, threads, &[&files[0]]);
             let job = Job::timing_itself([PREAD], command, own_time).threads(threads);
-            site.measure(&place.path, &job.blocks(BLOCK_BYTES).reads(&[&files[0]]));
+            runner.measure(&work_dir.path, &job.blocks(BLOCK_BYTES).reads(&[&files[0]]));
         }
-        let passes = site.plan.count(500, 100);
-        for (bar, mode) in [(PWRITE, "through"), (PWRITE_BACK, "back")] {
-            if !site.wants(&[bar]) {
+        let passes = runner.plan.count(500, 100);
+        for (target, mode) in [(PWRITE, "through"), (PWRITE_BACK, "back")] {
+            if !runner.wants(&[target]) {
                 continue;
             }
             let used: Vec<&Path> = files[..threads as usize].iter().map(PathBuf::as_path).collect();
             let command = words("pwrite", passes, threads, &used);
-            let job = Job::timing_itself([bar], command, own_time).threads(threads);
+            let job = Job::timing_itself([target], command, own_time).threads(threads);
             let job = job.blocks(BLOCK_BYTES).options(&["--mode", mode]);
-            site.measure(&place.path, &job.changes(used.iter().map(PathBuf::from).collect()));
+            runner.measure(&work_dir.path, &job.changes(used.iter().map(PathBuf::from).collect()));
         }
     }
-    if site.wants(&[OPEN]) {
-        let (tree, list) = (place.at("opened"), place.at("opened.list"));
-        fixtures::tree(&tree, site.plan.count(10_000, 2_500)).context(tree.display())?;
+    if runner.wants(&[OPEN]) {
+        let (tree, list) = (work_dir.at("opened"), work_dir.at("opened.list"));
+        fixtures::tree(&tree, runner.plan.count(10_000, 2_500)).context(tree.display())?;
         let names: Vec<String> = files_below(&tree)
             .context(tree.display())?
             .iter()
             .map(|path| format!("{}\n", path.display()))
             .collect();
         fs::write(&list, names.concat()).context(list.display())?;
-        fixtures::settle(&place.path)?;
-        let command = words("open", site.plan.count(5, 5), 1, &[&list]);
+        fixtures::settle(&work_dir.path)?;
+        let command = words("open", runner.plan.count(5, 5), 1, &[&list]);
         let job = Job::timing_itself([OPEN], command, own_time).blocks(BLOCK_BYTES);
-        site.measure(&place.path, &job.reads(&[&tree]));
+        runner.measure(&work_dir.path, &job.reads(&[&tree]));
         remove(&list).context(list.display())?;
     }
     Ok(())
 }
 
-/// Compiles one of the programs that come with this one; the reason if that can't be done here.
+/// Compiles one of the bundled programs; returns the reason if that is not possible.
 pub fn compile(
-    place: &Workplace,
+    work_dir: &WorkDirectory,
     name: &str,
     source: &str,
     libraries: &[&str],
 ) -> std::result::Result<PathBuf, String> {
     let compiler = program("cc", "gcc")?;
-    let (file, built) = (place.at(&format!("{name}.c")), place.at(name));
+    let (file, built) = (work_dir.at(&format!("{name}.c")), work_dir.at(name));
     fs::write(&file, source).map_err(|error| format!("{}: {error}", file.display()))?;
     let mut command = Command::new(compiler);
     command.args(["-O2", "-pthread", "-o"]).arg(&built).arg(&file).args(libraries);
@@ -162,7 +162,7 @@ pub fn compile(
     Ok(built)
 }
 
-/// The time of a program that says `ops N ns N cpu N` on standard error.
+/// The time of a program that prints `ops N ns N cpu N` on standard error.
 pub fn own_time(ended: &Ended) -> io::Result<Reading> {
     let told = ended.stderr.lines().find_map(|line| {
         let (ops, rest) = line.strip_prefix("ops ")?.split_once(" ns ")?;

@@ -1,34 +1,34 @@
-//! Programs that start others, and read a little of much: git, an interpreter, a compiler.
+//! Programs that start others, and read a little of many files: git, an interpreter, a compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{fs, io};
 
-use super::fixtures::{self, Workplace, program};
-use super::job::{Bar, Job, Site, bar, clear};
+use super::fixtures::{self, WorkDirectory, program};
+use super::job::{Job, JobRunner, JobTarget, clear, target};
 use crate::failure::{Context, Result};
 
-const GIT: Bar = bar("git", 0.95);
-const PYTHON: Bar = bar("python-start", 0.95);
-const CC: Bar = bar("cc", 0.95);
+const GIT: JobTarget = target("git", 0.95);
+const PYTHON: JobTarget = target("python-start", 0.95);
+const CC: JobTarget = target("cc", 0.95);
 
-pub fn run(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    git(place, site)?;
-    python(place, site);
-    compiler(place, site)
+pub fn run(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    git(work_dir, runner)?;
+    python(work_dir, runner);
+    compiler(work_dir, runner)
 }
 
 /// Clones a repository, object by object, and checks the clone.
-fn git(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    if !site.wants(&[GIT]) {
+fn git(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    if !runner.wants(&[GIT]) {
         return Ok(());
     }
     if let Err(reason) = program("git", "git") {
-        site.skip(&[GIT], reason);
+        runner.skip(&[GIT], reason);
         return Ok(());
     }
-    let files = site.plan.count(2_000, 500);
-    let repository = place.at("repository");
+    let files = runner.plan.count(2_000, 500);
+    let repository = work_dir.at("repository");
     fixtures::tree(&repository, files).context(repository.display())?;
     let script = "git init -q && git add . && git commit -qm one && \
                   for file in */*1.txt; do echo more >>$file; done && git commit -qam two && \
@@ -41,32 +41,32 @@ fn git(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
         command.env(format!("GIT_{who}_DATE"), "1700000000 +0000");
     }
     fixtures::make(&mut command)?;
-    fixtures::settle(&place.path)?;
+    fixtures::settle(&work_dir.path)?;
     let script = "git clone -q --no-hardlinks repository out && git -C out fsck --no-progress";
-    let job = Job::new(GIT, files, ["sh", "-c", script]).makes(place.at("out"));
-    site.measure(&place.path, &job.reads(&[&repository]));
-    clear(&place.at("out")).context("out")
+    let job = Job::new(GIT, files, ["sh", "-c", script]).makes(work_dir.at("out"));
+    runner.measure(&work_dir.path, &job.reads(&[&repository]));
+    clear(&work_dir.at("out")).context("out")
 }
 
 /// Starts an interpreter over and over.
-fn python(place: &Workplace, site: &mut Site<'_>) {
-    if !site.wants(&[PYTHON]) {
+fn python(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) {
+    if !runner.wants(&[PYTHON]) {
         return;
     }
-    let starts = site.plan.count(20, 5);
+    let starts = runner.plan.count(20, 5);
     match interpreter() {
         Ok(python) => {
             let script = format!(
                 "n=0; while [ $n -lt {starts} ]; do {} -c pass || exit 1; n=$((n + 1)); done",
                 python.display()
             );
-            site.measure(&place.path, &Job::new(PYTHON, starts, ["sh", "-c", &script]));
+            runner.measure(&work_dir.path, &Job::new(PYTHON, starts, ["sh", "-c", &script]));
         }
-        Err(reason) => site.skip(&[PYTHON], reason),
+        Err(reason) => runner.skip(&[PYTHON], reason),
     }
 }
 
-/// What is on the path may be a script that looks for one.
+/// The command on the path may be a script that starts the interpreter.
 fn interpreter() -> std::result::Result<PathBuf, String> {
     let found = program("python3", "python3")?;
     let mut command = Command::new(found);
@@ -75,23 +75,23 @@ fn interpreter() -> std::result::Result<PathBuf, String> {
 }
 
 /// Compiles some files, one at a time.
-fn compiler(place: &Workplace, site: &mut Site<'_>) -> Result<()> {
-    if !site.wants(&[CC]) {
+fn compiler(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
+    if !runner.wants(&[CC]) {
         return Ok(());
     }
     if let Err(reason) = program("cc", "gcc") {
-        site.skip(&[CC], reason);
+        runner.skip(&[CC], reason);
         return Ok(());
     }
-    let files = site.plan.count(50, 10);
-    let sources = place.at("sources");
+    let files = runner.plan.count(50, 10);
+    let sources = work_dir.at("sources");
     write_sources(&sources, files).context(sources.display())?;
-    fixtures::settle(&place.path)?;
+    fixtures::settle(&work_dir.path)?;
     let script = "mkdir out && cd sources && \
                   for file in *.c; do cc -O1 -c -o ../out/$file.o $file || exit 1; done";
-    let job = Job::new(CC, files, ["sh", "-c", script]).makes(place.at("out"));
-    site.measure(&place.path, &job.reads(&[&sources]));
-    clear(&place.at("out")).context("out")
+    let job = Job::new(CC, files, ["sh", "-c", script]).makes(work_dir.at("out"));
+    runner.measure(&work_dir.path, &job.reads(&[&sources]));
+    clear(&work_dir.at("out")).context("out")
 }
 
 /// C files with a header of their own and some of the system's.

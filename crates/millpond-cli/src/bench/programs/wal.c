@@ -3,7 +3,7 @@
 //
 //   wal DATABASE ROWS READS WRITES
 //
-// Says `ops N ns N cpu N` on standard error, and what the database has in the end on standard output.
+// Prints `ops N ns N cpu N` on standard error, and the final contents of the database on standard output.
 #include <pthread.h>
 #include <sqlite3.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-//! What is measured, and of which locks.
+//! The loads of the suite, and the locks that run each.
 
 use millpond_rangelock::Mode;
 
@@ -15,7 +15,7 @@ pub enum Layout {
     Whole,
 }
 
-/// What is measured: range locks, and what knows no ranges.
+/// The measured locks: range locks, and locks without ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lock {
     /// Millpond's own.
@@ -24,7 +24,8 @@ pub enum Lock {
     IntervalTree,
     MutexBTree,
     OlcBTree,
-    /// `parking_lot::RwLock`, shared; where ranges are exclusive, the limit: it excludes nobody.
+    /// `parking_lot::RwLock`, shared; for exclusive disjoint ranges the limit, as it excludes no
+    /// thread.
     RwLockShared,
     /// `parking_lot::RwLock`, exclusive.
     RwLockExclusive,
@@ -50,7 +51,7 @@ impl Lock {
         }
     }
 
-    /// Why this one can't run a load; `None` where it can.
+    /// The reason why this lock can't run a load; `None` if it can.
     fn gap(self, load: &Load) -> Option<&'static str> {
         use Lock::{RwLockExclusive, RwLockFair, RwLockShared, StdMap, WholeFile};
         let one_for_all = matches!(self, WholeFile | RwLockShared | RwLockExclusive | RwLockFair);
@@ -77,7 +78,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Whether two threads wait for each other, so that how long it takes differs from pair to pair.
+    /// Whether threads wait for each other, so that the time differs from pair to pair.
     fn is_contended(&self) -> bool {
         matches!(self.layout, Layout::Same | Layout::Whole) && self.mode == Mode::Exclusive
     }
@@ -88,9 +89,9 @@ impl Load {
 pub struct Case {
     pub load: Load,
     pub threads: usize,
-    /// Those that take part; [`Lock::Striped`] comes first.
+    /// The locks that run it; [`Lock::Striped`] comes first.
     pub locks: Vec<Lock>,
-    /// Those that can't, and why.
+    /// The locks that can't run it, and why.
     pub gaps: Vec<(Lock, &'static str)>,
 }
 
@@ -105,7 +106,7 @@ const fn load(name: &'static str, layout: Layout, mode: Mode, held: usize) -> Lo
     Load { name, layout, mode, held }
 }
 
-/// Given to every number of threads, but those that wait for each other to two and more.
+/// Run with every number of threads; loads with contention with at least two.
 const LOADS: [Load; 8] = {
     use Layout::{Disjoint, Interleaved, Same, Whole};
     use Mode::{Exclusive, Shared};
@@ -124,7 +125,7 @@ const LOADS: [Load; 8] = {
 /// Many held at once, by all threads together.
 const MANY: &str = "50000-held";
 const MANY_HELD: usize = 50_000;
-/// The filling takes its time: not for every number of threads.
+/// Acquiring them takes long, so this load runs with one number of threads.
 const MANY_THREADS: usize = 2;
 
 /// 1, 2, one for each processor, two, four.
@@ -152,7 +153,8 @@ pub fn cases(thread_counts: &[usize]) -> Vec<Case> {
 
 fn case(load: &Load, threads: usize) -> Case {
     use Lock::{IntervalTree, MutexBTree, OlcBTree, RwLockExclusive, RwLockFair, RwLockShared};
-    // Exclusive ranges that don't overlap meet the lock that excludes nobody: the limit.
+    // Exclusive ranges that don't overlap are compared with a lock that excludes no thread: the
+    // limit.
     let rwlocks: &[Lock] =
         if load.is_contended() { &[RwLockExclusive, RwLockFair] } else { &[RwLockShared] };
     let range_locks = [Lock::Striped, Lock::WholeFile, IntervalTree, MutexBTree, OlcBTree];

@@ -1,9 +1,9 @@
 //! The suite `range-lock`: locks on byte ranges, without files.
 //!
-//! The subject is Millpond's own lock, the peers are those of the crate `millpond-rangelock-peers`,
-//! `parking_lot::RwLock` (where ranges don't overlap, taken shared: the limit) and a `BTreeMap` under a
-//! `Mutex`, the floor of what keeps ranges in a tree. An operation is a pair of lock and unlock. [`case`]
-//! has the loads, [`slice()`] carries one out.
+//! The subject is Millpond's own lock. The baselines are those of the crate
+//! `millpond-rangelock-baselines`, `parking_lot::RwLock` (taken shared where ranges don't overlap: the
+//! limit) and a `BTreeMap` under a `Mutex`, the floor of locks that store ranges in a tree. An
+//! operation is a pair of lock and unlock. [`case`] has the loads, [`slice()`] runs one.
 
 mod case;
 mod slice;
@@ -19,11 +19,11 @@ use super::outcome::{Outcome, Row, Skipped};
 use super::plan::Plan;
 use crate::failure::Result;
 
-/// Slices that are taken to see how long single operations take: the longest are rare.
+/// Slices for latencies of single operations: the longest ones are rare.
 const LATENCY_SLICES: u32 = 4;
 
-/// With less than this part of the processors, threads don't meet as they would: the figures say
-/// little.
+/// With less than this share of the processors, threads run less concurrently than they should, and
+/// the results mean little.
 const PROCESSORS_SHARE_MIN: f64 = 0.9;
 
 /// Measures all cases.
@@ -32,7 +32,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut occupied = Occupied::default();
     for case in case::cases(&case::thread_counts()) {
         if plan.wants(case.load.name) {
-            plan.tell(&format!("{} with {} thread(s)", case.load.name, case.threads));
+            plan.report_progress(&format!("{} with {} thread(s)", case.load.name, case.threads));
             outcome.note(format!("{} is Millpond's own lock", Lock::Striped.name()));
             compare(&case, plan, &mut outcome, &mut occupied)?;
         }
@@ -43,11 +43,12 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The peer that is to keep its speed with more threads, where: the authors of its algorithm show it so.
+/// The baseline whose speed should not fall with more threads, according to its authors, and the
+/// cases for that.
 const STEADY: [&str; 2] = ["100-held-disjoint", "100-held-interleaved"];
 const STEADY_SHARE: f64 = 0.8;
 
-/// How the OLC tree does with each number of threads, over its own best with fewer.
+/// The rate of the OLC tree with each number of threads, over its best rate with fewer.
 fn steady(case: &str, outcome: &Outcome) -> Option<String> {
     let name = Lock::OlcBTree.name();
     let rows = outcome.rows.iter().filter(|row| row.case == case && row.engine == name);
@@ -71,8 +72,8 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occup
     let length = plan.slice(50, 5);
     let latencies = all_latencies(case, length * LATENCY_SLICES);
     let subject = Lock::Striped;
-    for &peer in case.locks.iter().filter(|lock| **lock != subject) {
-        for lock in [subject, peer] {
+    for &baseline in case.locks.iter().filter(|lock| **lock != subject) {
+        for lock in [subject, baseline] {
             slice(lock, case, length);
         }
         let pair = Pair {
@@ -80,15 +81,15 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occup
             threads: case.threads as u32,
             block_bytes: None,
             subject: subject.name(),
-            peer: peer.name(),
+            baseline: baseline.name(),
         };
         let measure = |lock| move || Ok(slice(lock, case, length));
-        let [own, other] = pair.measure(plan.rounds(), measure(subject), measure(peer))?;
+        let [own, other] = pair.measure(plan.rounds(), measure(subject), measure(baseline))?;
         if !case.is_contended() {
             occupied.look_at(&own);
         }
         outcome.rows.push(with_latencies(own, subject, &latencies));
-        outcome.rows.push(with_latencies(other, peer, &latencies));
+        outcome.rows.push(with_latencies(other, baseline, &latencies));
     }
     for (lock, reason) in &case.gaps {
         // Once for all numbers of threads.
@@ -100,8 +101,8 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occup
     Ok(())
 }
 
-/// How long operations take where threads wait for each other, measured apart from the rest: reading
-/// the clock costs as much as some locks do.
+/// Latencies where threads wait for each other, measured separately: reading the clock costs as
+/// much as some locks do.
 fn all_latencies(case: &Case, length: Duration) -> Vec<(Lock, Latencies)> {
     if !case.is_contended() {
         return Vec::new();
@@ -118,7 +119,7 @@ fn with_latencies(row: Row, lock: Lock, latencies: &[(Lock, Latencies)]) -> Row 
     }
 }
 
-/// Whether other programs used the processors meanwhile.
+/// Whether other programs used the processors during the measurement.
 #[derive(Debug, Default)]
 struct Occupied {
     pairs: u32,
@@ -161,7 +162,7 @@ mod tests {
                 threads,
                 block_bytes: None,
                 subject: Lock::OlcBTree.name(),
-                peer: "p",
+                baseline: "p",
             };
             let slice =
                 crate::bench::harness::Slice { ops_per_s: f64::from(ops), ..Default::default() };

@@ -19,10 +19,10 @@ use crate::bench::histogram::{Histogram, Latencies};
 /// Bytes of a range.
 const BLOCK: u64 = 4096;
 
-/// Pairs between two looks at the stop flag.
+/// Pairs between two checks of the stop flag.
 const BATCH: u64 = 32;
 
-/// The ranges that one thread walks through, round and round.
+/// The ranges that one thread locks, cyclically.
 #[derive(Clone, Copy)]
 struct Walk {
     layout: Layout,
@@ -34,7 +34,7 @@ struct Walk {
 
 impl Walk {
     fn new(case: &Case, thread: usize) -> Walk {
-        // Twice as many as are held, so that the next is never one that is still held.
+        // Twice the number of held ranges, so that the next one is never held.
         let positions = (2 * case.load.held as u64).max(16);
         let (thread, threads) = (thread as u64, case.threads as u64);
         Walk { layout: case.load.layout, thread, threads, positions, at: 0 }
@@ -60,18 +60,18 @@ pub fn slice(lock: Lock, case: &Case, time: Duration) -> Slice {
     run(lock, &Throughput { case, time })
 }
 
-/// How long each pair of `case` takes on `lock`, the clock included, seen for about `time`.
+/// Latency of each pair of `case` on `lock`, including the clock, measured for about `time`.
 pub fn latencies(lock: Lock, case: &Case, time: Duration) -> Latencies {
     run(lock, &Latency { case, time }).latencies()
 }
 
-/// What is measured about a pair.
+/// A measurement of pairs.
 trait Measurement: Sync {
     type Found;
 
     fn case(&self) -> &Case;
 
-    /// Has each thread start with `start` and then do what that returns, over and over.
+    /// Each thread calls `start`, and then repeats the returned function.
     fn threads<P: FnMut()>(&self, start: impl Fn(usize) -> P + Sync) -> Self::Found;
 }
 
@@ -132,7 +132,7 @@ fn run_lock<L: RawRangeLock, M: Measurement>(measurement: &M) -> M::Found {
         return measurement.threads(|thread| pairs(&lock, Walk::new(case, thread), case));
     }
     let lock = &lock;
-    // The mode as a constant, as callers have it.
+    // The mode as a constant, as in real callers.
     match case.load.mode {
         Mode::Exclusive => measurement.threads(|thread| {
             let mut walk = Walk::new(case, thread);
@@ -145,7 +145,7 @@ fn run_lock<L: RawRangeLock, M: Measurement>(measurement: &M) -> M::Found {
     }
 }
 
-/// One pair: lock the next range, release the one that has been held longest.
+/// One pair: lock the next range, release the one that was held longest.
 fn pairs<'a, L: RawRangeLock>(
     lock: &'a RangeLock<L>,
     mut walk: Walk,
@@ -161,7 +161,7 @@ fn pairs<'a, L: RawRangeLock>(
     }
 }
 
-/// How many pairs, and what they cost.
+/// Counts the pairs and their cost.
 struct Throughput<'a> {
     case: &'a Case,
     time: Duration,
@@ -180,7 +180,7 @@ impl Measurement for Throughput<'_> {
             gate.wait();
             let before = Usage::of_thread();
             let mut ops = 0;
-            // Once at least, however late this thread comes to run.
+            // At least once, even if this thread starts late.
             loop {
                 (0..BATCH).for_each(|_| pair());
                 ops += BATCH;
@@ -203,7 +203,7 @@ impl Measurement for Throughput<'_> {
     }
 }
 
-/// How long each pair takes.
+/// Measures the time of each pair.
 struct Latency<'a> {
     case: &'a Case,
     time: Duration,
@@ -238,7 +238,7 @@ impl Measurement for Latency<'_> {
     }
 }
 
-/// Where threads wait until all are ready and the clock runs.
+/// A barrier, where threads wait until all are ready and the clock runs.
 struct Gate {
     ready: Barrier,
     open: Barrier,
@@ -257,8 +257,8 @@ struct Found<T> {
     cpu: Duration,
 }
 
-/// Runs `worker` on so many threads: each waits at the gate when it is ready, and then works until
-/// it is told to stop.
+/// Runs `worker` on `threads` threads: each waits at the gate when it is ready, and then works
+/// until the stop flag is set.
 fn run_threads<T: Send>(
     threads: usize,
     time: Duration,
@@ -277,7 +277,7 @@ fn run_threads<T: Send>(
             })
             .collect();
         gate.ready.wait();
-        // Before the others go: this thread may come back from the barrier long after them.
+        // Before the other threads start: this thread may return from the barrier long after them.
         let (before, begin) = (Usage::now(), Instant::now());
         gate.open.wait();
         thread::sleep(time);
@@ -288,8 +288,9 @@ fn run_threads<T: Send>(
     })
 }
 
-/// Keeps this thread on one processor, each thread on the next: two threads that the scheduler
-/// has put on one, while others keep it from the second, do not compete for anything.
+/// Pins this thread to one processor, each thread to the next one. If the scheduler puts two
+/// threads on one processor, because other programs use the second, they do not compete for the
+/// lock.
 fn pin(thread: usize) {
     let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
     let allowed: Vec<usize> =

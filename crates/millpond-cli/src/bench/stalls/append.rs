@@ -1,7 +1,7 @@
-//! Appends by two threads while two others extend the file by writes at what they see as its end.
+//! Appends by two threads while two others extend the file by writes at its present end.
 //!
 //! An append has to find the end of the file and hold it; a writer that extends the file moves it.
-//! The kernel's peer appends with O_APPEND, under the inode's lock.
+//! The kernel's baseline appends with O_APPEND, under the inode's lock.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -15,7 +15,7 @@ use millpond::{Engine, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::side::{Measured, PATIENCE, Side, Times, measure};
+use super::operation_times::{Measured, PATIENCE, TimedEngine, Times, measure};
 use crate::bench::data::NamedFile;
 use crate::bench::data::{KIB, MIB};
 use crate::bench::harness::{AlignedBuffer, Slice};
@@ -27,13 +27,13 @@ use crate::failure::{Context, Result};
 const APPENDERS: usize = 2;
 const EXTENDERS: usize = 2;
 const CACHE_BYTES: u64 = 256 * MIB;
-/// p99.9 is at most so many times the median.
-const BAR: f64 = 20.0;
+/// Target: p99.9 is at most this number of times the median.
+const TARGET: f64 = 20.0;
 
 struct Case {
     name: &'static str,
     engine: &'static str,
-    peer: &'static str,
+    baseline: &'static str,
     mode: WriteMode,
     dsync: bool,
 }
@@ -42,27 +42,27 @@ const CASES: [Case; 3] = [
     Case {
         name: "append-through",
         engine: "millpond, through",
-        peer: "kernel O_APPEND",
+        baseline: "kernel O_APPEND",
         mode: WriteMode::Through,
         dsync: false,
     },
     Case {
         name: "append-through-dsync",
         engine: "millpond, through, dsync",
-        peer: "kernel O_APPEND, O_DSYNC",
+        baseline: "kernel O_APPEND, O_DSYNC",
         mode: WriteMode::Through,
         dsync: true,
     },
     Case {
         name: "append-back",
         engine: "millpond, back",
-        peer: "kernel O_APPEND",
+        baseline: "kernel O_APPEND",
         mode: WriteMode::Back,
         dsync: false,
     },
 ];
 
-/// A file whose end can be asked for, and set.
+/// A file whose end can be read and set.
 trait Growing: Target + Sync {
     fn end(&self) -> io::Result<u64>;
     fn clear(&self) -> io::Result<()>;
@@ -91,7 +91,7 @@ impl Growing for File {
 /// Measures the cases.
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     for case in CASES.iter().filter(|case| plan.wants(case.name)) {
-        plan.tell(case.name);
+        plan.report_progress(case.name);
         one(case, plan, outcome)?;
     }
     Ok(())
@@ -109,28 +109,30 @@ fn one(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let extender = open(&others.path, dsync).context(case.name)?;
     let length = plan.slice(200, 100);
     let counts = RefCell::new(Vec::new());
-    let subject = Side::new(case.engine, || slice(&file, &file, length, &mut counts.borrow_mut()));
-    let peer = Side::new(case.peer, || slice(&appender, &extender, length, &mut Vec::new()));
-    let times = measure(case.name, APPENDERS as u32, [subject, peer], plan, outcome)?;
+    let subject =
+        TimedEngine::new(case.engine, || slice(&file, &file, length, &mut counts.borrow_mut()));
+    let baseline =
+        TimedEngine::new(case.baseline, || slice(&appender, &extender, length, &mut Vec::new()));
+    let times = measure(case.name, APPENDERS as u32, [subject, baseline], plan, outcome)?;
     if let Some([own, others]) = times {
-        outcome.note(told(case, [&own, &others], &counts.into_inner()));
+        outcome.note(summary(case, [&own, &others], &counts.into_inner()));
     }
     Ok(())
 }
 
-fn told(case: &Case, times: [&Times; 2], counts: &[[u64; APPENDERS]]) -> String {
-    let [own, peer] = times.map(|times| times.quantile(0.999) / times.quantile(0.5));
+fn summary(case: &Case, times: [&Times; 2], counts: &[[u64; APPENDERS]]) -> String {
+    let [own, baseline] = times.map(|times| times.quantile(0.999) / times.quantile(0.5));
     let median = times[0].quantile(0.5) / times[1].quantile(0.5);
     let of = |thread: usize| counts.iter().map(|counts| counts[thread]).sum::<u64>();
     let least = counts.iter().flatten().min().copied().unwrap_or(0);
     format!(
-        "{}: {}: p99.9 is {own:.1} times the median (bar {BAR}), {}'s {peer:.1} times; the median is \
+        "{}: {}: p99.9 is {own:.1} times the median (target {TARGET}), {}'s {baseline:.1} times; the median is \
          {median:.1} times {}'s; appends by thread: \
          {} and {}, in a slice at least {least}",
         case.name,
         case.engine,
-        case.peer,
-        case.peer,
+        case.baseline,
+        case.baseline,
         of(0),
         of(1)
     )
@@ -167,8 +169,8 @@ fn slice(
         let extenders: Vec<_> = (0..EXTENDERS).map(|_| scope.spawn(extend)).collect();
         let (before, started) = (Usage::now(), Instant::now());
         let appenders: [_; APPENDERS] = std::array::from_fn(|_| scope.spawn(append));
-        // A thread that has not appended when its time is up goes on until it has, among those that
-        // extend.
+        // A thread without an append when its time is over continues, beside the extending threads,
+        // until it has one.
         let appended =
             appenders.map(|thread| thread.join().map_err(panicked).and_then(|took| took));
         let elapsed = started.elapsed();

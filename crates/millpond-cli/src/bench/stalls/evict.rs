@@ -1,9 +1,9 @@
 //! A cached write while another thread misses, the cache is full, and every page in it was used
-//! twice: a search for a page to evict finds none that is cold.
+//! twice: a search for a page to evict finds no cold one.
 //!
-//! The file is a hole read past the kernel's cache, so that a miss costs little but the eviction. The
-//! peer reads a page that is cached. The bar is of the longest write that overlaps the miss in time: any
-//! other was stalled by something else, as by a processor that it did not have.
+//! The file is a hole read past the kernel's cache, so that a miss costs little besides the
+//! eviction. The baseline reads a cached page. The target is for the longest write that overlaps a
+//! miss in time: other long writes have other causes, for example a missing processor.
 
 use std::cell::Cell;
 use std::io;
@@ -16,7 +16,7 @@ use millpond::{Advice, Backing, Engine, File, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::side::{Measured, Side, measure};
+use super::operation_times::{Measured, TimedEngine, measure};
 use crate::bench::data::NamedFile;
 use crate::bench::data::{KIB, MIB};
 use crate::bench::harness::{AlignedBuffer, Slice};
@@ -31,27 +31,27 @@ const EVICTING: &str = "millpond, back, one eviction";
 const RESTING: &str = "millpond, back, no eviction";
 
 const PAGE_BYTES: u64 = 4 * KIB as u64;
-/// Pages that are overwritten.
+/// Number of overwritten pages.
 const WRITTEN_PAGES: u64 = 16;
-const BAR_US: f64 = 200.0;
+const TARGET_US: f64 = 200.0;
 
-/// A file of which as many pages are cached as can be.
+/// A file with as many cached pages as the cache holds.
 struct Full<'a> {
     engine: &'a Engine,
     file: File,
     pages: u64,
-    /// The next page that nobody has read.
+    /// The next page that was not read yet.
     next: Cell<u64>,
 }
 
-/// When each write began, and how long it took.
+/// The start and the duration of each write.
 type Timed = Vec<(Instant, Duration)>;
 
-/// What came of the reads that the writes go on beside.
+/// The reads beside the writes, and their effect.
 #[derive(Default)]
 struct Missed {
     evictions: u64,
-    /// Of each slice, the longest write that a read overlapped.
+    /// Of each slice, the longest write that overlapped a read.
     beside: Vec<Duration>,
 }
 
@@ -87,8 +87,8 @@ impl Full<'_> {
         Ok(())
     }
 
-    /// One thread overwrites a few pages, and times each write; meanwhile another reads a page that is not
-    /// cached, if it `evicts`.
+    /// One thread overwrites a few pages, and measures each write. Another thread reads pages at
+    /// the same time: pages that miss, if `evicts`.
     fn slice(&self, evicts: bool, length: Duration, missed: &mut Missed) -> io::Result<Measured> {
         self.use_all()?;
         let file = &self.file;
@@ -140,9 +140,9 @@ impl Full<'_> {
 /// Measures the cases.
 pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     for (case, bytes) in CASES.into_iter().filter(|(case, _)| plan.wants(case)) {
-        plan.tell(case);
+        plan.report_progress(case);
         let bytes = plan.bytes(bytes);
-        // To fill it, and to use it all before each slice, takes longer than all else.
+        // Filling the cache, and reading it twice before each slice, takes most of the time.
         let is_short = !plan.quick || bytes <= QUICK_BYTES_MAX;
         let done = match is_short {
             true => one(case, bytes, plan, outcome)?,
@@ -156,14 +156,14 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Memory that is free for a cache, as the kernel has it.
+/// Memory that is available for a cache, as the kernel reports it.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
-/// Or why it can't be measured here.
+/// Returns the reason if it can't be measured here.
 fn one(
     case: &'static str,
     cache_bytes: u64,
@@ -175,7 +175,7 @@ fn one(
         return Ok(Err(format!("{} MiB of memory are free", available / MIB)));
     }
     let named = NamedFile::create(&plan.dir, 0)?;
-    // All that is cached, and a page for each slice that misses.
+    // All cached pages, and a page for each slice that misses.
     let sparse = open(&named.path, OFlags::empty()).context(case)?;
     sparse.set_len(cache_bytes * 2).context(case)?;
     let engine =
@@ -188,19 +188,19 @@ fn one(
     let full = Full::new(&engine, file).context(case)?;
     let length = plan.slice(100, 50);
     let [mut missed, mut hit] = [Missed::default(), Missed::default()];
-    let sides = [
-        Side::new(EVICTING, || full.slice(true, length, &mut missed)),
-        Side::new(RESTING, || full.slice(false, length, &mut hit)),
+    let engines = [
+        TimedEngine::new(EVICTING, || full.slice(true, length, &mut missed)),
+        TimedEngine::new(RESTING, || full.slice(false, length, &mut hit)),
     ];
-    let times = measure(case, 1, sides, plan, outcome)?;
-    if let Some([own, peer]) = times {
+    let times = measure(case, 1, engines, plan, outcome)?;
+    if let Some([own, baseline]) = times {
         outcome.note(format!(
-            "{case}: the longest write: {:.1} us beside an eviction (bar {BAR_US}), {:.1} in the median slice; \
+            "{case}: the longest write: {:.1} us beside an eviction (target {TARGET_US}), {:.1} in the median slice; \
              beside a read that hits {:.1} and {:.1}; {} pages were cached, {} evicted in all slices",
             missed.longest_us(),
             own.longest_median() / 1e3,
             hit.longest_us(),
-            peer.longest_median() / 1e3,
+            baseline.longest_median() / 1e3,
             full.pages,
             missed.evictions
         ));

@@ -1,16 +1,15 @@
-//! The suite `stalls`: how long one operation takes while others do their worst.
+//! The suite `stalls`: the longest time of one operation beside heavy work of other threads.
 //!
 //! - [`sync`]: a sync while threads overwrite the file as fast as they can.
 //! - [`append`]: an append while threads extend the file as fast as they can.
-//! - [`evict`]: a cached write while somebody has to find a page to evict, and none is cold.
+//! - [`evict`]: a cached write while another thread has to evict a page, and none is cold.
 //!
-//! What counts is not the rate but the longest: rows have quantiles of what one operation took, over all
-//! slices, and notes have the longest and what the bar says of it. The first slice of each side is not
-//! counted.
+//! The longest operation counts, not the rate: rows have quantiles of the operations of all slices,
+//! and notes have the longest one and its target. The first slice of each engine is not counted.
 
 mod append;
 mod evict;
-mod side;
+mod operation_times;
 mod sync;
 
 use super::outcome::Outcome;

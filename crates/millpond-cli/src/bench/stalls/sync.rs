@@ -1,8 +1,8 @@
 //! A sync while four threads overwrite the file at random, as fast as they can, in mode back.
 //!
-//! What it has to write is what was dirty when it began, which is the dirty limit at most. The bar is what
-//! as much takes when nobody writes: the same threads have stopped before the sync, and what it then
-//! wrote, and how fast, is measured in the same rounds.
+//! It has to write the pages that were dirty at its start, at most the dirty limit. The target is
+//! the time for the same amount without writers: the same threads stop before the sync, and its
+//! bytes and rate are measured in the same rounds.
 
 use std::cell::RefCell;
 use std::fs;
@@ -16,7 +16,7 @@ use millpond::{Backing, Engine, OpenOptions, WriteMode};
 use millpond_bench_peers::Usage;
 use rustix::fs::OFlags;
 
-use super::side::{Measured, PATIENCE, Side, measure};
+use super::operation_times::{Measured, PATIENCE, TimedEngine, measure};
 use crate::bench::data::{KIB, MIB};
 use crate::bench::data::{Random, TestFile};
 use crate::bench::harness::{AlignedBuffer, Slice};
@@ -34,10 +34,10 @@ const WRITERS: u64 = 4;
 const FILE_BYTES: u64 = 256 * MIB;
 const DIRTY_BYTES_MAX: u64 = 64 * MIB;
 const SYNCS: usize = 3;
-/// A sync takes at most so many times what the limit takes.
-const BAR: f64 = 2.0;
+/// Target: a sync takes at most this number of times the time for the dirty limit.
+const TARGET: f64 = 2.0;
 
-/// What the syncs of one side took, and what was written to the device meanwhile, by any process.
+/// Times of one engine's syncs, and the bytes written to the device during them, by any process.
 #[derive(Default)]
 struct Syncs {
     took: Vec<Duration>,
@@ -63,7 +63,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     if !plan.wants(CASE) {
         return Ok(());
     }
-    plan.tell(CASE);
+    plan.report_progress(CASE);
     let bytes = plan.bytes_of(FILE_BYTES, FILE_BYTES / 4);
     let limit = DIRTY_BYTES_MAX * bytes / FILE_BYTES;
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
@@ -77,8 +77,8 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         Ok(file) => file,
         Err(error) => {
             outcome.skip(CASE, BACK, &error);
-            for peer in [QUIET, KERNEL] {
-                outcome.skip(CASE, peer, format!("{BACK} failed: {error}"));
+            for baseline in [QUIET, KERNEL] {
+                outcome.skip(CASE, baseline, format!("{BACK} failed: {error}"));
             }
             return Ok(());
         }
@@ -87,29 +87,33 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let ramp = plan.slice(400, 100);
     let blocks = (bytes / u64::from(4 * KIB)) as u32;
     let [under, quiet] = [RefCell::new(Syncs::default()), RefCell::new(Syncs::default())];
-    let subject =
-        || Side::new(BACK, || slice(&file, blocks, ramp, Writers::GoOn, &mut under.borrow_mut()));
-    let stopped = Side::new(QUIET, || {
+    let subject = || {
+        TimedEngine::new(BACK, || {
+            slice(&file, blocks, ramp, Writers::GoOn, &mut under.borrow_mut())
+        })
+    };
+    let stopped = TimedEngine::new(QUIET, || {
         slice(&file, blocks, ramp, Writers::StopBefore, &mut quiet.borrow_mut())
     });
-    let peer =
-        Side::new(KERNEL, || slice(&kernel, blocks, ramp, Writers::GoOn, &mut Syncs::default()));
+    let baseline = TimedEngine::new(KERNEL, || {
+        slice(&kernel, blocks, ramp, Writers::GoOn, &mut Syncs::default())
+    });
     measure(CASE, 1, [subject(), stopped], plan, outcome)?;
-    measure(CASE, 1, [subject(), peer], plan, outcome)?;
+    measure(CASE, 1, [subject(), baseline], plan, outcome)?;
     let (under, quiet) = (under.into_inner(), quiet.into_inner());
-    outcome.note(told(&under, &quiet, limit));
+    outcome.note(summary(&under, &quiet, limit));
     Ok(())
 }
 
-fn told(under: &Syncs, quiet: &Syncs, limit: u64) -> String {
+fn summary(under: &Syncs, quiet: &Syncs, limit: u64) -> String {
     let longest = under.took.iter().max().map_or(0.0, Duration::as_secs_f64);
     let rate = quiet.bytes_per_s();
     let limit_s = limit as f64 / rate;
     let most = under.bytes.iter().max().map_or(0.0, |most| *most as f64 / limit as f64);
     format!(
         "{CASE}: {BACK}: {} syncs, the longest {:.1} ms, {:.2} times the {:.1} ms that the dirty limit of {} \
-         MiB takes at the {:.0} MB/s of a sync while nobody writes (bar {BAR}); the most that was \
-         written during one, by writers over the limit, too: {most:.2} times the limit",
+         MiB takes at the {:.0} MB/s of a sync without writers (target {TARGET}); at most {most:.2} times \
+         the limit was written during one, by writers over the limit, too",
         under.took.len(),
         longest * 1e3,
         longest / limit_s,

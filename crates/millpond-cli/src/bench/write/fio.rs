@@ -1,4 +1,4 @@
-//! fio as the peer of sequential writes: O_DIRECT with several of them in flight.
+//! fio as the baseline of sequential writes: O_DIRECT with several of them in flight.
 
 use std::ffi::OsString;
 use std::io;

@@ -1,14 +1,13 @@
-//! The suite `write`: writes that wait in the cache, and those that go through, until they are
-//! durable.
+//! The suite `write`: writes in mode back and through, until they are durable.
 //!
-//! The peers are the kernel's ways to write a file: `pwrite` into its page cache with one
-//! `fdatasync`, O_DIRECT with several writes in flight (fio with io_uring), and O_DIRECT with
-//! O_DSYNC, which is how a database appends to its log.
+//! The baselines are the kernel's ways to write a file: `pwrite` into its page cache with one
+//! `fdatasync`; O_DIRECT with several writes in flight (fio with io_uring); and O_DIRECT with
+//! O_DSYNC, as a database appends to its log.
 //!
-//! - Every slice of either side finds its file in the same state: as long, as much of it allocated
-//!   and cached, and nothing waiting to be written back.
-//! - A slice is a number of writes, not a length of time, as the sync in the end is part of it.
-//! - The first slice of each engine is not measured: what it wrote is read back from the device.
+//! - Every slice of either engine finds its file in the same state: the same length, the same
+//!   allocated and cached part, and no dirty pages.
+//! - A slice is a number of writes, not a length of time, as the sync at its end is part of it.
+//! - The first slice of each engine is not measured: its bytes are read back from the device.
 
 mod fio;
 mod target;
@@ -41,7 +40,7 @@ const PWRITE_DSYNC: &str = "kernel pwrite, O_DIRECT, O_DSYNC";
 
 const SEQUENTIAL: &[&str] = &[BACK, FIO, PWRITE_SYNC];
 
-/// Rounds against a peer that no bar is set against, where a slice takes seconds: full and quick.
+/// Rounds against a baseline without a target, where a slice takes seconds: full and quick.
 const LISTED_ROUNDS_MAX: [u32; 2] = [5, 3];
 
 /// Measures all cases.
@@ -68,7 +67,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
                 outcome.skip(case, engine, format!("no O_DIRECT here: {error}"))
             }),
             _ => {
-                plan.tell(case);
+                plan.report_progress(case);
                 measure(case, plan, &mut outcome)?;
             }
         }
@@ -83,38 +82,38 @@ fn no_direct(plan: &Plan) -> Result<Option<io::Error>> {
 }
 
 /// One side of a pair: makes its file ready, then writes it against the clock.
-struct Side<'a> {
+struct WriteEngine<'a> {
     name: &'static str,
     slice: Box<dyn FnMut() -> io::Result<Slice> + 'a>,
     queue_depth: Option<u32>,
     rounds_max: u32,
 }
 
-impl<'a> Side<'a> {
+impl<'a> WriteEngine<'a> {
     fn new(name: &'static str, slice: impl FnMut() -> io::Result<Slice> + 'a) -> Self {
         Self { name, slice: Box::new(slice), queue_depth: None, rounds_max: u32::MAX }
     }
 }
 
-/// Measures `subject` against each peer; returns the rows of those that could be.
+/// Measures `subject` against each baseline; returns the rows of those that could be.
 fn measure(
     case: &'static str,
     block_bytes: u32,
-    mut subject: Side<'_>,
-    peers: Vec<Side<'_>>,
+    mut subject: WriteEngine<'_>,
+    baselines: Vec<WriteEngine<'_>>,
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<()> {
     (subject.slice)().context(format!("{case}: {}", subject.name))?;
-    for mut peer in peers {
-        let (name, block_bytes) = (peer.name, Some(block_bytes));
-        let pair = Pair { case, threads: 1, block_bytes, subject: subject.name, peer: name };
-        if !pair.try_peer((peer.slice)(), outcome) {
+    for mut baseline in baselines {
+        let (name, block_bytes) = (baseline.name, Some(block_bytes));
+        let pair = Pair { case, threads: 1, block_bytes, subject: subject.name, baseline: name };
+        if !pair.try_baseline((baseline.slice)(), outcome) {
             continue;
         }
-        let rounds = plan.rounds().at_most(peer.rounds_max);
-        let [own, other] = pair.measure(rounds, || (subject.slice)(), || (peer.slice)())?;
-        let queue_depth = peer.queue_depth;
+        let rounds = plan.rounds().at_most(baseline.rounds_max);
+        let [own, other] = pair.measure(rounds, || (subject.slice)(), || (baseline.slice)())?;
+        let queue_depth = baseline.queue_depth;
         outcome.rows.extend([own, Row { queue_depth, ..other }]);
     }
     Ok(())
@@ -146,28 +145,28 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
         }
         drop_kernel_cache(&file)
     };
-    // A quarter, whatever the size: what does not fit is part of the case.
+    // A quarter of the bytes, for any size: writing pages that do not fit is part of the case.
     let engine = engine(case, (bytes / 4).max(32 * MIB), outcome)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
-    let [own_bytes, peer_bytes] = &mut bytes_of;
-    let subject = Side::new(BACK, || {
+    let [own_bytes, baseline_bytes] = &mut bytes_of;
+    let subject = WriteEngine::new(BACK, || {
         prepare()?;
         let file = engine.open(path, &options(WriteMode::Back, Backing::Direct))?;
         written_and_synced(&file, path, &load, own_bytes)
     });
-    let fio = Side::new(FIO, || {
+    let fio = WriteEngine::new(FIO, || {
         prepare()?;
         fio::write(path, bytes, BLOCK_BYTES, !fresh)
     });
-    let pwrite = Side::new(PWRITE_SYNC, || {
+    let pwrite = WriteEngine::new(PWRITE_SYNC, || {
         prepare()?;
-        written_and_synced(&target::open(path, OFlags::empty())?, path, &load, peer_bytes)
+        written_and_synced(&target::open(path, OFlags::empty())?, path, &load, baseline_bytes)
     });
-    let peers = vec![
-        Side { queue_depth: Some(fio::QUEUE_DEPTH), ..fio },
-        Side { rounds_max: LISTED_ROUNDS_MAX[usize::from(plan.quick)], ..pwrite },
+    let baselines = vec![
+        WriteEngine { queue_depth: Some(fio::QUEUE_DEPTH), ..fio },
+        WriteEngine { rounds_max: LISTED_ROUNDS_MAX[usize::from(plan.quick)], ..pwrite },
     ];
-    measure(case, BLOCK_BYTES, subject, peers, plan, outcome)
+    measure(case, BLOCK_BYTES, subject, baselines, plan, outcome)
 }
 
 /// 4 KiB overwrites at random of a file that is cached, and one sync.
@@ -175,24 +174,24 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
     const BLOCK_BYTES: u32 = 4 * KIB;
     let bytes = plan.bytes_of(256 * MIB, 64 * MIB);
     let load = Load::random(bytes, BLOCK_BYTES, 1).first(plan.count(1 << 16, 1 << 14));
-    // A file each: direct writes would take the kernel's peer out of its cache.
+    // Separate files: direct writes would drop the baseline's file from the kernel's cache.
     let [own, others] = [TestFile::create(&plan.dir, bytes)?, TestFile::create(&plan.dir, bytes)?];
     own.drop_kernel_cache().context(case)?;
     let engine = engine(case, 1024 * MIB, outcome)?;
-    let (own_path, peer_path) = (own.path(), others.path());
+    let (own_path, baseline_path) = (own.path(), others.path());
     let file = engine.open(&own_path, &options(WriteMode::Back, Backing::Direct)).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
-    let [own_bytes, peer_bytes] = &mut bytes_of;
-    let subject = Side::new(BACK, || {
+    let [own_bytes, baseline_bytes] = &mut bytes_of;
+    let subject = WriteEngine::new(BACK, || {
         read_all(|dst, offset| Ok(file.read_at(dst, offset)?))?;
         written_and_synced(&file, &own_path, &load, own_bytes)
     });
-    let peer = target::open(&peer_path, OFlags::empty()).context(case)?;
-    let peer = Side::new(PWRITE_SYNC, || {
-        warm(&peer)?;
-        written_and_synced(&peer, &peer_path, &load, peer_bytes)
+    let baseline = target::open(&baseline_path, OFlags::empty()).context(case)?;
+    let baseline = WriteEngine::new(PWRITE_SYNC, || {
+        warm(&baseline)?;
+        written_and_synced(&baseline, &baseline_path, &load, baseline_bytes)
     });
-    measure(case, BLOCK_BYTES, subject, vec![peer], plan, outcome)
+    measure(case, BLOCK_BYTES, subject, vec![baseline], plan, outcome)
 }
 
 /// 4 KiB overwrites at random of a file that both the engine and the kernel have cached, into the
@@ -205,27 +204,27 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
     let path = shared.path();
     let engine = engine(case, bytes + bytes / 4 + 32 * MIB, outcome)?;
     let own = engine.open(&path, &options(WriteMode::Through, Backing::Buffered)).context(case)?;
-    let peer = target::open(&path, OFlags::empty()).context(case)?;
+    let baseline = target::open(&path, OFlags::empty()).context(case)?;
     let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
-    let [own_bytes, peer_bytes] = &mut bytes_of;
-    // Nothing is left dirty by the slice before.
+    let [own_bytes, baseline_bytes] = &mut bytes_of;
+    // The slice before has left no dirty pages.
     let prepare = || {
-        peer.sync_data()?;
-        warm(&peer)
+        baseline.sync_data()?;
+        warm(&baseline)
     };
-    let subject = Side::new(THROUGH, || {
+    let subject = WriteEngine::new(THROUGH, || {
         prepare()?;
         read_all(|dst, offset| Ok(own.read_at(dst, offset)?))?;
         written(&own, &path, &load, own_bytes)
     });
-    let pwrite = Side::new(PWRITE, || {
+    let pwrite = WriteEngine::new(PWRITE, || {
         prepare()?;
-        written(&peer, &path, &load, peer_bytes)
+        written(&baseline, &path, &load, baseline_bytes)
     });
     measure(case, BLOCK_BYTES, subject, vec![pwrite], plan, outcome)
 }
 
-/// 4 KiB at the end of a file, durable before the next: what a database does for a transaction.
+/// Appends of 4 KiB, each durable before the next: as a database commits transactions.
 fn commit(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let commits = plan.count(100, 30);
     let engine = engine(case, 64 * MIB, outcome)?;
@@ -241,10 +240,10 @@ fn commit(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> 
     let dir = &*plan.dir;
 
     let [latencies, others] = [Latencies::default(), Latencies::default()];
-    let mut add = |subject: Side<'_>, peer: Side<'_>| -> Result<()> {
-        let names = [subject.name, peer.name];
+    let mut add = |subject: WriteEngine<'_>, baseline: WriteEngine<'_>| -> Result<()> {
+        let names = [subject.name, baseline.name];
         let from = outcome.rows.len();
-        measure(case, Commits::BLOCK_BYTES, subject, vec![peer], plan, outcome)?;
+        measure(case, Commits::BLOCK_BYTES, subject, vec![baseline], plan, outcome)?;
         if let [own, other] = &mut outcome.rows[from..] {
             latencies.tell(own);
             others.tell(other);
@@ -263,7 +262,7 @@ fn commit(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> 
     )
 }
 
-/// Commits to a file that is new in every slice.
+/// Appends to a new file in every slice.
 struct Commits<'a> {
     name: &'static str,
     count: usize,
@@ -278,10 +277,10 @@ impl<'a> Commits<'a> {
         Self { name, count, dir, latencies }
     }
 
-    fn side<T: Target + 'a>(self, open: impl Fn(&Path) -> io::Result<T> + 'a) -> Side<'a> {
+    fn side<T: Target + 'a>(self, open: impl Fn(&Path) -> io::Result<T> + 'a) -> WriteEngine<'a> {
         let Self { name, count, dir, latencies } = self;
         let mut bytes = Stamped::new(Self::BLOCK_BYTES);
-        Side::new(name, move || {
+        WriteEngine::new(name, move || {
             let named =
                 NamedFile::create(dir, 0).map_err(|error| io::Error::other(error.message))?;
             let target = open(&named.path)?;
@@ -301,7 +300,7 @@ impl<'a> Commits<'a> {
     }
 }
 
-/// How long each operation took, slice by slice.
+/// Duration of each operation, by slice.
 #[derive(Default)]
 struct Latencies(RefCell<Vec<Vec<Duration>>>);
 
@@ -310,7 +309,7 @@ impl Latencies {
         self.0.borrow_mut().clear();
     }
 
-    /// Of all slices together.
+    /// A quantile over all slices.
     fn quantile_ns(&self, q: f64) -> f64 {
         let slices = self.0.borrow();
         let mut all: Vec<_> = slices.iter().flatten().map(|took| took.as_nanos() as f64).collect();
@@ -323,11 +322,11 @@ impl Latencies {
         row.p999_ns = Some(self.quantile_ns(0.999));
     }
 
-    /// The ratios that matter of latencies, where less is better.
-    fn beside(&self, other: &Self, [name, peer]: [&str; 2]) -> String {
+    /// The ratios of latencies, where less is better.
+    fn beside(&self, other: &Self, [name, baseline]: [&str; 2]) -> String {
         let ratio = |q| self.quantile_ns(q) / other.quantile_ns(q);
         let (count, p50, p99) = (self.0.borrow().iter().flatten().count(), ratio(0.5), ratio(0.99));
-        format!("commit: {count} each: p50 {p50:.2}, p99 {p99:.2} times {peer}'s: {name}")
+        format!("commit: {count} each: p50 {p50:.2}, p99 {p99:.2} times {baseline}'s: {name}")
     }
 }
 
@@ -367,7 +366,7 @@ fn slice(
     Ok(slice)
 }
 
-/// Has the kernel cache the whole file.
+/// Reads the whole file into the kernel's cache.
 fn warm(file: &File) -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     read_all(|dst, offset| file.read_at(dst, offset))

@@ -1,5 +1,4 @@
-//! Files as they are written: what all sides of a pair have in common, and the loops that are
-//! measured, compiled for each.
+//! Written files: the shared part of the engines, and the measured loops, compiled for each.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -71,8 +70,7 @@ impl Target for Dsync {
     }
 }
 
-/// The bytes that are written: those of a test file's start, with a stamp in front that says where
-/// and in which slice.
+/// The written bytes: a test file's first bytes, behind a stamp with the offset and the slice.
 pub struct Stamped {
     buffer: AlignedBuffer,
     slice: u64,
@@ -85,7 +83,8 @@ impl Stamped {
         Self { buffer, slice: 0 }
     }
 
-    /// Begins another slice; whether it is the first one, which is not measured but checked.
+    /// Begins another slice; returns whether it is the first one, which is checked instead of
+    /// measured.
     pub fn begin(&mut self) -> bool {
         self.slice += 1;
         self.slice == 1
@@ -161,7 +160,7 @@ pub fn check(
         let offset = u64::from(block) * u64::from(block_bytes);
         file.read_exact_at(&mut found, offset)?;
         if found != bytes.at(offset) {
-            let message = format!("what was written at offset {offset} is not there");
+            let message = format!("the block written at offset {offset} is not there");
             return Err(io::Error::other(message));
         }
     }
@@ -173,7 +172,7 @@ pub fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).custom_flags(flags.bits() as i32).open(path)
 }
 
-/// Makes what is cached of a file durable, and has the kernel forget it.
+/// Syncs a file, and drops it from the kernel's cache.
 pub fn drop_kernel_cache(file: &File) -> io::Result<()> {
     file.sync_all()?;
     Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed)?)

@@ -1,21 +1,21 @@
-//! Runs in processes of their own, two at once; and what is left of one that fails.
+//! Starts runs in child processes, two at a time, and shrinks a failing one.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 
 use crate::spec::Spec;
 
-/// A run that ended well.
+/// A successful run.
 pub struct Run {
     pub steps: usize,
     pub turns: u64,
     pub line: String,
 }
 
-/// Schedules that are tried with fewer steps, before these are taken to be needed.
+/// Schedules that are tried with fewer steps before the left-out steps count as necessary.
 const SCHEDULES: u64 = 20;
 
-/// What became of each.
+/// The outcome of each run.
 pub fn tries(specs: &[Spec]) -> Vec<(&Spec, Result<Run, String>)> {
     let together = |some: &'_ [Spec]| -> Vec<_> {
         let started: Vec<Child> = some.iter().map(start).collect();
@@ -37,7 +37,7 @@ fn start(spec: &Spec) -> Child {
 
 fn end(mut child: Child) -> Result<Run, String> {
     let (mut said, mut wrong) = (String::new(), String::new());
-    // What is said on standard error fits into its pipe.
+    // The output on standard error fits into its pipe.
     child.stdout.take().expect("a pipe").read_to_string(&mut said).expect("text");
     child.stderr.take().expect("a pipe").read_to_string(&mut wrong).expect("text");
     let status = child.wait().expect("its end");
@@ -60,10 +60,10 @@ fn end(mut child: Child) -> Result<Run, String> {
     }
 }
 
-/// As few of the steps as still fail, with some schedule.
+/// A small set of steps that still fails, with some schedule.
 pub fn shrink(failed: &Spec) -> Spec {
     let mut spec = failed.clone();
-    // None of them is kept, and they are counted.
+    // Keeps no step, so the run only counts them.
     let nothing = Spec { keep: Some(vec![usize::MAX]), ..failed.clone() };
     let Ok(run) = end(start(&nothing)) else { return spec };
     let mut keep: Vec<usize> = (0..run.steps).collect();

@@ -1,9 +1,9 @@
-//! Where the files are: a directory, or a file system of a loop device.
+//! The file systems that files are measured on: the directory's, or a new one on a loop device.
 //!
-//! A loop mount is made, empty files are opened in it, and then it is unmounted, detached and its image
-//! removed, all at once: the kernel keeps each for as long as something in it is open. So nothing stays
-//! behind however the benchmark ends, but if it is killed in the moment between; the next run in the
-//! directory sees to that.
+//! For a loop device, the file system is made and mounted, empty files are opened in it, and then
+//! it is unmounted, detached and its image removed, at once: the kernel keeps each until its last
+//! file is closed. So nothing stays behind however the benchmark ends, except if it is killed in
+//! that moment; the next run in the directory removes that.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -20,21 +20,21 @@ use crate::failure::{Context, Result};
 
 /// A file system to measure on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum TestFileSystem {
     Directory,
     Loop(&'static str),
 }
 
-impl Place {
-    /// How engines that measure here are told apart.
+impl TestFileSystem {
+    /// The name of this file system in the names of engines.
     pub fn name(&self, file_system: &str) -> String {
         match self {
-            Place::Directory => file_system.to_owned(),
-            Place::Loop(kind) => format!("{kind} loop"),
+            TestFileSystem::Directory => file_system.to_owned(),
+            TestFileSystem::Loop(kind) => format!("{kind} loop"),
         }
     }
 
-    /// Two files of `bytes`, the same to begin with. The error says why there are none.
+    /// Two files of `bytes` with the same contents. The error is the reason why there are none.
     pub fn files(
         &self,
         dir: &Path,
@@ -45,8 +45,8 @@ impl Place {
             Ok([BlockFile::create(dir)?, BlockFile::create(dir)?])
         };
         let made = match self {
-            Place::Directory => make(dir),
-            Place::Loop(kind) => {
+            TestFileSystem::Directory => make(dir),
+            TestFileSystem::Loop(kind) => {
                 let mount = LoopMount::new(dir, kind, 3 * bytes)?;
                 make(&mount.at)
             }
@@ -97,13 +97,14 @@ impl BlockFile {
         super::super::write::open(&self.path(), flags)
     }
 
-    /// Has the kernel drop what it caches of the file.
+    /// Drops the file from the kernel's cache.
     pub fn drop_kernel_cache(&self) -> io::Result<()> {
         self.file.sync_all()?;
         Ok(rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed)?)
     }
 
-    /// Looks whether each block is whole, as the kernel shows the file; gives up the cache of it.
+    /// Checks that each block is whole, as the kernel shows the file; drops the kernel's cache of
+    /// it.
     pub fn check(&self, block_bytes: u32) -> io::Result<()> {
         self.drop_kernel_cache()?;
         let blocks = self.file.metadata()?.len() / u64::from(block_bytes);
@@ -114,7 +115,7 @@ impl BlockFile {
     }
 }
 
-/// Reads `blocks` blocks in order and looks whether each is whole.
+/// Reads `blocks` blocks in order and checks that each is whole.
 pub fn check_blocks(
     blocks: u32,
     block_bytes: u32,
@@ -138,16 +139,18 @@ pub fn check_blocks(
 mod tests {
     use super::*;
 
-    /// Goal: files of each place hold their blocks; nothing stays behind in the directory.
+    /// Goal: files of each file system hold their blocks; nothing stays behind in the directory.
     #[test]
     fn files_are_there_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
-        for place in [Place::Directory, Place::Loop("ext4"), Place::Loop("xfs")] {
-            match place.files(dir.path(), 1 << 20, 8192) {
+        for file_system in
+            [TestFileSystem::Directory, TestFileSystem::Loop("ext4"), TestFileSystem::Loop("xfs")]
+        {
+            match file_system.files(dir.path(), 1 << 20, 8192) {
                 Ok(files) => files.iter().for_each(|file| file.check(8192).unwrap()),
                 Err(reason) => println!("skipped: {reason}"),
             }
-            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{place:?}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "{file_system:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Two sides of a case, and how long each operation of theirs took.
+//! Measures the operations of two engines one by one, and their times.
 
 use std::io;
 use std::time::Duration;
@@ -9,33 +9,34 @@ use crate::bench::outcome::Outcome;
 use crate::bench::plan::Plan;
 use crate::failure::{Context, Result};
 
-/// A disturber gives up after so long: an operation that would wait for ever is told of, too.
+/// Time limit of a disturbing thread, so that an operation that never ends is reported, too.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What one slice found.
+/// The result of one slice.
 pub struct Measured {
     pub slice: Slice,
-    /// How long each operation took.
+    /// Duration of each operation.
     pub took: Vec<Duration>,
 }
 
-/// One side of a pair.
-pub struct Side<'a> {
+/// One of two measured engines.
+pub struct TimedEngine<'a> {
     name: &'static str,
     slice: Box<dyn FnMut() -> io::Result<Measured> + 'a>,
 }
 
-impl<'a> Side<'a> {
+impl<'a> TimedEngine<'a> {
     pub fn new(name: &'static str, slice: impl FnMut() -> io::Result<Measured> + 'a) -> Self {
         Self { name, slice: Box::new(slice) }
     }
 }
 
-/// What operations took in all slices of one side, in nanoseconds.
+/// Times of the operations in all slices of one engine, in nanoseconds.
 #[derive(Default)]
 pub struct Times {
     all: Vec<f64>,
-    /// The longest of each slice: one that a busy machine has spoilt does not hide the others.
+    /// The longest of each slice, so that one slice disturbed by other programs does not hide the
+    /// others.
     longest: Vec<f64>,
 }
 
@@ -54,12 +55,12 @@ impl Times {
         self.quantile(1.0)
     }
 
-    /// The longest of a slice in the middle.
+    /// The median of the slices' longest times.
     pub fn longest_median(&self) -> f64 {
         if self.longest.is_empty() { 0.0 } else { quantile(&mut self.longest.clone(), 0.5) }
     }
 
-    fn told(&self) -> String {
+    fn summary(&self) -> String {
         let us = |ns: f64| ns / 1e3;
         format!(
             "{} operations, p50 {:.1}, p99.9 {:.1}, longest {:.1}, longest of the median slice {:.1} us",
@@ -72,37 +73,40 @@ impl Times {
     }
 }
 
-/// Measures two sides, of whose operations `threads` go on at a time; returns their times. None where one
-/// can't be measured, which is told.
+/// Measures two engines with `threads` concurrent operations; returns their times. `None`, with a
+/// recorded reason, if one can't be measured.
 pub fn measure(
     case: &'static str,
     threads: u32,
-    mut sides: [Side<'_>; 2],
+    mut engines: [TimedEngine<'_>; 2],
     plan: &Plan,
     outcome: &mut Outcome,
 ) -> Result<Option<[Times; 2]>> {
-    let [subject, peer] = &mut sides;
-    let (own_name, peer_name) = (subject.name, peer.name);
+    let [subject, baseline] = &mut engines;
+    let (own_name, baseline_name) = (subject.name, baseline.name);
     let block_bytes = Some(4 * KIB);
-    let pair = Pair { case, threads, block_bytes, subject: own_name, peer: peer_name };
+    let pair = Pair { case, threads, block_bytes, subject: own_name, baseline: baseline_name };
     (subject.slice)().context(format!("{case}: {own_name}"))?;
-    if !pair.try_peer((peer.slice)(), outcome) {
+    if !pair.try_baseline((baseline.slice)(), outcome) {
         return Ok(None);
     }
     let mut times = [Times::default(), Times::default()];
-    let [own_times, peer_times] = &mut times;
-    let slice = |side: &mut Side<'_>, times: &mut Times| {
-        let measured = (side.slice)()?;
+    let [own_times, baseline_times] = &mut times;
+    let slice = |engine: &mut TimedEngine<'_>, times: &mut Times| {
+        let measured = (engine.slice)()?;
         times.add(&measured.took);
         Ok(measured.slice)
     };
-    let mut rows =
-        pair.measure(plan.rounds(), || slice(subject, own_times), || slice(peer, peer_times))?;
+    let mut rows = pair.measure(
+        plan.rounds(),
+        || slice(subject, own_times),
+        || slice(baseline, baseline_times),
+    )?;
     for (row, times) in rows.iter_mut().zip(&times) {
         row.p50_ns = Some(times.quantile(0.5));
         row.p99_ns = Some(times.quantile(0.99));
         row.p999_ns = Some(times.quantile(0.999));
-        outcome.note(format!("{case}: {}: {}", row.engine, times.told()));
+        outcome.note(format!("{case}: {}: {}", row.engine, times.summary()));
     }
     outcome.rows.extend(rows);
     Ok(Some(times))
@@ -119,7 +123,7 @@ mod tests {
             times.add(&[Duration::from_micros(1), Duration::from_micros(longest_us)]);
         }
         assert_eq!((times.longest(), times.longest_median()), (300e3, 200e3));
-        assert!(times.told().starts_with("6 operations, "), "{}", times.told());
+        assert!(times.summary().starts_with("6 operations, "), "{}", times.summary());
         assert_eq!(Times::default().longest(), 0.0);
     }
 }

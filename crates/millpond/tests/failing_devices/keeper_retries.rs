@@ -37,7 +37,7 @@ fn writer() {
 
 fn start_writer(address: &Address, path: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["kept::writer", "--exact", "--ignored", "--nocapture"])
+        .args(["keeper_retries::writer", "--exact", "--ignored", "--nocapture"])
         .env(ROLE, format!("{address}|{}", path.display()))
         .stdout(Stdio::piped())
         .spawn()
@@ -91,7 +91,7 @@ fn a_keeper_that_tries_again_stores_the_pages() {
 /// sync succeeded, and a remount read zeros.
 #[test]
 fn pages_that_a_keeper_could_not_write_are_restored() {
-    let test = "kept::pages_that_a_keeper_could_not_write_are_restored";
+    let test = "keeper_retries::pages_that_a_keeper_could_not_write_are_restored";
     in_own_process(test, LIMIT, || {
         let state = temp_dir();
         // SAFETY: the one test of its process, which has started no thread that reads the environment.

@@ -1,4 +1,4 @@
-//! Descriptors that others opened, and files that others change.
+//! Descriptors opened by other code, and files changed by other processes.
 
 use super::*;
 
@@ -30,10 +30,11 @@ fn descriptors_that_do_not_permit_what_is_asked_for() {
     refused(engine.from_fd(directory, &read_only()), libc::EISDIR, &["open"]);
 }
 
-/// Goal: positioned writes do not append, whatever the descriptor's flags say.
-/// Method: a descriptor with O_APPEND, alone and after others, for writing and for both.
+/// Goal: positioned writes do not append, whether or not the descriptor has O_APPEND.
+/// Method: a descriptor with O_APPEND, opened alone and after other handles, for writing and for
+/// both.
 #[test]
-fn a_descriptor_with_append_set_writes_where_it_is_told() {
+fn positioned_writes_ignore_o_append() {
     for (name, backend) in back_ends(1) {
         if matches!(name, "memory" | "sim") {
             continue;
@@ -63,23 +64,23 @@ fn a_descriptor_with_append_set_writes_where_it_is_told() {
     }
 }
 
-/// Goal: a file that is cut, extended or removed by someone else does no harm: what is not cached
-/// reads as the file is; `invalidate` brings all up to date.
+/// Goal: another process may truncate, extend or remove a file that is open. Bytes that are not
+/// cached are read as the file is now. `invalidate` drops the stale cached pages.
 #[test]
-fn changes_underneath() {
+fn changes_by_other_processes() {
     for (name, backend) in back_ends(1) {
         if matches!(name, "memory" | "sim") {
             continue;
         }
         for backing in [Backing::Buffered, Backing::Direct] {
             for hit_path in [true, false] {
-                underneath(name, backend.clone(), backing, hit_path);
+                change_externally(name, backend.clone(), backing, hit_path);
             }
         }
     }
 }
 
-fn underneath(name: &str, backend: BackendChoice, backing: Backing, hit_path: bool) {
+fn change_externally(name: &str, backend: BackendChoice, backing: Backing, hit_path: bool) {
     let dir = temp_dir();
     let path = with_content(dir.path(), &[1; 100_000]);
     let engine = engine(1 << 20, backend);
@@ -102,7 +103,7 @@ fn underneath(name: &str, backend: BackendChoice, backing: Backing, hit_path: bo
     file.advise(0, 0, Advice::DontNeed).unwrap();
     assert_eq!(file.view(28_000, 10).unwrap().len(), 0);
     assert_eq!(file.len().unwrap(), 20_000);
-    // Extended: known once asked for.
+    // Extended: the new length is visible after `invalidate`.
     outside.set_len(40_000).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&outside, &[2; 10], 39_990).unwrap();
     file.invalidate(0, 0).unwrap();
@@ -111,19 +112,19 @@ fn underneath(name: &str, backend: BackendChoice, backing: Backing, hit_path: bo
     expected.resize(39_990, 0);
     expected.extend([2; 10]);
     assert!(read(&file, 100_000, 0).unwrap() == expected, "{name}");
-    // Cut and extended: all cached bytes are of before, until told.
+    // Truncated and extended: cached bytes stay as they were, until `invalidate`.
     outside.set_len(10).unwrap();
     outside.set_len(40_000).unwrap();
     file.invalidate(0, MAX).unwrap();
     expected[10..].fill(0);
     assert!(read(&file, 100_000, 0).unwrap() == expected, "{name}");
-    // Empty, and written again through us: at the offset that was asked for.
+    // Empty, and written again by the engine: at the requested offset.
     outside.set_len(0).unwrap();
     file.write_all_at(b"back", 8192).unwrap();
     file.invalidate(0, MAX).unwrap();
     assert_eq!(file.len().unwrap(), 8196);
     assert_eq!(read(&file, 10, 8190).unwrap(), b"\0\0back");
-    // Removed: the file lives on; another one of its name is another one.
+    // Removed: the open file stays usable; a new file of that name is another file.
     std::fs::remove_file(&path).unwrap();
     file.write_all_at(b"gone", 0).unwrap();
     std::fs::write(&path, b"other").unwrap();
@@ -134,32 +135,29 @@ fn underneath(name: &str, backend: BackendChoice, backing: Backing, hit_path: bo
     assert_eq!(other.len().unwrap(), 5);
 }
 
-/// Goal: direct backing on a file that refuses it says so, and leaves the file usable otherwise.
+/// Goal: direct backing on a file without direct I/O returns an error, and the file stays usable
+/// without it.
 #[test]
-fn direct_backing_where_there_is_none() {
-    in_own_process(
-        "underneath::direct_backing_where_there_is_none",
-        Duration::from_secs(10),
-        || {
-            let engine = threads_engine();
-            let dir = temp_dir();
-            // The one file system of the kernel that holds plain files and has no direct I/O.
-            let ramfs = ["-t", "ramfs", "none", dir.path().to_str().unwrap()];
-            if !std::process::Command::new("mount")
-                .args(ramfs)
-                .status()
-                .is_ok_and(|status| status.success())
-            {
-                return common::skip("a ramfs cannot be mounted");
-            }
-            let path = with_content(dir.path(), b"pond");
-            let direct = engine.open(&path, &read_only().backing(Backing::Direct));
-            let buffered = engine.open(&path, &read_only()).map(drop);
-            let unmounted = std::process::Command::new("umount").arg(dir.path()).status();
-            assert!(unmounted.is_ok_and(|status| status.success()));
-            let error = refused(direct, libc::EINVAL, &["open"]);
-            assert!(matches!(error, Error::Io { op: Op::Open, .. }));
-            buffered.unwrap();
-        },
-    );
+fn direct_backing_without_support() {
+    in_own_process("external::direct_backing_without_support", Duration::from_secs(10), || {
+        let engine = threads_engine();
+        let dir = temp_dir();
+        // The one file system of the kernel that holds plain files and has no direct I/O.
+        let ramfs = ["-t", "ramfs", "none", dir.path().to_str().unwrap()];
+        if !std::process::Command::new("mount")
+            .args(ramfs)
+            .status()
+            .is_ok_and(|status| status.success())
+        {
+            return common::skip("a ramfs cannot be mounted");
+        }
+        let path = with_content(dir.path(), b"pond");
+        let direct = engine.open(&path, &read_only().backing(Backing::Direct));
+        let buffered = engine.open(&path, &read_only()).map(drop);
+        let unmounted = std::process::Command::new("umount").arg(dir.path()).status();
+        assert!(unmounted.is_ok_and(|status| status.success()));
+        let error = refused(direct, libc::EINVAL, &["open"]);
+        assert!(matches!(error, Error::Io { op: Op::Open, .. }));
+        buffered.unwrap();
+    });
 }

@@ -1,4 +1,5 @@
-//! What other users do to a keeper: connections that block, places of sockets, rescue files of their own.
+//! Attacks of other users on a keeper: connections that block, replaced sockets, forged rescue
+//! files.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{chown, symlink};
@@ -23,8 +24,8 @@ fn lingering() -> (TcpStream, TcpStream) {
     (lingering, reader)
 }
 
-/// Sends a socket that lingers over each of `count` connections to `name`. Closes its own descriptors of them on
-/// command, so that the unread messages hold the last references.
+/// Sends a lingering socket over each of `count` connections to `name`. Closes its own descriptors
+/// of them on command, so that the unread messages hold the last references.
 pub fn lingerer_role(name: &str, count: usize) {
     let mut kept = Vec::new();
     let mut refused = 0;
@@ -38,11 +39,11 @@ pub fn lingerer_role(name: &str, count: usize) {
         let bytes = [std::io::IoSlice::new(&[7])];
         let flags = SendFlags::NOSIGNAL;
         refused += usize::from(rustix::net::sendmsg(&socket, &bytes, &mut control, flags).is_err());
-        // A close of this process must not block it: the keeper is to hold the last reference.
+        // The keeper must hold the last reference: a close here would block this process.
         kept.push((socket, reader, file));
     }
     actor::say(&format!("ready {refused}"));
-    actor::told();
+    actor::read_line();
     let (sockets, files): (Vec<_>, Vec<_>) =
         kept.into_iter().map(|(socket, reader, file)| ((socket, reader), file)).unzip();
     // Where the kernel has refused the descriptors, the close of the last reference would block here.
@@ -52,11 +53,11 @@ pub fn lingerer_role(name: &str, count: usize) {
         std::mem::forget(files)
     }
     actor::say("dropped");
-    actor::wait_for_ever("waiting");
+    actor::sleep_until_killed("waiting");
     drop(sockets);
 }
 
-/// Says where a keeper would listen with `TMPDIR`, and no other directory of its own.
+/// Prints the address that a keeper would use with this `TMPDIR` and no runtime directory.
 pub fn address_role(directory: &str) {
     // SAFETY: the only thread of this process that uses the environment.
     unsafe {
@@ -65,7 +66,7 @@ pub fn address_role(directory: &str) {
     }
     actor::say(&format!("ready {}", Address::unique()));
     actor::say(&format!("address {}", Address::unique()));
-    actor::wait_for_ever("waiting");
+    actor::sleep_until_killed("waiting");
 }
 
 /// The threads of a process that close connections.
@@ -88,15 +89,15 @@ fn connections_to_a_mark_block_no_keeper() {
     let mark = format!("@millpond-kept/{:x}/{:x}", stat.dev(), stat.ino());
     let count = BLOCKING.to_string();
     keeper.signal(libc::SIGSTOP);
-    let mut stranger = Actor::start("lingerer", &[&mark, &count], Some(STRANGER));
-    stranger.tell("drop them");
-    stranger.hears("dropped");
+    let mut stranger = Actor::start("lingerer", &[&mark, &count], Some(OTHER_USER));
+    stranger.send_line("drop them");
+    stranger.wait_for("dropped");
     keeper.signal(libc::SIGCONT);
     // The process lives: an open does not wait.
     let opened = File::open(&path).unwrap();
     keeper::await_written(opened.as_fd(), Duration::from_secs(60)).unwrap();
     writer.kill();
-    assert!(keeper.hears("report").contains("pages: 1"));
+    assert!(keeper.wait_for("report").contains("pages: 1"));
     assert_eq!(std::fs::read(&path).unwrap(), [1; PAGE]);
 }
 
@@ -104,7 +105,7 @@ fn connections_to_a_mark_block_no_keeper() {
 /// bounded number of threads for them.
 /// Incident: a thread was started for each connection of another user.
 #[test]
-fn connections_to_a_door_block_a_bounded_number_of_threads() {
+fn connections_to_the_socket_block_a_bounded_number_of_threads() {
     if !is_root() {
         return;
     }
@@ -114,9 +115,9 @@ fn connections_to_a_door_block_a_bounded_number_of_threads() {
     let mut keeper = Actor::start("keeper", &[&address], None);
     keeper.signal(libc::SIGSTOP);
     let count = BLOCKING.to_string();
-    let mut stranger = Actor::start("lingerer", &[&address, &count], Some(STRANGER));
-    stranger.tell("drop them");
-    stranger.hears("dropped");
+    let mut stranger = Actor::start("lingerer", &[&address, &count], Some(OTHER_USER));
+    stranger.send_line("drop them");
+    stranger.wait_for("dropped");
     keeper.signal(libc::SIGCONT);
     let mut writer = Actor::start("writer", &[&address, path.to_str().unwrap(), "dirty"], None);
     assert_eq!(std::fs::read(&path).unwrap(), [], "kept, and not written through");
@@ -129,11 +130,12 @@ fn connections_to_a_door_block_a_bounded_number_of_threads() {
     let threads = closing_threads(keeper.child.id());
     assert!(threads <= 4, "{threads} threads close {BLOCKING} connections");
     writer.kill();
-    assert!(keeper.hears("report").contains("pages: 1"));
+    assert!(keeper.wait_for("report").contains("pages: 1"));
     assert_eq!(std::fs::read(&path).unwrap(), [1; PAGE]);
 }
 
-/// Goal: a keeper's socket is not placed where another user can replace it, at any level.
+/// Goal: a keeper's socket is not created below a directory, at any level, in which another user
+/// could replace it.
 #[test]
 fn a_keepers_socket_is_below_trusted_directories() {
     if !is_root() {
@@ -146,7 +148,7 @@ fn a_keepers_socket_is_below_trusted_directories() {
         std::fs::create_dir_all(&own).unwrap();
         let address_in = |own: &Path| {
             let mut actor = Actor::start("address", &[own.to_str().unwrap()], None);
-            actor.hears("address")
+            actor.wait_for("address")
         };
         let trusted = address_in(&own);
         assert!(trusted.starts_with(own.canonicalize().unwrap().to_str().unwrap()), "{trusted}");
@@ -154,7 +156,7 @@ fn a_keepers_socket_is_below_trusted_directories() {
         symlink(&own, &link).unwrap();
         let resolved = address_in(&link);
         assert!(resolved.starts_with(own.canonicalize().unwrap().to_str().unwrap()), "{resolved}");
-        chown(&foreign, Some(STRANGER), None).unwrap();
+        chown(&foreign, Some(OTHER_USER), None).unwrap();
         let address = address_in(&own);
         assert!(!address.contains("foreign"), "{levels} levels below: {address}");
         chown(&foreign, Some(0), None).unwrap();
@@ -164,7 +166,7 @@ fn a_keepers_socket_is_below_trusted_directories() {
     }
 }
 
-/// A rescue file for `path` as it is, of user `owner`, that replaces its first bytes.
+/// A rescue file of user `owner` for the present file `path`, which replaces its first bytes.
 fn rescue_for(dir: &Path, path: &Path, owner: u32) -> PathBuf {
     let stat = path.metadata().unwrap();
     let changed = stat.mtime() * 1_000_000_000 + stat.mtime_nsec();
@@ -191,11 +193,11 @@ fn a_rescue_file_of_another_user_is_refused() {
         return;
     }
     for (rescue_owner, target_owner, mode, is_refused) in [
-        (STRANGER, 0, 0o600, true),
-        (STRANGER, STRANGER - 1, 0o600, true),
-        (STRANGER, STRANGER, 0o600, false),
-        (STRANGER, STRANGER, 0o666, true),
-        (0, STRANGER, 0o600, false),
+        (OTHER_USER, 0, 0o600, true),
+        (OTHER_USER, OTHER_USER - 1, 0o600, true),
+        (OTHER_USER, OTHER_USER, 0o600, false),
+        (OTHER_USER, OTHER_USER, 0o666, true),
+        (0, OTHER_USER, 0o600, false),
         (0, 0, 0o600, false),
         (0, 0, 0o620, true),
     ] {

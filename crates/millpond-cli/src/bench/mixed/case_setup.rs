@@ -1,21 +1,21 @@
-//! Where a case is measured, and what every case there needs: names, an engine, rounds.
+//! The shared setup of cases on one file system: names, an engine, rounds.
 
 use std::io;
 use std::time::Duration;
 
 use millpond::{Backing, Engine, File, OpenOptions, WriteMode};
 
-use super::place::{BlockFile, Place, check_blocks};
 use super::target::Target;
+use super::test_file_system::{BlockFile, TestFileSystem, check_blocks};
 use super::work::Work;
 use crate::bench::data::MIB;
 use crate::bench::plan::{Plan, Rounds};
 use crate::failure::{Context, Result};
 
 pub const MILLPOND: &str = "millpond";
-/// What is dirty stays in a warm cache for longer than a pair takes.
+/// Longer than a pair takes, so that dirty pages stay in a warm cache.
 pub const DIRTY_AGE_MAX: Duration = Duration::from_secs(120);
-/// Rounds of cases that no bar is set for: full and quick.
+/// Rounds of cases without a target: full and quick.
 pub const LISTED_ROUNDS_MAX: [u32; 2] = [5, 3];
 
 /// The names of a case and of its rows.
@@ -34,25 +34,25 @@ macro_rules! names {
 }
 pub(super) use names;
 
-pub fn rounds(plan: &Plan, barred: bool) -> Rounds {
+pub fn rounds(plan: &Plan, has_target: bool) -> Rounds {
     let listed = LISTED_ROUNDS_MAX[usize::from(plan.quick)];
-    if barred { plan.rounds() } else { plan.rounds().at_most(listed) }
+    if has_target { plan.rounds() } else { plan.rounds().at_most(listed) }
 }
 
-/// A place, and how it is called in the names of engines.
-pub struct Site<'a> {
-    pub place: Place,
+/// A file system, and its name in the names of engines.
+pub struct CaseSetup<'a> {
+    pub file_system: TestFileSystem,
     pub name: String,
     pub plan: &'a Plan,
-    /// On the kind of file system that was measured on already, with little time.
+    /// Whether, in a quick run, this kind of file system was measured already.
     pub repeats: bool,
 }
 
-impl Site<'_> {
+impl CaseSetup<'_> {
     pub fn own(&self) -> String {
-        match self.place {
-            Place::Directory => MILLPOND.into(),
-            Place::Loop(_) => format!("{MILLPOND}, {}", self.name),
+        match self.file_system {
+            TestFileSystem::Directory => MILLPOND.into(),
+            TestFileSystem::Loop(_) => format!("{MILLPOND}, {}", self.name),
         }
     }
 
@@ -68,12 +68,12 @@ impl Site<'_> {
         if self.repeats {
             return Err("quick, and the directory is on such a file system".into());
         }
-        self.place.files(&self.plan.dir, bytes, block_bytes)
+        self.file_system.files(&self.plan.dir, bytes, block_bytes)
     }
 }
 
-/// An engine with so large a cache, and a file in it.
-pub fn pond(cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
+/// An engine with a cache of that size, and a file in it.
+pub fn open_millpond(cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
     let engine = Engine::builder()
         .cache_bytes(cache_bytes)
         .dirty_age_max(DIRTY_AGE_MAX)
@@ -88,12 +88,12 @@ pub fn pond(cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
     Ok((engine, opened))
 }
 
-/// Room for a file of which everything is dirty and yet nothing is written back.
-pub fn roomy(file_bytes: u64) -> u64 {
+/// Cache size for a file whose pages are all dirty without being written back.
+pub fn cache_bytes_for_all_dirty(file_bytes: u64) -> u64 {
     5 * file_bytes + 64 * MIB
 }
 
-/// Makes what is dirty durable, and reads and checks the whole file.
+/// Makes dirty bytes durable, and reads and checks the whole file.
 pub fn warm_up(target: &impl Target, work: &Work) -> io::Result<()> {
     target.sync_data()?;
     check_blocks(work.blocks(), work.block_bytes, |dst, offset| target.read_at(dst, offset))

@@ -1,4 +1,4 @@
-//! Requests of one kind that follow each other through a pipeline.
+//! A stream of direct requests through a pipeline: each completion starts the next request.
 
 use std::hint::black_box;
 use std::io;
@@ -9,27 +9,27 @@ use millpond_bench_peers::{Usage, allocations};
 
 use crate::bench::harness::Slice;
 
-/// What is measured: requests of a file, each with memory of its own.
-pub struct Flow<'f> {
+/// The requests of one file, each with its own memory.
+pub struct RequestStream<'f> {
     file: &'f File,
     pipeline: Pipeline,
     idle: Vec<SegmentList<'static, Mut>>,
-    /// Where requests begin, in turn.
+    /// Offsets of the requests, in turn.
     offsets: Vec<u64>,
     next: usize,
     pub writes: bool,
-    /// A vector of places and lengths that each request has a copy made of, looked through and thrown away;
-    /// none if it is empty.
+    /// A vector of offsets and lengths that is copied, read and dropped for each request; none if
+    /// it is empty.
     pub copied: Vec<(usize, usize)>,
-    /// Allocations of the last slice, and its requests.
+    /// Number of allocations of the last slice, and of its requests.
     pub allocated: (u64, u64),
 }
 
-/// Requests between two looks at the clock.
+/// Requests between two readings of the clock.
 const BATCH: u64 = 256;
 
-impl<'f> Flow<'f> {
-    /// `depth` requests at once, of `segments` segments of `segment_bytes` each.
+impl<'f> RequestStream<'f> {
+    /// `depth` requests in flight, each of `segments` segments of `segment_bytes`.
     pub fn new(
         engine: &Engine,
         file: &'f File,
@@ -39,7 +39,7 @@ impl<'f> Flow<'f> {
         offsets: Vec<u64>,
     ) -> millpond::Result<Self> {
         let mut idle = Vec::with_capacity(depth);
-        // A request's segments come from one region, and do not lie in a row.
+        // A request's segments come from one region, and are not adjacent.
         let mut buffers = engine.alloc_buffers(depth * segments * 2, segment_bytes as usize)?;
         for _ in 0..depth {
             let apart = buffers.drain(..segments * 2).step_by(2);

@@ -1,29 +1,29 @@
-//! `millpond bench figures`: puts the figures of reports into documents, between markers.
+//! `millpond bench figures`: writes the results of reports into documents, between markers.
 //!
 //! ```text
-//! <!-- figures: mixed -->       what stands here is replaced: SUITE, or `machine`
+//! <!-- figures: mixed -->       replaced from here: the results of a SUITE, or of the `machine`
 //! <!-- end of figures -->
 //! ```
 //!
-//! Text around the markers is people's. A marker that no report has figures for keeps what it has; so each suite says of
-//! which commit its figures are.
+//! Text outside the markers is not changed. A marker of a suite without a report keeps its text, so
+//! each suite names the commit of its results.
 
 use std::fs;
 use std::path::PathBuf;
 
-use super::bars::{cpu_ratio, judge};
 use super::outcome::Row;
 use super::report::{Report, short};
+use super::targets::{cpu_ratio, judge};
 use super::{catalog, html};
 use crate::failure::{Context, Failure, REFUSED, Result};
 
 const BEGIN: &str = "<!-- figures: ";
 const END: &str = "<!-- end of figures -->";
 
-/// Puts the figures of reports into documents, between markers.
+/// Writes the results of reports into documents, between markers
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What `bench --json` wrote; of one machine
+    /// JSON reports of `bench --json`, all of one machine
     #[arg(required = true)]
     reports: Vec<PathBuf>,
 
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
 
-    /// What was measured: a commit
+    /// The commit that was measured
     #[arg(long, default_value = "unknown")]
     commit: String,
 }
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// `text` with what `figures` gives for the name of each marker, where it gives something.
+/// `text` with the results that `figures` returns for the name of each marker, if any.
 fn filled(
     text: &str,
     figures: impl Fn(&str) -> Option<String>,
@@ -111,7 +111,7 @@ fn machine(reports: &[Report]) -> String {
     text
 }
 
-/// None where the reports have nothing of the suite.
+/// `None` if no report has rows of the suite.
 fn suite(reports: &[Report], suite: &str) -> Option<String> {
     let pairs: Vec<(&Row, &Row)> =
         reports.iter().flat_map(Report::pairs).filter(|(own, _)| own.suite == suite).collect();
@@ -129,18 +129,18 @@ fn suite(reports: &[Report], suite: &str) -> Option<String> {
     text += "|---|---|---|---|---|---|---|---|\n";
     let cases: Vec<&str> = pairs.iter().map(|(own, _)| own.case).collect();
     let (mut missed, mut reached) = (0, 0);
-    for (own, peer) in pairs {
-        let judged = judge(own, peer);
-        missed += judged.iter().filter(|one| !one.is_reached()).count();
-        reached += judged.iter().filter(|one| one.is_reached()).count();
+    for (own, baseline) in pairs {
+        let judged = judge(own, baseline);
+        missed += judged.iter().filter(|one| !one.is_met()).count();
+        reached += judged.iter().filter(|one| one.is_met()).count();
         let verdicts: Vec<String> = judged
             .iter()
-            .map(|one| match one.is_reached() {
-                true => one.told(),
-                false => format!("{}: **missed** ({:.2})", one.told(), one.found),
+            .map(|one| match one.is_met() {
+                true => one.description(),
+                false => format!("{}: **missed** ({:.2})", one.description(), one.found),
             })
             .collect();
-        text += &row(own, peer, &verdicts.join("; "));
+        text += &row(own, baseline, &verdicts.join("; "));
     }
     let torn: u64 = reports
         .iter()
@@ -158,7 +158,7 @@ fn suite(reports: &[Report], suite: &str) -> Option<String> {
     Some(text + &notes(reports, &cases))
 }
 
-/// What was noted of the cases: a note begins with the name of one, or of a part of it.
+/// The notes of the cases: a note begins with the name of a case, or with a prefix of it.
 fn notes(reports: &[Report], cases: &[&str]) -> String {
     let is_of = |note: &str| {
         let name = note.split([':', ',']).next().unwrap_or_default();
@@ -174,21 +174,21 @@ fn notes(reports: &[Report], cases: &[&str]) -> String {
 
 fn described(pairs: &[(&Row, &Row)]) -> String {
     let mut text = String::new();
-    let mut told: Vec<&str> = Vec::new();
+    let mut listed: Vec<&str> = Vec::new();
     for (own, _) in pairs {
         let Some(case) = catalog::what(own.suite, own.case) else { continue };
-        if told.contains(&case.cases) {
+        if listed.contains(&case.cases) {
             continue;
         }
-        told.push(case.cases);
+        listed.push(case.cases);
         let name = if case.cases.is_empty() { "others" } else { case.cases };
         text += &format!("- `{name}`: {}\n", case.what);
     }
     text + "\n"
 }
 
-fn row(own: &Row, peer: &Row, verdicts: &str) -> String {
-    let at = match own.queue_depth.or(peer.queue_depth) {
+fn row(own: &Row, baseline: &Row, verdicts: &str) -> String {
+    let at = match own.queue_depth.or(baseline.queue_depth) {
         Some(depth) => format!("{}, {depth}", own.threads),
         None => own.threads.to_string(),
     };
@@ -201,10 +201,10 @@ fn row(own: &Row, peer: &Row, verdicts: &str) -> String {
         "| `{}` | {at} | {} | {} | {} | {}{quartiles} | {} | {verdicts} |\n",
         own.case,
         own.engine,
-        peer.engine,
+        baseline.engine,
         thousands(own.ops_per_s),
         number(own.ratio_median),
-        number(cpu_ratio(own, peer)),
+        number(cpu_ratio(own, baseline)),
     )
 }
 
