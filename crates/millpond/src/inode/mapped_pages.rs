@@ -122,7 +122,7 @@ impl MappedPages {
         let fd = backing.descriptor(false).filter(|_| backing.permits(false));
         let is_mapped = fd.is_some_and(|fd| {
             fault::can_resume()
-                && backing.verify().is_ok()
+                && backing.is_intact()
                 && (self.inode.is_mapped() || maps_what_it_reads(fd))
                 && backing.len().is_ok_and(|size| self.inode.map(fd, size))
         });

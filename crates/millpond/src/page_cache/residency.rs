@@ -6,6 +6,10 @@
 //! doubles with each good answer, and the question is put off for a number of reads that doubles with each bad
 //! one.
 //!
+//! The kernel does not answer before Linux 6.5, nor about a file that the process neither owns nor may write. There
+//! each read asks for one of its own bytes without waiting (`RWF_NOWAIT`), until enough reads of the window
+//! in a row have found theirs.
+//!
 //! The windows of all files share one table. Two that share an entry ask more often, nothing else.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -24,6 +28,8 @@ const TICK_MS: u64 = 4;
 /// For how many reads the question is put off, at least and at most.
 const PUT_OFF_MIN: u64 = 32;
 const PUT_OFF_MAX: u64 = 4096;
+/// So many reads of a window in a row find their byte before it is trusted, where the kernel does not answer.
+const SAMPLES: u64 = 8;
 
 /// An entry: a window, and the last answer for it.
 ///
@@ -57,18 +63,15 @@ impl Windows {
         readable: u64,
     ) -> bool {
         let (first, last) = (offset / WINDOW_BYTES, (end - 1) / WINDOW_BYTES);
-        (first..=last).all(|window| self.is_window_resident(salt, fd, window, readable))
+        (first..=last).all(|window| {
+            let byte = offset.max(window * WINDOW_BYTES);
+            self.is_window_resident(salt, fd, byte, readable)
+        })
     }
 
     #[inline]
-    fn is_window_resident(
-        &self,
-        salt: u64,
-        fd: BorrowedFd<'_>,
-        window: u64,
-        readable: u64,
-    ) -> bool {
-        let key = key_of(salt, window);
+    fn is_window_resident(&self, salt: u64, fd: BorrowedFd<'_>, byte: u64, readable: u64) -> bool {
+        let key = key_of(salt, byte / WINDOW_BYTES);
         let entry = &self.entries[key as usize % WINDOWS];
         let known = entry.load(Relaxed);
         if known >> TAG_SHIFT == key >> TAG_SHIFT && known & CACHED != 0 {
@@ -80,7 +83,7 @@ impl Windows {
             entry.store(known - 1, Relaxed);
             return false;
         }
-        ask(entry, known, key, fd, window, readable)
+        ask(entry, known, key, fd, byte, readable)
     }
 }
 
@@ -100,6 +103,7 @@ fn now() -> u64 {
     (time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000) / TICK_MS
 }
 
+/// Asks the kernel about the window of `byte`, which a read is about to copy.
 #[cold]
 #[inline(never)]
 fn ask(
@@ -107,14 +111,26 @@ fn ask(
     known: u64,
     key: u64,
     fd: BorrowedFd<'_>,
-    window: u64,
+    byte: u64,
     readable: u64,
 ) -> bool {
-    let start = window * WINDOW_BYTES;
+    let start = byte / WINDOW_BYTES * WINDOW_BYTES;
     let len = WINDOW_BYTES.min(readable.saturating_sub(start));
-    let is_cached = are_cached(fd, start, len);
-    let is_same = known >> TAG_SHIFT == key >> TAG_SHIFT && (known & CACHED != 0) == is_cached;
-    let doublings = if is_same { (known >> DOUBLINGS_SHIFT & 0xF).min(14) + 1 } else { 0 };
+    let is_known = known >> TAG_SHIFT == key >> TAG_SHIFT;
+    let answers = if is_known { known >> DOUBLINGS_SHIFT & 0xF } else { 0 };
+    let (is_cached, doublings) = match are_cached(fd, start, len) {
+        Some(is_cached) => {
+            let is_same = is_known && (known & CACHED != 0) == is_cached;
+            (is_cached, if is_same { answers.min(14) + 1 } else { 0 })
+        }
+        None if !has_byte(fd, byte) => (false, 0),
+        None if answers < SAMPLES => {
+            // One more in a row; the next read asks, too.
+            entry.store(key >> TAG_SHIFT << TAG_SHIFT | (answers + 1) << DOUBLINGS_SHIFT, Relaxed);
+            return false;
+        }
+        None => (true, SAMPLES),
+    };
     let value = if is_cached {
         CACHED | ((now() + (TRUST_MIN << doublings).min(TRUST_MAX)) & VALUE)
     } else {
@@ -124,9 +140,8 @@ fn ask(
     is_cached
 }
 
-/// Whether the kernel has all pages of `len` bytes at `start`; no, where it does not say (before Linux 6.5, or of a
-/// file that the process neither owns nor may write).
-fn are_cached(fd: BorrowedFd<'_>, start: u64, len: u64) -> bool {
+/// Whether the kernel has all pages of `len` bytes at `start`. `None`: it does not say.
+fn are_cached(fd: BorrowedFd<'_>, start: u64, len: u64) -> Option<bool> {
     const CACHESTAT: usize = 451;
     #[repr(C)]
     struct Asked {
@@ -143,35 +158,48 @@ fn are_cached(fd: BorrowedFd<'_>, start: u64, len: u64) -> bool {
         recently_evicted: u64,
     }
     if len == 0 {
-        return false;
+        return Some(false);
     }
     let (asked, mut answer) = (Asked { offset: start, len }, Answer::default());
     // SAFETY: the kernel reads the one and writes the other.
     let result = unsafe {
         let (asked, answer) = (&raw const asked, &raw mut answer);
-        call(
-            CACHESTAT,
-            [fd.as_raw_fd() as usize, asked.expose_provenance(), answer.expose_provenance()],
-        )
+        let (asked, answer) = (asked.expose_provenance(), answer.expose_provenance());
+        call(CACHESTAT, [fd.as_raw_fd() as usize, asked, answer, 0, 0, 0])
     };
-    result == 0 && answer.cached >= len.div_ceil(super::versions::PAGE_BYTES)
+    (result == 0).then(|| answer.cached >= len.div_ceil(super::versions::PAGE_BYTES))
 }
 
-/// A system call with three arguments, and zero as the fourth, past libc: a read that succeeds leaves errno as it is,
-/// and takes little of a small stack. Returns a negative errno on failure.
+/// Whether the kernel has the page of `byte`: whether a read of it does not wait. The kernel begins to read a page that
+/// it does not have, as the caller is about to.
+fn has_byte(fd: BorrowedFd<'_>, byte: u64) -> bool {
+    let mut target = 0_u8;
+    let segment = libc::iovec { iov_base: (&raw mut target).cast(), iov_len: 1 };
+    // SAFETY: the kernel reads the segment and writes the byte.
+    let result = unsafe {
+        let segment = (&raw const segment).expose_provenance();
+        let flags = libc::RWF_NOWAIT as usize;
+        let fd = fd.as_raw_fd() as usize;
+        call(libc::SYS_preadv2 as usize, [fd, segment, 1, byte as usize, 0, flags])
+    };
+    result == 1
+}
+
+/// A system call past libc: a read that succeeds leaves errno as it is, and takes little of a small stack. Returns a
+/// negative errno on failure.
 ///
 /// # Safety
 ///
 /// The arguments are valid for the system call `number`.
 #[cfg(target_arch = "x86_64")]
-unsafe fn call(number: usize, [a, b, c]: [usize; 3]) -> isize {
+unsafe fn call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
     // SAFETY: the kernel changes rcx and r11 alone; the caller vouches for the arguments.
     unsafe {
         std::arch::asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") 0_usize,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
@@ -179,13 +207,13 @@ unsafe fn call(number: usize, [a, b, c]: [usize; 3]) -> isize {
     result
 }
 
-/// A system call with three arguments, and zero as the fourth, past libc. Returns a negative errno on failure.
+/// A system call past libc. Returns a negative errno on failure.
 ///
 /// # Safety
 ///
 /// The arguments are valid for the system call `number`.
 #[cfg(target_arch = "aarch64")]
-unsafe fn call(number: usize, [a, b, c]: [usize; 3]) -> isize {
+unsafe fn call(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
     let result;
     // SAFETY: the kernel preserves all registers except x0; the caller vouches for the arguments.
     unsafe {
@@ -193,7 +221,7 @@ unsafe fn call(number: usize, [a, b, c]: [usize; 3]) -> isize {
             "svc 0",
             in("x8") number,
             inlateout("x0") a as isize => result,
-            in("x1") b, in("x2") c, in("x3") 0_usize,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
             options(nostack),
         );
     }
@@ -206,6 +234,6 @@ unsafe fn call(number: usize, [a, b, c]: [usize; 3]) -> isize {
 ///
 /// None is needed.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-unsafe fn call(_number: usize, _arguments: [usize; 3]) -> isize {
+unsafe fn call(_number: usize, _arguments: [usize; 6]) -> isize {
     -(libc::ENOSYS as isize)
 }

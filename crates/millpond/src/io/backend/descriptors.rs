@@ -51,8 +51,7 @@ pub enum Backing {
     /// other fault on to the handler of before. A thread that blocks SIGBUS reads by system calls; it must not
     /// begin to block the signal after its first read. Reads are system
     /// calls, too, of pages that the kernel does not have; on file systems other than ext4, XFS, btrfs, F2FS, JFS and
-    /// ReiserFS; with a limit of the address space (`RLIMIT_AS`); before Linux 6.5, or of a file that the
-    /// process neither owns nor may write; and on AArch64.
+    /// ReiserFS; with a limit of the address space (`RLIMIT_AS`); and on AArch64.
     Mapped,
     /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
     /// edges of a write go through the kernel's cache, coherently.
