@@ -311,7 +311,7 @@ fn handles_do_only_what_they_were_opened_for() {
 /// Method: unaligned writes into the middle, across pages and at the end; compared by std.
 #[test]
 fn a_file_may_be_open_for_writing_only() {
-    for backing in [Backing::Buffered, Backing::Direct] {
+    for backing in [Backing::Buffered, Backing::Mapped, Backing::Direct] {
         let dir = temp_dir();
         let mut expected: Vec<u8> = (0..20_000u32).map(|i| i as u8).collect();
         let path = with_content(dir.path(), &expected);

@@ -93,11 +93,13 @@ fn truncated_bytes_never_come_back() {
     let mut all = vec![
         ("sim", BackendChoice::Sim(slow), Backing::Buffered),
         ("threads", BackendChoice::Threads, Backing::Buffered),
+        ("threads, mapped", BackendChoice::Threads, Backing::Mapped),
         ("threads, direct", BackendChoice::Threads, Backing::Direct),
         ("threads, direct in place", BackendChoice::Threads, Backing::DirectInPlace),
     ];
     if common::has_uring() {
         all.push(("uring", BackendChoice::Uring, Backing::Buffered));
+        all.push(("uring, mapped", BackendChoice::Uring, Backing::Mapped));
         all.push(("uring, direct", BackendChoice::Uring, Backing::Direct));
     }
     for (name, backend, backing) in all {

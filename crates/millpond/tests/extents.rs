@@ -62,6 +62,7 @@ fn the_kernel_agrees_after_each_operation() {
         }
         for (backing, mode) in [
             (Backing::Buffered, WriteMode::Through),
+            (Backing::Mapped, WriteMode::Through),
             (Backing::Direct, WriteMode::Through),
             (Backing::Buffered, WriteMode::Back),
             (Backing::Direct, WriteMode::Back),

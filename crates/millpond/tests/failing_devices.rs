@@ -238,15 +238,20 @@ struct Case {
 impl Case {
     fn random(kind: Kind, random: &mut Random) -> Case {
         let backends = back_ends();
+        let mode = [WriteMode::Through, WriteMode::Back][random.below(2) as usize];
+        let backings = [
+            Backing::Buffered,
+            Backing::Direct,
+            Backing::Uncached,
+            Backing::DirectInPlace,
+            Backing::Mapped,
+        ];
+        // Mapped backing is for writes through.
+        let count = if mode == WriteMode::Through { 5 } else { 4 };
         Case {
             kind,
-            mode: [WriteMode::Through, WriteMode::Back][random.below(2) as usize],
-            backing: [
-                Backing::Buffered,
-                Backing::Direct,
-                Backing::Uncached,
-                Backing::DirectInPlace,
-            ][random.below(4) as usize],
+            mode,
+            backing: backings[random.below(count) as usize],
             backend: backends[random.below(backends.len() as u64) as usize].clone(),
             cache_bytes: [256 << 10, 4 << 20][random.below(2) as usize],
         }

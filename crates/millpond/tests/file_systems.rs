@@ -99,7 +99,11 @@ fn back_ends() -> Vec<BackendChoice> {
 fn each_way(mut body: impl FnMut(&str, &Engine, &OpenOptions)) {
     for (name, backend) in ["threads", "uring"].iter().zip(back_ends()) {
         for mode in [WriteMode::Through, WriteMode::Back] {
-            for backing in [Backing::Buffered, Backing::Direct, Backing::DirectInPlace] {
+            let backings =
+                [Backing::Buffered, Backing::Direct, Backing::DirectInPlace, Backing::Mapped];
+            // Mapped backing is for writes through.
+            let count = if mode == WriteMode::Through { 4 } else { 3 };
+            for backing in backings.into_iter().take(count) {
                 let engine = engine(2 << 20, backend.clone());
                 let options = read_write().write_mode(mode).backing(backing);
                 body(&format!("{name}-{mode:?}-{backing:?}"), &engine, &options);

@@ -69,9 +69,11 @@ fn a_child_disturbs_nothing_that_is_in_flight() {
         let mut all = vec![
             ("sim", BackendChoice::Sim(sim), Backing::Buffered),
             ("threads", BackendChoice::Threads, Backing::Buffered),
+            ("threads, mapped", BackendChoice::Threads, Backing::Mapped),
         ];
         if has_uring() {
             all.push(("uring", BackendChoice::Uring, Backing::Buffered));
+            all.push(("uring, mapped", BackendChoice::Uring, Backing::Mapped));
             // Past the kernel's cache: reads that are in flight for a while.
             all.push(("uring, direct", BackendChoice::Uring, Backing::Direct));
         }

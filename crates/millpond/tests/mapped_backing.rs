@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millpond::{
     AsyncFile, BackendChoice, Backing, Engine, Error, File, OpenOptions, Request, WriteMode,
 };
 
-use common::{engine, has_uring, read_write, stress_time, temp_dir, then_stop};
+use common::{engine, has_uring, in_own_process, read_write, run_and_stop, stress_time, temp_dir};
 
 const PAGE: usize = 4096;
 const PAGES: usize = 600;
@@ -190,7 +190,7 @@ fn reads_beside_writes_are_whole() {
                     }
                 }
             });
-            then_stop(&stop, || {
+            run_and_stop(&stop, || {
                 let plain = std::fs::File::open(case.path()).unwrap();
                 let (mut bytes, mut torn, mut reads) = ([0; RECORD], 0, 0);
                 while Instant::now() < end || reads < 1000 {
@@ -266,7 +266,7 @@ fn a_file_that_is_cut_raises_no_signal() {
             read_all(&|| stop.load(Relaxed));
         });
         scope.spawn(|| read_all(&|| stop.load(Relaxed)));
-        then_stop(&stop, || {
+        run_and_stop(&stop, || {
             while Instant::now() < end {
                 other.set_len(5000).unwrap();
                 other.set_len((PAGES * PAGE) as u64).unwrap();
@@ -355,4 +355,39 @@ fn a_child_of_fork_maps_for_itself() {
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     assert!(case.read(0, 3 * PAGE) == [77; 3 * PAGE]);
+}
+
+/// Goal: the mapping serves a file that the process neither owns nor may write, of which the kernel does not say what it
+/// has cached.
+#[test]
+fn files_of_others_are_served() {
+    const NOBODY: u32 = 65534;
+    let test = "files_of_others_are_served";
+    in_own_process(test, Duration::from_secs(60), || {
+        // SAFETY: no memory involved.
+        if unsafe { libc::geteuid() } != 0 {
+            return common::skip("only root can become another user");
+        }
+        let dir = temp_dir();
+        let (path, expected) = (dir.path().join("file"), content());
+        std::fs::write(&path, &expected).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        // SAFETY: no memory involved. All threads of this process become the user.
+        assert_eq!(unsafe { libc::setresuid(NOBODY, NOBODY, 0) }, 0);
+        let engine = engine(1 << 20, BackendChoice::Threads);
+        let file =
+            engine.from_fd(file.into(), &OpenOptions::new().read(true).backing(Backing::Mapped));
+        let file = file.unwrap();
+        for turn in 0..1000_usize {
+            let at = turn * 7001 % (PAGES * PAGE - 5000);
+            let mut bytes = [0; 5000];
+            file.read_exact_at(&mut bytes, at as u64).unwrap();
+            assert!(bytes == expected[at..at + 5000]);
+        }
+        let hits = engine.stats().hits;
+        assert!(hits > 300, "{hits} of 1000");
+        // The user may not remove it.
+        // SAFETY: no memory involved. Root is the saved user.
+        unsafe { libc::seteuid(0) };
+    });
 }

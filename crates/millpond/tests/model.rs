@@ -470,6 +470,7 @@ fn run(case: &Case, backend: BackendChoice, errors: Option<&SimOptions>) {
     let backing = match case.direct {
         true if case.readahead => Backing::DirectInPlace,
         true => Backing::Direct,
+        false if !case.back && case.page_shift == 12 => Backing::Mapped,
         false => Backing::Buffered,
     };
     let mode = if case.back { WriteMode::Back } else { WriteMode::Through };

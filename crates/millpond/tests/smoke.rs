@@ -17,7 +17,8 @@ fn written_bytes_are_read_back() {
         back_ends.push(BackendChoice::Uring);
     }
     for (number, backend) in back_ends.into_iter().enumerate() {
-        for backing in [Backing::Buffered, Backing::Direct, Backing::DirectInPlace] {
+        for backing in [Backing::Buffered, Backing::Mapped, Backing::Direct, Backing::DirectInPlace]
+        {
             for page_bytes in [4096, 16384, 65536] {
                 let path = dir.path().join(format!("{number}-{backing:?}-{page_bytes}"));
                 let engine = Engine::builder()

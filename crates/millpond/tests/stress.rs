@@ -253,14 +253,16 @@ fn reads_are_atomic_and_current() {
     for round in 0..rounds {
         for (name, backend) in &all {
             let page_bytes = 4096 << random.below(5);
+            let backing =
+                [Backing::Direct, Backing::Buffered, Backing::Mapped][random.below(3) as usize];
             let setup = Setup {
                 name: format!("{name}, pages of {page_bytes}"),
                 backend: backend.clone(),
-                backing: if random.chance(500) { Backing::Direct } else { Backing::Buffered },
+                backing,
                 page_bytes,
                 cache_pages: [3, 12, 100][round],
                 files: [1, 1, 3][round],
-                write_mode: if random.chance(500) { WriteMode::Back } else { WriteMode::Through },
+                write_mode: write_mode(backing, &mut random),
             };
             let time = stress_time(0.6);
             let mut random = random.fork();
@@ -268,6 +270,14 @@ fn reads_are_atomic_and_current() {
                 readers_and_writers(&setup, &mut random, time);
             });
         }
+    }
+}
+
+/// A write mode that goes with `backing`.
+fn write_mode(backing: Backing, random: &mut Random) -> WriteMode {
+    match backing {
+        Backing::Mapped => WriteMode::Through,
+        _ => [WriteMode::Back, WriteMode::Through][random.below(2) as usize],
     }
 }
 
@@ -290,14 +300,15 @@ fn the_end_of_the_file_moves_in_whole_records() {
     let mut random = Random::from_environment();
     for (name, backend) in back_ends(random.next()) {
         for (page_bytes, cache_pages) in [(4096u64, 4), (16384, 40)] {
+            let backing = [Backing::Buffered, Backing::Mapped][random.below(2) as usize];
             let setup = Setup {
-                name: format!("{name}, pages of {page_bytes}"),
+                name: format!("{name}, pages of {page_bytes}, {backing:?}"),
                 backend: backend.clone(),
-                backing: Backing::Buffered,
+                backing,
                 page_bytes,
                 cache_pages,
                 files: 1,
-                write_mode: if random.chance(500) { WriteMode::Back } else { WriteMode::Through },
+                write_mode: write_mode(backing, &mut random),
             };
             let time = stress_time(0.5);
             let mut random = random.fork();

@@ -39,7 +39,7 @@ fn positioned_writes_ignore_o_append() {
         if matches!(name, "memory" | "sim") {
             continue;
         }
-        for backing in [Backing::Buffered, Backing::Direct] {
+        for backing in [Backing::Buffered, Backing::Mapped, Backing::Direct] {
             for may_read in [false, true] {
                 let dir = temp_dir();
                 let path = with_content(dir.path(), &[b'.'; 10_000]);
@@ -72,7 +72,7 @@ fn changes_by_other_processes() {
         if matches!(name, "memory" | "sim") {
             continue;
         }
-        for backing in [Backing::Buffered, Backing::Direct] {
+        for backing in [Backing::Buffered, Backing::Mapped, Backing::Direct] {
             for hit_path in [true, false] {
                 change_externally(name, backend.clone(), backing, hit_path);
             }

@@ -134,6 +134,7 @@ fn readers_see_whole_ranges_as_they_were_or_zero() {
         for (page_bytes, cache_pages, backing, mode) in [
             (4096u64, 5, Backing::Buffered, WriteMode::Through),
             (4096, 100, Backing::Direct, WriteMode::Through),
+            (4096, 100, Backing::Mapped, WriteMode::Through),
             (4096, 100, Backing::Direct, WriteMode::Back),
             (4096, 100, Backing::DirectInPlace, WriteMode::Back),
             (16384, 30, Backing::Buffered, WriteMode::Back),

@@ -44,6 +44,11 @@ impl Setup {
         let cache_pages = [3, 4, 6, 10, 20][random.below(5) as usize];
         let direct = random.chance(500);
         let back = random.chance(600);
+        let backing = match direct {
+            true => Backing::Direct,
+            false if !back && random.chance(600) => Backing::Mapped,
+            false => Backing::Buffered,
+        };
         let mut builder = builder(cache_for(cache_pages, page_bytes as u64), backend.clone())
             .hit_path(random.chance(900));
         if random.chance(500) {
@@ -54,7 +59,7 @@ impl Setup {
         }
         let options = read_write()
             .page_bytes(page_bytes as u32)
-            .backing(if direct { Backing::Direct } else { Backing::Buffered })
+            .backing(backing)
             .write_mode(if back { WriteMode::Back } else { WriteMode::Through });
         // These handles bypass the cache.
         let others_direct = random.chance(300);
@@ -68,7 +73,7 @@ impl Setup {
             ended: Default::default(),
             name: format!(
                 "{name}, pages of {page_bytes}, cache of {cache_pages}, {}, {}{}",
-                if direct { "direct" } else { "buffered" },
+                format!("{backing:?}").to_lowercase(),
                 if back { "back" } else { "through" },
                 if others_direct { ", direct handles" } else { "" },
             ),
