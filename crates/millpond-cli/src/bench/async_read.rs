@@ -36,6 +36,7 @@ use super::plan::Plan;
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond, queue";
+const MILLPOND_MAPPED: &str = "millpond, queue, mapped";
 const MILLPOND_SYNC: &str = "millpond, read_at";
 const MILLPOND_FUTURE: &str = "millpond, future";
 const PREADV: &str = "preadv loop";
@@ -166,11 +167,63 @@ fn cold(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
         }
         skipped.into_iter().for_each(|(name, error)| outcome.skip(COLD, name, error));
     }
+    drop(pond);
+    cold_mapped(&file, &load, length, plan, outcome)?;
     let missed = engine.stats().misses - stats.misses;
     let share = 100.0 * missed as f64 / reads.into_inner().max(1) as f64;
     outcome.note(format!(
         "{COLD}: {share:.1} of 100 reads of Millpond missed, all depths together; the others hit"
     ));
+    Ok(())
+}
+
+/// Reads through the kernel's cache: by a queue of a file with mapped backing, and by io_uring.
+fn cold_mapped(
+    file: &TestFile,
+    load: &Load,
+    length: Duration,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    const DEPTH: u32 = 32;
+    plan.report_progress(&format!("{COLD}, depth {DEPTH}, mapped"));
+    let engine = millpond::Engine::builder().cache_bytes(16 << 20).build();
+    let engine = engine.context("building an engine")?;
+    let options = OpenOptions::new().read(true).backing(Backing::Mapped);
+    let pond = Arc::new(engine.open(file.path(), &options).context("opening the file")?);
+    pond.advise(0, 0, Advice::Random).context("advising")?;
+    let buffers = engine.alloc_buffers(DEPTH as usize, BLOCK_BYTES as usize);
+    let buffers = buffers.context("buffers")?.into_iter().map(|buffer| vec![buffer]).collect();
+    let queue = engine.queue(DEPTH as usize).context("making a queue")?;
+    let reads = [AtomicU64::new(0), AtomicU64::new(0)];
+    let subject = InFlight {
+        name: MILLPOND_MAPPED,
+        prepare: Box::new(|| file.drop_kernel_cache()),
+        reads: RefCell::new(ReadsByQueue { queue, file: pond, buffers }),
+        reads_done: &reads[0],
+        ended: Cell::new(0),
+        latencies: RefCell::default(),
+    };
+    let plain = file.open(OFlags::empty()).context("opening the file")?;
+    rustix::fs::fadvise(&plain, 0, None, rustix::fs::Advice::Random).context("advising")?;
+    let baseline = match Uring::new(&plain, DEPTH, BLOCK_BYTES, false) {
+        Ok(ring) => InFlight {
+            name: BUFFERED,
+            prepare: Box::new(|| file.drop_kernel_cache()),
+            reads: RefCell::new(ring),
+            reads_done: &reads[1],
+            ended: Cell::new(0),
+            latencies: RefCell::default(),
+        },
+        Err(error) => {
+            outcome.skip(COLD, BUFFERED, error);
+            return Ok(());
+        }
+    };
+    let [own, other] = compare(COLD, &subject, &baseline, load, plan, length)?;
+    let own = own.taking(subject.latencies.borrow().latencies());
+    let other = other.taking(baseline.latencies.borrow().latencies());
+    outcome.rows.extend([own, other].map(|row| row.in_flight(DEPTH)));
     Ok(())
 }
 

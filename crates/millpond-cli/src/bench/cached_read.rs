@@ -22,6 +22,7 @@ use super::plan::Plan;
 use crate::failure::{Context, Result};
 
 const MILLPOND: &str = "millpond";
+const MAPPED: &str = "millpond, mapped";
 const MEMCPY: &str = "memcpy";
 const MMAP: &str = "mmap";
 const PREAD: &str = "kernel pread";
@@ -52,6 +53,8 @@ struct Case {
     without_hit_path: bool,
     /// Whether to measure an engine with a keeper, whose frames are shared memory, too.
     with_keeper: bool,
+    /// Whether to measure mapped backing too.
+    with_mapped: bool,
 }
 
 const CASES: [Case; 5] = [
@@ -64,6 +67,7 @@ const CASES: [Case; 5] = [
         scaled: true,
         without_hit_path: true,
         with_keeper: true,
+        with_mapped: true,
     },
     Case {
         name: "random-16k",
@@ -74,6 +78,7 @@ const CASES: [Case; 5] = [
         scaled: true,
         without_hit_path: false,
         with_keeper: false,
+        with_mapped: false,
     },
     Case {
         name: "read2-4k",
@@ -84,6 +89,7 @@ const CASES: [Case; 5] = [
         scaled: true,
         without_hit_path: false,
         with_keeper: false,
+        with_mapped: false,
     },
     Case {
         name: "pread3-4k",
@@ -94,6 +100,7 @@ const CASES: [Case; 5] = [
         scaled: true,
         without_hit_path: false,
         with_keeper: false,
+        with_mapped: false,
     },
     Case {
         name: "sequential-512",
@@ -104,6 +111,7 @@ const CASES: [Case; 5] = [
         scaled: false,
         without_hit_path: true,
         with_keeper: false,
+        with_mapped: true,
     },
 ];
 
@@ -176,6 +184,9 @@ fn cached(
             Err(error) => outcome.skip(case.name, name, error),
         }
     }
+    if case.with_mapped {
+        mapped_backing(case, file.bytes, &load, plan, outcome)?;
+    }
     if case.with_keeper {
         // A separate file: an engine reads a file through the engine that has it open already.
         let copy = TestFile::create(&plan.dir, file.bytes)?;
@@ -191,6 +202,25 @@ fn cached(
         stopper.stop_when_idle();
         let _ = keeper.join();
     }
+    Ok(())
+}
+
+/// Mapped backing against `pread`, both of the kernel's pages.
+fn mapped_backing(
+    case: &Case,
+    bytes: u64,
+    load: &Load,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    // A separate file: an engine reads a file with the backing that has it open already.
+    let file = TestFile::create(&plan.dir, bytes)?;
+    let options = OpenOptions::new().read(true).backing(Backing::Mapped);
+    let pond = OpenMillpond::open(&file, millpond::Engine::builder(), &options)?;
+    let subject = pond.reader(MAPPED, true);
+    let baseline = pread(PREAD, file.open(OFlags::empty()).context("opening the file")?);
+    let length = plan.slice(60, 12);
+    outcome.rows.extend(compare(case.name, &subject, &*baseline, load, plan, length)?);
     Ok(())
 }
 

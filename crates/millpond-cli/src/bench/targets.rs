@@ -77,7 +77,14 @@ impl RowTarget {
     }
 }
 
-const TARGETS: [RowTarget; 64] = [
+const TARGETS: [RowTarget; 71] = [
+    target("cached-read", "random-4k", "kernel pread", 1.6).by("millpond, mapped"),
+    target("cached-read", "sequential-512", "kernel pread", 3.0).by("millpond, mapped"),
+    target("write", "through-4k", "kernel", 0.95).by("millpond, through, mapped"),
+    target("async-read", "cold-random-4k", "io_uring, buffered", 1.0).by("millpond, queue, mapped"),
+    target("mixed", "warm-8k-8+8-reads", "kernel, ext", 1.6).by("millpond, mapped"),
+    target("mixed", "warm-8k-8+8-writes", "kernel, ext", 1.3).by("millpond, mapped"),
+    target("mixed", "warm-8k-8+8-reads", "kernel, xfs", 5.0).by("millpond, mapped"),
     target("cached-read", "random-4k", "memcpy", 0.9).threads(1),
     target("cached-read", "random-4k", "kernel pread", 1.9).threads(1),
     target("cached-read", "random-4k", "kernel pread", 2.3).threads(2),

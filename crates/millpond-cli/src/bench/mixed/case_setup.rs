@@ -56,6 +56,13 @@ impl CaseSetup<'_> {
         }
     }
 
+    pub fn mapped(&self) -> String {
+        match self.file_system {
+            TestFileSystem::Directory => format!("{MILLPOND}, mapped"),
+            TestFileSystem::Loop(_) => format!("{MILLPOND}, mapped, {}", self.name),
+        }
+    }
+
     pub fn kernel(&self) -> String {
         format!("kernel, {}", self.name)
     }
@@ -74,16 +81,26 @@ impl CaseSetup<'_> {
 
 /// An engine with a cache of that size, and a file in it.
 pub fn open_millpond(cache_bytes: u64, file: &BlockFile) -> Result<(Engine, File)> {
+    open_with(cache_bytes, file, WriteMode::Back, Backing::Direct)
+}
+
+/// An engine, and a file with mapped backing: the cache is the kernel's.
+pub fn open_mapped(file: &BlockFile) -> Result<(Engine, File)> {
+    open_with(MIB, file, WriteMode::Through, Backing::Mapped)
+}
+
+fn open_with(
+    cache_bytes: u64,
+    file: &BlockFile,
+    mode: WriteMode,
+    backing: Backing,
+) -> Result<(Engine, File)> {
     let engine = Engine::builder()
         .cache_bytes(cache_bytes)
         .dirty_age_max(DIRTY_AGE_MAX)
         .build()
         .context("building a Millpond engine")?;
-    let options = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .write_mode(WriteMode::Back)
-        .backing(Backing::Direct);
+    let options = OpenOptions::new().read(true).write(true).write_mode(mode).backing(backing);
     let opened = engine.open(file.path(), &options).context("opening a file with Millpond")?;
     Ok((engine, opened))
 }

@@ -29,7 +29,7 @@ use millpond::{Advice, Engine};
 use rustix::fs::OFlags;
 
 use self::case_setup::{
-    CaseSetup, cache_bytes_for_all_dirty, names, open_millpond, rounds, warm_up,
+    CaseSetup, cache_bytes_for_all_dirty, names, open_mapped, open_millpond, rounds, warm_up,
 };
 use self::limit::Limit;
 pub use self::limit::leave as leave_limit;
@@ -205,6 +205,32 @@ fn warm(
             MixedEngine::new(setup.own(), |work, length| work::slice(&file, &file, work, length));
         let mut baseline = MixedEngine::new(setup.kernel(), |work, length| {
             work::slice(&kernel, &kernel, work, length)
+        });
+        pair(setup, case, &work).measure(&mut subject, &mut baseline, outcome)?;
+    }
+    file.close().context("closing a file")?;
+    warm_mapped(setup, own, &kernel, cases, outcome)
+}
+
+/// The same with mapped backing, where reads and writes are of the kernel's pages.
+fn warm_mapped(
+    setup: &CaseSetup<'_>,
+    own: &BlockFile,
+    kernel: &std::fs::File,
+    cases: &[&Case],
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let (_engine, file) = open_mapped(own)?;
+    for case in cases.iter().filter(|case| case.has_target && case.readers > 0) {
+        setup.plan.report_progress(&format!("{} on {}, mapped", case.names.case, setup.name));
+        let work = case.work(setup.plan);
+        warm_up(&file, &work).context(format!("warming up {}", setup.mapped()))?;
+        warm_up(kernel, &work).context(format!("warming up {}", setup.kernel()))?;
+        let mut subject = MixedEngine::new(setup.mapped(), |work, length| {
+            work::slice(&file, &file, work, length)
+        });
+        let mut baseline = MixedEngine::new(setup.kernel(), |work, length| {
+            work::slice(kernel, kernel, work, length)
         });
         pair(setup, case, &work).measure(&mut subject, &mut baseline, outcome)?;
     }

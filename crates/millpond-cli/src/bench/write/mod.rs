@@ -33,6 +33,7 @@ use crate::failure::{Context, Result};
 const BACK: &str = "millpond, back, direct";
 const THROUGH_DIRECT: &str = "millpond, through, direct";
 const THROUGH: &str = "millpond, through";
+const THROUGH_MAPPED: &str = "millpond, through, mapped";
 const FIO: &str = "fio, io_uring, O_DIRECT";
 const PWRITE: &str = "kernel pwrite";
 const PWRITE_SYNC: &str = "kernel pwrite, fdatasync";
@@ -200,28 +201,44 @@ fn through(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()>
     const BLOCK_BYTES: u32 = 4 * KIB;
     let bytes = plan.bytes_of(256 * MIB, 64 * MIB);
     let load = Load::random(bytes, BLOCK_BYTES, 1).first(plan.count(1 << 16, 1 << 14));
-    let shared = TestFile::create(&plan.dir, bytes)?;
-    let path = shared.path();
     let engine = engine(case, bytes + bytes / 4 + 32 * MIB, outcome)?;
-    let own = engine.open(&path, &options(WriteMode::Through, Backing::Buffered)).context(case)?;
+    for (name, backing) in [(THROUGH, Backing::Buffered), (THROUGH_MAPPED, Backing::Mapped)] {
+        let file = TestFile::create(&plan.dir, bytes)?;
+        overwrites(case, (name, backing), &file, &load, &engine, plan, outcome)?;
+    }
+    Ok(())
+}
+
+/// Overwrites of a file with that backing.
+fn overwrites(
+    case: &'static str,
+    (name, backing): (&'static str, Backing),
+    shared: &TestFile,
+    load: &Load,
+    engine: &Engine,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let path = shared.path();
+    let own = engine.open(&path, &options(WriteMode::Through, backing)).context(case)?;
     let baseline = target::open(&path, OFlags::empty()).context(case)?;
-    let mut bytes_of = [Stamped::new(BLOCK_BYTES), Stamped::new(BLOCK_BYTES)];
+    let mut bytes_of = [Stamped::new(load.block_bytes), Stamped::new(load.block_bytes)];
     let [own_bytes, baseline_bytes] = &mut bytes_of;
     // The slice before has left no dirty pages.
     let prepare = || {
         baseline.sync_data()?;
         warm(&baseline)
     };
-    let subject = WriteEngine::new(THROUGH, || {
+    let subject = WriteEngine::new(name, || {
         prepare()?;
         read_all(|dst, offset| Ok(own.read_at(dst, offset)?))?;
-        written(&own, &path, &load, own_bytes)
+        written(&own, &path, load, own_bytes)
     });
     let pwrite = WriteEngine::new(PWRITE, || {
         prepare()?;
-        written(&baseline, &path, &load, baseline_bytes)
+        written(&baseline, &path, load, baseline_bytes)
     });
-    measure(case, BLOCK_BYTES, subject, vec![pwrite], plan, outcome)
+    measure(case, load.block_bytes, subject, vec![pwrite], plan, outcome)
 }
 
 /// Appends of 4 KiB, each durable before the next: as a database commits transactions.
