@@ -86,6 +86,7 @@ mod page_cache {
     mod versions;
 
     pub(crate) use model::{Inode, maps_what_it_reads};
+    pub(crate) use versions::PAGE_BYTES;
 }
 mod error;
 mod event;

@@ -31,7 +31,7 @@ use crate::copy::Source;
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::segment::SegmentIter;
-use crate::page_cache::{Inode, maps_what_it_reads};
+use crate::page_cache::{Inode, PAGE_BYTES, maps_what_it_reads};
 use crate::{copy, fault};
 
 /// The mapping costs as much as some reads by system call.
@@ -105,7 +105,8 @@ impl MappedPages {
     /// After a slow read that has seen bytes up to `end`: maps the file if that pays (MB4).
     pub(crate) fn note_slow_read(&self, backing: &dyn BackingFile, end: u64) {
         let reads = self.reads.load(Relaxed);
-        if reads == REFUSED || end <= self.inode.readable() {
+        // A part of the last page is not mapped.
+        if reads == REFUSED || end <= self.inode.readable() + PAGE_BYTES {
             return;
         }
         if reads < READS_BEFORE_MAPPING {
