@@ -228,7 +228,7 @@ impl File {
     pub unsafe fn map(&self, fd: BorrowedFd<'_>) -> bool {
         let file = &self.cached;
         let guard = file.lock(0, u64::MAX, Mode::Exclusive);
-        let is_mapped = !file.owes() && file.mapped.map(fd, file.core().size.get());
+        let is_mapped = !file.has_dirty_pages() && file.mapped.map(fd, file.core().size.get());
         drop(guard);
         is_mapped
     }

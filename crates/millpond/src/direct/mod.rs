@@ -30,7 +30,7 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
 use crate::memory::try_zeros;
 use crate::write::{self, Account, Around, Write, Written};
-use crate::writeback::Ticket;
+use crate::writeback::EndedOp;
 
 /// Bytes that a bounce buffer holds at most. Chosen, not measured: longer requests are carried out
 /// in parts.
@@ -161,7 +161,7 @@ fn begin_read<'f>(
         return Ok(Begin::Nothing);
     }
     let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
-    if flush::owes(file, first, last) {
+    if flush::needs_writeback(file, first, last) {
         if blocking == Blocking::Try {
             return Ok(Begin::Conflict);
         }
@@ -414,8 +414,8 @@ impl<'f> Begun<'f> {
         file.end_change();
         let written = account.close(file, transfer, blocking);
         match written.durability {
-            Durability::Pending(ticket) => {
-                Conclusion::Undecided(Undecided { held, around, written, ticket })
+            Durability::Pending(ended) => {
+                Conclusion::Undecided(Undecided { held, around, written, ended })
             }
             _ => Conclusion::Ended(held.end_write(extent, around, written)),
         }
@@ -429,19 +429,19 @@ pub(crate) struct Undecided<'f> {
     held: Held<'f>,
     around: Around,
     written: Written,
-    ticket: Ticket,
+    ended: EndedOp,
 }
 
 impl Undecided<'_> {
     /// Whether [`Undecided::settle`] would not wait.
     pub(crate) fn is_decided(&self, extent: Extent<'_>) -> bool {
-        extent.file.writeback.generations.verdict(self.ticket).is_some()
+        extent.file.writeback.generations.verdict(self.ended).is_some()
     }
 
     /// Ends the write. Waits for operations that have a pass of the gate; those wait for no guard and no page.
     pub(crate) fn settle(self, extent: Extent<'_>) -> Ended {
-        let Undecided { held, around, mut written, ticket } = self;
-        written.durability = extent.file.writeback.generations.wait(ticket).into();
+        let Undecided { held, around, mut written, ended } = self;
+        written.durability = extent.file.writeback.generations.wait(ended).into();
         held.end_write(extent, around, written)
     }
 }

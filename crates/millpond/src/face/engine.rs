@@ -387,7 +387,7 @@ impl Engine {
         let holds = cache.set_limit(cache_bytes);
         event!(info, cache_bytes, holds, "another limit");
         if holds > cache_bytes {
-            flusher.starve(cache.ledger.kept());
+            flusher.request_reclaim(cache.ledger.kept());
         }
         Ok(holds)
     }
@@ -453,7 +453,7 @@ impl Engine {
     pub fn leave_keeper(&self) {
         // The keeper has the memory of the parent, which continues.
         if !self.shared.cache.frames.are_the_parents() {
-            CachedFile::leave_keeper(&self.shared);
+            CachedFile::detach_keeper(&self.shared);
         }
     }
 

@@ -233,7 +233,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
-            Alone::NoFrame if flush::relieve(self, flush::VIEW_RELIEF_MAX) => {}
+            Alone::NoFrame if flush::reclaim(self, flush::VIEW_RECLAIM_WAIT_MAX) => {}
             Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)

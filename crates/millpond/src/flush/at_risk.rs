@@ -1,7 +1,7 @@
 //! Dirty pages whose blocks a write past the cache may free (space.SP2): they are written back first.
 
 use crate::error::{Op, Result};
-use crate::flush::owed::write_back;
+use crate::flush::dirty_pages::write_back;
 use crate::inode::CachedFile;
 use crate::options::WriteMode;
 use crate::units::PageIndex;
@@ -26,7 +26,10 @@ pub(crate) fn has_pages_at_risk(file: &CachedFile, end: u64) -> bool {
 
 fn first_at_risk(file: &CachedFile, end: u64) -> Option<PageIndex> {
     // A file without dirty pages is as long at the back end as here (writeback.WB1).
-    if file.opened_mode == WriteMode::Through || !file.writeback.has_begun() || !file.owes() {
+    if file.opened_mode == WriteMode::Through
+        || !file.writeback.has_begun()
+        || !file.has_dirty_pages()
+    {
         return None;
     }
     let len = file.backing.len().unwrap_or(0);

@@ -8,10 +8,10 @@
 //! ```text
 //!   by the first DIRTY page             by who goes to work on a file, or lists one meanwhile (FL3)
 //!            |                                                  |
-//!            v        begin_work                                v
+//!            v        mark_busy                                v
 //!         on duty <---------------> at work on a file         watch ----> ends: nobody is at work
 //!          |   ^      put_back              |                   |
-//!    sleep |   | told, due                  |      longer than STUCK_AFTER
+//!    sleep |   | told, due                  |      longer than STALL_TIMEOUT
 //!          v   |                            |                   |
 //!         asleep                            v                   v
 //!                        put_back <---- stuck with it        on duty
@@ -21,7 +21,7 @@
 //! ```
 //!
 //! - **FL1** A file of which a page is DIRTY, or was and is under write-back or unsynced, is listed: it is in
-//!   the queue once, or in a thread's hands. It leaves the list under the lock of its state, if that says
+//!   the queue once, or in a thread's in_progress. It leaves the list under the lock of its state, if that says
 //!   that it owes nothing, and is listed by the next thread that dirties it. So no two threads work
 //!   on one file, and the list is as long as there are files that owe something. (Closed ones leave
 //!   it sooner or later.)
@@ -34,24 +34,24 @@
 //!   watch.
 //! - **FL4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
 //!   server that died with many files has no more. Where write-backs of a device come to an end, however
-//!   slowly, one thread at a time is at its files; where none has for [`STUCK_AFTER`], one more is.
+//!   slowly, one thread at a time is at its files; where none has for [`STALL_TIMEOUT`], one more is.
 //!   Helpers (FL7) that move are not counted, else they would keep others from what is not for them.
-//! - **FL5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
-//!   listed. A thread takes it out of the strays before it asks what it owes, so that a close
+//! - **FL5** A file that nobody has open and that owes something is a *orphan*: kept from being dropped, and
+//!   listed. A thread takes it out of the orphans before it asks what it owes, so that a close
 //!   meanwhile makes it one again; and a thread that has taken a file off the list lists it if it
 //!   is one by then.
 //! - **FL6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
 //! - **FL7** A device takes many writes at once, and a small file is one: of many, one after the other, it would
-//!   have one at a time. So from the [`HELP_AFTER`]th file on that the thread on duty is at work on in a
-//!   round, up to [`HELPERS_MAX`] *helpers* go through the list beside it. They are at files only that owe little
-//!   (`LITTLE_BYTES`), so that there is still room for reads at the device, and only where all of the
-//!   device's files in hand move. A helper ends when it has seen as many files as were listed, or [`IDLE_MAX`] in
+//!   have one at a time. So from the [`HELPER_AFTER_FILES`]th file on that the thread on duty is at work on in a
+//!   scan, up to [`HELPERS_MAX`] *helpers* go through the list beside it. They are at files only that owe little
+//!   (`SMALL_FILE_BYTES`), so that there is still room for reads at the device, and only where all of the
+//!   device's files in entry move. A helper ends when it has seen as many files as were listed, or [`IDLE_MAX`] in
 //!   a row with which there was nothing to be done. It has no duty, and nobody waits for it: one that is stuck
-//!   has a file in hand, and no more.
-//! - **FL8** A thread that has a file in hand may come to have its last reference, and so its descriptors and memory. It is
-//!   in hand from the look at the list until that is dropped, all under the lock of the list: so the last handle, when it
-//!   has let go of the file, waits until that is out of hand, and an open that finds no memory until files that
-//!   are being let go are gone. Neither waits for longer than [`STUCK_AFTER`], nor a handle for a sync, which may
+//!   has a file in entry, and no more.
+//! - **FL8** A thread that has a file in entry may come to have its last reference, and so its descriptors and memory. It is
+//!   in entry from the look at the list until that is dropped, all under the lock of the list: so the last handle, when it
+//!   has let go of the file, waits until that is out of entry, and an open that finds no memory until files that
+//!   are being let go are gone. Neither waits for longer than [`STALL_TIMEOUT`], nor a handle for a sync, which may
 //!   take as long as the device does.
 //!
 //! *Out of reach.* Where [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not written
@@ -67,16 +67,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::flush::attend::{DEVICE_THREADS_MAX, HELP_AFTER, Role, Round, address};
+use crate::flush::scan::{DEVICE_THREADS_MAX, HELPER_AFTER_FILES, Scan, WorkerRole, address};
 use crate::inode::CachedFile;
 use crate::thread::spawn;
-use crate::writeback::flusher::{Flusher, FlusherState, ThreadId};
-use crate::writeback::turns::STUCK_AFTER;
+use crate::writeback::flusher_state::{Flusher, FlusherState, ThreadId};
+use crate::writeback::writer_token::STALL_TIMEOUT;
 
 /// How soon the flusher looks again after it found nothing to do, while there are writes. Chosen,
 /// not measured.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How often a watch looks: twice in [`STUCK_AFTER`].
+const RESCAN_PERIOD: Duration = Duration::from_millis(100);
+/// How often a watch looks: twice in [`STALL_TIMEOUT`].
 const WATCH_PERIOD: Duration = Duration::from_millis(250);
 /// With fewer files, it is not looked for those that are closed. Chosen, not measured.
 const QUEUE_MAX_MIN: usize = 64;
@@ -98,22 +98,22 @@ impl Flusher<CachedFile> {
             state.queue_max = QUEUE_MAX_MIN.max(2 * state.queue.len());
         }
         state.queue.push_back(Weak::clone(&file.this));
-        if state.on_duty.is_none() {
+        if state.leader.is_none() {
             // Where there is no thread to be had, writers do the work when the limit is reached.
-            state.on_duty = self.spawn(&mut state, Role::Duty);
+            state.leader = self.spawn(&mut state, WorkerRole::Leader);
         }
-        self.keep_watch(&mut state);
+        self.ensure_watchdog(&mut state);
     }
 
     /// Keeps a file whose last handle is gone until it is written back.
-    pub(crate) fn adopt(self: &Arc<Self>, file: Arc<CachedFile>) {
-        // Before it is listed: the thread that takes it off the list looks whether it is a stray
+    pub(crate) fn adopt_orphan(self: &Arc<Self>, file: Arc<CachedFile>) {
+        // Before it is listed: the thread that takes it off the list looks whether it is a orphan
         // (FL5).
-        let known = self.state().strays.insert(address(&file), Arc::clone(&file));
+        let known = self.state().orphans.insert(address(&file), Arc::clone(&file));
         if !std::mem::replace(&mut file.writeback.state().listed, true) {
             self.add(&file);
         }
-        self.tell();
+        self.request_scan();
         drop(known);
     }
 }
@@ -124,7 +124,7 @@ impl Flusher<CachedFile> {
     fn spawn(
         self: &Arc<Self>,
         state: &mut FlusherState<CachedFile>,
-        role: Role,
+        role: WorkerRole,
     ) -> Option<ThreadId> {
         if state.stopped || state.threads >= THREADS_MAX {
             return None;
@@ -138,29 +138,29 @@ impl Flusher<CachedFile> {
 
     /// Sees to it that somebody watches the one on duty, if there is anything to be done beside what it
     /// does (FL3).
-    pub(super) fn keep_watch(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
-        if !state.has_watch && !state.queue.is_empty() && state.duty_at_work().is_some() {
-            state.has_watch = self.spawn(state, Role::Watch).is_some();
+    pub(super) fn ensure_watchdog(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
+        if !state.has_watchdog && !state.queue.is_empty() && state.leader_busy_since().is_some() {
+            state.has_watchdog = self.spawn(state, WorkerRole::Watchdog).is_some();
         }
     }
 
     /// Starts a helper, if there may be one more (FL7). It leaves threads to those that get stuck.
-    pub(super) fn call_help(self: &Arc<Self>) {
+    pub(super) fn start_helper(self: &Arc<Self>) {
         let mut state = self.state();
         let is_room = state.threads + DEVICE_THREADS_MAX < THREADS_MAX;
-        if is_room && state.helpers < HELPERS_MAX && state.queue.len() >= HELP_AFTER {
-            let is_there = self.spawn(&mut state, Role::Help).is_some();
+        if is_room && state.helpers < HELPERS_MAX && state.queue.len() >= HELPER_AFTER_FILES {
+            let is_there = self.spawn(&mut state, WorkerRole::Helper).is_some();
             state.helpers += usize::from(is_there);
         }
     }
 
-    fn serve(self: &Arc<Self>, me: ThreadId, mut role: Role) {
+    fn serve(self: &Arc<Self>, me: ThreadId, mut role: WorkerRole) {
         loop {
             let goes_on = match role {
-                Role::Duty => self.serve_on_duty(me),
-                Role::Watch => self.watch(me),
-                Role::Help => {
-                    self.help(me);
+                WorkerRole::Leader => self.lead(me),
+                WorkerRole::Watchdog => self.run_watchdog(me),
+                WorkerRole::Helper => {
+                    self.run_helper(me);
                     None
                 }
             };
@@ -172,21 +172,22 @@ impl Flusher<CachedFile> {
     }
 
     /// Watches the thread on duty, and takes over from it when it is stuck. `None`: the thread ends.
-    fn watch(&self, me: ThreadId) -> Option<Role> {
+    fn run_watchdog(&self, me: ThreadId) -> Option<WorkerRole> {
         let mut state = self.state();
         loop {
-            let waited = self.watching.wait_timeout_while(state, WATCH_PERIOD, |it| !it.stopped);
+            let waited =
+                self.watchdog_wake.wait_timeout_while(state, WATCH_PERIOD, |it| !it.stopped);
             state = waited.expect("no panic under the lock").0;
-            let since = state.duty_at_work();
+            let since = state.leader_busy_since();
             match since {
                 Some(since) if !state.stopped => {
-                    if since.elapsed() >= STUCK_AFTER {
-                        (state.on_duty, state.has_watch) = (Some(me), false);
-                        return Some(Role::Duty);
+                    if since.elapsed() >= STALL_TIMEOUT {
+                        (state.leader, state.has_watchdog) = (Some(me), false);
+                        return Some(WorkerRole::Leader);
                     }
                 }
                 _ => {
-                    state.has_watch = false;
+                    state.has_watchdog = false;
                     state.threads -= 1;
                     return None;
                 }
@@ -196,13 +197,13 @@ impl Flusher<CachedFile> {
 
     /// Looks at all files, and sleeps, until somebody else is on duty, or there is nothing left to be on
     /// duty for. `None`: the thread ends.
-    fn serve_on_duty(self: &Arc<Self>, me: ThreadId) -> Option<Role> {
-        while self.make_round(me) {}
+    fn lead(self: &Arc<Self>, me: ThreadId) -> Option<WorkerRole> {
+        while self.scan_once(me) {}
         let mut state = self.state();
         // FL3: the one on duty may have got stuck when there was no thread for a watch.
-        if !state.has_watch && state.duty_at_work().is_some() {
-            state.has_watch = true;
-            return Some(Role::Watch);
+        if !state.has_watchdog && state.leader_busy_since().is_some() {
+            state.has_watchdog = true;
+            return Some(WorkerRole::Watchdog);
         }
         state.threads -= 1;
         None
@@ -210,84 +211,84 @@ impl Flusher<CachedFile> {
 
     /// Looks at each file once, and sleeps if there is nothing to do then; whether the thread is still
     /// on duty.
-    fn make_round(self: &Arc<Self>, me: ThreadId) -> bool {
+    fn scan_once(self: &Arc<Self>, me: ThreadId) -> bool {
         let mut state = self.state();
         if state.stopped {
             return false;
         }
-        state.told = false;
-        self.told.clear();
+        state.wake_requested = false;
+        self.scan_requested.clear();
         let mut left = state.queue.len();
         drop(state);
-        let mut round = Round::new(Role::Duty);
-        round.starved = self.starved.swap(false, Relaxed);
-        while let Some((file, stray)) = self.take(me, &round, &mut left) {
-            let attended = self.attend(me, &file, stray.is_some(), &mut round);
-            round.note(attended);
-            if !self.put_back(me, file, stray) {
-                self.tell_of_unseen();
+        let mut scan = Scan::new(WorkerRole::Leader);
+        scan.reclaim_requested = self.reclaim_requested.swap(false, Relaxed);
+        while let Some((file, orphan)) = self.take_next(me, &scan, &mut left) {
+            let outcome = self.process(me, &file, orphan.is_some(), &mut scan);
+            scan.note(outcome);
+            if !self.return_file(me, file, orphan) {
+                self.wake_leader();
                 return false;
             }
         }
-        self.note_stuck(me, round.unwritten, round.unstable);
-        if !round.worked {
-            self.sleep(round.next);
+        self.publish_stalled(me, scan.unwritten, scan.unstable);
+        if !scan.has_worked {
+            self.sleep(scan.next);
         }
         true
     }
 
     /// Looks at the files as a helper (FL7).
-    fn help(self: &Arc<Self>, me: ThreadId) {
+    fn run_helper(self: &Arc<Self>, me: ThreadId) {
         let mut left = self.state().queue.len();
-        let mut round = Round::new(Role::Help);
+        let mut scan = Scan::new(WorkerRole::Helper);
         let mut idle = 0;
         while idle < IDLE_MAX
-            && let Some((file, stray)) = self.take(me, &round, &mut left)
+            && let Some((file, orphan)) = self.take_next(me, &scan, &mut left)
         {
-            let works = round.works;
-            self.attend(me, &file, stray.is_some(), &mut round);
-            idle = if round.works > works { 0 } else { idle + 1 };
-            self.put_back(me, file, stray);
+            let files_worked = scan.files_worked;
+            self.process(me, &file, orphan.is_some(), &mut scan);
+            idle = if scan.files_worked > files_worked { 0 } else { idle + 1 };
+            self.return_file(me, file, orphan);
         }
         let mut state = self.state();
         state.helpers -= 1;
         state.threads -= 1;
         drop(state);
-        self.tell_of_unseen();
+        self.wake_leader();
     }
 
-    /// Files were in the hands of a thread that is not on duty: the one that is has not seen them in its
-    /// round.
-    fn tell_of_unseen(&self) {
+    /// Files were in the in_progress of a thread that is not on duty: the one that is has not seen them in its
+    /// scan.
+    fn wake_leader(&self) {
         let mut state = self.state();
-        if !state.told {
-            state.told = true;
-            self.work.notify_one();
+        if !state.wake_requested {
+            state.wake_requested = true;
+            self.leader_wake.notify_one();
         }
     }
 
     fn sleep(&self, next: Option<Instant>) {
         let mut state = self.state();
-        if state.told || state.stopped {
+        if state.wake_requested || state.stopped {
             return;
         }
         let wait = match next {
             Some(at) => at.saturating_duration_since(Instant::now()),
-            // bell.BL1: the look comes with the next round.
-            None if self.awake.clear() => {
+            // notify_flag.NF1: the look comes with the next scan.
+            None if self.dirtied.clear() => {
                 // Something was dirtied since the last look, maybe after it, and maybe written back
                 // by a sync already: a program that does that a thousand times a second does not
                 // wake us.
-                LOOK_AGAIN.min(self.limits.age_max / 4)
+                RESCAN_PERIOD.min(self.limits.age_max / 4)
             }
             None => {
-                while !state.told && !state.stopped {
-                    state = self.work.wait(state).expect("no panic under the lock");
+                while !state.wake_requested && !state.stopped {
+                    state = self.leader_wake.wait(state).expect("no panic under the lock");
                 }
                 return;
             }
         };
-        drop(self.work.wait_timeout(state, wait).expect("no panic under the lock"));
+        drop(self.leader_wake.wait_timeout(state, wait).expect("no panic under the lock"));
     }
 }
 
@@ -326,7 +327,7 @@ mod tests {
             }
             assert!(ended < files.len(), "one at a time");
             // For others to come, and shorter than what counts as stuck.
-            std::thread::sleep(STUCK_AFTER / 25);
+            std::thread::sleep(STALL_TIMEOUT / 25);
         }
         assert!(engine.shared().flusher.state().helpers > 0, "the device was taken to be stuck");
         files.iter().for_each(|(slow, _)| slow.hold(Kind::Write, false));
@@ -351,7 +352,7 @@ mod tests {
         let open = |number: usize| engine.open(dir.path().join(number.to_string()), &options);
         let listed = || {
             let state = engine.shared().flusher.state();
-            state.queue.len() + state.hands.len()
+            state.queue.len() + state.in_progress.len()
         };
         let files: Vec<_> = (0..100).map(|number| open(number).unwrap()).collect();
         files.iter().for_each(|file| file.write_all_at(&[1; 100], 0).unwrap());
@@ -361,7 +362,7 @@ mod tests {
         while listed() > 0 {
             assert!(started.elapsed() < Duration::from_secs(30), "{} files are listed", listed());
             // It may sleep until those are due that were dirty when it looked.
-            engine.shared().flusher.tell();
+            engine.shared().flusher.request_scan();
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut others = 0;

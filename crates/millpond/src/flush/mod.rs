@@ -1,21 +1,21 @@
 //! A flush: takes pages out of the set, claims them, and has the back end write them, contiguous ones
 //! as one transfer, several transfers at once. The rules are those of the modules beside it.
 
-pub(crate) mod owed;
+pub(crate) mod dirty_pages;
 
-pub(crate) mod durable;
+pub(crate) mod durability;
 
 pub(crate) mod sync;
 
 pub(crate) mod flusher;
 
-mod attend;
+mod scan;
 
 pub(crate) mod throttle;
 
 pub(crate) mod at_risk;
 
-pub(crate) mod through;
+pub(crate) mod write_through;
 
 use std::io;
 use std::ops::Range;
@@ -34,13 +34,19 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex, kernel_page_bytes};
 use crate::writeback::Failure;
 use crate::writeback::dirty::FlushNumber;
-use crate::writeback::generations::{Copy, Epoch, Pass};
+use crate::writeback::generations::{Copy, DurableOp, Epoch};
 
 pub(crate) use crate::flush::at_risk::{has_pages_at_risk, write_back_at_risk};
-pub(crate) use crate::flush::durable::{Durability, conclude, conclude_apart, tell_of_others};
-pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back};
+pub(crate) use crate::flush::dirty_pages::{
+    await_ends, close, needs_writeback, record_dirty, write_back,
+};
+pub(crate) use crate::flush::durability::{
+    Durability, conclude, report_foreign_error, try_conclude,
+};
 pub(crate) use crate::flush::sync::{redirty_suspects, sync, sync_written};
-pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
+pub(crate) use crate::flush::throttle::{
+    VIEW_RECLAIM_WAIT_MAX, WRITE_RECLAIM_WAIT_MAX, reclaim, throttle,
+};
 
 /// What is in flight at once, of one flush. Chosen, not measured.
 pub(crate) const BATCH_BYTES: u64 = 16 << 20;
@@ -54,7 +60,7 @@ const FAILURES_MAX: usize = 8;
 /// it. Chosen, not measured.
 const HIDDEN_MAX: u32 = 8;
 
-/// What to do about pages that are in somebody else's hands.
+/// What to do about pages that are in somebody else's in_progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BusyPages {
     Skip,
@@ -64,7 +70,7 @@ pub(crate) enum BusyPages {
     WaitAndLock,
 }
 
-enum Claim {
+enum PageClaim {
     Own(FrameIndex),
     /// HIDDEN, or under write-back: maybe of what was DIRTY when the caller took the page out of the
     /// set, by a flush that began later (dirty.DS3).
@@ -147,10 +153,10 @@ fn flush_range(
     drop(state);
     let (mut all, mut hidden) = Flush { file, number, busy_pages, durable }.run(&pages);
     let mut state = writeback.state();
-    while state.dirty.is_earlier_under_way(number) {
+    while state.dirty.is_earlier_active(number) {
         state = writeback.flush_ended.wait(state).expect("no panic under the lock");
     }
-    let owed = state.dirty.take_owed(number);
+    let owed = state.dirty.take_put_back(number);
     drop(state);
     if let Some((number, pages)) = owed {
         let durable = durable && all.pages == 0;
@@ -208,7 +214,7 @@ impl Flush<'_> {
         if is_awaited {
             file.writeback.flush_ended.notify_all();
         }
-        file.shared.flusher.progressed();
+        file.shared.flusher.notify_progress();
         (flushed, hidden)
     }
 
@@ -232,18 +238,18 @@ impl Flush<'_> {
             let mut times_hidden = 0;
             loop {
                 match claim(file, &mut leaves, page) {
-                    Claim::Own(frame) => {
+                    PageClaim::Own(frame) => {
                         let follows = claimed.last().is_some_and(|last| last.0 + 1 == page);
                         runs += usize::from(!follows);
                         claimed.push((page, frame));
                     }
-                    Claim::Clean => {}
-                    Claim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
+                    PageClaim::Clean => {}
+                    PageClaim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
                         if seen.is_dirty() || !seen.is_ready() {
                             busy.push(page);
                         }
                     }
-                    Claim::Busy(seen) => {
+                    PageClaim::Busy(seen) => {
                         // writeback.WB4.
                         write(&mut claimed, false);
                         runs = 0;
@@ -284,8 +290,8 @@ impl Flush<'_> {
         let mut runs = runs(file, claimed, size);
         let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
         let generations = &file.writeback.generations;
-        let pass = durable.then(|| generations.enter());
-        let epoch = pass.as_ref().map_or_else(|| generations.epoch(), Pass::epoch);
+        let pass = durable.then(|| generations.begin_durable());
+        let epoch = pass.as_ref().map_or_else(|| generations.epoch(), DurableOp::epoch);
         match file.backing.verify() {
             Ok(()) => transfer(file, claimed, &mut runs, durable),
             Err(error) => runs[0].error = Some(error),
@@ -315,7 +321,7 @@ impl Flush<'_> {
             }
             if run.written < run.end && failure.is_none() {
                 let met = run.failure();
-                tell_of_others(file, met);
+                report_foreign_error(file, met);
                 let is_done = pages.len() > 1
                     && retry_pages(file, pages, &mut ends[run.claimed.clone()], size);
                 failure = (!is_done).then_some(met);
@@ -331,13 +337,24 @@ impl Flush<'_> {
     }
 
     /// A durable transfer of all that was claimed has ended.
-    fn conclude(&self, pass: Pass, claimed: &[(PageIndex, FrameIndex)], run: &Run) -> Durability {
+    fn conclude(
+        &self,
+        pass: DurableOp,
+        claimed: &[(PageIndex, FrameIndex)],
+        run: &WriteRun,
+    ) -> Durability {
         let told = (run.written < run.end).then(|| run.failure());
         conclude(self.file, pass, told, || {
-            let &Run { start, body_end, end, .. } = run;
+            let &WriteRun { start, body_end, end, .. } = run;
             let claimed_all = 0..claimed.len();
-            let again =
-                Run { claimed: claimed_all, start, body_end, end, written: start, error: None };
+            let again = WriteRun {
+                claimed: claimed_all,
+                start,
+                body_end,
+                end,
+                written: start,
+                error: None,
+            };
             let mut again = [again];
             transfer(self.file, claimed, &mut again, false);
             again[0].written > start
@@ -364,7 +381,7 @@ impl Flush<'_> {
                     continue;
                 }
                 WritebackEnd::Unstable => {
-                    generations.took([page], Copy::Kept, epoch);
+                    generations.record_written([page], Copy::Kept, epoch);
                 }
                 // Has succeeded (generations.G3), whatever has failed since.
                 WritebackEnd::Stable => {}
@@ -374,7 +391,7 @@ impl Flush<'_> {
         }
         let heap_bytes = generations.heap_bytes();
         drop(generations);
-        file.writeback.count_owed(file.cache(), self.number, heap_bytes);
+        file.writeback.count_unsynced(file.cache(), self.number, heap_bytes);
         let mut leaves = Leaves::new(file);
         let (mut failed, mut shelved) = (Vec::new(), Vec::new());
         // Waiters are woken at the end of the batch, and so do not wait for this flush meanwhile.
@@ -402,22 +419,22 @@ impl Flush<'_> {
     }
 }
 
-fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
+fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> PageClaim {
     let frames = &file.cache().frames;
-    let Ok(held) = leaves.hold(page, false) else { return Claim::Clean };
+    let Ok(held) = leaves.hold(page, false) else { return PageClaim::Clean };
     let word = held.word(page);
     loop {
         let seen = word.load();
         match seen.state() {
-            PageState::Hidden => return Claim::Busy(seen),
-            PageState::Ready if seen.is_under_writeback() => return Claim::Busy(seen),
+            PageState::Hidden => return PageClaim::Busy(seen),
+            PageState::Ready if seen.is_under_writeback() => return PageClaim::Busy(seen),
             PageState::Ready if seen.is_dirty() => {}
-            _ => return Claim::Clean,
+            _ => return PageClaim::Clean,
         }
         frames.meta(seen.frame()).pins.pin();
         if let Some(change) = word.try_writeback(seen) {
             file.note(change);
-            return Claim::Own(seen.frame());
+            return PageClaim::Own(seen.frame());
         }
         unpin(file, seen.frame());
     }
@@ -432,7 +449,7 @@ pub(crate) fn unpin(file: &CachedFile, frame: FrameIndex) {
 
 /// A run of contiguous pages under write-back: which of the claimed ones, and up to where each of
 /// its two transfers goes.
-struct Run {
+struct WriteRun {
     claimed: Range<usize>,
     start: u64,
     body_end: u64,
@@ -442,7 +459,7 @@ struct Run {
     error: Option<io::Error>,
 }
 
-impl Run {
+impl WriteRun {
     /// Why less was written than it has.
     fn failure(&self) -> Failure {
         let unknown = io::Error::from(io::ErrorKind::WriteZero);
@@ -453,7 +470,7 @@ impl Run {
     }
 }
 
-fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<Run> {
+fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<WriteRun> {
     let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
     let block_bytes = match file.backing.alignment(false).offset_bytes {
         1 => 1,
@@ -472,7 +489,14 @@ fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Ve
         let start = file.start_of(claimed[from].0);
         let end = file.start_of(claimed[to - 1].0 + 1).min(size).max(start);
         let body_end = end - end % block_bytes;
-        runs.push(Run { claimed: from..to, start, body_end, end, written: start, error: None });
+        runs.push(WriteRun {
+            claimed: from..to,
+            start,
+            body_end,
+            end,
+            written: start,
+            error: None,
+        });
         from = to;
     }
     runs
@@ -482,7 +506,7 @@ fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Ve
 fn transfer(
     file: &CachedFile,
     claimed: &[(PageIndex, FrameIndex)],
-    runs: &mut [Run],
+    runs: &mut [WriteRun],
     durable: bool,
 ) {
     let memory: Vec<Vec<Segment<'_>>> =
@@ -520,7 +544,7 @@ fn transfer(
 fn segments<'a>(
     file: &'a CachedFile,
     claimed: &[(PageIndex, FrameIndex)],
-    run: &Run,
+    run: &WriteRun,
 ) -> Vec<Segment<'a>> {
     let frames = &file.cache().frames;
     let mut parts: Vec<(*mut u8, usize)> = Vec::new();

@@ -1,7 +1,7 @@
 //! Syncs: what was written before one begins is durable when it has succeeded.
 //!
 //! ```text
-//!   suspects become DIRTY -> write back what is DIRTY now (dirty.DS3) -> the back end's sync -> settle
+//!   suspects become DIRTY -> write back what is DIRTY now (dirty.DS3) -> the back end's sync -> clear_unstable
 //! ```
 //!
 //! The back end is always asked: what it was given by others, by the kernel's own ways to copy, or
@@ -23,7 +23,7 @@ use millpond_rangelock::Mode;
 use crate::cache::pageset::PageSet;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
-use crate::flush::owed::tell_flusher;
+use crate::flush::dirty_pages::notify_flusher;
 use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
@@ -32,8 +32,8 @@ use crate::units::PageIndex;
 use crate::waits::WaitFor;
 use crate::writeback::Failure;
 
-/// Pages of which [`settle`] clears a bit under one hold of the lock. Chosen, not measured.
-const SETTLED_TOGETHER: usize = 256;
+/// Pages of which [`clear_unstable`] clears a bit under one hold of the lock. Chosen, not measured.
+const CLEARED_TOGETHER: usize = 256;
 
 /// Makes durable what was written to the pages from `first` to `last` before the call, and what the
 /// back end has of the file from elsewhere.
@@ -52,27 +52,27 @@ pub(crate) fn sync(
     }
     file.writeback.count_heap(file.cache());
     file.cache().counters.mine().took(LatencyKind::Sync, begun);
-    tell(file, outcome)
+    report(file, outcome)
 }
 
 /// Makes durable what was written to the pages from `first` to `last` before the call.
 pub(crate) fn sync_written(file: &CachedFile, first: PageIndex, last: PageIndex) -> Result<()> {
     let flushed = flush(file, first, last, BusyPages::WaitAndLock, true);
     if let Some(failure) = flushed.failure {
-        return tell(file, Err(failure.error(Op::Sync)));
+        return report(file, Err(failure.error(Op::Sync)));
     }
     let is_durable = flushed.durable || flushed.pages == 0;
-    if is_durable && file.writeback.generations.are_settled(first, last) {
+    if is_durable && file.writeback.generations.are_synced(first, last) {
         return Ok(());
     }
     sync(file, first, last, true)
 }
 
 /// Notes that a caller is told of an error, one of before the file was opened included.
-fn tell(file: &CachedFile, outcome: Result<()>) -> Result<()> {
+fn report(file: &CachedFile, outcome: Result<()>) -> Result<()> {
     let generations = &file.writeback.generations;
     if outcome.is_err() {
-        generations.tell();
+        generations.mark_reported();
     }
     match generations.take_inherited() {
         Some(failure) if outcome.is_ok() => Err(Error::Lost { source: failure.source() }),
@@ -114,26 +114,26 @@ fn sync_locked(
             return Err(failure.error(Op::Sync));
         }
     }
-    let pass = generations.enter_sync().map_err(|failure| failure.error(Op::Sync))?;
+    let pass = generations.begin_sync().map_err(|failure| failure.error(Op::Sync))?;
     let synced = {
         let _waits = file.waits(WaitFor::Sync, 0, u64::MAX);
         file.backing.sync(data_only)
     };
     let failure = match synced {
         Ok(()) => {
-            let ticket = generations.leave(pass);
+            let ended = generations.end_durable(pass);
             let verdict = match blocking {
                 Blocking::Wait => {
                     let _waits = file.waits(WaitFor::Syncs, 0, u64::MAX);
-                    Some(generations.wait(ticket))
+                    Some(generations.wait(ended))
                 }
-                Blocking::Try => generations.verdict(ticket),
+                Blocking::Try => generations.verdict(ended),
             };
             match verdict {
                 Some(Ok(())) => return succeed(file),
                 Some(Err(failure)) => failure,
                 None => {
-                    generations.uncover();
+                    generations.abandon_sync();
                     return Err(Error::WouldBlock { op: Op::Sync, offset: 0, len: 0 });
                 }
             }
@@ -157,8 +157,8 @@ fn sync_locked(
 }
 
 fn succeed(file: &CachedFile) -> Result<()> {
-    let (covered, outcome) = file.writeback.generations.cover();
-    settle(file, &covered);
+    let (covered, outcome) = file.writeback.generations.end_sync();
+    clear_unstable(file, &covered);
     match outcome {
         Ok(()) => {
             let mut state = file.writeback.state();
@@ -171,18 +171,18 @@ fn succeed(file: &CachedFile) -> Result<()> {
 
 /// Clears UNSTABLE where the sync that covered the pages was the last word. Takes the lock for some
 /// at a time: readers want it, too.
-fn settle(file: &CachedFile, covered: &PageSet) {
+fn clear_unstable(file: &CachedFile, covered: &PageSet) {
     if !file.writeback.has_begun() {
         return;
     }
     let (mut pages, mut shelved) = (Vec::new(), Vec::new());
     covered.for_each(&mut |page| pages.push(page));
-    for some in pages.chunks(SETTLED_TOGETHER) {
+    for some in pages.chunks(CLEARED_TOGETHER) {
         let mut leaves = Leaves::new(file);
         shelved.clear();
         let generations = file.writeback.generations.lock();
         for &page in some {
-            if generations.is_settled(page)
+            if generations.is_synced(page)
                 && let Ok(held) = leaves.hold(page, false)
             {
                 let word = held.word(page);
@@ -247,7 +247,7 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
     let held = file.core().hold(file.cache(), page, false);
     let change = held.ok().map(|held| held.word(page).redirty());
     let Some(change) = change.filter(|change| change.now.is_dirty()) else {
-        generations.lose();
+        generations.mark_lost();
         return;
     };
     file.note(change);
@@ -259,13 +259,13 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
 
 fn after_redirty(file: &CachedFile) {
     if !file.writeback.state().dirty.is_clean() {
-        tell_flusher(file);
+        notify_flusher(file);
         // Acquire: the last handle goes before it is seen whether the file owes anything (`leave`).
         // Argued: that look and the one above are under one lock.
         if file.handles.load(Acquire) == 0
             && let Some(file) = file.this.upgrade()
         {
-            file.shared.clone().flusher.adopt(file);
+            file.shared.clone().flusher.adopt_orphan(file);
         }
     }
 }

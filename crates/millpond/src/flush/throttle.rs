@@ -1,7 +1,7 @@
 //! Writers that have to wait: there is too much in the cache to be written back, or it keeps the
 //! frames that they need.
 //!
-//! - **TH1** A file may owe as much as [`SHARES`] times what all files together leave free of the limit
+//! - **TH1** A file may owe as much as [`ALPHA`] times what all files together leave free of the limit
 //!   (dynamic thresholds: Choudhury and Hahne, 1998). So one alone has four fifths of it, and n that owe
 //!   all they may have 4/(4n + 1) each; what is left grows by nobody's effort but theirs. A file whose
 //!   device takes nothing holds what it had, and there is always room beside it.
@@ -10,7 +10,7 @@
 //!   its writes go through.
 //! - **TH3** Writers take turns at writing back; were all of them at it, what they have in flight together
 //!   would keep reads waiting at the device for as long as it takes to write it. A turn that lasts for
-//!   longer than [`STUCK_AFTER`](crate::writeback::turns::STUCK_AFTER) counts for its own file only, of whose writers one at a time has one.
+//!   longer than [`STALL_TIMEOUT`](crate::writeback::writer_token::STALL_TIMEOUT) counts for its own file only, of whose writers one at a time has one.
 //! - **TH4** The same shares hold for what can't be evicted, of all that write-back may ever keep: a file
 //!   whose writes are taken, but whose syncs hang, leaves frames to the others.
 //! - **TH5** Nobody flushes or syncs another file than its own.
@@ -33,20 +33,20 @@ use crate::waits::WaitFor;
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
 /// What a file may owe, in parts of what is free (TH1). Chosen: one file alone has four fifths of
 /// it.
-const SHARES: u64 = 4;
+const ALPHA: u64 = 4;
 /// What write-back may keep, of all memory: an eighth is left for what is read. Chosen, not
 /// measured.
-const KEPT_EIGHTHS_MAX: u64 = 7;
+const UNEVICTABLE_EIGHTHS_MAX: u64 = 7;
 /// How long a write that finds no frame waits for the flusher: there is the way around the cache.
 /// Chosen, not measured.
-pub(crate) const WRITE_RELIEF_MAX: Duration = Duration::from_millis(20);
+pub(crate) const WRITE_RECLAIM_WAIT_MAX: Duration = Duration::from_millis(20);
 /// For a view, there is not.
-pub(crate) const VIEW_RELIEF_MAX: Duration = THROTTLED_MAX;
+pub(crate) const VIEW_RECLAIM_WAIT_MAX: Duration = THROTTLED_MAX;
 
 /// Whether a file that has `own` may take `bytes` more of `max`, of which all have `taken` (TH1).
-fn has_share(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
+fn is_under_threshold(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
     let free = max.saturating_sub(taken);
-    bytes <= free && own + bytes <= free.saturating_mul(SHARES)
+    bytes <= free && own + bytes <= free.saturating_mul(ALPHA)
 }
 
 /// Whether there is room below the dirty limit.
@@ -54,20 +54,20 @@ fn has_room(file: &CachedFile, bytes: u64) -> bool {
     let (own, ledger) = (file.writeback.share.unwritten(), &file.cache().ledger);
     let max = file.shared.flusher.limits.dirty_bytes_max();
     // ledger.LG1.
-    has_share(own, ledger.unwritten_at_most(), bytes, max)
-        || has_share(own, ledger.unwritten(), bytes, max)
+    is_under_threshold(own, ledger.unwritten_at_most(), bytes, max)
+        || is_under_threshold(own, ledger.unwritten(), bytes, max)
 }
 
 /// Whether there are frames (TH4).
 fn has_frames(file: &CachedFile, bytes: u64) -> bool {
-    let max = file.cache().frames.limit_bytes() / 8 * KEPT_EIGHTHS_MAX;
+    let max = file.cache().frames.limit_bytes() / 8 * UNEVICTABLE_EIGHTHS_MAX;
     let (own, ledger) = (file.writeback.share.kept(), &file.cache().ledger);
     // ledger.LG1.
-    let has_some = has_share(own, ledger.kept_at_most(), bytes, max)
-        || has_share(own, ledger.kept(), bytes, max);
+    let has_some = is_under_threshold(own, ledger.kept_at_most(), bytes, max)
+        || is_under_threshold(own, ledger.kept(), bytes, max);
     if !has_some {
         // What is dirtied tells the flusher, and what goes through does not.
-        file.shared.flusher.tell();
+        file.shared.flusher.request_scan();
     }
     has_some
 }
@@ -96,7 +96,8 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
         if file.writeback.is_written_for_sync.load(Relaxed) {
             // TH6.
             flusher.await_progress();
-        } else if let Some(_turn) = flusher.turns.take(std::ptr::from_ref(file).addr()) {
+        } else if let Some(_token) = flusher.writer_tokens.try_take(std::ptr::from_ref(file).addr())
+        {
             let flushed = flush_some(file);
             if let Some(failure) = flushed.failure
                 && !has_room(file, bytes)
@@ -123,7 +124,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
 
 /// Makes room in a cache of which write-back keeps too much; whether there may be some now. What other
 /// files keep, the flusher is asked for, and waited for no longer than `patience` (TH5).
-pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
+pub(crate) fn reclaim(file: &CachedFile, patience: Duration) -> bool {
     let shared = &*file.shared;
     let (ledger, flusher) = (&shared.cache.ledger, &shared.flusher);
     let kept = ledger.kept();
@@ -140,7 +141,7 @@ pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
     event!(debug, kept, "write-back keeps what a write or a view needs");
     let _waits = file.waits(WaitFor::Room, 0, u64::MAX);
     let deadline = Instant::now() + patience;
-    flusher.starve(ledger.kept());
+    flusher.request_reclaim(ledger.kept());
     while ledger.kept() >= kept {
         if Instant::now() >= deadline {
             return false;

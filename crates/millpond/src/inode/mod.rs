@@ -64,7 +64,7 @@ use crate::survival::changes::ToldFile;
 use crate::survival::mark::Marks;
 use crate::units::PageIndex;
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
-use crate::writeback::{Flusher, Writeback, untold};
+use crate::writeback::{Flusher, Writeback, unreported_errors};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for its
 /// waiters; its backing, its entry in the registry and what the allocator adds, rounded up; and in
@@ -150,7 +150,7 @@ pub(crate) struct CachedFile {
     /// one would have to be closed, and the process's POSIX locks would go with it.
     pub(crate) attaching: Mutex<()>,
     pub(crate) opened_mode: WriteMode,
-    /// How many times writes are to go through, whatever the mode (see [`CachedFile::begin_through`]), and
+    /// How many times writes are to go through, whatever the mode (see [`CachedFile::suspend_writeback`]), and
     /// [`STAYS_THROUGH`].
     pub(crate) through: AtomicUsize,
     /// How many times callers have the descriptors' flags left alone.
@@ -198,7 +198,7 @@ pub(crate) fn registry() -> &'static Registry<CachedFile> {
 pub(crate) fn forget_parent() {
     // Argued: a child of fork has one thread.
     REGISTRY.store(std::ptr::null_mut(), Release);
-    untold::forget_parent();
+    unreported_errors::forget_parent();
     parked::forget_parent();
 }
 
@@ -225,7 +225,7 @@ impl CachedFile {
     ) -> Result<Arc<CachedFile>> {
         let take = || take_core(&shared.cache, size, page_bytes);
         let waited = || {
-            shared.flusher.await_let_go();
+            shared.flusher.await_dropped();
             take()
         };
         let core = take().or_else(waited).ok_or(Error::NoBuffers { op: Op::Open })?;
@@ -264,14 +264,14 @@ impl CachedFile {
     }
 
     /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
-    /// [`CachedFile::begin_through`] writes back.
+    /// [`CachedFile::suspend_writeback`] writes back.
     pub(crate) fn write_mode(&self) -> WriteMode {
         // Acquire: the guard orders it; see `begin_through`. Argued: there.
         if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
     }
 
-    /// Ends one [`CachedFile::begin_through`]; without one, has no effect.
-    pub(crate) fn end_through(&self) {
+    /// Ends one [`CachedFile::suspend_writeback`]; without one, has no effect.
+    pub(crate) fn resume_writeback(&self) {
         let less_one = |count: usize| (count & !STAYS_THROUGH > 0).then(|| count - 1);
         // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
         // guards under which both are done say so, too.

@@ -276,7 +276,7 @@ fn fill_missing(
     };
     let mut tried = Tried { pages: (claims.next() - first) as usize, is_cut: false };
     if matches!(end, Next::NoFrame) {
-        file.shared.flusher.starve(file.cache().ledger.kept());
+        file.shared.flusher.request_reclaim(file.cache().ledger.kept());
         // That page goes around the cache.
         tried.pages += 1;
     }
@@ -327,7 +327,7 @@ pub(crate) fn fill_one(
     let mut slots = Slots::new(&file.shared.flight);
     slots.add();
     let Some(frame) = cache.take_page_frame(held, page, true) else {
-        file.shared.flusher.starve(cache.ledger.kept());
+        file.shared.flusher.request_reclaim(cache.ledger.kept());
         return Ok(Alone::NoFrame);
     };
     if !run::try_claim(held, word, frame) {

@@ -495,7 +495,7 @@ impl Reads<'_> {
                 Next::Run(run) => run,
                 Next::End => break Started::Reads,
                 Next::NoFrame => {
-                    file.shared.flusher.starve(file.cache().ledger.kept());
+                    file.shared.flusher.request_reclaim(file.cache().ledger.kept());
                     break Started::NoFrame;
                 }
                 Next::NoSlot => break Started::NoSlot,

@@ -165,7 +165,7 @@ impl Write<'_> {
             if let Some(frame) = self.file.cache().take_frame(class) {
                 return Some(frame);
             }
-            if !flush::relieve(self.file, flush::WRITE_RELIEF_MAX) {
+            if !flush::reclaim(self.file, flush::WRITE_RECLAIM_WAIT_MAX) {
                 break;
             }
         }

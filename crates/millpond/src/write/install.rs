@@ -58,7 +58,7 @@ impl Write<'_> {
         self.file.cache().replaced(old, fresh, Class::page(self.file.core().page_shift));
         // Pages that were DIRTY before are in the set, or will be put back (writeback.WB2).
         if dirty && !were_dirty {
-            flush::dirtied(self.file, self.first, self.last);
+            flush::record_dirty(self.file, self.first, self.last);
         }
     }
 
@@ -181,7 +181,7 @@ impl Write<'_> {
                 let class = Class::page(core.page_shift);
                 cache.replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
-                    flush::dirtied(self.file, self.first, self.first);
+                    flush::record_dirty(self.file, self.first, self.first);
                 }
                 true
             }

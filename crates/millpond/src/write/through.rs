@@ -76,7 +76,7 @@ impl<'a> Write<'a> {
         if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             let copy = if is_cached { Copy::Cached } else { Copy::None };
-            self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
+            self.file.writeback.record_written(self.file.cache(), self.first, last, copy, epoch);
         }
         if is_durable {
             // The new frames are not UNSTABLE, so no page waits for a sync to settle it.

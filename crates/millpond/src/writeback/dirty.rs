@@ -1,12 +1,12 @@
 //! The pages of a file that are DIRTY, and the flushes that have taken them to write them back.
 //!
 //! The page word decides, the set finds. A flush takes pages out of the set, claims each by its
-//! word, and puts back what it could not write. What it has taken is in its hands until its *flush*
+//! word, and puts back what it could not write. What it has taken is in its in_progress until its *flush*
 //! ends.
 //!
 //! - **DS2** A page enters the set when its word is DIRTY already, before the guard of its writer is
 //!   released; a flush that takes it out of the set claims it, finds it clean, or puts it back. So
-//!   a page that is DIRTY and whose writer has returned is in the set, or in the hands of a flush.
+//!   a page that is DIRTY and whose writer has returned is in the set, or in the in_progress of a flush.
 //! - **DS3** Each flush has a number, given together with taking its pages. One that waits owes what was
 //!   DIRTY of its range when it began, and no more: what it took itself; and what flushes with smaller
 //!   numbers had in hand then. It waits for those of them to end whose ranges meet its own, and writes
@@ -37,16 +37,16 @@ pub(crate) struct FlushNumber(u64);
 pub(crate) struct Dirty {
     set: PageSet,
     since: Option<Instant>,
-    under_way: Vec<UnderWay>,
+    active: Vec<ActiveFlush>,
     next: u64,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingFlush>,
     /// Where the next flush of some pages begins (DS7).
     sweep: PageIndex,
 }
 
 type Pages = RangeInclusive<PageIndex>;
 
-struct UnderWay {
+struct ActiveFlush {
     number: FlushNumber,
     range: Pages,
     /// What stays counted for its pages (DS6).
@@ -54,29 +54,29 @@ struct UnderWay {
 }
 
 /// A flush that waits for those before it.
-struct Waiting {
+struct WaitingFlush {
     number: FlushNumber,
     range: Pages,
     /// What they have put back.
-    owed: PageSet,
+    put_back: PageSet,
 }
 
 impl Dirty {
-    /// Whether nothing is in the set, nor in anybody's hands.
+    /// Whether nothing is in the set, nor in anybody's in_progress.
     pub(crate) fn is_clean(&self) -> bool {
-        self.set.is_empty() && self.under_way.is_empty()
+        self.set.is_empty() && self.active.is_empty()
     }
 
     /// What the sets take of the heap, at most.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let owed = self.waiting.iter().map(|waiting| waiting.owed.heap_bytes());
-        let in_hand = self.under_way.iter().map(|flush| flush.heap_bytes);
-        self.set.heap_bytes() + owed.sum::<u64>() + in_hand.sum::<u64>()
+        let pages = self.waiting.iter().map(|waiting| waiting.put_back.heap_bytes());
+        let in_flush = self.active.iter().map(|flush| flush.heap_bytes);
+        self.set.heap_bytes() + pages.sum::<u64>() + in_flush.sum::<u64>()
     }
 
-    /// Of what is counted for the pages in the hands of a flush, `bytes` are counted elsewhere from now on.
-    pub(crate) fn let_go(&mut self, number: FlushNumber, bytes: u64) {
-        if let Some(flush) = self.under_way.iter_mut().find(|flush| flush.number == number) {
+    /// Of what is counted for the pages in the in_progress of a flush, `bytes` are counted elsewhere from now on.
+    pub(crate) fn release_heap(&mut self, number: FlushNumber, bytes: u64) {
+        if let Some(flush) = self.active.iter_mut().find(|flush| flush.number == number) {
             flush.heap_bytes = flush.heap_bytes.saturating_sub(bytes);
         }
     }
@@ -135,12 +135,12 @@ impl Dirty {
 
     /// Begins one that waits for those before it (DS3); `None` if there is nothing to do.
     pub(crate) fn begin_waiting(&mut self, range: Pages) -> Option<(FlushNumber, Vec<PageIndex>)> {
-        let is_in_hand = self.under_way.iter().any(|other| meet(&other.range, &range));
-        if !is_in_hand && !self.set.intersects(*range.start(), *range.end()) {
+        let is_in_flush = self.active.iter().any(|other| meet(&other.range, &range));
+        if !is_in_flush && !self.set.intersects(*range.start(), *range.end()) {
             return None;
         }
         let (number, pages) = self.begin(range.clone());
-        self.waiting.push(Waiting { number, range, owed: PageSet::default() });
+        self.waiting.push(WaitingFlush { number, range, put_back: PageSet::default() });
         Some((number, pages))
     }
 
@@ -148,10 +148,10 @@ impl Dirty {
     pub(crate) fn put_back(&mut self, number: FlushNumber, pages: &[PageIndex]) {
         let before = self.set.heap_bytes();
         self.insert(pages.iter().copied());
-        self.let_go(number, self.set.heap_bytes() - before);
+        self.release_heap(number, self.set.heap_bytes() - before);
         for waiting in self.waiting.iter_mut().filter(|waiting| waiting.number > number) {
-            let owed = pages.iter().filter(|page| waiting.range.contains(page));
-            owed.for_each(|&page| waiting.owed.insert(page));
+            let pages = pages.iter().filter(|page| waiting.range.contains(page));
+            pages.for_each(|&page| waiting.put_back.insert(page));
         }
     }
 
@@ -159,39 +159,39 @@ impl Dirty {
     /// to wake nobody is a system call, too.
     #[must_use]
     pub(crate) fn end(&mut self, number: FlushNumber) -> bool {
-        self.under_way.retain(|flush| flush.number != number);
+        self.active.retain(|flush| flush.number != number);
         self.waiting.iter().any(|waiting| waiting.number > number)
     }
 
     fn number(&mut self, range: Pages, heap_bytes: u64) -> FlushNumber {
         self.next += 1;
         let number = FlushNumber(self.next);
-        self.under_way.push(UnderWay { number, range, heap_bytes });
+        self.active.push(ActiveFlush { number, range, heap_bytes });
         number
     }
 
     /// Whether one that began before flush `number`, which waits, may have pages in hand that it owes.
-    pub(crate) fn is_earlier_under_way(&self, number: FlushNumber) -> bool {
+    pub(crate) fn is_earlier_active(&self, number: FlushNumber) -> bool {
         let waiting = self.waiting.iter().find(|waiting| waiting.number == number);
         let range = &waiting.expect("begun as one that waits").range;
-        self.under_way.iter().any(|other| other.number < number && meet(&other.range, range))
+        self.active.iter().any(|other| other.number < number && meet(&other.range, range))
     }
 
     /// Flush `number` has waited for those before it, and now has in hand what they have put back. It ends
     /// anew, by the number that is returned; `None` if that is nothing.
-    pub(crate) fn take_owed(
+    pub(crate) fn take_put_back(
         &mut self,
         number: FlushNumber,
     ) -> Option<(FlushNumber, Vec<PageIndex>)> {
         let at = self.waiting.iter().position(|waiting| waiting.number == number);
         let mut waiting = self.waiting.swap_remove(at.expect("begun as one that waits"));
-        if waiting.owed.is_empty() {
+        if waiting.put_back.is_empty() {
             return None;
         }
         // The pages are in the set, and counted there.
         let number = self.number(waiting.range, 0);
         // They stay in the set: a flush that takes them there as well finds them claimed, or clean.
-        Some((number, waiting.owed.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX)))
+        Some((number, waiting.put_back.take(PageIndex::FIRST, PageIndex::LAST, usize::MAX)))
     }
 }
 
@@ -221,9 +221,9 @@ mod tests {
         assert_eq!(dirty.heap_bytes(), all);
         dirty.put_back(number, &pages[..10]);
         assert_eq!(dirty.heap_bytes(), all);
-        dirty.let_go(number, all / 2);
+        dirty.release_heap(number, all / 2);
         assert!((all / 2..=all * 6 / 10).contains(&dirty.heap_bytes()));
-        dirty.let_go(number, all);
+        dirty.release_heap(number, all);
         assert!(!dirty.end(number), "nobody waits");
         assert!(dirty.heap_bytes() < all / 5);
     }
@@ -267,14 +267,14 @@ mod tests {
             assert_eq!(taken, [2, 3, 4, 5, 6, 7].map(PageIndex));
             dirty.put_back(later, &taken);
             assert!(!dirty.end(later), "what began before does not wait for it");
-            assert!(dirty.is_earlier_under_way(sync));
+            assert!(dirty.is_earlier_active(sync));
         }
         dirty.put_back(earlier, &[PageIndex(1)]);
         assert!(dirty.end(earlier), "the one that waits is told");
-        assert!(!dirty.is_earlier_under_way(sync));
+        assert!(!dirty.is_earlier_active(sync));
         assert!(!dirty.end(sync), "it waits for others, and they are over");
-        let (again, owed) = dirty.take_owed(sync).unwrap();
-        assert_eq!(owed, [PageIndex(1)], "what the earlier one had in hand, and left");
+        let (again, pages) = dirty.take_put_back(sync).unwrap();
+        assert_eq!(pages, [PageIndex(1)], "what the earlier one had in hand, and left");
         assert!(
             dirty.begin_waiting(PageIndex(20)..=PageIndex(30)).is_none(),
             "nobody has those in hand"

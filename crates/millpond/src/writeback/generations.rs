@@ -1,7 +1,7 @@
 //! What the back end took and has not made durable: three generations, one epoch, one gate.
 //!
 //! ```text
-//!   the back end took it --> YOUNG -- a sync begins --> COVERING -- it has succeeded --> durable
+//!   the back end took it --> WRITTEN -- a sync begins --> SYNCING -- it has succeeded --> durable
 //!                              |                           |
 //!                              +------- a failure ---------+---> SUSPECT -- written again --> DIRTY
 //!                                                                   +------ no copy left ---> lost
@@ -17,16 +17,16 @@
 //! - **G1** A caller that has the back end take bytes asks for the *epoch* before, and notes under
 //!   the lock what was taken, before its range guard is released and before a page says that it is
 //!   UNSTABLE. If the epoch is another by then, what was taken is suspect.
-//! - **G2** A durable operation that is told of an error raises the epoch: all that is young or
-//!   covering becomes suspect.
+//! - **G2** A durable operation that is told of an error raises the epoch: all that is written or
+//!   syncing becomes suspect.
 //! - **G3** A durable operation has a pass of the gate, from before it begins until its outcome is
 //!   accounted for (G2). One that has ended well has succeeded when all that were in the gate at
 //!   its end have left, and the epoch is still that of its beginning: an operation that was told of
 //!   an error of ours has left before we began, and then it is not about our bytes; or was in the
 //!   gate at our end; or entered later, when our bytes were durable. A waiter has left the gate
 //!   before, so no two wait for each other.
-//! - **G4** A sync has all that is young be covering, under the lock, before it asks the back end, so it
-//!   covers what was taken before it began, and nothing else. What is written again meanwhile is young
+//! - **G4** A sync has all that is written be syncing, under the lock, before it asks the back end, so it
+//!   covers what was taken before it began, and nothing else. What is written again meanwhile is written
 //!   as well, and is not settled by it.
 //! - **G5** Of each page in a generation the cache has what the back end took, or newer bytes; or the
 //!   generation says that it has bytes *without a copy*. A reader that reads a page back, whole or
@@ -36,7 +36,7 @@
 //!   bytes are read past the cache or overwritten in part. Where there is no copy, it is lost, and every sync says so until the
 //!   last handle is gone.
 //! - **G7** An error that nobody was told of outlives the file's last handle
-//!   ([`untold`](super::untold)).
+//!   ([`untold`](super::unreported_errors)).
 //! - **G8** The kernel drops its copy of the file after a durable operation has failed, before the epoch rises.
 //!   So bytes that are written again meet no page whose write-back has failed: some file systems can't store
 //!   such a page any more, and report success.
@@ -65,12 +65,12 @@ pub(crate) struct Epoch(u64);
 /// Of a durable operation, from before it begins (G3).
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Pass {
+pub(crate) struct DurableOp {
     number: u64,
     epoch: Epoch,
 }
 
-impl Pass {
+impl DurableOp {
     pub(crate) fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -79,7 +79,7 @@ impl Pass {
 /// Of a durable operation that has ended well, until it is known whether it has succeeded (G3).
 #[must_use]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct EndedOp {
     /// The last that was in the gate.
     last: u64,
     epoch: Epoch,
@@ -127,30 +127,30 @@ impl Generation {
 pub(crate) struct Generations {
     state: Mutex<State>,
     /// Somebody has left the gate.
-    left: Condvar,
+    op_ended: Condvar,
     /// As in the state.
     epoch: AtomicU64,
     /// Whether a generation may have something. Changed under the lock, and Relaxed: a thread that has
     /// found a noted page EMPTY, under a guard, sees it set, by that guard or by the page's word, as that
     /// was done before the guard of its writer was released, and before UNSTABLE (G1).
-    owes: AtomicBool,
+    has_unsynced: AtomicBool,
     /// Whether a page may be suspect; who finds it set looks under the lock. Changed under it.
-    suspects: AtomicBool,
+    has_suspect: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    young: Generation,
-    covering: Generation,
+    written: Generation,
+    syncing: Generation,
     suspect: Generation,
     epoch: u64,
     /// Why there are suspects, and what is lost if they have no copy.
     failure: Option<Failure>,
     /// An error that nobody has been told of (G7).
-    untold: Option<Failure>,
+    unreported: Option<Failure>,
     /// One of when the file was open before.
     inherited: Option<Failure>,
-    in_gate: Vec<u64>,
+    in_flight: Vec<u64>,
     next: u64,
     /// How many wait for others to leave the gate: mostly none do, and to wake nobody is a system call, too.
     waiting: u32,
@@ -161,23 +161,23 @@ impl State {
     fn fail(&mut self, failure: Failure) {
         self.epoch += 1;
         self.failure = Some(failure);
-        self.untold = Some(failure);
-        let State { young, covering, suspect, .. } = self;
-        suspect.absorb(young);
-        suspect.absorb(covering);
+        self.unreported = Some(failure);
+        let State { written, syncing, suspect, .. } = self;
+        suspect.absorb(written);
+        suspect.absorb(syncing);
     }
 
-    fn leave(&mut self, number: u64) {
-        let at = self.in_gate.iter().position(|&other| other == number);
-        self.in_gate.swap_remove(at.expect("a pass is left once"));
+    fn remove_in_flight(&mut self, number: u64) {
+        let at = self.in_flight.iter().position(|&other| other == number);
+        self.in_flight.swap_remove(at.expect("a pass is left once"));
     }
 
-    /// Whether `ticket` has won, as far as that is known.
-    fn verdict(&self, ticket: Ticket) -> Option<Result<(), Failure>> {
-        if self.epoch != ticket.epoch.0 {
+    /// Whether `ended` has won, as far as that is known.
+    fn verdict(&self, ended: EndedOp) -> Option<Result<(), Failure>> {
+        if self.epoch != ended.epoch.0 {
             return Some(Err(self.failure.unwrap_or(Failure::UNKNOWN)));
         }
-        let all_have_left = self.in_gate.iter().all(|&number| number > ticket.last);
+        let all_have_left = self.in_flight.iter().all(|&number| number > ended.last);
         all_have_left.then_some(Ok(()))
     }
 }
@@ -196,16 +196,16 @@ impl Locked<'_> {
     }
 
     /// G1: of a transfer begun in `epoch`; whether it is suspect already.
-    pub(crate) fn took(
+    pub(crate) fn record_written(
         &mut self,
         pages: impl IntoIterator<Item = PageIndex>,
         copy: Copy,
         epoch: Epoch,
     ) -> bool {
-        self.shared.owes.store(true, Relaxed);
+        self.shared.has_unsynced.store(true, Relaxed);
         let is_suspect = self.suspicion(epoch).is_some();
         let state = &mut *self.state;
-        let generation = if is_suspect { &mut state.suspect } else { &mut state.young };
+        let generation = if is_suspect { &mut state.suspect } else { &mut state.written };
         let is_full = copy == Copy::Cached && generation.pages.leaves() >= LEAVES_MAX;
         if copy == Copy::None || is_full {
             generation.uncached = true;
@@ -213,15 +213,15 @@ impl Locked<'_> {
             pages.into_iter().for_each(|page| generation.pages.insert(page));
         }
         if is_suspect {
-            self.shared.suspects.store(true, Relaxed);
+            self.shared.has_suspect.store(true, Relaxed);
         }
         is_suspect
     }
 
     /// Whether a sync has covered the page, and nobody has written it since.
-    pub(crate) fn is_settled(&self, page: PageIndex) -> bool {
-        let State { young, covering, suspect, .. } = &*self.state;
-        ![young, covering, suspect].iter().any(|it| it.pages.contains(page))
+    pub(crate) fn is_synced(&self, page: PageIndex) -> bool {
+        let State { written, syncing, suspect, .. } = &*self.state;
+        ![written, syncing, suspect].iter().any(|it| it.pages.contains(page))
     }
 
     /// Takes a page from the suspects; false if it is none any more.
@@ -231,12 +231,12 @@ impl Locked<'_> {
 
     /// What the sets take of the heap, at most.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let State { young, covering, suspect, .. } = &*self.state;
-        [young, covering, suspect].iter().map(|it| it.pages.heap_bytes()).sum()
+        let State { written, syncing, suspect, .. } = &*self.state;
+        [written, syncing, suspect].iter().map(|it| it.pages.heap_bytes()).sum()
     }
 
     /// G6: there is no copy of a suspect page.
-    pub(crate) fn lose(&mut self) {
+    pub(crate) fn mark_lost(&mut self) {
         self.state.suspect.uncached = true;
     }
 }
@@ -261,80 +261,80 @@ impl Generations {
     }
 
     /// A durable operation enters the gate.
-    pub(crate) fn enter(&self) -> Pass {
-        Self::enter_locked(&mut self.state())
+    pub(crate) fn begin_durable(&self) -> DurableOp {
+        Self::begin_locked(&mut self.state())
     }
 
-    fn enter_locked(state: &mut State) -> Pass {
+    fn begin_locked(state: &mut State) -> DurableOp {
         state.next += 1;
         let number = state.next;
-        state.in_gate.push(number);
-        Pass { number, epoch: Epoch(state.epoch) }
+        state.in_flight.push(number);
+        DurableOp { number, epoch: Epoch(state.epoch) }
     }
 
-    /// A sync enters, and everything young is to be covered by it (G4). One at a time. `Err`: there are
+    /// A sync enters, and everything written is to be covered by it (G4). One at a time. `Err`: there are
     /// suspects, which nobody has written again (G6).
-    pub(crate) fn enter_sync(&self) -> Result<Pass, Failure> {
+    pub(crate) fn begin_sync(&self) -> Result<DurableOp, Failure> {
         let mut state = self.state();
-        debug_assert!(state.covering.is_empty(), "one sync at a time");
+        debug_assert!(state.syncing.is_empty(), "one sync at a time");
         if !state.suspect.pages.is_empty() {
             return Err(state.failure.unwrap_or(Failure::UNKNOWN));
         }
-        state.covering = std::mem::take(&mut state.young);
-        Ok(Self::enter_locked(&mut state))
+        state.syncing = std::mem::take(&mut state.written);
+        Ok(Self::begin_locked(&mut state))
     }
 
     /// It was told of no error.
-    pub(crate) fn leave(&self, pass: Pass) -> Ticket {
+    pub(crate) fn end_durable(&self, pass: DurableOp) -> EndedOp {
         let mut state = self.state();
-        state.leave(pass.number);
+        state.remove_in_flight(pass.number);
         let last = state.next;
-        self.tell_left(state);
-        Ticket { last, epoch: pass.epoch }
+        self.wake_waiters(state);
+        EndedOp { last, epoch: pass.epoch }
     }
 
     /// It was told of an error (G2), or may have been.
-    pub(crate) fn fail(&self, pass: Pass, failure: Failure) {
+    pub(crate) fn fail(&self, pass: DurableOp, failure: Failure) {
         let mut state = self.state();
-        state.leave(pass.number);
+        state.remove_in_flight(pass.number);
         state.fail(failure);
-        self.owes.store(true, Relaxed);
-        self.suspects.store(true, Relaxed);
+        self.has_unsynced.store(true, Relaxed);
+        self.has_suspect.store(true, Relaxed);
         // Argued: see `epoch`.
         self.epoch.store(state.epoch, Release);
-        self.tell_left(state);
+        self.wake_waiters(state);
     }
 
     /// Wakes those that wait, as somebody has left the gate. They look, and are counted, under the same lock.
-    fn tell_left(&self, state: MutexGuard<'_, State>) {
+    fn wake_waiters(&self, state: MutexGuard<'_, State>) {
         let is_awaited = state.waiting > 0;
         drop(state);
         if is_awaited {
-            self.left.notify_all();
+            self.op_ended.notify_all();
         }
     }
 
     /// A write that is not durable was told of an error that may be about other bytes, as some file systems
     /// have it.
-    pub(crate) fn told(&self, failure: Failure) {
-        self.fail(self.enter(), failure);
+    pub(crate) fn fail_nondurable(&self, failure: Failure) {
+        self.fail(self.begin_durable(), failure);
     }
 
     /// Whether it has succeeded, if that is known.
-    pub(crate) fn verdict(&self, ticket: Ticket) -> Option<Result<(), Failure>> {
-        self.state().verdict(ticket)
+    pub(crate) fn verdict(&self, ended: EndedOp) -> Option<Result<(), Failure>> {
+        self.state().verdict(ended)
     }
 
     /// Whether it has succeeded. Waits for those that were in the gate with it; the caller has no
     /// pass.
-    pub(crate) fn wait(&self, ticket: Ticket) -> Result<(), Failure> {
+    pub(crate) fn wait(&self, ended: EndedOp) -> Result<(), Failure> {
         let mut state = self.state();
         loop {
-            match state.verdict(ticket) {
+            match state.verdict(ended) {
                 Some(verdict) => return verdict,
                 None => {
                     state.waiting += 1;
-                    state = self.left.wait(state).expect("no panic under the lock");
+                    state = self.op_ended.wait(state).expect("no panic under the lock");
                     state.waiting -= 1;
                 }
             }
@@ -342,30 +342,30 @@ impl Generations {
     }
 
     /// A sync was not waited for: nothing is known to be covered.
-    pub(crate) fn uncover(&self) {
-        let State { young, covering, .. } = &mut *self.state();
-        young.absorb(covering);
+    pub(crate) fn abandon_sync(&self) {
+        let State { written, syncing, .. } = &mut *self.state();
+        written.absorb(syncing);
     }
 
     /// A sync has succeeded: the pages that it covered, of those that are known; or what is lost.
-    pub(crate) fn cover(&self) -> (PageSet, Result<(), Failure>) {
+    pub(crate) fn end_sync(&self) -> (PageSet, Result<(), Failure>) {
         let mut state = self.state();
-        let covered = std::mem::take(&mut state.covering).pages;
-        let outcome = self.clear(&mut state);
+        let covered = std::mem::take(&mut state.syncing).pages;
+        let outcome = self.clear_if_synced(&mut state);
         (covered, outcome)
     }
 
-    fn clear(&self, state: &mut State) -> Result<(), Failure> {
+    fn clear_if_synced(&self, state: &mut State) -> Result<(), Failure> {
         if state.suspect.uncached {
             return Err(state.failure.unwrap_or(Failure::UNKNOWN));
         }
         if state.suspect.is_empty() {
             // Mended: everything was written again.
-            (state.failure, state.untold) = (None, None);
+            (state.failure, state.unreported) = (None, None);
             // Release: pairs with the Acquire in `may_suspect`.
-            self.suspects.store(false, Release);
-            if state.young.is_empty() && state.covering.is_empty() {
-                self.owes.store(false, Relaxed);
+            self.has_suspect.store(false, Release);
+            if state.written.is_empty() && state.syncing.is_empty() {
+                self.has_unsynced.store(false, Relaxed);
             }
         }
         Ok(())
@@ -373,19 +373,19 @@ impl Generations {
 
     /// Whether no bytes of the pages from `first` to `last` can be in a generation: what was written
     /// durably there is so.
-    pub(crate) fn are_settled(&self, first: PageIndex, last: PageIndex) -> bool {
-        let State { young, covering, suspect, .. } = &*self.state();
+    pub(crate) fn are_synced(&self, first: PageIndex, last: PageIndex) -> bool {
+        let State { written, syncing, suspect, .. } = &*self.state();
         let may_have = |it: &Generation| it.uncached || it.pages.intersects(first, last);
-        ![young, covering, suspect].into_iter().any(may_have)
+        ![written, syncing, suspect].into_iter().any(may_have)
     }
 
     /// Notes that the pages from `first` to `last`, which the caller has found EMPTY and not shown
     /// yet, are read from the back end (G5).
     #[inline]
     pub(crate) fn read_back(&self, first: PageIndex, last: PageIndex) {
-        if self.owes.load(Relaxed) {
-            let State { young, covering, suspect, .. } = &mut *self.state();
-            for generation in [young, covering, suspect] {
+        if self.has_unsynced.load(Relaxed) {
+            let State { written, syncing, suspect, .. } = &mut *self.state();
+            for generation in [written, syncing, suspect] {
                 generation.uncached |= generation.forget(first, last);
             }
         }
@@ -394,9 +394,9 @@ impl Generations {
     /// The bytes of the pages from `first` to `last` are gone from the file, or the back end has newer bytes of all
     /// of them, which are durable. Caller: no page is UNSTABLE that stays in the cache.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
-        if self.owes.load(Relaxed) {
-            let State { young, covering, suspect, .. } = &mut *self.state();
-            for generation in [young, covering, suspect] {
+        if self.has_unsynced.load(Relaxed) {
+            let State { written, syncing, suspect, .. } = &mut *self.state();
+            for generation in [written, syncing, suspect] {
                 generation.forget(first, last);
             }
         }
@@ -413,13 +413,13 @@ impl Generations {
     /// Whether somebody is still to be told of an error.
     pub(crate) fn has_failed(&self) -> bool {
         let state = self.state();
-        state.failure.is_some() || state.untold.is_some() || state.inherited.is_some()
+        state.failure.is_some() || state.unreported.is_some() || state.inherited.is_some()
     }
 
     /// Whether there are pages that the back end has taken, and no sync has covered.
     pub(crate) fn has_pages(&self) -> bool {
-        let State { young, covering, suspect, .. } = &*self.state();
-        [young, covering, suspect].iter().any(|it| !it.pages.is_empty())
+        let State { written, syncing, suspect, .. } = &*self.state();
+        [written, syncing, suspect].iter().any(|it| !it.pages.is_empty())
     }
 
     /// Whether a page from `first` to `last` is suspect. Under a guard: if not, then none becomes so
@@ -435,7 +435,7 @@ impl Generations {
     fn may_suspect(&self) -> bool {
         // Acquire: pairs with the Release in `clear`: who finds that nothing is suspect any more finds
         // what was written again.
-        self.suspects.load(Acquire)
+        self.has_suspect.load(Acquire)
     }
 
     /// The suspect pages from `first` to `last`, and why they are.
@@ -474,8 +474,8 @@ impl Generations {
     }
 
     /// A caller is told of the last error.
-    pub(crate) fn tell(&self) {
-        self.state().untold = None;
+    pub(crate) fn mark_reported(&self) {
+        self.state().unreported = None;
     }
 
     /// Forgets errors that are told until the file is closed, as it is; the one that nobody was told
@@ -484,6 +484,6 @@ impl Generations {
         let mut state = self.state();
         state.failure = None;
         state.suspect.uncached = false;
-        state.untold.take().or(state.inherited.take())
+        state.unreported.take().or(state.inherited.take())
     }
 }

@@ -14,7 +14,7 @@ use crate::cache::step::Hiding;
 use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::Failure;
 use crate::writeback::dirty::{Dirty, FlushNumber};
-use crate::writeback::generations::{Copy, Generations, Pass};
+use crate::writeback::generations::{Copy, DurableOp, Generations};
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 const PAGE: PageIndex = PageIndex::FIRST;
@@ -153,10 +153,10 @@ impl Book {
         let Some((number, pages)) = self.dirty().begin_waiting(EVERYWHERE) else { return };
         self.write_all(&pages);
         let mut dirty = self.end(number);
-        while self.without != Rule::EarlierFlush && dirty.is_earlier_under_way(number) {
+        while self.without != Rule::EarlierFlush && dirty.is_earlier_active(number) {
             dirty = self.flush_ended.wait(dirty).unwrap();
         }
-        let owed = dirty.take_owed(number);
+        let owed = dirty.take_put_back(number);
         drop(dirty);
         if let Some((number, pages)) = owed
             && self.without != Rule::Owed
@@ -266,28 +266,28 @@ impl Owing {
         self.device().pages[page] = Bytes::Volatile;
     }
 
-    fn conclude(&self, pass: Pass, outcome: Result<(), ()>) -> Result<(), ()> {
+    fn conclude(&self, pass: DurableOp, outcome: Result<(), ()>) -> Result<(), ()> {
         if outcome.is_err() && self.without != Rule::Epoch {
             self.generations.fail(pass, Failure::UNKNOWN);
             return Err(());
         }
-        let ticket = self.generations.leave(pass);
+        let ended = self.generations.end_durable(pass);
         let verdict = match self.without {
-            Rule::Gate => self.generations.verdict(ticket).unwrap_or(Ok(())),
-            _ => self.generations.wait(ticket),
+            Rule::Gate => self.generations.verdict(ended).unwrap_or(Ok(())),
+            _ => self.generations.wait(ended),
         };
         outcome.and(verdict.map_err(drop))
     }
 
     /// A write that is durable if it succeeds.
     fn write_durably(&self, page: usize) {
-        let mut pass = Some(self.generations.enter());
+        let mut pass = Some(self.generations.begin_durable());
         if self.without == Rule::EnterFirst {
-            let _ = self.generations.leave(pass.take().unwrap());
+            let _ = self.generations.end_durable(pass.take().unwrap());
         }
         self.give(page);
         let outcome = self.device().sync();
-        let pass = pass.unwrap_or_else(|| self.generations.enter());
+        let pass = pass.unwrap_or_else(|| self.generations.begin_durable());
         if self.conclude(pass, outcome).is_ok() {
             assert_eq!(self.device().pages[page], Bytes::Durable, "lost, and nobody says so");
         }
@@ -299,7 +299,7 @@ impl Owing {
         self.give(page);
         let late = self.generations.epoch();
         let epoch = if self.without == Rule::EpochFirst { late } else { early };
-        self.generations.lock().took([PageIndex(page as u64)], Copy::Cached, epoch);
+        self.generations.lock().record_written([PageIndex(page as u64)], Copy::Cached, epoch);
     }
 
     /// A sync, which has what is suspect written again.
@@ -312,32 +312,32 @@ impl Owing {
             }
         }
         let (pass, outcome) = if self.without == Rule::CoverFirst {
-            let pass = self.generations.enter();
+            let pass = self.generations.begin_durable();
             let outcome = self.device().sync();
-            match self.generations.enter_sync() {
+            match self.generations.begin_sync() {
                 Ok(late) => {
-                    let _ = self.generations.leave(late);
+                    let _ = self.generations.end_durable(late);
                 }
                 Err(_) => {
-                    let _ = self.generations.leave(pass);
+                    let _ = self.generations.end_durable(pass);
                     return Err(());
                 }
             }
             (pass, outcome)
         } else {
-            let pass = match self.generations.enter_sync() {
+            let pass = match self.generations.begin_sync() {
                 Ok(pass) => pass,
-                Err(_) if self.without == Rule::Suspects => self.generations.enter(),
+                Err(_) if self.without == Rule::Suspects => self.generations.begin_durable(),
                 Err(_) => return Err(()),
             };
             (pass, self.device().sync())
         };
         self.conclude(pass, outcome)?;
-        let (covered, outcome) = self.generations.cover();
+        let (covered, outcome) = self.generations.end_sync();
         let generations = self.generations.lock();
         let device = self.device();
         covered.for_each(&mut |page| {
-            if generations.is_settled(page) {
+            if generations.is_synced(page) {
                 assert_eq!(
                     device.pages[page.0 as usize],
                     Bytes::Durable,
@@ -457,8 +457,8 @@ struct Suspect {
 impl Suspect {
     fn new() -> Arc<Suspect> {
         let generations = Generations::default();
-        generations.lock().took([PAGE], Copy::Kept, generations.epoch());
-        generations.fail(generations.enter(), Failure::UNKNOWN);
+        generations.lock().record_written([PAGE], Copy::Kept, generations.epoch());
+        generations.fail(generations.begin_durable(), Failure::UNKNOWN);
         let word = PageWord::new();
         word.try_fill(FrameIndex(1)).unwrap();
         let _ = word.finish_fill(FrameIndex(1), Shown::default());
@@ -474,12 +474,12 @@ impl Suspect {
         assert!(self.word.try_writeback(self.word.load()).is_some());
         let epoch = self.generations.epoch();
         self.device.store(1, Relaxed);
-        self.generations.lock().took([PAGE], Copy::Kept, epoch);
+        self.generations.lock().record_written([PAGE], Copy::Kept, epoch);
         let _ = self.word.end_writeback(WritebackEnd::Unstable);
-        let pass = self.generations.enter_sync().unwrap();
-        let ticket = self.generations.leave(pass);
-        self.generations.wait(ticket).unwrap();
-        self.generations.cover().1.unwrap();
+        let pass = self.generations.begin_sync().unwrap();
+        let ended = self.generations.end_durable(pass);
+        self.generations.wait(ended).unwrap();
+        self.generations.end_sync().1.unwrap();
     }
 }
 
@@ -493,7 +493,7 @@ fn loom_what_is_suspect_no_more_is_at_the_device() {
             let page = Arc::clone(&page);
             move || page.sync()
         });
-        // As `flush::owes` does.
+        // As `flush::needs_writeback` does.
         if !page.generations.has_suspects(PAGE, PAGE) {
             let seen = page.word.load();
             if !seen.is_dirty() && !seen.is_under_writeback() {

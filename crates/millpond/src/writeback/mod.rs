@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A thread that writes back (the flusher, a sync, a writer over the dirty limit) takes pages out
-//! of the file's set ([`dirty`]), claims each by its word, and hands contiguous ones to the back
+//! of the file's set ([`dirty`]), claims each by its word, and in_progress contiguous ones to the back
 //! end as one vectored transfer, several at once ([`flush`](mod@crate::flush)). It takes no range
 //! guard. What the back end took is in one of three [`generations`] until a
 //! [`sync`](mod@crate::flush::sync) has covered it.
@@ -39,11 +39,11 @@ pub(crate) mod generations;
 pub(crate) mod log;
 
 pub(crate) mod stream;
-pub(crate) mod untold;
+pub(crate) mod unreported_errors;
 
-pub(crate) mod bell;
-pub(crate) mod flusher;
-pub(crate) mod turns;
+pub(crate) mod flusher_state;
+pub(crate) mod notify_flag;
+pub(crate) mod writer_token;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -66,8 +66,8 @@ use crate::writeback::log::LogPattern;
 use crate::writeback::stream::Stream;
 
 pub(crate) use crate::writeback::failure::Failure;
-pub(crate) use crate::writeback::flusher::{Flusher, Limits};
-pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
+pub(crate) use crate::writeback::flusher_state::{Flusher, Limits};
+pub(crate) use crate::writeback::generations::{Copy, DurableOp, EndedOp, Epoch};
 
 /// Between two attempts to write back what fails: each pause is twice the last, up to the longest.
 /// Chosen, not measured.
@@ -87,7 +87,7 @@ pub(crate) struct Writeback {
     pub(crate) share: Arc<Share>,
     /// What the sets of the state take, and those of the generations.
     pub(crate) dirty_heap: HeapCharge,
-    pub(crate) owed_heap: HeapCharge,
+    pub(crate) unsynced_heap: HeapCharge,
     pub(crate) log: LogPattern,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     pub(crate) begun: AtomicBool,
@@ -105,7 +105,7 @@ pub(crate) struct State {
 impl Writeback {
     /// The inode is opened anew: takes over an error that nobody was told of.
     pub(crate) fn inherit(&self, id: FileId, fd: BorrowedFd<'_>) {
-        if let Some(failure) = untold::take(id, fd) {
+        if let Some(failure) = unreported_errors::take(id, fd) {
             self.generations.inherit(failure);
         }
     }
@@ -116,7 +116,7 @@ impl Writeback {
     pub(crate) fn forget_failures(&self, id: FileId, backing: &dyn BackingFile) {
         self.state().failure = None;
         if let Some(failure) = self.generations.forget_failures() {
-            untold::keep(id, backing, failure);
+            unreported_errors::record(id, backing, failure);
         }
     }
 
@@ -132,22 +132,22 @@ impl Writeback {
     pub(crate) fn count_heap(&self, cache: &Cache) {
         let dirty = self.state().dirty.heap_bytes();
         self.dirty_heap.set(cache, dirty);
-        let owed = self.generations.lock().heap_bytes();
-        self.owed_heap.set(cache, owed);
+        let unsynced = self.generations.lock().heap_bytes();
+        self.unsynced_heap.set(cache, unsynced);
     }
 
     /// Counts what a sync owes from now on, for which room was kept with the pages of flush `number` (dirty.DS6).
-    pub(crate) fn count_owed(&self, cache: &Cache, number: FlushNumber, owed: u64) {
+    pub(crate) fn count_unsynced(&self, cache: &Cache, number: FlushNumber, unsynced: u64) {
         let mut state = self.state();
-        state.dirty.let_go(number, owed.saturating_sub(self.owed_heap.counted()));
+        state.dirty.release_heap(number, unsynced.saturating_sub(self.unsynced_heap.counted()));
         let dirty = state.dirty.heap_bytes();
         drop(state);
         self.dirty_heap.set(cache, dirty);
-        self.owed_heap.set(cache, owed);
+        self.unsynced_heap.set(cache, unsynced);
     }
 
     /// Notes that the back end took the pages from `first` to `last` of a transfer begun in `epoch` (generations.G1).
-    pub(crate) fn took(
+    pub(crate) fn record_written(
         &self,
         cache: &Cache,
         first: PageIndex,
@@ -156,10 +156,10 @@ impl Writeback {
         epoch: Epoch,
     ) {
         let mut generations = self.generations.lock();
-        generations.took(first.to(last), copy, epoch);
+        generations.record_written(first.to(last), copy, epoch);
         let heap_bytes = generations.heap_bytes();
         drop(generations);
-        self.owed_heap.set(cache, heap_bytes);
+        self.unsynced_heap.set(cache, heap_bytes);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -169,7 +169,7 @@ impl Writeback {
     /// The file is no more.
     pub(crate) fn uncharge(&self, cache: &Cache) {
         self.dirty_heap.set(cache, 0);
-        self.owed_heap.set(cache, 0);
+        self.unsynced_heap.set(cache, 0);
     }
 
     /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of

@@ -392,7 +392,7 @@ pub(crate) fn drop_kernel_copy(fd: impl AsFd) {
 
 /// Whether a write to a file that is not durable may be told of an error of earlier ones, as on NFS. Asked
 /// after an error.
-pub(crate) fn tells_of_others(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn reports_foreign_errors(fd: BorrowedFd<'_>) -> bool {
     !is_of_this_machine(fd)
 }
 

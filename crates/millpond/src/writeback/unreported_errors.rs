@@ -26,20 +26,20 @@ use crate::writeback::failure::Failure;
 /// Errors that are remembered. Chosen, not measured.
 const FILES_MAX: usize = 1024;
 
-struct Untold {
+struct UnreportedError {
     id: FileId,
     made: Option<(i64, u32)>,
     failure: Failure,
 }
 
-type All = Mutex<VecDeque<Untold>>;
+type All = Mutex<VecDeque<UnreportedError>>;
 
 /// Those of this process; null until the first.
 static ALL: AtomicPtr<All> = AtomicPtr::new(std::ptr::null_mut());
 /// Whether there may be one: what most opens of a file ask.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-fn all() -> MutexGuard<'static, VecDeque<Untold>> {
+fn all() -> MutexGuard<'static, VecDeque<UnreportedError>> {
     let mut found = ALL.load(Acquire);
     if found.is_null() {
         let fresh = Box::into_raw(Box::default());
@@ -62,14 +62,14 @@ pub(crate) fn forget_parent() {
     ALL.store(std::ptr::null_mut(), Release);
 }
 
-pub(crate) fn keep(id: FileId, backing: &dyn BackingFile, failure: Failure) {
+pub(crate) fn record(id: FileId, backing: &dyn BackingFile, failure: Failure) {
     let made = backing.descriptor(false).and_then(made);
     let mut all = all();
     all.retain(|known| known.id != id);
     if all.len() == FILES_MAX {
         all.pop_front();
     }
-    all.push_back(Untold { id, made, failure });
+    all.push_back(UnreportedError { id, made, failure });
     // Release: with the Acquire of `take`, of an open after the file's last handle is gone.
     ANY.store(true, Release);
 }

@@ -1,7 +1,7 @@
 //! A flag by which many tell one, who looks at everything again: all but the first that tells between
 //! two looks write nothing that others read.
 //!
-//! - **BL1** A thread does what is to be seen, fences, and looks at the flag; the one that is told clears
+//! - **NF1** A thread does what is to be seen, fences, and looks at the flag; the one that is told clears
 //!   it, fences, and looks at what was done. So a thread that finds the flag set, and leaves it at that,
 //!   is seen by the look that comes after.
 //!
@@ -11,17 +11,17 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::sync::{AtomicBool, fence};
 
-pub(crate) struct Bell(AtomicBool);
+pub(crate) struct NotifyFlag(AtomicBool);
 
-impl Bell {
-    pub(crate) fn new() -> Bell {
-        Bell(AtomicBool::new(false))
+impl NotifyFlag {
+    pub(crate) fn new() -> NotifyFlag {
+        NotifyFlag(AtomicBool::new(false))
     }
 
     /// Something was done that is to be seen; whether this call is the first since the flag was cleared.
     #[must_use]
-    pub(crate) fn ring(&self) -> bool {
-        // BL1; pairs with the fence in `clear`.
+    pub(crate) fn set(&self) -> bool {
+        // NF1; pairs with the fence in `clear`.
         fence(SeqCst);
         !self.0.load(Relaxed) && !self.0.swap(true, Relaxed)
     }
@@ -29,7 +29,7 @@ impl Bell {
     /// Before a look at what was done; whether somebody has rung.
     pub(crate) fn clear(&self) -> bool {
         let rung = self.0.swap(false, Relaxed);
-        // BL1; pairs with the fence in `ring`.
+        // NF1; pairs with the fence in `set`.
         fence(SeqCst);
         rung
     }
@@ -42,7 +42,7 @@ mod loom_tests {
     use loom::thread;
 
     struct Pair {
-        bell: Bell,
+        flag: NotifyFlag,
         /// What the two writers have done; looked at without a lock.
         done: [AtomicU32; 2],
         told: Mutex<bool>,
@@ -53,7 +53,7 @@ mod loom_tests {
         /// As a writer: [`Flusher::tell`](crate::writeback::Flusher::tell).
         fn write(&self, number: usize) {
             self.done[number].store(1, Relaxed);
-            if self.bell.ring() {
+            if self.flag.set() {
                 *self.told.lock().unwrap() = true;
                 self.work.notify_one();
             }
@@ -64,7 +64,7 @@ mod loom_tests {
             loop {
                 let mut told = self.told.lock().unwrap();
                 *told = false;
-                self.bell.clear();
+                self.flag.clear();
                 drop(told);
                 if self.done.iter().all(|done| done.load(Relaxed) == 1) {
                     return;
@@ -86,7 +86,7 @@ mod loom_tests {
         model.preemption_bound = Some(2);
         model.check(|| {
             let pair = Arc::new(Pair {
-                bell: Bell::new(),
+                flag: NotifyFlag::new(),
                 done: [AtomicU32::new(0), AtomicU32::new(0)],
                 told: Mutex::new(false),
                 work: Condvar::new(),

@@ -11,7 +11,7 @@ use crate::inode::CachedFile;
 use crate::units::PageIndex;
 
 /// Notes pages whose words the caller has made DIRTY, under its guard (writeback.WB2).
-pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
+pub(crate) fn record_dirty(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);
     let mut state = writeback.state();
@@ -23,24 +23,24 @@ pub(crate) fn dirtied(file: &CachedFile, first: PageIndex, last: PageIndex) {
     drop(state);
     writeback.dirty_heap.set(file.cache(), heap_bytes);
     if due {
-        file.shared.flusher.tell();
+        file.shared.flusher.request_scan();
     }
-    note_listed(file, was_listed);
+    list_file(file, was_listed);
 }
 
 /// Pages of the file are DIRTY, and in its set.
-pub(crate) fn tell_flusher(file: &CachedFile) {
+pub(crate) fn notify_flusher(file: &CachedFile) {
     let was_listed = std::mem::replace(&mut file.writeback.state().listed, true);
-    note_listed(file, was_listed);
+    list_file(file, was_listed);
 }
 
-fn note_listed(file: &CachedFile, was_listed: bool) {
+fn list_file(file: &CachedFile, was_listed: bool) {
     let flusher = &file.shared.flusher;
     if !was_listed {
         flusher.add(file);
     }
     // Too high by what is in reserve.
-    flusher.notice(file.cache().ledger.dirty_at_most());
+    flusher.note_dirty(file.cache().ledger.dirty_at_most());
 }
 
 /// How long a stream must be to be written back the first time, and then.
@@ -95,42 +95,42 @@ pub(crate) fn close(file: &CachedFile) -> Result<()> {
         (None, Ok(()), None) => Ok(()),
     };
     if outcome.is_err() {
-        generations.tell();
+        generations.mark_reported();
     }
     outcome
 }
 
 /// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
 /// Chosen, not measured.
-const LOOKED_AT_MAX: u64 = 4096;
+const SCANNED_PAGES_MAX: u64 = 4096;
 
 /// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody
 /// dirties them under the caller's guard; a page that was DIRTY before keeps its place in the table until
 /// it is written.
-pub(crate) fn owes(file: &CachedFile, first: PageIndex, last: PageIndex) -> bool {
+pub(crate) fn needs_writeback(file: &CachedFile, first: PageIndex, last: PageIndex) -> bool {
     if file.writeback.generations.has_suspects(first, last) {
         return true;
     }
     if !file.writeback.has_begun() {
         return false;
     }
-    if last - first >= LOOKED_AT_MAX {
-        return file.owes();
+    if last - first >= SCANNED_PAGES_MAX {
+        return file.has_dirty_pages();
     }
-    let is_owing = |word: Word| word.is_dirty() || word.is_under_writeback();
-    file.core().any_word(&file.cache().frames, first, last, is_owing)
+    let is_dirty = |word: Word| word.is_dirty() || word.is_under_writeback();
+    file.core().any_word(&file.cache().frames, first, last, is_dirty)
 }
 
 impl CachedFile {
     /// Whether a page is DIRTY or may be under write-back.
-    pub(crate) fn owes(&self) -> bool {
+    pub(crate) fn has_dirty_pages(&self) -> bool {
         !self.writeback.state().dirty.is_clean()
     }
 
     /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
     /// fails. Else the file is closed when this returns, unless it is used elsewhere, or hangs: who closes it may go
     /// on to execute it, or to unmount its file system.
-    pub(crate) fn leave(self: Arc<Self>) {
+    pub(crate) fn release(self: Arc<Self>) {
         // A sync that fails beside this may have pages DIRTY in a moment, or had that just now, and is not
         // seen to have begun. If its failure is not found here, it finds that the last handle is gone; else
         // either of us finds the other under the lock of what is owed (`after_redirty`).
@@ -146,16 +146,16 @@ impl CachedFile {
         }
         let fails = || write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err();
         // A flush that began later is under way still, if only with nothing: the second waits for that.
-        let has_failed = has_begun && (fails() || self.owes() && fails());
-        if has_failed || self.owes() {
+        let has_failed = has_begun && (fails() || self.has_dirty_pages() && fails());
+        if has_failed || self.has_dirty_pages() {
             let shared = Arc::clone(&self.shared);
-            shared.flusher.adopt(self);
+            shared.flusher.adopt_orphan(self);
         } else {
             self.rest();
             let (shared, share) = (Arc::clone(&self.shared), Arc::clone(&self.writeback.share));
             drop(self);
             // A thread that looked at it meanwhile has it in hand, and maybe the last reference.
-            shared.flusher.await_out_of_hand(&share);
+            shared.flusher.await_released(&share);
         }
     }
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::ledger::Share;
-use crate::writeback::bell::Bell;
-use crate::writeback::turns::{STUCK_AFTER, WritersTurns};
+use crate::writeback::notify_flag::NotifyFlag;
+use crate::writeback::writer_token::{STALL_TIMEOUT, WriterTokens};
 
 /// How much may be owed, and for how long.
 #[derive(Debug)]
@@ -45,78 +45,78 @@ impl Limits {
 /// DIRTY.
 pub(crate) struct Flusher<F> {
     pub(crate) limits: Limits,
-    pub(crate) turns: WritersTurns,
+    pub(crate) writer_tokens: WriterTokens,
     pub(crate) state: Mutex<FlusherState<F>>,
     /// The thread on duty sleeps here.
-    pub(crate) work: Condvar,
+    pub(crate) leader_wake: Condvar,
     /// The watch waits here.
-    pub(crate) watching: Condvar,
+    pub(crate) watchdog_wake: Condvar,
     pub(crate) progress: Condvar,
-    /// A file is out of somebody's hand.
-    pub(crate) put_back: Condvar,
+    /// A file is out of somebody's entry.
+    pub(crate) released: Condvar,
     /// Rung: the thread on duty looks at the files again soon, without being told.
-    pub(crate) awake: Bell,
+    pub(crate) dirtied: NotifyFlag,
     /// Rung: somebody tells the thread on duty, which has not begun a round since.
-    pub(crate) told: Bell,
+    pub(crate) scan_requested: NotifyFlag,
     /// Somebody found no frame, while write-back kept some.
-    pub(crate) starved: AtomicBool,
+    pub(crate) reclaim_requested: AtomicBool,
     /// What stuck files had not written, and not synced, in the last round. Relaxed: hints.
-    pub(crate) stuck_unwritten: AtomicU64,
-    pub(crate) stuck_unstable: AtomicU64,
+    pub(crate) stalled_unwritten: AtomicU64,
+    pub(crate) stalled_unstable: AtomicU64,
     /// Threads in [`Flusher::await_progress`]. Relaxed: told, and no more.
     waiting: AtomicU64,
 }
 
 pub(crate) struct FlusherState<F> {
-    /// The files that are listed, but for those in `hands` (FL1). Weak: a file that is closed meanwhile
+    /// The files that are listed, but for those in `in_progress` (FL1). Weak: a file that is closed meanwhile
     /// must not stay open here.
     pub(crate) queue: VecDeque<Weak<F>>,
     /// With how many it is looked for those that are closed.
     pub(crate) queue_max: usize,
     /// Files that nobody has open any more, and whose write-back failed, by their addresses. They are
     /// listed, too.
-    pub(crate) strays: HashMap<usize, Arc<F>>,
-    pub(crate) hands: Vec<Hand>,
+    pub(crate) orphans: HashMap<usize, Arc<F>>,
+    pub(crate) in_progress: Vec<InProgress>,
     /// Threads that wait for one of these to be empty.
-    pub(crate) hands_awaited: usize,
-    pub(crate) on_duty: Option<ThreadId>,
-    pub(crate) has_watch: bool,
+    pub(crate) release_waiters: usize,
+    pub(crate) leader: Option<ThreadId>,
+    pub(crate) has_watchdog: bool,
     pub(crate) threads: usize,
     /// Of these, helpers.
     pub(crate) helpers: usize,
     pub(crate) last_thread: ThreadId,
     pub(crate) stopped: bool,
-    pub(crate) told: bool,
+    pub(crate) wake_requested: bool,
 }
 
 pub(crate) type ThreadId = u64;
 
-/// A file that a thread has in hand.
-pub(crate) struct Hand {
+/// A file that a thread has in entry.
+pub(crate) struct InProgress {
     pub(crate) thread: ThreadId,
     /// The thread is a helper.
-    pub(crate) helps: bool,
+    pub(crate) is_helper: bool,
     pub(crate) share: Arc<Share>,
     pub(crate) device: u64,
     /// Since when the thread may have to wait for the file's device (FL2).
-    pub(crate) at_work: Option<Instant>,
+    pub(crate) busy_since: Option<Instant>,
     /// How many write-backs of the file had ended when somebody last looked, and since when.
     pub(crate) ended: u64,
     pub(crate) ended_at: Instant,
-    /// The thread syncs it.
-    pub(crate) syncs: bool,
+    /// The thread is_syncing it.
+    pub(crate) is_syncing: bool,
     /// The thread is done with it, and may be dropping it.
-    pub(crate) lets_go: bool,
+    pub(crate) is_dropping: bool,
 }
 
-impl Hand {
+impl InProgress {
     /// Whether write-backs of the file end, as far as somebody has looked.
-    pub(crate) fn is_moving(&mut self) -> bool {
+    pub(crate) fn is_progressing(&mut self) -> bool {
         let ended = self.share.ended();
         if ended != self.ended {
             (self.ended, self.ended_at) = (ended, Instant::now());
         }
-        self.ended_at.elapsed() < STUCK_AFTER
+        self.ended_at.elapsed() < STALL_TIMEOUT
     }
 }
 
@@ -125,29 +125,29 @@ impl<F> Default for FlusherState<F> {
         FlusherState {
             queue: VecDeque::new(),
             queue_max: 0,
-            strays: HashMap::new(),
-            hands: Vec::new(),
-            hands_awaited: 0,
-            on_duty: None,
-            has_watch: false,
+            orphans: HashMap::new(),
+            in_progress: Vec::new(),
+            release_waiters: 0,
+            leader: None,
+            has_watchdog: false,
             threads: 0,
             helpers: 0,
             last_thread: 0,
             stopped: false,
-            told: false,
+            wake_requested: false,
         }
     }
 }
 
 impl<F> FlusherState<F> {
-    pub(crate) fn hand(&mut self, thread: ThreadId) -> Option<&mut Hand> {
-        self.hands.iter_mut().find(|hand| hand.thread == thread)
+    pub(crate) fn in_progress_of(&mut self, thread: ThreadId) -> Option<&mut InProgress> {
+        self.in_progress.iter_mut().find(|entry| entry.thread == thread)
     }
 
     /// Since when the thread on duty has been at work on one file.
-    pub(crate) fn duty_at_work(&mut self) -> Option<Instant> {
-        let on_duty = self.on_duty?;
-        self.hand(on_duty)?.at_work
+    pub(crate) fn leader_busy_since(&mut self) -> Option<Instant> {
+        let leader = self.leader?;
+        self.in_progress_of(leader)?.busy_since
     }
 }
 
@@ -155,17 +155,17 @@ impl<F> Flusher<F> {
     pub(crate) fn new(limits: Limits) -> Arc<Flusher<F>> {
         Arc::new(Flusher {
             limits,
-            turns: WritersTurns::default(),
+            writer_tokens: WriterTokens::default(),
             state: Mutex::default(),
-            work: Condvar::new(),
-            watching: Condvar::new(),
+            leader_wake: Condvar::new(),
+            watchdog_wake: Condvar::new(),
             progress: Condvar::new(),
-            put_back: Condvar::new(),
-            awake: Bell::new(),
-            told: Bell::new(),
-            starved: AtomicBool::new(false),
-            stuck_unwritten: AtomicU64::new(0),
-            stuck_unstable: AtomicU64::new(0),
+            released: Condvar::new(),
+            dirtied: NotifyFlag::new(),
+            scan_requested: NotifyFlag::new(),
+            reclaim_requested: AtomicBool::new(false),
+            stalled_unwritten: AtomicU64::new(0),
+            stalled_unstable: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
         })
     }
@@ -175,35 +175,36 @@ impl<F> Flusher<F> {
     }
 
     /// Whether what is dirty is so much that it is to be written back whatever its age.
-    pub(crate) fn is_much(&self, dirty_bytes: u64) -> bool {
-        let stuck = self.stuck_unwritten.load(Relaxed);
-        dirty_bytes.saturating_sub(stuck) > self.limits.dirty_bytes_max().saturating_sub(stuck) / 2
+    pub(crate) fn is_over_background_limit(&self, dirty_bytes: u64) -> bool {
+        let stalled = self.stalled_unwritten.load(Relaxed);
+        dirty_bytes.saturating_sub(stalled)
+            > self.limits.dirty_bytes_max().saturating_sub(stalled) / 2
     }
 
-    pub(crate) fn notice(&self, dirty_bytes: u64) {
-        let much = self.is_much(dirty_bytes);
-        // bell.BL1: one that was rung before is cleared before the flusher looks again.
-        if self.awake.ring() || much {
-            self.tell();
+    pub(crate) fn note_dirty(&self, dirty_bytes: u64) {
+        let much = self.is_over_background_limit(dirty_bytes);
+        // notify_flag.NF1: one that was rung before is cleared before the flusher looks again.
+        if self.dirtied.set() || much {
+            self.request_scan();
         }
     }
 
     /// Asks for frames that write-back keeps, for a caller that does not wait for them.
-    pub(crate) fn starve(&self, kept_bytes: u64) {
-        if kept_bytes > 0 && !self.starved.swap(true, Relaxed) {
-            self.tell();
+    pub(crate) fn request_reclaim(&self, kept_bytes: u64) {
+        if kept_bytes > 0 && !self.reclaim_requested.swap(true, Relaxed) {
+            self.request_scan();
         }
     }
 
-    /// Has the thread on duty begin a round, if it has not since somebody told it (bell.BL1).
-    pub(crate) fn tell(&self) {
-        if !self.told.ring() {
+    /// Has the thread on duty begin a round, if it has not since somebody told it (notify_flag.NF1).
+    pub(crate) fn request_scan(&self) {
+        if !self.scan_requested.set() {
             return;
         }
         let mut state = self.state();
-        if !state.told {
-            state.told = true;
-            self.work.notify_one();
+        if !state.wake_requested {
+            state.wake_requested = true;
+            self.leader_wake.notify_one();
         }
     }
 
@@ -216,30 +217,30 @@ impl<F> Flusher<F> {
     }
 
     /// Waits for files that threads of the flusher may be dropping, as their memory is needed.
-    pub(crate) fn await_let_go(&self) {
-        self.await_hands(|hand| hand.lets_go);
+    pub(crate) fn await_dropped(&self) {
+        self.await_entries(|entry| entry.is_dropping);
     }
 
-    /// Waits for the thread of the flusher that has the file of `share` in hand, if one has, and does not sync it:
+    /// Waits for the thread of the flusher that has the file of `share` in entry, if one has, and does not sync it:
     /// that may take long.
-    pub(crate) fn await_out_of_hand(&self, share: &Arc<Share>) {
-        self.await_hands(|hand| !hand.syncs && Arc::ptr_eq(&hand.share, share));
+    pub(crate) fn await_released(&self, share: &Arc<Share>) {
+        self.await_entries(|entry| !entry.is_syncing && Arc::ptr_eq(&entry.share, share));
     }
 
-    /// Waits as long as there are such hands, but not for a file that hangs.
-    fn await_hands(&self, such: impl Fn(&Hand) -> bool) {
+    /// Waits as long as there are such in_progress, but not for a file that hangs.
+    fn await_entries(&self, such: impl Fn(&InProgress) -> bool) {
         let mut state = self.state();
-        if !state.hands.iter().any(&such) {
+        if !state.in_progress.iter().any(&such) {
             return;
         }
-        state.hands_awaited += 1;
-        let there_are = |state: &mut FlusherState<F>| state.hands.iter().any(&such);
-        let waited = self.put_back.wait_timeout_while(state, STUCK_AFTER, there_are);
-        waited.expect("no panic under the lock").0.hands_awaited -= 1;
+        state.release_waiters += 1;
+        let there_are = |state: &mut FlusherState<F>| state.in_progress.iter().any(&such);
+        let waited = self.released.wait_timeout_while(state, STALL_TIMEOUT, there_are);
+        waited.expect("no panic under the lock").0.release_waiters -= 1;
     }
 
     /// A flush has ended. Who begins to wait just now may miss it, and does not sleep for long.
-    pub(crate) fn progressed(&self) {
+    pub(crate) fn notify_progress(&self) {
         if self.waiting() > 0 {
             self.progress.notify_all();
         }
@@ -253,7 +254,7 @@ impl<F> Flusher<F> {
     /// Lets the threads end.
     pub(crate) fn stop(&self) {
         self.state().stopped = true;
-        self.work.notify_all();
-        self.watching.notify_all();
+        self.leader_wake.notify_all();
+        self.watchdog_wake.notify_all();
     }
 }
