@@ -1,5 +1,4 @@
-//! What a file owes to its back end, for callers that do not care how it gets there: pages become
-//! DIRTY, are written back, and are waited for; and what is left when the last handle goes.
+//! Dirty-page bookkeeping of a file: record dirty pages, write back, wait, and the last close.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +9,7 @@ use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
 
-/// Notes pages whose words the caller has made DIRTY, under its guard (writeback.WB2).
+/// Records pages whose words the caller has made DIRTY, under its guard (writeback.WB2).
 pub(crate) fn record_dirty(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);
@@ -28,7 +27,7 @@ pub(crate) fn record_dirty(file: &CachedFile, first: PageIndex, last: PageIndex)
     list_file(file, was_listed);
 }
 
-/// Pages of the file are DIRTY, and in its set.
+/// Lists the file at the flusher. Some of its pages are DIRTY and in its set.
 pub(crate) fn notify_flusher(file: &CachedFile) {
     let was_listed = std::mem::replace(&mut file.writeback.state().listed, true);
     list_file(file, was_listed);
@@ -39,20 +38,20 @@ fn list_file(file: &CachedFile, was_listed: bool) {
     if !was_listed {
         flusher.add(file);
     }
-    // Too high by what is in reserve.
+    // The approximate count is too high by at most the batches of all threads.
     flusher.note_dirty(file.cache().ledger.dirty_at_most());
 }
 
-/// How long a stream must be to be written back the first time, and then.
+/// The minimum number of pages for the first early write-back of a stream, and for the following
+/// ones.
 pub(crate) fn stream_pages(file: &CachedFile) -> (u64, u64) {
     let shift = file.core().page_shift;
     let least = file.shared.flusher.limits.dirty_bytes_max() / 8;
     (least >> shift, BATCH_BYTES >> shift)
 }
 
-/// Writes back what is DIRTY now of the pages from `first` to `last`, and waits until the back end
-/// has acknowledged it. May be called under any guard, with no page of the range HIDDEN by the
-/// caller.
+/// Writes back the pages from `first` to `last` that are DIRTY now, and waits until the backend has
+/// acknowledged them. The caller may hold any guard, and has not HIDDEN a page of the range.
 pub(crate) fn write_back(
     file: &CachedFile,
     first: PageIndex,
@@ -84,7 +83,8 @@ pub(crate) fn await_ends(file: &CachedFile, first: PageIndex, last: PageIndex) {
     });
 }
 
-/// What syncs of the file would complain of, as it is closed.
+/// Writes back all dirty pages and returns the errors that a sync would return at the close of the
+/// file.
 pub(crate) fn close(file: &CachedFile) -> Result<()> {
     let written = write_back(file, PageIndex::FIRST, PageIndex::LAST, Op::Close);
     let generations = &file.writeback.generations;
@@ -100,13 +100,12 @@ pub(crate) fn close(file: &CachedFile) -> Result<()> {
     outcome
 }
 
-/// Pages that are looked at one by one; of more, it is asked whether anything at all is owed.
-/// Chosen, not measured.
+/// Ranges of up to this many pages are scanned. For longer ones the whole file is checked. Untuned.
 const SCANNED_PAGES_MAX: u64 = 4096;
 
-/// Whether the back end may lack bytes of the pages from `first` to `last`, or have lost them. Nobody
-/// dirties them under the caller's guard; a page that was DIRTY before keeps its place in the table until
-/// it is written.
+/// Whether the backend may lack bytes of the pages from `first` to `last`, or have lost them. The
+/// caller's guard keeps them from becoming dirty. A page that was DIRTY before stays in the table
+/// until it is written.
 pub(crate) fn needs_writeback(file: &CachedFile, first: PageIndex, last: PageIndex) -> bool {
     if file.writeback.generations.has_suspects(first, last) {
         return true;
@@ -127,25 +126,27 @@ impl CachedFile {
         !self.writeback.state().dirty.is_clean()
     }
 
-    /// The last handle is gone: writes back what is DIRTY, and leaves it to the flusher if that
-    /// fails. Else the file is closed when this returns, unless it is used elsewhere, or hangs: who closes it may go
-    /// on to execute it, or to unmount its file system.
+    /// Called after the last handle was closed: writes back dirty pages, and gives the file to the
+    /// flusher if that fails. Otherwise the file is closed when this returns, unless it is in use
+    /// elsewhere or stalled. So the caller may go on to execute the file, or to unmount its file
+    /// system.
     pub(crate) fn release(self: Arc<Self>) {
-        // A sync that fails beside this may have pages DIRTY in a moment, or had that just now, and is not
-        // seen to have begun. If its failure is not found here, it finds that the last handle is gone; else
-        // either of us finds the other under the lock of what is owed (`after_redirty`).
-        // In this order: a failure that is gone again was noted by a sync that had pages DIRTY before.
+        // A concurrent sync may fail and make pages DIRTY soon, or may just have done so without
+        // `begun` being visible here. If its failure is not visible here, the sync finds that the
+        // last handle is gone; otherwise one of the two threads finds the other under the lock of
+        // the write-back state (`after_redirty`). The order of the two reads matters: a failure
+        // that is no longer visible was recorded by a sync that had made pages DIRTY before.
         let a_sync_failed = self.writeback.generations.has_failed();
         let has_begun = self.writeback.has_begun();
         if !has_begun && !a_sync_failed {
-            // A write that was to wait may have gone around the cache after all.
+            // A write that was meant for write-back may have bypassed the cache.
             if self.is_kept() || self.space.is_reserved() {
                 self.rest();
             }
             return;
         }
         let fails = || write_back(&self, PageIndex::FIRST, PageIndex::LAST, Op::Close).is_err();
-        // A flush that began later is under way still, if only with nothing: the second waits for that.
+        // A later flush may still be active, possibly with no pages. The second call waits for it.
         let has_failed = has_begun && (fails() || self.has_dirty_pages() && fails());
         if has_failed || self.has_dirty_pages() {
             let shared = Arc::clone(&self.shared);
@@ -154,7 +155,8 @@ impl CachedFile {
             self.rest();
             let (shared, share) = (Arc::clone(&self.shared), Arc::clone(&self.writeback.share));
             drop(self);
-            // A thread that looked at it meanwhile has it in hand, and maybe the last reference.
+            // A thread that scanned the list may have the file in progress, and hold the last
+            // reference.
             shared.flusher.await_released(&share);
         }
     }

@@ -1,19 +1,20 @@
-//! What becomes of what a transfer was error: whether its bytes are durable, and whose error it was.
+//! The outcome of a transfer: whether its bytes are durable, and which bytes an error is about.
 
 use crate::inode::CachedFile;
 use crate::io::backend::descriptors;
 use crate::writeback::failure::Failure;
 use crate::writeback::generations::{DurableOp, EndedOp};
 
-/// Whether bytes that the back end took are durable.
+/// Whether bytes that the backend accepted are durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Durability {
     /// A sync has to cover them.
     Unsynced,
     Durable,
-    /// It depends on others (generations.G3). Until then a sync has to cover them.
+    /// The outcome depends on other operations (generations.G3). Until it is known, a sync has to
+    /// cover them.
     Pending(EndedOp),
-    /// They should be, and may be lost.
+    /// The transfer promised durability, and the bytes may be lost.
     Lost(Failure),
 }
 
@@ -23,24 +24,25 @@ impl From<std::result::Result<(), Failure>> for Durability {
     }
 }
 
-/// A durable transfer has ended, and was `error` of an error, or not. Waits for others that are under way
-/// (generations.G3). `repeat` does the same, not durable, and says whether the back end took anything of it.
+/// Ends a durable transfer that returned `error` or succeeded. Waits for other durable operations
+/// in flight (generations.G3). `repeat` makes the same transfer, not durable, and returns whether
+/// the backend accepted any of it.
 pub(crate) fn conclude(
     file: &CachedFile,
-    pass: DurableOp,
+    durable_op: DurableOp,
     error: Option<Failure>,
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
-    match try_conclude(file, pass, error, repeat) {
+    match try_conclude(file, durable_op, error, repeat) {
         Durability::Pending(ended) => file.writeback.generations.wait(ended).into(),
         known => known,
     }
 }
 
-/// [`conclude`], and waits for nobody.
+/// [`conclude`] without waiting.
 pub(crate) fn try_conclude(
     file: &CachedFile,
-    pass: DurableOp,
+    durable_op: DurableOp,
     error: Option<Failure>,
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
@@ -51,11 +53,11 @@ pub(crate) fn try_conclude(
         Some(failure) if !is_refusal(&failure) => {
             // generations.G8
             file.backing.drop_kernel_copy();
-            generations.fail(pass, failure);
+            generations.fail(durable_op, failure);
             Durability::Lost(failure)
         }
         _ => {
-            let ended = generations.end_durable(pass);
+            let ended = generations.end_durable(durable_op);
             generations.verdict(ended).map_or(Durability::Pending(ended), Durability::from)
         }
     }
@@ -65,7 +67,8 @@ fn reports_foreign_errors(file: &CachedFile) -> bool {
     file.backing.descriptor(true).is_some_and(descriptors::reports_foreign_errors)
 }
 
-/// A write that is not durable has failed: counts what it may have been error of other bytes (generations.G2).
+/// Records the error of a write that is not durable, if the error may be about other bytes
+/// (generations.G2).
 pub(crate) fn report_foreign_error(file: &CachedFile, failure: Failure) {
     use libc::{EDQUOT, EFBIG, EIO, ENOSPC};
     if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && reports_foreign_errors(file) {

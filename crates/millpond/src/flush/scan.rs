@@ -1,6 +1,7 @@
-//! What a thread of the flusher does with the files, one after the other: takes one in entry, writes back what
-//! is due, and puts it back on the list unless it owes nothing. The rules are those of
-//! [`flusher`](crate::flush::flusher), which has the threads.
+//! One step of a flusher thread: take a file off the list, write back what is due, and list it
+//! again unless it is clean.
+//!
+//! The rules are in [`flusher`](crate::flush::flusher), which has the threads.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -15,12 +16,12 @@ use crate::units::PageIndex;
 use crate::writeback::flusher_state::{Flusher, InProgress, ThreadId};
 use crate::writeback::writer_token::STALL_TIMEOUT;
 
-/// Threads at files of one device, which may hang as a whole. Chosen, not measured.
+/// The maximum number of threads on files of one device, as a device may hang as a whole. Untuned.
 pub(super) const DEVICE_THREADS_MAX: usize = 4;
 
-/// Files that the thread on duty is at work on in a scan before others help. Chosen, not measured.
+/// The number of files that the leader works on in a scan before helpers start. Untuned.
 pub(super) const HELPER_AFTER_FILES: usize = 4;
-/// What a file owes at most that helpers write: a few transfers. Chosen, not measured.
+/// The maximum dirty data of a file that helpers write: a few transfers. Untuned.
 const SMALL_FILE_BYTES: u64 = 64 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,25 +31,25 @@ pub(super) enum WorkerRole {
     Helper,
 }
 
-/// What a device has left for one more thread.
+/// Whether another thread may work on files of a device.
 #[derive(Debug, PartialEq, Eq)]
 enum DeviceRoom {
     Free,
-    /// It serves another, or there was no time to see: to be asked again.
+    /// Another thread makes progress there, or its progress is not known yet: ask again.
     Later,
-    /// Until one of the others comes back, and tells.
+    /// Not until another thread returns and wakes the leader.
     None,
 }
 
-/// What came up while the files were looked at.
+/// The result of one scan of the listed files.
 pub(super) struct Scan {
     role: WorkerRole,
     pub(super) reclaim_requested: bool,
-    /// Files that the thread was at work on.
+    /// The number of files that the thread worked on.
     pub(super) files_worked: usize,
     pub(super) has_worked: bool,
     pub(super) next: Option<Instant>,
-    /// Of stuck files.
+    /// Dirty bytes of stalled files.
     pub(super) unwritten: u64,
     pub(super) unstable: u64,
 }
@@ -87,10 +88,10 @@ pub(super) enum FileOutcome {
     Idle,
 }
 
-/// One file after the other.
+/// The steps for each file.
 impl Flusher<CachedFile> {
-    /// Takes the next file in entry, of `left` that are to be looked at, and what keeps it from being
-    /// dropped if nobody has it open.
+    /// Takes the next of `left` files off the list. If the file is an orphan, also returns the
+    /// reference that keeps it alive.
     pub(super) fn take_next(
         &self,
         me: ThreadId,
@@ -100,11 +101,11 @@ impl Flusher<CachedFile> {
         let mut state = self.state();
         while *left > 0 && !state.stopped {
             *left -= 1;
-            // Another thread that was on duty may have taken some of them.
+            // Another leader may have taken some of the files.
             let next = state.queue.pop_front()?;
             let Some(file) = next.upgrade() else { continue };
-            // Out of the orphans before it is asked what it owes: a close from here on puts it there
-            // again.
+            // The orphan is removed before the file is checked for dirty pages: a later close
+            // registers it again.
             let orphan = state.orphans.remove(&address(&file));
             state.in_progress.push(InProgress {
                 thread: me,
@@ -122,7 +123,7 @@ impl Flusher<CachedFile> {
         None
     }
 
-    /// From here on, the thread may have to wait for the device of the file that it has in entry (flusher.FL2).
+    /// The thread may block on the device of its file from now on (flusher.FL2).
     fn mark_busy(self: &Arc<Self>, me: ThreadId) {
         let mut state = self.state();
         if let Some(entry) = state.in_progress_of(me)
@@ -138,13 +139,13 @@ impl Flusher<CachedFile> {
         let mut state = self.state();
         state.in_progress_of(me).expect("a file in entry").is_syncing = is_syncing;
         if state.release_waiters > 0 {
-            // Who closes it does not wait any longer.
+            // Wakes a waiting close, which must not wait for a sync.
             self.released.notify_all();
         }
     }
 
-    /// Lists the file again unless it owes nothing, and lets go of it; whether the thread is still on
-    /// duty.
+    /// Lists the file again unless it is clean, and drops the reference. Returns whether the thread
+    /// is still the leader.
     pub(super) fn return_file(
         self: &Arc<Self>,
         me: ThreadId,
@@ -155,14 +156,15 @@ impl Flusher<CachedFile> {
             if file.has_dirty_pages() {
                 self.state().orphans.insert(address(&orphan), orphan);
             } else {
-                // Cuts off space that was reserved.
+                // Trims reserved space.
                 self.mark_busy(me);
                 file.rest();
             }
         }
         let mut is_listed = !try_unlist(&file);
         if !is_listed && self.state().orphans.contains_key(&address(&file)) {
-            // flusher.FL5: closed while it was in entry. The thread that put it there may have listed it.
+            // flusher.FL5: closed while it was in progress. The thread that made it an orphan may
+            // have listed it.
             is_listed = !std::mem::replace(&mut file.writeback.state().listed, true);
         }
         let listed = is_listed.then(|| Weak::clone(&file.this));
@@ -176,9 +178,9 @@ impl Flusher<CachedFile> {
         state.leader == Some(me)
     }
 
-    /// Drops a file that the thread has in entry.
+    /// Drops the reference of the thread to its file.
     fn drop_file(self: &Arc<Self>, me: ThreadId, file: Arc<CachedFile>) {
-        // Before: who opens it anew once it is gone, or another, may have to wait for its memory.
+        // Set before the drop: an open of the same or another file may have to wait for the memory.
         if let Some(entry) = self.state().in_progress_of(me) {
             entry.is_dropping = true;
         }
@@ -188,7 +190,7 @@ impl Flusher<CachedFile> {
         }
     }
 
-    /// Writes back what is due of a file.
+    /// Writes back the due pages of a file.
     pub(super) fn process(
         self: &Arc<Self>,
         me: ThreadId,
@@ -198,27 +200,28 @@ impl Flusher<CachedFile> {
     ) -> FileOutcome {
         let now = Instant::now();
         let ledger = &file.cache().ledger;
-        // A sixteenth too early at most: an exact look would take back the reserves of all, for each file.
-        let much = self.is_over_background_limit(ledger.dirty_at_most());
+        // The approximate count triggers write-back a sixteenth too early at most. An exact count
+        // for each file would drain the batches of all threads.
+        let is_over_limit = self.is_over_background_limit(ledger.dirty_at_most());
         let state = file.writeback.state();
         let retry = state.retry.map(|(at, _)| at).filter(|&at| at > now);
-        // Early enough that nothing stays for longer than it should.
+        // Half of the maximum age, so that no page stays dirty for longer than the maximum.
         let due = state.dirty.since().map(|since| since + self.limits.age_max / 2);
         drop(state);
         let owes = file.writeback.generations.has_pages();
         if let (Some(at), Some(_)) = (retry, due) {
             scan.add_stalled(&file.writeback.share);
-            // Not later than what others dirty meanwhile is due.
+            // Not later than pages that are dirtied from now on are due.
             return FileOutcome::Due(at.min(now + self.limits.age_max / 2));
         }
         let flushed = due.is_some_and(|at| at <= now || orphan || scan.reclaim_requested);
         let (least, batch) = stream_pages(file);
-        let is_behind = file.writeback.state().stream.is_due(least, batch);
-        let some = due.is_some() && much;
+        let is_stream_due = file.writeback.state().stream.is_due(least, batch);
+        let some = due.is_some() && is_over_limit;
         let asked = |flushed| {
             (owes || flushed) && self.is_sync_due(ledger.unstable(), scan.reclaim_requested)
         };
-        if !(flushed || is_behind || some || asked(false)) {
+        if !(flushed || is_stream_due || some || asked(false)) {
             return due.map_or(FileOutcome::Idle, FileOutcome::Due);
         }
         let is_small = file.writeback.share.unwritten() <= SMALL_FILE_BYTES;
@@ -235,10 +238,10 @@ impl Flusher<CachedFile> {
             self.start_helper();
         }
         self.mark_busy(me);
-        let behind = file.writeback.state().stream.take(least, batch);
+        let stream = file.writeback.state().stream.take(least, batch);
         if flushed {
             flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
-        } else if let Some((first, last)) = behind {
+        } else if let Some((first, last)) = stream {
             flush(file, first, last, BusyPages::Skip, false);
         }
         if asked(flushed) {
@@ -247,8 +250,8 @@ impl Flusher<CachedFile> {
             self.set_syncing(me, false);
         }
         match due {
-            Some(_) if flushed || behind.is_some() => FileOutcome::Worked,
-            Some(_) if much => match flush_some(file).pages {
+            Some(_) if flushed || stream.is_some() => FileOutcome::Worked,
+            Some(_) if is_over_limit => match flush_some(file).pages {
                 0 => FileOutcome::Due(now + Duration::from_millis(2)),
                 _ => FileOutcome::Worked,
             },
@@ -257,7 +260,7 @@ impl Flusher<CachedFile> {
         }
     }
 
-    /// Whether files are to be synced so that their pages can go.
+    /// Whether files are to be synced so that their pages become evictable.
     fn is_sync_due(&self, unstable_bytes: u64, reclaim_requested: bool) -> bool {
         let stalled = self.stalled_unstable.load(Relaxed);
         let most = self.limits.unstable_bytes_max();
@@ -265,7 +268,8 @@ impl Flusher<CachedFile> {
         unstable_bytes > 0 && (reclaim_requested || unstable_bytes.saturating_sub(stalled) > most)
     }
 
-    /// Whether the thread may go to work on a file of `device`, where others may be already (flusher.FL4).
+    /// Whether the thread may work on a file of `device`, given the other threads there
+    /// (flusher.FL4).
     fn device_room(&self, me: ThreadId, device: u64, role: WorkerRole) -> DeviceRoom {
         let (mut others, mut moving, mut all, mut all_move) = (0, false, 0, true);
         for entry in self.state().in_progress.iter_mut() {
@@ -295,7 +299,8 @@ impl Flusher<CachedFile> {
         }
     }
 
-    /// Notes what stuck files owe: those that were found to be, and what others have in entry.
+    /// Publishes the dirty and unsynced bytes of stalled files: those found in this scan, and those
+    /// in progress at other threads.
     pub(super) fn publish_stalled(&self, me: ThreadId, mut unwritten: u64, mut unstable: u64) {
         for entry in self.state().in_progress.iter_mut() {
             if entry.thread != me && !entry.is_progressing() {
@@ -308,10 +313,10 @@ impl Flusher<CachedFile> {
     }
 }
 
-/// Takes a file off the list if it owes nothing; whether it did (flusher.FL1).
+/// Takes a clean file off the list. Returns whether it was clean (flusher.FL1).
 fn try_unlist(file: &CachedFile) -> bool {
     let mut state = file.writeback.state();
-    // What a flush has had written is in a generation before the flush ends.
+    // Pages that a flush has written are in a generation before the flush ends.
     let is_settled = state.dirty.is_clean() && !file.writeback.generations.has_pages();
     if is_settled {
         state.listed = false;
@@ -345,7 +350,7 @@ mod tests {
         }
     }
 
-    /// Goal: a device where write-backs end has one thread at a time; where none does, a few.
+    /// Goal: a device that makes progress has one thread at a time; a stalled device has several.
     #[test]
     fn threads_of_one_device() {
         let limits = Limits::new(None, Duration::from_secs(30), 4 << 20);
@@ -379,17 +384,17 @@ mod tests {
         let all_move =
             |entry: &mut InProgress| (entry.is_helper, entry.ended_at) = (true, Instant::now());
         flusher.state().in_progress.iter_mut().for_each(all_move);
-        assert_eq!(room(9, 7), DeviceRoom::Free, "helpers are in nobody's way");
-        assert!(!may_help(), "but in each other's");
+        assert_eq!(room(9, 7), DeviceRoom::Free, "helpers do not count");
+        assert!(!may_help(), "except for helpers");
         flusher.state().in_progress.pop();
         assert!(may_help());
     }
 
-    /// Goal: an open for which there is no memory waits for that of a file that a thread of the flusher drops.
-    /// Incident: where the cache had room for one file, and that had been closed, opening it anew failed now
-    /// and then.
+    /// Goal: an open without memory waits for the memory of a file that a flusher thread drops.
+    /// Incident: the cache had room for one file, which had been closed. Opening it again failed
+    /// sometimes.
     #[test]
-    fn an_open_waits_for_the_memory_of_what_is_let_go() {
+    fn an_open_waits_for_memory_of_dropped_files() {
         let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
         let engine = engine.build().unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -402,7 +407,7 @@ mod tests {
                 taken += bytes;
             }
         }
-        assert!(matches!(open(), Err(Error::NoBuffers { .. })), "nobody lets go of anything");
+        assert!(matches!(open(), Err(Error::NoBuffers { .. })), "no memory will be freed");
         let entry = InProgress { is_dropping: true, ..entry_of(9, 7, Arc::default()) };
         flusher.state().in_progress.push(entry);
         std::thread::scope(|threads| {
@@ -418,10 +423,11 @@ mod tests {
         });
     }
 
-    /// Goal: a file is closed when its last handle has been dropped, although a thread of the flusher had it in entry.
-    /// Incident: a program that was just written could not be executed, now and then (ETXTBSY).
+    /// Goal: a file is closed after its last handle has been dropped, even if a flusher thread had
+    /// it in progress. Incident: executing a program that had just been written failed sometimes
+    /// (ETXTBSY).
     #[test]
-    fn a_close_waits_until_the_file_is_out_of_hand() {
+    fn a_close_waits_until_the_file_is_released() {
         let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
         let engine = engine.build().unwrap();
         let dir = tempfile::tempdir().unwrap();

@@ -1,18 +1,20 @@
-//! Syncs: what was written before one begins is durable when it has succeeded.
+//! Syncs: bytes written before a sync begins are durable after it has succeeded.
 //!
 //! ```text
-//!   suspects become DIRTY -> write back what is DIRTY now (dirty.DS3) -> the back end's sync -> clear_unstable
+//!   suspects become DIRTY -> write back the DIRTY pages (dirty.DS3) -> the backend's sync -> clear_unstable
 //! ```
 //!
-//! The back end is always asked: what it was given by others, by the kernel's own ways to copy, or
-//! before the file was opened, is not known here. Only a *durable write* of a file whose writes wait may
-//! do without, as it promises its own bytes: where one durable transfer has written them all, and none of
-//! the pages was taken by the back end otherwise, they are durable.
+//! The backend is always asked to sync: the engine does not know which bytes the backend was given
+//! by other programs, by the kernel's own copy calls, or before the file was opened. The exception
+//! is a *durable write* to a file in mode `back`, which promises only its own bytes: they are
+//! durable if one durable transfer wrote all of them, and the backend accepted no other bytes of
+//! these pages.
 //!
-//! Its work is bounded by what was DIRTY when it began, whatever is written meanwhile.
+//! The work of a sync is bounded by the pages that are DIRTY when it begins, whatever is written
+//! concurrently.
 //!
-//! Locks: `syncing` -> range guards (shared) -> those of the write-back's state and generations;
-//! the holder of a range guard does not wait for `syncing`.
+//! Locks: `syncing` -> range guards (shared) -> the locks of the write-back state and the
+//! generations. The holder of a range guard does not wait for `syncing`.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -32,11 +34,11 @@ use crate::units::PageIndex;
 use crate::waits::WaitFor;
 use crate::writeback::Failure;
 
-/// Pages of which [`clear_unstable`] clears a bit under one hold of the lock. Chosen, not measured.
+/// The number of pages whose bit [`clear_unstable`] clears before it releases the lock. Untuned.
 const CLEARED_TOGETHER: usize = 256;
 
-/// Makes durable what was written to the pages from `first` to `last` before the call, and what the
-/// back end has of the file from elsewhere.
+/// Makes durable the bytes written to the pages from `first` to `last` before the call, and the
+/// bytes of the file that the backend has from other sources.
 pub(crate) fn sync(
     file: &CachedFile,
     first: PageIndex,
@@ -55,7 +57,7 @@ pub(crate) fn sync(
     report(file, outcome)
 }
 
-/// Makes durable what was written to the pages from `first` to `last` before the call.
+/// Makes durable the bytes written to the pages from `first` to `last` before the call.
 pub(crate) fn sync_written(file: &CachedFile, first: PageIndex, last: PageIndex) -> Result<()> {
     let flushed = flush(file, first, last, BusyPages::WaitAndLock, true);
     if let Some(failure) = flushed.failure {
@@ -68,7 +70,7 @@ pub(crate) fn sync_written(file: &CachedFile, first: PageIndex, last: PageIndex)
     sync(file, first, last, true)
 }
 
-/// Notes that a caller is told of an error, one of before the file was opened included.
+/// Returns the outcome to the user, or an unreported error from before the file was opened.
 fn report(file: &CachedFile, outcome: Result<()>) -> Result<()> {
     let generations = &file.writeback.generations;
     if outcome.is_err() {
@@ -80,7 +82,7 @@ fn report(file: &CachedFile, outcome: Result<()>) -> Result<()> {
     }
 }
 
-/// Makes durable what the back end has, for room in the cache. Nobody is told of its errors.
+/// Makes the backend's bytes durable, to make room in the cache. Its errors stay unreported.
 pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     let syncing = &file.writeback.syncing;
     let one = match blocking {
@@ -94,7 +96,7 @@ pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     }
 }
 
-/// [`sync`], by the holder of `syncing`; of no pages: of what the back end has.
+/// [`sync`] for the holder of `syncing`. Without pages: only of the bytes that the backend has.
 fn sync_locked(
     file: &CachedFile,
     pages: Option<(PageIndex, PageIndex)>,
@@ -114,14 +116,14 @@ fn sync_locked(
             return Err(failure.error(Op::Sync));
         }
     }
-    let pass = generations.begin_sync().map_err(|failure| failure.error(Op::Sync))?;
+    let durable_op = generations.begin_sync().map_err(|failure| failure.error(Op::Sync))?;
     let synced = {
         let _waits = file.waits(WaitFor::Sync, 0, u64::MAX);
         file.backing.sync(data_only)
     };
     let failure = match synced {
         Ok(()) => {
-            let ended = generations.end_durable(pass);
+            let ended = generations.end_durable(durable_op);
             let verdict = match blocking {
                 Blocking::Wait => {
                     let _waits = file.waits(WaitFor::Syncs, 0, u64::MAX);
@@ -141,10 +143,10 @@ fn sync_locked(
         Err(error) => {
             event!(error, inode = file.id.inode, %error, "a sync failed");
             let failure = Failure::new(0, 0, &error);
-            // Before the epoch rises: bytes that the kernel took before it dropped its copy are suspect, and
-            // later ones meet fresh pages (generations.G8).
+            // Before the epoch rises: bytes that the kernel accepted before it dropped its copy are
+            // suspect, and later ones meet fresh pages (generations.G8).
             file.backing.drop_kernel_copy();
-            generations.fail(pass, failure);
+            generations.fail(durable_op, failure);
             failure
         }
     };
@@ -169,8 +171,8 @@ fn succeed(file: &CachedFile) -> Result<()> {
     }
 }
 
-/// Clears UNSTABLE where the sync that covered the pages was the last word. Takes the lock for some
-/// at a time: readers want it, too.
+/// Clears UNSTABLE on covered pages that were not written again. Releases the lock after each chunk
+/// of pages, as readers need it too.
 fn clear_unstable(file: &CachedFile, covered: &PageSet) {
     if !file.writeback.has_begun() {
         return;
@@ -198,16 +200,16 @@ fn clear_unstable(file: &CachedFile, covered: &PageSet) {
     }
 }
 
-/// Makes all suspect pages DIRTY again (generations.G6). Where guards must not be waited for, and one is taken, leaves
-/// the page for the next sync.
+/// Makes all suspect pages DIRTY again (generations.G6). If the caller must not wait for a guard
+/// and it is not free, the page is left to the next sync.
 fn redirty(file: &CachedFile, blocking: Blocking) {
     let Some((pages, _)) = file.writeback.generations.suspects(PageIndex::FIRST, PageIndex::LAST)
     else {
         return;
     };
     for page in pages {
-        // An operation that has found the page clean, under its guard, and had the back end change
-        // it, must not be overtaken by what is written back now.
+        // An operation that has found the page clean under its guard, and let the backend change
+        // it, must not be overtaken by the write-back that follows.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let (guard, waited) = match blocking {
             Blocking::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
@@ -220,8 +222,8 @@ fn redirty(file: &CachedFile, blocking: Blocking) {
     after_redirty(file);
 }
 
-/// Has the suspect pages from `first` to `last` be DIRTY, before bytes of theirs are read past the cache,
-/// or overwritten in part (generations.G6). Caller: a guard over them.
+/// Makes the suspect pages from `first` to `last` DIRTY before their bytes are read past the cache,
+/// or partly overwritten (generations.G6). Caller: a guard over them.
 pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIndex) {
     if let Some((pages, _)) = file.writeback.generations.suspects(first, last) {
         pages.into_iter().for_each(|page| redirty_page(file, page));
@@ -229,19 +231,19 @@ pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIn
     }
 }
 
-/// The caller has a guard over the page.
+/// Makes one suspect page DIRTY. The caller has a guard over the page.
 fn redirty_page(file: &CachedFile, page: PageIndex) {
     let writeback = &file.writeback;
-    // Relaxed: a reader that relies on it has a guard that conflicts with the caller's. `leave`, which
-    // has none, relies on two locks instead: it says there how.
+    // Relaxed: a reader that relies on it has a guard that conflicts with the caller's. `release`
+    // has no guard, and relies on two locks instead (see there).
     writeback.begun.store(true, Relaxed);
-    // Under one lock, so that nobody has read the page back and not said so (generations.G5), and a
-    // thread that does not find it among the suspects finds it DIRTY; and in the set, before a sync
-    // or a read past the cache looks there.
+    // Under one lock: a read of the page from the backend is recorded (generations.G5), and a
+    // thread that does not find the page among the suspect ones finds it DIRTY, and in the set
+    // before a sync or a bypass read looks there.
     let mut state = writeback.state();
     let mut generations = writeback.generations.lock();
     if !generations.take_suspect(page) {
-        // Cut off meanwhile, or read back.
+        // It was truncated or read back since.
         return;
     }
     let held = file.core().hold(file.cache(), page, false);
@@ -260,8 +262,8 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
 fn after_redirty(file: &CachedFile) {
     if !file.writeback.state().dirty.is_clean() {
         notify_flusher(file);
-        // Acquire: the last handle goes before it is seen whether the file owes anything (`leave`).
-        // Argued: that look and the one above are under one lock.
+        // Acquire: the last handle is dropped before `release` checks for dirty pages. Argued: that
+        // check and the one above are under one lock.
         if file.handles.load(Acquire) == 0
             && let Some(file) = file.this.upgrade()
         {

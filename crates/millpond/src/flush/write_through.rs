@@ -1,4 +1,4 @@
-//! Files whose writes go through for a while, or for good: what waits is written back first.
+//! Switches files to write-through, for a time or permanently. Dirty pages are written back first.
 
 use std::sync::atomic::Ordering::AcqRel;
 use std::sync::{Arc, Weak};
@@ -13,13 +13,13 @@ use crate::options::WriteMode;
 use crate::units::PageIndex;
 
 impl CachedFile {
-    /// Has writes go through until [`CachedFile::resume_writeback`], and writes back what waits: when
-    /// this returns, the back end has it all, and the keeper has nothing to do with the file, which
-    /// others may change; and the flags of its descriptors are as they were given.
+    /// Makes writes go through until [`CachedFile::resume_writeback`], and writes back dirty pages.
+    /// When this returns, the backend has all bytes, the keeper has nothing to write for the file,
+    /// which other programs may change, and its descriptors have their original flags.
     pub(crate) fn suspend_writeback(&self) -> Result<()> {
-        // AcqRel: before the guard is asked for. A holder of one that conflicts may not have seen
-        // it, and is waited for; a later holder has. Argued: the release of the guard that is asked
-        // for here comes after this, and before the next guard; no model has guards of the range
+        // AcqRel: before the guard is acquired. The holder of a conflicting guard may not have seen
+        // the change, and is waited for; a later holder has. Argued: the guard that is acquired
+        // here is released after this and before the next guard. No model has guards of the range
         // lock.
         self.through.fetch_add(1, AcqRel);
         let flushed = self.flush_and_trim(true);
@@ -27,8 +27,8 @@ impl CachedFile {
         flushed
     }
 
-    /// Writes back what waits, and gives back space that was reserved for more: nothing is left to
-    /// be done later that would show in the file's times.
+    /// Writes back dirty pages and trims reserved space, so that no later work shows in the times
+    /// of the file.
     pub(crate) fn flush_and_trim(&self, release_entry: bool) -> Result<()> {
         if self.opened_mode == WriteMode::Through {
             return Ok(());
@@ -43,13 +43,12 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Parts all files of the engine from its keeper, which writes what is dirty: writes that begin later
-    /// go through.
+    /// Detaches all files of the engine from its keeper, which writes their dirty pages. Later
+    /// writes go through.
     ///
-    /// Files are written back first, so that the keeper finds nothing to write. The keeper may have
-    /// more luck with what can't be written back now; until it is done the guards of those files
-    /// are held, so that no write comes in between, and the flusher writes nothing but what the
-    /// keeper writes.
+    /// Files are written back first, so that the keeper finds nothing to write. If that fails, the
+    /// keeper may succeed. Until it is done, the guards of those files are held. So no write comes
+    /// in between, and the flusher writes only bytes that the keeper writes too.
     pub(crate) fn detach_keeper(shared: &Arc<Shared>) {
         let Some(survival) = shared.cache.frames.survival() else { return };
         survival.part();
@@ -61,7 +60,7 @@ impl CachedFile {
             .collect();
         let mut held = Vec::new();
         for file in &files {
-            // Before the guard is asked for, as in `suspend_writeback`.
+            // Before the guard is acquired, as in `suspend_writeback`.
             file.stay_through();
             if file.flush_and_trim(true).is_err() {
                 held.push(file.lock(0, u64::MAX, Mode::Exclusive));

@@ -1,5 +1,6 @@
-//! The flusher's list of files, and what its threads know of each other. What they do with the files, and
-//! the rules: [`flush::flusher`](crate::flush::flusher).
+//! State of the flusher: the list of dirty inodes, its threads, and the files in progress.
+//!
+//! The work of the threads and the rules are in [`flush::flusher`](crate::flush::flusher).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,18 +12,19 @@ use crate::cache::ledger::Share;
 use crate::writeback::notify_flag::NotifyFlag;
 use crate::writeback::writer_token::{STALL_TIMEOUT, WriterTokens};
 
-/// How much may be owed, and for how long.
+/// Limits of the amount and the age of dirty data.
 #[derive(Debug)]
 pub(crate) struct Limits {
     dirty_bytes_asked: u64,
-    /// The cache's limit, from which those follow that nobody asked for. Relaxed: nothing else
-    /// depends on it.
+    /// The size of the cache, from which the default limits follow. Relaxed: no other data depends
+    /// on it.
     cache_bytes: AtomicU64,
     pub(crate) age_max: Duration,
 }
 
 impl Limits {
-    /// For a cache of `cache_bytes`; `dirty_bytes_max`, if somebody asked for less than three quarters of it.
+    /// Limits for a cache of `cache_bytes`. `dirty_bytes_max` is the user's limit; the default is
+    /// three quarters of the cache, which is also the maximum.
     pub(crate) fn new(dirty_bytes_max: Option<u64>, age_max: Duration, cache_bytes: u64) -> Limits {
         let dirty_bytes_asked = dirty_bytes_max.unwrap_or(u64::MAX);
         Limits { dirty_bytes_asked, cache_bytes: AtomicU64::new(cache_bytes), age_max }
@@ -41,48 +43,48 @@ impl Limits {
     }
 }
 
-/// The threads that write back by age and by amount; the first is started by the first page that is
-/// DIRTY.
+/// The threads that write back by age and by amount. The first dirty page starts the first thread.
 pub(crate) struct Flusher<F> {
     pub(crate) limits: Limits,
     pub(crate) writer_tokens: WriterTokens,
     pub(crate) state: Mutex<FlusherState<F>>,
-    /// The thread on duty sleeps here.
+    /// The leader sleeps here.
     pub(crate) leader_wake: Condvar,
-    /// The watch waits here.
+    /// The watchdog waits here.
     pub(crate) watchdog_wake: Condvar,
     pub(crate) progress: Condvar,
-    /// A file is out of somebody's entry.
+    /// A file is no longer in progress.
     pub(crate) released: Condvar,
-    /// Rung: the thread on duty looks at the files again soon, without being told.
+    /// Set when pages were dirtied since the leader's last scan: the leader scans again soon. It is
+    /// not woken for this.
     pub(crate) dirtied: NotifyFlag,
-    /// Rung: somebody tells the thread on duty, which has not begun a round since.
+    /// Set when a scan was requested and has not begun yet.
     pub(crate) scan_requested: NotifyFlag,
-    /// Somebody found no frame, while write-back kept some.
+    /// A thread found no free frame while write-back kept some unevictable.
     pub(crate) reclaim_requested: AtomicBool,
-    /// What stuck files had not written, and not synced, in the last round. Relaxed: hints.
+    /// Unwritten and unsynced bytes of stalled files, as of the last scan. Relaxed: hints.
     pub(crate) stalled_unwritten: AtomicU64,
     pub(crate) stalled_unstable: AtomicU64,
-    /// Threads in [`Flusher::await_progress`]. Relaxed: told, and no more.
+    /// Threads in [`Flusher::await_progress`]. Relaxed: it only saves wake-ups.
     waiting: AtomicU64,
 }
 
 pub(crate) struct FlusherState<F> {
-    /// The files that are listed, but for those in `in_progress` (FL1). Weak: a file that is closed meanwhile
-    /// must not stay open here.
+    /// The listed files, except for those in `in_progress` (flusher.FL1). The references are weak,
+    /// so that the list does not keep closed files open.
     pub(crate) queue: VecDeque<Weak<F>>,
-    /// With how many it is looked for those that are closed.
+    /// The queue length at which closed files are removed.
     pub(crate) queue_max: usize,
-    /// Files that nobody has open any more, and whose write-back failed, by their addresses. They are
-    /// listed, too.
+    /// Files without open handles whose write-back failed, by their addresses. They are listed as
+    /// well.
     pub(crate) orphans: HashMap<usize, Arc<F>>,
     pub(crate) in_progress: Vec<InProgress>,
-    /// Threads that wait for one of these to be empty.
+    /// Threads that wait in [`Flusher::await_entries`].
     pub(crate) release_waiters: usize,
     pub(crate) leader: Option<ThreadId>,
     pub(crate) has_watchdog: bool,
     pub(crate) threads: usize,
-    /// Of these, helpers.
+    /// The number of these threads that are helpers.
     pub(crate) helpers: usize,
     pub(crate) last_thread: ThreadId,
     pub(crate) stopped: bool,
@@ -91,26 +93,27 @@ pub(crate) struct FlusherState<F> {
 
 pub(crate) type ThreadId = u64;
 
-/// A file that a thread has in entry.
+/// A file that a thread of the flusher works on. (Linux marks such an inode with `I_SYNC`.)
 pub(crate) struct InProgress {
     pub(crate) thread: ThreadId,
     /// The thread is a helper.
     pub(crate) is_helper: bool,
     pub(crate) share: Arc<Share>,
     pub(crate) device: u64,
-    /// Since when the thread may have to wait for the file's device (FL2).
+    /// Since when the thread may block on the file's device (flusher.FL2).
     pub(crate) busy_since: Option<Instant>,
-    /// How many write-backs of the file had ended when somebody last looked, and since when.
+    /// The number of ended write-backs of the file at the last check, and the time of the last
+    /// change.
     pub(crate) ended: u64,
     pub(crate) ended_at: Instant,
-    /// The thread is_syncing it.
+    /// The thread syncs the file.
     pub(crate) is_syncing: bool,
-    /// The thread is done with it, and may be dropping it.
+    /// The thread is done with the file, and may be dropping the last reference.
     pub(crate) is_dropping: bool,
 }
 
 impl InProgress {
-    /// Whether write-backs of the file end, as far as somebody has looked.
+    /// Whether write-backs of the file end. Updates the last observation.
     pub(crate) fn is_progressing(&mut self) -> bool {
         let ended = self.share.ended();
         if ended != self.ended {
@@ -144,7 +147,7 @@ impl<F> FlusherState<F> {
         self.in_progress.iter_mut().find(|entry| entry.thread == thread)
     }
 
-    /// Since when the thread on duty has been at work on one file.
+    /// Since when the leader has been working on one file.
     pub(crate) fn leader_busy_since(&mut self) -> Option<Instant> {
         let leader = self.leader?;
         self.in_progress_of(leader)?.busy_since
@@ -174,7 +177,7 @@ impl<F> Flusher<F> {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Whether what is dirty is so much that it is to be written back whatever its age.
+    /// Whether the amount of dirty data alone requires write-back, whatever its age.
     pub(crate) fn is_over_background_limit(&self, dirty_bytes: u64) -> bool {
         let stalled = self.stalled_unwritten.load(Relaxed);
         dirty_bytes.saturating_sub(stalled)
@@ -182,21 +185,21 @@ impl<F> Flusher<F> {
     }
 
     pub(crate) fn note_dirty(&self, dirty_bytes: u64) {
-        let much = self.is_over_background_limit(dirty_bytes);
-        // notify_flag.NF1: one that was rung before is cleared before the flusher looks again.
-        if self.dirtied.set() || much {
+        let is_over_limit = self.is_over_background_limit(dirty_bytes);
+        // notify_flag.NF1: the leader clears a set flag before its next scan.
+        if self.dirtied.set() || is_over_limit {
             self.request_scan();
         }
     }
 
-    /// Asks for frames that write-back keeps, for a caller that does not wait for them.
+    /// Requests frames that write-back keeps unevictable. The caller does not wait for them.
     pub(crate) fn request_reclaim(&self, kept_bytes: u64) {
         if kept_bytes > 0 && !self.reclaim_requested.swap(true, Relaxed) {
             self.request_scan();
         }
     }
 
-    /// Has the thread on duty begin a round, if it has not since somebody told it (notify_flag.NF1).
+    /// Makes the leader scan the list, unless a scan is pending already (notify_flag.NF1).
     pub(crate) fn request_scan(&self) {
         if !self.scan_requested.set() {
             return;
@@ -216,18 +219,19 @@ impl<F> Flusher<F> {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// Waits for files that threads of the flusher may be dropping, as their memory is needed.
+    /// Waits for files that threads of the flusher may be dropping, as the caller needs their
+    /// memory.
     pub(crate) fn await_dropped(&self) {
         self.await_entries(|entry| entry.is_dropping);
     }
 
-    /// Waits for the thread of the flusher that has the file of `share` in entry, if one has, and does not sync it:
-    /// that may take long.
+    /// Waits while a thread of the flusher works on the file of `share`, unless the thread syncs
+    /// it: a sync may take long.
     pub(crate) fn await_released(&self, share: &Arc<Share>) {
         self.await_entries(|entry| !entry.is_syncing && Arc::ptr_eq(&entry.share, share));
     }
 
-    /// Waits as long as there are such in_progress, but not for a file that hangs.
+    /// Waits while there are such entries, but not for a stalled file.
     fn await_entries(&self, such: impl Fn(&InProgress) -> bool) {
         let mut state = self.state();
         if !state.in_progress.iter().any(&such) {
@@ -239,19 +243,20 @@ impl<F> Flusher<F> {
         waited.expect("no panic under the lock").0.release_waiters -= 1;
     }
 
-    /// A flush has ended. Who begins to wait just now may miss it, and does not sleep for long.
+    /// A flush has ended. A thread that is about to wait may miss the notification; its wait is
+    /// short.
     pub(crate) fn notify_progress(&self) {
         if self.waiting() > 0 {
             self.progress.notify_all();
         }
     }
 
-    /// How many threads wait for write-back.
+    /// The number of threads that wait for write-back.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiting.load(Relaxed)
     }
 
-    /// Lets the threads end.
+    /// Makes the threads end.
     pub(crate) fn stop(&self) {
         self.state().stopped = true;
         self.leader_wake.notify_all();

@@ -1,9 +1,9 @@
-//! A flag by which many tell one, who looks at everything again: all but the first that tells between
-//! two looks write nothing that others read.
+//! A notification flag that coalesces wake-ups: only the first notifier since the last scan writes
+//! shared memory.
 //!
-//! - **NF1** A thread does what is to be seen, fences, and looks at the flag; the one that is told clears
-//!   it, fences, and looks at what was done. So a thread that finds the flag set, and leaves it at that,
-//!   is seen by the look that comes after.
+//! - **NF1** A notifier makes its work visible, fences, and reads the flag. The scanning thread
+//!   clears the flag, fences, and then scans. So if a notifier finds the flag set and does nothing
+//!   else, the next scan sees its work.
 //!
 //! Locks: none.
 
@@ -18,7 +18,7 @@ impl NotifyFlag {
         NotifyFlag(AtomicBool::new(false))
     }
 
-    /// Something was done that is to be seen; whether this call is the first since the flag was cleared.
+    /// Announces new work. Returns whether this is the first call since the flag was cleared.
     #[must_use]
     pub(crate) fn set(&self) -> bool {
         // NF1; pairs with the fence in `clear`.
@@ -26,7 +26,7 @@ impl NotifyFlag {
         !self.0.load(Relaxed) && !self.0.swap(true, Relaxed)
     }
 
-    /// Before a look at what was done; whether somebody has rung.
+    /// Called before a scan. Returns whether the flag was set.
     pub(crate) fn clear(&self) -> bool {
         let rung = self.0.swap(false, Relaxed);
         // NF1; pairs with the fence in `set`.
@@ -43,14 +43,14 @@ mod loom_tests {
 
     struct Pair {
         flag: NotifyFlag,
-        /// What the two writers have done; looked at without a lock.
+        /// The work of the two writers, read without a lock.
         done: [AtomicU32; 2],
         told: Mutex<bool>,
         work: Condvar,
     }
 
     impl Pair {
-        /// As a writer: [`Flusher::tell`](crate::writeback::Flusher::tell).
+        /// A writer, as in [`Flusher::request_scan`](crate::writeback::Flusher::request_scan).
         fn write(&self, number: usize) {
             self.done[number].store(1, Relaxed);
             if self.flag.set() {
@@ -59,7 +59,7 @@ mod loom_tests {
             }
         }
 
-        /// As the thread on duty, until it has seen both.
+        /// The leader of the flusher, until it has seen the work of both writers.
         fn serve(&self) {
             loop {
                 let mut told = self.told.lock().unwrap();
@@ -77,10 +77,11 @@ mod loom_tests {
         }
     }
 
-    /// Goal: the thread that sleeps learns of each write, though all but one of the writers only look.
-    /// Method: two writers and the sleeper; one that is not told sleeps for ever, which loom finds.
+    /// Goal: the sleeping thread notices each write, although all but one of the writers only read
+    /// the flag. Method: two writers and the sleeper. Without its wake-up the sleeper sleeps
+    /// forever, which loom detects.
     #[test]
-    fn loom_nobody_is_missed() {
+    fn loom_no_notification_is_missed() {
         let mut model = loom::model::Builder::new();
         // Three threads; without a bound it takes minutes.
         model.preemption_bound = Some(2);

@@ -1,16 +1,18 @@
-//! Errors of write-back that nobody was told of when the last handle of the file went: the next to
-//! open the inode is told, once, by a sync, as the kernel does it. (It keeps them with the inode,
-//! and what tells of one there, and a sync in the background is told as well, is not told again.)
+//! Write-back errors that outlive the last handle of a file because no handle has received them.
 //!
-//! An inode is known by when it was made, too, as its number is used again. At most [`FILES_MAX`] of them
-//! are remembered; of more, the oldest are forgotten.
+//! The next sync after the file is opened again returns the error, once. The kernel does the same
+//! (see `errseq_t`), but keeps the error with the inode, where it counts as reported after any call
+//! has returned it, even a sync in the background.
 //!
-//! Locks: the one in here is a leaf.
+//! A file is identified by its creation time too, as inode numbers are reused. At most
+//! [`FILES_MAX`] errors are kept; then the oldest are dropped.
 //!
-//! Argued: what is remembered is under the lock; the table is published by the exchange, and found
-//! by an acquire of it; a child of fork has one thread. A file is opened anew after the registry's
-//! lock passed from its last handle, so that ANY is seen. They are statics, which a model can't
-//! make anew.
+//! Locks: the lock in this module is a leaf.
+//!
+//! Argued: the errors are under the lock. The table is published by the exchange, and found by an
+//! acquire of it. A child of fork has one thread. A file is opened again after its last handle has
+//! released the registry's lock, so the open sees ANY. They are statics, which a loom model cannot
+//! create again for each run.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -23,7 +25,7 @@ use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::made;
 use crate::writeback::failure::Failure;
 
-/// Errors that are remembered. Chosen, not measured.
+/// The maximum number of errors. Untuned.
 const FILES_MAX: usize = 1024;
 
 struct UnreportedError {
@@ -34,9 +36,9 @@ struct UnreportedError {
 
 type All = Mutex<VecDeque<UnreportedError>>;
 
-/// Those of this process; null until the first.
+/// The errors of this process. Null before the first error.
 static ALL: AtomicPtr<All> = AtomicPtr::new(std::ptr::null_mut());
-/// Whether there may be one: what most opens of a file ask.
+/// Whether there may be an error. This is all that most opens read.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 fn all() -> MutexGuard<'static, VecDeque<UnreportedError>> {
@@ -46,17 +48,18 @@ fn all() -> MutexGuard<'static, VecDeque<UnreportedError>> {
         found = match ALL.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
             Ok(_) => fresh,
             Err(found) => {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: allocated above, and never shared.
                 drop(unsafe { Box::from_raw(fresh) });
                 found
             }
         };
     }
-    // SAFETY: they are never freed.
+    // SAFETY: the table is never freed.
     unsafe { &*found }.lock().expect("no panic under the lock")
 }
 
-/// In a forked child: leaves behind the parent's, whatever state their lock is in. It tells of them itself.
+/// Called in a forked child: drops the errors of the parent, whatever state their lock is in. The
+/// parent reports them.
 pub(crate) fn forget_parent() {
     ANY.store(false, Release);
     ALL.store(std::ptr::null_mut(), Release);
@@ -70,7 +73,7 @@ pub(crate) fn record(id: FileId, backing: &dyn BackingFile, failure: Failure) {
         all.pop_front();
     }
     all.push_back(UnreportedError { id, made, failure });
-    // Release: with the Acquire of `take`, of an open after the file's last handle is gone.
+    // Release: pairs with the Acquire in `take`, in an open after the last handle is gone.
     ANY.store(true, Release);
 }
 

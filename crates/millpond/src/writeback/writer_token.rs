@@ -1,15 +1,16 @@
-//! Which writer over the limit writes back (see [`throttle`](mod@crate::flush::throttle)).
+//! The tokens that limit how many writers over the dirty limit write back at the same time.
+//!
+//! See [`throttle`](mod@crate::flush::throttle).
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long a thread is at one file before others are not to wait for it any more. Chosen, not
-/// measured.
+/// How long a write-back may take before other threads stop waiting for it. Untuned.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_millis(500);
-/// Writers that write back at once, of those that are not stuck; the flusher does beside them.
+/// Writers that write back at the same time, without stalled ones and the flusher.
 const TOKENS_MAX: usize = 1;
 
-/// Which writer over the limit writes back.
+/// The tokens of one flusher.
 #[derive(Default)]
 pub(crate) struct WriterTokens {
     held: Mutex<Vec<HeldToken>>,
@@ -26,7 +27,7 @@ impl WriterTokens {
         self.held.lock().expect("no panic under the lock")
     }
 
-    /// The token of a writer of the file at address `file`, if it may have one.
+    /// The token of a writer of the file at address `file`, if one is free.
     pub(crate) fn try_take(&self, file: usize) -> Option<WriterToken<'_>> {
         let now = Instant::now();
         let mut held = self.held();
@@ -40,7 +41,7 @@ impl WriterTokens {
     }
 }
 
-/// A writer's token to write back.
+/// The right of a writer to write back. Dropping it frees the token.
 pub(crate) struct WriterToken<'a> {
     tokens: &'a WriterTokens,
     file: usize,
