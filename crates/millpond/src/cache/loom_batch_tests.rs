@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::fifo::NEWCOMER;
-use crate::cache::frame::FrameMeta;
-use crate::cache::magazine::Magazine;
-use crate::cache::newcomers::Newcomers;
+use crate::cache::frames::FrameMeta;
+use crate::cache::frames::magazine::Magazine;
+use crate::cache::policy::fifo::NEWCOMER;
+use crate::cache::policy::insert_batch::Newcomers;
 use crate::units::{FrameIndex, PageIndex};
 
 /// A rule that a twin leaves out.
@@ -21,11 +21,11 @@ enum Rule {
     Empty,
     /// A magazine that is full gives a batch to the free list.
     Rest,
-    /// The seat's tag is what says that it is a newcomer's (newcomers.N1).
+    /// The seat's tag is what says that it is a newcomer's (insert_batch.IB1).
     Tag,
-    /// Who takes the page out clears the tag (newcomers.N1).
+    /// Who takes the page out clears the tag (insert_batch.IB1).
     Clear,
-    /// All lists are emptied before somebody is told that nothing can go (newcomers.N3).
+    /// All lists are emptied before somebody is told that nothing can go (insert_batch.IB3).
     AdmitAll,
 }
 

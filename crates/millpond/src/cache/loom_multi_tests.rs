@@ -7,7 +7,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::loom_tests::{Pond, Rule, SHOWN};
-use crate::cache::step::Hiding;
+use crate::cache::table::step::Hiding;
 
 /// Both pages hold time 0.
 fn pond(without: Rule) -> Arc<Pond> {

@@ -7,11 +7,11 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::link::Link;
-use crate::cache::page::{PageWord, Shown};
-use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, Followed, LinkSlot};
+use crate::cache::frames::pin::{Pins, Retiring};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::link::Link;
+use crate::cache::table::page::{PageWord, Shown};
+use crate::cache::table::step::{self, Followed, LinkSlot};
 use crate::units::FrameIndex;
 
 fn model(body: impl Fn() + Send + Sync + 'static) {

@@ -9,10 +9,10 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::link::Link;
-use crate::cache::page::PageWord;
-use crate::cache::step::{self, Followed, LinkSlot};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::link::Link;
+use crate::cache::table::page::PageWord;
+use crate::cache::table::step::{self, Followed, LinkSlot};
 use crate::units::FrameIndex;
 
 use super::loom_tests::SHOWN;

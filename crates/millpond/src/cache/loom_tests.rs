@@ -10,10 +10,10 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::page::{PageWord, Shown, State};
-use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, FileSize, Hiding};
+use crate::cache::frames::pin::{Pins, Retiring};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::page::{PageWord, Shown, State};
+use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
 pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };

@@ -10,10 +10,10 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::page::{PageWord, Shown, State, WritebackEnd};
-use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, FileSize, Hiding};
+use crate::cache::frames::pin::{Pins, Retiring};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::page::{PageWord, Shown, State, WritebackEnd};
+use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };

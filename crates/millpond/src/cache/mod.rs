@@ -6,51 +6,11 @@
 
 pub(crate) mod table;
 
-pub(crate) mod page;
+pub(crate) mod frames;
 
-pub(crate) mod epoch;
+pub(crate) mod policy;
 
-pub(crate) mod step;
-
-pub(crate) mod parked;
-
-pub(crate) mod frame;
-
-pub(crate) mod class;
-
-pub(crate) mod copies;
-
-pub(crate) mod admission;
-mod alloc;
-
-pub(crate) mod magazine;
-
-mod group;
-
-mod nest;
-
-mod link;
-
-pub(crate) mod seat;
-
-pub(crate) mod pageset;
-
-pub(crate) mod heap;
-
-pub(crate) mod ledger;
-mod reserve;
-
-pub(crate) mod pin;
-
-pub(crate) mod evict;
-
-mod resize;
-
-pub(crate) mod fifo;
-mod ghost;
-mod newcomers;
-mod shelf;
-mod slab;
+pub(crate) mod accounting;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -68,13 +28,13 @@ mod loom_pin_tests;
 mod loom_writeback_tests;
 
 #[cfg(all(test, loom))]
-mod loom_seat_tests;
+mod loom_queue_node_tests;
 
 #[cfg(all(test, loom))]
 mod loom_batch_tests;
 
 #[cfg(all(test, loom))]
-mod loom_shelf_tests;
+mod loom_unevictable_tests;
 
 use std::io;
 use std::ptr::NonNull;
@@ -84,17 +44,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use crate::cache::admission::Gate;
-use crate::cache::class::Class;
-use crate::cache::evict::{Go, Queues, ReadaheadUse};
-use crate::cache::fifo::Arrival;
-use crate::cache::frame::{FrameSource, Frames};
-use crate::cache::ledger::Ledger;
-use crate::cache::magazine::BATCH_MAX;
-use crate::cache::newcomers::{Lists, NEWCOMERS_MAX};
-use crate::cache::page::{Change, PageWord};
-use crate::cache::shelf::Strays;
-use crate::cache::slab::Slab;
+use crate::cache::accounting::writeback_counts::Ledger;
+use crate::cache::frames::class::Class;
+use crate::cache::frames::magazine::BATCH_MAX;
+use crate::cache::frames::slab::Slab;
+use crate::cache::frames::{FrameSource, Frames};
+use crate::cache::policy::admission::Gate;
+use crate::cache::policy::evict::{Go, Queues, ReadaheadUse};
+use crate::cache::policy::fifo::Arrival;
+use crate::cache::policy::insert_batch::{Lists, NEWCOMERS_MAX};
+use crate::cache::policy::unevictable::{self, Strays};
+use crate::cache::table::page::{Change, PageWord};
 use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
 use crate::copy;
 use crate::options::Admission;
@@ -282,7 +242,7 @@ impl Cache {
     /// Evicts a page, or a batch where frames of class `wanted` go to a magazine; those of other classes
     /// are put on the free lists, to be given to the system. False: nothing can go now.
     fn evict(&self, wanted: Option<Class>) -> bool {
-        // newcomers.N3
+        // insert_batch.IB3
         self.evict_queued(wanted) || self.admit_all() && self.evict_queued(wanted)
     }
 
@@ -367,7 +327,7 @@ impl Cache {
     pub(crate) fn find_shelved(&self, word: &PageWord, change: Change) -> Option<FrameIndex> {
         let frames = &self.frames;
         let seat_of = |frame| frames.seat_of(frame);
-        shelf::find(word, change, &self.strays, seat_of, |seat| frames.meta(seat))
+        unevictable::find(word, change, &self.strays, seat_of, |seat| frames.meta(seat))
     }
 
     /// Puts pages that were found on the shelf back into their queues. Some in each hold of the lock.
@@ -384,7 +344,7 @@ impl Cache {
         self.queues.lock().expect("no panic under the lock")
     }
 
-    /// Fresh frames took the places of the `old` ones, and take their seats (seat.SE1); the old ones are
+    /// Fresh frames took the places of the `old` ones, and take their seats (queue_node.QN1); the old ones are
     /// freed. Where one is NONE, there was none. Caller: still has the guard under which it replaced them.
     pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
         let mut any = false;

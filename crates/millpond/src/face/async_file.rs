@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 use crate::advice::Advice;
 use crate::buffers::Buffer;
-use crate::cache::copies;
+use crate::cache::accounting::copies;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
 use crate::face::unattended;

@@ -19,8 +19,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::cache::page::State;
-use crate::cache::parked::{Parked, parking};
+use crate::cache::table::page::State;
+use crate::cache::table::wait_queue::{Parked, parking};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::face::async_file::AsyncFile;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::buffers::Buffer;
 use crate::cache::Cache;
-use crate::cache::copies::Copies;
+use crate::cache::accounting::copies::Copies;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::face::blob::Blob;

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::class::Class;
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::table::step;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;

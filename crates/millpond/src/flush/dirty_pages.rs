@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::page::Word;
+use crate::cache::table::page::Word;
 use crate::error::{Error, Op, Result};
 use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;

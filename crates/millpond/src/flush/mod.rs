@@ -25,8 +25,8 @@ use std::ops::Range;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::class::Class;
-use crate::cache::page::{State as PageState, Word, WritebackEnd};
+use crate::cache::frames::class::Class;
+use crate::cache::table::page::{State as PageState, Word, WritebackEnd};
 use crate::event::event;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;

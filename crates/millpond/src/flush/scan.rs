@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::cache::ledger::Share;
+use crate::cache::accounting::writeback_counts::Share;
 use crate::flush::dirty_pages::stream_pages;
 use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};

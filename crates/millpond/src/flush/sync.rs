@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::pageset::PageSet;
+use crate::cache::table::page_set::PageSet;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::flush::dirty_pages::notify_flusher;

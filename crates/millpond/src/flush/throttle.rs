@@ -55,7 +55,7 @@ fn is_under_threshold(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
 fn has_room(file: &CachedFile, bytes: u64) -> bool {
     let (own, ledger) = (file.writeback.share.unwritten(), &file.cache().ledger);
     let max = file.shared.flusher.limits.dirty_bytes_max();
-    // ledger.LG1.
+    // writeback_counts.WC1.
     is_under_threshold(own, ledger.unwritten_at_most(), bytes, max)
         || is_under_threshold(own, ledger.unwritten(), bytes, max)
 }
@@ -64,7 +64,7 @@ fn has_room(file: &CachedFile, bytes: u64) -> bool {
 fn has_frames(file: &CachedFile, bytes: u64) -> bool {
     let max = file.cache().frames.limit_bytes() / 8 * UNEVICTABLE_EIGHTHS_MAX;
     let (own, ledger) = (file.writeback.share.kept(), &file.cache().ledger);
-    // ledger.LG1.
+    // writeback_counts.WC1.
     let has_some = is_under_threshold(own, ledger.kept_at_most(), bytes, max)
         || is_under_threshold(own, ledger.kept(), bytes, max);
     if !has_some {

@@ -41,10 +41,10 @@ use std::sync::{Arc, Mutex, Weak};
 use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
 use crate::cache::Cache;
-use crate::cache::copies::{Copies, CopyOwner};
-use crate::cache::page::Change;
-use crate::cache::parked;
+use crate::cache::accounting::copies::{Copies, CopyOwner};
 use crate::cache::table::FileCore;
+use crate::cache::table::page::Change;
+use crate::cache::table::wait_queue;
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::backend::Backend;
@@ -199,7 +199,7 @@ pub(crate) fn forget_parent() {
     // Argued: a child of fork has one thread.
     REGISTRY.store(std::ptr::null_mut(), Release);
     unreported_errors::forget_parent();
-    parked::forget_parent();
+    wait_queue::forget_parent();
 }
 
 /// The core of a file, and room for the rest of it.

@@ -1,4 +1,4 @@
-//! Reads that bring no page, as none is worth it (`cache::admission`).
+//! Reads that bring no page, as none is worth it (`cache::policy::admission`).
 //!
 //! Under a guard over the pages, one that is EMPTY has no bytes but the back end's, and none is DIRTY (page.W3).
 //! So a read that finds all of its pages so is one transfer: of a thread that waits into the reader's
@@ -18,8 +18,8 @@ use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Guard, Mode, OwnedGuard};
 use smallvec::SmallVec;
 
-use crate::cache::admission::Gate;
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::admission::Gate;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;

@@ -28,11 +28,11 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use crate::cache::class::Class;
-use crate::cache::fifo::{Arrival, Origin};
-use crate::cache::page::{Shown, State};
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::fifo::{Arrival, Origin};
 use crate::cache::table::Held;
+use crate::cache::table::page::{Shown, State};
+use crate::cache::table::step;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;

@@ -25,8 +25,8 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use crate::cache::page::{PageWord, Word};
-use crate::cache::step;
+use crate::cache::table::page::{PageWord, Word};
+use crate::cache::table::step;
 use crate::cache::table::{FileCore, Found, SLOTS};
 use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};

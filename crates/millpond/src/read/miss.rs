@@ -33,7 +33,7 @@
 //! - **M6** What a task brought can be evicted before it looks: after [`ROUNDS_MAX`] rounds a worker
 //!   reads under a guard, so a tiny cache makes progress.
 //! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the
-//!   thread that ended a fill, in the middle of that (parked.PK4).
+//!   thread that ended a fill, in the middle of that (wait_queue.WQ4).
 //! - **M8** A task that finds no slot leaves an offer that starts its reads when there is one
 //!   (`io::flight`), on the thread of a read that has ended and let go of all it had, and then
 //!   wakes the task: so under the limit, too, reads follow each other without another thread,
@@ -51,8 +51,8 @@ use std::time::Instant;
 use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Mode, OwnedGuard};
 
-use crate::cache::page::State;
-use crate::cache::parked::{Parked, parking};
+use crate::cache::table::page::State;
+use crate::cache::table::wait_queue::{Parked, parking};
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;

@@ -16,10 +16,10 @@ use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
-use crate::cache::class::Class;
-use crate::cache::fifo::{Arrival, Origin};
-use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::frames::class::Class;
+use crate::cache::policy::fifo::{Arrival, Origin};
 use crate::cache::table::Held;
+use crate::cache::table::page::{PageWord, Shown, State};
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;

@@ -8,8 +8,8 @@ use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::admission::Gate;
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::admission::Gate;
 use crate::copy::Source;
 use crate::inode::CachedFile;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::read::run::{Run, try_claim};

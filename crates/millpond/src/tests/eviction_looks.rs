@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cache::evict::LOOKS_OF_A_GO_MAX;
+use crate::cache::policy::evict::LOOKS_OF_A_GO_MAX;
 use crate::{Admission, Advice, BackendChoice, Engine, File, OpenOptions, Stats, WriteMode};
 
 const PAGE: u64 = 4096;
@@ -125,7 +125,7 @@ fn a_victim_is_found_among_pages_that_are_all_in_use() {
     let case = Case::new();
     let pages = case.fill();
     let cache = &case.engine.shared().cache;
-    let class = crate::cache::class::Class::UNIT_PAGE;
+    let class = crate::cache::frames::class::Class::UNIT_PAGE;
     let mut taken = Vec::new();
     loop {
         (0..pages.end).for_each(|page| {

@@ -38,7 +38,7 @@ fn of_a_batch_of_misses_one_takes_the_shared_locks() {
     let after = engine.stats();
     assert_eq!(after.misses - before.misses, MISSES);
     assert!(after.evictions - before.evictions > MISSES * 9 / 10, "the cache was full");
-    let batch = cache.frames.batch(crate::cache::class::Class::UNIT_PAGE) as u64;
+    let batch = cache.frames.batch(crate::cache::frames::class::Class::UNIT_PAGE) as u64;
     assert!(batch >= 2, "there are frames at hand");
     // For newcomers and for victims; and a few for leaves that come and go.
     let most = 2 * MISSES / batch + MISSES / 50;

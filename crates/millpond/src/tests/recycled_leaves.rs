@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::step;
 use crate::cache::table::Unheld;
+use crate::cache::table::step;
 use crate::inode::CachedFile;
 use crate::tests::slow::Slow;
 use crate::units::PageIndex;

@@ -4,8 +4,8 @@
 //! Incident: frames of 4 KiB were given back one by one. Such a kernel takes the whole page, or refuses: up
 //! to fifteen neighbours were lost, dirty ones among them.
 
-use crate::cache::class::Class;
-use crate::cache::frame::{Frames, SYSTEM_PAGE_BYTES};
+use crate::cache::frames::class::Class;
+use crate::cache::frames::{Frames, SYSTEM_PAGE_BYTES};
 use crate::units::{CHUNK_UNITS, FrameIndex};
 use crate::{Engine, OpenOptions, WriteMode};
 

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cache::page::State;
+use crate::cache::table::page::State;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;

@@ -5,10 +5,10 @@
 //! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for callers
 //! that have several such writes under way at once.
 
-use crate::cache::class::Class;
-use crate::cache::page::{PageWord, Shown, State, Word};
-use crate::cache::step::Hiding;
+use crate::cache::frames::class::Class;
 use crate::cache::table::Held;
+use crate::cache::table::page::{PageWord, Shown, State, Word};
+use crate::cache::table::step::Hiding;
 use crate::error::{Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::space;

@@ -3,8 +3,8 @@
 //! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
 //! before the first page is seen, so that nothing is missing from then on.
 
-use crate::cache::class::Class;
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::table::step;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;

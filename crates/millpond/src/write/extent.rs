@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::class::Class;
-use crate::cache::page::{Shown, State};
+use crate::cache::frames::class::Class;
+use crate::cache::table::page::{Shown, State};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;

@@ -1,9 +1,9 @@
 //! Putting the pages of a write in place together.
 
-use crate::cache::class::Class;
-use crate::cache::fifo::{Arrival, Origin};
-use crate::cache::page::{PageWord, Shown, State, Word};
-use crate::cache::step::Hiding;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::fifo::{Arrival, Origin};
+use crate::cache::table::page::{PageWord, Shown, State, Word};
+use crate::cache::table::step::Hiding;
 use crate::flush;
 use crate::inode::leaves::Leaves;
 use crate::units::FrameIndex;

@@ -31,7 +31,7 @@ use std::io;
 
 use millpond_rangelock::{Guard, Mode};
 
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};

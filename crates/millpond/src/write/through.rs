@@ -9,8 +9,8 @@
 
 use smallvec::SmallVec;
 
-use crate::cache::class::Class;
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::table::step;
 use crate::copy;
 use crate::error::Result;
 use crate::flush::Durability;

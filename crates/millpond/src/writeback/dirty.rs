@@ -26,7 +26,7 @@
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
-use crate::cache::pageset::PageSet;
+use crate::cache::table::page_set::PageSet;
 use crate::units::PageIndex;
 
 /// The number of an active flush.

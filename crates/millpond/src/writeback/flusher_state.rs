@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use crate::cache::ledger::Share;
+use crate::cache::accounting::writeback_counts::Share;
 use crate::writeback::notify_flag::NotifyFlag;
 use crate::writeback::writer_token::{STALL_TIMEOUT, WriterTokens};
 

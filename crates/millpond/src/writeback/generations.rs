@@ -52,7 +52,7 @@
 //!
 //! Locks: the lock in this module is a leaf. Page words are changed under it.
 
-use crate::cache::pageset::PageSet;
+use crate::cache::table::page_set::PageSet;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::units::PageIndex;
 use crate::writeback::failure::Failure;

@@ -8,9 +8,9 @@ use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
-use crate::cache::epoch::Epoch as PageEpoch;
-use crate::cache::page::{PageWord, Shown, WritebackEnd};
-use crate::cache::step::Hiding;
+use crate::cache::table::epoch::Epoch as PageEpoch;
+use crate::cache::table::page::{PageWord, Shown, WritebackEnd};
+use crate::cache::table::step::Hiding;
 use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::Failure;
 use crate::writeback::dirty::{Dirty, FlushNumber};

@@ -58,8 +58,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
-use crate::cache::heap::HeapCharge;
-use crate::cache::ledger::Share;
+use crate::cache::accounting::heap::HeapCharge;
+use crate::cache::accounting::writeback_counts::Share;
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::units::PageIndex;

@@ -10,34 +10,34 @@
 //!     +-- evicted, cut off, torn down          +-- cut off, torn down
 //! ```
 //!
-//! - **SH1** A seat with SHELVED in its tags is on the shelf, and the tags name the queue that it goes back to.
+//! - **UN1** A seat with SHELVED in its tags is on the shelf, and the tags name the queue that it goes back to.
 //!   The shelf is a queue like the others, under the same lock: what takes a page out of its word by
 //!   another way than eviction takes its seat off here, too. So nothing is on it that is not cached.
-//! - **SH2** A page that is not kept is not left on it: the evictor puts a kept page there, fences, and
+//! - **UN2** A page that is not kept is not left on it: the evictor puts a kept page there, fences, and
 //!   looks at the word again; who lets a page go changes the word, fences, and then looks at its seat
 //!   ([`find`]). One of them finds the other. A page that the evictor does not find kept in its place, it
 //!   takes back.
-//! - **SH3** Who lets a page go has no guard over it, and may not find its seat: the page is overwritten
-//!   meanwhile, and its new frame has not got the seat yet (seat.SE2). It says that there are [`Strays`]
+//! - **UN3** Who lets a page go has no guard over it, and may not find its seat: the page is overwritten
+//!   meanwhile, and its new frame has not got the seat yet (queue_node.QN2). It says that there are [`Strays`]
 //!   then, and the evictor goes through the shelf before it says that nothing can go. What is not kept, or
 //!   is in transition, goes back to its queue.
-//! - **SH4** A seat that was found is taken off later, under the lock, and may be of another page then: if it
+//! - **UN4** A seat that was found is taken off later, under the lock, and may be of another page then: if it
 //!   is on the shelf, it goes back to its queue, where the evictor finds it kept again.
 //!
 //! Locks: the shelf is under the queues' lock; [`find`] takes none.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use crate::cache::fifo::{NEWCOMER, QUEUE, Queue, QueueName, SHELVED, class_of, queue_of};
-use crate::cache::frame::{FrameMeta, Frames};
-use crate::cache::page::{Change, PageWord, Word};
+use crate::cache::frames::{FrameMeta, Frames};
+use crate::cache::policy::fifo::{NEWCOMER, QUEUE, Queue, QueueName, SHELVED, class_of, queue_of};
+use crate::cache::table::page::{Change, PageWord, Word};
 use crate::sync::{AtomicBool, fence};
 use crate::units::FrameIndex;
 
 /// The shelf.
 #[derive(Default)]
-pub(super) struct Shelf {
-    pub(super) queue: Queue,
+pub(in crate::cache) struct Shelf {
+    pub(in crate::cache) queue: Queue,
     /// The bytes of the pages that go back to each queue, by its name.
     bytes: [u64; 4],
     /// How many are to be looked at for strays still.
@@ -46,7 +46,7 @@ pub(super) struct Shelf {
 
 impl Shelf {
     /// Puts a seat that is in no queue there; it goes back to `home`.
-    pub(super) fn put(&mut self, frames: &Frames, home: QueueName, seat: FrameIndex) {
+    pub(in crate::cache) fn put(&mut self, frames: &Frames, home: QueueName, seat: FrameIndex) {
         let meta = frames.meta(seat);
         self.queue.push(frames, home, seat);
         meta.set_tags(meta.tags() | SHELVED);
@@ -54,7 +54,7 @@ impl Shelf {
     }
 
     /// Takes a seat off; where it goes back to.
-    pub(super) fn take(&mut self, frames: &Frames, seat: FrameIndex) -> QueueName {
+    pub(in crate::cache) fn take(&mut self, frames: &Frames, seat: FrameIndex) -> QueueName {
         let meta = frames.meta(seat);
         let home = queue_of(meta);
         self.bytes[home as usize] -= class_of(meta).bytes() as u64;
@@ -63,12 +63,12 @@ impl Shelf {
     }
 
     /// The bytes of pages that go back to `home`.
-    pub(super) fn bytes_of(&self, home: QueueName) -> u64 {
+    pub(in crate::cache) fn bytes_of(&self, home: QueueName) -> u64 {
         self.bytes[home as usize]
     }
 
-    /// The next page to be looked at for strays; `None`: there are none (SH3).
-    pub(super) fn next_unseen(&mut self, strays: &Strays) -> Option<FrameIndex> {
+    /// The next page to be looked at for strays; `None`: there are none (UN3).
+    pub(in crate::cache) fn next_unseen(&mut self, strays: &Strays) -> Option<FrameIndex> {
         if self.unseen == 0 && strays.take() {
             self.unseen = self.queue.frames;
         }
@@ -78,12 +78,12 @@ impl Shelf {
     }
 
     /// How many pages are to be looked at, where it is gone through.
-    pub(super) fn turn_frames(&self) -> u64 {
+    pub(in crate::cache) fn turn_frames(&self) -> u64 {
         if self.unseen > 0 { self.queue.frames } else { 0 }
     }
 }
 
-/// Whether pages may be on the shelf that nobody keeps (SH3).
+/// Whether pages may be on the shelf that nobody keeps (UN3).
 pub(crate) struct Strays(AtomicBool);
 
 impl Strays {
@@ -91,30 +91,30 @@ impl Strays {
         Strays(AtomicBool::new(false))
     }
 
-    pub(super) fn note(&self) {
+    pub(in crate::cache) fn note(&self) {
         // Relaxed: `find` has fenced since the page was let go of, and who goes through the shelf does, in
         // `may_stay`, before it looks at a word: so it finds the page let go of.
         self.0.store(true, Relaxed);
     }
 
     /// Whether there are; the caller goes through the shelf.
-    pub(super) fn take(&self) -> bool {
+    pub(in crate::cache) fn take(&self) -> bool {
         // The look spares the write. Relaxed: as above.
         self.0.load(Relaxed) && self.0.swap(false, Relaxed)
     }
 }
 
-/// Whether a page that was just put on the shelf may stay there (SH2). `find` loads its word, if that is in no
+/// Whether a page that was just put on the shelf may stay there (UN2). `find` loads its word, if that is in no
 /// transition.
-pub(super) fn may_stay(find: impl FnOnce() -> Option<Word>) -> bool {
+pub(in crate::cache) fn may_stay(find: impl FnOnce() -> Option<Word>) -> bool {
     // Pairs with that of `find`: either what let the page go is seen, or the tag is seen there.
     fence(SeqCst);
     find().is_some_and(Word::is_kept)
 }
 
 /// The seat of a page of which `change` was made, to be taken off the shelf: if write-back let it go so, and it
-/// is there (SH2). `seat_of` gives the seat that a frame has now.
-pub(super) fn find<'f>(
+/// is there (UN2). `seat_of` gives the seat that a frame has now.
+pub(in crate::cache) fn find<'f>(
     word: &PageWord,
     change: Change,
     strays: &Strays,
@@ -132,7 +132,7 @@ pub(super) fn find<'f>(
     // Acquire: pairs with the release of `describe`, if the seat is another page's by now. Then it was the
     // frame's spare one, which has been swapped for the page's, or the frame has left the page. If
     // neither is seen here, it was the frame's while it was in the page: the page's own, or a spare one
-    // still, which is in no queue (seat.SE3).
+    // still, which is in no queue (queue_node.QN3).
     fence(Acquire);
     let is_sure = word.is_unchanged(change.now) && seat_of(frame) == seat;
     if !is_sure || tags & (QUEUE | NEWCOMER) == 0 {

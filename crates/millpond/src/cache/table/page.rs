@@ -41,7 +41,7 @@
 //! - **W9** Single flight: one thread makes an EMPTY page FILLING, and it alone ends that.
 //!
 //! *Labels.* A rule is cited by the module that states it, its file or folder, and its label:
-//! `page.W1` (write.W5 and frame.W8 go on with this series). In the module itself the label is
+//! `page.W1` (write.W5 and frames.W8 go on with this series). In the module itself the label is
 //! enough. `crates/checks` looks after that.
 //!
 //! Versions wrap around: see `epoch`.
@@ -52,7 +52,7 @@
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
-use crate::cache::epoch::Epoch;
+use crate::cache::table::epoch::Epoch;
 use crate::sync::{AtomicU64, fence};
 use crate::units::{FRAME_BITS, FrameIndex};
 
@@ -154,7 +154,7 @@ impl Word {
     }
 
     #[cfg(not(loom))]
-    pub(super) fn low_half(self) -> u32 {
+    pub(in crate::cache) fn low_half(self) -> u32 {
         self.0 as u32
     }
 
@@ -188,7 +188,7 @@ impl Change {
 }
 
 impl Sleepers {
-    pub(super) fn any(self) -> bool {
+    pub(in crate::cache) fn any(self) -> bool {
         self.0
     }
 }
@@ -240,7 +240,7 @@ impl PageWord {
         Word(self.0.load(Acquire))
     }
 
-    /// Whether the content is still what `seen` says. For [`step`](crate::cache::step), which puts
+    /// Whether the content is still what `seen` says. For [`step`](crate::cache::table::step), which puts
     /// a `fence(Acquire)` between the copy and this, so that the copy's loads stay above: if the
     /// frame was replaced and reused before the copy ended, a newer word is seen here.
     #[inline]
@@ -380,9 +380,9 @@ impl PageWord {
 
     /// READY or EMPTY -> HIDDEN. Caller: holds an exclusive guard over the page, so nobody else
     /// fills or hides it (W3). Returns what it was; a READY page's frame stays in the word.
-    /// For [`Hiding`](crate::cache::step::Hiding), which fences after the last one, before the frames
+    /// For [`Hiding`](crate::cache::table::step::Hiding), which fences after the last one, before the frames
     /// are used, or anything is told. Whoever ends HIDDEN releases what was done before.
-    pub(super) fn hide(&self, epoch: &Epoch) -> Word {
+    pub(in crate::cache) fn hide(&self, epoch: &Epoch) -> Word {
         let mut seen = self.0.load(Relaxed);
         loop {
             debug_assert!(matches!(Word(seen).state(), State::Ready | State::Empty));
@@ -479,7 +479,7 @@ impl PageWord {
 
     /// The half of the word that has the flags, for the kernel to compare.
     #[cfg(not(loom))]
-    pub(super) fn low_half(&self) -> &AtomicU32 {
+    pub(in crate::cache) fn low_half(&self) -> &AtomicU32 {
         const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 1 };
         // SAFETY: the half lies within the word, is aligned for u32, lives as long as `self`, and
         // is only given to the kernel, which reads it atomically.

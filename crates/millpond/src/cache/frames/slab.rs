@@ -9,9 +9,9 @@
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
+use crate::cache::frames::Frames;
 #[cfg(doc)]
-use crate::cache::class::Class;
-use crate::cache::frame::Frames;
+use crate::cache::frames::class::Class;
 use crate::cache::table::FileCore;
 use crate::units::{FrameIndex, UNIT_BYTES};
 
@@ -31,7 +31,7 @@ unsafe impl Send for CorePointer {}
 
 impl Slab {
     /// Takes a free core, for an empty table; `None` if there is none.
-    pub(super) fn take(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
+    pub(in crate::cache) fn take(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
         let CorePointer(core) = self.free.lock().expect("no panic under the lock").pop()?;
         // SAFETY: the core is ours, and within a slab that is never given back. A late reader of
         // the core's former file does not exist: handles keep their core alive.
@@ -40,7 +40,7 @@ impl Slab {
     }
 
     /// Cuts `frame`, of [`Class::SLAB`], into cores. It belongs to the slab from now on.
-    pub(super) fn add(&self, frames: &Frames, frame: FrameIndex) {
+    pub(in crate::cache) fn add(&self, frames: &Frames, frame: FrameIndex) {
         let slab = frames.bytes(frame).cast::<FileCore>();
         let mut free = self.free.lock().expect("no panic under the lock");
         free.extend((0..CORES).map(|i| {

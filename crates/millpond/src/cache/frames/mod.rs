@@ -37,6 +37,22 @@
 //!
 //! Locks: one per class around its free list; under it that of the chunks, a leaf.
 
+pub(crate) mod class;
+
+mod alloc;
+
+pub(crate) mod magazine;
+
+mod group;
+
+mod frame_reservation;
+
+pub(crate) mod pin;
+
+pub(crate) mod slab;
+
+mod resize;
+
 use std::io;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -49,10 +65,10 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crossbeam_utils::CachePadded;
 
-use crate::cache::class::Class;
-use crate::cache::magazine::Magazines;
-use crate::cache::pin::Pins;
-use crate::cache::seat::Seat;
+use crate::cache::frames::class::Class;
+use crate::cache::frames::magazine::Magazines;
+use crate::cache::frames::pin::Pins;
+use crate::cache::policy::queue_node::Seat;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::{Address, Survival};
@@ -78,7 +94,7 @@ pub(crate) const CLASS_SHIFT: u32 = 8;
 /// Below a page's number, which has 51 bits at most.
 const TAG_BITS: u32 = 13;
 
-/// What is known about a frame beside its bytes, and a [`seat`](mod@crate::cache::seat), which mostly is
+/// What is known about a frame beside its bytes, and a [`seat`](mod@crate::cache::policy::queue_node), which mostly is
 /// the frame's own.
 ///
 /// `pins` and `seat` are the frame's. The others are the seat's: its page is described by the
@@ -101,7 +117,7 @@ const _: () = assert!(PageIndex::LAST.0 >> (u64::BITS - TAG_BITS) == 0);
 impl FrameMeta {
     /// As memory that was never written says.
     #[cfg(all(test, loom))]
-    pub(super) fn fresh() -> FrameMeta {
+    pub(in crate::cache) fn fresh() -> FrameMeta {
         FrameMeta {
             owner: sync::AtomicPtr::new(ptr::null_mut()),
             page_and_tags: sync::AtomicU64::new(0),
@@ -128,18 +144,18 @@ impl FrameMeta {
     }
 
     /// Of a seat in the caller's hands, whose owner is stored before.
-    pub(super) fn describe(&self, page: PageIndex, tags: u32) {
-        // Release: pairs with `published_tags`, so that the owner is seen with it (newcomers.N2).
+    pub(in crate::cache) fn describe(&self, page: PageIndex, tags: u32) {
+        // Release: pairs with `published_tags`, so that the owner is seen with it (insert_batch.IB2).
         self.page_and_tags.store(page.0 << TAG_BITS | u64::from(tags), Release);
     }
 
     /// The tags of a seat that somebody else may describe just now.
-    pub(super) fn published_tags(&self) -> u32 {
+    pub(in crate::cache) fn published_tags(&self) -> u32 {
         self.page_and_tags.load(Acquire) as u32 & ((1 << TAG_BITS) - 1)
     }
 
     /// Sets up a frame of a nest, whose seat is its own.
-    pub(super) fn nest(&self, tags: u32) {
+    pub(in crate::cache) fn nest(&self, tags: u32) {
         // Release: pairs with the claim. Argued: a frame is found by the guess in a link that
         // is noted after this, by a holder of that leaf; and its bytes and metadata are
         // nobody's until the claim.
@@ -147,7 +163,7 @@ impl FrameMeta {
     }
 
     /// Takes a frame out of its nest; whether this call did it.
-    pub(super) fn claim_nested(&self) -> bool {
+    pub(in crate::cache) fn claim_nested(&self) -> bool {
         const BIT: u64 = NESTED as u64;
         // The first look spares others' frames the write. Argued: one RMW finds the bit, whatever
         // the ordering; the chunk was set up under the lock of the frames, and late readers are
@@ -158,67 +174,67 @@ impl FrameMeta {
 
 /// The free frames of one class.
 #[derive(Default)]
-pub(super) struct FreeList {
+pub(in crate::cache) struct FreeList {
     /// Committed and free, linked by `next`; where groups are of several frames, by `previous`,
     /// too.
-    pub(super) warm: u32,
+    pub(in crate::cache) warm: u32,
     /// The first frames of groups that are not committed, linked by `next`.
-    pub(super) cold: u32,
+    pub(in crate::cache) cold: u32,
     /// Groups of several frames that were all free at some time since they were committed.
-    pub(super) whole: Vec<u32>,
+    pub(in crate::cache) whole: Vec<u32>,
     /// The rest of the newest chunk, never used.
-    pub(super) fresh: std::ops::Range<u32>,
+    pub(in crate::cache) fresh: std::ops::Range<u32>,
     /// Whether the rest of the newest chunk is committed already.
-    pub(super) fresh_is_warm: bool,
+    pub(in crate::cache) fresh_is_warm: bool,
     /// The first unit of a chunk that is used after the newest one, and is not committed.
-    pub(super) later: Option<u32>,
+    pub(in crate::cache) later: Option<u32>,
 }
 
 /// The free frames of one class, under their lock.
 #[derive(Default)]
-pub(super) struct FreeFrames {
+pub(in crate::cache) struct FreeFrames {
     list: Mutex<FreeList>,
     /// False: none is committed. A hint that spares the lock.
-    pub(super) may_be_warm: AtomicBool,
+    pub(in crate::cache) may_be_warm: AtomicBool,
     /// Whether the class has a chunk. Changes under the lock, and is a hint without it.
-    pub(super) has_chunk: AtomicBool,
+    pub(in crate::cache) has_chunk: AtomicBool,
     /// How many are committed. Changes under the lock, and is a hint without it.
     warm_frames: AtomicU32,
     /// How often the lock was taken.
     #[cfg(test)]
-    pub(super) holds: std::sync::atomic::AtomicU64,
+    pub(in crate::cache) holds: std::sync::atomic::AtomicU64,
 }
 
 impl FreeFrames {
-    pub(super) fn lock(&self) -> MutexGuard<'_, FreeList> {
+    pub(in crate::cache) fn lock(&self) -> MutexGuard<'_, FreeList> {
         #[cfg(test)]
         self.holds.fetch_add(1, Relaxed);
         self.list.lock().expect("no panic under the lock")
     }
 
     /// Whether a frame of the class may come free.
-    pub(super) fn has_chunk(&self) -> bool {
+    pub(in crate::cache) fn has_chunk(&self) -> bool {
         self.has_chunk.load(Relaxed)
     }
 
     /// The caller has the lock, and has added some that are committed.
-    pub(super) fn note_warm(&self) {
+    pub(in crate::cache) fn note_warm(&self) {
         if !self.may_be_warm.load(Relaxed) {
             self.may_be_warm.store(true, Relaxed);
         }
     }
 
-    pub(super) fn warm_frames(&self) -> u32 {
+    pub(in crate::cache) fn warm_frames(&self) -> u32 {
         self.warm_frames.load(Relaxed)
     }
 
     /// So many became committed, and free. Caller: has the lock.
-    pub(super) fn add_warm(&self, frames: u32) {
+    pub(in crate::cache) fn add_warm(&self, frames: u32) {
         self.warm_frames.store(self.warm_frames() + frames, Relaxed);
     }
 
     /// So many of those are not any more. Caller: has the lock.
-    pub(super) fn take_warm(&self, frames: u32) {
+    pub(in crate::cache) fn take_warm(&self, frames: u32) {
         self.warm_frames.store(self.warm_frames() - frames, Relaxed);
     }
 }
@@ -235,29 +251,29 @@ pub(crate) trait FrameSource {
 pub(crate) struct Frames {
     /// Where the reservation starts; `base` is its first whole chunk.
     mapped: *mut u8,
-    pub(super) base: *mut u8,
+    pub(in crate::cache) base: *mut u8,
     metas: *mut FrameMeta,
-    pub(super) units: u32,
+    pub(in crate::cache) units: u32,
     /// The smallest piece that the system gives and takes back.
-    pub(super) system_page_bytes: usize,
+    pub(in crate::cache) system_page_bytes: usize,
     /// Of each system page, how many of its frames are free, and LISTED; where groups are of
     /// several.
-    pub(super) free_in_group: Box<[AtomicU8]>,
+    pub(in crate::cache) free_in_group: Box<[AtomicU8]>,
     /// Relaxed: no memory is passed on by it.
     limit_bytes: AtomicU64,
     /// In lines of its own: hits read what is beside it.
     committed_bytes: CachePadded<AtomicU64>,
     /// The first chunk that no class has. It goes on when a chunk has been set up.
-    pub(super) next_chunk: Mutex<u32>,
+    pub(in crate::cache) next_chunk: Mutex<u32>,
     /// Whether the system gave no memory for the last chunk. A hint.
-    pub(super) is_short: AtomicBool,
-    pub(super) huge_chunks: Box<[AtomicBool]>,
+    pub(in crate::cache) is_short: AtomicBool,
+    pub(in crate::cache) huge_chunks: Box<[AtomicBool]>,
     classes: [FreeFrames; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
     pub(crate) nests: Mutex<Vec<u32>>,
     /// False: there are none. A hint that spares the lock.
-    pub(super) may_have_nests: AtomicBool,
-    pub(super) magazines: Magazines,
+    pub(in crate::cache) may_have_nests: AtomicBool,
+    pub(in crate::cache) magazines: Magazines,
     survival: Option<Arc<Survival>>,
     /// How often memory was given to the system.
     #[cfg(test)]
@@ -340,15 +356,15 @@ impl Frames {
 
     /// The same, if frames of `class` are in the keeper's tables.
     #[inline]
-    pub(super) fn records(&self, class: Class) -> Option<&Survival> {
+    pub(in crate::cache) fn records(&self, class: Class) -> Option<&Survival> {
         self.survival.as_deref().filter(|_| class.is_page())
     }
 
-    pub(super) fn chunks_lock(&self) -> MutexGuard<'_, u32> {
+    pub(in crate::cache) fn chunks_lock(&self) -> MutexGuard<'_, u32> {
         self.next_chunk.lock().expect("no panic under the lock")
     }
 
-    pub(super) fn free_frames(&self, class: Class) -> &FreeFrames {
+    pub(in crate::cache) fn free_frames(&self, class: Class) -> &FreeFrames {
         &self.classes[usize::from(class.tag())]
     }
 
@@ -364,13 +380,13 @@ impl Frames {
     }
 
     /// Changes the limit: not beyond that of [`Frames::new`], for which the address space is reserved.
-    pub(super) fn set_limit(&self, limit_bytes: u64) {
+    pub(in crate::cache) fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Relaxed);
         self.magazines.set_limit(limit_bytes);
     }
 
     /// The limit that has room for what is charged now, and no more.
-    pub(super) fn limit_in_use(&self) -> u64 {
+    pub(in crate::cache) fn limit_in_use(&self) -> u64 {
         let used = self.committed_bytes();
         // At least what is spared of that.
         used + spare_bytes(2 * used)

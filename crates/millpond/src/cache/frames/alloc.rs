@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::mm::{Advice, MprotectFlags};
 
-use crate::cache::class::Class;
-use crate::cache::frame::{Frames, FreeList};
-use crate::cache::pin::Retiring;
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::frames::pin::Retiring;
+use crate::cache::frames::{Frames, FreeList};
+use crate::cache::table::step;
 use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FrameIndex, UNIT_SHIFT};
 
 /// Below this limit, a chunk for each class, no memory is committed ahead of its use.
@@ -376,7 +376,7 @@ impl Frames {
         };
         debug_assert!(at.addr().is_multiple_of(self.system_page_bytes));
         // SAFETY: all frames of the group are free, so nobody relies on their bytes; late readers
-        // find zeros (frame.W8). It is of whole system pages, so the system drops nothing else.
+        // find zeros (frames.W8). It is of whole system pages, so the system drops nothing else.
         let dropped = unsafe { rustix::mm::madvise(at.cast(), bytes, advice) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
         self.uncharge(bytes as u64);

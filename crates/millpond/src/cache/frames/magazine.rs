@@ -33,7 +33,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use crossbeam_utils::CachePadded;
 
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
 use crate::thread;
 use crate::units::FrameIndex;
 
@@ -44,7 +44,7 @@ pub(crate) const BATCH_MAX: usize = 16;
 const PART: u64 = 128;
 
 /// The free frames of one class that some threads have at hand; the next one last.
-pub(super) struct Magazine {
+pub(in crate::cache) struct Magazine {
     frames: [FrameIndex; 2 * BATCH_MAX],
     len: usize,
 }
@@ -57,7 +57,7 @@ impl Default for Magazine {
 
 impl Magazine {
     /// Gives each place of `frames` a frame, in order; returns how many there are.
-    pub(super) fn take(&mut self, frames: &mut [FrameIndex]) -> usize {
+    pub(in crate::cache) fn take(&mut self, frames: &mut [FrameIndex]) -> usize {
         let taken = frames.len().min(self.len);
         self.len -= taken;
         let next = &self.frames[self.len..self.len + taken];
@@ -68,7 +68,11 @@ impl Magazine {
     }
 
     /// Of an empty one: the frames that come out next, in that order.
-    pub(super) fn load(&mut self, batch: usize, frames: impl Iterator<Item = FrameIndex>) {
+    pub(in crate::cache) fn load(
+        &mut self,
+        batch: usize,
+        frames: impl Iterator<Item = FrameIndex>,
+    ) {
         debug_assert!(self.len == 0 && batch <= BATCH_MAX);
         for frame in frames.take(batch) {
             self.frames[self.len] = frame;
@@ -78,7 +82,7 @@ impl Magazine {
     }
 
     /// Adds a frame; where there are two batches, `rest` is given all but one first.
-    pub(super) fn put(
+    pub(in crate::cache) fn put(
         &mut self,
         frame: FrameIndex,
         batch: usize,
@@ -95,29 +99,29 @@ impl Magazine {
     }
 
     /// All that it holds, which it does not any more.
-    pub(super) fn empty(&mut self) -> &[FrameIndex] {
+    pub(in crate::cache) fn empty(&mut self) -> &[FrameIndex] {
         &self.frames[..std::mem::take(&mut self.len)]
     }
 }
 
 /// The magazines of one shard, by the class's place among those of pages.
-pub(super) type Shard = CachePadded<Mutex<[Magazine; Class::PAGES]>>;
+pub(in crate::cache) type Shard = CachePadded<Mutex<[Magazine; Class::PAGES]>>;
 
-pub(super) struct Magazines {
+pub(in crate::cache) struct Magazines {
     shards: Box<[Shard]>,
     /// Of each class of pages; 0: its frames are on the free list alone.
     batches: [AtomicU8; Class::PAGES],
 }
 
 impl Magazines {
-    pub(super) fn new(limit_bytes: u64) -> Magazines {
+    pub(in crate::cache) fn new(limit_bytes: u64) -> Magazines {
         let shards = (0..thread::shards()).map(|_| Shard::default()).collect();
         let magazines = Magazines { shards, batches: Default::default() };
         magazines.set_limit(limit_bytes);
         magazines
     }
 
-    pub(super) fn set_limit(&self, limit_bytes: u64) {
+    pub(in crate::cache) fn set_limit(&self, limit_bytes: u64) {
         for class in Class::all().filter(|class| class.is_page()) {
             let fit = limit_bytes / PART / self.shards.len() as u64 / class.bytes() as u64;
             let batch = if fit < 2 { 0 } else { fit.min(BATCH_MAX as u64) };
@@ -127,7 +131,7 @@ impl Magazines {
     }
 
     /// How many frames of `class` go at once to a magazine and from it; 0: it has none.
-    pub(super) fn batch(&self, class: Class) -> usize {
+    pub(in crate::cache) fn batch(&self, class: Class) -> usize {
         if !class.is_page() {
             return 0;
         }
@@ -135,12 +139,12 @@ impl Magazines {
     }
 
     /// Those that the calling thread has at hand.
-    pub(super) fn mine(&self) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
+    pub(in crate::cache) fn mine(&self) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
         Self::lock(&self.shards[thread::shard_of(self.shards.len())])
     }
 
     /// Calls `each` with each magazine and its class.
-    pub(super) fn for_each(&self, mut each: impl FnMut(&mut Magazine, Class)) {
+    pub(in crate::cache) fn for_each(&self, mut each: impl FnMut(&mut Magazine, Class)) {
         for shard in &self.shards {
             let mut shard = Self::lock(shard);
             for class in Class::all().filter(|class| class.is_page()) {

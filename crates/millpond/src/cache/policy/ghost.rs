@@ -7,7 +7,7 @@
 
 use std::io;
 
-use crate::cache::admission::hash;
+use crate::cache::policy::admission::hash;
 use crate::memory::try_zeros;
 use crate::units::PageIndex;
 

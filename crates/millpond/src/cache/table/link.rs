@@ -25,55 +25,55 @@ const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 
 /// A link to a node: the root, or a slot of an inner node.
 #[derive(Clone, Copy)]
-pub(super) struct Link(pub(super) u64);
+pub(in crate::cache) struct Link(pub(in crate::cache) u64);
 
 impl Link {
     /// A root's link.
-    pub(super) const fn root(node: FrameIndex, levels: u64) -> Link {
+    pub(in crate::cache) const fn root(node: FrameIndex, levels: u64) -> Link {
         Link((node.0 as u64) << LINK_NODE_SHIFT | levels)
     }
 
     /// Of a slot that names no node: one to `node`.
-    pub(super) fn naming(self, node: FrameIndex) -> Link {
+    pub(in crate::cache) fn naming(self, node: FrameIndex) -> Link {
         debug_assert!(self.is_none());
         Link(u64::from(node.0) << LINK_NODE_SHIFT | self.0 & GENERATION)
     }
 
     /// Of a slot: none any more, and the next generation.
-    pub(super) fn unlinked(self) -> Link {
+    pub(in crate::cache) fn unlinked(self) -> Link {
         Link(self.0.wrapping_add(1) & GENERATION)
     }
 
     /// Whether the generation is the first one again, or half the way to it.
-    pub(super) fn is_at_turn(self) -> bool {
+    pub(in crate::cache) fn is_at_turn(self) -> bool {
         (self.0 & GENERATION).is_multiple_of(1 << (GENERATION_BITS - 1))
     }
 
     /// Whether it names no node.
     #[inline]
-    pub(super) fn is_none(self) -> bool {
+    pub(in crate::cache) fn is_none(self) -> bool {
         self.node() == FrameIndex::NONE
     }
 
     #[inline]
-    pub(super) fn node(self) -> FrameIndex {
+    pub(in crate::cache) fn node(self) -> FrameIndex {
         FrameIndex((self.0 >> LINK_NODE_SHIFT & FRAME_MASK) as u32)
     }
 
     /// A root's link, as it is in a slot that never named a node.
-    pub(super) fn without_levels(self) -> Link {
+    pub(in crate::cache) fn without_levels(self) -> Link {
         Link(self.0 & !LEVELS)
     }
 
     /// The number of levels below; roots only.
     #[inline]
-    pub(super) fn levels(self) -> u32 {
+    pub(in crate::cache) fn levels(self) -> u32 {
         (self.0 & LEVELS) as u32
     }
 
     /// Whether both lead to the same node, in the same generation of the slot; their guesses may differ.
     #[inline]
-    pub(super) fn same_node(self, other: Link) -> bool {
+    pub(in crate::cache) fn same_node(self, other: Link) -> bool {
         (self.0 ^ other.0) & ((1 << LINK_GUESS_SHIFT) - 1) == 0
     }
 
@@ -81,19 +81,24 @@ impl Link {
     /// risen epoch (epoch.V3). What is compared beside is what is cheap to: with half of the link a hit takes three
     /// instructions more than without, with all of [`Link::same_node`] five.
     #[inline]
-    pub(super) fn same_generation(self, other: Link) -> bool {
+    pub(in crate::cache) fn same_generation(self, other: Link) -> bool {
         self.0 as u32 == other.0 as u32
     }
 
     /// The frame that the page in `slot` of the leaf may have.
     #[inline]
-    pub(super) fn guess(self, slot: usize, page_shift: u32) -> FrameIndex {
+    pub(in crate::cache) fn guess(self, slot: usize, page_shift: u32) -> FrameIndex {
         let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
         FrameIndex(((self.0 >> LINK_GUESS_SHIFT).wrapping_add(ahead) & FRAME_MASK) as u32)
     }
 
     /// The same link, with the guess that gives the page in `slot` the frame `frame`.
-    pub(super) fn guessing(self, slot: usize, page_shift: u32, frame: FrameIndex) -> Link {
+    pub(in crate::cache) fn guessing(
+        self,
+        slot: usize,
+        page_shift: u32,
+        frame: FrameIndex,
+    ) -> Link {
         let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
         let guess = u64::from(frame.0).wrapping_sub(ahead) & FRAME_MASK;
         Link(self.0 & ((1 << LINK_GUESS_SHIFT) - 1) | guess << LINK_GUESS_SHIFT)

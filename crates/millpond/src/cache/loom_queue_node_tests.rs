@@ -4,9 +4,9 @@
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::page::{PageWord, Shown};
-use crate::cache::seat::Seat;
+use crate::cache::policy::queue_node::Seat;
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::page::{PageWord, Shown};
 use crate::units::FrameIndex;
 
 const FRAMES: u32 = 3;

@@ -40,7 +40,7 @@
 //!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
 //!   it is the oldest that was looked at.
 //! - **E5** Leaves are not held while their words are looked at, but the word is of a leaf, as no node was
-//!   recycled on the way to it. One that is READY with the frame that has a queued seat (seat.SE2) is that of
+//!   recycled on the way to it. One that is READY with the frame that has a queued seat (queue_node.QN2) is that of
 //!   the seat's page: the frame is in no other word. So what empties it has found it in its leaf, which it
 //!   kept alive (table.T1), and has the hold that goes with it. A look alone may be at a leaf that was
 //!   recycled since; it clears a REFERENCED, no more.
@@ -53,15 +53,15 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::admission::{Fates, Gate};
-use crate::cache::class::Class;
-use crate::cache::fifo::{
+use crate::cache::frames::class::Class;
+use crate::cache::frames::{FrameMeta, Frames};
+use crate::cache::policy::admission::{Fates, Gate};
+use crate::cache::policy::fifo::{
     MISSED, NEWCOMER, PREFETCHED, QUEUE, Queue, QueueName, SHELVED, class_of, queue_of,
 };
-use crate::cache::frame::{FrameMeta, Frames};
-use crate::cache::ghost::Ghost;
-use crate::cache::page::{PageWord, Word};
-use crate::cache::shelf::{self, Shelf, Strays};
+use crate::cache::policy::ghost::Ghost;
+use crate::cache::policy::unevictable::{self, Shelf, Strays};
+use crate::cache::table::page::{PageWord, Word};
 use crate::cache::table::{FileCore, Held};
 use crate::copy;
 use crate::units::{FrameIndex, PageIndex};
@@ -178,7 +178,7 @@ impl Queues {
         self.ghost.bytes()
     }
 
-    /// Puts those of `newcomers` into queues that are newcomers still (newcomers.N1).
+    /// Puts those of `newcomers` into queues that are newcomers still (insert_batch.IB1).
     pub(crate) fn admit(&mut self, frames: &Frames, newcomers: &[FrameIndex]) {
         for &seat in newcomers {
             let meta = frames.meta(seat);
@@ -357,15 +357,15 @@ impl Queues {
         None
     }
 
-    /// Puts a page on the shelf that goes back to `home`, if write-back keeps it still (shelf.SH2).
+    /// Puts a page on the shelf that goes back to `home`, if write-back keeps it still (unevictable.UN2).
     fn shelve(&mut self, frames: &Frames, home: QueueName, seat: FrameIndex) {
         self.shelf.put(frames, home, seat);
-        if !shelf::may_stay(|| Place::of(frames, seat).map(|place| place.seen)) {
+        if !unevictable::may_stay(|| Place::of(frames, seat).map(|place| place.seen)) {
             self.take_off(frames, seat);
         }
     }
 
-    /// Puts those of `seats` that are on the shelf back into their queues (shelf.SH4).
+    /// Puts those of `seats` that are on the shelf back into their queues (unevictable.UN4).
     pub(crate) fn unshelve(&mut self, frames: &Frames, seats: &[FrameIndex]) {
         for &seat in seats {
             if frames.meta(seat).tags() & SHELVED != 0 {
@@ -379,7 +379,7 @@ impl Queues {
         self.push(frames, home, seat);
     }
 
-    /// Goes on through the shelf, if there are strays (shelf.SH3): what may not stay there goes back to its
+    /// Goes on through the shelf, if there are strays (unevictable.UN3): what may not stay there goes back to its
     /// queue. How many pages were looked at.
     fn fetch_strays(&mut self, frames: &Frames, strays: &Strays) -> u64 {
         let mut looks = 0;
@@ -528,7 +528,7 @@ struct Place<'f> {
 }
 
 impl<'f> Place<'f> {
-    /// `None`: the page is in transition (seat.SE2).
+    /// `None`: the page is in transition (queue_node.QN2).
     fn of(frames: &'f Frames, seat: FrameIndex) -> Option<Place<'f>> {
         let meta = frames.meta(seat);
         // SAFETY: E1: the owner of a queued seat is a live core, and we are under the lock that its

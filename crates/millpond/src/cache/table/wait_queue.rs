@@ -8,15 +8,15 @@
 //!         -> unlock -> wake them
 //! ```
 //!
-//! - **PK1** The look and the adding are one under the bucket's lock. The owner that ends the state
+//! - **WQ1** The look and the adding are one under the bucket's lock. The owner that ends the state
 //!   either made its RMW before the look, which then sees it; or after, when it finds WAITERS, and
 //!   takes the lock after the waker was added. So no wake-up is lost. (Looking again is needed even
 //!   where WAITERS is set already: it may be the bit that the end has just reported.)
-//! - **PK2** A waker is woken once for each arming, or taken back by [`Parking::leave`]; a task arms
+//! - **WQ2** A waker is woken once for each arming, or taken back by [`Parking::leave`]; a task arms
 //!   one page at a time, so none is armed twice.
-//! - **PK3** Being woken means to look again: the page may be EMPTY because its fill failed, in
+//! - **WQ3** Being woken means to look again: the page may be EMPTY because its fill failed, in
 //!   somebody else's hands, or another page altogether.
-//! - **PK4** Wakers run without the lock, on the thread that ended the state and in the middle of
+//! - **WQ4** Wakers run without the lock, on the thread that ended the state and in the middle of
 //!   its work: they may not wait for anything but locks that are held for moments. One that panics
 //!   keeps no other from being woken (`millpond_rangelock::callback`).
 //!
@@ -33,7 +33,7 @@ use millpond_rangelock::callback::TaskWaker;
 use crate::sync::futex;
 use smallvec::SmallVec;
 
-use crate::cache::page::{PageWord, Sleepers, State, Word};
+use crate::cache::table::page::{PageWord, Sleepers, State, Word};
 use crate::sync::{Mutex, fence};
 
 /// More than threads are at it at once, as a rule.
@@ -77,7 +77,7 @@ impl Parking {
         &self.buckets[(word >> 3) % BUCKETS]
     }
 
-    /// Leaves `waker` with a page that is FILLING or HIDDEN; `None` if it is neither (PK1).
+    /// Leaves `waker` with a page that is FILLING or HIDDEN; `None` if it is neither (WQ1).
     pub(crate) fn arm(&self, word: &PageWord, waker: &Waker) -> Option<Parked> {
         let key = std::ptr::from_ref(word).addr();
         let waker = TaskWaker::new(waker);
@@ -164,7 +164,7 @@ impl PageWord {
     }
 
     /// Wakes all sleepers, threads and tasks, if there are any. The caller holds no lock that a
-    /// task's retry could need (PK4). The word may belong to another page by now: they look again.
+    /// task's retry could need (WQ4). The word may belong to another page by now: they look again.
     #[cfg(not(loom))]
     pub(crate) fn wake(&self, sleepers: Sleepers) {
         if sleepers.any() {
@@ -198,8 +198,8 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
-    use crate::cache::epoch::Epoch;
-    use crate::cache::page::Shown;
+    use crate::cache::table::epoch::Epoch;
+    use crate::cache::table::page::Shown;
     use crate::units::FrameIndex;
 
     #[derive(Default)]
@@ -265,7 +265,7 @@ mod tests {
 
     /// Goal: a task that arms its page again as it is woken, for the next fill of that page, is
     /// woken by the end of that one, once; and what it takes back is the arming that it names, not
-    /// a later one (PK2).
+    /// a later one (WQ2).
     #[test]
     fn who_arms_again_is_woken_again() {
         let (parking, page) = (Arc::new(Parking::new()), Arc::new(PageWord::new()));
@@ -292,7 +292,7 @@ mod tests {
     }
 }
 
-/// Loom models of PK1: a task arms a page while its fill ends.
+/// Loom models of WQ1: a task arms a page while its fill ends.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use std::sync::atomic::AtomicBool;
@@ -303,7 +303,7 @@ mod loom_tests {
     use loom::thread;
 
     use super::*;
-    use crate::cache::page::Shown;
+    use crate::cache::table::page::Shown;
     use crate::units::FrameIndex;
 
     #[derive(Default)]
@@ -316,7 +316,7 @@ mod loom_tests {
     }
 
     impl Parking {
-        /// PK1 left out: arms by what was seen before the lock was taken.
+        /// WQ1 left out: arms by what was seen before the lock was taken.
         fn arm_as_seen(&self, word: &PageWord, seen: Word, waker: &Waker) -> Option<Parked> {
             let key = std::ptr::from_ref(word).addr();
             let mut bucket = self.bucket(key).lock().unwrap();

@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use crossbeam_utils::CachePadded;
 
 #[cfg(doc)]
-use crate::cache::frame::Frames;
+use crate::cache::frames::Frames;
 use crate::memory::try_collect;
 use crate::options::Admission;
 use crate::units::{PAGE_BYTES_MIN, PageIndex};
@@ -96,7 +96,7 @@ pub(crate) struct Gate {
 
 /// What became of pages that left the queues of newcomers; under the queues' lock.
 #[derive(Default)]
-pub(super) struct Fates {
+pub(in crate::cache) struct Fates {
     left: u32,
     read_again: u32,
     /// Decisions to go around.
@@ -105,7 +105,7 @@ pub(super) struct Fates {
 
 impl Gate {
     /// For a cache of at most `limit_bytes`.
-    pub(super) fn new(policy: Admission, limit_bytes: u64) -> io::Result<Gate> {
+    pub(in crate::cache) fn new(policy: Admission, limit_bytes: u64) -> io::Result<Gate> {
         let words = match policy {
             Admission::Adaptive if limit_bytes >= LIMIT_BYTES_MIN => {
                 // What it remembers much longer is of no use.
@@ -123,7 +123,7 @@ impl Gate {
         })
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::cache) fn bytes(&self) -> u64 {
         size_of_val(&*self.door) as u64
     }
 
@@ -192,14 +192,14 @@ impl Gate {
     }
 
     /// Pages were evicted.
-    pub(super) fn note_full(&self) {
+    pub(in crate::cache) fn note_full(&self) {
         if self.is_around() && !self.is_full.load(Relaxed) {
             self.is_full.store(true, Relaxed);
         }
     }
 
     /// Whether a page that was admitted had gone around before (AD1).
-    pub(super) fn remembers(&self, file: usize, page: PageIndex) -> bool {
+    pub(in crate::cache) fn remembers(&self, file: usize, page: PageIndex) -> bool {
         if !self.is_around() || self.door.is_empty() {
             return false;
         }
@@ -213,7 +213,7 @@ impl Gate {
     }
 
     /// A page that a read had brought left the queues of newcomers. Caller: has the queues' lock.
-    pub(super) fn note_fate(&self, fates: &mut Fates, read_again: bool) {
+    pub(in crate::cache) fn note_fate(&self, fates: &mut Fates, read_again: bool) {
         if self.door.is_empty() {
             return;
         }
@@ -254,14 +254,14 @@ impl Gate {
     }
 
     /// There is room.
-    pub(super) fn admit(&self) {
+    pub(in crate::cache) fn admit(&self) {
         if self.is_around() && !self.door.is_empty() {
             self.is_around.store(false, Relaxed);
         }
     }
 
     /// The share of the small queue, of what it is usually (AD3).
-    pub(super) fn small_bytes_max(&self, usually: u64) -> u64 {
+    pub(in crate::cache) fn small_bytes_max(&self, usually: u64) -> u64 {
         if self.is_around() && !self.door.is_empty() { usually / SHORTER } else { usually }
     }
 }
@@ -272,7 +272,7 @@ fn has(word: u64, fingerprint: u16) -> bool {
 }
 
 /// The finalizer of SplitMix64 (Steele et al., OOPSLA 2014).
-pub(super) fn hash(file: usize, page: PageIndex) -> u64 {
+pub(in crate::cache) fn hash(file: usize, page: PageIndex) -> u64 {
     let mut hash = (file as u64).rotate_left(32) ^ page.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     hash = (hash ^ (hash >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

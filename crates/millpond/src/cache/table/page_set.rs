@@ -3,7 +3,7 @@
 //! Ordered, so that what is written back together lies together. 64 bytes for 2 MiB of small pages
 //! at best, and some hundred for a page that is alone in its leaf, which itself takes 4 KiB. That
 //! is counted against the memory limit by the holder of the set, after changes
-//! ([`PageSet::heap_bytes`], [`HeapCharge`](crate::cache::heap::HeapCharge)).
+//! ([`PageSet::heap_bytes`], [`HeapCharge`](crate::cache::accounting::heap::HeapCharge)).
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -5,16 +5,16 @@
 //! page keeps its seat, and with it its place in the queue: nothing that is linked changes, no neighbour
 //! is written, and the queues' lock is not taken.
 //!
-//! - **SE1** Seats are a permutation of frames: of two that are swapped nobody else has one in hand. One
+//! - **QN1** Seats are a permutation of frames: of two that are swapped nobody else has one in hand. One
 //!   is in the page's word, put there by the holder of an exclusive guard over it; the other has left
 //!   it, and is not free yet.
-//! - **SE2** The evictor goes from a queued seat to the page, its word, and the frame in it. That frame
+//! - **QN2** The evictor goes from a queued seat to the page, its word, and the frame in it. That frame
 //!   has this seat, or else the page is in transition: its writer has put the frame in place, and
 //!   not swapped yet. A frame with this seat is there for good, as far as its writer is
 //!   concerned: that has done its last to it. (What the evictor takes is the word that it looked at,
 //!   with its version: one of after 2^27 more writes of the page is not told from it, all of them between
 //!   its look at the seat and its next instructions.)
-//! - **SE3** The seat of a frame that is in no queue belongs to the frame's owner, as the frame does.
+//! - **QN3** The seat of a frame that is in no queue belongs to the frame's owner, as the frame does.
 //!
 //! Locks: none.
 
@@ -38,12 +38,12 @@ impl Seat {
     #[inline]
     pub(crate) fn of(&self, frame: FrameIndex) -> FrameIndex {
         // Relaxed: who has found the frame in a word (by an acquire) sees the swaps of before it was put
-        // there; the one that is not seen yet is SE2's transition. An evictor that sees the seat of a page
+        // there; the one that is not seen yet is QN2's transition. An evictor that sees the seat of a page
         // gives its frame away, and whoever has that then sees no older one.
         FrameIndex(self.0.load(Relaxed) ^ frame.0)
     }
 
-    /// Swaps the seats of two frames (SE1): `old`, whose this is, and `new`, which has taken its place.
+    /// Swaps the seats of two frames (QN1): `old`, whose this is, and `new`, which has taken its place.
     #[inline]
     pub(crate) fn swap(&self, old: FrameIndex, news: &Seat, new: FrameIndex) {
         // Relaxed: both are the caller's, but for an evictor's look at the new frame's. Who is given the

@@ -7,14 +7,14 @@
 //!   settle: each reserve := 0; booked -= what it had
 //! ```
 //!
-//! - **RV1** What is booked is what is owed and all reserves. It is raised before a reserve is, and lowered
+//! - **PC1** What is booked is what is owed and all reserves. It is raised before a reserve is, and lowered
 //!   after one is: so it never says less than is owed, and as much more as there is in reserves, of two batches
 //!   each. The one moment where it does is the one that a sum without reserves has: who takes what another adds
 //!   may be the first of them to say so.
-//! - **RV2** Who takes from a reserve, sees in the sum what was booked for it, and so does everybody who learns
+//! - **PC2** Who takes from a reserve, sees in the sum what was booked for it, and so does everybody who learns
 //!   of what is owed from then on: the reserve is added to with Release, and taken from with Acquire; what is
 //!   between is one release sequence.
-//! - **RV3** Nothing is stranded: a look that matters settles first, and has the sum as exact as without
+//! - **PC3** Nothing is stranded: a look that matters settles first, and has the sum as exact as without
 //!   reserves. Where the batch is 0, which the caller says of a sum near its limit, or of a small one, no
 //!   reserve grows.
 //!
@@ -29,34 +29,34 @@ use crossbeam_utils::CachePadded;
 
 use crate::sync::AtomicU64;
 
-pub(super) struct Sum {
+pub(in crate::cache) struct Sum {
     booked: CachePadded<AtomicU64>,
     reserves: Box<[CachePadded<AtomicU64>]>,
 }
 
 impl Sum {
     /// With so many reserves.
-    pub(super) fn new(reserves: usize) -> Sum {
+    pub(in crate::cache) fn new(reserves: usize) -> Sum {
         let zero = || CachePadded::new(AtomicU64::new(0));
         Sum { booked: zero(), reserves: (0..reserves).map(|_| zero()).collect() }
     }
 
-    /// What is owed, and reserves (RV1). Without a write.
-    pub(super) fn at_most(&self) -> u64 {
+    /// What is owed, and reserves (PC1). Without a write.
+    pub(in crate::cache) fn at_most(&self) -> u64 {
         // Below zero for a moment, where what is taken is noted before what was added.
         (self.booked.load(Relaxed) as i64).max(0) as u64
     }
 
-    /// What is owed (RV3).
-    pub(super) fn exact(&self) -> u64 {
+    /// What is owed (PC3).
+    pub(in crate::cache) fn exact(&self) -> u64 {
         self.reserves.iter().for_each(|reserve| self.give_back(reserve, 0));
         self.at_most()
     }
 
     /// So many `bytes` more, by a thread of `reserve`.
-    pub(super) fn add(&self, reserve: usize, bytes: u64, batch: u64) {
+    pub(in crate::cache) fn add(&self, reserve: usize, bytes: u64, batch: u64) {
         let take = |has: u64| has.checked_sub(bytes);
-        // RV2; pairs with the Release in `put`.
+        // PC2; pairs with the Release in `put`.
         if self.reserves[reserve].fetch_update(Acquire, Relaxed, take).is_ok() {
             return;
         }
@@ -67,7 +67,7 @@ impl Sum {
     }
 
     /// So many less.
-    pub(super) fn sub(&self, reserve: usize, bytes: u64, batch: u64) {
+    pub(in crate::cache) fn sub(&self, reserve: usize, bytes: u64, batch: u64) {
         if batch > 0 {
             self.put(reserve, bytes, batch);
         } else {
@@ -77,7 +77,7 @@ impl Sum {
 
     fn put(&self, reserve: usize, bytes: u64, batch: u64) {
         let reserve = &self.reserves[reserve];
-        // RV2; pairs with the Acquire in `add` and `give_back`.
+        // PC2; pairs with the Acquire in `add` and `give_back`.
         if reserve.fetch_add(bytes, Release) + bytes > 2 * batch {
             self.give_back(reserve, batch);
         }
@@ -86,7 +86,7 @@ impl Sum {
     /// Of what a reserve has, leaves `keep`.
     fn give_back(&self, reserve: &AtomicU64, keep: u64) {
         let lower = |has: u64| (has > keep).then_some(keep);
-        // Argued: RV1. Acquire has the sum raised before it is lowered; a model that weakens it sees nothing, as
+        // Argued: PC1. Acquire has the sum raised before it is lowered; a model that weakens it sees nothing, as
         // loom's sums are changed in the order in which it runs the threads. Pairs with the Release in `put`.
         if let Ok(has) = reserve.fetch_update(Acquire, Relaxed, lower) {
             self.booked.fetch_sub(has - keep, Relaxed);
@@ -101,7 +101,7 @@ mod tests {
     const PAGE: u64 = 4096;
     const BATCH: u64 = 4 * PAGE;
 
-    /// Goal: what reserves have is bounded, however much comes and goes, and a look that settles is exact (RV1, RV3).
+    /// Goal: what reserves have is bounded, however much comes and goes, and a look that settles is exact (PC1, PC3).
     #[test]
     fn reserves_are_bounded() {
         let sum = Sum::new(2);
@@ -145,7 +145,7 @@ mod loom_tests {
 
     const BATCH: u64 = 2;
 
-    /// Goal: who has added sees it in the sum, though another thread booked it (RV2); nobody sees less than is owed.
+    /// Goal: who has added sees it in the sum, though another thread booked it (PC2); nobody sees less than is owed.
     /// Method: two threads of one reserve add one each.
     #[test]
     fn loom_what_is_taken_was_booked() {
@@ -166,7 +166,7 @@ mod loom_tests {
         });
     }
 
-    /// Goal: one that settles while others add and take neither loses a byte nor sees less than is owed (RV1, RV3).
+    /// Goal: one that settles while others add and take neither loses a byte nor sees less than is owed (PC1, PC3).
     /// Method: one byte is owed all the time; a thread adds two and takes them again, in a reserve of its own,
     /// or in that of who settles.
     #[test]

@@ -4,11 +4,11 @@
 //! Follows from the transitions of page words, each of which is noted once, so the sums are exact
 //! when nobody is in the middle of one.
 //!
-//! - **LG1** Two sums change when a page is dirtied, which threads do at the same time in files of their own: what is
-//!   DIRTY, and what is kept. Those have [reserves](crate::cache::reserve), of a part of the dirty limit all together. A
+//! - **WC1** Two sums change when a page is dirtied, which threads do at the same time in files of their own: what is
+//!   DIRTY, and what is kept. Those have [reserves](crate::cache::accounting::percpu_counter), of a part of the dirty limit all together. A
 //!   look at them is exact, and takes the reserves back; or says so in its name, is too high by no more than that, and
 //!   writes nothing. Who is within a limit by such a look is; who is not looks exactly.
-//! - **LG2** Where three quarters of the dirty limit are used up, or, of what is kept, of the cache, or it is a small
+//! - **WC2** Where three quarters of the dirty limit are used up, or, of what is kept, of the cache, or it is a small
 //!   one, there are no reserves: else each look would take back what each write takes anew.
 
 use std::sync::atomic::AtomicU64;
@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crossbeam_utils::CachePadded;
 
-use crate::cache::page::{Change, Word};
-use crate::cache::reserve::Sum;
+use crate::cache::accounting::percpu_counter::Sum;
+use crate::cache::table::page::{Change, Word};
 use crate::thread;
 
 /// Reserves, at least: threads that come one after the other shall not meet on machines of few processors, either.
@@ -35,7 +35,7 @@ pub(crate) struct Ledger {
     /// What is written back, and what no sync has covered: flushes write them, and each write reads the first.
     flushed: Box<CachePadded<[AtomicU64; 2]>>,
     reserves: usize,
-    /// LG2. Relaxed: hints, which seldom change.
+    /// WC2. Relaxed: hints, which seldom change.
     batch: AtomicU64,
     /// What is dirty, and what is kept, has reserves below this.
     reserved_below: [AtomicU64; 2],
@@ -55,7 +55,7 @@ impl Ledger {
         }
     }
 
-    /// So much may be dirty from now on, and the cache has so much (LG2).
+    /// So much may be dirty from now on, and the cache has so much (WC2).
     pub(crate) fn set_limits(&self, max: u64, cache_bytes: u64) {
         let batch = (max / PART / self.reserves as u64).min(BATCH_MAX);
         self.batch.store(if batch < BATCH_MIN { 0 } else { batch }, Relaxed);
@@ -71,7 +71,7 @@ impl Ledger {
         self.dirty.exact()
     }
 
-    /// The same, and reserves (LG1).
+    /// The same, and reserves (WC1).
     pub(crate) fn dirty_at_most(&self) -> u64 {
         self.dirty.at_most()
     }

@@ -16,8 +16,8 @@
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::class::Class;
-use crate::cache::frame::{Frames, FreeList};
+use crate::cache::frames::class::Class;
+use crate::cache::frames::{Frames, FreeList};
 use crate::units::{FrameIndex, UNIT_BYTES};
 
 /// Beside the count of a group: it is in the list of whole ones.
@@ -25,7 +25,7 @@ const LISTED: u8 = 1 << 7;
 
 impl Frames {
     /// How many frames of `class` are committed together.
-    pub(super) fn group_frames(&self, class: Class) -> u32 {
+    pub(in crate::cache) fn group_frames(&self, class: Class) -> u32 {
         (self.system_page_bytes / class.bytes()).max(1) as u32
     }
 
@@ -37,7 +37,7 @@ impl Frames {
     }
 
     /// The first frame of a group that was committed just now; the others are free.
-    pub(super) fn open_group(
+    pub(in crate::cache) fn open_group(
         &self,
         free: &mut FreeList,
         group: FrameIndex,
@@ -50,7 +50,7 @@ impl Frames {
     }
 
     /// Puts a committed frame on the free list.
-    pub(super) fn link_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
+    pub(in crate::cache) fn link_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
         let meta = self.seat(frame);
         meta.next.store(free.warm, Relaxed);
         if let Some(free_in_group) = self.free_in_group(frame, class) {
@@ -73,7 +73,12 @@ impl Frames {
     }
 
     /// Takes a frame off the free list; the first one, where a frame is a group.
-    pub(super) fn unlink_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
+    pub(in crate::cache) fn unlink_warm(
+        &self,
+        free: &mut FreeList,
+        frame: FrameIndex,
+        class: Class,
+    ) {
         self.free_frames(class).take_warm(1);
         let next = self.seat(frame).next.load(Relaxed);
         let Some(free_in_group) = self.free_in_group(frame, class) else {
@@ -92,7 +97,11 @@ impl Frames {
     }
 
     /// Takes a group off the free list whose frames are all free, to be decommitted.
-    pub(super) fn take_whole_group(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+    pub(in crate::cache) fn take_whole_group(
+        &self,
+        free: &mut FreeList,
+        class: Class,
+    ) -> Option<FrameIndex> {
         let frames = self.group_frames(class);
         if frames == 1 {
             let first = (free.warm != 0).then_some(FrameIndex(free.warm))?;

@@ -31,12 +31,24 @@
 //!
 //! Locks: none.
 
-use crate::cache::class::Class;
-use crate::cache::epoch::Epoch;
-use crate::cache::frame::{FrameSource, Frames};
-use crate::cache::link::Link;
-use crate::cache::page::{PageWord, State, Word};
-use crate::cache::step::{FileSize, Followed, LinkSlot, try_hold_followed, try_hold_linked};
+pub(crate) mod page;
+
+pub(crate) mod epoch;
+
+pub(crate) mod step;
+
+pub(in crate::cache) mod link;
+
+pub(crate) mod wait_queue;
+
+pub(crate) mod page_set;
+
+use crate::cache::frames::class::Class;
+use crate::cache::frames::{FrameSource, Frames};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::link::Link;
+use crate::cache::table::page::{PageWord, State, Word};
+use crate::cache::table::step::{FileSize, Followed, LinkSlot, try_hold_followed, try_hold_linked};
 use crate::copy;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;

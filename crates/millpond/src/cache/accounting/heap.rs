@@ -3,7 +3,7 @@
 //! Sets of pages and ranges grow where nothing can be refused: a page is DIRTY, and has to be in
 //! the set. So they grow first, and are counted right after, without the lock that they are under,
 //! as that may evict. Where nothing can go for it, as all pages are kept by write-back or pinned,
-//! it takes what [`Frames`](crate::cache::frame::Frames) spares of the limit, and nobody gets a
+//! it takes what [`Frames`](crate::cache::frames::Frames) spares of the limit, and nobody gets a
 //! frame before that is made up for ([`Cache::take_frame`]): so it is a matter of what was under
 //! way. Enough is spared for files of one leaf, and of limits from 1 MiB for others; below, sets of
 //! files whose dirty pages lie more than 2 MiB (of small pages) apart can pass the limit.

@@ -8,10 +8,10 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
-use crate::cache::epoch::Epoch;
-use crate::cache::link::Link;
-use crate::cache::page::{PageWord, Word};
-use crate::cache::pin::Pins;
+use crate::cache::frames::pin::Pins;
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::link::Link;
+use crate::cache::table::page::{PageWord, Word};
 use crate::sync::{AtomicU64, fence};
 
 /// Last step of a lock-free read, after the copy: whether all `words` are still what they were, and
@@ -189,19 +189,19 @@ impl<'c> Followed<'c> {
 
     /// As if it had been followed.
     #[cfg(all(test, loom))]
-    pub(super) fn of(slot: &'c LinkSlot, link: Link) -> Followed<'c> {
+    pub(in crate::cache) fn of(slot: &'c LinkSlot, link: Link) -> Followed<'c> {
         Followed { slot, link }
     }
 
     #[inline]
-    pub(super) fn link(self) -> Link {
+    pub(in crate::cache) fn link(self) -> Link {
         self.link
     }
 
     /// Whether the leaf has been linked there all the time (epoch.V4), or the epoch says that it has not.
     /// Caller: has loaded words of the leaf by Acquire, or fenced since.
     #[inline]
-    pub(super) fn is_unchanged(self) -> bool {
+    pub(in crate::cache) fn is_unchanged(self) -> bool {
         // Acquire: pairs with the release of `unlink`. If this is of a later turn of the generation, the
         // epoch, which is compared next, is seen to have risen.
         Link(self.slot.0.load(Acquire)).same_generation(self.link)

@@ -3,13 +3,13 @@
 //! The queues have one lock, so pages come into them in batches. Until then a page's seat (see `seat`) is
 //! in a list of the thread that brought it, and carries NEWCOMER in its tags.
 //!
-//! - **N1** The tag says whether the seat is a newcomer's, under the queues' lock; the lists only say where
+//! - **IB1** The tag says whether the seat is a newcomer's, under the queues' lock; the lists only say where
 //!   to look. Whoever takes the page out clears the tag, and leaves the entry. So an entry may be of a
 //!   seat that is none any more, or is one again, with an entry in another list: the first list that is
 //!   emptied has it put into a queue.
-//! - **N2** Owner and page are written before the tag (Release), by the thread that fills the page; whoever
+//! - **IB2** Owner and page are written before the tag (Release), by the thread that fills the page; whoever
 //!   finds the tag (Acquire) finds them.
-//! - **N3** Newcomers can't be evicted. They are few (magazine.MG3, of which this is as much again), and
+//! - **IB3** Newcomers can't be evicted. They are few (magazine.MG3, of which this is as much again), and
 //!   before somebody is told that nothing can go, all lists are emptied.
 //!
 //! Locks: one for each list; the queues' is taken under it.
@@ -22,46 +22,46 @@ use crate::thread;
 use crate::units::FrameIndex;
 
 /// Half as many pages as the evictor looks at in one hold of the queues' lock.
-pub(super) const NEWCOMERS_MAX: usize = 32;
+pub(in crate::cache) const NEWCOMERS_MAX: usize = 32;
 
 /// The newcomers of some threads.
-pub(super) struct Newcomers {
+pub(in crate::cache) struct Newcomers {
     seats: [FrameIndex; NEWCOMERS_MAX],
     len: usize,
 }
 
 impl Newcomers {
-    pub(super) fn new() -> Newcomers {
+    pub(in crate::cache) fn new() -> Newcomers {
         Newcomers { seats: [FrameIndex::NONE; NEWCOMERS_MAX], len: 0 }
     }
 
     /// Adds one; how many there are now. The caller empties it at [`NEWCOMERS_MAX`].
-    pub(super) fn add(&mut self, seat: FrameIndex) -> usize {
+    pub(in crate::cache) fn add(&mut self, seat: FrameIndex) -> usize {
         self.seats[self.len] = seat;
         self.len += 1;
         self.len
     }
 
-    pub(super) fn empty(&mut self) -> &[FrameIndex] {
+    pub(in crate::cache) fn empty(&mut self) -> &[FrameIndex] {
         &self.seats[..std::mem::take(&mut self.len)]
     }
 }
 
-pub(super) struct Lists(Box<[CachePadded<Mutex<Newcomers>>]>);
+pub(in crate::cache) struct Lists(Box<[CachePadded<Mutex<Newcomers>>]>);
 
 impl Lists {
-    pub(super) fn new() -> Lists {
+    pub(in crate::cache) fn new() -> Lists {
         let list = || CachePadded::new(Mutex::new(Newcomers::new()));
         let lists = (0..thread::shards()).map(|_| list());
         Lists(lists.collect())
     }
 
     /// The calling thread's.
-    pub(super) fn mine(&self) -> MutexGuard<'_, Newcomers> {
+    pub(in crate::cache) fn mine(&self) -> MutexGuard<'_, Newcomers> {
         Self::lock(&self.0[thread::shard_of(self.0.len())])
     }
 
-    pub(super) fn all(&self) -> impl Iterator<Item = MutexGuard<'_, Newcomers>> {
+    pub(in crate::cache) fn all(&self) -> impl Iterator<Item = MutexGuard<'_, Newcomers>> {
         self.0.iter().map(|list| Self::lock(list))
     }
 

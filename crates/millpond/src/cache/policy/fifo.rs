@@ -5,23 +5,23 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::class::Class;
-use crate::cache::frame::{CLASS_SHIFT, FrameMeta, Frames};
+use crate::cache::frames::class::Class;
+use crate::cache::frames::{CLASS_SHIFT, FrameMeta, Frames};
 use crate::cache::table::FileCore;
 use crate::units::{FrameIndex, PageIndex};
 
-pub(super) const QUEUE: u32 = 0b11;
-pub(super) const PREFETCHED: u32 = 1 << 2;
+pub(in crate::cache) const QUEUE: u32 = 0b11;
+pub(in crate::cache) const PREFETCHED: u32 = 1 << 2;
 /// Of a page that is to be put into a queue: see `newcomers`.
-pub(super) const NEWCOMER: u32 = 1 << 3;
+pub(in crate::cache) const NEWCOMER: u32 = 1 << 3;
 /// Write-back keeps it, and it is on the shelf (see `shelf`).
-pub(super) const SHELVED: u32 = 1 << 4;
+pub(in crate::cache) const SHELVED: u32 = 1 << 4;
 /// A read brought it that missed it, and it did not leave the small queue yet (see `admission`).
-pub(super) const MISSED: u32 = 1 << 5;
+pub(in crate::cache) const MISSED: u32 = 1 << 5;
 
 /// The name of a queue, in the tags of its seats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum QueueName {
+pub(in crate::cache) enum QueueName {
     Young = 1,
     Small = 2,
     Main = 3,
@@ -29,15 +29,15 @@ pub(super) enum QueueName {
 
 /// A FIFO of seats, linked through themselves.
 #[derive(Default)]
-pub(super) struct Queue {
-    pub(super) head: u32,
+pub(in crate::cache) struct Queue {
+    pub(in crate::cache) head: u32,
     tail: u32,
-    pub(super) frames: u64,
-    pub(super) bytes: u64,
+    pub(in crate::cache) frames: u64,
+    pub(in crate::cache) bytes: u64,
 }
 
 impl Queue {
-    pub(super) fn push(&mut self, frames: &Frames, name: QueueName, seat: FrameIndex) {
+    pub(in crate::cache) fn push(&mut self, frames: &Frames, name: QueueName, seat: FrameIndex) {
         let meta = frames.meta(seat);
         meta.set_tags(meta.tags() | name as u32);
         meta.next.store(0, Relaxed);
@@ -51,7 +51,7 @@ impl Queue {
         self.bytes += class_of(meta).bytes() as u64;
     }
 
-    pub(super) fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
+    pub(in crate::cache) fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
         let meta = frames.meta(seat);
         let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
         match previous {
@@ -107,11 +107,11 @@ impl Arrival<'_> {
     }
 }
 
-pub(super) fn class_of(meta: &FrameMeta) -> Class {
+pub(in crate::cache) fn class_of(meta: &FrameMeta) -> Class {
     Class::from_tag((meta.tags() >> CLASS_SHIFT) as u8)
 }
 
-pub(super) fn queue_of(meta: &FrameMeta) -> QueueName {
+pub(in crate::cache) fn queue_of(meta: &FrameMeta) -> QueueName {
     match meta.tags() & QUEUE {
         1 => QueueName::Young,
         2 => QueueName::Small,

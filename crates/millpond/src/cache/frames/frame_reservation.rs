@@ -14,8 +14,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::class::Class;
-use crate::cache::frame::{CLASS_SHIFT, Frames};
+use crate::cache::frames::class::Class;
+use crate::cache::frames::{CLASS_SHIFT, Frames};
 use crate::cache::table::{Held, SLOTS};
 use crate::units::{CHUNK_UNITS, FrameIndex, PageIndex};
 

@@ -4,12 +4,12 @@
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::fifo::{NEWCOMER, QUEUE, SHELVED};
-use crate::cache::frame::FrameMeta;
-use crate::cache::page::{PageWord, Shown, Word, WritebackEnd};
-use crate::cache::seat::Seat;
-use crate::cache::shelf::{self, Strays};
+use crate::cache::frames::FrameMeta;
+use crate::cache::policy::fifo::{NEWCOMER, QUEUE, SHELVED};
+use crate::cache::policy::queue_node::Seat;
+use crate::cache::policy::unevictable::{self, Strays};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::page::{PageWord, Shown, Word, WritebackEnd};
 
 use crate::units::{FrameIndex, PageIndex};
 
@@ -21,11 +21,11 @@ const _: () = assert!(MAIN & QUEUE == MAIN);
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// The evictor looks at the word again (shelf.SH2).
+    /// The evictor looks at the word again (unevictable.UN2).
     Again,
-    /// Who lets the page go looks at its seat (shelf.SH2).
+    /// Who lets the page go looks at its seat (unevictable.UN2).
     Seat,
-    /// One who does not find it says so (shelf.SH3).
+    /// One who does not find it says so (unevictable.UN3).
     Stray,
 }
 
@@ -75,7 +75,7 @@ impl Pond {
     fn shelve(&self) {
         let meta = &self.metas[1];
         meta.set_tags(MAIN | SHELVED);
-        if self.without != Rule::Again && !shelf::may_stay(|| self.seen()) {
+        if self.without != Rule::Again && !unevictable::may_stay(|| self.seen()) {
             meta.set_tags(MAIN);
         }
     }
@@ -94,7 +94,7 @@ impl Pond {
         let strays = if self.without == Rule::Stray { &Strays::new() } else { &self.strays };
         let seat_of = |frame| self.seat_of(frame);
         let meta = |seat: FrameIndex| &self.metas[seat.0 as usize];
-        let found = shelf::find(&self.word, change, strays, seat_of, meta);
+        let found = unevictable::find(&self.word, change, strays, seat_of, meta);
         if let Some(seat) = found
             && self.without != Rule::Seat
         {

@@ -10,7 +10,7 @@
 //!
 //! Locks: `resizing`, over all others that eviction takes.
 //!
-//! [`Frames::decommit_one`]: crate::cache::frame::Frames::decommit_one
+//! [`Frames::decommit_one`]: crate::cache::frames::Frames::decommit_one
 
 use crate::cache::Cache;
 

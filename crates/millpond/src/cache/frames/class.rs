@@ -16,9 +16,9 @@ impl Class {
     pub(crate) const SLAB: Class = Class(2);
     /// Pages of one unit.
     pub(crate) const UNIT_PAGE: Class = Class(3);
-    pub(super) const COUNT: usize = 8;
+    pub(in crate::cache) const COUNT: usize = 8;
     /// How many classes are of pages.
-    pub(super) const PAGES: usize = Self::COUNT - Self::UNIT_PAGE.0 as usize;
+    pub(in crate::cache) const PAGES: usize = Self::COUNT - Self::UNIT_PAGE.0 as usize;
 
     /// Pages of `1 << page_shift` bytes.
     pub(crate) fn page(page_shift: u32) -> Class {
@@ -44,16 +44,16 @@ impl Class {
     }
 
     /// Whether its frames hold pages of files.
-    pub(super) fn is_page(self) -> bool {
+    pub(in crate::cache) fn is_page(self) -> bool {
         self.0 > Self::SLAB.0
     }
 
     /// Its place among those.
-    pub(super) fn page_number(self) -> usize {
+    pub(in crate::cache) fn page_number(self) -> usize {
         usize::from(self.0 - Self::UNIT_PAGE.0)
     }
 
-    pub(super) fn all() -> impl Iterator<Item = Class> {
+    pub(in crate::cache) fn all() -> impl Iterator<Item = Class> {
         (0..Self::COUNT as u8).map(Class)
     }
 }
