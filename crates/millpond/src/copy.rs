@@ -96,12 +96,12 @@ pub(crate) unsafe fn copy_zeros(dst: *mut u8, len: usize) -> usize {
 /// address.
 #[inline]
 pub(crate) fn ask_for(at: *const u8) {
-    (0..4).for_each(|line| ask_for_line(at.wrapping_add(64 * line)));
+    (0..4).for_each(|line| prefetch_line(at.wrapping_add(64 * line)));
 }
 
 /// The same of one line of its caches.
 #[inline]
-pub(crate) fn ask_for_line<T>(at: *const T) {
+pub(crate) fn prefetch_line<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};

@@ -9,8 +9,8 @@ use loom::thread;
 
 use crate::cache::frames::FrameMeta;
 use crate::cache::frames::magazine::Magazine;
-use crate::cache::policy::fifo::NEWCOMER;
-use crate::cache::policy::insert_batch::Newcomers;
+use crate::cache::policy::fifo::BATCHED;
+use crate::cache::policy::insert_batch::InsertBatch;
 use crate::units::{FrameIndex, PageIndex};
 
 /// A rule that a twin leaves out.
@@ -21,7 +21,7 @@ enum Rule {
     Empty,
     /// A magazine that is full gives a batch to the free list.
     Rest,
-    /// The seat's tag is what says that it is a newcomer's (insert_batch.IB1).
+    /// The node's tag is what says that it is a newcomer's (insert_batch.IB1).
     Tag,
     /// Who takes the page out clears the tag (insert_batch.IB1).
     Clear,
@@ -129,56 +129,56 @@ fn loom_without_giving_the_rest_to_the_list_frames_are_lost() {
 
 const SEAT: FrameIndex = FrameIndex(1);
 
-/// One page's seat, two threads' lists of newcomers, and the queue.
+/// One page's node, two threads' lists of newcomers, and the queue.
 struct Hall {
     without: Rule,
-    seat: FrameMeta,
-    lists: [Mutex<Newcomers>; 2],
+    node: FrameMeta,
+    lists: [Mutex<InsertBatch>; 2],
     /// Seats, and whether the owner was found with the tag.
     queue: Mutex<Vec<(FrameIndex, bool)>>,
 }
 
 impl Hall {
     fn new(without: Rule) -> Arc<Hall> {
-        let lists = [(); 2].map(|()| Mutex::new(Newcomers::new()));
-        Arc::new(Hall { without, seat: FrameMeta::fresh(), lists, queue: Mutex::default() })
+        let lists = [(); 2].map(|()| Mutex::new(InsertBatch::new()));
+        Arc::new(Hall { without, node: FrameMeta::fresh(), lists, queue: Mutex::default() })
     }
 
     /// As `Cache::arrived`, by the thread that brings the page: the owner before the tag.
     fn arrive(&self, place: usize, page: u64) {
-        self.seat.owner.store(owner_of(page), Relaxed);
-        self.seat.describe(PageIndex(page), NEWCOMER);
-        self.lists[place].lock().unwrap().add(SEAT);
+        self.node.owner.store(owner_of(page), Relaxed);
+        self.node.describe(PageIndex(page), BATCHED);
+        self.lists[place].lock().unwrap().push(SEAT);
     }
 
     /// As `Queues::admit`.
-    fn admit(&self, newcomers: &[FrameIndex]) {
+    fn insert_batch(&self, newcomers: &[FrameIndex]) {
         let mut queue = self.queue.lock().unwrap();
-        for &seat in newcomers {
-            let tags = self.seat.published_tags();
-            if tags & NEWCOMER != 0 || self.without == Rule::Tag {
-                let is_its_owners = self.seat.owner.load(Relaxed) == owner_of(self.seat.page().0);
-                self.seat.set_tags(tags & !NEWCOMER);
-                queue.push((seat, is_its_owners));
+        for &node in newcomers {
+            let tags = self.node.published_tags();
+            if tags & BATCHED != 0 || self.without == Rule::Tag {
+                let is_its_owners = self.node.owner.load(Relaxed) == owner_of(self.node.page().0);
+                self.node.set_tags(tags & !BATCHED);
+                queue.push((node, is_its_owners));
             }
         }
     }
 
-    /// As `Queues::remove`, when the page is taken out of its word: the seat is free, or another page's next.
+    /// As `Queues::remove`, when the page is taken out of its word: the node is free, or another page's next.
     fn remove(&self) {
         let mut queue = self.queue.lock().unwrap();
-        match self.seat.tags() {
-            tags if tags & NEWCOMER != 0 && self.without != Rule::Clear => {
-                self.seat.set_tags(tags & !NEWCOMER);
+        match self.node.tags() {
+            tags if tags & BATCHED != 0 && self.without != Rule::Clear => {
+                self.node.set_tags(tags & !BATCHED);
             }
-            _ => queue.retain(|(seat, _)| *seat != SEAT),
+            _ => queue.retain(|(node, _)| *node != SEAT),
         }
     }
 
     /// As `Cache::evict`: of what is queued, and then of what all lists have; whether a page went.
     fn evict(&self, place: usize) -> bool {
         let evict_queued = || {
-            self.admit(self.lists[place].lock().unwrap().empty());
+            self.insert_batch(self.lists[place].lock().unwrap().drain());
             self.queue.lock().unwrap().pop().is_some()
         };
         if evict_queued() {
@@ -187,7 +187,7 @@ impl Hall {
         if self.without == Rule::AdmitAll {
             return false;
         }
-        self.lists.iter().for_each(|list| self.admit(list.lock().unwrap().empty()));
+        self.lists.iter().for_each(|list| self.insert_batch(list.lock().unwrap().drain()));
         evict_queued()
     }
 }
@@ -203,7 +203,7 @@ fn emptied_beside(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, boo
     model.check(move || {
         let hall = Hall::new(without);
         let empty = |hall: &Hall| {
-            hall.lists.iter().for_each(|list| hall.admit(list.lock().unwrap().empty()));
+            hall.lists.iter().for_each(|list| hall.insert_batch(list.lock().unwrap().drain()));
         };
         let emptier = thread::spawn({
             let hall = Arc::clone(&hall);
@@ -217,8 +217,8 @@ fn emptied_beside(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, boo
     });
 }
 
-/// Goal: a page is in the queue once, with its owner, whichever list its seat is in by then.
-/// Method: a page arrives and leaves, and another one arrives with its seat, in another thread's list.
+/// Goal: a page is in the queue once, with its owner, whichever list its node is in by then.
+/// Method: a page arrives and leaves, and another one arrives with its node, in another thread's list.
 fn a_seat_is_in_two_lists(without: Rule) {
     let body = |hall: &Hall| {
         hall.arrive(0, 1);
@@ -226,7 +226,7 @@ fn a_seat_is_in_two_lists(without: Rule) {
         hall.arrive(1, 2);
     };
     emptied_beside(without, body, |queued| {
-        assert_eq!(queued, [(SEAT, true)], "a seat is not queued once with its owner");
+        assert_eq!(queued, [(SEAT, true)], "a node is not queued once with its owner");
     });
 }
 
@@ -236,19 +236,19 @@ fn loom_a_seat_is_in_two_lists() {
 }
 
 #[test]
-#[should_panic(expected = "a seat is not queued once")]
+#[should_panic(expected = "a node is not queued once")]
 fn loom_without_a_look_at_the_tag_a_seat_is_queued_twice() {
     a_seat_is_in_two_lists(Rule::Tag);
 }
 
-/// Goal: a page that has left is in no queue, though its seat is in a list.
+/// Goal: a page that has left is in no queue, though its node is in a list.
 fn a_newcomer_leaves(without: Rule) {
     let body = |hall: &Hall| {
         hall.arrive(0, 1);
         hall.remove();
     };
     emptied_beside(without, body, |queued| {
-        assert!(queued.is_empty(), "a seat of nobody's is queued")
+        assert!(queued.is_empty(), "a node of nobody's is queued")
     });
 }
 
@@ -258,7 +258,7 @@ fn loom_a_newcomer_leaves() {
 }
 
 #[test]
-#[should_panic(expected = "a seat of nobody's")]
+#[should_panic(expected = "a node of nobody's")]
 fn loom_without_clearing_the_tag_a_seat_of_nobodys_is_queued() {
     a_newcomer_leaves(Rule::Clear);
 }

@@ -72,7 +72,7 @@ impl Page {
             return;
         }
         self.pins.pin();
-        if step::copy_kept(&self.word, seen, || ()).is_some() {
+        if step::copy_if_unchanged(&self.word, seen, || ()).is_some() {
             self.look();
         }
         if self.pins.unpin() {

@@ -1,10 +1,10 @@
-//! Loom models of seats: pages that are overwritten against the evictor, and frames that go from one page
+//! Loom models of nodes: pages that are overwritten against the evictor, and frames that go from one page
 //! to the other meanwhile.
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::policy::queue_node::Seat;
+use crate::cache::policy::queue_node::QueueNode;
 use crate::cache::table::epoch::Epoch;
 use crate::cache::table::page::{PageWord, Shown};
 use crate::units::FrameIndex;
@@ -16,7 +16,7 @@ enum Rule {
     None,
     /// Seats are swapped before the old frame is free.
     SwapFirst,
-    /// The evictor looks whether the frame has the seat.
+    /// The evictor looks whether the frame has the node.
     Look,
 }
 
@@ -25,7 +25,7 @@ struct Pond {
     words: [PageWord; 2],
     epoch: Epoch,
     /// Of frames 1 to 3.
-    seats: Vec<Seat>,
+    nodes: Vec<QueueNode>,
     /// Seats and their pages.
     queue: Mutex<Vec<(FrameIndex, usize)>>,
     free: Mutex<Vec<FrameIndex>>,
@@ -38,7 +38,7 @@ impl Pond {
             without,
             words: [PageWord::new(), PageWord::new()],
             epoch: Epoch::new(),
-            seats: (0..=FRAMES).map(|_| Seat::own()).collect(),
+            nodes: (0..=FRAMES).map(|_| QueueNode::own()).collect(),
             queue: Mutex::new(Vec::new()),
             free: Mutex::new((1..=FRAMES).rev().map(FrameIndex).collect()),
         };
@@ -46,8 +46,8 @@ impl Pond {
         Arc::new(pond)
     }
 
-    fn seat_of(&self, frame: FrameIndex) -> FrameIndex {
-        self.seats[frame.0 as usize].of(frame)
+    fn queue_node_of(&self, frame: FrameIndex) -> FrameIndex {
+        self.nodes[frame.0 as usize].of(frame)
     }
 
     fn take(&self) -> Option<FrameIndex> {
@@ -59,9 +59,9 @@ impl Pond {
         self.words[page].try_fill(frame).unwrap();
         let _ = self.words[page].finish_fill(frame, Shown::default());
         let mut queue = self.queue.lock().unwrap();
-        let seat = self.seat_of(frame);
-        assert!(queue.iter().all(|&(other, _)| other != seat), "two pages have a seat");
-        queue.push((seat, page));
+        let node = self.queue_node_of(frame);
+        assert!(queue.iter().all(|&(other, _)| other != node), "two pages have a node");
+        queue.push((node, page));
     }
 
     fn overwrite(&self) {
@@ -74,7 +74,7 @@ impl Pond {
         if self.without == Rule::SwapFirst {
             free(old);
         }
-        self.seats[old.0 as usize].swap(old, &self.seats[frame.0 as usize], frame);
+        self.nodes[old.0 as usize].swap(old, &self.nodes[frame.0 as usize], frame);
         if self.without != Rule::SwapFirst {
             free(old);
         }
@@ -82,16 +82,16 @@ impl Pond {
 
     fn evict(&self) {
         let mut queue = self.queue.lock().unwrap();
-        let Some(&(seat, page)) = queue.first() else { return };
+        let Some(&(node, page)) = queue.first() else { return };
         let seen = self.words[page].load();
-        let is_there = self.without == Rule::Look || self.seat_of(seen.frame()) == seat;
+        let is_there = self.without == Rule::Look || self.queue_node_of(seen.frame()) == node;
         if seen.is_ready() && is_there && self.words[page].try_evict(seen, &self.epoch) {
             queue.remove(0);
             self.free.lock().unwrap().push(seen.frame());
         }
     }
 
-    /// Each page that is cached has the seat that is queued for it.
+    /// Each page that is cached has the node that is queued for it.
     fn check(&self) {
         let queue = self.queue.lock().unwrap();
         for (page, word) in self.words.iter().enumerate() {
@@ -99,7 +99,11 @@ impl Pond {
             let seen = word.load();
             if seen.is_ready() {
                 assert_eq!(queued.len(), 1, "a cached page is queued once");
-                assert_eq!(self.seat_of(seen.frame()), queued[0].0, "a page has lost its seat");
+                assert_eq!(
+                    self.queue_node_of(seen.frame()),
+                    queued[0].0,
+                    "a page has lost its node"
+                );
             } else {
                 assert!(queued.is_empty());
             }
@@ -107,7 +111,7 @@ impl Pond {
     }
 }
 
-/// Goal: the queue's seat of a page is that of its frame, however the page is overwritten while it is
+/// Goal: the queue's node of a page is that of its frame, however the page is overwritten while it is
 /// evicted, and its frames are used for another page.
 fn overwrites_race_the_evictor(without: Rule) {
     loom::model(move || {
@@ -132,13 +136,13 @@ fn loom_overwrites_race_the_evictor() {
 }
 
 #[test]
-#[should_panic(expected = "seat")]
+#[should_panic(expected = "node")]
 fn loom_without_swapping_first_a_frame_is_used_with_the_wrong_seat() {
     overwrites_race_the_evictor(Rule::SwapFirst);
 }
 
 #[test]
-#[should_panic(expected = "seat")]
+#[should_panic(expected = "node")]
 fn loom_without_looking_at_the_seat_a_page_in_transition_is_evicted() {
     overwrites_race_the_evictor(Rule::Look);
 }

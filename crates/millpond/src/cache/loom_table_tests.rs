@@ -103,7 +103,7 @@ impl Table {
         }
         let copied = [0, 1].map(|_| self.frame.load(Relaxed));
         let leaf = (self.without != Rule::Link).then_some(leaf);
-        step::is_one_moment([(&self.word, seen)], leaf, &self.epoch, begun).then_some(copied)
+        step::is_consistent([(&self.word, seen)], leaf, &self.epoch, begun).then_some(copied)
     }
 }
 

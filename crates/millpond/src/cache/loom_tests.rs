@@ -149,7 +149,7 @@ impl Pond {
         if self.without == Rule::Epoch {
             begun = self.epoch.begin();
         }
-        let is_whole = step::is_one_moment(words.iter().zip(seen), [], &self.epoch, begun);
+        let is_whole = step::is_consistent(words.iter().zip(seen), [], &self.epoch, begun);
         (is_whole || self.without == Rule::Validation).then_some(bytes)
     }
 }
@@ -211,7 +211,7 @@ fn wrap_under_a_stalled_reader(without: Rule) {
                 if pond.without == Rule::Epoch {
                     begun = pond.epoch.begin();
                 }
-                if step::is_one_moment([(&pond.words[0], seen)], [], &pond.epoch, begun) {
+                if step::is_consistent([(&pond.words[0], seen)], [], &pond.epoch, begun) {
                     assert_eq!(first, second, "two contents under one version");
                 }
             }
@@ -263,7 +263,7 @@ fn loom_a_version_that_others_wrapped_does_not_fool_a_stalled_reader() {
                 if seen.is_hit() {
                     let frame = &pond.frames[1];
                     let (first, second) = (frame.load(Relaxed), frame.load(Relaxed));
-                    if step::is_one_moment([(&pond.words[0], seen)], [], &pond.epoch, begun) {
+                    if step::is_consistent([(&pond.words[0], seen)], [], &pond.epoch, begun) {
                         assert_eq!(first, second, "two contents under one version");
                     }
                 }
@@ -349,7 +349,7 @@ fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
         let seen = word.load();
         if seen.is_ready() {
             let frame = &pond.frames[seen.frame().0 as usize];
-            let copied = step::copy_kept(word, seen, || frame.load(Relaxed));
+            let copied = step::copy_if_unchanged(word, seen, || frame.load(Relaxed));
             assert!(matches!(copied, None | Some(0)), "another page's bytes: {copied:?}");
         }
         evictor.join().unwrap();
@@ -464,7 +464,7 @@ fn loom_the_end_of_a_fill_finds_its_waiters() {
             move || {
                 let seen = page.load();
                 assert!(page.try_fill(FrameIndex(2)).is_err(), "filled twice");
-                seen.state() == State::Filling && page.arm(seen).is_some()
+                seen.state() == State::Filling && page.set_waiters(seen).is_some()
             }
         });
         let sleepers = page.finish_fill(FrameIndex(1), SHOWN);

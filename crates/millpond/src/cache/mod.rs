@@ -1,7 +1,7 @@
 //! The page cache: what is cached, where, and what leaves.
 //!
 //! In the order of a read: `table` finds the page word, `page` knows its protocol, `copy` takes
-//! the bytes; on a miss `fill` brings the page into a frame of `frame`, `readahead` guesses what
+//! the bytes; on a miss `fill` brings the page into a frame of `frame`, `readahead` predictions what
 //! comes next, and `evict` decides what makes room.
 
 pub(crate) mod table;
@@ -44,16 +44,16 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use crate::cache::accounting::writeback_counts::Ledger;
+use crate::cache::accounting::writeback_counts::WritebackCounts;
 use crate::cache::frames::class::Class;
 use crate::cache::frames::magazine::BATCH_MAX;
 use crate::cache::frames::slab::Slab;
 use crate::cache::frames::{FrameSource, Frames};
-use crate::cache::policy::admission::Gate;
-use crate::cache::policy::evict::{Go, Queues, ReadaheadUse};
-use crate::cache::policy::fifo::Arrival;
-use crate::cache::policy::insert_batch::{Lists, NEWCOMERS_MAX};
-use crate::cache::policy::unevictable::{self, Strays};
+use crate::cache::policy::admission::AdmissionFilter;
+use crate::cache::policy::evict::{EvictPass, Queues, ReadaheadUse};
+use crate::cache::policy::fifo::ReadyPage;
+use crate::cache::policy::insert_batch::{INSERT_BATCH_MAX, InsertBatches};
+use crate::cache::policy::unevictable::{self, RescanFlag};
 use crate::cache::table::page::{Change, PageWord};
 use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
 use crate::copy;
@@ -62,10 +62,10 @@ use crate::stats::Counters;
 use crate::survival::Address;
 use crate::units::{FrameIndex, PageIndex};
 
-/// So many goes at the queues are made beyond a turn (evict.E3), as pages come in meanwhile.
-const GOES_MORE: u64 = 8;
-/// Pages that are taken off the shelf in one hold of the queues' lock: as many as newcomers are put in.
-const UNSHELVED_TOGETHER: usize = NEWCOMERS_MAX;
+/// So many passes at the queues are made beyond a turn (evict.E3), as pages come in meanwhile.
+const EXTRA_PASSES: u64 = 8;
+/// Pages that are taken off the shelf in one hold of the queues' lock: as many as inserts are put in.
+const REQUEUED_TOGETHER: usize = INSERT_BATCH_MAX;
 /// Batches of pages that are evicted for one frame while the system gives no memory. Chosen, not measured.
 const TRIES_SHORT_MAX: u32 = 16;
 /// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
@@ -79,12 +79,12 @@ pub(crate) struct Cache {
     pub(crate) frames: Frames,
     pub(crate) counters: Counters,
     pub(crate) slab: Slab,
-    pub(crate) ledger: Ledger,
+    pub(crate) writeback_counts: WritebackCounts,
     /// Which pages get a frame.
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) admission: Arc<AdmissionFilter>,
     queues: Mutex<Queues>,
-    newcomers: Lists,
-    strays: Strays,
+    insert_batches: InsertBatches,
+    rescan: RescanFlag,
     /// What the tables of range locks take (counted against the limit, too).
     locks_bytes: AtomicU64,
     /// The limit that it was built with.
@@ -93,7 +93,7 @@ pub(crate) struct Cache {
     resizing: Mutex<()>,
     /// How often the queues' lock was taken.
     #[cfg(test)]
-    holds: AtomicU64,
+    lock_count: AtomicU64,
 }
 
 impl Cache {
@@ -103,23 +103,23 @@ impl Cache {
         keeper: Option<&Address>,
     ) -> io::Result<Cache> {
         let frames = Frames::new(limit_bytes, keeper)?;
-        let gate = Arc::new(Gate::new(admission, limit_bytes)?);
-        let queues = Queues::new(limit_bytes, Arc::clone(&gate))?;
-        frames.try_charge(queues.ghost_bytes() + gate.bytes());
+        let admission_filter = Arc::new(AdmissionFilter::new(admission, limit_bytes)?);
+        let queues = Queues::new(limit_bytes, Arc::clone(&admission_filter))?;
+        frames.try_charge(queues.ghost_bytes() + admission_filter.bytes());
         Ok(Cache {
             frames,
             counters: Counters::new(),
             slab: Slab::default(),
-            ledger: Ledger::new(),
-            gate,
+            writeback_counts: WritebackCounts::new(),
+            admission: admission_filter,
             queues: Mutex::new(queues),
-            newcomers: Lists::new(),
-            strays: Strays::new(),
+            insert_batches: InsertBatches::new(),
+            rescan: RescanFlag::new(),
             locks_bytes: AtomicU64::new(0),
             limit_bytes_max: limit_bytes,
             resizing: Mutex::default(),
             #[cfg(test)]
-            holds: AtomicU64::new(0),
+            lock_count: AtomicU64::new(0),
         })
     }
 
@@ -143,7 +143,7 @@ impl Cache {
                     return None;
                 }
             }
-            let found = self.frames.break_nest()
+            let found = self.frames.break_reservation()
                 || self.frames.decommit_unspared(class)
                 || self.evict(Some(class))
                 || self.frames.decommit_one(Some(class))
@@ -158,7 +158,7 @@ impl Cache {
     /// go now.
     fn make_room(&self) -> bool {
         let frames = &self.frames;
-        frames.break_nest() || frames.decommit_one(None) || self.evict(None)
+        frames.break_reservation() || frames.decommit_one(None) || self.evict(None)
     }
 
     /// A frame for `page`, whose leaf is `held`: the one that waits for it, or any other. `alone`:
@@ -172,14 +172,14 @@ impl Cache {
         let core = held.core();
         let class = Class::page(core.page_shift);
         if class == Class::UNIT_PAGE {
-            if let Some(frame) = self.frames.take_nested(held, page) {
+            if let Some(frame) = self.frames.take_reserved(held, page) {
                 return Some(frame);
             }
             // Most of the leaf's pages must exist.
             let half = (first_of_leaf(page) + SLOTS as u64 / 2).first_byte(core.page_shift);
-            let fits = core.size.hint() >= half && !held.has_guess();
+            let fits = core.size.hint() >= half && !held.has_prediction();
             if let Some(frame) =
-                (alone && fits).then(|| self.frames.make_nest(held, page)).flatten()
+                (alone && fits).then(|| self.frames.make_reservation(held, page)).flatten()
             {
                 return Some(frame);
             }
@@ -211,7 +211,7 @@ impl Cache {
 
     /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is
     /// passed (see `heap`).
-    pub(crate) fn charge_anyway(&self, bytes: u64) {
+    pub(crate) fn force_charge(&self, bytes: u64) {
         if !self.try_charge(bytes) {
             self.frames.charge_over(bytes);
         }
@@ -243,35 +243,37 @@ impl Cache {
     /// are put on the free lists, to be given to the system. False: nothing can go now.
     fn evict(&self, wanted: Option<Class>) -> bool {
         // insert_batch.IB3
-        self.evict_queued(wanted) || self.admit_all() && self.evict_queued(wanted)
+        self.evict_queued(wanted) || self.drain_all_batches() && self.evict_queued(wanted)
     }
 
     /// [`Cache::evict`] of what is queued, or comes into the queues with this thread.
     fn evict_queued(&self, wanted: Option<Class>) -> bool {
         let most = wanted.map_or(1, |class| self.frames.batch(class).max(1));
-        let mut newcomers = self.newcomers.mine();
-        let (mut goes, mut goes_max) = (0, 0);
+        let mut inserts = self.insert_batches.mine();
+        let (mut passes, mut passes_max) = (0, 0);
         let mut victims = Victims::new();
         loop {
-            goes += 1;
+            passes += 1;
             let mut queues = self.queues();
-            queues.admit(&self.frames, newcomers.empty());
+            queues.insert_batch(&self.frames, inserts.drain());
             // Else each attempt would go through all pages in vain.
             let bytes = queues.bytes();
-            if self.ledger.kept_at_most() >= bytes && self.ledger.kept() >= bytes {
+            if self.writeback_counts.unevictable_upper_bound() >= bytes
+                && self.writeback_counts.unevictable() >= bytes
+            {
                 return false;
             }
-            match queues.evict(&self.frames, &self.strays, most, &mut victims) {
-                Go::Evicted => {
-                    drop((queues, newcomers));
+            match queues.evict(&self.frames, &self.rescan, most, &mut victims) {
+                EvictPass::Evicted => {
+                    drop((queues, inserts));
                     self.evicted(&victims, wanted);
                     return true;
                 }
-                Go::Nothing => return false,
-                Go::More => goes_max = queues.goes_of_a_turn().max(goes_max),
+                EvictPass::Nothing => return false,
+                EvictPass::More => passes_max = queues.passes_per_sweep().max(passes_max),
             }
-            // Strays may have been found by the last one.
-            if goes > goes_max + GOES_MORE {
+            // RescanFlag may have been found by the last one.
+            if passes > passes_max + EXTRA_PASSES {
                 return false;
             }
         }
@@ -280,7 +282,7 @@ impl Cache {
     /// Frees the frames of pages that were evicted.
     fn evicted(&self, victims: &Victims, wanted: Option<Class>) {
         self.counters.mine().evicted(victims.len() as u64);
-        self.gate.note_full();
+        self.admission.note_eviction();
         for same in victims.chunk_by(|(_, one), (_, other)| one == other) {
             let class = same[0].1;
             let mut frames: SmallVec<[FrameIndex; BATCH_MAX]> =
@@ -295,61 +297,68 @@ impl Cache {
 
     /// Queues pages that became READY, or has that done soon; the caller still holds the guard under
     /// which they did.
-    pub(crate) fn arrived<'a>(&self, arrivals: impl Iterator<Item = Arrival<'a>>) {
-        let mut newcomers = self.newcomers.mine();
-        let mut batch = NEWCOMERS_MAX;
-        for arrival in arrivals {
-            batch = self.frames.batch(arrival.note(&self.frames));
-            let most = if batch == 0 { NEWCOMERS_MAX } else { batch };
-            if newcomers.add(self.frames.seat_of(arrival.frame)) >= most {
-                self.queues().admit(&self.frames, newcomers.empty());
+    pub(crate) fn insert_pages<'a>(&self, pages: impl Iterator<Item = ReadyPage<'a>>) {
+        let mut inserts = self.insert_batches.mine();
+        let mut batch = INSERT_BATCH_MAX;
+        for page in pages {
+            batch = self.frames.batch(page.prepare(&self.frames));
+            let most = if batch == 0 { INSERT_BATCH_MAX } else { batch };
+            if inserts.push(self.frames.queue_node_of(page.frame)) >= most {
+                self.queues().insert_batch(&self.frames, inserts.drain());
             }
         }
         if batch == 0 {
-            self.queues().admit(&self.frames, newcomers.empty());
+            self.queues().insert_batch(&self.frames, inserts.drain());
         }
     }
 
-    /// Puts all newcomers into the queues; whether there were any.
-    fn admit_all(&self) -> bool {
-        self.newcomers.all().fold(false, |any, mut newcomers| {
-            let frames = newcomers.empty();
+    /// Puts all inserts into the queues; whether there were any.
+    fn drain_all_batches(&self) -> bool {
+        self.insert_batches.all().fold(false, |any, mut inserts| {
+            let frames = inserts.drain();
             if !frames.is_empty() {
                 let mut queues = self.queues();
-                queues.admit(&self.frames, frames);
+                queues.insert_batch(&self.frames, frames);
             }
             any | !frames.is_empty()
         })
     }
 
     /// Whether a transition of a page, just made, says that write-back lets it go, and it is on the shelf: the
-    /// seat that the caller has taken off soon, by [`Cache::unshelve`].
-    pub(crate) fn find_shelved(&self, word: &PageWord, change: Change) -> Option<FrameIndex> {
+    /// node that the caller has taken off soon, by [`Cache::requeue_evictable`].
+    pub(crate) fn find_to_requeue(&self, word: &PageWord, change: Change) -> Option<FrameIndex> {
         let frames = &self.frames;
-        let seat_of = |frame| frames.seat_of(frame);
-        unevictable::find(word, change, &self.strays, seat_of, |seat| frames.meta(seat))
+        let queue_node_of = |frame| frames.queue_node_of(frame);
+        unevictable::find_to_requeue(word, change, &self.rescan, queue_node_of, |node| {
+            frames.meta(node)
+        })
     }
 
     /// Puts pages that were found on the shelf back into their queues. Some in each hold of the lock.
-    pub(crate) fn unshelve(&self, seats: &[FrameIndex]) {
-        for some in seats.chunks(UNSHELVED_TOGETHER) {
-            some.iter().for_each(|&seat| copy::ask_for_line(self.frames.meta(seat)));
-            self.queues().unshelve(&self.frames, some);
+    pub(crate) fn requeue_evictable(&self, nodes: &[FrameIndex]) {
+        for some in nodes.chunks(REQUEUED_TOGETHER) {
+            some.iter().for_each(|&node| copy::prefetch_line(self.frames.meta(node)));
+            self.queues().requeue_evictable(&self.frames, some);
         }
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
         #[cfg(test)]
-        self.holds.fetch_add(1, Relaxed);
+        self.lock_count.fetch_add(1, Relaxed);
         self.queues.lock().expect("no panic under the lock")
     }
 
-    /// Fresh frames took the places of the `old` ones, and take their seats (queue_node.QN1); the old ones are
+    /// Fresh frames took the places of the `old` ones, and take their nodes (queue_node.QN1); the old ones are
     /// freed. Where one is NONE, there was none. Caller: still has the guard under which it replaced them.
-    pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
+    pub(crate) fn release_replaced(
+        &self,
+        old: &mut [FrameIndex],
+        new: &[FrameIndex],
+        class: Class,
+    ) {
         let mut any = false;
         for (&old, &new) in old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE) {
-            self.frames.swap_seats(old, new);
+            self.frames.swap_queue_nodes(old, new);
             any = true;
         }
         if any {
@@ -358,7 +367,7 @@ impl Cache {
     }
 
     /// Frees the frame of a page that was taken out of its word otherwise than by eviction.
-    pub(crate) fn discarded(&self, frame: FrameIndex, class: Class) {
+    pub(crate) fn release_discarded(&self, frame: FrameIndex, class: Class) {
         self.queues().remove(&self.frames, frame, false);
         self.frames.release(frame, class);
     }
@@ -401,22 +410,23 @@ impl Cache {
     /// How often the locks that all misses share were taken, and forgets it: the queues', and those of the
     /// free lists.
     #[cfg(test)]
-    pub(crate) fn take_holds(&self) -> (u64, u64) {
-        let lists = Class::all().map(|class| self.frames.free_frames(class).holds.swap(0, Relaxed));
-        (self.holds.swap(0, Relaxed), lists.sum())
+    pub(crate) fn take_lock_counts(&self) -> (u64, u64) {
+        let lists =
+            Class::all().map(|class| self.frames.free_frames(class).lock_count.swap(0, Relaxed));
+        (self.lock_count.swap(0, Relaxed), lists.sum())
     }
 
     /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.
     #[cfg(test)]
-    pub(crate) fn take_most_looks(&self) -> u64 {
-        std::mem::take(&mut self.queues.lock().unwrap().most_looks)
+    pub(crate) fn take_scanned_max(&self) -> u64 {
+        std::mem::take(&mut self.queues.lock().unwrap().scanned_max)
     }
 
     /// The bytes of the pages that are queued or on the shelf, and how many pages are there.
     #[cfg(test)]
     pub(crate) fn queued(&self) -> (u64, u64) {
         let queues = self.queues();
-        (queues.bytes(), queues.shelved())
+        (queues.bytes(), queues.unevictable_frames())
     }
 
     /// Empties a file that nobody uses any more and gives its nodes back.
@@ -424,12 +434,12 @@ impl Cache {
         let class = Class::page(core.page_shift);
         let (first, last) = (PageIndex::FIRST, PageIndex::LAST);
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
-            // evict.E1: out of the queues before the core goes. Nobody else can touch a READY page
+            // evict.E1: out of the queues before the core passes. Nobody else can touch a READY page
             // of this file but the evictor, which works under the lock.
             let mut queues = self.queues();
             let used = word.take_referenced();
-            if word.load().is_kept() {
-                self.ledger.note(word.forget_writeback(), core.page_bytes());
+            if word.load().is_unevictable() {
+                self.writeback_counts.note(word.forget_writeback(), core.page_bytes());
             }
             if let Some(seen) = word.evict_for_good(&core.epoch) {
                 held.vacated();
@@ -441,7 +451,7 @@ impl Cache {
         // An evictor that emptied a page of ours just before may still be on its way out of the
         // table. It works under the lock all the time, and a later one finds no frame of ours.
         drop(self.queues());
-        self.gate.admit();
+        self.admission.start_admitting();
         core.tear_down(&self.frames);
     }
 }

@@ -111,7 +111,7 @@ impl Around {
     ) -> std::result::Result<Around, Arc<File>> {
         // SAFETY: O2: as in `begin`.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
-        if !file.cache().gate.is_around() && !file.backing.is_direct() {
+        if !file.cache().admission.is_bypassing() && !file.backing.is_direct() {
             return Err(handle);
         }
         // Before `direct`, which records that the pages were missed.

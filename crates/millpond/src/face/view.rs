@@ -199,7 +199,7 @@ impl CachedFile {
         }
         frames.meta(seen.frame()).pins.pin();
         // The size belongs to the same moment as the word.
-        let Some(size) = step::copy_kept(word, seen, || self.core().size.get()) else {
+        let Some(size) = step::copy_if_unchanged(word, seen, || self.core().size.get()) else {
             unpin_only(self, seen.frame());
             return None;
         };

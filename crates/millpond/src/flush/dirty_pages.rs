@@ -39,7 +39,7 @@ fn list_file(file: &CachedFile, was_listed: bool) {
         flusher.add(file);
     }
     // The approximate count is too high by at most the batches of all threads.
-    flusher.note_dirty(file.cache().ledger.dirty_at_most());
+    flusher.note_dirty(file.cache().writeback_counts.dirty_upper_bound());
 }
 
 /// The minimum number of pages for the first early write-back of a stream, and for the following
@@ -76,7 +76,7 @@ pub(crate) fn await_ends(file: &CachedFile, first: PageIndex, last: PageIndex) {
             if !seen.is_under_writeback() {
                 break;
             }
-            if let Some(armed) = word.arm(seen) {
+            if let Some(armed) = word.set_waiters(seen) {
                 word.sleep(armed);
             }
         }
@@ -153,11 +153,11 @@ impl CachedFile {
             shared.flusher.adopt_orphan(self);
         } else {
             self.rest();
-            let (shared, share) = (Arc::clone(&self.shared), Arc::clone(&self.writeback.share));
+            let (shared, counts) = (Arc::clone(&self.shared), Arc::clone(&self.writeback.counts));
             drop(self);
             // A thread that scanned the list may have the file in progress, and hold the last
             // reference.
-            shared.flusher.await_released(&share);
+            shared.flusher.await_released(&counts);
         }
     }
 }

@@ -37,7 +37,7 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex, kernel_page_bytes};
 use crate::writeback::Failure;
 use crate::writeback::dirty::FlushNumber;
-use crate::writeback::generations::{Copy, DurableOp, Epoch};
+use crate::writeback::generations::{Copy, DurableOp, FailureEpoch};
 
 pub(crate) use crate::flush::at_risk::{has_pages_at_risk, write_back_at_risk};
 pub(crate) use crate::flush::dirty_pages::{
@@ -264,7 +264,7 @@ impl Flush<'_> {
                         }
                         let held = leaves.hold(page, false);
                         if let Ok(word) = held.map(|held| held.word(page))
-                            && let Some(armed) = word.arm(seen)
+                            && let Some(armed) = word.set_waiters(seen)
                         {
                             word.sleep(armed);
                         }
@@ -371,7 +371,7 @@ impl Flush<'_> {
         &self,
         claimed: &[(PageIndex, FrameIndex)],
         ends: &mut [WritebackEnd],
-        epoch: Epoch,
+        epoch: FailureEpoch,
     ) -> Option<Failure> {
         let file = self.file;
         let mut generations = file.writeback.generations.lock();
@@ -398,7 +398,7 @@ impl Flush<'_> {
         drop(generations);
         file.writeback.count_unsynced(file.cache(), self.number, heap_bytes);
         let mut leaves = Leaves::new(file);
-        let (mut failed, mut shelved) = (Vec::new(), Vec::new());
+        let (mut failed, mut to_requeue) = (Vec::new(), Vec::new());
         // Waiters are woken at the end of the batch, so that they do not wait for this flush in
         // between.
         let batch = batch::open();
@@ -407,7 +407,7 @@ impl Flush<'_> {
             let word = held.word(page);
             let change = word.end_writeback(end);
             file.note(change);
-            shelved.extend(file.cache().find_shelved(word, change));
+            to_requeue.extend(file.cache().find_to_requeue(word, change));
             word.wake(change.sleepers());
             unpin(file, frame);
             if end == WritebackEnd::Failed {
@@ -415,7 +415,7 @@ impl Flush<'_> {
             }
         }
         // Before waiters are woken: they may look for evictable pages.
-        file.cache().unshelve(&shelved);
+        file.cache().requeue_evictable(&to_requeue);
         drop(batch);
         if !failed.is_empty() {
             // A waiter for this flush finds the pages in the set, and reports the error or writes
@@ -481,7 +481,7 @@ fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Ve
     let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
     let block_bytes = match file.backing.alignment(false).offset_bytes {
         1 => 1,
-        // Direct I/O and buffered I/O must not share a page of the kernel, and a tail lies within
+        // Direct I/O and buffered I/O must not counts a page of the kernel, and a tail lies within
         // one page of the file. An open with direct backing has chosen file pages that are at least
         // as large.
         bytes => u64::from(bytes).max(kernel_page_bytes()).min(file.core().page_bytes() as u64),

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::cache::accounting::writeback_counts::Share;
+use crate::cache::accounting::writeback_counts::FileWritebackCounts;
 use crate::flush::dirty_pages::stream_pages;
 use crate::flush::sync::sync_in_background;
 use crate::flush::{BusyPages, flush, flush_some};
@@ -76,9 +76,9 @@ impl Scan {
         }
     }
 
-    fn add_stalled(&mut self, share: &Share) {
-        self.unwritten += share.unwritten();
-        self.unstable += share.unstable();
+    fn add_stalled(&mut self, counts: &FileWritebackCounts) {
+        self.unwritten += counts.unwritten();
+        self.unstable += counts.unstable();
     }
 }
 
@@ -111,9 +111,9 @@ impl Flusher<CachedFile> {
                 thread: me,
                 is_helper: scan.role == WorkerRole::Helper,
                 device: file.id.device,
-                share: Arc::clone(&file.writeback.share),
+                counts: Arc::clone(&file.writeback.counts),
                 busy_since: None,
-                ended: file.writeback.share.ended(),
+                ended: file.writeback.counts.ended(),
                 ended_at: Instant::now(),
                 is_syncing: false,
                 is_dropping: false,
@@ -199,10 +199,10 @@ impl Flusher<CachedFile> {
         scan: &mut Scan,
     ) -> FileOutcome {
         let now = Instant::now();
-        let ledger = &file.cache().ledger;
+        let writeback_counts = &file.cache().writeback_counts;
         // The approximate count triggers write-back a sixteenth too early at most. An exact count
         // for each file would drain the batches of all threads.
-        let is_over_limit = self.is_over_background_limit(ledger.dirty_at_most());
+        let is_over_limit = self.is_over_background_limit(writeback_counts.dirty_upper_bound());
         let state = file.writeback.state();
         let retry = state.retry.map(|(at, _)| at).filter(|&at| at > now);
         // Half of the maximum age, so that no page stays dirty for longer than the maximum.
@@ -210,7 +210,7 @@ impl Flusher<CachedFile> {
         drop(state);
         let owes = file.writeback.generations.has_pages();
         if let (Some(at), Some(_)) = (retry, due) {
-            scan.add_stalled(&file.writeback.share);
+            scan.add_stalled(&file.writeback.counts);
             // Not later than pages that are dirtied from now on are due.
             return FileOutcome::Due(at.min(now + self.limits.age_max / 2));
         }
@@ -219,12 +219,13 @@ impl Flusher<CachedFile> {
         let is_stream_due = file.writeback.state().stream.is_due(least, batch);
         let some = due.is_some() && is_over_limit;
         let asked = |flushed| {
-            (owes || flushed) && self.is_sync_due(ledger.unstable(), scan.reclaim_requested)
+            (owes || flushed)
+                && self.is_sync_due(writeback_counts.unstable(), scan.reclaim_requested)
         };
         if !(flushed || is_stream_due || some || asked(false)) {
             return due.map_or(FileOutcome::Idle, FileOutcome::Due);
         }
-        let is_small = file.writeback.share.unwritten() <= SMALL_FILE_BYTES;
+        let is_small = file.writeback.counts.unwritten() <= SMALL_FILE_BYTES;
         if scan.role == WorkerRole::Helper && !is_small {
             return FileOutcome::Idle;
         }
@@ -304,8 +305,8 @@ impl Flusher<CachedFile> {
     pub(super) fn publish_stalled(&self, me: ThreadId, mut unwritten: u64, mut unstable: u64) {
         for entry in self.state().in_progress.iter_mut() {
             if entry.thread != me && !entry.is_progressing() {
-                unwritten += entry.share.unwritten();
-                unstable += entry.share.unstable();
+                unwritten += entry.counts.unwritten();
+                unstable += entry.counts.unstable();
             }
         }
         self.stalled_unwritten.store(unwritten, Relaxed);
@@ -334,13 +335,13 @@ mod tests {
     use crate::writeback::Limits;
     use crate::{BackendChoice, Engine, Error, OpenOptions, WriteMode};
 
-    fn entry_of(thread: ThreadId, device: u64, share: Arc<Share>) -> InProgress {
+    fn entry_of(thread: ThreadId, device: u64, counts: Arc<FileWritebackCounts>) -> InProgress {
         let (is_helper, is_syncing, is_dropping) = (false, false, false);
         let (busy_since, ended, ended_at) = (None, 0, Instant::now());
         InProgress {
             thread,
             is_helper,
-            share,
+            counts,
             device,
             busy_since,
             ended,
@@ -435,7 +436,7 @@ mod tests {
         let file = engine.open(dir.path().join("file"), &options).unwrap();
         file.write_all_at(&[1; 4096], 0).unwrap();
         let flusher = &engine.shared().flusher;
-        let entry = entry_of(9, 7, Arc::clone(&file.cached().writeback.share));
+        let entry = entry_of(9, 7, Arc::clone(&file.cached().writeback.counts));
         flusher.state().in_progress.push(entry);
         std::thread::scope(|threads| {
             let closer = threads.spawn(|| drop(file));

@@ -177,11 +177,11 @@ fn clear_unstable(file: &CachedFile, covered: &PageSet) {
     if !file.writeback.has_begun() {
         return;
     }
-    let (mut pages, mut shelved) = (Vec::new(), Vec::new());
+    let (mut pages, mut to_requeue) = (Vec::new(), Vec::new());
     covered.for_each(&mut |page| pages.push(page));
     for some in pages.chunks(CLEARED_TOGETHER) {
         let mut leaves = Leaves::new(file);
-        shelved.clear();
+        to_requeue.clear();
         let generations = file.writeback.generations.lock();
         for &page in some {
             if generations.is_synced(page)
@@ -189,14 +189,14 @@ fn clear_unstable(file: &CachedFile, covered: &PageSet) {
             {
                 let word = held.word(page);
                 if word.load().is_unstable() {
-                    let change = word.settle();
+                    let change = word.clear_unstable();
                     file.note(change);
-                    shelved.extend(file.cache().find_shelved(word, change));
+                    to_requeue.extend(file.cache().find_to_requeue(word, change));
                 }
             }
         }
         drop(generations);
-        file.cache().unshelve(&shelved);
+        file.cache().requeue_evictable(&to_requeue);
     }
 }
 

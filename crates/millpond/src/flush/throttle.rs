@@ -53,20 +53,22 @@ fn is_under_threshold(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
 
 /// Whether there is room below the dirty limit.
 fn has_room(file: &CachedFile, bytes: u64) -> bool {
-    let (own, ledger) = (file.writeback.share.unwritten(), &file.cache().ledger);
+    let (own, writeback_counts) =
+        (file.writeback.counts.unwritten(), &file.cache().writeback_counts);
     let max = file.shared.flusher.limits.dirty_bytes_max();
     // writeback_counts.WC1.
-    is_under_threshold(own, ledger.unwritten_at_most(), bytes, max)
-        || is_under_threshold(own, ledger.unwritten(), bytes, max)
+    is_under_threshold(own, writeback_counts.unwritten_upper_bound(), bytes, max)
+        || is_under_threshold(own, writeback_counts.unwritten(), bytes, max)
 }
 
 /// Whether there are evictable frames (TH4).
 fn has_frames(file: &CachedFile, bytes: u64) -> bool {
     let max = file.cache().frames.limit_bytes() / 8 * UNEVICTABLE_EIGHTHS_MAX;
-    let (own, ledger) = (file.writeback.share.kept(), &file.cache().ledger);
+    let (own, writeback_counts) =
+        (file.writeback.counts.unevictable(), &file.cache().writeback_counts);
     // writeback_counts.WC1.
-    let has_some = is_under_threshold(own, ledger.kept_at_most(), bytes, max)
-        || is_under_threshold(own, ledger.kept(), bytes, max);
+    let has_some = is_under_threshold(own, writeback_counts.unevictable_upper_bound(), bytes, max)
+        || is_under_threshold(own, writeback_counts.unevictable(), bytes, max);
     if !has_some {
         // Dirtied pages notify the flusher; bytes that are written through do not.
         file.shared.flusher.request_scan();
@@ -90,7 +92,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     let _waits = file.waits(WaitFor::Room, 0, bytes);
     let mut deadline = Instant::now() + THROTTLED_MAX;
     loop {
-        let before = file.writeback.share.unwritten();
+        let before = file.writeback.counts.unwritten();
         if before == 0 {
             return Ok(false);
         }
@@ -113,7 +115,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
         if has_room(file, bytes) {
             return Ok(has_frames(file, bytes));
         }
-        progress |= file.writeback.share.unwritten() < before;
+        progress |= file.writeback.counts.unwritten() < before;
         if progress {
             deadline = Instant::now() + THROTTLED_MAX;
         } else if Instant::now() >= deadline {
@@ -128,23 +130,23 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
 /// Pages of other files are requested from the flusher, with a wait of at most `patience` (TH5).
 pub(crate) fn reclaim(file: &CachedFile, patience: Duration) -> bool {
     let shared = &*file.shared;
-    let (ledger, flusher) = (&shared.cache.ledger, &shared.flusher);
-    let kept = ledger.kept();
+    let (writeback_counts, flusher) = (&shared.cache.writeback_counts, &shared.flusher);
+    let kept = writeback_counts.unevictable();
     if kept == 0 {
         return false;
     }
-    if file.writeback.share.kept() > 0 {
+    if file.writeback.counts.unevictable() > 0 {
         let flushed = flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
         // Without waiting: the syncing thread may wait for guards, and the caller has one.
-        if flushed.failure.is_none() && ledger.unstable() > 0 {
+        if flushed.failure.is_none() && writeback_counts.unstable() > 0 {
             sync_in_background(file, Blocking::Try);
         }
     }
     event!(debug, kept, "write-back keeps frames that a write or a view needs");
     let _waits = file.waits(WaitFor::Room, 0, u64::MAX);
     let deadline = Instant::now() + patience;
-    flusher.request_reclaim(ledger.kept());
-    while ledger.kept() >= kept {
+    flusher.request_reclaim(writeback_counts.unevictable());
+    while writeback_counts.unevictable() >= kept {
         if Instant::now() >= deadline {
             return false;
         }

@@ -73,7 +73,7 @@ const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
 /// Of the range lock's regions: a direct request of 16 pages is one piece, and so is a page; of larger
-/// regions, many readers of one would share a word.
+/// regions, many readers of one would counts a word.
 const REGION_BYTES: u64 = 64 << 10;
 
 /// Of [`CachedFile::through`]: writes go through until the file is closed.
@@ -86,7 +86,7 @@ pub(crate) enum Blocking {
     Try,
 }
 
-/// What the handles of an engine share.
+/// What the handles of an engine counts.
 pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
@@ -309,8 +309,8 @@ impl CachedFile {
     /// Notes a transition of a page.
     pub(crate) fn note(&self, change: Change) {
         let page_bytes = self.core().page_bytes();
-        self.writeback.share.note(change, page_bytes);
-        self.cache().ledger.note(change, page_bytes);
+        self.writeback.counts.note(change, page_bytes);
+        self.cache().writeback_counts.note(change, page_bytes);
     }
 
     /// The page of byte `offset`.

@@ -52,7 +52,7 @@ use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::table::page::State;
-use crate::cache::table::wait_queue::{Parked, parking};
+use crate::cache::table::wait_queue::{WaitEntry, wait_table};
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
@@ -108,7 +108,7 @@ type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
 /// What a read waits for.
 enum Wait {
     Nothing,
-    Page(Parked),
+    Page(WaitEntry),
     /// The read that it has started brings all, and wakes.
     Read,
     Aside(Arc<Aside>),
@@ -136,7 +136,7 @@ enum Found {
     /// All are READY, or they were when looked at.
     Ready,
     Missing,
-    Parked(Parked),
+    Parked(WaitEntry),
 }
 
 /// What became of the missing pages.
@@ -191,7 +191,7 @@ impl Wanted<'_> {
             }
             let Some(page) = busy else { return Found::Ready };
             let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
-            if let Some(parked) = parking().arm(held.word(page), waker) {
+            if let Some(parked) = wait_table().register(held.word(page), waker) {
                 return Found::Parked(parked);
             }
         }
@@ -428,7 +428,7 @@ impl Wait {
     /// Takes back what would wake.
     fn leave(self) {
         match self {
-            Wait::Page(parked) => parking().leave(&parked),
+            Wait::Page(parked) => wait_table().deregister(&parked),
             Wait::Room(shared, ticket) => shared.flight.leave(ticket),
             Wait::Nothing | Wait::Read | Wait::Aside(_) | Wait::Guard(_) | Wait::Worker(_) => {}
         }
@@ -495,7 +495,9 @@ impl Reads<'_> {
                 Next::Run(run) => run,
                 Next::End => break Started::Reads,
                 Next::NoFrame => {
-                    file.shared.flusher.request_reclaim(file.cache().ledger.kept());
+                    file.shared
+                        .flusher
+                        .request_reclaim(file.cache().writeback_counts.unevictable());
                     break Started::NoFrame;
                 }
                 Next::NoSlot => break Started::NoSlot,

@@ -30,11 +30,11 @@ fn of_a_batch_of_misses_one_takes_the_shared_locks() {
     };
     miss(CACHE_BYTES / PAGE * 2);
     let cache = &engine.shared().cache;
-    cache.take_holds();
+    cache.take_lock_counts();
     let before = engine.stats();
     const MISSES: u64 = 8000;
     miss(MISSES);
-    let (queues, lists) = cache.take_holds();
+    let (queues, lists) = cache.take_lock_counts();
     let after = engine.stats();
     assert_eq!(after.misses - before.misses, MISSES);
     assert!(after.evictions - before.evictions > MISSES * 9 / 10, "the cache was full");

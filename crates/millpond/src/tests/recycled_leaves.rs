@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::table::Unheld;
+use crate::cache::table::HoldError;
 use crate::cache::table::step;
 use crate::inode::CachedFile;
 use crate::tests::slow::Slow;
@@ -38,12 +38,12 @@ fn a_recycled_leaf_fails_reads_that_went_through_it_and_no_others() {
     let is_unchanged = |pages: &[u64]| {
         let leaf = |page: &u64| core.lookup(frames, PageIndex(*page)).unwrap().leaf;
         let leaves: Vec<_> = pages.iter().map(leaf).collect();
-        move || step::is_one_moment([], leaves.iter().copied(), &core.epoch, begun)
+        move || step::is_consistent([], leaves.iter().copied(), &core.epoch, begun)
     };
     let (hit, through_it) = (is_unchanged(&[5]), is_unchanged(&[5, recycled]));
     for round in 1..LEAF_PAGES {
         file.advise(recycled * PAGE, PAGE, Advice::DontNeed).unwrap();
-        assert_eq!(core.hold(frames, PageIndex(recycled), false).err(), Some(Unheld::Absent));
+        assert_eq!(core.hold(frames, PageIndex(recycled), false).err(), Some(HoldError::Absent));
         assert!(!through_it());
         read(recycled);
         let has_turned = !core.epoch.is_unchanged(begun);

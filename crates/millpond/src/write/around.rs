@@ -176,7 +176,7 @@ impl Write<'_> {
             }
             drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
-                file.cache().discarded(seen.frame(), class);
+                file.cache().release_discarded(seen.frame(), class);
             }
         });
     }
@@ -207,7 +207,7 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
         if seen.state() == State::Hidden {
             drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
-                file.cache().discarded(seen.frame(), class);
+                file.cache().release_discarded(seen.frame(), class);
             }
         }
     });

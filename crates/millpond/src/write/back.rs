@@ -86,13 +86,13 @@ impl Write<'_> {
         let tail = head + self.len as usize;
         let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
         // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
-        // evicted and reused meanwhile, which `copy_kept` finds out.
+        // evicted and reused meanwhile, which `copy_if_unchanged` finds out.
         let copy_rest = || unsafe {
             let _ = copy::copy(to, from, head);
             let _ = copy::copy(to.add(tail), from.add(tail), page_bytes - tail);
         };
         let is_whole = self.len as usize == page_bytes;
-        let copied = is_whole || step::copy_kept(word, seen, copy_rest).is_some();
+        let copied = is_whole || step::copy_if_unchanged(word, seen, copy_rest).is_some();
         let built = if copied { self.copy_new(page, fresh).map(|()| true) } else { Ok(false) };
         if !matches!(built, Ok(true)) {
             frames.free(fresh, class);
@@ -184,8 +184,9 @@ impl Write<'_> {
         let page_bytes = self.file.core().page_bytes();
         let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
         // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
-        // evicted and reused meanwhile, which `copy_kept` finds out.
-        let copied = step::copy_kept(word, seen, || unsafe { copy::copy(to, from, page_bytes) });
+        // evicted and reused meanwhile, which `copy_if_unchanged` finds out.
+        let copied =
+            step::copy_if_unchanged(word, seen, || unsafe { copy::copy(to, from, page_bytes) });
         copied.is_some()
     }
 

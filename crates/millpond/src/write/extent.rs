@@ -367,7 +367,7 @@ impl CachedFile {
         let word = held.word(page);
         let old = word.load().frame();
         word.wake(word.show(fresh, SHOWN).sleepers());
-        self.cache().replaced(&mut [old], &[fresh], Class::page(self.core().page_shift));
+        self.cache().release_replaced(&mut [old], &[fresh], Class::page(self.core().page_shift));
     }
 
     /// Shows the hidden pages from `first` to `last` as they were.

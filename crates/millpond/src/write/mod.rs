@@ -43,7 +43,7 @@ use crate::latency::LatencyKind;
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::units::{FrameIndex, PageIndex};
-use crate::writeback::{DurableOp, Epoch, Failure};
+use crate::writeback::{DurableOp, Failure, FailureEpoch};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
@@ -229,14 +229,14 @@ pub(crate) struct Written {
     pub(crate) moved: u64,
     pub(crate) error: Option<io::Error>,
     /// Of before it began.
-    pub(crate) epoch: Epoch,
+    pub(crate) epoch: FailureEpoch,
     pub(crate) durability: Durability,
 }
 
 /// A write that is on its way to the back end, as the generations of write-back see it.
 #[must_use]
 pub(crate) enum Account {
-    Plain(Epoch),
+    Plain(FailureEpoch),
     Durable(DurableOp),
 }
 

@@ -135,7 +135,7 @@ impl<'a> Write<'a> {
                 match (seen, old) {
                     (Some(seen), Some(word)) if !rest_is_zero => {
                         let old_bytes = cache.frames.bytes(seen.frame());
-                        let copied = step::copy_kept(word, seen, || {
+                        let copied = step::copy_if_unchanged(word, seen, || {
                             let _ = copy::copy(bytes, old_bytes, head);
                             let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
                         });

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use crate::cache::accounting::writeback_counts::Share;
+use crate::cache::accounting::writeback_counts::FileWritebackCounts;
 use crate::writeback::notify_flag::NotifyFlag;
 use crate::writeback::writer_token::{STALL_TIMEOUT, WriterTokens};
 
@@ -98,7 +98,7 @@ pub(crate) struct InProgress {
     pub(crate) thread: ThreadId,
     /// The thread is a helper.
     pub(crate) is_helper: bool,
-    pub(crate) share: Arc<Share>,
+    pub(crate) counts: Arc<FileWritebackCounts>,
     pub(crate) device: u64,
     /// Since when the thread may block on the file's device (flusher.FL2).
     pub(crate) busy_since: Option<Instant>,
@@ -115,7 +115,7 @@ pub(crate) struct InProgress {
 impl InProgress {
     /// Whether write-backs of the file end. Updates the last observation.
     pub(crate) fn is_progressing(&mut self) -> bool {
-        let ended = self.share.ended();
+        let ended = self.counts.ended();
         if ended != self.ended {
             (self.ended, self.ended_at) = (ended, Instant::now());
         }
@@ -225,10 +225,10 @@ impl<F> Flusher<F> {
         self.await_entries(|entry| entry.is_dropping);
     }
 
-    /// Waits while a thread of the flusher works on the file of `share`, unless the thread syncs
+    /// Waits while a thread of the flusher works on the file of `counts`, unless the thread syncs
     /// it: a sync may take long.
-    pub(crate) fn await_released(&self, share: &Arc<Share>) {
-        self.await_entries(|entry| !entry.is_syncing && Arc::ptr_eq(&entry.share, share));
+    pub(crate) fn await_released(&self, counts: &Arc<FileWritebackCounts>) {
+        self.await_entries(|entry| !entry.is_syncing && Arc::ptr_eq(&entry.counts, counts));
     }
 
     /// Waits while there are such entries, but not for a stalled file.

@@ -67,18 +67,18 @@ const LEAVES_MAX: usize = 1024;
 
 /// The number of durable operations that have failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Epoch(u64);
+pub(crate) struct FailureEpoch(u64);
 
 /// A durable operation in flight (G3).
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct DurableOp {
     number: u64,
-    epoch: Epoch,
+    epoch: FailureEpoch,
 }
 
 impl DurableOp {
-    pub(crate) fn epoch(&self) -> Epoch {
+    pub(crate) fn epoch(&self) -> FailureEpoch {
         self.epoch
     }
 }
@@ -89,7 +89,7 @@ impl DurableOp {
 pub(crate) struct EndedOp {
     /// The last operation that was in flight at its end.
     last: u64,
-    epoch: Epoch,
+    epoch: FailureEpoch,
 }
 
 /// Whether the cache has the bytes that the backend accepted (G5).
@@ -199,7 +199,7 @@ pub(crate) struct Locked<'a> {
 
 impl Locked<'_> {
     /// The error that makes bytes given to the backend in `epoch` suspect, if they are.
-    pub(crate) fn suspicion(&self, epoch: Epoch) -> Option<Failure> {
+    pub(crate) fn suspicion(&self, epoch: FailureEpoch) -> Option<Failure> {
         let is_suspect = self.state.epoch != epoch.0;
         is_suspect.then(|| self.state.failure.unwrap_or(Failure::UNKNOWN))
     }
@@ -210,7 +210,7 @@ impl Locked<'_> {
         &mut self,
         pages: impl IntoIterator<Item = PageIndex>,
         copy: Copy,
-        epoch: Epoch,
+        epoch: FailureEpoch,
     ) -> bool {
         self.shared.has_unsynced.store(true, Relaxed);
         let is_suspect = self.suspicion(epoch).is_some();
@@ -261,13 +261,13 @@ impl Generations {
     }
 
     /// The epoch, which the caller reads before it gives bytes to the backend (G1).
-    pub(crate) fn epoch(&self) -> Epoch {
+    pub(crate) fn epoch(&self) -> FailureEpoch {
         // Acquire: pairs with the Release in `fail`. A thread that reads an older epoch here finds
         // the newer one under the lock, and then treats its bytes as suspect without need. Argued:
         // a thread that reads the newer epoch gives its bytes to the backend afterwards, and not
         // before, when the failure may have lost them. Loom has no load that observes a store which
         // follows from the same thread's next store.
-        Epoch(self.epoch.load(Acquire))
+        FailureEpoch(self.epoch.load(Acquire))
     }
 
     /// Begins a durable operation.
@@ -279,7 +279,7 @@ impl Generations {
         state.next += 1;
         let number = state.next;
         state.in_flight.push(number);
-        DurableOp { number, epoch: Epoch(state.epoch) }
+        DurableOp { number, epoch: FailureEpoch(state.epoch) }
     }
 
     /// Begins a sync, which moves all written pages to the syncing generation (G4). There is one

@@ -33,7 +33,7 @@ enum Rule {
     /// The epoch is read before the backend is given bytes (generations.G1).
     EpochFirst,
     /// An operation that returns an error raises the epoch (generations.G2).
-    Epoch,
+    FailureEpoch,
     /// An operation without an error waits for those that were in flight (generations.G3).
     InFlight,
     /// A durable operation is registered before it begins (generations.G3).
@@ -272,7 +272,7 @@ impl UnsyncedFile {
     }
 
     fn conclude(&self, durable_op: DurableOp, outcome: Result<(), ()>) -> Result<(), ()> {
-        if outcome.is_err() && self.without != Rule::Epoch {
+        if outcome.is_err() && self.without != Rule::FailureEpoch {
             self.generations.fail(durable_op, Failure::UNKNOWN);
             return Err(());
         }
@@ -359,7 +359,7 @@ fn spawn(file: &Arc<UnsyncedFile>, body: fn(&UnsyncedFile)) -> thread::JoinHandl
     thread::spawn(move || body(&file))
 }
 
-/// Goal: two durable writes share an error that only one of them receives. A write whose bytes were
+/// Goal: two durable writes counts an error that only one of them receives. A write whose bytes were
 /// lost does not succeed.
 fn durable_writes_share_an_error(without: Rule) {
     model(move || {
@@ -390,7 +390,7 @@ fn loom_without_registering_first_a_loss_is_hidden() {
 #[test]
 #[should_panic(expected = "lost without an error")]
 fn loom_without_an_epoch_a_loss_is_hidden() {
-    durable_writes_share_an_error(Rule::Epoch);
+    durable_writes_share_an_error(Rule::FailureEpoch);
 }
 
 /// Goal: bytes written before a successful sync are durable afterwards, whichever call received an

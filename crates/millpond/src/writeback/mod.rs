@@ -59,7 +59,7 @@ use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
 use crate::cache::accounting::heap::HeapCharge;
-use crate::cache::accounting::writeback_counts::Share;
+use crate::cache::accounting::writeback_counts::FileWritebackCounts;
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::units::PageIndex;
@@ -70,7 +70,7 @@ use crate::writeback::stream::Stream;
 
 pub(crate) use crate::writeback::failure::Failure;
 pub(crate) use crate::writeback::flusher_state::{Flusher, Limits};
-pub(crate) use crate::writeback::generations::{Copy, DurableOp, EndedOp, Epoch};
+pub(crate) use crate::writeback::generations::{Copy, DurableOp, EndedOp, FailureEpoch};
 
 /// The pause between two attempts to write back pages that fail. It doubles up to the maximum.
 /// Untuned.
@@ -89,7 +89,7 @@ pub(crate) struct Writeback {
     /// A sync is writing pages at this moment. A hint for writers over the dirty limit
     /// (throttle.TH6).
     pub(crate) is_written_for_sync: AtomicBool,
-    pub(crate) share: Arc<Share>,
+    pub(crate) counts: Arc<FileWritebackCounts>,
     /// Heap bytes of the dirty set, and of the generations.
     pub(crate) dirty_heap: HeapCharge,
     pub(crate) unsynced_heap: HeapCharge,
@@ -162,7 +162,7 @@ impl Writeback {
         first: PageIndex,
         last: PageIndex,
         copy: Copy,
-        epoch: Epoch,
+        epoch: FailureEpoch,
     ) {
         let mut generations = self.generations.lock();
         generations.record_written(first.to(last), copy, epoch);

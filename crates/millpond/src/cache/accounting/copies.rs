@@ -87,16 +87,16 @@ impl Copies {
 }
 
 /// A write that wants a copy of so many bytes.
-pub(crate) struct Waiting<O: CopyOwner> {
+pub(crate) struct WaitingCopy<O: CopyOwner> {
     owner: Arc<O>,
     bytes: u64,
     /// While its waker may be in the list.
     number: Option<u64>,
 }
 
-impl<O: CopyOwner> Waiting<O> {
-    pub(crate) fn new(owner: &Arc<O>, bytes: u64) -> Waiting<O> {
-        Waiting { owner: Arc::clone(owner), bytes, number: None }
+impl<O: CopyOwner> WaitingCopy<O> {
+    pub(crate) fn new(owner: &Arc<O>, bytes: u64) -> WaitingCopy<O> {
+        WaitingCopy { owner: Arc::clone(owner), bytes, number: None }
     }
 
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Counted<O>> {
@@ -123,7 +123,7 @@ impl<O: CopyOwner> Waiting<O> {
     }
 }
 
-impl<O: CopyOwner> Drop for Waiting<O> {
+impl<O: CopyOwner> Drop for WaitingCopy<O> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             let old = self.owner.copies().state().waiting.remove(&number);

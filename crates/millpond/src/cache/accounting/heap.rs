@@ -38,7 +38,7 @@ impl HeapCharge {
     /// range guards.
     pub(crate) fn set(&self, cache: &Cache, bytes: u64) {
         self.set_if(cache, bytes, &|more| {
-            cache.charge_anyway(more);
+            cache.force_charge(more);
             true
         });
     }

@@ -31,8 +31,8 @@ impl Frames {
 
     /// [`Frames::try_alloc`] for each place of `frames`, in order; returns how many there are.
     pub(crate) fn try_alloc_many(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
-        let taken = self.take_near(class, frames);
-        frames[..taken].iter().for_each(|&frame| self.handed_out(frame, class));
+        let taken = self.take_from_magazine(class, frames);
+        frames[..taken].iter().for_each(|&frame| self.prepare_for_use(frame, class));
         taken
     }
 
@@ -54,35 +54,35 @@ impl Frames {
 
     /// Takes frames for the places of `frames`, in order, from the magazine that is at hand, and then from
     /// the free list; returns how many there are.
-    fn take_near(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
+    fn take_from_magazine(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
         let batch = self.batch(class);
         if batch == 0 {
             return self.pop_many(&mut self.free_frames(class).lock(), class, frames);
         }
         let mut shard = self.magazines.mine();
-        let near = &mut shard[class.page_number()];
-        let taken = near.take(frames);
+        let magazine = &mut shard[class.page_number()];
+        let taken = magazine.take(frames);
         if taken == frames.len() {
             return taken;
         }
         let mut free = self.free_frames(class).lock();
         let listed = self.pop_many(&mut free, class, &mut frames[taken..]);
-        near.load(batch, std::iter::from_fn(|| self.pop_committed(&mut free, class)));
+        magazine.load(batch, std::iter::from_fn(|| self.pop_committed(&mut free, class)));
         taken + listed
     }
 
     /// Puts frames that belong to nobody any more into the magazine that is at hand, and what it does not
     /// take on the free list.
-    fn free_near(&self, frames: &[FrameIndex], class: Class) {
+    fn free_to_magazine(&self, frames: &[FrameIndex], class: Class) {
         let batch = self.batch(class);
         if batch == 0 {
             return self.free_listed(frames, class);
         }
         let mut shard = self.magazines.mine();
-        let near = &mut shard[class.page_number()];
+        let magazine = &mut shard[class.page_number()];
         // So that they come out in this order (magazine.MG4).
         for &frame in frames.iter().rev() {
-            near.put(frame, batch, |rest| self.free_listed(rest, class));
+            magazine.put(frame, batch, |rest| self.free_listed(rest, class));
         }
     }
 
@@ -100,7 +100,7 @@ impl Frames {
     }
 
     /// The last step of taking a frame, before its first byte is written.
-    pub(crate) fn handed_out(&self, frame: FrameIndex, class: Class) {
+    pub(crate) fn prepare_for_use(&self, frame: FrameIndex, class: Class) {
         if let Some(survival) = self.records(class) {
             survival.free_record(frame);
         }
@@ -134,7 +134,7 @@ impl Frames {
                 return None;
             }
             let group = FrameIndex(free.cold);
-            free.cold = self.seat(group).next.load(Relaxed);
+            free.cold = self.queue_node(group).next.load(Relaxed);
             return Some(self.open_group(free, group, class));
         }
         if free.fresh.is_empty()
@@ -257,7 +257,7 @@ impl Frames {
 
     /// Frees a frame that belongs to nobody any more.
     pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
-        self.free_near(&[frame], class);
+        self.free_to_magazine(&[frame], class);
     }
 
     fn free_listed(&self, frames: &[FrameIndex], class: Class) {
@@ -274,7 +274,7 @@ impl Frames {
     pub(crate) fn release_many(&self, frames: &mut [FrameIndex], class: Class) {
         let frames = self.retire(frames, class);
         if !frames.is_empty() {
-            self.free_near(frames, class);
+            self.free_to_magazine(frames, class);
         }
     }
 
@@ -348,7 +348,7 @@ impl Frames {
                 return false;
             };
             self.decommit(group, class);
-            self.seat(group).next.store(free.cold, Relaxed);
+            self.queue_node(group).next.store(free.cold, Relaxed);
             free.cold = group.0;
             true
         })

@@ -51,12 +51,12 @@ impl Frames {
 
     /// Puts a committed frame on the free list.
     pub(in crate::cache) fn link_warm(&self, free: &mut FreeList, frame: FrameIndex, class: Class) {
-        let meta = self.seat(frame);
+        let meta = self.queue_node(frame);
         meta.next.store(free.warm, Relaxed);
         if let Some(free_in_group) = self.free_in_group(frame, class) {
             meta.previous.store(0, Relaxed);
             if free.warm != 0 {
-                self.seat(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
+                self.queue_node(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
             }
             // Relaxed: under the lock of the class, as all that concerns the list.
             let mut count = free_in_group.load(Relaxed) + 1;
@@ -80,19 +80,19 @@ impl Frames {
         class: Class,
     ) {
         self.free_frames(class).take_warm(1);
-        let next = self.seat(frame).next.load(Relaxed);
+        let next = self.queue_node(frame).next.load(Relaxed);
         let Some(free_in_group) = self.free_in_group(frame, class) else {
             free.warm = next;
             return;
         };
         free_in_group.store(free_in_group.load(Relaxed) - 1, Relaxed);
-        let previous = self.seat(frame).previous.load(Relaxed);
+        let previous = self.queue_node(frame).previous.load(Relaxed);
         match previous {
             0 => free.warm = next,
-            at => self.seat(FrameIndex(at)).next.store(next, Relaxed),
+            at => self.queue_node(FrameIndex(at)).next.store(next, Relaxed),
         }
         if next != 0 {
-            self.seat(FrameIndex(next)).previous.store(previous, Relaxed);
+            self.queue_node(FrameIndex(next)).previous.store(previous, Relaxed);
         }
     }
 

@@ -68,7 +68,7 @@ use crossbeam_utils::CachePadded;
 use crate::cache::frames::class::Class;
 use crate::cache::frames::magazine::Magazines;
 use crate::cache::frames::pin::Pins;
-use crate::cache::policy::queue_node::Seat;
+use crate::cache::policy::queue_node::QueueNode;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
 use crate::survival::{Address, Survival};
@@ -88,7 +88,7 @@ const SPARE_BYTES_MAX: u64 = 256 << 10;
 const MARK: u32 = 1;
 
 /// In a seat's tags: its frame waits in a nest. The other low bits are the evictor's.
-pub(crate) const NESTED: u32 = 1 << 7;
+pub(crate) const RESERVED: u32 = 1 << 7;
 /// In a seat's tags: where its frame's class stands.
 pub(crate) const CLASS_SHIFT: u32 = 8;
 /// Below a page's number, which has 51 bits at most.
@@ -107,7 +107,7 @@ pub(crate) struct FrameMeta {
     pub(crate) previous: AtomicU32,
     /// Pins of a page's frame; holds of a table node (see `table`).
     pub(crate) pins: Pins,
-    seat: Seat,
+    queue_node: QueueNode,
 }
 
 #[cfg(not(loom))]
@@ -124,7 +124,7 @@ impl FrameMeta {
             next: AtomicU32::new(0),
             previous: AtomicU32::new(0),
             pins: Pins::default(),
-            seat: Seat::own(),
+            queue_node: QueueNode::own(),
         }
     }
 
@@ -155,20 +155,20 @@ impl FrameMeta {
     }
 
     /// Sets up a frame of a nest, whose seat is its own.
-    pub(in crate::cache) fn nest(&self, tags: u32) {
-        // Release: pairs with the claim. Argued: a frame is found by the guess in a link that
+    pub(in crate::cache) fn reserve(&self, tags: u32) {
+        // Release: pairs with the claim. Argued: a frame is found by the predicted in a link that
         // is noted after this, by a holder of that leaf; and its bytes and metadata are
         // nobody's until the claim.
-        self.page_and_tags.store(u64::from(tags | NESTED), Release);
+        self.page_and_tags.store(u64::from(tags | RESERVED), Release);
     }
 
     /// Takes a frame out of its nest; whether this call did it.
-    pub(in crate::cache) fn claim_nested(&self) -> bool {
-        const BIT: u64 = NESTED as u64;
+    pub(in crate::cache) fn claim_reserved(&self) -> bool {
+        const BIT: u64 = RESERVED as u64;
         // The first look spares others' frames the write. Argued: one RMW finds the bit, whatever
         // the ordering; the chunk was set up under the lock of the frames, and late readers are
-        // told of the reuse by `handed_out`.
-        self.tags() & NESTED != 0 && self.page_and_tags.fetch_and(!BIT, AcqRel) & BIT != 0
+        // told of the reuse by `prepare_for_use`.
+        self.tags() & RESERVED != 0 && self.page_and_tags.fetch_and(!BIT, AcqRel) & BIT != 0
     }
 }
 
@@ -202,13 +202,13 @@ pub(in crate::cache) struct FreeFrames {
     warm_frames: AtomicU32,
     /// How often the lock was taken.
     #[cfg(test)]
-    pub(in crate::cache) holds: std::sync::atomic::AtomicU64,
+    pub(in crate::cache) lock_count: std::sync::atomic::AtomicU64,
 }
 
 impl FreeFrames {
     pub(in crate::cache) fn lock(&self) -> MutexGuard<'_, FreeList> {
         #[cfg(test)]
-        self.holds.fetch_add(1, Relaxed);
+        self.lock_count.fetch_add(1, Relaxed);
         self.list.lock().expect("no panic under the lock")
     }
 
@@ -270,9 +270,9 @@ pub(crate) struct Frames {
     pub(in crate::cache) huge_chunks: Box<[AtomicBool]>,
     classes: [FreeFrames; Class::COUNT],
     /// The first units of chunks that wait for the pages of a leaf: see `nest`.
-    pub(crate) nests: Mutex<Vec<u32>>,
+    pub(crate) reservations: Mutex<Vec<u32>>,
     /// False: there are none. A hint that spares the lock.
-    pub(in crate::cache) may_have_nests: AtomicBool,
+    pub(in crate::cache) may_have_reservations: AtomicBool,
     pub(in crate::cache) magazines: Magazines,
     survival: Option<Arc<Survival>>,
     /// How often memory was given to the system.
@@ -332,8 +332,8 @@ impl Frames {
             is_short: AtomicBool::new(false),
             huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
             classes: Default::default(),
-            nests: Mutex::default(),
-            may_have_nests: AtomicBool::new(false),
+            reservations: Mutex::default(),
+            may_have_reservations: AtomicBool::new(false),
             magazines: Magazines::new(limit_bytes),
             survival,
             #[cfg(test)]
@@ -410,18 +410,22 @@ impl Frames {
         (frame.0 < self.units).then(|| unsafe { self.base.add((frame.0 as usize) << UNIT_SHIFT) })
     }
 
-    /// [`Frames::address`] of `frame`, starting from a guess that costs nothing where it is wrong.
+    /// [`Frames::address`] of `frame`, starting from a predicted that costs nothing where it is wrong.
     ///
     /// `frame` comes out of a page word, which for a random page has to come from memory, and
-    /// the copy would have to wait for it. Where the guess is right this is a branch on the word,
-    /// not a use of its value: the processor predicts the branch and copies from the guessed frame
+    /// the copy would have to wait for it. Where the predicted is right this is a branch on the word,
+    /// not a use of its value: the processor predicts the branch and copies from the predicted_address frame
     /// while the word is still on its way.
     #[inline]
-    pub(crate) fn address_guessed(&self, frame: FrameIndex, guess: FrameIndex) -> Option<*mut u8> {
-        let Some(guessed) = self.address(guess).map(opaque) else {
+    pub(crate) fn address_predicted(
+        &self,
+        frame: FrameIndex,
+        predicted: FrameIndex,
+    ) -> Option<*mut u8> {
+        let Some(predicted_address) = self.address(predicted).map(opaque) else {
             return self.address(frame);
         };
-        if frame == guess { Some(opaque(guessed)) } else { self.address(frame) }
+        if frame == predicted { Some(opaque(predicted_address)) } else { self.address(frame) }
     }
 
     /// The first byte of a frame that the caller got from this allocator.
@@ -439,20 +443,20 @@ impl Frames {
 
     /// Which seat `frame` has.
     #[inline]
-    pub(crate) fn seat_of(&self, frame: FrameIndex) -> FrameIndex {
-        self.meta(frame).seat.of(frame)
+    pub(crate) fn queue_node_of(&self, frame: FrameIndex) -> FrameIndex {
+        self.meta(frame).queue_node.of(frame)
     }
 
     /// The seat of `frame`.
     #[inline]
-    pub(crate) fn seat(&self, frame: FrameIndex) -> &FrameMeta {
-        self.meta(self.seat_of(frame))
+    pub(crate) fn queue_node(&self, frame: FrameIndex) -> &FrameMeta {
+        self.meta(self.queue_node_of(frame))
     }
 
-    /// See [`Seat::swap`].
+    /// See [`QueueNode::swap`].
     #[inline]
-    pub(crate) fn swap_seats(&self, old: FrameIndex, new: FrameIndex) {
-        self.meta(old).seat.swap(old, &self.meta(new).seat, new);
+    pub(crate) fn swap_queue_nodes(&self, old: FrameIndex, new: FrameIndex) {
+        self.meta(old).queue_node.swap(old, &self.meta(new).queue_node, new);
     }
 
     /// Counts `bytes` against the limit; false if they do not fit.

@@ -140,7 +140,7 @@ impl Pins {
 
     /// Makes a node dead whose table is torn down, by the last user of that table;
     /// `own` is the number of holds that belong to it. Late holds from elsewhere stay counted.
-    pub(crate) fn bury(&self, own: u32) {
+    pub(crate) fn mark_dead(&self, own: u32) {
         // Argued: nobody else uses the table, and the lock of the free frames passes the node on.
         self.0.fetch_add(MARK - own, AcqRel);
     }

@@ -30,18 +30,18 @@ impl Cache {
             self.frames.set_limit(next);
             while self.frames.is_overdrawn() {
                 if !self.make_room() {
-                    return self.settle_limit(self.frames.limit_in_use().clamp(limit_bytes, now));
+                    return self.finish_resize(self.frames.limit_in_use().clamp(limit_bytes, now));
                 }
             }
             now = next;
         }
-        self.settle_limit(limit_bytes)
+        self.finish_resize(limit_bytes)
     }
 
-    fn settle_limit(&self, limit_bytes: u64) -> u64 {
+    fn finish_resize(&self, limit_bytes: u64) -> u64 {
         self.frames.set_limit(limit_bytes);
         self.queues().set_limit(limit_bytes);
-        self.gate.admit();
+        self.admission.start_admitting();
         limit_bytes
     }
 }

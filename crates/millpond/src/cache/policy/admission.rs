@@ -16,13 +16,13 @@
 //! ```
 //!
 //! - **AD1** While reads go around, what is missed a second time is admitted, and goes to the main queue as
-//!   what the ghost remembers does. The *door* remembers what went around: fingerprints of file and
+//!   what the ghost doorkeeper_has does. The *doorkeeper* doorkeeper_has what went around: fingerprints of file and
 //!   page, as many as the cache has pages, or fewer, in words with the four that came there last.
 //!   So a page that becomes hot is missed twice. Two threads may write a word at once: then one of
 //!   their pages is forgotten.
 //! - **AD2** One region of [`REGION_PAGES`] in sixteen is admitted all the same, always the same ones: the
 //!   *sample*. By what becomes of it the evictor sees pages that are read again after more misses than the
-//!   door remembers: those of a loop.
+//!   doorkeeper doorkeeper_has: those of a loop.
 //! - **AD3** The small queue is an eighth as long then, as few pages come into it: so a page has about
 //!   as many misses' time to be read again as it had.
 //! - **AD4** Where three eighths of what is missed had gone around before, pages are read again after fewer
@@ -30,7 +30,7 @@
 //! - **AD5** So they are where pages that were admitted met free frames: some had been dropped. And
 //!   when a file is closed for good, or the limit changes.
 //! - **AD6** Who was wrong by AD2 or AD4 asks for twice as many decisions in a row next time, up to
-//!   [`PATIENCE_MAX`], and for half as many after [`LONG`] that were right.
+//!   [`PATIENCE_MAX`], and for half as many after [`PATIENCE_HALVED_AFTER`] that were right.
 //! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
 //! - **AD8** A direct read into memory that is its own or lent to it, or of which the kernel has all to do
 //!   (`inode::unguarded`), costs less if it goes around: no frame, which may be memory that is new to the
@@ -54,17 +54,17 @@ use crate::options::Admission;
 use crate::units::{PAGE_BYTES_MIN, PageIndex};
 
 /// Pages that left the queues of newcomers, for a decision to go around; and misses, for one of AD4 or AD5.
-const WINDOW: u32 = 256;
+const PERIOD: u32 = 256;
 /// So few of them that were read again say so.
-const AROUND_MAX: u32 = WINDOW / 32;
+const BYPASS_REUSED_MAX: u32 = PERIOD / 32;
 /// For a decision about going on so.
-const WINDOW_AROUND: u32 = 128;
+const PERIOD_BYPASSING: u32 = 128;
 /// So many of them that were read again are against it.
-const ADMITTED_MIN: u32 = WINDOW_AROUND / 16;
+const ADMIT_REUSED_MIN: u32 = PERIOD_BYPASSING / 16;
 /// The shares of these four, and of AD4, were chosen by the traces of `tests/hit_rates`.
-const CAME_BACK_MIN: u32 = WINDOW * 3 / 8;
+const CAME_BACK_MIN: u32 = PERIOD * 3 / 8;
 const PATIENCE_MAX: u32 = 16;
-const LONG: u32 = 64;
+const PATIENCE_HALVED_AFTER: u32 = 64;
 /// One region in so many is of the sample.
 const SAMPLE_PART: u32 = 16;
 /// Of one region in so many it is counted what comes back.
@@ -73,96 +73,104 @@ const COUNTED_PART: u32 = 4;
 const REGION_PAGES: u64 = 16;
 const LIMIT_BYTES_MIN: u64 = 4 << 20;
 /// By so much the small queue is shorter (AD3).
-const SHORTER: u64 = 8;
-/// Fingerprints in a word of the door.
+const SMALL_QUEUE_DIVISOR: u64 = 8;
+/// Fingerprints in a word of the doorkeeper.
 const LANES: u32 = u64::BITS / LANE_BITS;
 const LANE_BITS: u32 = u16::BITS;
-/// Of the two counts in [`Gate::missed`].
+/// Of the two counts in [`AdmissionFilter::missed`].
 const COUNT_BITS: u32 = 16;
 
 /// Whether reads that miss are admitted.
-pub(crate) struct Gate {
+pub(crate) struct AdmissionFilter {
     /// Read by each miss, seldom written.
-    is_around: CachePadded<AtomicBool>,
+    is_bypassing: CachePadded<AtomicBool>,
     /// While reads go around: how many missed, of some regions, and in the high half how many of them
-    /// the door remembered.
+    /// the doorkeeper remembered.
     missed: CachePadded<AtomicU32>,
-    /// Pages were evicted in this window.
-    is_full: AtomicBool,
+    /// Pages were evicted in this period.
+    has_evicted: AtomicBool,
     patience: AtomicU32,
     /// Empty where the policy is not [`Admission::Adaptive`], or the cache is small.
-    door: Box<[AtomicU64]>,
+    doorkeeper: Box<[AtomicU64]>,
 }
 
 /// What became of pages that left the queues of newcomers; under the queues' lock.
 #[derive(Default)]
-pub(in crate::cache) struct Fates {
+pub(in crate::cache) struct ReuseCounts {
     left: u32,
     read_again: u32,
     /// Decisions to go around.
     in_a_row: u32,
 }
 
-impl Gate {
+impl AdmissionFilter {
     /// For a cache of at most `limit_bytes`.
-    pub(in crate::cache) fn new(policy: Admission, limit_bytes: u64) -> io::Result<Gate> {
+    pub(in crate::cache) fn new(
+        policy: Admission,
+        limit_bytes: u64,
+    ) -> io::Result<AdmissionFilter> {
         let words = match policy {
             Admission::Adaptive if limit_bytes >= LIMIT_BYTES_MIN => {
-                // What it remembers much longer is of no use.
+                // What it doorkeeper_has much longer is of no use.
                 (1u64 << (limit_bytes / u64::from(PAGE_BYTES_MIN)).ilog2()) / u64::from(LANES)
             }
             _ => 0,
         };
         let words = words as usize;
-        Ok(Gate {
-            is_around: CachePadded::new(AtomicBool::new(policy == Admission::Never)),
+        Ok(AdmissionFilter {
+            is_bypassing: CachePadded::new(AtomicBool::new(policy == Admission::Never)),
             missed: CachePadded::default(),
-            is_full: AtomicBool::new(false),
+            has_evicted: AtomicBool::new(false),
             patience: AtomicU32::new(1),
-            door: try_collect((0..words).map(|_| AtomicU64::new(0)))?.into(),
+            doorkeeper: try_collect((0..words).map(|_| AtomicU64::new(0)))?.into(),
         })
     }
 
     pub(in crate::cache) fn bytes(&self) -> u64 {
-        size_of_val(&*self.door) as u64
+        size_of_val(&*self.doorkeeper) as u64
     }
 
     /// Whether most reads go around the cache.
     #[inline]
-    pub(crate) fn is_around(&self) -> bool {
-        self.is_around.load(Relaxed)
+    pub(crate) fn is_bypassing(&self) -> bool {
+        self.is_bypassing.load(Relaxed)
     }
 
     /// Whether a read that misses pages `first` to `last`, and finds none of them, goes around the
     /// cache. If so, they are remembered. `file`: [`Frames::file_number`].
-    pub(crate) fn goes_around(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
-        if !self.is_around() {
+    pub(crate) fn bypasses(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
+        if !self.is_bypassing() {
             return false;
         }
-        if self.door.is_empty() {
+        if self.doorkeeper.is_empty() {
             return true;
         }
         let region = hash(file, PageIndex(first.0 / REGION_PAGES)) as u32;
         if region.is_multiple_of(SAMPLE_PART) {
             return false;
         }
-        let is_new = self.pass_door(file, first, last);
+        let is_new = self.record_in_doorkeeper(file, first, last);
         if region % COUNTED_PART == 1 {
-            self.note_miss(!is_new);
+            self.count_miss(!is_new);
         }
         is_new
     }
 
     /// The same of a read that costs next to nothing if it goes around (AD8).
-    pub(crate) fn is_first_miss(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
-        if self.is_around() || self.door.is_empty() {
-            return self.goes_around(file, first, last);
+    pub(crate) fn bypasses_first_miss(
+        &self,
+        file: usize,
+        first: PageIndex,
+        last: PageIndex,
+    ) -> bool {
+        if self.is_bypassing() || self.doorkeeper.is_empty() {
+            return self.bypasses(file, first, last);
         }
-        self.pass_door(file, first, last)
+        self.record_in_doorkeeper(file, first, last)
     }
 
-    /// Whether the door remembers none of the pages; it does from now on.
-    fn pass_door(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
+    /// Whether the doorkeeper doorkeeper_has none of the pages; it does from now on.
+    fn record_in_doorkeeper(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
         let mut is_new = true;
         for page in first.to(last) {
             let (word, fingerprint) = self.place(file, page);
@@ -177,30 +185,30 @@ impl Gate {
     }
 
     /// AD4, AD5.
-    fn note_miss(&self, came_back: bool) {
+    fn count_miss(&self, came_back: bool) {
         let one = 1 | u32::from(came_back) << COUNT_BITS;
         let sum = self.missed.fetch_add(one, Relaxed) + one;
-        if sum & ((1 << COUNT_BITS) - 1) < WINDOW {
+        if sum & ((1 << COUNT_BITS) - 1) < PERIOD {
             return;
         }
         self.missed.store(0, Relaxed);
         if sum >> COUNT_BITS >= CAME_BACK_MIN {
-            self.was_wrong();
-        } else if !self.is_full.swap(false, Relaxed) {
-            self.admit();
+            self.reverse_decision();
+        } else if !self.has_evicted.swap(false, Relaxed) {
+            self.start_admitting();
         }
     }
 
     /// Pages were evicted.
-    pub(in crate::cache) fn note_full(&self) {
-        if self.is_around() && !self.is_full.load(Relaxed) {
-            self.is_full.store(true, Relaxed);
+    pub(in crate::cache) fn note_eviction(&self) {
+        if self.is_bypassing() && !self.has_evicted.load(Relaxed) {
+            self.has_evicted.store(true, Relaxed);
         }
     }
 
     /// Whether a page that was admitted had gone around before (AD1).
-    pub(in crate::cache) fn remembers(&self, file: usize, page: PageIndex) -> bool {
-        if !self.is_around() || self.door.is_empty() {
+    pub(in crate::cache) fn doorkeeper_has(&self, file: usize, page: PageIndex) -> bool {
+        if !self.is_bypassing() || self.doorkeeper.is_empty() {
             return false;
         }
         let (word, fingerprint) = self.place(file, page);
@@ -209,64 +217,68 @@ impl Gate {
 
     fn place(&self, file: usize, page: PageIndex) -> (&AtomicU64, u16) {
         let hash = hash(file, page);
-        (&self.door[hash as usize & (self.door.len() - 1)], (hash >> 48) as u16 | 1)
+        (&self.doorkeeper[hash as usize & (self.doorkeeper.len() - 1)], (hash >> 48) as u16 | 1)
     }
 
     /// A page that a read had brought left the queues of newcomers. Caller: has the queues' lock.
-    pub(in crate::cache) fn note_fate(&self, fates: &mut Fates, read_again: bool) {
-        if self.door.is_empty() {
+    pub(in crate::cache) fn record_reuse(&self, reuse: &mut ReuseCounts, read_again: bool) {
+        if self.doorkeeper.is_empty() {
             return;
         }
-        fates.left += 1;
-        fates.read_again += u32::from(read_again);
-        let is_around = self.is_around();
-        if fates.left < if is_around { WINDOW_AROUND } else { WINDOW } {
+        reuse.left += 1;
+        reuse.read_again += u32::from(read_again);
+        let is_bypassing = self.is_bypassing();
+        if reuse.left < if is_bypassing { PERIOD_BYPASSING } else { PERIOD } {
             return;
         }
-        fates.left = 0;
-        let read_again = std::mem::take(&mut fates.read_again);
-        if is_around && read_again >= ADMITTED_MIN {
-            self.was_wrong();
+        reuse.left = 0;
+        let read_again = std::mem::take(&mut reuse.read_again);
+        if is_bypassing && read_again >= ADMIT_REUSED_MIN {
+            self.reverse_decision();
         }
-        if read_again > AROUND_MAX {
-            fates.in_a_row = 0;
+        if read_again > BYPASS_REUSED_MAX {
+            reuse.in_a_row = 0;
             return;
         }
-        fates.in_a_row += 1;
+        reuse.in_a_row += 1;
         let patience = self.patience.load(Relaxed);
-        if is_around {
-            if fates.in_a_row.is_multiple_of(LONG) {
+        if is_bypassing {
+            if reuse.in_a_row.is_multiple_of(PATIENCE_HALVED_AFTER) {
                 self.patience.store((patience / 2).max(1), Relaxed);
             }
-        } else if fates.in_a_row >= patience {
-            self.is_full.store(true, Relaxed);
-            self.is_around.store(true, Relaxed);
+        } else if reuse.in_a_row >= patience {
+            self.has_evicted.store(true, Relaxed);
+            self.is_bypassing.store(true, Relaxed);
         }
     }
 
     /// AD6.
-    fn was_wrong(&self) {
-        if self.is_around() {
+    fn reverse_decision(&self) {
+        if self.is_bypassing() {
             let patience = self.patience.load(Relaxed);
             self.patience.store((2 * patience).min(PATIENCE_MAX), Relaxed);
-            self.admit();
+            self.start_admitting();
         }
     }
 
     /// There is room.
-    pub(in crate::cache) fn admit(&self) {
-        if self.is_around() && !self.door.is_empty() {
-            self.is_around.store(false, Relaxed);
+    pub(in crate::cache) fn start_admitting(&self) {
+        if self.is_bypassing() && !self.doorkeeper.is_empty() {
+            self.is_bypassing.store(false, Relaxed);
         }
     }
 
     /// The share of the small queue, of what it is usually (AD3).
     pub(in crate::cache) fn small_bytes_max(&self, usually: u64) -> u64 {
-        if self.is_around() && !self.door.is_empty() { usually / SHORTER } else { usually }
+        if self.is_bypassing() && !self.doorkeeper.is_empty() {
+            usually / SMALL_QUEUE_DIVISOR
+        } else {
+            usually
+        }
     }
 }
 
-/// Whether one of the four in a word of the door is `fingerprint`.
+/// Whether one of the four in a word of the doorkeeper is `fingerprint`.
 fn has(word: u64, fingerprint: u16) -> bool {
     (0..LANES).any(|lane| (word >> (lane * LANE_BITS)) as u16 == fingerprint)
 }
@@ -283,51 +295,57 @@ pub(in crate::cache) fn hash(file: usize, page: PageIndex) -> u64 {
 mod tests {
     use super::*;
 
-    fn leave(gate: &Gate, fates: &mut Fates, windows: u32, read_again: u32) {
-        for n in 0..windows * WINDOW {
-            gate.note_fate(fates, n % WINDOW < read_again);
+    fn evict(admission: &AdmissionFilter, reuse: &mut ReuseCounts, periods: u32, read_again: u32) {
+        for n in 0..periods * PERIOD {
+            admission.record_reuse(reuse, n % PERIOD < read_again);
         }
     }
 
     /// How many of the pages from `first` on go around.
-    fn around(gate: &Gate, first: u64, pages: u64) -> u64 {
+    fn bypassed(admission: &AdmissionFilter, first: u64, pages: u64) -> u64 {
         let page = |n| PageIndex(first + n * REGION_PAGES);
-        (0..pages).filter(|&n| gate.goes_around(64, page(n), page(n))).count() as u64
+        (0..pages).filter(|&n| admission.bypasses(64, page(n), page(n))).count() as u64
     }
 
     #[test]
     fn pages_that_nobody_reads_again_are_not_cached() {
-        let (gate, mut fates) =
-            (Gate::new(Admission::Adaptive, 1 << 30).unwrap(), Fates::default());
-        assert_eq!(around(&gate, 0, 100), 0);
-        leave(&gate, &mut fates, 1, AROUND_MAX + 1);
-        assert_eq!(around(&gate, 0, 100), 0);
-        leave(&gate, &mut fates, 1, AROUND_MAX);
-        let most = around(&gate, 0, 400);
+        let (admission, mut reuse) =
+            (AdmissionFilter::new(Admission::Adaptive, 1 << 30).unwrap(), ReuseCounts::default());
+        assert_eq!(bypassed(&admission, 0, 100), 0);
+        evict(&admission, &mut reuse, 1, BYPASS_REUSED_MAX + 1);
+        assert_eq!(bypassed(&admission, 0, 100), 0);
+        evict(&admission, &mut reuse, 1, BYPASS_REUSED_MAX);
+        let most = bypassed(&admission, 0, 400);
         assert!((340..400).contains(&most), "all but the sample: {most}");
-        let again = around(&gate, 0, 400);
-        assert!(gate.is_around() && again < 10, "what is missed again is admitted: {again}");
-        leave(&gate, &mut fates, 1, WINDOW);
-        assert!(!gate.is_around(), "pages are read again");
-        // The window that had begun, and one.
-        leave(&gate, &mut fates, 2, 0);
-        assert!(!gate.is_around(), "it was wrong");
-        leave(&gate, &mut fates, 1, 0);
-        assert!(gate.is_around());
+        let again = bypassed(&admission, 0, 400);
+        assert!(
+            admission.is_bypassing() && again < 10,
+            "what is missed again is admitted: {again}"
+        );
+        evict(&admission, &mut reuse, 1, PERIOD);
+        assert!(!admission.is_bypassing(), "pages are read again");
+        // The period that had begun, and one.
+        evict(&admission, &mut reuse, 2, 0);
+        assert!(!admission.is_bypassing(), "it was wrong");
+        evict(&admission, &mut reuse, 1, 0);
+        assert!(admission.is_bypassing());
     }
 
     #[test]
     fn where_there_is_room_reads_are_admitted() {
-        let (gate, mut fates) =
-            (Gate::new(Admission::Adaptive, 1 << 30).unwrap(), Fates::default());
-        leave(&gate, &mut fates, 1, 0);
-        let window = u64::from(WINDOW * COUNTED_PART);
-        assert!(around(&gate, 0, window * 9 / 8) > 0 && gate.is_around(), "the first is on trust");
-        gate.note_full();
-        around(&gate, 1 << 20, window * 9 / 8);
-        assert!(gate.is_around());
-        around(&gate, 2 << 20, window * 9 / 8);
-        assert!(!gate.is_around());
+        let (admission, mut reuse) =
+            (AdmissionFilter::new(Admission::Adaptive, 1 << 30).unwrap(), ReuseCounts::default());
+        evict(&admission, &mut reuse, 1, 0);
+        let period = u64::from(PERIOD * COUNTED_PART);
+        assert!(
+            bypassed(&admission, 0, period * 9 / 8) > 0 && admission.is_bypassing(),
+            "the first is on trust"
+        );
+        admission.note_eviction();
+        bypassed(&admission, 1 << 20, period * 9 / 8);
+        assert!(admission.is_bypassing());
+        bypassed(&admission, 2 << 20, period * 9 / 8);
+        assert!(!admission.is_bypassing());
     }
 
     /// AD8.
@@ -338,23 +356,24 @@ mod tests {
             (Admission::Always, [false; 3]),
             (Admission::Never, [true; 3]),
         ] {
-            let gate = Gate::new(policy, 16 << 20).unwrap();
+            let admission = AdmissionFilter::new(policy, 16 << 20).unwrap();
             // The second has one page of the first.
             let pages = [(10, 11), (11, 12), (20, 20)];
-            let asked = pages.map(|(a, b)| gate.is_first_miss(64, PageIndex(a), PageIndex(b)));
+            let asked =
+                pages.map(|(a, b)| admission.bypasses_first_miss(64, PageIndex(a), PageIndex(b)));
             assert_eq!(asked, expected, "{policy:?}");
         }
     }
 
     #[test]
     fn who_asks_for_it_has_all_cached_or_none() {
-        let mut fates = Fates::default();
+        let mut reuse = ReuseCounts::default();
         for (policy, expected) in [(Admission::Always, 0), (Admission::Never, 100)] {
-            let gate = Gate::new(policy, 16 << 20).unwrap();
-            for read_again in [0, WINDOW] {
-                leave(&gate, &mut fates, 20, read_again);
-                gate.admit();
-                assert_eq!(around(&gate, 0, 100), expected);
+            let admission = AdmissionFilter::new(policy, 16 << 20).unwrap();
+            for read_again in [0, PERIOD] {
+                evict(&admission, &mut reuse, 20, read_again);
+                admission.start_admitting();
+                assert_eq!(bypassed(&admission, 0, 100), expected);
             }
         }
     }

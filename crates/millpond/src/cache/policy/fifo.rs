@@ -1,7 +1,7 @@
-//! What is known about a page that can be evicted, in its seat: whose it is, and its place in a FIFO of
-//! seats (see `seat`).
+//! What is known about a page that can be evicted, in its node: whose it is, and its place in a FIFO of
+//! seats (see `node`).
 //!
-//! Locks: all is done under the queues' (see `evict`), but for [`Arrival::note`].
+//! Locks: all is done under the queues' (see `evict`), but for [`ReadyPage::note`].
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,46 +13,46 @@ use crate::units::{FrameIndex, PageIndex};
 pub(in crate::cache) const QUEUE: u32 = 0b11;
 pub(in crate::cache) const PREFETCHED: u32 = 1 << 2;
 /// Of a page that is to be put into a queue: see `newcomers`.
-pub(in crate::cache) const NEWCOMER: u32 = 1 << 3;
+pub(in crate::cache) const BATCHED: u32 = 1 << 3;
 /// Write-back keeps it, and it is on the shelf (see `shelf`).
-pub(in crate::cache) const SHELVED: u32 = 1 << 4;
+pub(in crate::cache) const UNEVICTABLE: u32 = 1 << 4;
 /// A read brought it that missed it, and it did not leave the small queue yet (see `admission`).
 pub(in crate::cache) const MISSED: u32 = 1 << 5;
 
 /// The name of a queue, in the tags of its seats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::cache) enum QueueName {
-    Young = 1,
+    Window = 1,
     Small = 2,
     Main = 3,
 }
 
 /// A FIFO of seats, linked through themselves.
 #[derive(Default)]
-pub(in crate::cache) struct Queue {
+pub(in crate::cache) struct Fifo {
     pub(in crate::cache) head: u32,
     tail: u32,
     pub(in crate::cache) frames: u64,
     pub(in crate::cache) bytes: u64,
 }
 
-impl Queue {
-    pub(in crate::cache) fn push(&mut self, frames: &Frames, name: QueueName, seat: FrameIndex) {
-        let meta = frames.meta(seat);
+impl Fifo {
+    pub(in crate::cache) fn push(&mut self, frames: &Frames, name: QueueName, node: FrameIndex) {
+        let meta = frames.meta(node);
         meta.set_tags(meta.tags() | name as u32);
         meta.next.store(0, Relaxed);
         meta.previous.store(self.tail, Relaxed);
         match self.tail {
-            0 => self.head = seat.0,
-            tail => frames.meta(FrameIndex(tail)).next.store(seat.0, Relaxed),
+            0 => self.head = node.0,
+            tail => frames.meta(FrameIndex(tail)).next.store(node.0, Relaxed),
         }
-        self.tail = seat.0;
+        self.tail = node.0;
         self.frames += 1;
         self.bytes += class_of(meta).bytes() as u64;
     }
 
-    pub(in crate::cache) fn unlink(&mut self, frames: &Frames, seat: FrameIndex) {
-        let meta = frames.meta(seat);
+    pub(in crate::cache) fn unlink(&mut self, frames: &Frames, node: FrameIndex) {
+        let meta = frames.meta(node);
         let (previous, next) = (meta.previous.load(Relaxed), meta.next.load(Relaxed));
         match previous {
             0 => self.head = next,
@@ -64,44 +64,44 @@ impl Queue {
         }
         self.frames -= 1;
         self.bytes -= class_of(meta).bytes() as u64;
-        meta.set_tags(meta.tags() & !(QUEUE | SHELVED));
+        meta.set_tags(meta.tags() & !(QUEUE | UNEVICTABLE));
     }
 }
 
 /// A page that became READY.
-pub(crate) struct Arrival<'a> {
+pub(crate) struct ReadyPage<'a> {
     pub(crate) frame: FrameIndex,
     pub(crate) core: &'a FileCore,
     pub(crate) page: PageIndex,
-    pub(crate) origin: Origin,
+    pub(crate) origin: PageOrigin,
 }
 
 /// How a page came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Origin {
+pub(crate) enum PageOrigin {
     Missed,
     Prefetched,
     Written,
 }
 
-impl Origin {
+impl PageOrigin {
     fn tags(self) -> u32 {
         match self {
-            Origin::Missed => MISSED,
-            Origin::Prefetched => PREFETCHED,
-            Origin::Written => 0,
+            PageOrigin::Missed => MISSED,
+            PageOrigin::Prefetched => PREFETCHED,
+            PageOrigin::Written => 0,
         }
     }
 }
 
-impl Arrival<'_> {
+impl ReadyPage<'_> {
     /// Makes it a newcomer; the class of its frame.
-    pub(crate) fn note(&self, frames: &Frames) -> Class {
+    pub(crate) fn prepare(&self, frames: &Frames) -> Class {
         let core: *const FileCore = self.core;
-        let meta = frames.seat(self.frame);
+        let meta = frames.queue_node(self.frame);
         meta.owner.store(core.cast_mut().cast(), Relaxed);
         let class = Class::page(self.core.page_shift);
-        let tags = u32::from(class.tag()) << CLASS_SHIFT | NEWCOMER | self.origin.tags();
+        let tags = u32::from(class.tag()) << CLASS_SHIFT | BATCHED | self.origin.tags();
         meta.describe(self.page, tags);
         class
     }
@@ -113,9 +113,9 @@ pub(in crate::cache) fn class_of(meta: &FrameMeta) -> Class {
 
 pub(in crate::cache) fn queue_of(meta: &FrameMeta) -> QueueName {
     match meta.tags() & QUEUE {
-        1 => QueueName::Young,
+        1 => QueueName::Window,
         2 => QueueName::Small,
         3 => QueueName::Main,
-        _ => unreachable!("the seat is in no queue"),
+        _ => unreachable!("the node is in no queue"),
     }
 }

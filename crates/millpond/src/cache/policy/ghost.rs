@@ -52,7 +52,7 @@ impl Ghost {
     }
 
     /// Whether the page is remembered; forgets it.
-    pub(crate) fn take(&mut self, file: usize, page: PageIndex) -> bool {
+    pub(crate) fn remove(&mut self, file: usize, page: PageIndex) -> bool {
         let (fingerprint, bucket) = self.place(file, page);
         let (clock, lifetime) = (self.clock, self.lifetime);
         let found = self.entries[bucket..bucket + WAYS].iter_mut().find(|entry| {
@@ -84,14 +84,14 @@ mod tests {
     fn remembers_once_and_not_forever() {
         let mut ghost = Ghost::new(64 * 4096).unwrap();
         ghost.remember(1, PageIndex(7));
-        assert!(!ghost.take(2, PageIndex(7)));
-        assert!(ghost.take(1, PageIndex(7)));
-        assert!(!ghost.take(1, PageIndex(7)));
+        assert!(!ghost.remove(2, PageIndex(7)));
+        assert!(ghost.remove(1, PageIndex(7)));
+        assert!(!ghost.remove(1, PageIndex(7)));
         ghost.remember(1, PageIndex(7));
         for page in 100..100 + 65 {
             ghost.remember(1, PageIndex(page));
         }
-        assert!(!ghost.take(1, PageIndex(7)));
-        assert!(ghost.take(1, PageIndex(164)));
+        assert!(!ghost.remove(1, PageIndex(7)));
+        assert!(ghost.remove(1, PageIndex(164)));
     }
 }

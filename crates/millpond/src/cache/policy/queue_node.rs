@@ -26,12 +26,12 @@ use crate::units::FrameIndex;
 /// The seat of a frame, as its distance (by exclusive or) from the frame: memory that was never written
 /// says that each has its own.
 #[repr(transparent)]
-pub(crate) struct Seat(AtomicU32);
+pub(crate) struct QueueNode(AtomicU32);
 
-impl Seat {
+impl QueueNode {
     #[cfg(loom)]
-    pub(crate) fn own() -> Seat {
-        Seat(AtomicU32::new(0))
+    pub(crate) fn own() -> QueueNode {
+        QueueNode(AtomicU32::new(0))
     }
 
     /// The seat of `frame`, whose this is.
@@ -45,7 +45,7 @@ impl Seat {
 
     /// Swaps the seats of two frames (QN1): `old`, whose this is, and `new`, which has taken its place.
     #[inline]
-    pub(crate) fn swap(&self, old: FrameIndex, news: &Seat, new: FrameIndex) {
+    pub(crate) fn swap(&self, old: FrameIndex, news: &QueueNode, new: FrameIndex) {
         // Relaxed: both are the caller's, but for an evictor's look at the new frame's. Who is given the
         // old frame sees all.
         let (page, spare) = (self.0.load(Relaxed) ^ old.0, news.0.load(Relaxed) ^ new.0);

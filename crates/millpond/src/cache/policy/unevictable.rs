@@ -10,18 +10,18 @@
 //!     +-- evicted, cut off, torn down          +-- cut off, torn down
 //! ```
 //!
-//! - **UN1** A seat with SHELVED in its tags is on the shelf, and the tags name the queue that it goes back to.
+//! - **UN1** A node with UNEVICTABLE in its tags is on the shelf, and the tags name the queue that it goes back to.
 //!   The shelf is a queue like the others, under the same lock: what takes a page out of its word by
-//!   another way than eviction takes its seat off here, too. So nothing is on it that is not cached.
+//!   another way than eviction takes its node off here, too. So nothing is on it that is not cached.
 //! - **UN2** A page that is not kept is not left on it: the evictor puts a kept page there, fences, and
-//!   looks at the word again; who lets a page go changes the word, fences, and then looks at its seat
+//!   looks at the word again; who lets a page go changes the word, fences, and then looks at its node
 //!   ([`find`]). One of them finds the other. A page that the evictor does not find kept in its place, it
 //!   takes back.
-//! - **UN3** Who lets a page go has no guard over it, and may not find its seat: the page is overwritten
-//!   meanwhile, and its new frame has not got the seat yet (queue_node.QN2). It says that there are [`Strays`]
+//! - **UN3** Who lets a page go has no guard over it, and may not find its node: the page is overwritten
+//!   meanwhile, and its new frame has not got the node yet (queue_node.QN2). It says that there are [`RescanFlag`]
 //!   then, and the evictor goes through the shelf before it says that nothing can go. What is not kept, or
 //!   is in transition, goes back to its queue.
-//! - **UN4** A seat that was found is taken off later, under the lock, and may be of another page then: if it
+//! - **UN4** A node that was found is taken off later, under the lock, and may be of another page then: if it
 //!   is on the shelf, it goes back to its queue, where the evictor finds it kept again.
 //!
 //! Locks: the shelf is under the queues' lock; [`find`] takes none.
@@ -29,36 +29,38 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::cache::frames::{FrameMeta, Frames};
-use crate::cache::policy::fifo::{NEWCOMER, QUEUE, Queue, QueueName, SHELVED, class_of, queue_of};
+use crate::cache::policy::fifo::{
+    BATCHED, Fifo, QUEUE, QueueName, UNEVICTABLE, class_of, queue_of,
+};
 use crate::cache::table::page::{Change, PageWord, Word};
 use crate::sync::{AtomicBool, fence};
 use crate::units::FrameIndex;
 
 /// The shelf.
 #[derive(Default)]
-pub(in crate::cache) struct Shelf {
-    pub(in crate::cache) queue: Queue,
+pub(in crate::cache) struct UnevictableList {
+    pub(in crate::cache) queue: Fifo,
     /// The bytes of the pages that go back to each queue, by its name.
     bytes: [u64; 4],
-    /// How many are to be looked at for strays still.
-    unseen: u64,
+    /// How many are to be looked at for rescan still.
+    unscanned: u64,
 }
 
-impl Shelf {
-    /// Puts a seat that is in no queue there; it goes back to `home`.
-    pub(in crate::cache) fn put(&mut self, frames: &Frames, home: QueueName, seat: FrameIndex) {
-        let meta = frames.meta(seat);
-        self.queue.push(frames, home, seat);
-        meta.set_tags(meta.tags() | SHELVED);
+impl UnevictableList {
+    /// Puts a node that is in no queue there; it goes back to `home`.
+    pub(in crate::cache) fn insert(&mut self, frames: &Frames, home: QueueName, node: FrameIndex) {
+        let meta = frames.meta(node);
+        self.queue.push(frames, home, node);
+        meta.set_tags(meta.tags() | UNEVICTABLE);
         self.bytes[home as usize] += class_of(meta).bytes() as u64;
     }
 
-    /// Takes a seat off; where it goes back to.
-    pub(in crate::cache) fn take(&mut self, frames: &Frames, seat: FrameIndex) -> QueueName {
-        let meta = frames.meta(seat);
+    /// Takes a node off; where it goes back to.
+    pub(in crate::cache) fn remove(&mut self, frames: &Frames, node: FrameIndex) -> QueueName {
+        let meta = frames.meta(node);
         let home = queue_of(meta);
         self.bytes[home as usize] -= class_of(meta).bytes() as u64;
-        self.queue.unlink(frames, seat);
+        self.queue.unlink(frames, node);
         home
     }
 
@@ -67,33 +69,33 @@ impl Shelf {
         self.bytes[home as usize]
     }
 
-    /// The next page to be looked at for strays; `None`: there are none (UN3).
-    pub(in crate::cache) fn next_unseen(&mut self, strays: &Strays) -> Option<FrameIndex> {
-        if self.unseen == 0 && strays.take() {
-            self.unseen = self.queue.frames;
+    /// The next page to be looked at for rescan; `None`: there are none (UN3).
+    pub(in crate::cache) fn next_to_rescan(&mut self, rescan: &RescanFlag) -> Option<FrameIndex> {
+        if self.unscanned == 0 && rescan.take() {
+            self.unscanned = self.queue.frames;
         }
         // Some may have been taken off meanwhile, and those that came are at the end.
-        self.unseen = self.unseen.min(self.queue.frames).checked_sub(1)?;
+        self.unscanned = self.unscanned.min(self.queue.frames).checked_sub(1)?;
         Some(FrameIndex(self.queue.head))
     }
 
     /// How many pages are to be looked at, where it is gone through.
-    pub(in crate::cache) fn turn_frames(&self) -> u64 {
-        if self.unseen > 0 { self.queue.frames } else { 0 }
+    pub(in crate::cache) fn frames_to_rescan(&self) -> u64 {
+        if self.unscanned > 0 { self.queue.frames } else { 0 }
     }
 }
 
 /// Whether pages may be on the shelf that nobody keeps (UN3).
-pub(crate) struct Strays(AtomicBool);
+pub(crate) struct RescanFlag(AtomicBool);
 
-impl Strays {
-    pub(crate) fn new() -> Strays {
-        Strays(AtomicBool::new(false))
+impl RescanFlag {
+    pub(crate) fn new() -> RescanFlag {
+        RescanFlag(AtomicBool::new(false))
     }
 
-    pub(in crate::cache) fn note(&self) {
+    pub(in crate::cache) fn set(&self) {
         // Relaxed: `find` has fenced since the page was let go of, and who goes through the shelf does, in
-        // `may_stay`, before it looks at a word: so it finds the page let go of.
+        // `is_still_unevictable`, before it looks at a word: so it finds the page let go of.
         self.0.store(true, Relaxed);
     }
 
@@ -106,38 +108,38 @@ impl Strays {
 
 /// Whether a page that was just put on the shelf may stay there (UN2). `find` loads its word, if that is in no
 /// transition.
-pub(in crate::cache) fn may_stay(find: impl FnOnce() -> Option<Word>) -> bool {
+pub(in crate::cache) fn is_still_unevictable(find: impl FnOnce() -> Option<Word>) -> bool {
     // Pairs with that of `find`: either what let the page go is seen, or the tag is seen there.
     fence(SeqCst);
-    find().is_some_and(Word::is_kept)
+    find().is_some_and(Word::is_unevictable)
 }
 
-/// The seat of a page of which `change` was made, to be taken off the shelf: if write-back let it go so, and it
-/// is there (UN2). `seat_of` gives the seat that a frame has now.
-pub(in crate::cache) fn find<'f>(
+/// The node of a page of which `change` was made, to be taken off the shelf: if write-back let it go so, and it
+/// is there (UN2). `queue_node_of` gives the node that a frame has now.
+pub(in crate::cache) fn find_to_requeue<'f>(
     word: &PageWord,
     change: Change,
-    strays: &Strays,
-    seat_of: impl Fn(FrameIndex) -> FrameIndex,
+    rescan: &RescanFlag,
+    queue_node_of: impl Fn(FrameIndex) -> FrameIndex,
     meta: impl FnOnce(FrameIndex) -> &'f FrameMeta,
 ) -> Option<FrameIndex> {
-    if !change.was.is_kept() || change.now.is_kept() {
+    if !change.was.is_unevictable() || change.now.is_unevictable() {
         return None;
     }
-    // Pairs with that of `may_stay`.
+    // Pairs with that of `is_still_unevictable`.
     fence(SeqCst);
     let frame = change.now.frame();
-    let seat = seat_of(frame);
-    let tags = meta(seat).tags();
-    // Acquire: pairs with the release of `describe`, if the seat is another page's by now. Then it was the
+    let node = queue_node_of(frame);
+    let tags = meta(node).tags();
+    // Acquire: pairs with the release of `describe`, if the node is another page's by now. Then it was the
     // frame's spare one, which has been swapped for the page's, or the frame has left the page. If
     // neither is seen here, it was the frame's while it was in the page: the page's own, or a spare one
     // still, which is in no queue (queue_node.QN3).
     fence(Acquire);
-    let is_sure = word.is_unchanged(change.now) && seat_of(frame) == seat;
-    if !is_sure || tags & (QUEUE | NEWCOMER) == 0 {
-        strays.note();
+    let is_sure = word.is_unchanged(change.now) && queue_node_of(frame) == node;
+    if !is_sure || tags & (QUEUE | BATCHED) == 0 {
+        rescan.set();
         return None;
     }
-    (tags & SHELVED != 0).then_some(seat)
+    (tags & UNEVICTABLE != 0).then_some(node)
 }

@@ -1,9 +1,9 @@
-//! Links of a page table: which node, how high it is or the slot's generation, and a guess at the
+//! Links of a page table: which node, how high it is or the slot's generation, and a predicted at the
 //! frames below (see `table`).
 //!
 //! ```text
-//!   root:                  guess (28 bits) | node (28) | levels (8)
-//!   slot of an inner node: guess           | node      | generation
+//!   root:                  predicted (28 bits) | node (28) | levels (8)
+//!   slot of an inner node: predicted           | node      | generation
 //! ```
 //!
 //! The generation is that of the slot: it grows with each node that is unlinked from it (epoch.V4).
@@ -20,7 +20,7 @@ const GENERATION_BITS: u32 = LINK_NODE_SHIFT;
 #[cfg(loom)]
 const GENERATION_BITS: u32 = 2;
 const GENERATION: u64 = (1 << GENERATION_BITS) - 1;
-const LINK_GUESS_SHIFT: u32 = LINK_NODE_SHIFT + FRAME_BITS;
+const LINK_PREDICTION_SHIFT: u32 = LINK_NODE_SHIFT + FRAME_BITS;
 const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 
 /// A link to a node: the root, or a slot of an inner node.
@@ -71,10 +71,10 @@ impl Link {
         (self.0 & LEVELS) as u32
     }
 
-    /// Whether both lead to the same node, in the same generation of the slot; their guesses may differ.
+    /// Whether both lead to the same node, in the same generation of the slot; their predictions may differ.
     #[inline]
     pub(in crate::cache) fn same_node(self, other: Link) -> bool {
-        (self.0 ^ other.0) & ((1 << LINK_GUESS_SHIFT) - 1) == 0
+        (self.0 ^ other.0) & ((1 << LINK_PREDICTION_SHIFT) - 1) == 0
     }
 
     /// Whether the slot's generation is the same (epoch.V4), or the root's levels, of which another node comes with a
@@ -87,20 +87,20 @@ impl Link {
 
     /// The frame that the page in `slot` of the leaf may have.
     #[inline]
-    pub(in crate::cache) fn guess(self, slot: usize, page_shift: u32) -> FrameIndex {
+    pub(in crate::cache) fn predicted(self, slot: usize, page_shift: u32) -> FrameIndex {
         let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
-        FrameIndex(((self.0 >> LINK_GUESS_SHIFT).wrapping_add(ahead) & FRAME_MASK) as u32)
+        FrameIndex(((self.0 >> LINK_PREDICTION_SHIFT).wrapping_add(ahead) & FRAME_MASK) as u32)
     }
 
-    /// The same link, with the guess that gives the page in `slot` the frame `frame`.
-    pub(in crate::cache) fn guessing(
+    /// The same link, with the predicted that gives the page in `slot` the frame `frame`.
+    pub(in crate::cache) fn predicting(
         self,
         slot: usize,
         page_shift: u32,
         frame: FrameIndex,
     ) -> Link {
         let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
-        let guess = u64::from(frame.0).wrapping_sub(ahead) & FRAME_MASK;
-        Link(self.0 & ((1 << LINK_GUESS_SHIFT) - 1) | guess << LINK_GUESS_SHIFT)
+        let predicted = u64::from(frame.0).wrapping_sub(ahead) & FRAME_MASK;
+        Link(self.0 & ((1 << LINK_PREDICTION_SHIFT) - 1) | predicted << LINK_PREDICTION_SHIFT)
     }
 }

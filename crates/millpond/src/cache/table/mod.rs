@@ -77,13 +77,13 @@ type Node = [LinkSlot; SLOTS];
 pub(crate) struct Found<'c> {
     pub(crate) word: &'c PageWord,
     /// The frame that the word may say.
-    pub(crate) guess: FrameIndex,
+    pub(crate) predicted: FrameIndex,
     pub(crate) leaf: Followed<'c>,
 }
 
 /// Why a leaf could not be held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unheld {
+pub(crate) enum HoldError {
     /// There is no leaf for the page, so the page is EMPTY.
     Absent,
     /// No memory for the nodes on the way.
@@ -118,7 +118,7 @@ impl FileCore {
         let leaf = self.leaf_link(frames, page)?;
         let slot = slot_of(page, 0);
         let word = &words(frames, leaf.link().node())?[slot];
-        Some(Found { word, guess: leaf.link().guess(slot, self.page_shift), leaf })
+        Some(Found { word, predicted: leaf.link().predicted(slot, self.page_shift), leaf })
     }
 
     /// The words of the pages from `first` on that are in its leaf, not beyond `last`; of others if the table
@@ -165,9 +165,9 @@ impl FileCore {
 
     /// Has the processor fetch what a lookup of `page` will want.
     #[inline]
-    pub(crate) fn ask_for(&self, frames: &Frames, page: PageIndex) {
+    pub(crate) fn prefetch(&self, frames: &Frames, page: PageIndex) {
         if let Some(found) = self.lookup(frames, page) {
-            copy::ask_for_line(found.word);
+            copy::prefetch_line(found.word);
         }
     }
 
@@ -219,7 +219,7 @@ impl FileCore {
         source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
-    ) -> Result<Held<'c>, Unheld> {
+    ) -> Result<Held<'c>, HoldError> {
         let frames = source.frames();
         if let Some(held) = self.try_hold_leaf(frames, page) {
             return Ok(held);
@@ -236,17 +236,17 @@ impl FileCore {
                 let link = Link(slot.follow());
                 if link.is_none() {
                     if !create {
-                        return Err(Unheld::Absent);
+                        return Err(HoldError::Absent);
                     }
                     let class = if held.level == 1 { Class::LEAF } else { Class::INNER };
-                    let new = alloc(source, class).ok_or(Unheld::NoMemory)?;
+                    let new = alloc(source, class).ok_or(HoldError::NoMemory)?;
                     holds(held.node).hold_again();
                     if slot.try_link(link.0, link.naming(new).0).is_ok() {
                         held.descend(new);
                     } else {
                         // Somebody has linked another, and maybe unlinked it again.
                         holds(held.node).unhold();
-                        holds(new).bury(1);
+                        holds(new).mark_dead(1);
                         frames.free(new, class);
                     }
                     continue;
@@ -284,11 +284,11 @@ impl FileCore {
         source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
-    ) -> Result<Option<Held<'c>>, Unheld> {
+    ) -> Result<Option<Held<'c>>, HoldError> {
         let root = Link(self.root.follow());
         let levels = root.levels();
         if levels == 0 || !is_below(page, levels) {
-            return if create { self.try_grow(source, root, page) } else { Err(Unheld::Absent) };
+            return if create { self.try_grow(source, root, page) } else { Err(HoldError::Absent) };
         }
         let frames = source.frames();
         let holds = &frames.meta(root.node()).pins;
@@ -302,14 +302,14 @@ impl FileCore {
         source: &'c impl FrameSource,
         root: Link,
         page: PageIndex,
-    ) -> Result<Option<Held<'c>>, Unheld> {
+    ) -> Result<Option<Held<'c>>, HoldError> {
         let levels = match root.levels() {
             0 => (u64::BITS - page.0.leading_zeros()).div_ceil(NODE_SHIFT).max(1),
             levels => levels + 1,
         };
         let frames = source.frames();
         let class = if levels == 1 { Class::LEAF } else { Class::INNER };
-        let node = alloc(source, class).ok_or(Unheld::NoMemory)?;
+        let node = alloc(source, class).ok_or(HoldError::NoMemory)?;
         let holds = &frames.meta(node).pins;
         let children = u32::from(root.levels() > 0);
         if children > 0 {
@@ -320,7 +320,7 @@ impl FileCore {
         }
         let link = Link::root(node, u64::from(levels));
         if self.root.try_link(root.0, link.0).is_err() {
-            holds.bury(1 + children);
+            holds.mark_dead(1 + children);
             frames.free(node, class);
             return Ok(None);
         }
@@ -383,23 +383,23 @@ impl FileCore {
     pub(crate) fn tear_down(&self, frames: &Frames) {
         let root = Link(self.root.take());
         if root.levels() > 0 {
-            bury(frames, root.node(), root.levels() - 1);
+            mark_dead(frames, root.node(), root.levels() - 1);
         }
     }
 }
 
-fn bury(frames: &Frames, node: FrameIndex, level: u32) {
+fn mark_dead(frames: &Frames, node: FrameIndex, level: u32) {
     let mut children = 0;
     if level > 0 {
         for slot in slots(frames, node).expect("linked") {
             let link = Link(slot.peek());
             if !link.is_none() {
                 children += 1;
-                bury(frames, link.node(), level - 1);
+                mark_dead(frames, link.node(), level - 1);
             }
         }
     }
-    frames.meta(node).pins.bury(children);
+    frames.meta(node).pins.mark_dead(children);
     frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
 }
 
@@ -463,22 +463,22 @@ impl<'c> Held<'c> {
     }
 
     /// The frame that `page` may have, or that waits for it: see "Guesses".
-    pub(crate) fn guess(&self, page: PageIndex) -> FrameIndex {
+    pub(crate) fn predicted(&self, page: PageIndex) -> FrameIndex {
         let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
-        Link(link.follow()).guess(slot_of(page, 0), self.core.page_shift)
+        Link(link.follow()).predicted(slot_of(page, 0), self.core.page_shift)
     }
 
-    pub(crate) fn has_guess(&self) -> bool {
-        self.guess(first_of_leaf(self.page)) != FrameIndex::NONE
+    pub(crate) fn has_prediction(&self) -> bool {
+        self.predicted(first_of_leaf(self.page)) != FrameIndex::NONE
     }
 
     /// Notes that `page` has `frame`, as the last of a run of frames in a row: see "Guesses".
-    pub(crate) fn note_run(&self, page: PageIndex, frame: FrameIndex) {
+    pub(crate) fn record_run(&self, page: PageIndex, frame: FrameIndex) {
         let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
         let seen = Link(link.follow());
-        let new = seen.guessing(slot_of(page, 0), self.core.page_shift, frame);
+        let new = seen.predicting(slot_of(page, 0), self.core.page_shift, frame);
         // Our hold keeps the leaf linked. If the link changes meanwhile, by another note or as the
         // root grows, this note is lost, no more.
         if seen.node() == self.node {

@@ -68,7 +68,7 @@ const DIRTY: u64 = 1 << 6;
 const WRITEBACK: u64 = 1 << 7;
 const UNSTABLE: u64 = 1 << 8;
 /// What keeps a page from eviction (W4).
-const KEPT: u64 = DIRTY | WRITEBACK | UNSTABLE;
+const UNEVICTABLE_BITS: u64 = DIRTY | WRITEBACK | UNSTABLE;
 
 const VERSION_SHIFT: u32 = 9;
 /// Shrunk under loom, so that a model can wrap it.
@@ -80,7 +80,7 @@ const VERSION: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
 const FRAME_SHIFT: u32 = u64::BITS - FRAME_BITS;
 
 /// What decides whether a copy is one content: state, version and frame.
-const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | KEPT);
+const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | UNEVICTABLE_BITS);
 
 /// A value that a page word had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,8 +139,8 @@ impl Word {
         self.0 & UNSTABLE != 0
     }
 
-    pub(crate) fn is_kept(self) -> bool {
-        self.0 & KEPT != 0
+    pub(crate) fn is_unevictable(self) -> bool {
+        self.0 & UNEVICTABLE_BITS != 0
     }
 
     pub(crate) fn has_waiters(self) -> bool {
@@ -299,7 +299,7 @@ impl PageWord {
     /// write-back has noted on it. Only the page's owner calls it, so nothing but flags can change
     /// under it.
     fn end(&self, new: u64) -> Change {
-        let kept = if new & STATE == EMPTY { VERSION } else { VERSION | KEPT };
+        let kept = if new & STATE == EMPTY { VERSION } else { VERSION | UNEVICTABLE_BITS };
         self.change(|seen| seen & kept | new)
     }
 
@@ -320,7 +320,7 @@ impl PageWord {
     /// is safe below (W4). The caller then owns the frame, and retires it (`pin`).
     pub(crate) fn try_evict(&self, seen: Word, epoch: &Epoch) -> bool {
         debug_assert!(seen.is_ready());
-        if seen.0 & KEPT != 0 {
+        if seen.0 & UNEVICTABLE_BITS != 0 {
             return false;
         }
         let new = next_version(seen.0, epoch) | EMPTY;
@@ -335,7 +335,7 @@ impl PageWord {
     pub(crate) fn evict_for_good(&self, epoch: &Epoch) -> Option<Word> {
         loop {
             let seen = self.load();
-            if !seen.is_ready() || seen.is_kept() {
+            if !seen.is_ready() || seen.is_unevictable() {
                 return None;
             }
             if self.try_evict(seen, epoch) {
@@ -359,7 +359,7 @@ impl PageWord {
                 return Err(Word(seen));
             }
             // WAITERS: for the end of a write-back.
-            let keep = seen & (MARKER | KEPT | WAITERS);
+            let keep = seen & (MARKER | UNEVICTABLE_BITS | WAITERS);
             let new = next_version(seen, epoch)
                 | u64::from(frame.0) << FRAME_SHIFT
                 | READY
@@ -389,7 +389,7 @@ impl PageWord {
             let version =
                 if seen & STATE == READY { next_version(seen, epoch) } else { seen & VERSION };
             let frame = Word(seen).frame();
-            let keep = seen & (KEPT | WAITERS);
+            let keep = seen & (UNEVICTABLE_BITS | WAITERS);
             let new = version | u64::from(frame.0) << FRAME_SHIFT | HIDDEN | keep;
             match self.0.compare_exchange_weak(seen, new, Relaxed, Relaxed) {
                 Ok(_) => return Word(seen),
@@ -438,7 +438,7 @@ impl PageWord {
     }
 
     /// Clears UNSTABLE: a sync has covered the page.
-    pub(crate) fn settle(&self) -> Change {
+    pub(crate) fn clear_unstable(&self) -> Change {
         self.change(|seen| seen & !UNSTABLE)
     }
 
@@ -457,13 +457,13 @@ impl PageWord {
 
     /// Gives up what write-back has noted, as the file is torn down.
     pub(crate) fn forget_writeback(&self) -> Change {
-        self.change(|seen| seen & !KEPT)
+        self.change(|seen| seen & !UNEVICTABLE_BITS)
     }
 
     /// Sets WAITERS on a word that is FILLING, HIDDEN or under write-back; the value to sleep on,
     /// or `None` if the page has changed. The end of each of these wakes, so a thread that waits
     /// for one may be woken by another.
-    pub(crate) fn arm(&self, seen: Word) -> Option<Word> {
+    pub(crate) fn set_waiters(&self, seen: Word) -> Option<Word> {
         debug_assert!(
             matches!(seen.state(), State::Filling | State::Hidden) || seen.is_under_writeback()
         );
@@ -567,8 +567,8 @@ mod tests {
         let (word, epoch) = (PageWord::new(), Epoch::new());
         ready(&word, F1);
         word.hide(&epoch);
-        let armed = word.arm(word.load()).unwrap();
-        assert_eq!(word.arm(armed), Some(armed));
+        let armed = word.set_waiters(word.load()).unwrap();
+        assert_eq!(word.set_waiters(armed), Some(armed));
         assert_eq!(word.drop_hidden().sleepers(), Sleepers(true));
         assert_eq!(word.load().state(), State::Empty);
     }
@@ -589,7 +589,7 @@ mod tests {
         assert!(word.load().is_under_writeback(), "shown again");
         let _ = word.end_writeback(WritebackEnd::Unstable);
         assert!(word.load().is_unstable() && !word.try_evict(word.load(), &epoch));
-        let _ = word.settle();
+        let _ = word.clear_unstable();
         assert!(word.try_evict(word.load(), &epoch));
     }
 

@@ -18,10 +18,10 @@ type Bitmap = [u64; WORDS];
 /// No bitmap is empty.
 #[derive(Default)]
 pub(crate) struct PageSet {
-    /// The only bitmap; `None` if there are several, or none.
+    /// The only bitmap; `None` if there are others, or none.
     only: Option<Box<(u64, Bitmap)>>,
     /// Two and more, by leaf.
-    several: BTreeMap<u64, Bitmap>,
+    others: BTreeMap<u64, Bitmap>,
 }
 
 impl PageSet {
@@ -44,23 +44,23 @@ impl PageSet {
 
     /// The number of bitmaps.
     pub(crate) fn leaves(&self) -> usize {
-        self.several.len() + usize::from(self.only.is_some())
+        self.others.len() + usize::from(self.only.is_some())
     }
 
     /// The bitmap of `leaf`, which is added where it is missing.
     fn bitmap(&mut self, leaf: u64) -> &mut Bitmap {
         let is_only = self.only.as_ref().is_none_or(|only| only.0 == leaf);
-        if is_only && self.several.is_empty() {
+        if is_only && self.others.is_empty() {
             return &mut self.only.get_or_insert_with(|| Box::new((leaf, Bitmap::default()))).1;
         }
-        self.several.extend(self.only.take().map(|only| *only));
-        self.several.entry(leaf).or_default()
+        self.others.extend(self.only.take().map(|only| *only));
+        self.others.entry(leaf).or_default()
     }
 
     fn bitmaps(&self, leaves: RangeInclusive<u64>) -> impl Iterator<Item = (u64, &Bitmap)> {
         let only = self.only.as_deref().filter(|only| leaves.contains(&only.0));
-        let several = self.several.range(leaves).map(|(&leaf, bitmap)| (leaf, bitmap));
-        only.map(|(leaf, bitmap)| (*leaf, bitmap)).into_iter().chain(several)
+        let others = self.others.range(leaves).map(|(&leaf, bitmap)| (leaf, bitmap));
+        only.map(|(leaf, bitmap)| (*leaf, bitmap)).into_iter().chain(others)
     }
 
     fn bitmaps_mut(
@@ -68,8 +68,8 @@ impl PageSet {
         leaves: RangeInclusive<u64>,
     ) -> impl Iterator<Item = (u64, &mut Bitmap)> {
         let only = self.only.as_deref_mut().filter(|only| leaves.contains(&only.0));
-        let several = self.several.range_mut(leaves).map(|(&leaf, bitmap)| (leaf, bitmap));
-        only.map(|(leaf, bitmap)| (*leaf, bitmap)).into_iter().chain(several)
+        let others = self.others.range_mut(leaves).map(|(&leaf, bitmap)| (leaf, bitmap));
+        only.map(|(leaf, bitmap)| (*leaf, bitmap)).into_iter().chain(others)
     }
 
     pub(crate) fn insert(&mut self, page: PageIndex) {
@@ -132,11 +132,11 @@ impl PageSet {
         }
         for leaf in emptied {
             self.only.take_if(|only| only.0 == leaf);
-            self.several.remove(&leaf);
+            self.others.remove(&leaf);
         }
-        if self.several.is_empty() {
+        if self.others.is_empty() {
             // An empty map keeps a node.
-            self.several = BTreeMap::new();
+            self.others = BTreeMap::new();
         }
         taken
     }

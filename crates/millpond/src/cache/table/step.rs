@@ -18,7 +18,7 @@ use crate::sync::{AtomicU64, fence};
 /// so what was copied is of the moment at which the size was loaded. `leaves`: those that they are in.
 #[inline(always)]
 #[must_use]
-pub(crate) fn is_one_moment<'a>(
+pub(crate) fn is_consistent<'a>(
     words: impl IntoIterator<Item = (&'a PageWord, Word)>,
     leaves: impl IntoIterator<Item = Followed<'a>>,
     epoch: &Epoch,
@@ -39,9 +39,13 @@ pub(crate) fn is_one_moment<'a>(
 /// the page was evicted meanwhile, and the frame may have been used again.
 #[inline]
 #[must_use]
-pub(crate) fn copy_kept<T>(word: &PageWord, seen: Word, copy: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn copy_if_unchanged<T>(
+    word: &PageWord,
+    seen: Word,
+    copy: impl FnOnce() -> T,
+) -> Option<T> {
     let copied = copy();
-    // As in `is_one_moment`.
+    // As in `is_consistent`.
     fence(Acquire);
     word.is_unchanged(seen).then_some(copied)
 }
@@ -145,16 +149,16 @@ impl LinkSlot {
         self.0.compare_exchange(seen, link, AcqRel, Acquire).map(drop)
     }
 
-    /// Notes a guess in a link (see `table`). If the link changed, it is lost.
+    /// Notes a predicted in a link (see `table`). If the link changed, it is lost.
     pub(crate) fn note(&self, seen: u64, link: u64) {
-        // Relaxed: a guess orders nothing.
+        // Relaxed: a predicted orders nothing.
         let _ = self.0.compare_exchange(seen, link, Relaxed, Relaxed);
     }
 
     /// In an inner node, so that late readers know of it (epoch.V3, epoch.V4). Caller: has killed the node that
     /// the slot names, and holds the one that it is in.
     pub(crate) fn unlink(&self, is_leaf: bool, epoch: &Epoch) {
-        // Nobody else changes it: guesses are noted by holders.
+        // Nobody else changes it: predictions are noted by holders.
         let unlinked = Link(self.peek()).unlinked();
         if unlinked.is_at_turn() {
             epoch.raise();

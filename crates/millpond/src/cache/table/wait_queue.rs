@@ -1,10 +1,10 @@
-//! Waiting for a page: threads sleep on its word (a futex), tasks leave a waker.
+//! Waiter for a page: threads sleep on its word (a futex), tasks leave a waker.
 //!
 //! Both set WAITERS in the word; the end of the state that they wait for wakes them all. Of tasks:
 //!
 //! ```text
 //!   arm:  lock bucket -> look at the word: FILLING or HIDDEN -> set WAITERS -> add the waker -> unlock
-//!   wake: (the RMW that ended FILLING or HIDDEN found WAITERS) lock bucket -> take the word's wakers
+//!   wake: (the RMW that ended FILLING or HIDDEN existing WAITERS) lock bucket -> take the word's wakers
 //!         -> unlock -> wake them
 //! ```
 //!
@@ -12,7 +12,7 @@
 //!   either made its RMW before the look, which then sees it; or after, when it finds WAITERS, and
 //!   takes the lock after the waker was added. So no wake-up is lost. (Looking again is needed even
 //!   where WAITERS is set already: it may be the bit that the end has just reported.)
-//! - **WQ2** A waker is woken once for each arming, or taken back by [`Parking::leave`]; a task arms
+//! - **WQ2** A waker is woken once for each arming, or taken back by [`WaitTable::leave`]; a task arms
 //!   one page at a time, so none is armed twice.
 //! - **WQ3** Being woken means to look again: the page may be EMPTY because its fill failed, in
 //!   somebody else's hands, or another page altogether.
@@ -43,17 +43,17 @@ const BUCKETS: usize = 64;
 const BUCKETS: usize = 1;
 
 /// The tasks that wait for pages.
-pub(crate) struct Parking {
+pub(crate) struct WaitTable {
     buckets: [Mutex<Bucket>; BUCKETS],
 }
 
 #[derive(Default)]
 struct Bucket {
     next: u64,
-    waiting: Vec<Waiting>,
+    waiting: Vec<Waiter>,
 }
 
-struct Waiting {
+struct Waiter {
     word: usize,
     number: u64,
     waker: TaskWaker,
@@ -62,14 +62,14 @@ struct Waiting {
 /// A waker that was left with a page.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Parked {
+pub(crate) struct WaitEntry {
     word: usize,
     number: u64,
 }
 
-impl Parking {
-    pub(crate) fn new() -> Parking {
-        Parking { buckets: std::array::from_fn(|_| Mutex::new(Bucket::default())) }
+impl WaitTable {
+    pub(crate) fn new() -> WaitTable {
+        WaitTable { buckets: std::array::from_fn(|_| Mutex::new(Bucket::default())) }
     }
 
     fn bucket(&self, word: usize) -> &Mutex<Bucket> {
@@ -78,7 +78,7 @@ impl Parking {
     }
 
     /// Leaves `waker` with a page that is FILLING or HIDDEN; `None` if it is neither (WQ1).
-    pub(crate) fn arm(&self, word: &PageWord, waker: &Waker) -> Option<Parked> {
+    pub(crate) fn register(&self, word: &PageWord, waker: &Waker) -> Option<WaitEntry> {
         let key = std::ptr::from_ref(word).addr();
         let waker = TaskWaker::new(waker);
         let mut bucket = self.bucket(key).lock().expect("no panic under the lock");
@@ -89,29 +89,29 @@ impl Parking {
             if !matches!(seen.state(), State::Filling | State::Hidden) {
                 return None;
             }
-            if word.arm(seen).is_some() {
+            if word.set_waiters(seen).is_some() {
                 break;
             }
         }
         let number = bucket.next;
         bucket.next += 1;
-        bucket.waiting.push(Waiting { word: key, number, waker });
-        Some(Parked { word: key, number })
+        bucket.waiting.push(Waiter { word: key, number, waker });
+        Some(WaitEntry { word: key, number })
     }
 
     /// Wakes the tasks that wait for the page of the word at that address.
     pub(crate) fn wake(&self, word: usize) {
         let mut bucket = self.bucket(word).lock().expect("no panic under the lock");
-        let woken: SmallVec<[Waiting; 4]> =
+        let woken: SmallVec<[Waiter; 4]> =
             bucket.waiting.extract_if(.., |waiting| waiting.word == word).collect();
         drop(bucket);
         woken.into_iter().for_each(|waiting| waiting.waker.wake());
     }
 
     /// Takes a waker back, unless it was woken.
-    pub(crate) fn leave(&self, parked: &Parked) {
-        let mut bucket = self.bucket(parked.word).lock().expect("no panic under the lock");
-        let at = bucket.waiting.iter().position(|waiting| waiting.number == parked.number);
+    pub(crate) fn deregister(&self, entry: &WaitEntry) {
+        let mut bucket = self.bucket(entry.word).lock().expect("no panic under the lock");
+        let at = bucket.waiting.iter().position(|waiting| waiting.number == entry.number);
         let waiting = at.map(|at| bucket.waiting.swap_remove(at));
         drop(bucket);
         drop(waiting);
@@ -119,22 +119,22 @@ impl Parking {
 }
 
 /// The table of this process; null until a task waits.
-static PARKING: AtomicPtr<Parking> = AtomicPtr::new(std::ptr::null_mut());
+static WAIT_TABLE: AtomicPtr<WaitTable> = AtomicPtr::new(std::ptr::null_mut());
 
-fn found() -> Option<&'static Parking> {
+fn existing() -> Option<&'static WaitTable> {
     // Acquire: pairs with the release of its maker. The owner that ends a page's state and finds
     // WAITERS of a task sees the table, which the task made before.
     // Argued: the model of the first task has a flag for this static, which it can't make anew.
     // SAFETY: tables are never freed.
-    unsafe { PARKING.load(Acquire).as_ref() }
+    unsafe { WAIT_TABLE.load(Acquire).as_ref() }
 }
 
 /// The table, made if need be.
-pub(crate) fn parking() -> &'static Parking {
-    found().unwrap_or_else(|| {
-        let fresh = Box::into_raw(Box::new(Parking::new()));
-        // Argued: see `found`.
-        match PARKING.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
+pub(crate) fn wait_table() -> &'static WaitTable {
+    existing().unwrap_or_else(|| {
+        let fresh = Box::into_raw(Box::new(WaitTable::new()));
+        // Argued: see `existing`.
+        match WAIT_TABLE.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
             // SAFETY: tables are never freed.
             Ok(_) => unsafe { &*fresh },
             Err(others) => {
@@ -147,12 +147,12 @@ pub(crate) fn parking() -> &'static Parking {
     })
 }
 
-/// What `found` finds of the table, after the page's state has ended.
-fn found_after_the_end<T>(found: impl FnOnce() -> Option<T>) -> Option<T> {
+/// What `existing` finds of the table, after the page's state has ended.
+fn existing_after_transition<T>(existing: impl FnOnce() -> Option<T>) -> Option<T> {
     // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees
     // the page's end, or this sees the table.
     fence(SeqCst);
-    found()
+    existing()
 }
 
 impl PageWord {
@@ -169,8 +169,8 @@ impl PageWord {
     pub(crate) fn wake(&self, sleepers: Sleepers) {
         if sleepers.any() {
             let _ = futex::wake(self.low_half(), futex::Flags::PRIVATE, i32::MAX as u32);
-            if let Some(parking) = found_after_the_end(found) {
-                parking.wake(std::ptr::from_ref(self).addr());
+            if let Some(table) = existing_after_transition(existing) {
+                table.wake(std::ptr::from_ref(self).addr());
             }
         }
     }
@@ -187,7 +187,7 @@ impl PageWord {
 /// In a forked child: leaves the parent's table behind, whatever state its locks are in.
 pub(crate) fn forget_parent() {
     // Argued: a child of fork has one thread.
-    PARKING.store(std::ptr::null_mut(), Release);
+    WAIT_TABLE.store(std::ptr::null_mut(), Release);
 }
 
 #[cfg(all(test, not(loom)))]
@@ -217,37 +217,37 @@ mod tests {
     fn wakes_who_waits_for_the_page_and_nobody_else() {
         let words: Vec<PageWord> = (0..=BUCKETS).map(|_| PageWord::new()).collect();
         let (page, other) = (&words[0], &words[BUCKETS]);
-        let parking = Parking::new();
+        let table = WaitTable::new();
         let counts: Vec<Arc<Count>> = (0..4).map(|_| Arc::default()).collect();
         let waker = |at: usize| Waker::from(Arc::clone(&counts[at]));
-        assert!(parking.arm(page, &waker(0)).is_none(), "EMPTY: nothing to wait for");
+        assert!(table.register(page, &waker(0)).is_none(), "EMPTY: nothing to wait for");
         for word in [page, other] {
             word.try_fill(FrameIndex(1)).unwrap();
         }
-        let _ = parking.arm(page, &waker(0)).unwrap();
-        let _ = parking.arm(page, &waker(1)).unwrap();
-        let left = parking.arm(page, &waker(2)).unwrap();
-        let _ = parking.arm(other, &waker(3)).unwrap();
-        parking.leave(&left);
+        let _ = table.register(page, &waker(0)).unwrap();
+        let _ = table.register(page, &waker(1)).unwrap();
+        let left = table.register(page, &waker(2)).unwrap();
+        let _ = table.register(other, &waker(3)).unwrap();
+        table.deregister(&left);
         assert_eq!(Arc::strong_count(&counts[2]), 1, "nothing of it is left");
         for _ in 0..2 {
             let _ = page.finish_fill(FrameIndex(1), Shown::default());
-            parking.wake(std::ptr::from_ref(page).addr());
+            table.wake(std::ptr::from_ref(page).addr());
             let told: Vec<usize> = counts.iter().map(|count| count.0.load(Relaxed)).collect();
             assert_eq!(told, [1, 1, 0, 0]);
         }
         // Nor has the other's wake-up been used up.
         let _ = other.finish_fill(FrameIndex(1), Shown::default());
-        parking.wake(std::ptr::from_ref(other).addr());
+        table.wake(std::ptr::from_ref(other).addr());
         assert_eq!(counts[3].0.load(Relaxed), 1);
         assert!(counts.iter().all(|count| Arc::strong_count(count) == 1), "a waker is left");
     }
 
     /// Arms its page anew as it is woken, while that is FILLING again.
     struct Again {
-        parking: Arc<Parking>,
+        table: Arc<WaitTable>,
         page: Arc<PageWord>,
-        parked: Mutex<Vec<Parked>>,
+        entry: Mutex<Vec<WaitEntry>>,
         woken: AtomicUsize,
     }
 
@@ -257,8 +257,8 @@ mod tests {
             if self.page.load().state() == State::Ready {
                 assert!(self.page.try_evict(self.page.load(), &Epoch::new()));
                 self.page.try_fill(FrameIndex(2)).unwrap();
-                let armed = self.parking.arm(&self.page, &Waker::from(Arc::clone(&self)));
-                self.parked.lock().unwrap().extend(armed);
+                let armed = self.table.register(&self.page, &Waker::from(Arc::clone(&self)));
+                self.entry.lock().unwrap().extend(armed);
             }
         }
     }
@@ -268,26 +268,26 @@ mod tests {
     /// a later one (WQ2).
     #[test]
     fn who_arms_again_is_woken_again() {
-        let (parking, page) = (Arc::new(Parking::new()), Arc::new(PageWord::new()));
+        let (table, page) = (Arc::new(WaitTable::new()), Arc::new(PageWord::new()));
         let task = Arc::new(Again {
-            parking: Arc::clone(&parking),
+            table: Arc::clone(&table),
             page: Arc::clone(&page),
-            parked: Mutex::default(),
+            entry: Mutex::default(),
             woken: AtomicUsize::new(0),
         });
         page.try_fill(FrameIndex(2)).unwrap();
-        let first = parking.arm(&page, &Waker::from(Arc::clone(&task))).unwrap();
+        let first = table.register(&page, &Waker::from(Arc::clone(&task))).unwrap();
         for round in 1..5 {
             let _ = page.finish_fill(FrameIndex(2), Shown::default());
-            parking.wake(std::ptr::from_ref(&*page).addr());
+            table.wake(std::ptr::from_ref(&*page).addr());
             assert_eq!(task.woken.load(Relaxed), round, "woken once for each arming");
             // Long used up.
-            parking.leave(&first);
+            table.deregister(&first);
         }
-        let last = task.parked.lock().unwrap().pop().unwrap();
-        parking.leave(&last);
+        let last = task.entry.lock().unwrap().pop().unwrap();
+        table.deregister(&last);
         let _ = page.abort_fill();
-        parking.wake(std::ptr::from_ref(&*page).addr());
+        table.wake(std::ptr::from_ref(&*page).addr());
         assert_eq!((task.woken.load(Relaxed), Arc::strong_count(&task)), (4, 1));
     }
 }
@@ -315,55 +315,60 @@ mod loom_tests {
         }
     }
 
-    impl Parking {
+    impl WaitTable {
         /// WQ1 left out: arms by what was seen before the lock was taken.
-        fn arm_as_seen(&self, word: &PageWord, seen: Word, waker: &Waker) -> Option<Parked> {
+        fn register_as_seen(
+            &self,
+            word: &PageWord,
+            seen: Word,
+            waker: &Waker,
+        ) -> Option<WaitEntry> {
             let key = std::ptr::from_ref(word).addr();
             let mut bucket = self.bucket(key).lock().unwrap();
-            word.arm(seen)?;
-            bucket.waiting.push(Waiting { word: key, number: 0, waker: TaskWaker::new(waker) });
-            Some(Parked { word: key, number: 0 })
+            word.set_waiters(seen)?;
+            bucket.waiting.push(Waiter { word: key, number: 0, waker: TaskWaker::new(waker) });
+            Some(WaitEntry { word: key, number: 0 })
         }
     }
 
-    fn arm_meets_the_end_of_a_fill(arm: fn(&Parking, &PageWord, &Waker) -> Option<Parked>) {
+    fn arm_meets_the_end_of_a_fill(arm: fn(&WaitTable, &PageWord, &Waker) -> Option<WaitEntry>) {
         loom::model(move || {
-            let shared = Arc::new((Parking::new(), PageWord::new()));
+            let shared = Arc::new((WaitTable::new(), PageWord::new()));
             let word = &shared.1;
             word.try_fill(FrameIndex(1)).unwrap();
             // A thread sleeps there already: WAITERS is set.
-            assert!(word.arm(word.load()).is_some());
+            assert!(word.set_waiters(word.load()).is_some());
             let filler = thread::spawn({
                 let shared = Arc::clone(&shared);
                 move || {
-                    let (parking, word) = &*shared;
+                    let (table, word) = &*shared;
                     if word.finish_fill(FrameIndex(1), Shown::default()).any() {
-                        parking.wake(std::ptr::from_ref(word).addr());
+                        table.wake(std::ptr::from_ref(word).addr());
                     }
                 }
             });
             let flag = std::sync::Arc::<Flag>::default();
-            let parked = arm(&shared.0, word, &Waker::from(std::sync::Arc::clone(&flag)));
+            let entry = arm(&shared.0, word, &Waker::from(std::sync::Arc::clone(&flag)));
             filler.join().unwrap();
-            assert_eq!(parked.is_some(), flag.0.load(SeqCst), "armed, and not woken");
+            assert_eq!(entry.is_some(), flag.0.load(SeqCst), "armed, and not woken");
         });
     }
 
     /// Goal: a task that could arm is woken, once; one that could not finds the page READY.
     #[test]
     fn loom_a_task_arms_a_page_whose_fill_ends() {
-        arm_meets_the_end_of_a_fill(Parking::arm);
+        arm_meets_the_end_of_a_fill(WaitTable::register);
     }
 
     #[test]
     #[should_panic(expected = "armed, and not woken")]
     fn loom_without_looking_again_a_task_is_forgotten() {
-        arm_meets_the_end_of_a_fill(|parking, word, waker| {
+        arm_meets_the_end_of_a_fill(|table, word, waker| {
             let seen = word.load();
             if !matches!(seen.state(), State::Filling | State::Hidden) {
                 return None;
             }
-            parking.arm_as_seen(word, seen, waker)
+            table.register_as_seen(word, seen, waker)
         });
     }
 
@@ -372,22 +377,22 @@ mod loom_tests {
     #[test]
     fn loom_a_task_leaves_a_page_whose_fill_ends() {
         loom::model(|| {
-            let shared = Arc::new((Parking::new(), PageWord::new()));
+            let shared = Arc::new((WaitTable::new(), PageWord::new()));
             shared.1.try_fill(FrameIndex(1)).unwrap();
             let flag = std::sync::Arc::<Flag>::default();
             let waker = Waker::from(std::sync::Arc::clone(&flag));
-            let parked = shared.0.arm(&shared.1, &waker).unwrap();
+            let entry = shared.0.register(&shared.1, &waker).unwrap();
             drop(waker);
             let filler = thread::spawn({
                 let shared = Arc::clone(&shared);
                 move || {
-                    let (parking, word) = &*shared;
+                    let (table, word) = &*shared;
                     if word.finish_fill(FrameIndex(1), Shown::default()).any() {
-                        parking.wake(std::ptr::from_ref(word).addr());
+                        table.wake(std::ptr::from_ref(word).addr());
                     }
                 }
             });
-            shared.0.leave(&parked);
+            shared.0.deregister(&entry);
             filler.join().unwrap();
             assert_eq!(std::sync::Arc::strong_count(&flag), 1, "a waker is left");
         });
@@ -400,26 +405,26 @@ mod loom_tests {
     fn loom_the_first_task_is_not_missed() {
         loom::model(|| {
             let made = loom::sync::atomic::AtomicBool::new(false);
-            let shared = Arc::new((Parking::new(), PageWord::new(), made));
+            let shared = Arc::new((WaitTable::new(), PageWord::new(), made));
             let word = &shared.1;
             word.try_fill(FrameIndex(1)).unwrap();
-            assert!(word.arm(word.load()).is_some());
+            assert!(word.set_waiters(word.load()).is_some());
             let filler = thread::spawn({
                 let shared = Arc::clone(&shared);
                 move || {
-                    let (parking, word, made) = &*shared;
+                    let (table, word, made) = &*shared;
                     let _ = word.finish_fill(FrameIndex(1), Shown::default());
-                    let found = || made.load(Acquire).then_some(parking);
-                    if let Some(parking) = found_after_the_end(found) {
-                        parking.wake(std::ptr::from_ref(word).addr());
+                    let existing = || made.load(Acquire).then_some(table);
+                    if let Some(table) = existing_after_transition(existing) {
+                        table.wake(std::ptr::from_ref(word).addr());
                     }
                 }
             });
             let flag = std::sync::Arc::<Flag>::default();
             shared.2.store(true, Release);
-            let parked = shared.0.arm(word, &Waker::from(std::sync::Arc::clone(&flag)));
+            let entry = shared.0.register(word, &Waker::from(std::sync::Arc::clone(&flag)));
             filler.join().unwrap();
-            assert_eq!(parked.is_some(), flag.0.load(SeqCst), "armed, and not woken");
+            assert_eq!(entry.is_some(), flag.0.load(SeqCst), "armed, and not woken");
         });
     }
 }

@@ -136,7 +136,7 @@ fn no_page_is_left_on_the_shelf() {
         });
     });
     file.sync_all().unwrap();
-    assert_eq!(cache.ledger.kept(), 0);
+    assert_eq!(cache.writeback_counts.unevictable(), 0);
     evict_all(&case);
     assert_eq!(cache.queued(), (0, 0), "pages are left");
 }
@@ -146,7 +146,7 @@ fn no_page_is_left_on_the_shelf() {
 fn a_clean_page_is_found_behind_kept_ones() {
     let case = full();
     let cache = &case.engine.shared().cache;
-    assert_eq!(cache.ledger.kept(), 2 * KEPT * PAGE, "nothing was written back");
+    assert_eq!(cache.writeback_counts.unevictable(), 2 * KEPT * PAGE, "nothing was written back");
     let evictions = || case.engine.stats().evictions;
     let clean = case.engine.stats().fills - evictions();
     assert!(clean > 1000, "{clean}");

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cache::policy::evict::LOOKS_OF_A_GO_MAX;
+use crate::cache::policy::evict::SCANNED_PER_PASS_MAX;
 use crate::{Admission, Advice, BackendChoice, Engine, File, OpenOptions, Stats, WriteMode};
 
 const PAGE: u64 = 4096;
@@ -47,7 +47,7 @@ impl Case {
             self.read(page);
             self.stats().evictions > 0
         });
-        self.most_looks();
+        self.scanned_max();
         // The first are among those that went.
         self.stats().evictions + 64..end.unwrap()
     }
@@ -59,8 +59,8 @@ impl Case {
         assert!(self.stats().misses - misses < 100, "most are cached");
     }
 
-    fn most_looks(&self) -> u64 {
-        self.engine.shared().cache.take_most_looks()
+    fn scanned_max(&self) -> u64 {
+        self.engine.shared().cache.take_scanned_max()
     }
 
     fn stats(&self) -> Stats {
@@ -75,7 +75,7 @@ fn a_cache_that_was_all_read_again_is_not_gone_through_at_once() {
     let case = Case::new();
     let mut pages = case.fill();
     let many = pages.end - pages.start;
-    assert!(many > 20 * LOOKS_OF_A_GO_MAX, "{many}: too few to tell");
+    assert!(many > 20 * SCANNED_PER_PASS_MAX, "{many}: too few to tell");
     case.read_again(&pages);
     // Once for those that are new, and once, with all of them in use, for those that are not.
     for round in 0..2 {
@@ -85,13 +85,16 @@ fn a_cache_that_was_all_read_again_is_not_gone_through_at_once() {
         let after = case.stats();
         assert_eq!(after.uncached_reads, 0);
         assert!(after.evictions - before.evictions >= many / 4 - 64, "{after:?}");
-        let looks = case.most_looks();
+        let looks = case.scanned_max();
         assert!(looks > 1, "nothing was looked at");
-        assert!(looks <= LOOKS_OF_A_GO_MAX, "round {round}: {looks} pages in one hold of the lock");
+        assert!(
+            looks <= SCANNED_PER_PASS_MAX,
+            "round {round}: {looks} pages in one hold of the lock"
+        );
         for _ in 0..3 {
             pages.clone().for_each(|page| case.read(page));
         }
-        case.most_looks();
+        case.scanned_max();
         pages.end = fresh.end;
     }
 }
@@ -114,8 +117,8 @@ fn pages_that_cannot_go_are_not_gone_through_at_once() {
         case.read(pages.end + page);
     }
     assert_eq!(case.stats().uncached_reads, 0);
-    let looks = case.most_looks();
-    assert!(looks > 1 && looks <= LOOKS_OF_A_GO_MAX, "{looks} pages in one hold of the lock");
+    let looks = case.scanned_max();
+    assert!(looks > 1 && looks <= SCANNED_PER_PASS_MAX, "{looks} pages in one hold of the lock");
     drop(views);
 }
 
@@ -145,6 +148,6 @@ fn a_victim_is_found_among_pages_that_are_all_in_use() {
     }
     let stats = case.stats();
     assert_eq!(stats.evictions, stats.fills, "some were left: {stats:?}");
-    assert!(case.most_looks() <= LOOKS_OF_A_GO_MAX);
+    assert!(case.scanned_max() <= SCANNED_PER_PASS_MAX);
     taken.into_iter().for_each(|frame| cache.frames.free(frame, class));
 }
