@@ -1,6 +1,6 @@
-//! Loom models of what goes in batches between a thread and the lists that all share: free frames
-//! ([`magazine`](super::magazine)) and newcomers ([`newcomers`](super::newcomers)), with the types that the
-//! engine has.
+//! Loom models of batches between a thread and shared lists: free frames
+//! ([`magazine`](super::frames::magazine)) and insert batches
+//! ([`insert_batch`](super::policy::insert_batch)), with the production types.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,25 +13,25 @@ use crate::cache::policy::fifo::BATCHED;
 use crate::cache::policy::insert_batch::InsertBatch;
 use crate::units::{FrameIndex, PageIndex};
 
-/// A rule that a twin leaves out.
+/// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// What magazines hold is given to the free list before anybody is refused memory (magazine.MG3).
+    /// Magazines are emptied to the free list before an allocation fails (magazine.MG3).
     Empty,
-    /// A magazine that is full gives a batch to the free list.
+    /// A full magazine passes a batch to the free list.
     Rest,
-    /// The node's tag is what says that it is a newcomer's (insert_batch.IB1).
+    /// The tag of the queue node shows that it is batched (insert_batch.IB1).
     Tag,
-    /// Who takes the page out clears the tag (insert_batch.IB1).
+    /// The thread that removes the page clears the tag (insert_batch.IB1).
     Clear,
-    /// All lists are emptied before somebody is told that nothing can go (insert_batch.IB3).
+    /// All lists are drained before an eviction fails (insert_batch.IB3).
     AdmitAll,
 }
 
 const BATCH: usize = 1;
 
-/// Two threads' magazines, and the free list behind them.
+/// The magazines of two threads, and the free list behind them.
 struct Depot {
     without: Rule,
     magazines: [Mutex<Magazine>; 2],
@@ -44,7 +44,7 @@ impl Depot {
         Arc::new(Depot { without, magazines, list: Mutex::default() })
     }
 
-    /// As `Frames::free_near`.
+    /// As `Frames::free_to_magazine`.
     fn free(&self, place: usize, frame: FrameIndex) {
         let mut near = self.magazines[place].lock().unwrap();
         near.put(frame, BATCH, |rest| {
@@ -54,7 +54,7 @@ impl Depot {
         });
     }
 
-    /// As `Frames::take_near`.
+    /// As `Frames::take_from_magazine`.
     fn try_take(&self, place: usize) -> Option<FrameIndex> {
         let mut near = self.magazines[place].lock().unwrap();
         let mut frame = [FrameIndex::NONE];
@@ -67,7 +67,7 @@ impl Depot {
         taken
     }
 
-    /// As `Cache::take_frame` where nothing can be evicted.
+    /// As `Cache::take_frame` if nothing is evictable.
     fn take(&self, place: usize) -> Option<FrameIndex> {
         loop {
             let taken = self.try_take(place);
@@ -88,10 +88,9 @@ impl Depot {
     }
 }
 
-/// Goal: frames are neither lost nor had twice, and nobody is refused one that lies in another thread's
-/// magazine.
-/// Method: one thread has three frames and frees them; the other takes one meanwhile, and all that are left
-/// when both are done.
+/// Goal: frames are neither lost nor allocated twice, and no allocation fails while a free frame is
+/// in another thread's magazine. Method: one thread has three frames and frees them. Concurrently,
+/// the other allocates one, and all that are left when both are done.
 fn a_taker_meets_a_magazine(without: Rule) {
     loom::model(move || {
         let depot = Depot::new(without);
@@ -127,14 +126,14 @@ fn loom_without_giving_the_rest_to_the_list_frames_are_lost() {
     a_taker_meets_a_magazine(Rule::Rest);
 }
 
-const SEAT: FrameIndex = FrameIndex(1);
+const NODE: FrameIndex = FrameIndex(1);
 
-/// One page's node, two threads' lists of newcomers, and the queue.
+/// The queue node of a page, the insert batches of two threads, and the queue.
 struct Hall {
     without: Rule,
     node: FrameMeta,
     lists: [Mutex<InsertBatch>; 2],
-    /// Seats, and whether the owner was found with the tag.
+    /// Queue nodes, and whether the owner was visible with the tag.
     queue: Mutex<Vec<(FrameIndex, bool)>>,
 }
 
@@ -144,17 +143,18 @@ impl Hall {
         Arc::new(Hall { without, node: FrameMeta::fresh(), lists, queue: Mutex::default() })
     }
 
-    /// As `Cache::arrived`, by the thread that brings the page: the owner before the tag.
+    /// As `Cache::insert_pages`, by the thread that fills the page: the owner is stored before the
+    /// tag.
     fn arrive(&self, place: usize, page: u64) {
         self.node.owner.store(owner_of(page), Relaxed);
         self.node.describe(PageIndex(page), BATCHED);
-        self.lists[place].lock().unwrap().push(SEAT);
+        self.lists[place].lock().unwrap().push(NODE);
     }
 
-    /// As `Queues::admit`.
-    fn insert_batch(&self, newcomers: &[FrameIndex]) {
+    /// As `Queues::insert_batch`.
+    fn insert_batch(&self, nodes: &[FrameIndex]) {
         let mut queue = self.queue.lock().unwrap();
-        for &node in newcomers {
+        for &node in nodes {
             let tags = self.node.published_tags();
             if tags & BATCHED != 0 || self.without == Rule::Tag {
                 let is_its_owners = self.node.owner.load(Relaxed) == owner_of(self.node.page().0);
@@ -164,18 +164,20 @@ impl Hall {
         }
     }
 
-    /// As `Queues::remove`, when the page is taken out of its word: the node is free, or another page's next.
+    /// As `Queues::remove`, when the page leaves its word: the node is free, or used for another
+    /// page next.
     fn remove(&self) {
         let mut queue = self.queue.lock().unwrap();
         match self.node.tags() {
             tags if tags & BATCHED != 0 && self.without != Rule::Clear => {
                 self.node.set_tags(tags & !BATCHED);
             }
-            _ => queue.retain(|(node, _)| *node != SEAT),
+            _ => queue.retain(|(node, _)| *node != NODE),
         }
     }
 
-    /// As `Cache::evict`: of what is queued, and then of what all lists have; whether a page went.
+    /// As `Cache::evict`: evicts from the queue, and then from all lists. Returns whether a page
+    /// was evicted.
     fn evict(&self, place: usize) -> bool {
         let evict_queued = || {
             self.insert_batch(self.lists[place].lock().unwrap().drain());
@@ -196,8 +198,9 @@ fn owner_of(page: u64) -> *mut () {
     std::ptr::without_provenance_mut(16 * page as usize)
 }
 
-/// Beside a thread that empties the lists, `body` is done; then the lists are emptied again. What is queued.
-fn emptied_beside(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, bool)>)) {
+/// Runs `body` concurrently with a thread that drains the lists. Then the lists are drained again,
+/// and the queue is checked.
+fn drained_concurrently(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, bool)>)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
@@ -217,38 +220,39 @@ fn emptied_beside(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, boo
     });
 }
 
-/// Goal: a page is in the queue once, with its owner, whichever list its node is in by then.
-/// Method: a page arrives and leaves, and another one arrives with its node, in another thread's list.
-fn a_seat_is_in_two_lists(without: Rule) {
+/// Goal: a page is queued once, with its owner, whichever list has its queue node by then. Method:
+/// a page is inserted and removed, and another page is inserted with the same node, in the list of
+/// another thread.
+fn a_node_is_in_two_lists(without: Rule) {
     let body = |hall: &Hall| {
         hall.arrive(0, 1);
         hall.remove();
         hall.arrive(1, 2);
     };
-    emptied_beside(without, body, |queued| {
-        assert_eq!(queued, [(SEAT, true)], "a node is not queued once with its owner");
+    drained_concurrently(without, body, |queued| {
+        assert_eq!(queued, [(NODE, true)], "a node is not queued once with its owner");
     });
 }
 
 #[test]
-fn loom_a_seat_is_in_two_lists() {
-    a_seat_is_in_two_lists(Rule::None);
+fn loom_a_node_is_in_two_lists() {
+    a_node_is_in_two_lists(Rule::None);
 }
 
 #[test]
 #[should_panic(expected = "a node is not queued once")]
 fn loom_without_a_look_at_the_tag_a_seat_is_queued_twice() {
-    a_seat_is_in_two_lists(Rule::Tag);
+    a_node_is_in_two_lists(Rule::Tag);
 }
 
-/// Goal: a page that has left is in no queue, though its node is in a list.
+/// Goal: a removed page is not queued, although its queue node is in a list.
 fn a_newcomer_leaves(without: Rule) {
     let body = |hall: &Hall| {
         hall.arrive(0, 1);
         hall.remove();
     };
-    emptied_beside(without, body, |queued| {
-        assert!(queued.is_empty(), "a node of nobody's is queued")
+    drained_concurrently(without, body, |queued| {
+        assert!(queued.is_empty(), "a free node is queued")
     });
 }
 
@@ -258,13 +262,13 @@ fn loom_a_newcomer_leaves() {
 }
 
 #[test]
-#[should_panic(expected = "a node of nobody's")]
-fn loom_without_clearing_the_tag_a_seat_of_nobodys_is_queued() {
+#[should_panic(expected = "a free node")]
+fn loom_without_clearing_the_tag_a_free_node_is_queued() {
     a_newcomer_leaves(Rule::Clear);
 }
 
-/// Goal: nobody is told that nothing can go while a page waits in another thread's list.
-/// Method: a page arrives by one thread; another one evicts, at the same time and after.
+/// Goal: no eviction fails while a page waits in another thread's list. Method: one thread inserts
+/// a page; another thread evicts, at the same time and afterwards.
 fn an_evictor_meets_a_newcomer(without: Rule) {
     loom::model(move || {
         let hall = Hall::new(without);

@@ -1,5 +1,5 @@
-//! Loom models of nodes: pages that are overwritten against the evictor, and frames that go from one page
-//! to the other meanwhile.
+//! Loom models of queue nodes: pages that are overwritten while they are evicted, and frames that
+//! move from one page to the other.
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -14,9 +14,9 @@ const FRAMES: u32 = 3;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rule {
     None,
-    /// Seats are swapped before the old frame is free.
+    /// Queue nodes are swapped before the old frame is free.
     SwapFirst,
-    /// The evictor looks whether the frame has the node.
+    /// The evictor checks whether the frame has the queue node.
     Look,
 }
 
@@ -24,9 +24,9 @@ struct Pond {
     without: Rule,
     words: [PageWord; 2],
     epoch: Epoch,
-    /// Of frames 1 to 3.
+    /// Those of frames 1 to 3.
     nodes: Vec<QueueNode>,
-    /// Seats and their pages.
+    /// Queue nodes and their pages.
     queue: Mutex<Vec<(FrameIndex, usize)>>,
     free: Mutex<Vec<FrameIndex>>,
 }
@@ -91,7 +91,7 @@ impl Pond {
         }
     }
 
-    /// Each page that is cached has the node that is queued for it.
+    /// Each cached page has the queue node that is queued for it.
     fn check(&self) {
         let queue = self.queue.lock().unwrap();
         for (page, word) in self.words.iter().enumerate() {
@@ -111,8 +111,8 @@ impl Pond {
     }
 }
 
-/// Goal: the queue's node of a page is that of its frame, however the page is overwritten while it is
-/// evicted, and its frames are used for another page.
+/// Goal: the queued node of a page is that of its frame, however the page is overwritten while it
+/// is evicted, and its frames are used for another page.
 fn overwrites_race_the_evictor(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
@@ -123,7 +123,7 @@ fn overwrites_race_the_evictor(without: Rule) {
                 pond.fill(1);
             }
         });
-        // Once: here versions have one bit.
+        // Once: in the model, versions have one bit.
         pond.overwrite();
         evictor.join().unwrap();
         pond.check();

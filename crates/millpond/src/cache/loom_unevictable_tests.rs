@@ -1,5 +1,6 @@
-//! Loom models of the [`shelf`](super::shelf): the evictor that puts a page there, against write-back that lets
-//! it go and a writer that overwrites it, with the types and steps that the engine has.
+//! Loom models of the [unevictable list](super::policy::unevictable): the evictor moves a page
+//! there, while write-back makes it evictable and a writer overwrites it, with the production types
+//! and steps.
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -13,19 +14,19 @@ use crate::cache::table::page::{PageWord, Shown, Word, WritebackEnd};
 
 use crate::units::{FrameIndex, PageIndex};
 
-/// In a node's tags: it is queued in main.
+/// In the tags of a queue node: it is queued in main.
 const MAIN: u32 = 3;
 const _: () = assert!(MAIN & QUEUE == MAIN);
 
-/// A rule that a twin leaves out.
+/// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// The evictor looks at the word again (unevictable.UN2).
-    Again,
-    /// Who lets the page go looks at its node (unevictable.UN2).
+    /// The evictor reads the word again (unevictable.UN2).
+    SecondRead,
+    /// The thread that makes the page evictable reads its queue node (unevictable.UN2).
     QueueNode,
-    /// One who does not find it says so (unevictable.UN3).
+    /// A thread that does not find the queue node sets the rescan flag (unevictable.UN3).
     Rescan,
 }
 
@@ -65,26 +66,26 @@ impl Pond {
         self.nodes[frame.0 as usize].of(frame)
     }
 
-    /// As `Place::of`, of node 1.
+    /// As `QueuedPage::of`, for node 1.
     fn seen(&self) -> Option<Word> {
         let seen = self.word.load();
         (seen.is_ready() && self.queue_node_of(seen.frame()) == FrameIndex(1)).then_some(seen)
     }
 
-    /// As `Queues::shelve`, under the lock.
-    fn shelve(&self) {
+    /// As `Queues::move_to_unevictable`, under the lock.
+    fn move_to_list(&self) {
         let meta = &self.metas[1];
         meta.set_tags(MAIN | UNEVICTABLE);
-        if self.without != Rule::Again && !unevictable::is_still_unevictable(|| self.seen()) {
+        if self.without != Rule::SecondRead && !unevictable::is_still_unevictable(|| self.seen()) {
             meta.set_tags(MAIN);
         }
     }
 
-    /// The evictor finds the page kept.
+    /// The evictor finds the page unevictable.
     fn look(&self) {
         let _queues = self.queues.lock().unwrap();
         if self.seen().is_some_and(Word::is_unevictable) {
-            self.shelve();
+            self.move_to_list();
         }
     }
 
@@ -104,7 +105,8 @@ impl Pond {
         }
     }
 
-    /// A write that goes through; and its old frame is another page's next, with the node that comes with it.
+    /// A write that goes through. The old frame is used for another page next, with the queue node
+    /// that comes with it.
     fn overwrite(&self) {
         let (old, new) = (FrameIndex(1), FrameIndex(2));
         let change = self.word.try_replace(new, Shown::default(), &self.epoch).unwrap();
@@ -113,11 +115,11 @@ impl Pond {
         self.metas[2].describe(PageIndex(7), BATCHED);
     }
 
-    /// As an evictor that finds nothing else, when all others are done.
+    /// As an evictor that finds no other victim, after all other threads are done.
     fn check(&self) {
         let _queues = self.queues.lock().unwrap();
         if self.rescan.take() && self.metas[1].tags() & UNEVICTABLE != 0 {
-            self.shelve();
+            self.move_to_list();
         }
         assert!(!self.word.load().is_unevictable());
         assert!(self.seen().is_some());
@@ -125,16 +127,17 @@ impl Pond {
     }
 }
 
-fn beside(pond: &Arc<Pond>, body: fn(&Pond)) -> thread::JoinHandle<()> {
+fn spawn(pond: &Arc<Pond>, body: fn(&Pond)) -> thread::JoinHandle<()> {
     let pond = Arc::clone(pond);
     thread::spawn(move || body(&pond))
 }
 
-/// Goal: a page that write-back lets go while the evictor puts it on the shelf is not left there.
-fn a_page_is_let_go(without: Rule) {
+/// Goal: a page that becomes evictable while the evictor moves it to the list does not stay on the
+/// list.
+fn a_page_is_requeued(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
-        let evictor = beside(&pond, Pond::look);
+        let evictor = spawn(&pond, Pond::look);
         pond.clear_unstable();
         evictor.join().unwrap();
         pond.check();
@@ -142,34 +145,35 @@ fn a_page_is_let_go(without: Rule) {
 }
 
 #[test]
-fn loom_a_page_is_let_go_while_it_is_shelved() {
-    a_page_is_let_go(Rule::None);
+fn loom_a_page_is_requeued_while_it_is_moved() {
+    a_page_is_requeued(Rule::None);
 }
 
 #[test]
 #[should_panic(expected = "left on the shelf")]
 fn loom_without_looking_again_a_page_is_left_on_the_shelf() {
-    a_page_is_let_go(Rule::Again);
+    a_page_is_requeued(Rule::SecondRead);
 }
 
 #[test]
 #[should_panic(expected = "left on the shelf")]
 fn loom_without_looking_at_the_seat_a_page_is_left_on_the_shelf() {
-    a_page_is_let_go(Rule::QueueNode);
+    a_page_is_requeued(Rule::QueueNode);
 }
 
-/// Goal: the same where the page is overwritten meanwhile, and who lets it go does not find its node.
-/// Method: the page is on the shelf before, or is put there beside it.
-fn an_overwritten_page_is_let_go(without: Rule, shelved: bool) {
+/// Goal: the same if the page is overwritten concurrently, so that the thread that makes it
+/// evictable does not find its queue node. Method: the page is on the list before, or is moved
+/// there concurrently.
+fn an_overwritten_page_is_requeued(without: Rule, listed: bool) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let pond = Pond::new(without);
-        if shelved {
+        if listed {
             pond.look();
         }
-        let writer = beside(&pond, Pond::overwrite);
-        let evictor = (!shelved).then(|| beside(&pond, Pond::look));
+        let writer = spawn(&pond, Pond::overwrite);
+        let evictor = (!listed).then(|| spawn(&pond, Pond::look));
         pond.clear_unstable();
         writer.join().unwrap();
         if let Some(evictor) = evictor {
@@ -180,17 +184,17 @@ fn an_overwritten_page_is_let_go(without: Rule, shelved: bool) {
 }
 
 #[test]
-fn loom_an_overwritten_page_is_let_go() {
-    an_overwritten_page_is_let_go(Rule::None, true);
+fn loom_an_overwritten_page_is_requeued() {
+    an_overwritten_page_is_requeued(Rule::None, true);
 }
 
 #[test]
-fn loom_an_overwritten_page_is_let_go_while_it_is_shelved() {
-    an_overwritten_page_is_let_go(Rule::None, false);
+fn loom_an_overwritten_page_is_requeued_from_the_list() {
+    an_overwritten_page_is_requeued(Rule::None, false);
 }
 
 #[test]
 #[should_panic(expected = "left on the shelf")]
 fn loom_without_telling_of_a_stray_it_is_left_on_the_shelf() {
-    an_overwritten_page_is_let_go(Rule::Rescan, true);
+    an_overwritten_page_is_requeued(Rule::Rescan, true);
 }

@@ -1,15 +1,17 @@
-//! The copies that asynchronous writes take of their sources, under the memory limit.
+//! Copies of source buffers by asynchronous writes, under the memory limit.
 //!
-//! The caller may drop the future of a write, and with it the source, so a worker writes from a copy. The copies of an
-//! engine may take an eighth of its limit and count against it. A write that finds an eighth taken waits with its source until
-//! copies are freed; so the copies exceed an eighth by no more than the last one, and only one that is longer
-//! than the room that was left is not counted as a whole.
+//! The caller may drop the future of a write, and with it the source buffer, so a worker writes
+//! from a copy. The copies of an engine may use an eighth of its limit and are charged to it. If an
+//! eighth is in use, a further write waits with its source until copies are freed. So the copies
+//! exceed an eighth by no more than the last one. Only a copy that is longer than the remaining
+//! room is not charged completely.
 //!
-//! - **CO1** A copy is freed when its write has ended, whether or not its future is polled. A waiting write has no
-//!   place in a line: one whose future is not polled keeps no other one waiting.
-//! - **CO2** A 64th of the limit stays charged once it was needed, as memory would be evicted for each small write again.
+//! - **CO1** A copy is freed when its write has ended, whether or not its future is polled. Waiting
+//!   writes have no order: a waiting write whose future is not polled does not delay the others.
+//! - **CO2** Once it was needed, a 64th of the limit stays charged. Otherwise memory would be
+//!   evicted for each small write.
 //!
-//! Locks: that of the state; under it those of an eviction. Wakers are called without it.
+//! Locks: the lock of the state; under it those of an eviction. Wakers are called without it.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -22,10 +24,10 @@ use crate::cache::Cache;
 
 /// The part of the limit that copies may take.
 const PART: u64 = 8;
-/// The part that stays charged (CO2). Chosen, not measured.
+/// The part that stays charged (CO2). Untuned.
 const KEPT_PART: u64 = 64;
 
-/// An engine, as its copies see it.
+/// An engine, as seen by its copies.
 pub(crate) trait CopyOwner {
     fn cache(&self) -> &Cache;
     fn copies(&self) -> &Copies;
@@ -41,9 +43,9 @@ pub(crate) struct Copies {
 struct State {
     /// Bytes of all copies.
     bytes: u64,
-    /// Bytes that are charged for them.
+    /// Bytes charged for them.
     charged: u64,
-    /// Writes that wait, by their numbers.
+    /// Waiting writes, by their numbers.
     waiting: BTreeMap<u64, TaskWaker>,
     next_number: u64,
 }
@@ -53,7 +55,7 @@ impl Copies {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Whether a copy of `bytes` has room; then it is counted.
+    /// Counts a copy of `bytes`, if there is room. Returns whether there is.
     fn try_admit(state: &mut State, cache: &Cache, bytes: u64) -> bool {
         let most = cache.frames.limit_bytes() / PART;
         let is_alone = state.bytes == 0;
@@ -65,7 +67,7 @@ impl Copies {
             if cache.try_charge(wanted - state.charged) {
                 state.charged = wanted;
             } else if !is_alone {
-                // Nothing can be evicted for it now. The end of another one wakes it.
+                // Nothing is evictable now. The end of another copy wakes this write.
                 return false;
             }
         }
@@ -86,11 +88,11 @@ impl Copies {
     }
 }
 
-/// A write that wants a copy of so many bytes.
+/// A write that waits for the room of its copy.
 pub(crate) struct WaitingCopy<O: CopyOwner> {
     owner: Arc<O>,
     bytes: u64,
-    /// While its waker may be in the list.
+    /// Set while its waker may be in the list.
     number: Option<u64>,
 }
 
@@ -114,7 +116,7 @@ impl<O: CopyOwner> WaitingCopy<O> {
             self.number = Some(number);
         }
         drop(state);
-        // A waker may do anything as it is dropped: not under the lock.
+        // Dropping a waker may run any code, so it is not done under the lock.
         drop(old);
         if is_admitted {
             return Poll::Ready(Counted { owner: Arc::clone(&self.owner), bytes: self.bytes });

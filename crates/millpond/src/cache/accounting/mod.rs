@@ -1,6 +1,7 @@
-//! The accounting of the cache: memory outside of frames, and bytes that write-back keeps in memory.
+//! The accounting of the cache: memory outside of frames, and the bytes that write-back keeps
+//! unevictable.
 //!
-//! Locks: see the modules.
+//! Locks: those of the modules.
 
 pub(crate) mod copies;
 

@@ -1,25 +1,28 @@
-//! A sum of bytes that many threads add to and take from, most of them without a line that all write: each has a
-//! *local* at hand, of bytes that are in the sum already, and nobody's.
+//! A per-CPU counter of bytes with batches: most updates change only a local counter. (Linux has
+//! `percpu_counter`.)
+//!
+//! Each local counter holds bytes that are included in the total, but not in use. An update takes
+//! bytes from it or returns bytes to it.
 //!
 //! ```text
-//!   add:  local --- as many as are added ---> (owed)     none left: total += a batch and these; local += a batch
-//!   sub:  local <-- as many as are taken ---- (owed)     over two batches: local := a batch; total -= the rest
-//!   settle: each local := 0; total -= what it had
+//!   add:   local -= bytes;   if it has too few: total += a batch and the bytes; local += a batch
+//!   sub:   local += bytes;   if it exceeds two batches: local := a batch; total -= the rest
+//!   drain: local := 0; total -= its bytes
 //! ```
 //!
-//! - **PC1** What is total is what is owed and all locals. It is raised before a local is, and lowered
-//!   after one is: so it never says less than is owed, and as much more as there is in locals, of two batches
-//!   each. The one moment where it does is the one that a sum without locals has: who takes what another adds
-//!   may be the first of them to say so.
-//! - **PC2** Who takes from a local, sees in the sum what was total for it, and so does everybody who learns
-//!   of what is owed from then on: the local is added to with Release, and taken from with Acquire; what is
-//!   between is one release sequence.
-//! - **PC3** Nothing is stranded: a look that matters settles first, and has the sum as exact as without
-//!   locals. Where the batch is 0, which the caller says of a sum near its limit, or of a small one, no
-//!   local grows.
+//! - **PC1** The total is the exact sum plus all local counters. It is raised before a local
+//!   counter is, and lowered after one is. So it is never lower than the exact sum, and higher by
+//!   at most two batches for each local counter. As with a plain atomic, a decrement may become
+//!   visible before the increment that it cancels, so the total can be too low for a moment.
+//! - **PC2** A thread that takes bytes from a local counter sees the total that includes them, and
+//!   so does every thread that learns of the update: the local counter is increased with Release,
+//!   and decreased with Acquire; the operations between are one release sequence.
+//! - **PC3** No count is lost: `exact()` drains all local counters first, and is as exact as
+//!   without them. If the batch is 0, which the caller passes for a total near its limit, or a
+//!   small limit, no local counter grows.
 //!
-//! A local is for the threads of a number, of which there are as many as processors or more; two of them may
-//! meet there.
+//! A local counter serves the threads of one shard. There are at least as many shards as
+//! processors; two threads may share one.
 //!
 //! Locks: none.
 
@@ -35,28 +38,28 @@ pub(in crate::cache) struct PerCpuCounter {
 }
 
 impl PerCpuCounter {
-    /// With so many locals.
+    /// A counter with `locals` local counters.
     pub(in crate::cache) fn new(locals: usize) -> PerCpuCounter {
         let zero = || CachePadded::new(AtomicU64::new(0));
         PerCpuCounter { total: zero(), locals: (0..locals).map(|_| zero()).collect() }
     }
 
-    /// What is owed, and locals (PC1). Without a write.
+    /// The exact sum plus the local counters (PC1), without a write.
     pub(in crate::cache) fn upper_bound(&self) -> u64 {
-        // Below zero for a moment, where what is taken is noted before what was added.
+        // Below zero for a moment, if a decrement is visible before its increment.
         (self.total.load(Relaxed) as i64).max(0) as u64
     }
 
-    /// What is owed (PC3).
+    /// The exact sum (PC3).
     pub(in crate::cache) fn exact(&self) -> u64 {
         self.locals.iter().for_each(|local| self.drain(local, 0));
         self.upper_bound()
     }
 
-    /// So many `bytes` more, by a thread of `local`.
+    /// Adds `bytes`, by a thread of local counter `local`.
     pub(in crate::cache) fn add(&self, local: usize, bytes: u64, batch: u64) {
         let take = |has: u64| has.checked_sub(bytes);
-        // PC2; pairs with the Release in `put`.
+        // PC2; pairs with the Release in `add_local`.
         if self.locals[local].fetch_update(Acquire, Relaxed, take).is_ok() {
             return;
         }
@@ -66,7 +69,7 @@ impl PerCpuCounter {
         }
     }
 
-    /// So many less.
+    /// Subtracts `bytes`.
     pub(in crate::cache) fn sub(&self, local: usize, bytes: u64, batch: u64) {
         if batch > 0 {
             self.add_local(local, bytes, batch);
@@ -83,11 +86,12 @@ impl PerCpuCounter {
         }
     }
 
-    /// Of what a local has, leaves `keep`.
+    /// Reduces a local counter to `keep`.
     fn drain(&self, local: &AtomicU64, keep: u64) {
         let lower = |has: u64| (has > keep).then_some(keep);
-        // Argued: PC1. Acquire has the sum raised before it is lowered; a model that weakens it sees nothing, as
-        // loom's sums are changed in the order in which it runs the threads. Pairs with the Release in `put`.
+        // Argued: PC1. Acquire makes the total be raised before it is lowered. A model with a
+        // weaker ordering does not fail, as loom changes atomics in the order in which it runs the
+        // threads. Pairs with the Release in `add_local`.
         if let Ok(has) = local.fetch_update(Acquire, Relaxed, lower) {
             self.total.fetch_sub(has - keep, Relaxed);
         }
@@ -101,7 +105,8 @@ mod tests {
     const PAGE: u64 = 4096;
     const BATCH: u64 = 4 * PAGE;
 
-    /// Goal: what locals have is bounded, however much comes and goes, and a look that settles is exact (PC1, PC3).
+    /// Goal: the local counters are bounded, however often bytes are added and subtracted, and
+    /// `exact` is exact (PC1, PC3).
     #[test]
     fn reserves_are_bounded() {
         let sum = PerCpuCounter::new(2);
@@ -109,7 +114,7 @@ mod tests {
             sum.add(0, PAGE, BATCH);
         }
         assert!((100 * PAGE..=102 * PAGE + BATCH).contains(&sum.upper_bound()));
-        // By another thread than added them.
+        // By another thread than the one that added them.
         for left in (0..100).rev() {
             sum.sub(1, PAGE, BATCH);
             assert!((left * PAGE..=left * PAGE + 4 * BATCH).contains(&sum.upper_bound()));
@@ -119,7 +124,7 @@ mod tests {
         assert_eq!(sum.upper_bound(), 0, "settled");
     }
 
-    /// Goal: without batches the sum is exact, and what locals have from before is used.
+    /// Goal: without batches the sum is exact, and earlier local counts are used up.
     #[test]
     fn no_batch_no_reserve() {
         let sum = PerCpuCounter::new(1);
@@ -145,10 +150,11 @@ mod loom_tests {
 
     const BATCH: u64 = 2;
 
-    /// Goal: who has added sees it in the sum, though another thread total it (PC2); nobody sees less than is owed.
-    /// Method: two threads of one local add one each.
+    /// Goal: a thread that has added sees its bytes in the total, even if another thread raised it
+    /// (PC2); the total is never below the exact sum. Method: two threads of one local counter add
+    /// one each.
     #[test]
-    fn loom_what_is_taken_was_booked() {
+    fn loom_local_bytes_are_in_the_total() {
         loom::model(|| {
             let sum = Arc::new(PerCpuCounter::new(1));
             let other = thread::spawn({
@@ -166,11 +172,11 @@ mod loom_tests {
         });
     }
 
-    /// Goal: one that settles while others add and take neither loses a byte nor sees less than is owed (PC1, PC3).
-    /// Method: one byte is owed all the time; a thread adds two and takes them again, in a local of its own,
-    /// or in that of who settles.
+    /// Goal: draining, concurrent with adding and subtracting, neither loses a byte nor makes the
+    /// total too low (PC1, PC3). Method: the sum always includes one byte; a thread adds two and
+    /// subtracts them again, at its own local counter, or at the one that is drained.
     #[test]
-    fn loom_settling_races_who_adds_and_takes() {
+    fn loom_draining_races_updates() {
         for local in [0, 1] {
             loom::model(move || {
                 let sum = Arc::new(PerCpuCounter::new(2));

@@ -1,15 +1,18 @@
-//! What write-back owes: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of it;
-//! in all, and of each file.
+//! Write-back counts: bytes of pages that are DIRTY, under write-back, UNSTABLE, or any of these,
+//! in total and for each file.
 //!
-//! Follows from the transitions of page words, each of which is noted once, so the sums are exact
-//! when nobody is in the middle of one.
+//! They follow from the transitions of page words. Each transition is counted once, so the sums are
+//! exact when no transition is in progress.
 //!
-//! - **WC1** Two sums change when a page is dirtied, which threads do at the same time in files of their own: what is
-//!   DIRTY, and what is unevictable. Those have [locals](crate::cache::accounting::percpu_counter), of a part of the dirty limit all together. A
-//!   look at them is exact, and takes the locals back; or says so in its name, is too high by no more than that, and
-//!   writes nothing. Who is within a limit by such a look is; who is not looks exactly.
-//! - **WC2** Where three quarters of the dirty limit are used up, or, of what is unevictable, of the cache, or it is a small
-//!   one, there are no locals: else each look would take back what each write takes anew.
+//! - **WC1** Dirtying a page changes two sums, which threads do concurrently in different files:
+//!   DIRTY bytes, and unevictable bytes. These sums are [per-CPU
+//!   counters](crate::cache::accounting::percpu_counter), whose local counters together are bounded
+//!   by a part of the dirty limit. A read is exact, and drains the local counters; or it returns an
+//!   upper bound, as its name says, and writes nothing. If the upper bound is within a limit, no
+//!   exact sum is needed; otherwise the caller computes it.
+//! - **WC2** The local counters are not used above three quarters of the dirty limit (or, for
+//!   unevictable bytes, of the cache), or if the limit is small. Otherwise every exact read would
+//!   drain them and every write would refill them.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,29 +23,31 @@ use crate::cache::accounting::percpu_counter::PerCpuCounter;
 use crate::cache::table::page::{Change, Word};
 use crate::thread;
 
-/// Reserves, at least: threads that come one after the other shall not meet on machines of few processors, either.
+/// The minimum number of local counters: threads that run one after the other should not share one,
+/// even on machines with few processors.
 const LOCALS_MIN: usize = 16;
-/// The part of the dirty limit that batches are, one of each local; the locals have twice that at most.
-/// Chosen, not measured.
+/// The part of the dirty limit that one batch of each local counter makes up. The local counters
+/// hold at most twice that. Untuned.
 const PART: u64 = 32;
-/// What a batch is worth having from, and up to: there is nothing to be gained by a rarer write. Chosen, not measured.
+/// The minimum of a useful batch, and the maximum, beyond which rarer writes gain nothing. Untuned.
 const BATCH_MIN: u64 = 16 << 10;
 const BATCH_MAX: u64 = 256 << 10;
 
 pub(crate) struct WritebackCounts {
     dirty: Box<PerCpuCounter>,
     unevictable: Box<PerCpuCounter>,
-    /// What is written back, and what no sync has covered: flushes write them, and each write reads the first.
+    /// Bytes under write-back, and unsynced bytes. Flushes write them, and each write reads the
+    /// first.
     flushed: Box<CachePadded<[AtomicU64; 2]>>,
     locals: usize,
-    /// WC2. Relaxed: hints, which seldom change.
+    /// The batch (WC2). Relaxed: a hint, which rarely changes.
     batch: AtomicU64,
-    /// What is dirty, and what is unevictable, has locals below this.
+    /// Dirty bytes, and unevictable bytes, use local counters below this.
     batched_below: [AtomicU64; 2],
 }
 
 impl WritebackCounts {
-    /// Without locals, until it is told of a limit.
+    /// Without local counters until the limits are set.
     pub(crate) fn new() -> WritebackCounts {
         let locals = thread::shards().max(LOCALS_MIN);
         WritebackCounts {
@@ -55,7 +60,7 @@ impl WritebackCounts {
         }
     }
 
-    /// So much may be dirty from now on, and the cache has so much (WC2).
+    /// Sets the dirty limit, and the size of the cache (WC2).
     pub(crate) fn set_limits(&self, max: u64, cache_bytes: u64) {
         let batch = (max / PART / self.locals as u64).min(BATCH_MAX);
         self.batch.store(if batch < BATCH_MIN { 0 } else { batch }, Relaxed);
@@ -71,22 +76,22 @@ impl WritebackCounts {
         self.dirty.exact()
     }
 
-    /// The same, and locals (WC1).
+    /// The same, plus local counters (WC1).
     pub(crate) fn dirty_upper_bound(&self) -> u64 {
         self.dirty.upper_bound()
     }
 
-    /// [`WritebackCounts::unwritten`], and locals.
+    /// [`WritebackCounts::unwritten`], plus local counters.
     pub(crate) fn unwritten_upper_bound(&self) -> u64 {
         self.dirty_upper_bound() + sum(&self.flushed[0])
     }
 
-    /// [`WritebackCounts::unevictable`], and locals.
+    /// [`WritebackCounts::unevictable`], plus local counters.
     pub(crate) fn unevictable_upper_bound(&self) -> u64 {
         self.unevictable.upper_bound()
     }
 
-    /// Bytes of pages that are DIRTY, and of those under write-back.
+    /// Bytes of pages that are DIRTY, plus bytes under write-back.
     pub(crate) fn unwritten(&self) -> u64 {
         self.dirty() + sum(&self.flushed[0])
     }
@@ -96,13 +101,13 @@ impl WritebackCounts {
         sum(&self.flushed[1])
     }
 
-    /// Bytes of pages that can't be evicted for what write-back owes (page.W4).
+    /// Bytes of pages that cannot be evicted because of write-back (page.W4).
     pub(crate) fn unevictable(&self) -> u64 {
         self.unevictable.exact()
     }
 
-    /// Notes a transition of a page of `page_bytes`; the [`FileWritebackCounts`] of its file, if that is still in
-    /// use, is told, too.
+    /// Counts a transition of a page of `page_bytes`. The caller also counts it in the
+    /// [`FileWritebackCounts`] of its file, if that is still in use.
     pub(crate) fn note(&self, change: Change, page_bytes: usize) {
         let note = |sum: &AtomicU64, is_in: fn(Word) -> bool| {
             add(sum, &change, page_bytes, |word| u64::from(is_in(word)));
@@ -115,7 +120,7 @@ impl WritebackCounts {
         self.count(&self.unevictable, &self.batched_below[1], was_now, page_bytes);
     }
 
-    /// Notes that a page was, and now is, in one of the sums that have locals.
+    /// Counts that a page was, and now is, in one of the sums with local counters.
     fn count(
         &self,
         sum: &PerCpuCounter,
@@ -128,7 +133,7 @@ impl WritebackCounts {
         }
         let is_near = sum.upper_bound() > below.load(Relaxed);
         let batch = if is_near { 0 } else { self.batch.load(Relaxed) };
-        // Of pages that are longer there is never one in local.
+        // Pages larger than a batch are never counted locally.
         let batch = if page_bytes as u64 > batch { 0 } else { batch };
         let local = thread::shard_of(self.locals);
         if now {
@@ -139,7 +144,7 @@ impl WritebackCounts {
     }
 }
 
-/// What one file has of those sums.
+/// The part of one file in these sums.
 #[derive(Default)]
 pub(crate) struct FileWritebackCounts {
     unwritten: AtomicU64,
@@ -158,7 +163,7 @@ impl FileWritebackCounts {
         sum(&self.unevictable)
     }
 
-    /// As [`WritebackCounts::unstable`], but for pages that are DIRTY again.
+    /// As [`WritebackCounts::unstable`], except for pages that are DIRTY again.
     pub(crate) fn unstable(&self) -> u64 {
         self.unevictable().saturating_sub(self.unwritten())
     }
@@ -174,24 +179,25 @@ impl FileWritebackCounts {
         }
     }
 
-    /// How many write-backs of a page have ended, well or not: as long as it grows, the device
-    /// moves.
+    /// The number of ended write-backs of pages, successful or not. While it grows, the device
+    /// makes progress.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Relaxed)
     }
 }
 
-/// Adds to a sum by how much a transition has changed what `count` says of the page.
+/// Changes a sum by the difference that a transition makes to `count`.
 fn add(sum: &AtomicU64, change: &Change, page_bytes: usize, count: impl Fn(Word) -> u64) {
     let (was, now) = (count(change.was), count(change.now));
     if was != now {
         let more = now.wrapping_sub(was).wrapping_mul(page_bytes as u64);
-        // Wraps around where it is less.
+        // Wraps around for a decrease.
         sum.fetch_add(more, Relaxed);
     }
 }
 
-/// A sum may be below zero for a moment, as one transition is noted before the one that it follows.
+/// A sum may be below zero for a moment, as a transition may be counted before the one that it
+/// follows.
 fn sum(of: &AtomicU64) -> u64 {
     (of.load(Relaxed) as i64).max(0) as u64
 }

@@ -1,6 +1,7 @@
-//! Which frames are free: handing them out, taking them back, and giving memory back to the system.
+//! Allocation of frames: take free frames, free them, and return memory to the system.
 //!
-//! Locks: one per class around its free list; under it that of the chunks. Nothing is called under them but the kernel.
+//! Locks: one per class around its free list; under it the lock of the chunks. Only the kernel is
+//! called under them.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,23 +14,23 @@ use crate::cache::frames::{Frames, FreeList};
 use crate::cache::table::step;
 use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FrameIndex, UNIT_SHIFT};
 
-/// Below this limit, a chunk for each class, no memory is committed ahead of its use.
+/// With a smaller limit (a chunk for each class), no memory is committed before its use.
 const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
-/// The same for leaves of page tables, where a chunk of them is little: it maps 1 GiB of small
-/// pages.
+/// The same for leaves of page tables: with this limit a chunk of leaves, which maps 1 GiB of small
+/// pages, is little.
 const HUGE_LEAVES_LIMIT_BYTES_MIN: u64 = 128 << 20;
-/// The part of the limit that free leaves may take while pages want it.
+/// The part of the limit that free leaves may keep while pages need memory.
 const SPARE_PART: u64 = 256;
 
 impl Frames {
-    /// Takes a free frame, or commits another one if the limit allows it. The bytes are
-    /// unspecified, and late readers may still be looking at them.
+    /// Takes a free frame, or commits another one if the limit allows it. Its bytes are
+    /// unspecified, and late readers may still access them.
     pub(crate) fn try_alloc(&self, class: Class) -> Option<FrameIndex> {
         let mut frame = [FrameIndex::NONE];
         (self.try_alloc_many(class, &mut frame) == 1).then_some(frame[0])
     }
 
-    /// [`Frames::try_alloc`] for each place of `frames`, in order; returns how many there are.
+    /// [`Frames::try_alloc`] for each element of `frames`, in order. Returns the number of frames.
     pub(crate) fn try_alloc_many(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
         let taken = self.take_from_magazine(class, frames);
         frames[..taken].iter().for_each(|&frame| self.prepare_for_use(frame, class));
@@ -47,13 +48,14 @@ impl Frames {
         taken
     }
 
-    /// How many frames of `class` go at once to the magazine that is at hand; 0: they have none.
+    /// How many frames of `class` are moved to or from the thread's magazine at once. 0: the class
+    /// has none.
     pub(crate) fn batch(&self, class: Class) -> usize {
         self.magazines.batch(class)
     }
 
-    /// Takes frames for the places of `frames`, in order, from the magazine that is at hand, and then from
-    /// the free list; returns how many there are.
+    /// Takes frames from the thread's magazine, and then from the free list, in order. Returns the
+    /// number of frames.
     fn take_from_magazine(&self, class: Class, frames: &mut [FrameIndex]) -> usize {
         let batch = self.batch(class);
         if batch == 0 {
@@ -71,8 +73,7 @@ impl Frames {
         taken + listed
     }
 
-    /// Puts frames that belong to nobody any more into the magazine that is at hand, and what it does not
-    /// take on the free list.
+    /// Puts unused frames into the thread's magazine, and the rest on the free list.
     fn free_to_magazine(&self, frames: &[FrameIndex], class: Class) {
         let batch = self.batch(class);
         if batch == 0 {
@@ -80,13 +81,13 @@ impl Frames {
         }
         let mut shard = self.magazines.mine();
         let magazine = &mut shard[class.page_number()];
-        // So that they come out in this order (magazine.MG4).
+        // In this order, so that they are taken in the original one (magazine.MG4).
         for &frame in frames.iter().rev() {
             magazine.put(frame, batch, |rest| self.free_listed(rest, class));
         }
     }
 
-    /// Puts what all magazines hold on the free lists; whether that was any.
+    /// Moves the frames of all magazines to the free lists. Returns whether there were any.
     pub(crate) fn empty_magazines(&self) -> bool {
         let mut any = false;
         self.magazines.for_each(|magazine, class| {
@@ -99,16 +100,16 @@ impl Frames {
         any
     }
 
-    /// The last step of taking a frame, before its first byte is written.
+    /// The last step of an allocation, before the first byte is written.
     pub(crate) fn prepare_for_use(&self, frame: FrameIndex, class: Class) {
         if let Some(survival) = self.records(class) {
             survival.free_record(frame);
         }
-        // Also: the record is FREE before the first such byte (survival.K2).
+        // This also makes the record FREE before the first such byte (survival.K2).
         step::begin_reuse();
     }
 
-    /// A free frame that is committed.
+    /// Takes a free frame that is committed.
     fn pop_committed(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
         if free.warm != 0 {
             let frame = FrameIndex(free.warm);
@@ -162,7 +163,7 @@ impl Frames {
         Some(self.open_group(free, group, class))
     }
 
-    /// Gives the class another chunk; `None` if address space or the system's memory ran out.
+    /// Adds a chunk to the class. `None`: address space or the system's memory is exhausted.
     fn add_chunk(&self, free: &mut FreeList, class: Class) -> Option<()> {
         let (first, huge) = self.new_chunk(class)?;
         free.fresh = first..first + CHUNK_UNITS;
@@ -174,10 +175,10 @@ impl Frames {
         Some(())
     }
 
-    /// Takes a whole chunk, committed, while half of the limit is free and the class has no free
-    /// frames; its first unit.
+    /// Takes a whole committed chunk, if half of the limit is free and the class has no free
+    /// frames. Returns its first unit.
     pub(crate) fn take_chunk(&self, class: Class) -> Option<u32> {
-        // Before the lock: mostly there is none, and each miss asks.
+        // Before the lock: usually there is no room, and each miss asks.
         let room = self.committed_bytes() + CHUNK_BYTES <= self.limit_bytes() / 2;
         if !room || self.limit_bytes() < HUGE_LIMIT_BYTES_MIN {
             return None;
@@ -190,12 +191,12 @@ impl Frames {
         if huge {
             return Some(first);
         }
-        // Another thread took the room: the chunk serves as any other, after the one in use.
+        // Another thread used the room. The chunk is used like any other, after the current one.
         free.later = Some(first);
         None
     }
 
-    /// Sets up a chunk; its first unit, and whether it is committed as a whole.
+    /// Sets up a chunk. Returns its first unit, and whether it is committed as a whole.
     fn new_chunk(&self, class: Class) -> Option<(u32, bool)> {
         let mut next_chunk = self.chunks_lock();
         let chunk = *next_chunk;
@@ -203,11 +204,11 @@ impl Frames {
             return None;
         }
         let first = chunk * CHUNK_UNITS;
-        // SAFETY: the chunk lies within the reservation.
+        // SAFETY: the chunk lies within the address range.
         let at = unsafe { self.base.add((first as usize) << UNIT_SHIFT) }.cast();
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
         let is_set_up = match self.records(class) {
-            // SAFETY: our own mapping; nobody but late readers knows the chunk yet.
+            // SAFETY: our own mapping; only late readers may access the chunk yet.
             None => unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }
                 .map(|()| true)
                 .map_err(io::Error::from),
@@ -215,7 +216,7 @@ impl Frames {
             Some(survival) => unsafe { survival.place(first, CHUNK_UNITS, at.cast()) },
         };
         self.is_short.store(!matches!(is_set_up, Ok(true)), Relaxed);
-        // Where nothing has changed, the chunk stays for the next try.
+        // If nothing has changed, the next attempt uses the same chunk.
         *next_chunk += u32::from(is_set_up.is_ok());
         drop(next_chunk);
         if !matches!(is_set_up, Ok(true)) {
@@ -223,8 +224,9 @@ impl Frames {
         }
         self.free_frames(class).has_chunk.store(true, Relaxed);
         let whole_charge = u64::from(CHUNK_UNITS / class.units()) * self.charge(class);
-        // Leaves, too, once a chunk of them is little beside the cache: the word of a random page
-        // is seldom in the processor's caches, and a walk of its page tables comes on top of that.
+        // Leaves too, if a chunk of them is small compared with the cache: the word of a random
+        // page is rarely in the processor's caches, and without huge pages a page-table walk is
+        // added to that.
         let huge_limit_bytes_min = match class {
             Class::INNER | Class::SLAB => u64::MAX,
             Class::LEAF => HUGE_LEAVES_LIMIT_BYTES_MIN,
@@ -232,12 +234,13 @@ impl Frames {
         };
         let huge = self.limit_bytes() >= huge_limit_bytes_min && self.try_charge(whole_charge);
         if huge {
-            // SAFETY: our own mapping, and the advice does not change its contents. Where the
-            // system has no huge pages, small ones serve.
+            // SAFETY: our own mapping, and the advice does not change its contents. If the system
+            // has no huge pages, small ones are used.
             let _ = unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxHugepage) };
             self.huge_chunks[chunk as usize].store(true, Relaxed);
         } else {
-            // Where the system gives huge pages to everyone, one touched frame would bring 2 MiB.
+            // If the system uses huge pages by default, one touched frame would otherwise commit 2
+            // MiB.
             // SAFETY: as above.
             let _ =
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
@@ -245,7 +248,8 @@ impl Frames {
         Some((first, huge))
     }
 
-    /// Whether no eviction brings a frame of `class`: the system gave no memory for its first chunk.
+    /// Whether eviction cannot provide a frame of `class`: the system gave no memory for its first
+    /// chunk.
     pub(crate) fn has_no_memory(&self, class: Class) -> bool {
         self.is_short() && !self.free_frames(class).has_chunk()
     }
@@ -255,7 +259,7 @@ impl Frames {
         self.is_short.load(Relaxed)
     }
 
-    /// Frees a frame that belongs to nobody any more.
+    /// Frees a frame that is not in use any more.
     pub(crate) fn free(&self, frame: FrameIndex, class: Class) {
         self.free_to_magazine(&[frame], class);
     }
@@ -265,12 +269,12 @@ impl Frames {
         frames.iter().for_each(|&frame| self.link_warm(&mut free, frame, class));
     }
 
-    /// Frees the frame that the caller took out of a page word, now or when its last pin goes.
+    /// Frees a frame that the caller took out of a page word, now or when its last pin is dropped.
     pub(crate) fn release(&self, frame: FrameIndex, class: Class) {
         self.release_many(&mut [frame], class);
     }
 
-    /// [`Frames::release`] for each of `frames` that is one.
+    /// [`Frames::release`] for each of `frames` that is not NONE.
     pub(crate) fn release_many(&self, frames: &mut [FrameIndex], class: Class) {
         let frames = self.retire(frames, class);
         if !frames.is_empty() {
@@ -278,15 +282,18 @@ impl Frames {
         }
     }
 
-    /// [`Frames::release_many`], so that the frames can be given back to the system next.
+    /// [`Frames::release_many`] to the free lists, from where the frames can be returned to the
+    /// system.
     pub(crate) fn release_listed(&self, frames: &mut [FrameIndex], class: Class) {
         self.free_listed(self.retire(frames, class), class);
     }
 
-    /// The frames among `frames`, put first, that nobody has pinned; the others are orphans.
+    /// Returns the frames that are not pinned, which are moved to the front. The others become
+    /// orphans.
     fn retire<'f>(&self, frames: &'f mut [FrameIndex], class: Class) -> &'f [FrameIndex] {
         if let Some(survival) = self.records(class) {
-            // An orphan that stayed DIRTY could outlive the page's next contents (survival.K4).
+            // An orphan that stayed DIRTY could outlive the next contents of the page
+            // (survival.K4).
             for frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
                 survival.free_record(*frame);
             }
@@ -303,17 +310,18 @@ impl Frames {
         &frames[..free]
     }
 
-    /// Returns the memory of one group of free frames, not of class `keep`, to the system; false if
-    /// there is none. What magazines hold is left there where a class is kept, and looked for else.
+    /// Returns the memory of one group of free frames, not of class `keep`, to the system. False:
+    /// there is none. With a `keep`, magazines are left as they are; otherwise they are emptied if
+    /// necessary.
     pub(crate) fn decommit_one(&self, keep: Option<Class>) -> bool {
         self.decommit_listed(keep, 0)
             || keep.is_none() && self.empty_magazines() && self.decommit_listed(None, 0)
     }
 
-    /// [`Frames::decommit_one`] of what is not spared: a 256th of the limit for leaves to come. In a file of
-    /// a hundred caches and more a leaf comes and one goes with nearly each miss. Without a spare one, whatever the
-    /// one is ahead of the other went from leaves to pages and back, by two system calls each time, under
-    /// the classes' locks: for one miss in 13 of a file of a thousand caches, now for one in 95.
+    /// [`Frames::decommit_one`], except for a spare part: a 256th of the limit for future leaves.
+    /// In a file of more than a hundred times the cache, nearly each miss adds a leaf and frees
+    /// one. Without spare leaves, memory would move from leaves to pages and back, by two system
+    /// calls each time, under the locks of the classes. The measurement is in `docs/benchmarks.md`.
     pub(crate) fn decommit_unspared(&self, keep: Class) -> bool {
         let spare_bytes = self.limit_bytes() / SPARE_PART;
         self.decommit_listed(Some(keep), (spare_bytes / Class::LEAF.bytes() as u64) as u32)
@@ -329,7 +337,7 @@ impl Frames {
             let mut free = frames.lock();
             let group_units = self.group_frames(class) * class.units();
             if free.fresh_is_warm {
-                // What is left of a group of which some were taken is as free as they may be.
+                // The rest of a group of which some frames were taken is put on the free list.
                 while !free.fresh.is_empty() && !free.fresh.start.is_multiple_of(group_units) {
                     let frame = FrameIndex(free.fresh.start);
                     free.fresh.start += class.units();
@@ -369,14 +377,15 @@ impl Frames {
         let at = self.bytes(group);
         // A late reader sees zeros.
         step::begin_reuse();
-        // Shared memory is given back by a hole in what is mapped.
+        // Shared memory is returned by punching a hole in the mapped file.
         let advice = match self.records(class) {
             None => Advice::LinuxDontNeed,
             Some(_) => Advice::LinuxRemove,
         };
         debug_assert!(at.addr().is_multiple_of(self.system_page_bytes));
-        // SAFETY: all frames of the group are free, so nobody relies on their bytes; late readers
-        // find zeros (frames.W8). It is of whole system pages, so the system drops nothing else.
+        // SAFETY: all frames of the group are free, so their bytes are not in use; late readers
+        // find zeros (frames.W8). The group consists of whole system pages, so no other memory is
+        // dropped.
         let dropped = unsafe { rustix::mm::madvise(at.cast(), bytes, advice) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
         self.uncharge(bytes as u64);

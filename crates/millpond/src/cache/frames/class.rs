@@ -1,23 +1,23 @@
-//! What memory of the cache is for, and so how large its frames are.
+//! Classes of cache memory, which determine the size of frames.
 
 use crate::units::{PAGE_SHIFTS, UNIT_BYTES, UNIT_SHIFT};
 
-/// What a chunk's frames are for, and so their size.
+/// The use of a chunk's frames, and so their size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Class(u8);
 
 impl Class {
     /// Inner nodes of page tables: 4 KiB.
     pub(crate) const INNER: Class = Class(0);
-    /// Leaves of page tables: 4 KiB. Apart from inner nodes, as a late reader may still set
-    /// REFERENCED in a word of a recycled leaf.
+    /// Leaves of page tables: 4 KiB. They are separate from inner nodes, as a late reader may still
+    /// set REFERENCED in a word of a recycled leaf.
     pub(crate) const LEAF: Class = Class(1);
     /// Slabs of file objects: 4 KiB.
     pub(crate) const SLAB: Class = Class(2);
     /// Pages of one unit.
     pub(crate) const UNIT_PAGE: Class = Class(3);
     pub(in crate::cache) const COUNT: usize = 8;
-    /// How many classes are of pages.
+    /// The number of classes for pages.
     pub(in crate::cache) const PAGES: usize = Self::COUNT - Self::UNIT_PAGE.0 as usize;
 
     /// Pages of `1 << page_shift` bytes.
@@ -48,7 +48,7 @@ impl Class {
         self.0 > Self::SLAB.0
     }
 
-    /// Its place among those.
+    /// The index among the classes for pages.
     pub(in crate::cache) fn page_number(self) -> usize {
         usize::from(self.0 - Self::UNIT_PAGE.0)
     }

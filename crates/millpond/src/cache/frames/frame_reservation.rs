@@ -1,16 +1,17 @@
-//! Nests: a chunk of frames kept for the pages of one leaf, so that they lie in a row.
+//! Frame reservations: a chunk of frames that is reserved for the pages of one leaf, so that these
+//! pages have adjacent frames. (FreeBSD reserves superpages in the same way.)
 //!
-//! A lock-free read predictions the frame of a page from the leaf that it is in (see `table`,
-//! "Guesses"). The predicted is right where a file was filled in order. Where it is filled at random,
-//! the first page of a leaf claims a chunk, and each page then takes the frame at its own place.
+//! A lock-free read predicts the frame of a page from its leaf (see `table`, "Predicted frames").
+//! The prediction is right if a file was filled in order. If it is filled at random, the first page
+//! of a leaf reserves a chunk, and each page then takes the frame at its index.
 //!
-//! A frame that waits in a nest carries RESERVED in its tags; the thread that clears that bit has the
-//! frame. Nothing says whose nest it is but the leaf's predicted, so a leaf that goes away, or is told
-//! another predicted, leaves its nest behind. That costs memory and nothing else: reservations count as
+//! A frame in a reservation has RESERVED in its tags. The thread that clears the bit owns the
+//! frame. Only the prediction of the leaf leads to a reservation. So a leaf that is freed, or gets
+//! another prediction, abandons its reservation. That costs memory only: reservations count as
 //! committed, are made only while half of the limit is free and the class has no free frames, and
-//! are broken up before anything is evicted.
+//! are broken before anything is evicted.
 //!
-//! Locks: the list of reservations; class locks are taken under it.
+//! Locks: the list of reservations; class locks are acquired under it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,12 +20,12 @@ use crate::cache::frames::{CLASS_SHIFT, Frames};
 use crate::cache::table::{Held, SLOTS};
 use crate::units::{CHUNK_UNITS, FrameIndex, PageIndex};
 
-/// Nests are for pages of one unit: a chunk then has as many frames as a leaf has words.
+/// Reservations are for pages of one unit: a chunk then has as many frames as a leaf has words.
 const CLASS: Class = Class::UNIT_PAGE;
 const _: () = assert!(CHUNK_UNITS as usize == SLOTS);
 
 impl Frames {
-    /// Takes the frame that waits for `page` in the nest of its leaf.
+    /// Takes the frame that is reserved for `page` by its leaf.
     pub(crate) fn take_reserved(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
         let frame = held.predicted(page);
         (self.address(frame).is_some() && self.meta(frame).claim_reserved()).then(|| {
@@ -33,7 +34,7 @@ impl Frames {
         })
     }
 
-    /// Makes a nest for the leaf of `page`, if there is room, and takes the frame for `page`.
+    /// Reserves a chunk for the leaf of `page`, if there is room, and takes the frame for `page`.
     pub(crate) fn make_reservation(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
         let first = self.take_chunk(CLASS)?;
         for unit in first..first + CHUNK_UNITS {
@@ -47,7 +48,7 @@ impl Frames {
         self.take_reserved(held, page)
     }
 
-    /// Puts the frames that wait in a nest on the free list; false if there are no reservations.
+    /// Puts the unused frames of a reservation on the free list. False: there are no reservations.
     pub(crate) fn break_reservation(&self) -> bool {
         if !self.may_have_reservations.load(Relaxed) {
             return false;

@@ -1,17 +1,17 @@
-//! Groups: the frames that the system gives and takes back together.
+//! Groups: frames that are committed and decommitted together.
 //!
-//! A system page may be larger than a frame (16 or 64 KiB on AArch64), and `madvise` concerns whole
-//! ones: of a smaller piece it takes all of the page, or refuses. So frames are committed and
-//! decommitted by groups: a frame that is no smaller than a system page is one, else as many as
-//! fill a system page are. All frames of a committed group count against the limit.
+//! A system page may be larger than a frame (16 or 64 KiB on AArch64), and `madvise` works on whole
+//! system pages: for a smaller range it affects the whole page, or fails. So frames are committed
+//! and decommitted in groups: a frame that is no smaller than a system page, or as many frames as
+//! fill a system page. All frames of a committed group count against the limit.
 //!
-//! - **GR1** A group is decommitted only when all of its frames are on the free list. A count for
-//!   each group knows, where groups are of several frames; then the free list is linked both ways,
-//!   so that they can be taken off it wherever they are.
-//! - **GR2** A group whose count became full is in the list of whole ones, once, until it is taken
-//!   out to be decommitted; some of its frames may be in use again by then.
+//! - **GR1** A group is decommitted only when all of its frames are on the free list. If groups
+//!   have several frames, each group has a count of its free frames. Then the free list is doubly
+//!   linked, so that frames can be removed from any place.
+//! - **GR2** A group whose count became full is added to the list of whole groups, once, until it
+//!   is removed to be decommitted. Some of its frames may be in use again by then.
 //!
-//! Locks: that of the class's free frames, which the caller has.
+//! Locks: the lock of the class's free frames, which the caller holds.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +20,7 @@ use crate::cache::frames::class::Class;
 use crate::cache::frames::{Frames, FreeList};
 use crate::units::{FrameIndex, UNIT_BYTES};
 
-/// Beside the count of a group: it is in the list of whole ones.
+/// A flag in the count of a group: it is in the list of whole groups.
 const LISTED: u8 = 1 << 7;
 
 impl Frames {
@@ -29,14 +29,14 @@ impl Frames {
         (self.system_page_bytes / class.bytes()).max(1) as u32
     }
 
-    /// How many frames of the group of `frame` are free; `None` where a frame is a group.
+    /// The number of free frames in the group of `frame`. `None`: a frame is a group.
     fn free_in_group(&self, frame: FrameIndex, class: Class) -> Option<&AtomicU8> {
         let group_units = self.system_page_bytes / UNIT_BYTES;
         (class.bytes() < self.system_page_bytes)
             .then(|| &self.free_in_group[frame.0 as usize / group_units])
     }
 
-    /// The first frame of a group that was committed just now; the others are free.
+    /// The first frame of a group that was just committed. The others are put on the free list.
     pub(in crate::cache) fn open_group(
         &self,
         free: &mut FreeList,
@@ -58,7 +58,7 @@ impl Frames {
             if free.warm != 0 {
                 self.queue_node(FrameIndex(free.warm)).previous.store(frame.0, Relaxed);
             }
-            // Relaxed: under the lock of the class, as all that concerns the list.
+            // Relaxed: under the lock of the class, as everything about the list.
             let mut count = free_in_group.load(Relaxed) + 1;
             if u32::from(count) == self.group_frames(class) {
                 let group_units = (self.system_page_bytes / UNIT_BYTES) as u32;
@@ -72,7 +72,7 @@ impl Frames {
         self.free_frames(class).note_warm();
     }
 
-    /// Takes a frame off the free list; the first one, where a frame is a group.
+    /// Takes a frame off the free list. If a frame is a group, it is the first one.
     pub(in crate::cache) fn unlink_warm(
         &self,
         free: &mut FreeList,
@@ -96,7 +96,7 @@ impl Frames {
         }
     }
 
-    /// Takes a group off the free list whose frames are all free, to be decommitted.
+    /// Takes a group whose frames are all free off the free list, to be decommitted.
     pub(in crate::cache) fn take_whole_group(
         &self,
         free: &mut FreeList,
@@ -113,7 +113,7 @@ impl Frames {
             let count = self.free_in_group(group, class).expect("of several frames");
             let free_frames = count.load(Relaxed) & !LISTED;
             count.store(free_frames, Relaxed);
-            // Some were taken since.
+            // Some were allocated since.
             if u32::from(free_frames) < frames {
                 continue;
             }

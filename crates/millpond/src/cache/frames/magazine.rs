@@ -1,10 +1,10 @@
-//! Magazines: free frames at hand, so that threads do not meet at the free lists (Bonwick and Adams,
-//! "Magazines and Vmem", USENIX 2001).
+//! Magazines: per-thread caches of free frames, so that threads do not contend for the free lists
+//! (Bonwick and Adams, "Magazines and Vmem", USENIX 2001).
 //!
-//! Each thread takes frames of pages from the magazine of its number, and frees them there; as many
-//! magazines as processors, so that mostly nobody else wants its lock. A batch at a time goes between
-//! it and the free list of the class. The evictor frees a batch of victims there, too: of a batch of
-//! misses one takes the locks that all share.
+//! A thread takes and frees page frames at the magazine of its number. There are as many magazines
+//! as processors, so their locks are rarely contended. Frames move between a magazine and the free
+//! list of the class in batches. The evictor also frees a batch of victims there, so of a batch of
+//! misses one acquires the shared locks.
 //!
 //! ```text
 //!   evictor, free ----> magazine ----> try_alloc
@@ -14,18 +14,18 @@
 //!                      free list of the class
 //! ```
 //!
-//! - **MG1** A frame in a magazine is free and committed, as on the free list: it counts against the
-//!   limit, its record says FREE, nothing relies on its bytes. So where a process dies, or forks, nothing
-//!   is to be done about it.
-//! - **MG2** A magazine takes no frame that would have to be committed for it: only for a thread that
-//!   wants one now is the limit used.
-//! - **MG3** All magazines together hold at most a 64th of the limit of each class; of a limit that has no room for a
-//!   batch of two, none is used. What they hold is given to the free lists before anybody is refused
-//!   memory for want of it, and before the limit sinks.
-//! - **MG4** Frames come out in the order in which the free list gave them: pages that are filled one
-//!   after the other have frames in a row (see `table`, "Guesses").
+//! - **MG1** A frame in a magazine is free and committed, as on the free list: it counts against
+//!   the limit, its record says FREE, and its bytes are not in use. So nothing has to be done about
+//!   it when a process dies, or forks.
+//! - **MG2** No memory is committed to fill a magazine: the limit is only used for a thread that
+//!   needs a frame now.
+//! - **MG3** All magazines together hold at most a 64th of the limit for each class. If the limit
+//!   has no room for batches of two, none is used. Their frames are moved to the free lists before
+//!   an allocation fails for lack of memory, and before the limit is lowered.
+//! - **MG4** Frames leave a magazine in the order of the free list: pages that are filled one after
+//!   the other get adjacent frames (see `table`, "Predicted frames").
 //!
-//! Locks: one for each magazine; that of the class's free list is taken under it.
+//! Locks: one for each magazine; the lock of the class's free list is acquired under it.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,13 +37,13 @@ use crate::cache::frames::class::Class;
 use crate::thread;
 use crate::units::FrameIndex;
 
-/// Frames that go at once between a magazine and the lists, at most. Chosen, not measured: the looks for so
-/// many victims are what one hold of the queues' lock may have.
+/// The maximum number of frames that move between a magazine and the lists at once. Untuned. The
+/// scans for as many victims fit into one hold of the queues' lock.
 pub(crate) const BATCH_MAX: usize = 16;
 /// The part of the limit that half-full magazines may hold (MG3).
 const PART: u64 = 128;
 
-/// The free frames of one class that some threads have at hand; the next one last.
+/// Free frames of one class for some threads. The next one is the last.
 pub(in crate::cache) struct Magazine {
     frames: [FrameIndex; 2 * BATCH_MAX],
     len: usize,
@@ -56,7 +56,7 @@ impl Default for Magazine {
 }
 
 impl Magazine {
-    /// Gives each place of `frames` a frame, in order; returns how many there are.
+    /// Fills `frames` in order. Returns the number of frames.
     pub(in crate::cache) fn take(&mut self, frames: &mut [FrameIndex]) -> usize {
         let taken = frames.len().min(self.len);
         self.len -= taken;
@@ -67,7 +67,7 @@ impl Magazine {
         taken
     }
 
-    /// Of an empty one: the frames that come out next, in that order.
+    /// Loads an empty magazine with the frames that leave it next, in that order.
     pub(in crate::cache) fn load(
         &mut self,
         batch: usize,
@@ -81,7 +81,7 @@ impl Magazine {
         self.frames[..self.len].reverse();
     }
 
-    /// Adds a frame; where there are two batches, `rest` is given all but one first.
+    /// Adds a frame. If there are two batches already, all but one are passed to `rest` first.
     pub(in crate::cache) fn put(
         &mut self,
         frame: FrameIndex,
@@ -98,18 +98,18 @@ impl Magazine {
         self.len += 1;
     }
 
-    /// All that it holds, which it does not any more.
+    /// Empties the magazine.
     pub(in crate::cache) fn empty(&mut self) -> &[FrameIndex] {
         &self.frames[..std::mem::take(&mut self.len)]
     }
 }
 
-/// The magazines of one shard, by the class's place among those of pages.
+/// The magazines of one shard, by the index of the class among those for pages.
 pub(in crate::cache) type Shard = CachePadded<Mutex<[Magazine; Class::PAGES]>>;
 
 pub(in crate::cache) struct Magazines {
     shards: Box<[Shard]>,
-    /// Of each class of pages; 0: its frames are on the free list alone.
+    /// The batch size for each class of pages. 0: its frames are only on the free list.
     batches: [AtomicU8; Class::PAGES],
 }
 
@@ -125,12 +125,12 @@ impl Magazines {
         for class in Class::all().filter(|class| class.is_page()) {
             let fit = limit_bytes / PART / self.shards.len() as u64 / class.bytes() as u64;
             let batch = if fit < 2 { 0 } else { fit.min(BATCH_MAX as u64) };
-            // Relaxed: a bound that may be used late; what is over it goes as it would.
+            // Relaxed: a bound that may take effect late; frames beyond it leave as usual.
             self.batches[class.page_number()].store(batch as u8, Relaxed);
         }
     }
 
-    /// How many frames of `class` go at once to a magazine and from it; 0: it has none.
+    /// How many frames of `class` move to or from a magazine at once. 0: it has none.
     pub(in crate::cache) fn batch(&self, class: Class) -> usize {
         if !class.is_page() {
             return 0;
@@ -138,7 +138,7 @@ impl Magazines {
         usize::from(self.batches[class.page_number()].load(Relaxed))
     }
 
-    /// Those that the calling thread has at hand.
+    /// The magazines of the calling thread.
     pub(in crate::cache) fn mine(&self) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
         Self::lock(&self.shards[thread::shard_of(self.shards.len())])
     }

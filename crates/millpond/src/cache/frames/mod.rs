@@ -1,41 +1,41 @@
 //! Frames: the memory of the cache, under one hard limit.
 //!
-//! One reservation of address space, readable from the start and never unmapped or moved: a late
-//! reader that still holds the index of a frame (or of a table node) may look at it at any time
-//! and finds bytes, which its validation then rejects. The reservation is cut into chunks of
-//! 2 MiB, each of which belongs to one size class for good and becomes writable when it does.
+//! The cache has one range of address space, which is readable from the start and never unmapped or
+//! moved. A late reader with an old index of a frame (or of a table node) may access it at any time
+//! and finds bytes, which its validation then rejects. The range is divided into chunks of 2 MiB. A
+//! chunk belongs to one size class permanently, and becomes writable when it is assigned.
 //!
-//! A frame is known by its [`FrameIndex`], its distance from the base in units of 4 KiB whatever
-//! its class, so address and metadata are found without knowing the class.
+//! A frame is identified by its [`FrameIndex`], its distance from the base in units of 4 KiB for
+//! all classes. So address and metadata are found without knowing the class.
 //!
-//! - **The limit.** `committed` counts what may be resident: each frame that was ever touched and
-//!   not given back, the metadata of each that was ever touched, and what [`Frames::try_charge`]
-//!   was told of (objects of open files, tables of range locks). It never exceeds the limit, but
-//!   for what `heap` says. A free frame of one class counts until [`Frames::decommit_one`] returns
-//!   its memory to the system for another class.
-//! - **System pages** may be larger than a frame: memory is taken and given back by groups of
+//! - **The limit.** `committed` counts memory that may be resident: each frame that was ever
+//!   touched and not decommitted, the metadata of each frame that was ever touched, and the bytes
+//!   charged by [`Frames::try_charge`] (objects of open files, tables of range locks). It never
+//!   exceeds the limit, with the exception described in `heap`. A free frame of one class counts
+//!   until [`Frames::decommit_one`] returns its memory to the system for another class.
+//! - **System pages** may be larger than a frame: memory is committed and decommitted in groups of
 //!   frames (see `group`).
-//! - **Huge pages.** While the limit has room for it, a chunk is charged whole and marked for
-//!   huge pages; near the limit, frame by frame. Decommitting from a huge chunk first marks it as
-//!   not huge, else the kernel would fill the hole again behind our back.
-//! - **W8** Address space is type-stable per class; its physical memory may be replaced by zeros,
-//!   which read as an EMPTY word or an absent child.
-//! - **Survival.** With a keeper, chunks of pages are shared memory (see `survival`), everything
-//!   else stays private. A frame's record in the keeper's tables is FREE from the time the frame
-//!   left its page, at the latest before it is handed out again.
-//! - **Fork.** A child of fork gets the address space and none of the memory: each frame reads as
-//!   zeros there, and so does all metadata (where the system can do that, since Linux 4.14; frames
-//!   that are shared with a keeper are not there at all). So its parent's cache is empty, its page
-//!   words are EMPTY, its files' cores have no page size, and the parent, which fills its cache
-//!   again, has it to itself. The metadata of frame 0, which is none, is marked, and tells the
-//!   child ([`Frames::are_the_parents`]): operations are refused before they get here. A cached
-//!   read finds no table and no size, and asks only then ([`FileCore::is_the_parents`]).
-//! - **Pins.** A view raises the pin count of its frame, fences, and re-validates the page word.
-//!   The retirer takes a frame out of its page word and fences, and then finds the pin, or the
-//!   viewer finds the word changed. A pinned frame that left its page is an orphan: the last pin
-//!   frees it.
+//! - **Huge pages.** If the limit has room for it, a chunk is charged as a whole and marked for
+//!   huge pages. Near the limit it is charged frame by frame. Before memory of a huge chunk is
+//!   decommitted, the chunk is marked as not huge; otherwise the kernel would fill the hole again.
+//! - **W8** The address space is type-stable per class. Its physical memory may be replaced by
+//!   zeros, which read as an EMPTY word or an absent child.
+//! - **Survival.** With a keeper, chunks of pages are shared memory (see `survival`); all other
+//!   memory stays private. The record of a frame in the keeper's tables is FREE from the time the
+//!   frame left its page, at the latest before it is allocated again.
+//! - **Fork.** A child of fork gets the address space without the memory: each frame reads as zeros
+//!   there, and so does all metadata (where the system supports it, since Linux 4.14; frames that
+//!   are shared with a keeper are not mapped in the child). So in the child the parent's cache is
+//!   empty, its page words are EMPTY, and its files' cores have no page size; only the parent uses
+//!   the cache. The metadata of frame 0, which is not a frame, is marked, so that the child can
+//!   detect this ([`Frames::are_the_parents`]): operations are refused before they get here. A
+//!   cached read finds no table and no size, and checks only then ([`FileCore::is_the_parents`]).
+//! - **Pins.** A view raises the pin count of its frame, fences, and checks the page word again.
+//!   The retirer takes a frame out of its page word, fences, and reads the pin count. So either the
+//!   retirer finds the pin, or the viewer finds the word changed. A pinned frame that left its page
+//!   is an orphan: the last pin frees it.
 //!
-//! Locks: one per class around its free list; under it that of the chunks, a leaf.
+//! Locks: one per class around its free list; under it the lock of the chunks, a leaf.
 
 pub(crate) mod class;
 
@@ -77,35 +77,38 @@ use crate::units::{
     CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES, UNIT_SHIFT,
 };
 
-/// Room to align the base to a chunk, and for a late reader who takes the last unit for a page of
+/// Room to align the base to a chunk, and for a late reader that takes the last unit for a page of
 /// the largest class.
 const SLACK_BYTES: usize = CHUNK_BYTES as usize + (64 << 10);
-/// The five sets of a file whose dirty pages are in one leaf: see `pageset`.
+/// Enough for the five sets of a file whose dirty pages are in one leaf: see `page_set`.
 const SPARE_BYTES_MIN: u64 = 512;
-/// From a limit of 64 MiB on: sets with about a thousand leaves, 2 GiB of small pages.
+/// Reached with a limit of 64 MiB: enough for sets with about a thousand leaves, 2 GiB of small
+/// pages.
 const SPARE_BYTES_MAX: u64 = 256 << 10;
-/// The tags of frame 0, which is none (Fork).
+/// The tags of frame 0, which is not a frame (Fork).
 const MARK: u32 = 1;
 
-/// In a seat's tags: its frame waits in a nest. The other low bits are the evictor's.
+/// In the tags of a queue node: its frame is in a reservation. The other low bits are the
+/// evictor's.
 pub(crate) const RESERVED: u32 = 1 << 7;
-/// In a seat's tags: where its frame's class stands.
+/// The position of the frame's class in the tags of a queue node.
 pub(crate) const CLASS_SHIFT: u32 = 8;
 /// Below a page's number, which has 51 bits at most.
 const TAG_BITS: u32 = 13;
 
-/// What is known about a frame beside its bytes, and a [`seat`](mod@crate::cache::policy::queue_node), which mostly is
-/// the frame's own.
+/// Metadata of a frame, and of a [queue node](mod@crate::cache::policy::queue_node), which usually
+/// is the frame's own.
 ///
-/// `pins` and `seat` are the frame's. The others are the seat's: its page is described by the
-/// thread that has the frame in hand, before it enters the eviction queues; all of it belongs to the
-/// evictor while it is in its queues (under its lock) and to the free list while its frame is free.
+/// `pins` and `queue_node` belong to the frame. The other fields belong to the queue node: its page
+/// is described by the thread that owns the frame, before it enters the eviction queues. The
+/// evictor owns it while it is queued (under its lock), and the free list owns it while its frame
+/// is free.
 pub(crate) struct FrameMeta {
     pub(crate) owner: sync::AtomicPtr<()>,
     page_and_tags: sync::AtomicU64,
     pub(crate) next: AtomicU32,
     pub(crate) previous: AtomicU32,
-    /// Pins of a page's frame; holds of a table node (see `table`).
+    /// Pins of a page's frame, or holds of a table node (see `table`).
     pub(crate) pins: Pins,
     queue_node: QueueNode,
 }
@@ -115,7 +118,7 @@ const _: () = assert!(size_of::<FrameMeta>() == 32, "two to a cache line");
 const _: () = assert!(PageIndex::LAST.0 >> (u64::BITS - TAG_BITS) == 0);
 
 impl FrameMeta {
-    /// As memory that was never written says.
+    /// The state of memory that was never written.
     #[cfg(all(test, loom))]
     pub(in crate::cache) fn fresh() -> FrameMeta {
         FrameMeta {
@@ -137,37 +140,38 @@ impl FrameMeta {
         self.page_and_tags.load(Relaxed) as u32 & ((1 << TAG_BITS) - 1)
     }
 
-    /// Caller: the only one to write it now.
+    /// Caller: no other thread writes the tags now.
     #[inline]
     pub(crate) fn set_tags(&self, tags: u32) {
         self.page_and_tags.store(self.page().0 << TAG_BITS | u64::from(tags), Relaxed);
     }
 
-    /// Of a seat in the caller's hands, whose owner is stored before.
+    /// Describes a queue node that the caller owns, and whose owner is stored before.
     pub(in crate::cache) fn describe(&self, page: PageIndex, tags: u32) {
-        // Release: pairs with `published_tags`, so that the owner is seen with it (insert_batch.IB2).
+        // Release: pairs with `published_tags`, so that the owner is visible with it
+        // (insert_batch.IB2).
         self.page_and_tags.store(page.0 << TAG_BITS | u64::from(tags), Release);
     }
 
-    /// The tags of a seat that somebody else may describe just now.
+    /// The tags of a queue node that another thread may be describing.
     pub(in crate::cache) fn published_tags(&self) -> u32 {
         self.page_and_tags.load(Acquire) as u32 & ((1 << TAG_BITS) - 1)
     }
 
-    /// Sets up a frame of a nest, whose seat is its own.
+    /// Sets up a frame of a reservation. It has its own queue node.
     pub(in crate::cache) fn reserve(&self, tags: u32) {
-        // Release: pairs with the claim. Argued: a frame is found by the predicted in a link that
-        // is noted after this, by a holder of that leaf; and its bytes and metadata are
-        // nobody's until the claim.
+        // Release: pairs with the claim. Argued: a frame is found by the prediction in a link that
+        // is recorded after this, by a holder of that leaf; and its bytes and metadata are not in
+        // use until the claim.
         self.page_and_tags.store(u64::from(tags | RESERVED), Release);
     }
 
-    /// Takes a frame out of its nest; whether this call did it.
+    /// Takes a frame out of its reservation. Returns whether this call did it.
     pub(in crate::cache) fn claim_reserved(&self) -> bool {
         const BIT: u64 = RESERVED as u64;
-        // The first look spares others' frames the write. Argued: one RMW finds the bit, whatever
-        // the ordering; the chunk was set up under the lock of the frames, and late readers are
-        // told of the reuse by `prepare_for_use`.
+        // The first read saves the write for frames that are not reserved. Argued: one RMW finds
+        // the bit, whatever the ordering; the chunk was set up under the lock of the frames, and
+        // `prepare_for_use` makes the reuse visible to late readers.
         self.tags() & RESERVED != 0 && self.page_and_tags.fetch_and(!BIT, AcqRel) & BIT != 0
     }
 }
@@ -175,14 +179,13 @@ impl FrameMeta {
 /// The free frames of one class.
 #[derive(Default)]
 pub(in crate::cache) struct FreeList {
-    /// Committed and free, linked by `next`; where groups are of several frames, by `previous`,
-    /// too.
+    /// Committed free frames, linked by `next`; also by `previous`, if groups have several frames.
     pub(in crate::cache) warm: u32,
     /// The first frames of groups that are not committed, linked by `next`.
     pub(in crate::cache) cold: u32,
     /// Groups of several frames that were all free at some time since they were committed.
     pub(in crate::cache) whole: Vec<u32>,
-    /// The rest of the newest chunk, never used.
+    /// The unused rest of the newest chunk.
     pub(in crate::cache) fresh: std::ops::Range<u32>,
     /// Whether the rest of the newest chunk is committed already.
     pub(in crate::cache) fresh_is_warm: bool,
@@ -194,13 +197,13 @@ pub(in crate::cache) struct FreeList {
 #[derive(Default)]
 pub(in crate::cache) struct FreeFrames {
     list: Mutex<FreeList>,
-    /// False: none is committed. A hint that spares the lock.
+    /// False: no free frame is committed. A hint that saves the lock.
     pub(in crate::cache) may_be_warm: AtomicBool,
-    /// Whether the class has a chunk. Changes under the lock, and is a hint without it.
+    /// Whether the class has a chunk. Changed under the lock; a hint without it.
     pub(in crate::cache) has_chunk: AtomicBool,
-    /// How many are committed. Changes under the lock, and is a hint without it.
+    /// The number of committed free frames. Changed under the lock; a hint without it.
     warm_frames: AtomicU32,
-    /// How often the lock was taken.
+    /// How often the lock was acquired.
     #[cfg(test)]
     pub(in crate::cache) lock_count: std::sync::atomic::AtomicU64,
 }
@@ -212,12 +215,12 @@ impl FreeFrames {
         self.list.lock().expect("no panic under the lock")
     }
 
-    /// Whether a frame of the class may come free.
+    /// Whether a frame of the class may become free.
     pub(in crate::cache) fn has_chunk(&self) -> bool {
         self.has_chunk.load(Relaxed)
     }
 
-    /// The caller has the lock, and has added some that are committed.
+    /// The caller holds the lock, and has added committed frames.
     pub(in crate::cache) fn note_warm(&self) {
         if !self.may_be_warm.load(Relaxed) {
             self.may_be_warm.store(true, Relaxed);
@@ -228,74 +231,76 @@ impl FreeFrames {
         self.warm_frames.load(Relaxed)
     }
 
-    /// So many became committed, and free. Caller: has the lock.
+    /// Counts `frames` that became committed and free. Caller: holds the lock.
     pub(in crate::cache) fn add_warm(&self, frames: u32) {
         self.warm_frames.store(self.warm_frames() + frames, Relaxed);
     }
 
-    /// So many of those are not any more. Caller: has the lock.
+    /// Counts `frames` that are not committed and free any more. Caller: holds the lock.
     pub(in crate::cache) fn take_warm(&self, frames: u32) {
         self.warm_frames.store(self.warm_frames() - frames, Relaxed);
     }
 }
 
-/// A giver of frames: of those that are free, or a cache, which evicts for them.
+/// A source of frames: the free frames, or a cache, which evicts for them.
 pub(crate) trait FrameSource {
     fn frames(&self) -> &Frames;
 
-    /// A frame of `class`; `None`: there is none now.
+    /// A frame of `class`. `None`: there is none now.
     fn take_frame(&self, class: Class) -> Option<FrameIndex>;
 }
 
 /// The frames of an engine.
 pub(crate) struct Frames {
-    /// Where the reservation starts; `base` is its first whole chunk.
+    /// The start of the mapping. `base` is its first whole chunk.
     mapped: *mut u8,
     pub(in crate::cache) base: *mut u8,
     metas: *mut FrameMeta,
     pub(in crate::cache) units: u32,
-    /// The smallest piece that the system gives and takes back.
+    /// The unit in which memory is committed and decommitted.
     pub(in crate::cache) system_page_bytes: usize,
-    /// Of each system page, how many of its frames are free, and LISTED; where groups are of
-    /// several.
+    /// For each system page the number of its free frames, and LISTED; if groups have several
+    /// frames.
     pub(in crate::cache) free_in_group: Box<[AtomicU8]>,
-    /// Relaxed: no memory is passed on by it.
+    /// Relaxed: no memory is published by it.
     limit_bytes: AtomicU64,
-    /// In lines of its own: hits read what is beside it.
+    /// In a cache line of its own: hits read the neighbouring fields.
     committed_bytes: CachePadded<AtomicU64>,
-    /// The first chunk that no class has. It goes on when a chunk has been set up.
+    /// The first chunk without a class. It is incremented after a chunk has been set up.
     pub(in crate::cache) next_chunk: Mutex<u32>,
     /// Whether the system gave no memory for the last chunk. A hint.
     pub(in crate::cache) is_short: AtomicBool,
     pub(in crate::cache) huge_chunks: Box<[AtomicBool]>,
     classes: [FreeFrames; Class::COUNT],
-    /// The first units of chunks that wait for the pages of a leaf: see `nest`.
+    /// The first units of chunks that are reserved for the pages of a leaf: see
+    /// `frame_reservation`.
     pub(crate) reservations: Mutex<Vec<u32>>,
-    /// False: there are none. A hint that spares the lock.
+    /// False: there are no reservations. A hint that saves the lock.
     pub(in crate::cache) may_have_reservations: AtomicBool,
     pub(in crate::cache) magazines: Magazines,
     survival: Option<Arc<Survival>>,
-    /// How often memory was given to the system.
+    /// How often memory was returned to the system.
     #[cfg(test)]
     pub(crate) decommits: AtomicU64,
 }
 
-// SAFETY: the raw pointers are to mappings that live as long as the value; frames are handed to
-// one owner at a time by the free lists' locks, and all metadata is atomic.
+// SAFETY: the raw pointers are to mappings that live as long as the value. The locks of the free
+// lists give a frame to one owner at a time, and all metadata is atomic.
 unsafe impl Send for Frames {}
 // SAFETY: as above.
 unsafe impl Sync for Frames {}
 
 impl Frames {
-    /// A number for the file with this [`FileCore`], from where it lies: the same in each run of a program, whatever
-    /// the kernel chooses for addresses, so that so are decisions by its hash.
+    /// A number for the file with this [`FileCore`], derived from its position. It is the same in
+    /// each run of a program, whatever addresses the kernel chooses, and so are decisions that
+    /// depend on its hash.
     pub(crate) fn file_number(&self, core: *const ()) -> usize {
         core.addr().wrapping_sub(self.base.addr())
     }
 
     /// With a keeper, pages survive the death of this process.
     pub(crate) fn new(limit_bytes: u64, keeper: Option<&Address>) -> io::Result<Frames> {
-        // Every class may in turn fill the limit, and chunks do not change class.
+        // Each class in turn may fill the limit, and chunks do not change their class.
         let chunks = (limit_bytes.div_ceil(CHUNK_BYTES) + 1) * Class::COUNT as u64 + 1;
         let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
         let units = chunks as u32 * CHUNK_UNITS;
@@ -311,7 +316,7 @@ impl Frames {
         let metas_bytes = units as usize * size_of::<FrameMeta>();
         let metas = map(metas_bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         for (at, bytes) in [(mapped, bytes + SLACK_BYTES), (metas, metas_bytes)] {
-            // Where the system can't, a child has copies, as of all other memory.
+            // If the system does not support it, a child gets copies, as of all other memory.
             // SAFETY: our own mapping; the advice does not change its contents here.
             let _ = unsafe { rustix::mm::madvise(at.cast(), bytes, Advice::LinuxWipeOnFork) };
         }
@@ -327,7 +332,7 @@ impl Frames {
             free_in_group: (0..groups).map(|_| AtomicU8::new(0)).collect(),
             limit_bytes: AtomicU64::new(limit_bytes),
             committed_bytes: CachePadded::new(AtomicU64::new(fixed_bytes)),
-            // Chunk 0 is left out, so that index 0 is no frame.
+            // Chunk 0 is not used, so that index 0 is not a frame.
             next_chunk: Mutex::new(1),
             is_short: AtomicBool::new(false),
             huge_chunks: (0..chunks).map(|_| AtomicBool::new(false)).collect(),
@@ -348,7 +353,7 @@ impl Frames {
         self.meta(FrameIndex::NONE).tags() != MARK
     }
 
-    /// What makes dirty pages survive; `None` for an engine without a keeper.
+    /// The part that makes dirty pages survive. `None`: the engine has no keeper.
     #[inline]
     pub(crate) fn survival(&self) -> Option<&Arc<Survival>> {
         self.survival.as_ref()
@@ -368,8 +373,8 @@ impl Frames {
         &self.classes[usize::from(class.tag())]
     }
 
-    /// What one frame counts against the limit from its first use on. The part for its metadata,
-    /// which stays resident, is never given back.
+    /// The bytes that one frame is charged from its first use on. The part for its metadata, which
+    /// stays resident, is never uncharged.
     pub(crate) fn charge(&self, class: Class) -> u64 {
         let record_bytes = self.records(class).map_or(0, |_| Survival::RECORD_BYTES);
         (class.bytes() + class.units() as usize * (size_of::<FrameMeta>() + record_bytes)) as u64
@@ -379,20 +384,20 @@ impl Frames {
         self.limit_bytes.load(Relaxed)
     }
 
-    /// Changes the limit: not beyond that of [`Frames::new`], for which the address space is reserved.
+    /// Changes the limit, up to that of [`Frames::new`], for which the address space is reserved.
     pub(in crate::cache) fn set_limit(&self, limit_bytes: u64) {
         self.limit_bytes.store(limit_bytes, Relaxed);
         self.magazines.set_limit(limit_bytes);
     }
 
-    /// The limit that has room for what is charged now, and no more.
+    /// The smallest limit that has room for the charged bytes.
     pub(in crate::cache) fn limit_in_use(&self) -> u64 {
         let used = self.committed_bytes();
-        // At least what is spared of that.
+        // Includes at least the spare bytes of that limit.
         used + spare_bytes(2 * used)
     }
 
-    /// What may be charged; the rest is for what can't be refused.
+    /// The bytes that may be charged. The rest is for charges that cannot be refused.
     fn room_bytes(&self) -> u64 {
         let limit_bytes = self.limit_bytes();
         limit_bytes - spare_bytes(limit_bytes)
@@ -402,20 +407,21 @@ impl Frames {
         self.committed_bytes.load(Relaxed)
     }
 
-    /// The first byte of `frame`; `None` for an index that no frame has (a late reader can see
-    /// any value).
+    /// The first byte of `frame`. `None`: no frame has this index (a late reader can see any
+    /// value).
     #[inline]
     pub(crate) fn address(&self, frame: FrameIndex) -> Option<*mut u8> {
         // SAFETY: the offset lies within the reservation.
         (frame.0 < self.units).then(|| unsafe { self.base.add((frame.0 as usize) << UNIT_SHIFT) })
     }
 
-    /// [`Frames::address`] of `frame`, starting from a predicted that costs nothing where it is wrong.
+    /// [`Frames::address`] of `frame`, computed ahead from a prediction, which costs nothing if it
+    /// is wrong.
     ///
-    /// `frame` comes out of a page word, which for a random page has to come from memory, and
-    /// the copy would have to wait for it. Where the predicted is right this is a branch on the word,
-    /// not a use of its value: the processor predicts the branch and copies from the predicted_address frame
-    /// while the word is still on its way.
+    /// `frame` comes from a page word, which for a random page has to be loaded from memory, and
+    /// the copy would have to wait for it. If the prediction is right, this is a branch on the
+    /// word, not a use of its value: the processor predicts the branch and copies from the
+    /// predicted frame before the word has arrived.
     #[inline]
     pub(crate) fn address_predicted(
         &self,
@@ -441,13 +447,13 @@ impl Frames {
         unsafe { &*self.metas.add(frame.0 as usize) }
     }
 
-    /// Which seat `frame` has.
+    /// The queue node of `frame`.
     #[inline]
     pub(crate) fn queue_node_of(&self, frame: FrameIndex) -> FrameIndex {
         self.meta(frame).queue_node.of(frame)
     }
 
-    /// The seat of `frame`.
+    /// The metadata that is the queue node of `frame`.
     #[inline]
     pub(crate) fn queue_node(&self, frame: FrameIndex) -> &FrameMeta {
         self.meta(self.queue_node_of(frame))
@@ -459,10 +465,10 @@ impl Frames {
         self.meta(old).queue_node.swap(old, &self.meta(new).queue_node, new);
     }
 
-    /// Counts `bytes` against the limit; false if they do not fit.
+    /// Charges `bytes` to the limit. False: they do not fit.
     pub(crate) fn try_charge(&self, bytes: u64) -> bool {
         let room_bytes = self.room_bytes();
-        // Relaxed: a counter; the memory it stands for is passed on under other locks.
+        // Relaxed: a counter; the memory itself is passed on under other locks.
         self.committed_bytes
             .fetch_update(Relaxed, Relaxed, |now| {
                 now.checked_add(bytes).filter(|&sum| sum <= room_bytes)
@@ -470,12 +476,12 @@ impl Frames {
             .is_ok()
     }
 
-    /// Counts `bytes`, whether they fit or not.
+    /// Charges `bytes`, whether they fit or not.
     pub(crate) fn charge_over(&self, bytes: u64) {
         self.committed_bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Whether more is counted than [`Frames::try_charge`] would.
+    /// Whether more bytes are charged than [`Frames::try_charge`] allows.
     pub(crate) fn is_overdrawn(&self) -> bool {
         self.committed_bytes() > self.room_bytes()
     }
@@ -484,8 +490,8 @@ impl Frames {
         self.committed_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// What is counted of `committed_bytes` for metadata, in an engine without a keeper: each frame
-    /// that was ever committed.
+    /// The part of `committed_bytes` for metadata in an engine without a keeper: of each frame that
+    /// was ever committed.
     #[cfg(test)]
     pub(crate) fn metas_committed_bytes(&self) -> u64 {
         let chunks = u64::from(*self.chunks_lock()) - 1;
@@ -497,8 +503,7 @@ impl Frames {
         (chunks * u64::from(CHUNK_UNITS) - fresh.sum::<u64>()) * size_of::<FrameMeta>() as u64
     }
 
-    /// Makes all frames, tables, file objects and their metadata read-only, or writable again where
-    /// they were.
+    /// Makes all frames, tables, file objects and their metadata read-only, or writable again.
     #[cfg(test)]
     pub(crate) fn protect(&self, read_only: bool) {
         let used = *self.chunks_lock() as usize * CHUNK_BYTES as usize;
@@ -507,7 +512,7 @@ impl Frames {
         } else {
             MprotectFlags::READ | MprotectFlags::WRITE
         };
-        // SAFETY: our own mapping; tests call it while nobody writes.
+        // SAFETY: our own mapping; tests call it while no thread writes.
         unsafe { rustix::mm::mprotect(self.base.cast(), used, access) }.unwrap();
         let metas_bytes = self.units as usize * size_of::<FrameMeta>();
         // SAFETY: as above.
@@ -529,7 +534,7 @@ impl Drop for Frames {
     fn drop(&mut self) {
         let bytes = self.units as usize * UNIT_BYTES + SLACK_BYTES;
         let metas_bytes = self.units as usize * size_of::<FrameMeta>();
-        // SAFETY: the mappings of `new`; `&mut self` says that nobody uses them any more.
+        // SAFETY: the mappings of `new`; `&mut self` shows that they are not in use any more.
         unsafe {
             let _ = rustix::mm::munmap(self.mapped.cast(), bytes);
             let _ = rustix::mm::munmap(self.metas.cast(), metas_bytes);
@@ -537,8 +542,8 @@ impl Drop for Frames {
     }
 }
 
-/// The same address, of which the compiler knows nothing: it can't derive it from a value that it
-/// was compared with, nor turn the branch around this into a selection.
+/// The same address, hidden from the compiler: it cannot derive the address from a value that it
+/// was compared with, nor turn the branch around this into a conditional move.
 #[inline]
 fn opaque(at: *mut u8) -> *mut u8 {
     at.map_addr(|mut address| {
@@ -550,7 +555,7 @@ fn opaque(at: *mut u8) -> *mut u8 {
     })
 }
 
-/// The part of the limit that is left to what can't be refused (see `heap`).
+/// The part of the limit for charges that cannot be refused (see `heap`).
 fn spare_bytes(limit_bytes: u64) -> u64 {
     (limit_bytes / 256).clamp(SPARE_BYTES_MIN, SPARE_BYTES_MAX)
 }
@@ -562,16 +567,16 @@ fn map(bytes: usize, access: ProtFlags) -> io::Result<*mut u8> {
     Ok(mapped.cast())
 }
 
-/// Units of the largest system page: a count fits below LISTED, and a chunk is a number of them.
+/// Units of the largest system page: a count fits below LISTED, and a chunk is a multiple of it.
 const GROUP_UNITS_MAX: usize = 64;
 
 #[cfg(test)]
 thread_local! {
-    /// System pages of engines that the thread builds; 0: as they are.
+    /// System pages of engines that the thread builds. 0: the real size.
     pub(crate) static SYSTEM_PAGE_BYTES: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// The size of the system's pages; an error if groups can't be made of it.
+/// The size of the system's pages. An error if groups cannot be formed of them.
 fn system_page_bytes() -> io::Result<usize> {
     // SAFETY: no memory is involved.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize };

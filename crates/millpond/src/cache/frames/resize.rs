@@ -1,30 +1,30 @@
-//! A limit that changes while the cache is used.
+//! Changes of the memory limit while the cache is in use.
 //!
-//! Down it goes in steps, each of which is made up for by eviction before the next: a thread that misses
-//! meanwhile, and so has to make room for what is over the limit, does so for one step at most. What is
-//! evicted goes back to the system frame by frame ([`Frames::decommit_one`]), a system call for each group:
-//! of pages of 4 KiB, 1 GiB takes 262,144 calls.
+//! The limit is lowered in steps, and each step is followed by eviction. So a thread that misses
+//! concurrently, and has to make room for bytes beyond the limit, evicts for one step at most.
+//! Evicted memory is returned to the system frame by frame ([`Frames::decommit_one`]), with one
+//! system call for each group: 262,144 calls for 1 GiB of 4 KiB pages.
 //!
-//! What stays: pages that are pinned or kept by write-back, until they are neither; what is charged for
-//! frames' metadata, which is never given back; tables of open files.
+//! Some memory stays: pages that are pinned, or that write-back keeps unevictable, until they are
+//! neither; the charge for metadata of frames, which is never released; and tables of open files.
 //!
-//! Locks: `resizing`, over all others that eviction takes.
+//! Locks: `resizing`, over all other locks that eviction acquires.
 //!
 //! [`Frames::decommit_one`]: crate::cache::frames::Frames::decommit_one
 
 use crate::cache::Cache;
 
-/// How far the limit goes down at once: some hundred evictions.
+/// The size of a step: some hundred evictions.
 const STEP_BYTES: u64 = 1 << 20;
 
 impl Cache {
-    /// Changes the limit, and gives back memory as it must; never waits for write-back. Returns the limit
-    /// that holds now: what was asked for, or the lowest that could be kept to.
+    /// Changes the limit and releases memory as required. Never waits for write-back. Returns the
+    /// limit that is in force now: the requested one, or the lowest that could be reached.
     pub(crate) fn set_limit(&self, limit_bytes: u64) -> u64 {
         let _one = self.resizing.lock().expect("no panic under the lock");
         let mut now = self.frames.limit_bytes();
         while now > limit_bytes {
-            // Only pages are worth steps: what nobody uses goes at once.
+            // Only pages need steps: unused room is given up at once.
             let used = self.frames.committed_bytes().min(now);
             let next = used.saturating_sub(STEP_BYTES).max(limit_bytes);
             self.frames.set_limit(next);

@@ -1,8 +1,9 @@
-//! Slabs: where the cores of open files live.
+//! Slabs: frames that contain the cores of open files.
 //!
-//! A slab is a frame of 4 KiB, cut into cores of 64 bytes, so that what a cached read looks at,
-//! the core included, lies in the frame reservation and counts in the memory limit. Slabs are
-//! never given back: the most files that were open at once decide how many there are.
+//! A slab is a frame of 4 KiB, divided into cores of 64 bytes. So all memory that a cached read
+//! accesses, including the core, lies in the cache's address range and counts against the memory
+//! limit. Slabs are never freed: their number follows from the maximum number of files that were
+//! open at the same time.
 //!
 //! Locks: one around the free list; a leaf lock.
 
@@ -33,13 +34,13 @@ impl Slab {
     /// Takes a free core, for an empty table; `None` if there is none.
     pub(in crate::cache) fn take(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
         let CorePointer(core) = self.free.lock().expect("no panic under the lock").pop()?;
-        // SAFETY: the core is ours, and within a slab that is never given back. A late reader of
-        // the core's former file does not exist: handles keep their core alive.
+        // SAFETY: the core is ours, and within a slab that is never freed. There is no late reader
+        // of the core's former file: handles keep their core alive.
         unsafe { core.write(FileCore::new(size, page_shift)) };
         Some(core)
     }
 
-    /// Cuts `frame`, of [`Class::SLAB`], into cores. It belongs to the slab from now on.
+    /// Divides `frame`, of [`Class::SLAB`], into cores. It belongs to the slab from now on.
     pub(in crate::cache) fn add(&self, frames: &Frames, frame: FrameIndex) {
         let slab = frames.bytes(frame).cast::<FileCore>();
         let mut free = self.free.lock().expect("no panic under the lock");

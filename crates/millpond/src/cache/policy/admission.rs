@@ -1,45 +1,49 @@
-//! Which pages get a frame when they are missed.
+//! The admission filter: which pages get a frame when they are missed.
 //!
-//! A page that leaves the cache before it is read again has cost a frame, an eviction and a second copy for
-//! nothing. Where nearly all do, reads *go around*: their bytes are read into the reader's memory, and
-//! no page is brought. The evictor tells when: of the pages that a read brought and that left the
-//! queues of newcomers (see `evict`), hardly any had been read again.
+//! A page that is evicted before it is read again has cost a frame, an eviction and a second copy
+//! without any benefit. If this happens to nearly all pages, reads *bypass* the cache: the bytes
+//! are read into the reader's memory, and no page is filled. The evictor provides the evidence: of
+//! the pages that a read filled and that left the window and small queues (see `evict`), hardly any
+//! had been read again.
 //!
 //! ```text
-//!             of 256 that left, 8 or fewer were read again; more
-//!             than once, if that was wrong of late (AD6)
-//!   admitting --------------------------------------------------> around
+//!              of 256 that left, 8 or fewer were read again; more
+//!              than once, if that was wrong recently (AD6)
+//!   admitting --------------------------------------------------> bypassing
 //!             <--------------------------------------------------
 //!             of 128 that left, 8 or more were read again (AD2);
-//!             or what went around comes back (AD4); or there is
-//!             room (AD5)
+//!             or bypassed pages are missed again (AD4); or there
+//!             is room (AD5)
 //! ```
 //!
-//! - **AD1** While reads go around, what is missed a second time is admitted, and goes to the main queue as
-//!   what the ghost doorkeeper_has does. The *doorkeeper* doorkeeper_has what went around: fingerprints of file and
-//!   page, as many as the cache has pages, or fewer, in words with the four that came there last.
-//!   So a page that becomes hot is missed twice. Two threads may write a word at once: then one of
-//!   their pages is forgotten.
-//! - **AD2** One region of [`REGION_PAGES`] in sixteen is admitted all the same, always the same ones: the
-//!   *sample*. By what becomes of it the evictor sees pages that are read again after more misses than the
-//!   doorkeeper doorkeeper_has: those of a loop.
-//! - **AD3** The small queue is an eighth as long then, as few pages come into it: so a page has about
-//!   as many misses' time to be read again as it had.
-//! - **AD4** Where three eighths of what is missed had gone around before, pages are read again after fewer
-//!   misses than the cache has pages, and reads are admitted.
-//! - **AD5** So they are where pages that were admitted met free frames: some had been dropped. And
-//!   when a file is closed for good, or the limit changes.
-//! - **AD6** Who was wrong by AD2 or AD4 asks for twice as many decisions in a row next time, up to
-//!   [`PATIENCE_MAX`], and for half as many after [`PATIENCE_HALVED_AFTER`] that were right.
-//! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all: its small queue says little.
-//! - **AD8** A direct read into memory that is its own or lent to it, or of which the kernel has all to do
-//!   (`inode::unguarded`), costs less if it goes around: no frame, which may be memory that is new to the
-//!   process, and no copy. So it does the first time though reads are admitted, and a page that stays hot has
-//!   one more miss.
+//! - **AD1** While reads bypass the cache, a page that is missed a second time is admitted, and
+//!   goes to the main queue, as a page does that the ghost remembers. The *doorkeeper* remembers
+//!   bypassed pages (compare TinyLFU): fingerprints of file and page, as many as the cache has
+//!   pages, or fewer, in words with the last four fingerprints. So a page that becomes hot is
+//!   missed twice. Two threads may write a word at the same time; then one of their pages is
+//!   forgotten.
+//! - **AD2** One region of [`REGION_PAGES`] in sixteen is always admitted, always the same ones:
+//!   the *sample*. It shows the evictor pages that are read again after more misses than the
+//!   doorkeeper remembers, such as those of a loop.
+//! - **AD3** While reads bypass the cache, the small queue has an eighth of its length, as few
+//!   pages enter it. So a page has about as many misses' time to be read again as otherwise.
+//! - **AD4** If three eighths of the missed pages had bypassed the cache before, pages are read
+//!   again after fewer misses than the cache has pages, and reads are admitted.
+//! - **AD5** Reads are also admitted if no page had to be evicted for admitted pages, because pages
+//!   were dropped; and when the last handle of a file is closed, or the limit changes.
+//! - **AD6** A bypass decision that proves wrong by AD2 or AD4 doubles the number of consecutive
+//!   votes that the next one requires, up to [`PATIENCE_MAX`]. After [`PATIENCE_HALVED_AFTER`]
+//!   votes that prove it right the number is halved.
+//! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all pages: its small queue is no good
+//!   sample.
+//! - **AD8** A direct read into its own or a borrowed buffer, or one that the kernel performs
+//!   completely (`inode::unguarded`), is cheaper when it bypasses the cache: it needs no frame,
+//!   whose memory may be new to the process, and no copy. So the first miss of a page bypasses the
+//!   cache even while reads are admitted, and a page that stays hot has one more miss.
 //!
-//! All is advice: whoever sees an old value reads a page around the cache, or caches it, and either
-//! is right. So all is Relaxed. A miss reads one line that seldom changes, and where reads go around writes
-//! to one of many places, and one in four to a line that all share.
+//! All state is a heuristic: a stale value costs hit rate, not correctness, so all accesses are
+//! Relaxed. A miss reads one cache line that rarely changes. While reads bypass the cache, a miss
+//! writes to one of many places, and one in four to a line that all threads share.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,65 +57,66 @@ use crate::memory::try_collect;
 use crate::options::Admission;
 use crate::units::{PAGE_BYTES_MIN, PageIndex};
 
-/// Pages that left the queues of newcomers, for a decision to go around; and misses, for one of AD4 or AD5.
+/// Pages that left the window and small queues, for a decision to bypass; also misses, for a
+/// decision by AD4 or AD5.
 const PERIOD: u32 = 256;
-/// So few of them that were read again say so.
+/// The maximum number of reused pages among them for a vote to bypass.
 const BYPASS_REUSED_MAX: u32 = PERIOD / 32;
-/// For a decision about going on so.
+/// The same period while reads bypass the cache.
 const PERIOD_BYPASSING: u32 = 128;
-/// So many of them that were read again are against it.
+/// The minimum number of reused pages among them for admitting reads again.
 const ADMIT_REUSED_MIN: u32 = PERIOD_BYPASSING / 16;
-/// The shares of these four, and of AD4, were chosen by the traces of `tests/hit_rates`.
+/// These four fractions, and that of AD4, were chosen with the traces of `tests/hit_rates`.
 const CAME_BACK_MIN: u32 = PERIOD * 3 / 8;
 const PATIENCE_MAX: u32 = 16;
 const PATIENCE_HALVED_AFTER: u32 = 64;
-/// One region in so many is of the sample.
+/// One in this many regions belongs to the sample.
 const SAMPLE_PART: u32 = 16;
-/// Of one region in so many it is counted what comes back.
+/// In one of this many regions, repeated misses are counted.
 const COUNTED_PART: u32 = 4;
-/// Pages of a region: what programs read at once. Chosen, not measured.
+/// Pages of a region, which programs read together. Untuned.
 const REGION_PAGES: u64 = 16;
 const LIMIT_BYTES_MIN: u64 = 4 << 20;
-/// By so much the small queue is shorter (AD3).
+/// The divisor of the small queue's length (AD3).
 const SMALL_QUEUE_DIVISOR: u64 = 8;
 /// Fingerprints in a word of the doorkeeper.
 const LANES: u32 = u64::BITS / LANE_BITS;
 const LANE_BITS: u32 = u16::BITS;
-/// Of the two counts in [`AdmissionFilter::missed`].
+/// Bits of each of the two counts in [`AdmissionFilter::missed`].
 const COUNT_BITS: u32 = 16;
 
-/// Whether reads that miss are admitted.
+/// Decides whether missed pages are admitted.
 pub(crate) struct AdmissionFilter {
-    /// Read by each miss, seldom written.
+    /// Read by each miss, rarely written.
     is_bypassing: CachePadded<AtomicBool>,
-    /// While reads go around: how many missed, of some regions, and in the high half how many of them
-    /// the doorkeeper remembered.
+    /// While reads bypass the cache: the number of misses in some regions, and in the high half the
+    /// number of those that the doorkeeper remembered.
     missed: CachePadded<AtomicU32>,
     /// Pages were evicted in this period.
     has_evicted: AtomicBool,
     patience: AtomicU32,
-    /// Empty where the policy is not [`Admission::Adaptive`], or the cache is small.
+    /// Empty if the policy is not [`Admission::Adaptive`], or the cache is small.
     doorkeeper: Box<[AtomicU64]>,
 }
 
-/// What became of pages that left the queues of newcomers; under the queues' lock.
+/// The reuse of pages that left the window and small queues. Under the queues' lock.
 #[derive(Default)]
 pub(in crate::cache) struct ReuseCounts {
     left: u32,
     read_again: u32,
-    /// Decisions to go around.
+    /// Consecutive votes to bypass.
     in_a_row: u32,
 }
 
 impl AdmissionFilter {
-    /// For a cache of at most `limit_bytes`.
+    /// A filter for a cache of at most `limit_bytes`.
     pub(in crate::cache) fn new(
         policy: Admission,
         limit_bytes: u64,
     ) -> io::Result<AdmissionFilter> {
         let words = match policy {
             Admission::Adaptive if limit_bytes >= LIMIT_BYTES_MIN => {
-                // What it doorkeeper_has much longer is of no use.
+                // Remembering pages for much longer is useless.
                 (1u64 << (limit_bytes / u64::from(PAGE_BYTES_MIN)).ilog2()) / u64::from(LANES)
             }
             _ => 0,
@@ -130,14 +135,14 @@ impl AdmissionFilter {
         size_of_val(&*self.doorkeeper) as u64
     }
 
-    /// Whether most reads go around the cache.
+    /// Whether most reads bypass the cache.
     #[inline]
     pub(crate) fn is_bypassing(&self) -> bool {
         self.is_bypassing.load(Relaxed)
     }
 
-    /// Whether a read that misses pages `first` to `last`, and finds none of them, goes around the
-    /// cache. If so, they are remembered. `file`: [`Frames::file_number`].
+    /// Whether a read that misses pages `first` to `last`, and finds none of them, bypasses the
+    /// cache. If so, the pages are remembered. `file`: [`Frames::file_number`].
     pub(crate) fn bypasses(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
         if !self.is_bypassing() {
             return false;
@@ -156,7 +161,7 @@ impl AdmissionFilter {
         is_new
     }
 
-    /// The same of a read that costs next to nothing if it goes around (AD8).
+    /// The same for a read that costs next to nothing if it bypasses the cache (AD8).
     pub(crate) fn bypasses_first_miss(
         &self,
         file: usize,
@@ -169,7 +174,7 @@ impl AdmissionFilter {
         self.record_in_doorkeeper(file, first, last)
     }
 
-    /// Whether the doorkeeper doorkeeper_has none of the pages; it does from now on.
+    /// Records the pages. Returns whether the doorkeeper remembered none of them.
     fn record_in_doorkeeper(&self, file: usize, first: PageIndex, last: PageIndex) -> bool {
         let mut is_new = true;
         for page in first.to(last) {
@@ -184,7 +189,7 @@ impl AdmissionFilter {
         is_new
     }
 
-    /// AD4, AD5.
+    /// Counts a miss for AD4 and AD5.
     fn count_miss(&self, came_back: bool) {
         let one = 1 | u32::from(came_back) << COUNT_BITS;
         let sum = self.missed.fetch_add(one, Relaxed) + one;
@@ -199,14 +204,14 @@ impl AdmissionFilter {
         }
     }
 
-    /// Pages were evicted.
+    /// Records that pages were evicted.
     pub(in crate::cache) fn note_eviction(&self) {
         if self.is_bypassing() && !self.has_evicted.load(Relaxed) {
             self.has_evicted.store(true, Relaxed);
         }
     }
 
-    /// Whether a page that was admitted had gone around before (AD1).
+    /// Whether an admitted page had bypassed the cache before (AD1).
     pub(in crate::cache) fn doorkeeper_has(&self, file: usize, page: PageIndex) -> bool {
         if !self.is_bypassing() || self.doorkeeper.is_empty() {
             return false;
@@ -220,7 +225,8 @@ impl AdmissionFilter {
         (&self.doorkeeper[hash as usize & (self.doorkeeper.len() - 1)], (hash >> 48) as u16 | 1)
     }
 
-    /// A page that a read had brought left the queues of newcomers. Caller: has the queues' lock.
+    /// Records whether a page that a read had filled was read again before it left the window and
+    /// small queues. Caller: holds the queues' lock.
     pub(in crate::cache) fn record_reuse(&self, reuse: &mut ReuseCounts, read_again: bool) {
         if self.doorkeeper.is_empty() {
             return;
@@ -252,7 +258,7 @@ impl AdmissionFilter {
         }
     }
 
-    /// AD6.
+    /// Admits reads after a bypass decision proved wrong (AD6).
     fn reverse_decision(&self) {
         if self.is_bypassing() {
             let patience = self.patience.load(Relaxed);
@@ -261,14 +267,14 @@ impl AdmissionFilter {
         }
     }
 
-    /// There is room.
+    /// Admits reads, as there is room.
     pub(in crate::cache) fn start_admitting(&self) {
         if self.is_bypassing() && !self.doorkeeper.is_empty() {
             self.is_bypassing.store(false, Relaxed);
         }
     }
 
-    /// The share of the small queue, of what it is usually (AD3).
+    /// The length of the small queue, given its usual length (AD3).
     pub(in crate::cache) fn small_bytes_max(&self, usually: u64) -> u64 {
         if self.is_bypassing() && !self.doorkeeper.is_empty() {
             usually / SMALL_QUEUE_DIVISOR
@@ -278,7 +284,7 @@ impl AdmissionFilter {
     }
 }
 
-/// Whether one of the four in a word of the doorkeeper is `fingerprint`.
+/// Whether one of the four fingerprints in a word of the doorkeeper is `fingerprint`.
 fn has(word: u64, fingerprint: u16) -> bool {
     (0..LANES).any(|lane| (word >> (lane * LANE_BITS)) as u16 == fingerprint)
 }
@@ -301,14 +307,14 @@ mod tests {
         }
     }
 
-    /// How many of the pages from `first` on go around.
+    /// The number of pages from `first` on that bypass the cache.
     fn bypassed(admission: &AdmissionFilter, first: u64, pages: u64) -> u64 {
         let page = |n| PageIndex(first + n * REGION_PAGES);
         (0..pages).filter(|&n| admission.bypasses(64, page(n), page(n))).count() as u64
     }
 
     #[test]
-    fn pages_that_nobody_reads_again_are_not_cached() {
+    fn pages_without_reuse_are_not_cached() {
         let (admission, mut reuse) =
             (AdmissionFilter::new(Admission::Adaptive, 1 << 30).unwrap(), ReuseCounts::default());
         assert_eq!(bypassed(&admission, 0, 100), 0);
@@ -320,11 +326,11 @@ mod tests {
         let again = bypassed(&admission, 0, 400);
         assert!(
             admission.is_bypassing() && again < 10,
-            "what is missed again is admitted: {again}"
+            "a page that is missed again is admitted: {again}"
         );
         evict(&admission, &mut reuse, 1, PERIOD);
         assert!(!admission.is_bypassing(), "pages are read again");
-        // The period that had begun, and one.
+        // The period that had begun, and one more.
         evict(&admission, &mut reuse, 2, 0);
         assert!(!admission.is_bypassing(), "it was wrong");
         evict(&admission, &mut reuse, 1, 0);
@@ -348,16 +354,16 @@ mod tests {
         assert!(!admission.is_bypassing());
     }
 
-    /// AD8.
+    /// Goal: a first miss that costs little bypasses the cache (AD8).
     #[test]
-    fn a_read_that_costs_little_goes_around_the_first_time() {
+    fn a_cheap_read_bypasses_on_its_first_miss() {
         for (policy, expected) in [
             (Admission::Adaptive, [true, false, true]),
             (Admission::Always, [false; 3]),
             (Admission::Never, [true; 3]),
         ] {
             let admission = AdmissionFilter::new(policy, 16 << 20).unwrap();
-            // The second has one page of the first.
+            // The second range shares a page with the first.
             let pages = [(10, 11), (11, 12), (20, 20)];
             let asked =
                 pages.map(|(a, b)| admission.bypasses_first_miss(64, PageIndex(a), PageIndex(b)));
@@ -366,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_it_has_all_cached_or_none() {
+    fn always_and_never_are_obeyed() {
         let mut reuse = ReuseCounts::default();
         for (policy, expected) in [(Admission::Always, 0), (Admission::Never, 100)] {
             let admission = AdmissionFilter::new(policy, 16 << 20).unwrap();

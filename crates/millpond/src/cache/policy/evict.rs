@@ -1,52 +1,54 @@
-//! Which page leaves when memory is needed: S3-FIFO behind a filter for correlated reads.
+//! Eviction: S3-FIFO behind a window queue that filters correlated reads.
 //!
 //! S3-FIFO (Yang et al., SOSP 2023) keeps new pages in a small queue, a tenth of the cache. At its
-//! head a page that was read again moves to the main queue, any other leaves, and the ghost
-//! doorkeeper_has it for a while: a page that comes back while remembered goes to main at once. Main is
-//! a FIFO with a second chance. So a scan passes through the small queue without touching main,
-//! and a hit writes nothing but a REFERENCED bit that is clear.
+//! head, a page that was read again moves to the main queue. Any other page is evicted, and the
+//! ghost remembers it for a while: a page that is filled again while remembered goes to main at
+//! once. Main is a FIFO with a second chance. So a scan passes through the small queue without
+//! touching main, and a hit writes nothing but a clear REFERENCED bit.
 //!
-//! A program that reads a file in pieces smaller than a page hits each page several times at once,
-//! and read-ahead brings pages before their first read. Neither is a second use, as 2Q's
-//! "correlated reference period" has it (Johnson and Shasha, VLDB 1994). So pages spend their first
-//! time in the *window* queue, 1/64 of the frames, and REFERENCED is cleared as they leave it. A
-//! page that read-ahead brought so early that it left the window queue unread goes through the small
-//! queue once more after its first reads.
+//! A program that reads a file in pieces smaller than a page hits each page several times in a row,
+//! and read-ahead fills pages before their first read. Neither is a second use (2Q calls this the
+//! "correlated reference period"; Johnson and Shasha, VLDB 1994). So pages begin in the *window*
+//! queue, 1/64 of the frames, and REFERENCED is cleared when they leave it. A page that read-ahead
+//! filled so early that it left the window queue unread passes through the small queue again after
+//! its first reads.
 //!
 //! ```text
-//!   fill --> window --> small --- referenced ---> main <--+ referenced: once more around
+//!   fill --> window --> small --- referenced ---> main <--+ referenced: to the tail again
 //!     |                  |                        | |____|
 //!     |                  +--> evicted, ghost      +--> evicted
 //!     +--- remembered by the ghost ------------> main
 //! ```
 //!
-//! The queues link *nodes*, which pages keep when they are overwritten: see `node`.
+//! The queues link *queue nodes*, which pages keep when they are overwritten: see `queue_node`.
 //!
-//! - **E1** A node is in a queue only while its owner (a file core) and page are valid: the
-//!   teardown of a file first removes its nodes here, under the lock, and takes the lock once more
-//!   before the core goes: work on a frame's owner is done under the lock from end to end.
-//! - **E2** A page that is in transition, or pinned, goes around. One that write-back keeps (page.W4) is
-//!   put on the unevictable until that lets it go: see `unevictable`.
-//! - **E3** An evictor that finds none scanned again, until the queues went around once: so it finds
-//!   a page that can go, wherever that lies. The lock is released after each go; what was looked at
-//!   is behind the rest, so the next go on there.
-//! - **E4** One go scanned at [`SCAN_MAX`] pages of a queue at most, whatever they are: all that is
-//!   cached may have been read again since the last eviction, and would be victim through under the
-//!   lock, which every miss and every overwrite takes. What was looked at has had its second
-//!   chance, and the next go on behind it: a backlog of pages that were read again is worked off by
-//!   as many evictions as it takes. Each of these has to choose among pages of which it knows only
-//!   that they were read again, and some nodes: the oldest newcomer goes, and is remembered by
-//!   the ghost, so that it returns to main if that was wrong. Taking one of the others instead
-//!   would cost a sixtieth of a hot set, each time that a scan begins. Where there is no newcomer,
-//!   it is the oldest that was looked at.
-//! - **E5** Leaves are not held while their words are looked at, but the word is of a leaf, as no node was
-//!   recycled on the way to it. One that is READY with the frame that has a queued node (queue_node.QN2) is that of
-//!   the node's page: the frame is in no other word. So what empties it has found it in its leaf, which it
-//!   kept alive (table.T1), and has the hold that goes with it. A look alone may be at a leaf that was
-//!   recycled since; it clears a REFERENCED, no more.
+//! - **E1** A queue node is queued only while its owner (a file core) and page are valid. The
+//!   teardown of a file first removes its queue nodes, under the lock, and acquires the lock again
+//!   before the core is freed: the owner of a frame is only accessed under the lock.
+//! - **E2** A page that is in transition, or pinned, moves to the tail. A page that write-back
+//!   keeps (page.W4) is moved to the unevictable list until it becomes evictable: see
+//!   `unevictable`.
+//! - **E3** An evictor that finds no victim repeats its pass until the queues were swept once. So
+//!   it finds an evictable page, wherever it is. The lock is released after each pass. Scanned
+//!   pages are at the tail then, so the next pass continues behind them.
+//! - **E4** A pass scans at most [`SCAN_MAX`] pages of a queue. Otherwise, if all cached pages were
+//!   read again since the last eviction, it would go through all of them under the lock, which
+//!   every miss and every overwrite acquires. Scanned pages have had their second chance, and the
+//!   next pass continues behind them: a backlog of pages that were read again is processed by
+//!   several evictions. Each of them has to choose among pages that were all read again, and some
+//!   in the window queue. It evicts the oldest page of the window queue. The ghost remembers this
+//!   page, so it returns to main if that was wrong. Evicting one of the other pages instead would
+//!   cost a sixtieth of a hot set at the beginning of each scan. If the window queue has no
+//!   candidate, the oldest scanned page is evicted.
+//! - **E5** Leaves are not held while their words are read, but the word belongs to a leaf, as no
+//!   node on the way to it was recycled. If the word is READY with the frame of a queued node
+//!   (queue_node.QN2), it is the word of the node's page: the frame is in no other word. So the
+//!   thread that empties the word has found it in its leaf, which the word kept alive (table.T1),
+//!   and takes over its hold. A mere read may be of a leaf that was recycled since; it clears a
+//!   REFERENCED bit at most.
 //!
-//! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds,
-//! then class locks for nodes that become free, are taken under it). No I/O, no waiting.
+//! Locks: the queues' mutex is held while a page word is looked up and evicted (table holds, then
+//! class locks for nodes that become free, are acquired under it). No I/O, no waiting.
 
 use std::io;
 use std::ptr;
@@ -66,15 +68,15 @@ use crate::cache::table::{FileCore, Held};
 use crate::copy;
 use crate::units::{FrameIndex, PageIndex};
 
-/// Pages of one queue that are looked at in one hold of the lock (E4): some microseconds, as their
-/// words and metadata come from memory.
+/// The maximum number of pages of one queue that are scanned in one hold of the lock (E4): some
+/// microseconds, as their words and metadata come from memory.
 const SCAN_MAX: u64 = 64;
-/// Of one go: each queue, the window one for once more or the unevictable, and the page that goes then; and pages
-/// before, as long as there were few scanned.
+/// The maximum for one pass: each queue, once more the window queue or the unevictable list, and
+/// the page that is evicted then; and pages before it, while few were scanned.
 #[cfg(test)]
 pub(crate) const SCANNED_PER_PASS_MAX: u64 = 5 * SCAN_MAX + 1;
 
-/// The shares of the window and the small queue in the limit.
+/// The sizes of the window and the small queue as parts of the limit.
 const WINDOW_PART: u64 = 64;
 const SMALL_PART: u64 = 10;
 
@@ -90,52 +92,52 @@ pub(crate) struct Queues {
     admission: Arc<AdmissionFilter>,
     reuse: ReuseCounts,
     unevictable: UnevictableList,
-    /// The most pages that one hold of the lock looked at (E4).
+    /// The maximum number of pages that were scanned in one hold of the lock (E4).
     #[cfg(test)]
     pub(crate) scanned_max: u64,
 }
 
-/// What became of the pages that read-ahead brought.
+/// The use of pages that read-ahead filled.
 #[derive(Default, Clone, Copy)]
 pub(crate) struct ReadaheadUse {
     pub(crate) used: u64,
     pub(crate) wasted: u64,
 }
 
-/// What one go at the queues came to.
+/// The result of one eviction pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EvictPass {
-    /// Some pages, out of their words: their frames are for the caller to retire.
+    /// Some pages were removed from their words. The caller retires their frames.
     Evicted,
-    /// There is more behind the pages that it showed.
+    /// More pages follow behind the scanned ones.
     More,
-    /// Nothing can go.
+    /// Nothing is evictable.
     Nothing,
 }
 
-/// A page that went: its frame, and that one's class.
+/// The frame of an evicted page, and its class.
 type Victim = (FrameIndex, Class);
 
 enum Decision {
-    /// Out of this frame.
+    /// Evicted from this frame.
     Evicted(FrameIndex),
-    /// By write-back, until it lets it go to this queue.
+    /// Kept by write-back. It returns to this queue when it becomes evictable.
     Unevictable(QueueName),
     Used(QueueName),
     /// Pinned, or in transition.
     Busy,
 }
 
-/// The scanned for one page, by the name of the queue.
+/// The number of scanned pages in one pass, by queue.
 #[derive(Default)]
 struct Scanned {
     all: [u64; 4],
-    /// The node of the first page that stayed for having been read again, and nothing else.
+    /// The queue node of the first page that stayed only because it was read again.
     first_used: Option<FrameIndex>,
 }
 
 impl Queues {
-    /// The ghost stays as large as for this limit.
+    /// The ghost keeps the size for this limit.
     pub(crate) fn new(limit_bytes: u64, admission: Arc<AdmissionFilter>) -> io::Result<Queues> {
         Ok(Queues {
             window: Fifo::default(),
@@ -158,13 +160,14 @@ impl Queues {
         self.small_bytes_max = limit_bytes / SMALL_PART;
     }
 
-    /// So many goes show each queue's frames once, and those on the unevictable where that is victim through.
+    /// The number of passes in which each queue's frames are scanned once, and those on the
+    /// unevictable list if that is rescanned.
     pub(crate) fn passes_per_sweep(&self) -> u64 {
         let longest = self.window.frames.max(self.small.frames).max(self.main.frames);
         longest / SCAN_MAX + 1 + self.unevictable.frames_to_rescan() / SCAN_MAX
     }
 
-    /// The bytes of all pages that are queued.
+    /// The bytes of all queued pages.
     pub(crate) fn bytes(&self) -> u64 {
         self.window.bytes + self.small.bytes + self.main.bytes + self.unevictable.queue.bytes
     }
@@ -178,7 +181,7 @@ impl Queues {
         self.ghost.bytes()
     }
 
-    /// Puts those of `nodes` into queues that are nodes still (insert_batch.IB1).
+    /// Inserts those of `nodes` into queues that are still tagged as batched (insert_batch.IB1).
     pub(crate) fn insert_batch(&mut self, frames: &Frames, nodes: &[FrameIndex]) {
         for &node in nodes {
             let meta = frames.meta(node);
@@ -190,7 +193,7 @@ impl Queues {
         }
     }
 
-    /// Puts a page into the queue that it begins in.
+    /// Inserts a page into its first queue.
     fn insert(&mut self, frames: &Frames, node: FrameIndex) {
         let meta = frames.meta(node);
         let file = frames.file_number(meta.owner.load(Relaxed));
@@ -201,8 +204,8 @@ impl Queues {
         self.trim_window(frames);
     }
 
-    /// Takes out the frame of a page that is leaving by another way than eviction. `used`: it was
-    /// read since it was last looked at.
+    /// Removes the queue node of a page that leaves its word in another way than by eviction.
+    /// `used`: it was read since its last scan.
     pub(crate) fn remove(&mut self, frames: &Frames, frame: FrameIndex, used: bool) {
         let node = frames.queue_node_of(frame);
         let meta = frames.meta(node);
@@ -213,12 +216,12 @@ impl Queues {
         count_prefetched(&mut self.readahead, meta, used);
     }
 
-    /// Whether it is in a queue, or is to be put into one.
+    /// Whether the page is queued, or in an insert batch.
     pub(crate) fn is_queued(&self, frames: &Frames, frame: FrameIndex) -> bool {
         frames.queue_node(frame).tags() & (QUEUE | BATCHED) != 0
     }
 
-    /// Evicts up to `most` pages, if it meets some that can go (E2, E4), and adds them to `victims`.
+    /// Evicts up to `most` pages, if it finds evictable ones (E2, E4), and adds them to `victims`.
     pub(crate) fn evict(
         &mut self,
         frames: &Frames,
@@ -243,7 +246,7 @@ impl Queues {
         if evicted > 0 { EvictPass::Evicted } else { end }
     }
 
-    /// One of them, and how many were looked at for it.
+    /// Evicts one page. Also returns the number of pages that were scanned.
     fn evict_one(
         &mut self,
         frames: &Frames,
@@ -274,7 +277,7 @@ impl Queues {
         (go, scanned.all.iter().sum::<u64>() + rescanned)
     }
 
-    /// The oldest newcomer, or else `first_used` (E4).
+    /// Evicts the oldest page of the window queue, or else `first_used` (E4).
     fn evict_referenced(
         &mut self,
         frames: &Frames,
@@ -287,13 +290,13 @@ impl Queues {
                 return victim;
             }
         }
-        // Queued all the time: nobody else had the lock.
+        // It is still queued: the lock was held all the time.
         self.scan_page(frames, first_used, true, scanned)
     }
 
-    /// The queue to evict from: small while it is over its share, else main; where all of a queue
-    /// is pinned, kept or in transition, the next one. None where pages were passed over
-    /// that were read again, if what is left is to be looked at in another way (E4).
+    /// The queue to evict from: small while it is larger than its part, otherwise main. If all
+    /// pages of a queue are pinned, unevictable or in transition, the next queue. None if only
+    /// pages that were read again were found, and the rest is scanned in another way (E4).
     fn next_queue(&self, scanned: &Scanned) -> Option<QueueName> {
         use QueueName::{Main, Small, Window};
         let nothing_used = scanned.first_used.is_none();
@@ -305,7 +308,7 @@ impl Queues {
         let (window, small, main) =
             (can(Window, &self.window), can(Small, &self.small), can(Main, &self.main));
         let window = window.filter(|_| nothing_used);
-        // What is on the unevictable has its part of the share.
+        // Unevictable pages of the small queue count towards its size.
         if self.small.bytes + self.unevictable.bytes_of(Small) > small_bytes_max {
             small.or(main.filter(|_| nothing_used)).or(window)
         } else {
@@ -313,7 +316,7 @@ impl Queues {
         }
     }
 
-    /// Scanned at the head of queue `name`.
+    /// Scans the head of queue `name`.
     fn scan_head(
         &mut self,
         frames: &Frames,
@@ -329,7 +332,8 @@ impl Queues {
         victim
     }
 
-    /// Scanned at a queued page: it goes, or it moves to the end of its queue or the next one, or to the unevictable.
+    /// Scans a queued page: it is evicted, or moves to the tail of its queue or the next one, or to
+    /// the unevictable list.
     fn scan_page(
         &mut self,
         frames: &Frames,
@@ -357,7 +361,8 @@ impl Queues {
         None
     }
 
-    /// Puts a page on the unevictable that goes back to `home`, if write-back keeps it still (unevictable.UN2).
+    /// Moves a page to the unevictable list, if write-back still keeps it (unevictable.UN2). It
+    /// returns to `home`.
     fn move_to_unevictable(&mut self, frames: &Frames, home: QueueName, node: FrameIndex) {
         self.unevictable.insert(frames, home, node);
         if !unevictable::is_still_unevictable(|| {
@@ -367,7 +372,8 @@ impl Queues {
         }
     }
 
-    /// Puts those of `nodes` that are on the unevictable back into their queues (unevictable.UN4).
+    /// Moves those of `nodes` that are on the unevictable list back to their queues
+    /// (unevictable.UN4).
     pub(crate) fn requeue_evictable(&mut self, frames: &Frames, nodes: &[FrameIndex]) {
         for &node in nodes {
             if frames.meta(node).tags() & UNEVICTABLE != 0 {
@@ -381,8 +387,8 @@ impl Queues {
         self.push(frames, home, node);
     }
 
-    /// Goes on through the unevictable, if there are rescan (unevictable.UN3): what may not stay there goes back to its
-    /// queue. How many pages were looked at.
+    /// Continues the scan of the unevictable list, if one is needed (unevictable.UN3): evictable
+    /// pages return to their queues. Returns the number of scanned pages.
     fn rescan_unevictable(&mut self, frames: &Frames, rescan: &RescanFlag) -> u64 {
         let mut scanned = 0;
         while scanned < SCAN_MAX
@@ -395,8 +401,8 @@ impl Queues {
         scanned
     }
 
-    /// Decides about a page of queue `name`, and makes it EMPTY if it goes. `force`: also if it was
-    /// read again.
+    /// Decides about a page of queue `name`, and makes it EMPTY if it is evicted. `force`: even if
+    /// it was read again.
     fn decide(
         &mut self,
         frames: &Frames,
@@ -415,7 +421,7 @@ impl Queues {
         let prefetched = count_prefetched(&mut self.readahead, meta, referenced);
         if referenced && !force {
             word.take_referenced();
-            // The first reads of a page that read-ahead brought too early for the window queue.
+            // The first reads of a page that read-ahead filled too early for the window queue.
             let first_use = prefetched || name == QueueName::Window;
             let to = if first_use { QueueName::Small } else { QueueName::Main };
             if name == QueueName::Small && !first_use {
@@ -443,7 +449,7 @@ impl Queues {
         Decision::Evicted(seen.frame())
     }
 
-    /// A page leaves the queues of nodes.
+    /// Records the reuse of a page that leaves the window and small queues.
     fn record_reuse(&mut self, meta: &FrameMeta, read_again: bool) {
         let tags = meta.tags();
         if tags & MISSED != 0 {
@@ -452,7 +458,8 @@ impl Queues {
         }
     }
 
-    /// Moves pages whose first time is over to the small queue, and forgets their first reads.
+    /// Moves the oldest pages of the window queue to the small queue, and clears their REFERENCED
+    /// bits.
     fn trim_window(&mut self, frames: &Frames) {
         while self.window.bytes > self.window_bytes_max {
             let node = FrameIndex(self.window.head);
@@ -468,14 +475,14 @@ impl Queues {
         }
     }
 
-    /// Has the processor fetch what the next look at the head of a queue will want.
+    /// Prefetches the memory that the next scan of the head of a queue reads.
     fn prefetch_head(&mut self, frames: &Frames, name: QueueName) {
         let node = FrameIndex(self.queue(name).head);
         if node == FrameIndex::NONE {
             return;
         }
         let meta = frames.meta(node);
-        // SAFETY: as in `with_word`.
+        // SAFETY: as in `QueuedPage::of`.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
         core.prefetch(frames, meta.page());
         let next = FrameIndex(meta.next.load(Relaxed));
@@ -484,7 +491,7 @@ impl Queues {
         }
     }
 
-    /// The use of read-ahead, as far as it is settled.
+    /// The use of read-ahead, as far as it is known.
     pub(crate) fn readahead_use(&self) -> ReadaheadUse {
         self.readahead
     }
@@ -511,8 +518,8 @@ impl Queues {
     }
 }
 
-/// Settles whether a page that read-ahead brought was of use; whether it is such a page, and was not
-/// settled before.
+/// Counts whether a page that read-ahead filled was used. Returns whether it is such a page, and
+/// was not counted before.
 fn count_prefetched(readahead: &mut ReadaheadUse, meta: &FrameMeta, used: bool) -> bool {
     let tags = meta.tags();
     if tags & PREFETCHED == 0 {
@@ -527,13 +534,13 @@ fn count_prefetched(readahead: &mut ReadaheadUse, meta: &FrameMeta, used: bool) 
     true
 }
 
-/// Where the page is that has a queued node.
+/// The page of a queued node.
 struct QueuedPage<'f> {
     core: &'f FileCore,
     leaf: FrameIndex,
     page: PageIndex,
     word: &'f PageWord,
-    /// READY, with the frame that has the node.
+    /// READY, with the frame of the queue node.
     seen: Word,
 }
 
@@ -541,8 +548,8 @@ impl<'f> QueuedPage<'f> {
     /// `None`: the page is in transition (queue_node.QN2).
     fn of(frames: &'f Frames, node: FrameIndex) -> Option<QueuedPage<'f>> {
         let meta = frames.meta(node);
-        // SAFETY: E1: the owner of a queued node is a live core, and we are under the lock that its
-        // teardown takes first.
+        // SAFETY: E1: the owner of a queued node is a live core, and we hold the lock that its
+        // teardown acquires first.
         let core = unsafe { &*meta.owner.load(Relaxed).cast::<FileCore>() };
         let page = meta.page();
         let (leaf, word, seen) = core.lookup_leaf(frames, page)?;

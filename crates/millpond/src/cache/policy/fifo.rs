@@ -1,7 +1,8 @@
-//! What is known about a page that can be evicted, in its node: whose it is, and its place in a FIFO of
-//! seats (see `node`).
+//! FIFO queues of evictable pages, and the metadata in their queue nodes: owner, page and tags.
 //!
-//! Locks: all is done under the queues' (see `evict`), but for [`ReadyPage::note`].
+//! See `queue_node`.
+//!
+//! Locks: all under the queues' lock (see `evict`), except [`ReadyPage::prepare`].
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,14 +13,14 @@ use crate::units::{FrameIndex, PageIndex};
 
 pub(in crate::cache) const QUEUE: u32 = 0b11;
 pub(in crate::cache) const PREFETCHED: u32 = 1 << 2;
-/// Of a page that is to be put into a queue: see `newcomers`.
+/// The page is in an insert batch: see `insert_batch`.
 pub(in crate::cache) const BATCHED: u32 = 1 << 3;
-/// Write-back keeps it, and it is on the shelf (see `shelf`).
+/// The page is on the unevictable list, as write-back keeps it (see `unevictable`).
 pub(in crate::cache) const UNEVICTABLE: u32 = 1 << 4;
-/// A read brought it that missed it, and it did not leave the small queue yet (see `admission`).
+/// A read missed and filled the page, and it has not left the small queue (see `admission`).
 pub(in crate::cache) const MISSED: u32 = 1 << 5;
 
-/// The name of a queue, in the tags of its seats.
+/// The name of a queue, in the tags of its nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::cache) enum QueueName {
     Window = 1,
@@ -27,7 +28,7 @@ pub(in crate::cache) enum QueueName {
     Main = 3,
 }
 
-/// A FIFO of seats, linked through themselves.
+/// A FIFO of queue nodes, linked through themselves.
 #[derive(Default)]
 pub(in crate::cache) struct Fifo {
     pub(in crate::cache) head: u32,
@@ -76,7 +77,7 @@ pub(crate) struct ReadyPage<'a> {
     pub(crate) origin: PageOrigin,
 }
 
-/// How a page came.
+/// The reason why a page was filled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PageOrigin {
     Missed,
@@ -95,7 +96,7 @@ impl PageOrigin {
 }
 
 impl ReadyPage<'_> {
-    /// Makes it a newcomer; the class of its frame.
+    /// Prepares the queue node for an insert batch. Returns the class of the frame.
     pub(crate) fn prepare(&self, frames: &Frames) -> Class {
         let core: *const FileCore = self.core;
         let meta = frames.queue_node(self.frame);

@@ -1,9 +1,9 @@
-//! The ghost: which pages were evicted from the small queue not long ago.
+//! The ghost: a table of pages that were evicted from the small queue recently.
 //!
-//! Part of the eviction policy (see `evict`). A fixed table of buckets of four entries, each a
-//! fingerprint of file and page and the time (in evictions) at which it was remembered. It forgets
-//! what is older than the number of pages that the main queue can hold, and the oldest of a
-//! bucket; a false match (chance about 2^-30) only misplaces a page.
+//! Part of the eviction policy (see `evict`). A fixed table of buckets with four entries, each a
+//! fingerprint of file and page and the time (in evictions) of the eviction. It forgets entries
+//! that are older than the number of pages that the main queue can hold, and the oldest entry of a
+//! full bucket. A false match (probability about 2^-30) only puts a page into the wrong queue.
 
 use std::io;
 
@@ -51,7 +51,7 @@ impl Ghost {
         *oldest = u64::from(fingerprint) << 32 | u64::from(clock);
     }
 
-    /// Whether the page is remembered; forgets it.
+    /// Removes the page. Returns whether it was remembered.
     pub(crate) fn remove(&mut self, file: usize, page: PageIndex) -> bool {
         let (fingerprint, bucket) = self.place(file, page);
         let (clock, lifetime) = (self.clock, self.lifetime);

@@ -1,18 +1,19 @@
-//! InsertBatch: pages that became READY, before they are put into the queues of the evictor.
+//! Insert batches: pages that became READY and are not yet in the evictor's queues.
 //!
-//! The queues have one lock, so pages come into them in batches. Until then a page's node (see `node`) is
-//! in a list of the thread that brought it, and carries BATCHED in its tags.
+//! The queues have one lock, so pages are inserted in batches (compare Linux's `folio_batch`).
+//! Until then the queue node of a page is in a list of the thread that filled it, and has BATCHED
+//! in its tags.
 //!
-//! - **IB1** The tag says whether the node is a newcomer's, under the queues' lock; the lists only say where
-//!   to look. Whoever takes the page out clears the tag, and leaves the entry. So an entry may be of a
-//!   node that is none any more, or is one again, with an entry in another list: the first list that is
-//!   emptied has it put into a queue.
-//! - **IB2** Owner and page are written before the tag (Release), by the thread that fills the page; whoever
-//!   finds the tag (Acquire) finds them.
-//! - **IB3** InsertBatch can't be evicted. They are few (magazine.MG3, of which this is as much again), and
-//!   before somebody is told that nothing can go, all lists are emptied.
+//! - **IB1** The tag decides whether a queue node is in a batch, under the queues' lock; the lists
+//!   only say where to look. The thread that removes the page clears the tag, and leaves the entry.
+//!   So an entry may name a queue node that is not batched any more, or is batched again, with an
+//!   entry in another list: the first list that is drained inserts it.
+//! - **IB2** Owner and page are written before the tag (Release), by the thread that fills the
+//!   page. A thread that finds the tag (Acquire) finds them.
+//! - **IB3** Pages in batches cannot be evicted. They are few (at most as many as in magazine.MG3),
+//!   and before an eviction fails, all lists are drained.
 //!
-//! Locks: one for each list; the queues' is taken under it.
+//! Locks: one for each list; the queues' lock is acquired under it.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -21,10 +22,10 @@ use crossbeam_utils::CachePadded;
 use crate::thread;
 use crate::units::FrameIndex;
 
-/// Half as many pages as the evictor looks at in one hold of the queues' lock.
+/// Half as many pages as the evictor scans in one hold of the queues' lock.
 pub(in crate::cache) const INSERT_BATCH_MAX: usize = 32;
 
-/// The newcomers of some threads.
+/// The batch of some threads.
 pub(in crate::cache) struct InsertBatch {
     nodes: [FrameIndex; INSERT_BATCH_MAX],
     len: usize,
@@ -35,7 +36,7 @@ impl InsertBatch {
         InsertBatch { nodes: [FrameIndex::NONE; INSERT_BATCH_MAX], len: 0 }
     }
 
-    /// Adds one; how many there are now. The caller empties it at [`INSERT_BATCH_MAX`].
+    /// Adds a queue node. Returns the length; the caller drains the batch at [`INSERT_BATCH_MAX`].
     pub(in crate::cache) fn push(&mut self, node: FrameIndex) -> usize {
         self.nodes[self.len] = node;
         self.len += 1;
@@ -56,7 +57,7 @@ impl InsertBatches {
         InsertBatches(lists.collect())
     }
 
-    /// The calling thread's.
+    /// The batch of the calling thread.
     pub(in crate::cache) fn mine(&self) -> MutexGuard<'_, InsertBatch> {
         Self::lock(&self.0[thread::shard_of(self.0.len())])
     }

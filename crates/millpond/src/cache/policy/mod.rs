@@ -1,6 +1,6 @@
 //! The policy of the cache: which missed pages get a frame, and which pages are evicted.
 //!
-//! Locks: see the modules.
+//! Locks: those of the modules.
 
 pub(crate) mod admission;
 

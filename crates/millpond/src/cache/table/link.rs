@@ -1,12 +1,13 @@
-//! Links of a page table: which node, how high it is or the slot's generation, and a predicted at the
-//! frames below (see `table`).
+//! Links of a page table: the node, its height or the generation of the slot, and a predicted frame
+//! for the pages below (see `table`).
 //!
 //! ```text
-//!   root:                  predicted (28 bits) | node (28) | levels (8)
-//!   slot of an inner node: predicted           | node      | generation
+//!   root:                  prediction (28 bits) | node (28) | levels (8)
+//!   slot of an inner node: prediction           | node      | generation
 //! ```
 //!
-//! The generation is that of the slot: it grows with each node that is unlinked from it (epoch.V4).
+//! The generation belongs to the slot: it is incremented with each node that is unlinked from it
+//! (epoch.V4).
 //!
 //! Locks: none.
 
@@ -28,23 +29,23 @@ const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 pub(in crate::cache) struct Link(pub(in crate::cache) u64);
 
 impl Link {
-    /// A root's link.
+    /// The link of a root.
     pub(in crate::cache) const fn root(node: FrameIndex, levels: u64) -> Link {
         Link((node.0 as u64) << LINK_NODE_SHIFT | levels)
     }
 
-    /// Of a slot that names no node: one to `node`.
+    /// The link of a slot without a node, changed to name `node`.
     pub(in crate::cache) fn naming(self, node: FrameIndex) -> Link {
         debug_assert!(self.is_none());
         Link(u64::from(node.0) << LINK_NODE_SHIFT | self.0 & GENERATION)
     }
 
-    /// Of a slot: none any more, and the next generation.
+    /// The link of a slot after its node was unlinked: no node, and the next generation.
     pub(in crate::cache) fn unlinked(self) -> Link {
         Link(self.0.wrapping_add(1) & GENERATION)
     }
 
-    /// Whether the generation is the first one again, or half the way to it.
+    /// Whether the generation has wrapped, or is halfway to that.
     pub(in crate::cache) fn is_at_turn(self) -> bool {
         (self.0 & GENERATION).is_multiple_of(1 << (GENERATION_BITS - 1))
     }
@@ -60,7 +61,7 @@ impl Link {
         FrameIndex((self.0 >> LINK_NODE_SHIFT & FRAME_MASK) as u32)
     }
 
-    /// A root's link, as it is in a slot that never named a node.
+    /// The link of a root, in the form of a slot that never named a node.
     pub(in crate::cache) fn without_levels(self) -> Link {
         Link(self.0 & !LEVELS)
     }
@@ -71,28 +72,29 @@ impl Link {
         (self.0 & LEVELS) as u32
     }
 
-    /// Whether both lead to the same node, in the same generation of the slot; their predictions may differ.
+    /// Whether both name the same node, in the same generation of the slot. Their predictions may
+    /// differ.
     #[inline]
     pub(in crate::cache) fn same_node(self, other: Link) -> bool {
         (self.0 ^ other.0) & ((1 << LINK_PREDICTION_SHIFT) - 1) == 0
     }
 
-    /// Whether the slot's generation is the same (epoch.V4), or the root's levels, of which another node comes with a
-    /// risen epoch (epoch.V3). What is compared beside is what is cheap to: with half of the link a hit takes three
-    /// instructions more than without, with all of [`Link::same_node`] five.
+    /// Whether the generation of the slot is the same (epoch.V4), or the levels of the root, where
+    /// another node comes with a raised epoch (epoch.V3). Comparing half of the link is cheaper
+    /// than [`Link::same_node`]: `docs/benchmarks.md`.
     #[inline]
     pub(in crate::cache) fn same_generation(self, other: Link) -> bool {
         self.0 as u32 == other.0 as u32
     }
 
-    /// The frame that the page in `slot` of the leaf may have.
+    /// The predicted frame of the page in `slot` of the leaf.
     #[inline]
     pub(in crate::cache) fn predicted(self, slot: usize, page_shift: u32) -> FrameIndex {
         let ahead = (slot as u64) << (page_shift - UNIT_SHIFT);
         FrameIndex(((self.0 >> LINK_PREDICTION_SHIFT).wrapping_add(ahead) & FRAME_MASK) as u32)
     }
 
-    /// The same link, with the predicted that gives the page in `slot` the frame `frame`.
+    /// The same link, with the prediction that gives the page in `slot` the frame `frame`.
     pub(in crate::cache) fn predicting(
         self,
         slot: usize,

@@ -1,33 +1,36 @@
-//! The page table of a file: a radix of page words, 512 to a node.
+//! The page table of a file: a radix tree of page words with 512 slots in each node.
 //!
-//! First stop of a read: from a page's number to its word. A file's core holds the root, which
-//! names a node and the number of levels; one level is a leaf. Leaves hold page words, inner nodes
-//! the frame index of their children. Nodes are frames and count in the memory limit.
+//! First stop of a read: from the number of a page to its word. The core of a file holds the root,
+//! which names a node and the number of levels. With one level the root is a leaf. Leaves hold page
+//! words, inner nodes the frame index of their children. Nodes are frames and count against the
+//! memory limit.
 //!
-//! *Lock-free readers* ([`FileCore::lookup`]) walk down and write nothing. A node that they stand
-//! on may be recycled and used again at any moment, for another file, too; whatever they read is
-//! an index within the reservation or is refused, so the walk stays in memory that is readable,
-//! and ends at a word that may be the wrong one. Two things tell them, which every lock-free read
-//! compares at its end: the slot that named the leaf has another generation after a leaf was unlinked from
-//! it, and the file's epoch rises after another node is unlinked, and before it is used again (epoch.V4).
+//! *Lock-free readers* ([`FileCore::lookup`]) walk down and write nothing. A node on their way may
+//! be recycled at any moment, even for another file. Every value that they read is an index within
+//! the address range or is rejected, so the walk stays in readable memory, and may end at a wrong
+//! word. Two checks at the end of every lock-free read detect this: the slot that named the leaf
+//! has another generation after a leaf was unlinked from it, and the file's epoch rises after any
+//! other node is unlinked, before the node is used again (epoch.V4).
 //!
-//! *Everyone else* holds the leaf that it works on ([`Held`]):
+//! *All other operations* hold the leaf that they work on ([`Held`]):
 //!
-//! - **T1** A node's holds count its users and its slots that are not empty. So all nodes on the
-//!   way to a held one, or to a word that is not EMPTY, are held themselves, and a file of which
-//!   nothing is cached has no nodes.
-//! - **T2** A hold counts only if the slot that led to the node still names it afterwards. Mostly it is
-//!   taken on a leaf that is found as lock-free readers find it, whose look at slot and epoch says so:
-//!   so threads that work on different leaves write to nothing in common. (Two that miss in one file
-//!   of several leaves wrote to the root's count twice each.) Where there is no leaf, or it is dead, the
-//!   walk begins again at the root, and holds each node while it takes a hold on the child.
-//! - **T3** The last holder makes the node DEAD in the step that drops its hold, unlinks it, raises
-//!   the epoch unless the node was a leaf below another, frees it, and drops the hold that it had on its
-//!   parent.
+//! - **T1** The hold count of a node counts its users and its non-empty slots. So all nodes on the
+//!   way to a held node, or to a word that is not EMPTY, are held as well, and a file without
+//!   cached pages has no nodes.
+//! - **T2** A hold is valid only if the slot that led to the node still names it afterwards.
+//!   Usually the hold is taken on a leaf that a lock-free lookup found, and its checks of slot and
+//!   epoch are used. So threads that work on different leaves write to no common memory. (When
+//!   holds were taken from the root down, two misses in one file of several leaves wrote to the
+//!   root's count twice each.) If there is no leaf, or it is dead, the walk starts again at the
+//!   root, and holds each node while it takes a hold on the child.
+//! - **T3** The last holder makes the node DEAD in the same step that drops its hold. Then it
+//!   unlinks the node, raises the epoch unless the node was a leaf below another node, frees it,
+//!   and drops the hold on the parent.
 //!
-//! *Guesses.* Pages that were filled together mostly have frames in a row. A link to a leaf carries
-//! the frame that the leaf's first page would have if all were in a row with the run filled last;
-//! [`FileCore::lookup`] derives from it the frame that a page may have, before the word is there.
+//! *Predicted frames.* Pages that were filled together mostly have adjacent frames. A link to a
+//! leaf carries the frame that the leaf's first page would have if all pages were adjacent to the
+//! run that was filled last. From it [`FileCore::lookup`] predicts the frame of a page before the
+//! word has arrived from memory.
 //!
 //! Locks: none.
 
@@ -60,8 +63,8 @@ pub(crate) const SLOTS: usize = 1 << NODE_SHIFT;
 #[cfg(not(loom))]
 const _: () = assert!(SLOTS * size_of::<LinkSlot>() == UNIT_BYTES);
 
-/// What a cached read needs to know of a file. Lives in a slab of the frame reservation, so that
-/// its memory counts in the limit, and is not written by cached reads.
+/// The fields of a file that a cached read needs. They are in a slab of the cache's address range,
+/// so that they count against the limit. Cached reads do not write them.
 #[repr(C, align(64))]
 pub(crate) struct FileCore {
     /// In bytes.
@@ -73,10 +76,10 @@ pub(crate) struct FileCore {
 
 type Node = [LinkSlot; SLOTS];
 
-/// What a lock-free reader finds of a page.
+/// The result of a lock-free lookup of a page.
 pub(crate) struct Found<'c> {
     pub(crate) word: &'c PageWord,
-    /// The frame that the word may say.
+    /// The frame that the word is predicted to name.
     pub(crate) predicted: FrameIndex,
     pub(crate) leaf: Followed<'c>,
 }
@@ -86,7 +89,7 @@ pub(crate) struct Found<'c> {
 pub(crate) enum HoldError {
     /// There is no leaf for the page, so the page is EMPTY.
     Absent,
-    /// No memory for the nodes on the way.
+    /// There is no memory for the missing nodes.
     NoMemory,
 }
 
@@ -105,14 +108,14 @@ impl FileCore {
         1 << self.page_shift
     }
 
-    /// Whether this is a child of fork, and the file its parent's: then the core is all zeros (see
-    /// `frame`, "Fork").
+    /// Whether this is a child of fork, and the file belongs to its parent. Then the core is all
+    /// zeros (see `frames`, "Fork").
     pub(crate) fn is_the_parents(&self) -> bool {
         self.page_shift == 0
     }
 
-    /// The word of `page`, or a wrong one if the table changed meanwhile: the caller compares the
-    /// leaf and the epoch in the end. `None`: the page is not cached.
+    /// The word of `page`, or a wrong word if the table changed concurrently: the caller compares
+    /// the leaf and the epoch at the end. `None`: the page is not cached.
     #[inline]
     pub(crate) fn lookup<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Found<'c>> {
         let leaf = self.leaf_link(frames, page)?;
@@ -121,8 +124,8 @@ impl FileCore {
         Some(Found { word, predicted: leaf.link().predicted(slot, self.page_shift), leaf })
     }
 
-    /// The words of the pages from `first` on that are in its leaf, not beyond `last`; of others if the table
-    /// changed meanwhile, as for [`FileCore::lookup`].
+    /// The words of the pages from `first` to `last` that are in the leaf of `first`. They may be
+    /// wrong words, as for [`FileCore::lookup`].
     #[inline]
     pub(crate) fn lookup_several<'c>(
         &'c self,
@@ -136,8 +139,8 @@ impl FileCore {
         Some((&words[slot_of(first, 0)..=slot_of(end, 0)], leaf))
     }
 
-    /// The leaf of `page` at the time of a lookup, its word, and that one's value. It may be recycled from
-    /// then on. `None`: there is none, or a node was recycled meanwhile.
+    /// The leaf of `page` at the time of a lookup, its word, and the value of the word. The leaf
+    /// may be recycled from then on. `None`: there is no leaf, or a node was recycled concurrently.
     pub(crate) fn lookup_leaf<'c>(
         &self,
         frames: &'c Frames,
@@ -148,12 +151,13 @@ impl FileCore {
         let node = leaf.link().node();
         let word = &words(frames, node)?[slot_of(page, 0)];
         let seen = word.load();
-        // Else what was taken for nodes on the way may have been others, and the word none (T3).
+        // Otherwise a node on the way may have been recycled, and the word may belong to another
+        // page (T3).
         (leaf.is_unchanged() && self.epoch.is_unchanged(begun)).then_some((node, word, seen))
     }
 
-    /// Whether `page` was not cached, nor about to be, at the time of this look; false also where
-    /// a node was recycled meanwhile.
+    /// Whether `page` was neither cached nor being filled at the time of the call. Also false if a
+    /// node was recycled concurrently.
     pub(crate) fn is_absent(&self, frames: &Frames, page: PageIndex) -> bool {
         let begun = self.epoch.begin();
         let is_empty = self.lookup(frames, page).is_none_or(|found| {
@@ -163,7 +167,7 @@ impl FileCore {
         is_empty && self.epoch.is_unchanged(begun)
     }
 
-    /// Has the processor fetch what a lookup of `page` will want.
+    /// Prefetches the memory that a lookup of `page` reads.
     #[inline]
     pub(crate) fn prefetch(&self, frames: &Frames, page: PageIndex) {
         if let Some(found) = self.lookup(frames, page) {
@@ -171,8 +175,8 @@ impl FileCore {
         }
     }
 
-    /// The link to the leaf of `page`. Where a slot names no node that is frame 0, which is nobody's and reads
-    /// as zeros: a node without links, and a leaf without pages.
+    /// The link to the leaf of `page`. A slot without a node names frame 0, which is not in use and
+    /// reads as zeros: as a node without links, and as a leaf without pages.
     #[inline]
     fn leaf_link<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Followed<'c>> {
         let mut followed = Followed::new(&self.root);
@@ -187,8 +191,9 @@ impl FileCore {
         Some(followed)
     }
 
-    /// Whether `is_so` holds for the word of any page from `first` to `last`, of leaves that the
-    /// caller knows to stay; of others, wrong words may be looked at, or none.
+    /// Whether `is_so` holds for the word of any page from `first` to `last`. The caller knows that
+    /// the leaves of the pages it asks for stay. For other leaves, wrong words may be read, or
+    /// none.
     pub(crate) fn any_word(
         &self,
         frames: &Frames,
@@ -213,7 +218,7 @@ impl FileCore {
         words(frames, self.leaf_link(frames, page)?.link().node())
     }
 
-    /// Holds the leaf of `page`, creating it where `create` says so.
+    /// Holds the leaf of `page`, and creates it if `create` is set.
     pub(crate) fn hold<'c>(
         &'c self,
         source: &'c impl FrameSource,
@@ -227,7 +232,7 @@ impl FileCore {
         let holds = |node| &frames.meta(node).pins;
         'restart: loop {
             let Some(mut held) = self.try_hold_root(source, page, create)? else {
-                // Somebody is about to unlink a dead node.
+                // Another thread is about to unlink a dead node.
                 std::thread::yield_now();
                 continue;
             };
@@ -244,7 +249,7 @@ impl FileCore {
                     if slot.try_link(link.0, link.naming(new).0).is_ok() {
                         held.descend(new);
                     } else {
-                        // Somebody has linked another, and maybe unlinked it again.
+                        // Another thread has linked a node here, and may have unlinked it again.
                         holds(held.node).unhold();
                         holds(new).mark_dead(1);
                         frames.free(new, class);
@@ -254,7 +259,7 @@ impl FileCore {
                 let child = link.node();
                 let is_same = |now| Link(now).same_node(link);
                 if !try_hold_linked(holds(child), slot, is_same) {
-                    // Somebody is about to unlink a dead node, or has done so.
+                    // Another thread is about to unlink a dead node, or has done so.
                     std::thread::yield_now();
                     continue 'restart;
                 }
@@ -264,7 +269,7 @@ impl FileCore {
         }
     }
 
-    /// Holds the leaf of `page`, if it is there and stays meanwhile (T2).
+    /// Holds the leaf of `page`, if it exists and is not recycled concurrently (T2).
     fn try_hold_leaf<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Held<'c>> {
         let begun = self.epoch.begin();
         let leaf = self.leaf_link(frames, page)?;
@@ -274,11 +279,11 @@ impl FileCore {
         }
         let holds = &frames.meta(node).pins;
         let is_held = try_hold_followed(holds, leaf, &self.epoch, begun);
-        // Not `then_some`: that makes one, and drops it.
+        // Not `then_some`, which would create a `Held` in any case, and drop it.
         is_held.then(|| Held { frames, core: self, node, level: 0, page })
     }
 
-    /// Holds a root that covers `page`; `None` if the root changed meanwhile.
+    /// Holds a root that covers `page`. `None`: the root changed concurrently.
     fn try_hold_root<'c>(
         &'c self,
         source: &'c impl FrameSource,
@@ -296,7 +301,8 @@ impl FileCore {
         Ok(is_held.then(|| Held { frames, core: self, node: root.node(), level: levels - 1, page }))
     }
 
-    /// Puts a root on top of `root`, or makes the first one, high enough for `page`, and holds it.
+    /// Puts a new root on top of `root`, or creates the first one, high enough for `page`, and
+    /// holds it.
     fn try_grow<'c>(
         &'c self,
         source: &'c impl FrameSource,
@@ -313,7 +319,7 @@ impl FileCore {
         let holds = &frames.meta(node).pins;
         let children = u32::from(root.levels() > 0);
         if children > 0 {
-            // The old root may be dead already; then its last holder finds it here (`unlink`).
+            // The old root may be dead already. Then its last holder finds it here (`unlink`).
             let slot = &slots(frames, node).expect("allocated")[0];
             slot.init(root.without_levels().0);
             holds.hold_again();
@@ -325,12 +331,12 @@ impl FileCore {
             return Ok(None);
         }
         let held = Held { frames, core: self, node, level: levels - 1, page };
-        // One level at a time: the next turn adds the next.
+        // One level at a time: the next iteration adds the next.
         Ok(is_below(page, levels).then_some(held))
     }
 
-    /// Calls `visit` with each page from `first` to `last` whose word is not EMPTY, holding its
-    /// leaf. Pages that come or go meanwhile may be missed.
+    /// Calls `visit` with each page from `first` to `last` whose word is not EMPTY, and holds its
+    /// leaf during the call. Pages that are added or removed concurrently may be missed.
     pub(crate) fn for_each_page(
         &self,
         source: &impl FrameSource,
@@ -356,7 +362,8 @@ impl FileCore {
         }
     }
 
-    /// The first page from `page` on that may have a leaf: `page` itself, or the start of a leaf.
+    /// The first page from `page` on that may have a leaf: `page` itself, or the first page of a
+    /// leaf.
     fn next_leaf(&self, frames: &Frames, mut page: PageIndex) -> Option<PageIndex> {
         'restart: loop {
             let mut link = Link(self.root.follow());
@@ -365,11 +372,11 @@ impl FileCore {
                 return None;
             }
             for level in (1..levels).rev() {
-                // A node that was recycled under us may hold anything.
+                // A node that was recycled concurrently may hold any value.
                 let Some(slots) = slots(frames, link.node()) else { continue 'restart };
                 link = Link(slots[slot_of(page, level)].follow());
                 if link.is_none() {
-                    // Skip all that this slot stands for.
+                    // Skip all pages of this slot.
                     let shift = NODE_SHIFT * level;
                     page = PageIndex(((page.0 >> shift) + 1) << shift);
                     continue 'restart;
@@ -379,7 +386,7 @@ impl FileCore {
         }
     }
 
-    /// Frees all nodes of a file that nobody uses any more and whose pages are all EMPTY.
+    /// Frees all nodes of a file that is not in use any more and whose pages are all EMPTY.
     pub(crate) fn tear_down(&self, frames: &Frames) {
         let root = Link(self.root.take());
         if root.levels() > 0 {
@@ -403,7 +410,7 @@ fn mark_dead(frames: &Frames, node: FrameIndex, level: u32) {
     frames.free(node, if level > 0 { Class::INNER } else { Class::LEAF });
 }
 
-/// A held leaf; during a walk, an inner node.
+/// A held leaf. During a walk, a held inner node.
 pub(crate) struct Held<'c> {
     frames: &'c Frames,
     core: &'c FileCore,
@@ -414,7 +421,8 @@ pub(crate) struct Held<'c> {
 }
 
 impl<'c> Held<'c> {
-    /// The caller emptied the word of `page`, which is in `leaf`: its hold (T1) becomes this.
+    /// The caller emptied the word of `page`, which is in `leaf`. The hold of the word (T1) becomes
+    /// this one.
     pub(crate) fn of_emptied(
         frames: &'c Frames,
         core: &'c FileCore,
@@ -439,7 +447,7 @@ impl<'c> Held<'c> {
         first_of_leaf(page) == first_of_leaf(self.page)
     }
 
-    /// Before a word of the leaf leaves EMPTY (T1); [`Held::vacated`] if it does not after all.
+    /// Called before a word of the leaf leaves EMPTY (T1). [`Held::vacated`] undoes it.
     pub(crate) fn occupy(&self) {
         self.frames.meta(self.node).pins.hold_again();
     }
@@ -454,7 +462,7 @@ impl<'c> Held<'c> {
         slots(self.frames, self.node).expect("held")
     }
 
-    /// Goes on to a child that was just held for us.
+    /// Moves on to a child that was just held.
     fn descend(&mut self, child: FrameIndex) {
         let last = self.frames.meta(self.node).pins.unhold();
         debug_assert!(!last, "the slot of a held child counts as a hold");
@@ -462,7 +470,8 @@ impl<'c> Held<'c> {
         self.level -= 1;
     }
 
-    /// The frame that `page` may have, or that waits for it: see "Guesses".
+    /// The frame that `page` is predicted to have, or that is reserved for it: see "Predicted
+    /// frames".
     pub(crate) fn predicted(&self, page: PageIndex) -> FrameIndex {
         let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
@@ -473,21 +482,21 @@ impl<'c> Held<'c> {
         self.predicted(first_of_leaf(self.page)) != FrameIndex::NONE
     }
 
-    /// Notes that `page` has `frame`, as the last of a run of frames in a row: see "Guesses".
+    /// Records that `page` has `frame`, as the last page of a run with adjacent frames.
     pub(crate) fn record_run(&self, page: PageIndex, frame: FrameIndex) {
         let root = Link(self.core.root.follow());
         let link = if root.levels() == 1 { &self.core.root } else { self.parent_slot().1 };
         let seen = Link(link.follow());
         let new = seen.predicting(slot_of(page, 0), self.core.page_shift, frame);
-        // Our hold keeps the leaf linked. If the link changes meanwhile, by another note or as the
-        // root grows, this note is lost, no more.
+        // Our hold keeps the leaf linked. If the link changes concurrently, by another record or
+        // because the root grows, this record is lost, which is harmless.
         if seen.node() == self.node {
             link.note(seen.0, new.0);
         }
     }
 
-    /// Removes the link to our node, which is dead, and has late readers know (epoch.V3, epoch.V4); returns the
-    /// parent, whose hold for the link is ours to drop, unless the node was the root.
+    /// Removes the link to our dead node, so that late readers notice it (epoch.V3, epoch.V4).
+    /// Returns the parent, whose hold for the link the caller drops. `None`: the node was the root.
     fn unlink(&self) -> Option<FrameIndex> {
         loop {
             let root = self.core.root.follow();
@@ -497,10 +506,10 @@ impl<'c> Held<'c> {
                 slot.unlink(self.level == 0, &self.core.epoch);
                 return Some(parent);
             }
-            // A leaf that was the root once may have been recycled as a slot's since (epoch.V4), and be the root
-            // again from now on: who finds it there finds this.
+            // A leaf that was the root may since have been recycled as the leaf of a slot
+            // (epoch.V4), and become the root again. A reader that finds it there sees this epoch.
             self.core.epoch.raise();
-            // Fails if somebody puts another root on top.
+            // Fails if another thread puts a root on top.
             if self.core.root.try_link(root, 0).is_ok() {
                 self.core.epoch.raise();
                 return None;
@@ -508,8 +517,8 @@ impl<'c> Held<'c> {
         }
     }
 
-    /// Follows the links to the slot that names our node, which is linked and not the root; so all
-    /// nodes above are held (T1).
+    /// Follows the links to the slot that names our node. The node is linked and not the root, so
+    /// all nodes above it are held (T1).
     fn parent_slot(&self) -> (FrameIndex, &'c LinkSlot) {
         let root = Link(self.core.root.follow());
         let mut node = root.node();
@@ -528,7 +537,7 @@ impl<'c> Held<'c> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // T3, upwards as long as parents become empty.
+        // T3, upwards while parents become empty.
         while self.frames.meta(self.node).pins.unhold_or_kill() {
             let parent = self.unlink();
             let class = if self.level == 0 { Class::LEAF } else { Class::INNER };
@@ -540,7 +549,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Whether the page lies below a root of so many levels.
+/// Whether the page lies below a root of `levels` levels.
 #[inline]
 fn is_below(page: PageIndex, levels: u32) -> bool {
     page.0 >> (NODE_SHIFT * levels) == 0
@@ -562,8 +571,8 @@ fn last_of_leaf(page: PageIndex) -> PageIndex {
 
 #[inline]
 fn slots(frames: &Frames, node: FrameIndex) -> Option<&Node> {
-    // SAFETY: the address is that of 4 KiB within the reservation, which is readable, aligned and
-    // mapped as long as `frames`; any bytes are valid as atomics. Writers hold the node.
+    // SAFETY: the address is that of 4 KiB within the address range, which is readable, aligned and
+    // mapped as long as `frames`. Any bytes are valid as atomics. Writers hold the node.
     frames.address(node).map(|at| unsafe { &*at.cast::<Node>() })
 }
 

@@ -1,7 +1,7 @@
 //! The page word: one 64-bit atomic that maps a page of a file to its frame.
 //!
-//! Second stop of a read: `table` finds the word, this module knows its bits, `read` copies.
-//! Nobody else looks at the bits; everyone calls the transitions below.
+//! Second stop of a read: `table` finds the word, this module knows its bits, `read` copies. All
+//! other modules use the transitions below and do not access the bits.
 //!
 //! ```text
 //!          try_fill            finish_fill
@@ -19,30 +19,31 @@
 //! | bits   | field                                                                  |
 //! |--------|------------------------------------------------------------------------|
 //! | 0..3   | state                                                                  |
-//! | 3      | REFERENCED: read since the evictor last looked; may land on any state  |
-//! | 4      | WAITERS: somebody sleeps on the word; the end of FILLING or HIDDEN wakes |
+//! | 3      | REFERENCED: read since the last eviction scan; any state  |
+//! | 4      | WAITERS: a thread or task waits; the end of FILLING or HIDDEN wakes it |
 //! | 5      | MARKER: the next reader takes the slow path, which continues read-ahead |
-//! | 6      | DIRTY: newer than the back end's                                       |
-//! | 7      | WRITEBACK: a write-back of the page, maybe of an older frame, is under way |
-//! | 8      | UNSTABLE: the back end has it, but no sync has covered it yet          |
+//! | 6      | DIRTY: newer than the bytes of the backend                                       |
+//! | 7      | WRITEBACK: a write-back of the page, maybe of an older frame, is active |
+//! | 8      | UNSTABLE: the backend has the bytes, but no sync has covered them yet          |
 //! | 9..36  | version                                                                |
 //! | 36..64 | frame, in units of 4 KiB (up to 1 TiB of frames)                       |
 //!
-//! - **W1** The version grows whenever a page leaves READY. Equal frame and version before and
-//!   after a copy mean one content in between.
+//! - **W1** The version grows whenever a page leaves READY. If frame and version are equal before
+//!   and after a copy, the content did not change in between.
 //! - **W2** The bytes of a READY frame never change; a writer puts a fresh frame in place.
 //! - **W3** A page is filled under at least a shared guard over it, and hidden or replaced under an
 //!   exclusive one.
 //! - **W4** A page that is DIRTY, WRITEBACK or UNSTABLE is not evicted.
 //! - **W6** Every transition is one RMW, and the one that ends FILLING or HIDDEN reports whether
-//!   the old value had WAITERS: a plain store would erase a waiter that came meanwhile.
-//! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames keep it, and only
-//!   its setter clears it, when the device is done. It forbids a second write-back.
+//!   the old value had WAITERS: a plain store would erase the bit of a concurrent waiter.
+//! - **W7** WRITEBACK belongs to the page, not the frame: hiding and fresh frames preserve it, and
+//!   only the thread that set it clears it, when the device has finished. It excludes a second
+//!   write-back.
 //! - **W9** Single flight: one thread makes an EMPTY page FILLING, and it alone ends that.
 //!
 //! *Labels.* A rule is cited by the module that states it, its file or folder, and its label:
-//! `page.W1` (write.W5 and frames.W8 go on with this series). In the module itself the label is
-//! enough. `crates/checks` looks after that.
+//! `page.W1` (write.W5 and frames.W8 continue this series). In the module itself the label is
+//! enough. `crates/checks` verifies the citations.
 //!
 //! Versions wrap around: see `epoch`.
 //!
@@ -67,7 +68,7 @@ const MARKER: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 const WRITEBACK: u64 = 1 << 7;
 const UNSTABLE: u64 = 1 << 8;
-/// What keeps a page from eviction (W4).
+/// The bits that exclude eviction (W4).
 const UNEVICTABLE_BITS: u64 = DIRTY | WRITEBACK | UNSTABLE;
 
 const VERSION_SHIFT: u32 = 9;
@@ -79,10 +80,10 @@ const VERSION_BITS: u32 = 1;
 const VERSION: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
 const FRAME_SHIFT: u32 = u64::BITS - FRAME_BITS;
 
-/// What decides whether a copy is one content: state, version and frame.
+/// The bits that identify a content: state, version and frame.
 const CONTENT: u64 = !(REFERENCED | WAITERS | MARKER | UNEVICTABLE_BITS);
 
-/// A value that a page word had.
+/// A value of a page word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Word(u64);
 
@@ -106,7 +107,7 @@ impl Word {
         }
     }
 
-    /// READY, and no marker for the slow path on it.
+    /// READY, without a marker that requires the slow path.
     #[inline]
     pub(crate) fn is_hit(self) -> bool {
         self.0 & (STATE | MARKER) == READY
@@ -164,12 +165,12 @@ impl Word {
     }
 }
 
-/// Whether sleepers on the word must be woken with [`PageWord::wake`].
+/// Whether threads or tasks that wait on the word must be woken with [`PageWord::wake`].
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Sleepers(bool);
 
-/// A transition that was made: the word before and after it.
+/// A completed transition: the word before and after it.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Change {
@@ -196,11 +197,11 @@ impl Sleepers {
 /// How a page appears when it becomes READY.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Shown {
-    /// As if it had been read once already.
+    /// As if the page had been read once.
     pub(crate) referenced: bool,
     /// The next reader continues the read-ahead.
     pub(crate) marker: bool,
-    /// The back end does not have it yet.
+    /// The backend does not have the bytes yet.
     pub(crate) dirty: bool,
 }
 
@@ -215,7 +216,7 @@ impl Shown {
 /// How a write-back ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WritebackEnd {
-    /// The back end has the bytes, until a sync covers them only in its own way.
+    /// The backend has accepted the bytes, and a sync has yet to cover them.
     Unstable,
     /// The bytes are durable.
     Stable,
@@ -233,42 +234,44 @@ impl PageWord {
         Self(AtomicU64::new(EMPTY))
     }
 
-    /// Acquire: pairs with the release of the transition that made the page READY, so the bytes
-    /// of its frame are visible to the copy that follows.
+    /// Acquire: pairs with the release of the transition that made the page READY, so that the
+    /// bytes of its frame are visible to the copy that follows.
     #[inline]
     pub(crate) fn load(&self) -> Word {
         Word(self.0.load(Acquire))
     }
 
-    /// Whether the content is still what `seen` says. For [`step`](crate::cache::table::step), which puts
-    /// a `fence(Acquire)` between the copy and this, so that the copy's loads stay above: if the
-    /// frame was replaced and reused before the copy ended, a newer word is seen here.
+    /// Whether the content is still that of `seen`. For [`step`](crate::cache::table::step), which
+    /// puts a `fence(Acquire)` between the copy and this call, so that the loads of the copy stay
+    /// above: if the frame was replaced and reused before the copy ended, a newer word is seen
+    /// here.
     #[inline]
     pub(crate) fn is_unchanged(&self, seen: Word) -> bool {
         Word(self.0.load(Relaxed)).same_content(seen)
     }
 
-    /// Sets REFERENCED where it is clear; the only write of a hit.
+    /// Sets REFERENCED if it is clear. This is the only write of a hit.
     #[inline]
     pub(crate) fn mark_referenced(&self, seen: Word) {
         if !seen.is_referenced() {
-            // Relaxed: a hint for the evictor, it guards nothing.
+            // Relaxed: a hint for the evictor, which guards nothing.
             self.0.fetch_or(REFERENCED, Relaxed);
         }
     }
 
-    /// Clears REFERENCED; whether it was set.
+    /// Clears REFERENCED. Returns whether it was set.
     pub(crate) fn take_referenced(&self) -> bool {
         self.0.fetch_and(!REFERENCED, Relaxed) & REFERENCED != 0
     }
 
-    /// Clears MARKER; whether this call did it.
+    /// Clears MARKER. Returns whether this call did it.
     pub(crate) fn take_marker(&self) -> bool {
         self.0.fetch_and(!MARKER, Relaxed) & MARKER != 0
     }
 
     /// EMPTY -> FILLING with `frame`. Caller: holds at least a shared guard over the page (W3).
-    /// Fails if the page is not EMPTY (single flight, W9); the word is for a look at the state alone.
+    /// Fails if the page is not EMPTY (single flight, W9). The returned word is valid for a check
+    /// of the state only.
     pub(crate) fn try_fill(&self, frame: FrameIndex) -> Result<(), Word> {
         let mut seen = self.0.load(Relaxed);
         loop {
@@ -276,8 +279,9 @@ impl PageWord {
                 return Err(Word(seen));
             }
             let new = (seen & VERSION) | u64::from(frame.0) << FRAME_SHIFT | FILLING;
-            // Acquire: pairs with the releases that made the page clean and EMPTY, so that what was
-            // done to the file is done before this fill reads it. Nothing is found by a FILLING word.
+            // Acquire: pairs with the releases that made the page clean and EMPTY, so that changes
+            // of the file are complete before this fill reads it. A FILLING word gives access to no
+            // data, so nothing is released.
             match self.0.compare_exchange_weak(seen, new, Acquire, Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(now) => seen = now,
@@ -285,30 +289,30 @@ impl PageWord {
         }
     }
 
-    /// FILLING -> READY. Caller: whose `try_fill` succeeded; the frame's bytes are complete.
+    /// FILLING -> READY. Caller: its `try_fill` succeeded, and the frame's bytes are complete.
     pub(crate) fn finish_fill(&self, frame: FrameIndex, shown: Shown) -> Sleepers {
         self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits()).sleepers()
     }
 
-    /// FILLING -> EMPTY. Caller: whose `try_fill` succeeded; takes its frame back.
+    /// FILLING -> EMPTY. Caller: its `try_fill` succeeded. It takes its frame back.
     pub(crate) fn abort_fill(&self) -> Sleepers {
         self.end(EMPTY).sleepers()
     }
 
-    /// Ends FILLING or HIDDEN, keeping the version and, unless the page becomes EMPTY, what
-    /// write-back has noted on it. Only the page's owner calls it, so nothing but flags can change
-    /// under it.
+    /// Ends FILLING or HIDDEN. Preserves the version and, unless the page becomes EMPTY, the
+    /// write-back bits. Only the owner of the page calls it, so only flags can change concurrently.
     fn end(&self, new: u64) -> Change {
         let kept = if new & STATE == EMPTY { VERSION } else { VERSION | UNEVICTABLE_BITS };
         self.change(|seen| seen & kept | new)
     }
 
-    /// Makes the transition from whatever word there is.
+    /// Makes the transition from the current word, whatever it is.
     fn change(&self, to: impl Fn(u64) -> u64) -> Change {
         let mut seen = self.0.load(Relaxed);
         loop {
-            // Release: publishes the frame's bytes to `load`, and what the back end took. Nothing is
-            // found by the word that was there: its owner knew the frame, the rest are flags.
+            // Release: publishes the frame's bytes to `load`, and the bytes that the backend
+            // accepted. Nothing is acquired from the old word: its owner knew the frame, and the
+            // rest are flags.
             match self.0.compare_exchange_weak(seen, to(seen), Release, Relaxed) {
                 Ok(_) => return Change::new(seen, to(seen)),
                 Err(now) => seen = now,
@@ -316,22 +320,23 @@ impl PageWord {
         }
     }
 
-    /// READY -> EMPTY if the content is still `seen`, was not referenced and is not newer than what
-    /// is safe below (W4). The caller then owns the frame, and retires it (`pin`).
+    /// READY -> EMPTY if the content is still that of `seen`, and the page was not referenced and
+    /// is not newer than the backend's durable bytes (W4). The caller then owns the frame, and
+    /// retires it (`pin`).
     pub(crate) fn try_evict(&self, seen: Word, epoch: &Epoch) -> bool {
         debug_assert!(seen.is_ready());
         if seen.0 & UNEVICTABLE_BITS != 0 {
             return false;
         }
         let new = next_version(seen.0, epoch) | EMPTY;
-        // Release: whoever fills the page passes on that the epoch rose. `Retiring` fences before
-        // the frame is used again.
+        // Release: the next filler passes on that the epoch rose. `Retiring` fences before the
+        // frame is used again.
         self.0.compare_exchange(seen.0, new, Release, Relaxed).is_ok()
     }
 
-    /// READY -> EMPTY by the last user of the file: a page that stayed would keep its frame. A late reader of a leaf
-    /// that was another file's before may mark the page at any moment. The word before; `None` if the page is not
-    /// READY, or kept.
+    /// READY -> EMPTY by the last user of the file: a page that stayed would keep its frame. A late
+    /// reader of a leaf that belonged to another file before may set a flag of the page at any
+    /// moment. Returns the word before, or `None` if the page is not READY, or is unevictable.
     pub(crate) fn evict_for_good(&self, epoch: &Epoch) -> Option<Word> {
         loop {
             let seen = self.load();
@@ -344,9 +349,9 @@ impl PageWord {
         }
     }
 
-    /// READY -> READY with a fresh frame, in one step: a write of one page that leaves the size
-    /// alone. Caller: holds an exclusive guard. Fails if the page was evicted. The caller then owns
-    /// the frame that was there, and retires it (`pin`).
+    /// READY -> READY with a fresh frame, in one step: a write of one page that does not change the
+    /// size. Caller: holds an exclusive guard. Fails if the page was evicted. The caller then owns
+    /// the old frame, and retires it (`pin`).
     pub(crate) fn try_replace(
         &self,
         frame: FrameIndex,
@@ -368,8 +373,8 @@ impl PageWord {
             // Release: publishes the frame's bytes to `load`.
             match self.0.compare_exchange_weak(seen, new, Release, Relaxed) {
                 Ok(_) => {
-                    // Before this returns: else two writers that then read each other's page could
-                    // both see the old one. And before the old frame is used again.
+                    // Before this returns: otherwise two writers that then read each other's page
+                    // could both see the old one. And before the old frame is used again.
                     fence(SeqCst);
                     return Ok(Change::new(seen, new));
                 }
@@ -378,10 +383,11 @@ impl PageWord {
         }
     }
 
-    /// READY or EMPTY -> HIDDEN. Caller: holds an exclusive guard over the page, so nobody else
-    /// fills or hides it (W3). Returns what it was; a READY page's frame stays in the word.
-    /// For [`Hiding`](crate::cache::table::step::Hiding), which fences after the last one, before the frames
-    /// are used, or anything is told. Whoever ends HIDDEN releases what was done before.
+    /// READY or EMPTY -> HIDDEN. Caller: holds an exclusive guard over the page, so no other thread
+    /// fills or hides it (W3). Returns the word before. The frame of a READY page stays in the
+    /// word. For [`Hiding`](crate::cache::table::step::Hiding), which fences after the last page,
+    /// before the frames are used and before the operation becomes visible. The transition that
+    /// ends HIDDEN releases all earlier changes.
     pub(in crate::cache) fn hide(&self, epoch: &Epoch) -> Word {
         let mut seen = self.0.load(Relaxed);
         loop {
@@ -398,13 +404,13 @@ impl PageWord {
         }
     }
 
-    /// HIDDEN -> READY with `frame`. Caller: hid it.
+    /// HIDDEN -> READY with `frame`. Caller: has hidden the page.
     pub(crate) fn show(&self, frame: FrameIndex, shown: Shown) -> Change {
         self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits())
     }
 
-    /// HIDDEN -> EMPTY. Caller: hid it, found it not under write-back since, and now owns the
-    /// frame that was there.
+    /// HIDDEN -> EMPTY. Caller: has hidden the page, has since found it not under write-back, and
+    /// now owns its old frame.
     pub(crate) fn drop_hidden(&self) -> Change {
         let change = self.end(EMPTY);
         debug_assert!(!change.was.is_under_writeback());
@@ -412,38 +418,37 @@ impl PageWord {
     }
 
     /// READY and DIRTY -> READY and WRITEBACK, if the word is still `seen`, which is not under
-    /// write-back. The caller pinned the frame before, as a viewer does, and unpins it after
+    /// write-back. The caller has pinned the frame before, as a viewer does, and unpins it after
     /// [`PageWord::end_writeback`].
     pub(crate) fn try_writeback(&self, seen: Word) -> Option<Change> {
         debug_assert!(seen.is_ready() && seen.is_dirty() && !seen.is_under_writeback());
         let new = seen.0 & !DIRTY | WRITEBACK;
-        // Acquire: the size, which is read next, is not older than the DIRTY that was found, which
-        // need not be the one that `seen` was loaded from. (The pin fences before.)
+        // Acquire: the size, which is read next, is not older than the observed DIRTY, which may be
+        // another one than that of `seen`. (The pin fences before.)
         let begun = self.0.compare_exchange(seen.0, new, Acquire, Relaxed);
         begun.ok().map(|was| Change::new(was, new))
     }
 
-    /// Ends a write-back, whatever state the page has by now. Caller: whose `try_writeback`
-    /// succeeded.
+    /// Ends a write-back, whatever the state of the page is. Caller: its `try_writeback` succeeded.
     pub(crate) fn end_writeback(&self, end: WritebackEnd) -> Change {
         let set = match end {
             WritebackEnd::Unstable => UNSTABLE,
             WritebackEnd::Stable => 0,
             WritebackEnd::Failed => DIRTY,
         };
-        // Who finds the write-back ended may let the back end change the page.
+        // A thread that finds the write-back ended may let the backend change the page.
         let change = self.change(|seen| seen & !(WRITEBACK | WAITERS) | set);
         debug_assert!(change.was.is_under_writeback());
         change
     }
 
-    /// Clears UNSTABLE: a sync has covered the page.
+    /// Clears UNSTABLE, after a sync has covered the page.
     pub(crate) fn clear_unstable(&self) -> Change {
         self.change(|seen| seen & !UNSTABLE)
     }
 
-    /// The back end lost what it had acknowledged: a READY or HIDDEN page becomes DIRTY and not
-    /// UNSTABLE; one in another state is left alone.
+    /// The backend lost bytes that it had acknowledged. A READY or HIDDEN page becomes DIRTY and
+    /// not UNSTABLE; a page in another state is not changed.
     pub(crate) fn redirty(&self) -> Change {
         self.change(|seen| {
             let cached = matches!(seen & STATE, READY | HIDDEN);
@@ -455,14 +460,14 @@ impl PageWord {
         })
     }
 
-    /// Gives up what write-back has noted, as the file is torn down.
+    /// Clears the write-back bits when the file is torn down.
     pub(crate) fn forget_writeback(&self) -> Change {
         self.change(|seen| seen & !UNEVICTABLE_BITS)
     }
 
-    /// Sets WAITERS on a word that is FILLING, HIDDEN or under write-back; the value to sleep on,
-    /// or `None` if the page has changed. The end of each of these wakes, so a thread that waits
-    /// for one may be woken by another.
+    /// Sets WAITERS on a word that is FILLING, HIDDEN or under write-back. Returns the value to
+    /// sleep on, or `None` if the page has changed. The end of each of these states wakes, so a
+    /// thread that waits for one state may be woken by the end of another.
     pub(crate) fn set_waiters(&self, seen: Word) -> Option<Word> {
         debug_assert!(
             matches!(seen.state(), State::Filling | State::Hidden) || seen.is_under_writeback()
@@ -471,24 +476,24 @@ impl PageWord {
         if seen.0 == armed {
             return Some(seen);
         }
-        // CAS on the word that was seen: the RMW that ends FILLING or HIDDEN either comes first
-        // and makes this fail, or finds WAITERS and wakes. Relaxed: what comes before and after is
-        // ordered by the kernel's own look at the word, or by the fences of `parked`.
+        // Compare-and-exchange on the seen word: the RMW that ends FILLING or HIDDEN either comes
+        // first and makes this fail, or finds WAITERS and wakes. Relaxed: the order is established
+        // by the kernel's own check of the word, or by the fences of `wait_queue`.
         self.0.compare_exchange(seen.0, armed, Relaxed, Relaxed).ok().map(|_| Word(armed))
     }
 
-    /// The half of the word that has the flags, for the kernel to compare.
+    /// The half of the word with the flags, for the kernel to compare.
     #[cfg(not(loom))]
     pub(in crate::cache) fn low_half(&self) -> &AtomicU32 {
         const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 1 };
         // SAFETY: the half lies within the word, is aligned for u32, lives as long as `self`, and
-        // is only given to the kernel, which reads it atomically.
+        // is passed only to the kernel, which reads it atomically.
         unsafe { AtomicU32::from_ptr(self.0.as_ptr().cast::<u32>().add(LOW_HALF)) }
     }
 }
 
-/// The version after `seen`, without state or frame. Raises the epoch before a wrapped one is
-/// used, and half-way to it.
+/// The version after that of `seen`, without state or frame. Raises the epoch before a wrapped
+/// version is used, and halfway to it.
 fn next_version(seen: u64, epoch: &Epoch) -> u64 {
     const HALF: u64 = 1 << (VERSION_SHIFT + VERSION_BITS - 1);
     let next = (seen & VERSION).wrapping_add(1 << VERSION_SHIFT) & VERSION;

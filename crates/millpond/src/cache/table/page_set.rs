@@ -1,8 +1,8 @@
-//! A set of pages of one file: a bitmap for each table leaf that has a member.
+//! A set of pages of one file: a bitmap for each leaf of the page table that has a member.
 //!
-//! Ordered, so that what is written back together lies together. 64 bytes for 2 MiB of small pages
-//! at best, and some hundred for a page that is alone in its leaf, which itself takes 4 KiB. That
-//! is counted against the memory limit by the holder of the set, after changes
+//! The set is ordered, so that adjacent pages are written back together. It takes 64 bytes for 2
+//! MiB of small pages at best, and some hundred bytes for a page that is alone in its leaf, which
+//! itself takes 4 KiB. The owner of the set charges this to the memory limit after changes
 //! ([`PageSet::heap_bytes`], [`HeapCharge`](crate::cache::accounting::heap::HeapCharge)).
 
 use std::collections::BTreeMap;
@@ -18,9 +18,9 @@ type Bitmap = [u64; WORDS];
 /// No bitmap is empty.
 #[derive(Default)]
 pub(crate) struct PageSet {
-    /// The only bitmap; `None` if there are others, or none.
+    /// The only bitmap. `None`: there are several, or none.
     only: Option<Box<(u64, Bitmap)>>,
-    /// Two and more, by leaf.
+    /// Two or more bitmaps, by leaf.
     others: BTreeMap<u64, Bitmap>,
 }
 
@@ -29,8 +29,8 @@ impl PageSet {
         self.leaves() == 0
     }
 
-    /// What it takes of the heap, at most: the only bitmap, else nodes of 11 members each, at least
-    /// five of which are used but in the first, and what the allocator adds.
+    /// An upper bound of its heap bytes: the only bitmap, or tree nodes of 11 members, of which at
+    /// least five are used except in the first node, and the overhead of the allocator.
     pub(crate) fn heap_bytes(&self) -> u64 {
         const ONLY_BYTES: u64 = (size_of::<(u64, Bitmap)>() + 16) as u64;
         const NODE_BYTES: u64 = 960;
@@ -47,7 +47,7 @@ impl PageSet {
         self.others.len() + usize::from(self.only.is_some())
     }
 
-    /// The bitmap of `leaf`, which is added where it is missing.
+    /// The bitmap of `leaf`, which is added if it is missing.
     fn bitmap(&mut self, leaf: u64) -> &mut Bitmap {
         let is_only = self.only.as_ref().is_none_or(|only| only.0 == leaf);
         if is_only && self.others.is_empty() {
@@ -103,8 +103,8 @@ impl PageSet {
         })
     }
 
-    /// Takes out the pages from `first` to `last`, in order, about `at_most` of them: a leaf's are
-    /// not taken apart unless the range does.
+    /// Takes out about `at_most` of the pages from `first` to `last`, in order. The pages of a leaf
+    /// are only separated at the ends of the range.
     pub(crate) fn take(
         &mut self,
         first: PageIndex,
@@ -157,7 +157,7 @@ fn place(page: PageIndex) -> (u64, usize, u64) {
     (leaf_of(page), slot / 64, 1 << (slot % 64))
 }
 
-/// The bits of word `at` of `leaf` that stand for pages from `first` to `last`.
+/// The bits of word `at` of `leaf` for pages from `first` to `last`.
 fn mask(leaf: u64, at: usize, first: PageIndex, last: PageIndex) -> u64 {
     let start = page(leaf, at, 0).0;
     let from = first.0.saturating_sub(start).min(64) as u32;
@@ -171,8 +171,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Goal: what a cache of few pages has to keep of a small file fits what is spared of its
-    /// limit.
+    /// Goal: the set of a small file fits into the spare bytes of a small cache.
     #[test]
     fn one_leaf_takes_little_of_the_heap() {
         let mut set = PageSet::default();

@@ -1,27 +1,29 @@
-//! Waiter for a page: threads sleep on its word (a futex), tasks leave a waker.
+//! Waiting for a page: threads sleep on its word (a futex), tasks register a waker.
 //!
-//! Both set WAITERS in the word; the end of the state that they wait for wakes them all. Of tasks:
+//! Both set WAITERS in the word. The end of the state that they wait for wakes all of them. For
+//! tasks:
 //!
 //! ```text
-//!   arm:  lock bucket -> look at the word: FILLING or HIDDEN -> set WAITERS -> add the waker -> unlock
-//!   wake: (the RMW that ended FILLING or HIDDEN existing WAITERS) lock bucket -> take the word's wakers
-//!         -> unlock -> wake them
+//!   register: lock bucket -> read the word: FILLING or HIDDEN -> set WAITERS -> add the waker -> unlock
+//!   wake:     (the RMW that ended FILLING or HIDDEN found WAITERS) lock bucket -> remove the word's wakers
+//!             -> unlock -> wake them
 //! ```
 //!
-//! - **WQ1** The look and the adding are one under the bucket's lock. The owner that ends the state
-//!   either made its RMW before the look, which then sees it; or after, when it finds WAITERS, and
-//!   takes the lock after the waker was added. So no wake-up is lost. (Looking again is needed even
-//!   where WAITERS is set already: it may be the bit that the end has just reported.)
-//! - **WQ2** A waker is woken once for each arming, or taken back by [`WaitTable::leave`]; a task arms
-//!   one page at a time, so none is armed twice.
-//! - **WQ3** Being woken means to look again: the page may be EMPTY because its fill failed, in
-//!   somebody else's hands, or another page altogether.
+//! - **WQ1** The word is read and the waker is added under one hold of the bucket's lock. If the
+//!   owner ends the state before the read, the read sees that. If it ends the state afterwards, it
+//!   finds WAITERS, and locks the bucket after the waker was added. So no wake-up is lost. (The
+//!   read is needed even if WAITERS is set already: the end of the state may just have reported
+//!   that bit.)
+//! - **WQ2** A registered waker is woken once, or removed by [`WaitTable::deregister`]. A task
+//!   waits for one page at a time, so it has at most one registered waker.
+//! - **WQ3** A woken task must check the page again: it may be EMPTY because its fill failed,
+//!   claimed by another thread, or another page.
 //! - **WQ4** Wakers run without the lock, on the thread that ended the state and in the middle of
-//!   its work: they may not wait for anything but locks that are held for moments. One that panics
-//!   keeps no other from being woken (`millpond_rangelock::callback`).
+//!   its work. They may wait only for locks that are held briefly. A waker that panics does not
+//!   keep other wakers from running (`millpond_rangelock::callback`).
 //!
-//! The key is the address of the word, as a futex's is. One table serves the process: the waker
-//! knows the word and nothing else.
+//! The key is the address of the word, as for a futex. There is one table for the process, as a
+//! thread that ends a state knows only the word.
 
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
@@ -36,7 +38,7 @@ use smallvec::SmallVec;
 use crate::cache::table::page::{PageWord, Sleepers, State, Word};
 use crate::sync::{Mutex, fence};
 
-/// More than threads are at it at once, as a rule.
+/// More buckets than threads that use them at the same time, as a rule.
 #[cfg(not(loom))]
 const BUCKETS: usize = 64;
 #[cfg(loom)]
@@ -59,7 +61,7 @@ struct Waiter {
     waker: TaskWaker,
 }
 
-/// A waker that was left with a page.
+/// A waker that is registered for a page.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct WaitEntry {
@@ -73,16 +75,16 @@ impl WaitTable {
     }
 
     fn bucket(&self, word: usize) -> &Mutex<Bucket> {
-        // Words are 8 bytes apart; neighbours are often waited for at once.
+        // Words are 8 bytes apart, and tasks often wait for neighbours at the same time.
         &self.buckets[(word >> 3) % BUCKETS]
     }
 
-    /// Leaves `waker` with a page that is FILLING or HIDDEN; `None` if it is neither (WQ1).
+    /// Registers `waker` for a page that is FILLING or HIDDEN. `None`: it is neither (WQ1).
     pub(crate) fn register(&self, word: &PageWord, waker: &Waker) -> Option<WaitEntry> {
         let key = std::ptr::from_ref(word).addr();
         let waker = TaskWaker::new(waker);
         let mut bucket = self.bucket(key).lock().expect("no panic under the lock");
-        // The table was made before WAITERS is looked at; pairs with the fence in `wake`.
+        // The table exists before WAITERS is read. Pairs with the fence in `wake`.
         fence(SeqCst);
         loop {
             let seen = word.load();
@@ -99,7 +101,7 @@ impl WaitTable {
         Some(WaitEntry { word: key, number })
     }
 
-    /// Wakes the tasks that wait for the page of the word at that address.
+    /// Wakes the tasks that wait for the page of the word at address `word`.
     pub(crate) fn wake(&self, word: usize) {
         let mut bucket = self.bucket(word).lock().expect("no panic under the lock");
         let woken: SmallVec<[Waiter; 4]> =
@@ -108,7 +110,7 @@ impl WaitTable {
         woken.into_iter().for_each(|waiting| waiting.waker.wake());
     }
 
-    /// Takes a waker back, unless it was woken.
+    /// Removes a waker, unless it was woken.
     pub(crate) fn deregister(&self, entry: &WaitEntry) {
         let mut bucket = self.bucket(entry.word).lock().expect("no panic under the lock");
         let at = bucket.waiting.iter().position(|waiting| waiting.number == entry.number);
@@ -118,18 +120,18 @@ impl WaitTable {
     }
 }
 
-/// The table of this process; null until a task waits.
+/// The table of this process. Null until a task waits.
 static WAIT_TABLE: AtomicPtr<WaitTable> = AtomicPtr::new(std::ptr::null_mut());
 
 fn existing() -> Option<&'static WaitTable> {
-    // Acquire: pairs with the release of its maker. The owner that ends a page's state and finds
-    // WAITERS of a task sees the table, which the task made before.
-    // Argued: the model of the first task has a flag for this static, which it can't make anew.
+    // Acquire: pairs with the release of its creator. The owner that ends a page's state and finds
+    // the WAITERS of a task sees the table, which the task created before.
+    // Argued: the model of the first task has a flag for this static, which it cannot create again.
     // SAFETY: tables are never freed.
     unsafe { WAIT_TABLE.load(Acquire).as_ref() }
 }
 
-/// The table, made if need be.
+/// The table, which is created if necessary.
 pub(crate) fn wait_table() -> &'static WaitTable {
     existing().unwrap_or_else(|| {
         let fresh = Box::into_raw(Box::new(WaitTable::new()));
@@ -138,7 +140,7 @@ pub(crate) fn wait_table() -> &'static WaitTable {
             // SAFETY: tables are never freed.
             Ok(_) => unsafe { &*fresh },
             Err(others) => {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: allocated above, and never shared.
                 drop(unsafe { Box::from_raw(fresh) });
                 // SAFETY: tables are never freed.
                 unsafe { &*others }
@@ -147,24 +149,25 @@ pub(crate) fn wait_table() -> &'static WaitTable {
     })
 }
 
-/// What `existing` finds of the table, after the page's state has ended.
+/// The table as seen by `existing` after the page's state has ended.
 fn existing_after_transition<T>(existing: impl FnOnce() -> Option<T>) -> Option<T> {
-    // Pairs with the fence in `arm`, where a thread had set WAITERS already: either the task sees
-    // the page's end, or this sees the table.
+    // Pairs with the fence in `register`, for the case that a thread had set WAITERS already:
+    // either the task sees the end of the state, or this thread sees the table.
     fence(SeqCst);
     existing()
 }
 
 impl PageWord {
-    /// Sleeps while the low half of the word is that of `armed`; may return early.
+    /// Sleeps while the low half of the word equals that of `armed`. May return early.
     #[cfg(not(loom))]
     pub(crate) fn sleep(&self, armed: Word) {
-        // The error cases are "changed already" and "interrupted": the caller looks again.
+        // The errors are "changed already" and "interrupted": the caller checks again.
         let _ = futex::wait(self.low_half(), futex::Flags::PRIVATE, armed.low_half(), None);
     }
 
-    /// Wakes all sleepers, threads and tasks, if there are any. The caller holds no lock that a
-    /// task's retry could need (WQ4). The word may belong to another page by now: they look again.
+    /// Wakes all waiting threads and tasks, if there are any. The caller holds no lock that the
+    /// retry of a task could need (WQ4). The word may belong to another page by now: woken threads
+    /// and tasks check again.
     #[cfg(not(loom))]
     pub(crate) fn wake(&self, sleepers: Sleepers) {
         if sleepers.any() {
@@ -184,7 +187,7 @@ impl PageWord {
     pub(crate) fn wake(&self, _sleepers: Sleepers) {}
 }
 
-/// In a forked child: leaves the parent's table behind, whatever state its locks are in.
+/// Called in a forked child: drops the parent's table, whatever state its locks are in.
 pub(crate) fn forget_parent() {
     // Argued: a child of fork has one thread.
     WAIT_TABLE.store(std::ptr::null_mut(), Release);
@@ -211,10 +214,10 @@ mod tests {
         }
     }
 
-    /// Goal: each of several tasks on a page is woken once; one that left, and those of other pages
-    /// in the same bucket, are not.
+    /// Goal: each of several tasks that wait for a page is woken once. A deregistered task is not
+    /// woken, nor are tasks of other pages in the same bucket.
     #[test]
-    fn wakes_who_waits_for_the_page_and_nobody_else() {
+    fn wakes_only_waiters_of_the_page() {
         let words: Vec<PageWord> = (0..=BUCKETS).map(|_| PageWord::new()).collect();
         let (page, other) = (&words[0], &words[BUCKETS]);
         let table = WaitTable::new();
@@ -236,14 +239,14 @@ mod tests {
             let told: Vec<usize> = counts.iter().map(|count| count.0.load(Relaxed)).collect();
             assert_eq!(told, [1, 1, 0, 0]);
         }
-        // Nor has the other's wake-up been used up.
+        // The wake-up of the other page is still pending.
         let _ = other.finish_fill(FrameIndex(1), Shown::default());
         table.wake(std::ptr::from_ref(other).addr());
         assert_eq!(counts[3].0.load(Relaxed), 1);
         assert!(counts.iter().all(|count| Arc::strong_count(count) == 1), "a waker is left");
     }
 
-    /// Arms its page anew as it is woken, while that is FILLING again.
+    /// Registers again when it is woken, while its page is FILLING again.
     struct Again {
         table: Arc<WaitTable>,
         page: Arc<PageWord>,
@@ -263,11 +266,11 @@ mod tests {
         }
     }
 
-    /// Goal: a task that arms its page again as it is woken, for the next fill of that page, is
-    /// woken by the end of that one, once; and what it takes back is the arming that it names, not
-    /// a later one (WQ2).
+    /// Goal: a task that registers again when it is woken, for the next fill of that page, is woken
+    /// by the end of that fill, once. Deregistering affects the named registration, not a later one
+    /// (WQ2).
     #[test]
-    fn who_arms_again_is_woken_again() {
+    fn a_task_that_registers_again_is_woken_again() {
         let (table, page) = (Arc::new(WaitTable::new()), Arc::new(PageWord::new()));
         let task = Arc::new(Again {
             table: Arc::clone(&table),
@@ -281,7 +284,7 @@ mod tests {
             let _ = page.finish_fill(FrameIndex(2), Shown::default());
             table.wake(std::ptr::from_ref(&*page).addr());
             assert_eq!(task.woken.load(Relaxed), round, "woken once for each arming");
-            // Long used up.
+            // This registration has been used up.
             table.deregister(&first);
         }
         let last = task.entry.lock().unwrap().pop().unwrap();
@@ -316,7 +319,8 @@ mod loom_tests {
     }
 
     impl WaitTable {
-        /// WQ1 left out: arms by what was seen before the lock was taken.
+        /// Leaves out WQ1: registers according to a word that was read before the lock was
+        /// acquired.
         fn register_as_seen(
             &self,
             word: &PageWord,
@@ -354,7 +358,7 @@ mod loom_tests {
         });
     }
 
-    /// Goal: a task that could arm is woken, once; one that could not finds the page READY.
+    /// Goal: a registered task is woken, once. A task that could not register finds the page READY.
     #[test]
     fn loom_a_task_arms_a_page_whose_fill_ends() {
         arm_meets_the_end_of_a_fill(WaitTable::register);
@@ -372,8 +376,7 @@ mod loom_tests {
         });
     }
 
-    /// Goal: a task that takes its waker back while the fill ends is woken or not, and leaves
-    /// nothing.
+    /// Goal: a task that deregisters while the fill ends is woken or not, and no waker is left.
     #[test]
     fn loom_a_task_leaves_a_page_whose_fill_ends() {
         loom::model(|| {
@@ -398,9 +401,9 @@ mod loom_tests {
         });
     }
 
-    /// Goal: the first task of a process, which makes the table, is not missed by the thread that
-    /// ends the fill. Method: a thread sleeps on the page already, so WAITERS tells nothing; the
-    /// table is a flag.
+    /// Goal: the thread that ends the fill does not miss the first task of a process, which creates
+    /// the table. Method: a thread sleeps on the page already, so WAITERS is set before; the table
+    /// is a flag.
     #[test]
     fn loom_the_first_task_is_not_missed() {
         loom::model(|| {
