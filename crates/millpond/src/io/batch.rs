@@ -1,9 +1,11 @@
-//! What is to be told at the end of a batch, rather than each time: a thread that ends several reads, or
-//! starts several, opens a batch, and wakes are left for its end. So a waiter for one of several is
-//! woken when all are there, and finds them together.
+//! Batches of wake-ups: a thread that completes or starts several reads defers its wake-ups to the
+//! end of a batch.
 //!
-//! A thread that has a batch open must not wait for anything: it may be for what it has not told yet.
-//! Where it has to after all it calls [`tell_now`] first.
+//! So a thread that waits for one of several reads is woken when all have completed, and finds them
+//! together.
+//!
+//! A thread with an open batch must not wait: it may wait for a wake-up that it has deferred
+//! itself. If it has to wait nevertheless, it calls [`tell_now`] first.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU64;
@@ -13,23 +15,23 @@ use smallvec::SmallVec;
 
 type Telling = Box<dyn FnOnce()>;
 
-/// Seldom more than one for each queue that the thread serves.
+/// Rarely more than one for each queue that the thread serves.
 type Left = SmallVec<[Telling; 4]>;
 
 thread_local! {
-    /// What was left in the batch that this thread has open.
+    /// The deferred wake-ups of this thread's open batch.
     static LEFT: RefCell<Option<Left>> = const { RefCell::new(None) };
 
-    /// The number of the open batch; 0 until somebody asks for it.
+    /// The number of the open batch. 0 until it is requested.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// An open batch of this thread; tells all when it is dropped, if it is the outermost.
+/// An open batch of this thread. Dropping the outermost one runs the deferred wake-ups.
 pub(crate) struct Batch {
     outermost: bool,
 }
 
-/// Opens a batch, or joins the one that is open.
+/// Opens a batch, or joins the open one.
 pub(crate) fn open() -> Batch {
     let open = |left: &RefCell<Option<Left>>| {
         let mut left = left.borrow_mut();
@@ -37,11 +39,12 @@ pub(crate) fn open() -> Batch {
         left.get_or_insert_default();
         outermost
     };
-    // A thread that is ending, and has none of this any more, has no batches.
+    // A thread that is ending may have lost this state; it has no batches.
     Batch { outermost: LEFT.try_with(open).unwrap_or(false) }
 }
 
-/// Tells what was left so far; the batch stays open, but has another number: the caller may wait.
+/// Runs the deferred wake-ups now. The batch stays open, but gets another number: the caller may
+/// wait.
 pub(crate) fn tell_now() {
     NUMBER.set(0);
     loop {
@@ -53,8 +56,8 @@ pub(crate) fn tell_now() {
     }
 }
 
-/// A number that no other batch has, and this one until it has a wait behind it; `None` if this thread
-/// has none open.
+/// A unique number of the open batch, which changes when the thread waits. `None`: no batch is
+/// open.
 pub(crate) fn number() -> Option<u64> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     if !is_open() {
@@ -62,7 +65,7 @@ pub(crate) fn number() -> Option<u64> {
     }
     let number = NUMBER.get();
     if number == 0 {
-        // Relaxed: only that nobody else gets it.
+        // Relaxed: only uniqueness matters.
         NUMBER.set(NEXT.fetch_add(1, Relaxed));
     }
     Some(NUMBER.get())
@@ -73,7 +76,7 @@ pub(crate) fn is_open() -> bool {
     LEFT.try_with(|left| left.borrow().is_some()).unwrap_or(false)
 }
 
-/// Has `telling` called at the end of this thread's batch; at once if there is none.
+/// Calls `telling` at the end of this thread's batch, or immediately if none is open.
 pub(crate) fn at_end(telling: Telling) {
     let mut telling = Some(telling);
     let _ = LEFT.try_with(|left| {
@@ -92,7 +95,7 @@ impl Drop for Batch {
             return;
         }
         NUMBER.set(0);
-        // Closed first: what is told may end in another completion.
+        // Closed first: a wake-up may cause another completion.
         let left = LEFT.try_with(|left| left.borrow_mut().take()).ok().flatten();
         left.into_iter().flatten().for_each(|telling| telling());
     }

@@ -1,36 +1,39 @@
-//! The reaper of a ring that several threads wait for: one at a time, and never none.
+//! The reaper of a ring for which several threads wait: at most one thread reaps at a time, and
+//! completions are never left without a reaper.
 //!
 //! ```text
 //!             take                        give up
 //!   VACANT ----------> LED, notify off ------------> VACANT, notify on
-//!                       ^  |  hand on, to one who is listed: by the driver,
-//!                       +--+  or by a leader who wants more, and is listed itself
+//!                       ^  |  hand on to a listed thread: by the driver,
+//!                       +--+  or by a leader that waits for more, and is listed then
 //! ```
 //!
-//! A thread that is about to sleep takes the role if it is vacant, and sleeps in the ring; others are
-//! listed and sleep each on its own word (`signal`). The leader ends what has completed, which may grant
-//! others their waits, or its own; then it gives the role up, as it is often back sooner than somebody
-//! else could be woken. While nobody leads, each completion rings for the driver: it reaps, and if more is
-//! to come hands the role on.
+//! A thread that is about to sleep takes the role of the leader if it is vacant, and sleeps in the
+//! ring. Other threads are listed and sleep on a word each (`signal`). The leader reaps
+//! completions, which may grant waits of other threads, or its own. Then it gives the role up, as
+//! it often returns sooner than another thread could be woken. While the role is vacant, each
+//! completion notifies the driver, which reaps, and hands the role on if more completions are
+//! expected.
 //!
-//! Each completion wakes the leader. So the role is for the waiter that wants least, as it will be
-//! granted first: one that waits for much would be woken many times before it has it.
+//! Each completion wakes the leader. So the role is for the waiter that waits for the fewest
+//! completions, as it will be granted first. A waiter for many completions would be woken many
+//! times before its wait is over.
 //!
-//! - **H1** Role, list and notification change together, under one lock: a vacant ring notifies, so
-//!   a listed waiter may sleep behind nobody.
-//! - **H2** A leader that gives the role up looks for completions after it turned the notification
-//!   on, and rings for the driver if there are any: what completed before that was notified of to
-//!   nobody. SeqCst fence here; the kernel has one between the completion and its look at the flag.
-//!   Only the leader may look, so the role is vacant after that.
-//! - **H3** A sleep in the ring ends at once if something had completed, or the poke had come, before.
-//! - **H4** A listed thread leaves the list under the lock. If it is not there any more, it was given the
-//!   role, whether or not it was told of that first: it leads, or gives it up.
-//! - **H5** A leader may be granted by others: they see from its word that it sleeps in the ring,
-//!   and poke that.
-//! - **H6** Who waits may have queued what nobody has submitted yet: it submits before it sleeps, in
-//!   the ring or listed, and before it goes.
+//! - **H1** Role, list and notification change together, under one lock: a vacant ring notifies the
+//!   driver, so no listed waiter sleeps without a reaper.
+//! - **H2** A leader that gives the role up turns the notification on and then checks for
+//!   completions; if there are any, it notifies the driver, as earlier completions were not
+//!   notified. There is a SeqCst fence here; the kernel has one between the completion and its read
+//!   of the flag. Only the leader may check, so the role becomes vacant after that.
+//! - **H3** A sleep in the ring ends at once if a completion or the poke came before.
+//! - **H4** A listed thread leaves the list under the lock. If it is not listed any more, it was
+//!   given the role, whether or not it has noticed the promotion: it leads, or gives the role up.
+//! - **H5** Other threads may grant the wait of a leader: they see from its word that it sleeps in
+//!   the ring, and poke the ring.
+//! - **H6** A waiter may have queued entries that were not submitted yet. It submits them before it
+//!   sleeps, in the ring or listed, and before it returns.
 //!
-//! Locks: the role's; under it only the ring's flag and queue are looked at.
+//! Locks: the lock of the role; under it only the ring's flag and queue are accessed.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
@@ -38,31 +41,31 @@ use std::time::Instant;
 use crate::io::signal::{Signal, Woken};
 use crate::sync::{Arc, Mutex, MutexGuard, fence};
 
-/// A ring as its reapers see it.
+/// A ring as seen by its reapers.
 pub(crate) trait Ring {
-    /// Has the kernel take what is queued.
+    /// Submits the queued entries to the kernel.
     fn submit(&self);
 
     /// Whether nothing is in flight.
     fn is_idle(&self) -> bool;
 
-    /// Whether completions ring for the driver. The caller has the role.
+    /// Sets whether completions notify the driver. The caller has the role.
     fn set_notify(&self, on: bool);
 
-    /// Has the driver look at the ring.
+    /// Makes the driver check the ring.
     fn ring_driver(&self);
 
-    /// Whether something has completed and was not reaped. The caller has the role.
+    /// Whether there are completions that were not reaped. The caller has the role.
     fn has_completions(&self) -> bool;
 
-    /// Ends what has completed. The caller has the role.
+    /// Processes the completions. The caller has the role.
     fn reap(&self);
 
-    /// Submits, and sleeps until something has completed, or `deadline`; may return early. The caller
-    /// has the role.
+    /// Submits, and sleeps until there is a completion, or until `deadline`. May return early. The
+    /// caller has the role.
     fn sleep(&self, deadline: Option<Instant>);
 
-    /// Brings a leader out of its sleep, also one that is about to.
+    /// Ends the sleep of a leader, even one that is about to begin.
     fn poke(&self);
 }
 
@@ -85,11 +88,12 @@ struct Listed {
 }
 
 impl Role {
-    /// Takes the waiter that wants least off the list, if that is little enough.
+    /// Removes the waiter that waits for the fewest completions from the list, if they are few
+    /// enough.
     fn take_next(&mut self, is_little: impl Fn(usize) -> bool) -> Option<Arc<Signal>> {
         let listed = self.listed.iter().enumerate();
         let place = listed
-            // A granted waiter comes by itself, and leaves again.
+            // A granted waiter wakes up by itself and leaves.
             .filter(|(_, listed)| is_little(listed.wanted) && !listed.signal.is_granted())
             .min_by_key(|(_, listed)| listed.wanted)
             .map(|(place, _)| place)?;
@@ -98,7 +102,7 @@ impl Role {
 }
 
 impl<R: Ring> Reaping<R> {
-    /// Of a ring that notifies.
+    /// The role of a ring that notifies.
     pub(crate) fn new(ring: R) -> Reaping<R> {
         Reaping { ring, role: Mutex::new(Role::default()) }
     }
@@ -107,9 +111,9 @@ impl<R: Ring> Reaping<R> {
         self.role.lock().expect("no panic under the lock")
     }
 
-    /// Sleeps until `signal` is granted, or `deadline`, and reaps as long as it is its turn. Whether it
-    /// was granted. `wanted`: for how much it waits; `leads`: it has taken the role already. What it has
-    /// queued before is submitted.
+    /// Sleeps until `signal` is granted, or until `deadline`, and reaps while it has the role.
+    /// Returns whether it was granted. `wanted`: the number of completions that it waits for.
+    /// `leads`: it has the role already. Entries that it has queued are submitted.
     pub(crate) fn wait(
         &self,
         signal: &Arc<Signal>,
@@ -134,16 +138,17 @@ impl<R: Ring> Reaping<R> {
             if woken != Woken::Promoted {
                 return woken == Woken::Granted;
             }
-            // Told late of a role that it was given, and gave up, before.
+            // A late notice of a role that the thread was given, and gave up, before.
             leads = self.take_or_list(signal, wanted);
         }
     }
 
-    /// Reaps until the wait is over; false if the role went to one that wants less, and the caller
-    /// is listed.
+    /// Reaps until the wait is over. False: the role went to a thread that waits for fewer
+    /// completions, and the caller is listed.
     fn lead(&self, signal: &Arc<Signal>, wanted: usize, deadline: Option<Instant>) -> bool {
         loop {
-            // Also when granted: nothing is left behind that the driver would be rung for.
+            // Also when granted: otherwise the driver would be notified of the remaining
+            // completions.
             self.ring.reap();
             if signal.is_granted() || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return true;
@@ -170,7 +175,8 @@ impl<R: Ring> Reaping<R> {
         true
     }
 
-    /// Takes the role if it is vacant; then the driver is not rung for until the caller gives it up.
+    /// Takes the role if it is vacant. The driver is not notified then until the caller gives the
+    /// role up.
     pub(crate) fn try_take(&self) -> bool {
         self.take(&mut self.role())
     }
@@ -190,7 +196,7 @@ impl<R: Ring> Reaping<R> {
         self.vacate();
     }
 
-    /// For the driver: reaps if nobody else does, and has a listed waiter do so from then on.
+    /// For the driver: reaps if the role is vacant, and hands the role to a listed waiter.
     pub(crate) fn look(&self) {
         if !self.try_take() {
             return;
@@ -202,7 +208,7 @@ impl<R: Ring> Reaping<R> {
         }
     }
 
-    /// The next leader, if there is a use in one.
+    /// The next leader, if one is useful.
     fn next(&self) -> Option<Arc<Signal>> {
         if self.ring.is_idle() { None } else { self.role().take_next(|_| true) }
     }

@@ -1,9 +1,11 @@
-//! Loom models of the line for slots: threads and offers come, slots are given back, offers leave.
+//! Loom models of the queue for slots: threads and offers arrive, slots are returned, offers leave.
 //!
-//! A thread that nobody hands a slot sleeps for ever, which loom reports as a deadlock. Loom can't unwind
-//! from that, so the `loom_flight_without_*` twins, which leave one rule out and must fail, use offers.
+//! A thread that gets no slot sleeps forever, which loom reports as a deadlock. Loom cannot unwind
+//! from that. So the `loom_flight_without_*` mutation tests, which leave one rule out and must
+//! fail, use offers.
 //!
-//! flight.L1, and what flight.L2 and flight.L6 forbid, is for the callers to keep: `src/tests/in_flight.rs`.
+//! flight.L1, and the prohibitions of flight.L2 and flight.L6, are for the callers to keep:
+//! `src/tests/in_flight.rs`.
 
 use std::cell::Cell;
 
@@ -32,12 +34,12 @@ fn spawn<T: 'static>(
     thread::spawn(move || body(&flight))
 }
 
-/// What became of offers: those that were called, in that order, and the slots of those that have
-/// not ended.
+/// The fate of offers: those that were called, in that order, and the slots of those that have not
+/// ended.
 #[derive(Default)]
 struct Called {
     order: Vec<u32>,
-    /// One within the call of another, on the same thread.
+    /// An offer was called within the call of another one, on the same thread.
     nested: bool,
     slots: Vec<Slot>,
 }
@@ -52,13 +54,13 @@ fn called(calls: &Calls) -> Vec<u32> {
     calls.lock().unwrap().order.clone()
 }
 
-/// Ends the reads of all that were called.
+/// Ends the reads of all called offers.
 fn end_all(calls: &Calls) {
     let slots = std::mem::take(&mut calls.lock().unwrap().slots);
     drop(slots);
 }
 
-/// Starts a read, which goes on.
+/// Starts a read, which continues.
 fn starts(calls: &Calls, who: u32) -> Offer {
     let calls = Arc::clone(calls);
     Box::new(move |slot| {
@@ -69,7 +71,7 @@ fn starts(calls: &Calls, who: u32) -> Offer {
     })
 }
 
-/// Starts a read that is refused: its slot is given back before the call returns.
+/// Starts a read that is refused: its slot is returned before the call returns.
 fn is_refused(calls: &Calls, who: u32) -> Offer {
     loom::thread_local! {
         static DEPTH: Cell<u32> = Cell::new(0);
@@ -87,7 +89,7 @@ fn is_refused(calls: &Calls, who: u32) -> Offer {
     })
 }
 
-/// Has no use for it.
+/// Does not need the slot.
 fn hands_back(calls: &Calls, who: u32) -> Offer {
     let calls = Arc::clone(calls);
     Box::new(move |slot| {
@@ -103,7 +105,7 @@ fn assert_all_free(flight: &Flight, slots: usize) {
     assert!(flight.offers().waiting.is_empty());
 }
 
-/// A step of the protocol as a twin does it.
+/// A step of the protocol as a mutation test does it.
 impl Flight {
     /// As `try_take`, in two steps.
     fn take_in_two_steps(&self) -> bool {
@@ -128,7 +130,7 @@ impl Flight {
         }
     }
 
-    /// As `wait`, without the sign.
+    /// As `wait`, without setting WAITED_FOR.
     fn wait_unnoted(&self, offer: Offer) {
         let mut offers = self.offers();
         if self.word.load(Relaxed) < ONE {
@@ -136,7 +138,7 @@ impl Flight {
         }
     }
 
-    /// As `next_offer`, with the sign cleared when the lock is free again.
+    /// As `next_offer`, but WAITED_FOR is cleared after the lock was released.
     fn next_offer_noted_late(&self) -> Option<Offer> {
         let mut offers = self.offers();
         let first = offers.waiting.pop_front();
@@ -167,7 +169,7 @@ fn two_threads_and_one_slot(try_take: fn(&Flight) -> bool) {
     });
 }
 
-/// Goal: no two have the same slot.
+/// Goal: no slot is taken twice.
 #[test]
 fn loom_flight_a_slot_is_taken_once() {
     two_threads_and_one_slot(Flight::try_take);
@@ -179,7 +181,8 @@ fn loom_flight_without_one_exchange_a_slot_is_taken_twice() {
     two_threads_and_one_slot(Flight::take_in_two_steps);
 }
 
-/// Goal: threads that wait for a slot each get it, one after the other, and it is free in the end (flight.L4).
+/// Goal: threads that wait for a slot each get it, one after the other, and it is free at the end
+/// (flight.L4).
 #[test]
 fn loom_flight_threads_wait_in_line() {
     bounded_model(|| {
@@ -200,7 +203,7 @@ fn loom_flight_threads_wait_in_line() {
     });
 }
 
-/// One slot is given back while an offer is left.
+/// One slot is returned while an offer is queued.
 fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -222,7 +225,7 @@ fn wait(flight: &Flight, offer: Offer) {
     let _ = flight.wait(offer);
 }
 
-/// Goal: an offer that meets a slot on its way back is called, or finds it free (flight.L4).
+/// Goal: an offer that meets a slot that is being returned is called, or finds it free (flight.L4).
 #[test]
 fn loom_flight_an_offer_meets_a_slot() {
     an_offer_meets_a_slot(wait, drop);
@@ -248,7 +251,8 @@ fn loom_flight_without_a_look_at_the_sign_an_offer_waits_on() {
     });
 }
 
-/// The last offer is taken out of the line while another one comes; of two slots, one stays taken.
+/// The last offer is removed from the queue while another one arrives; of two slots, one stays
+/// taken.
 fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
     model(move || {
         let (flight, calls) = (flight(2), calls());
@@ -269,7 +273,7 @@ fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
     });
 }
 
-/// Goal: the sign stays for an offer that comes while the last one goes (flight.L4).
+/// Goal: WAITED_FOR stays set for an offer that arrives while the last one is removed (flight.L4).
 #[test]
 fn loom_flight_the_last_offer_meets_the_next() {
     the_last_offer_meets_the_next(Flight::next_offer);
@@ -281,7 +285,7 @@ fn loom_flight_without_the_lock_around_the_sign_an_offer_waits_on() {
     the_last_offer_meets_the_next(Flight::next_offer_noted_late);
 }
 
-/// An offer waits; a latecomer finds none when its slot is given back.
+/// An offer waits; a latecomer finds no slot when one is returned.
 fn a_latecomer_tries(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -296,7 +300,7 @@ fn a_latecomer_tries(give: fn(Slot)) {
     });
 }
 
-/// Goal: a slot goes to the first in the line, and to no latecomer (flight.L4).
+/// Goal: a slot goes to the first waiter, and to no latecomer (flight.L4).
 #[test]
 fn loom_flight_nobody_is_overtaken() {
     a_latecomer_tries(drop);
@@ -316,7 +320,7 @@ fn loom_flight_without_handing_it_over_a_slot_goes_to_a_latecomer() {
     });
 }
 
-/// The only offer leaves while a slot is given back.
+/// The only offer leaves while a slot is returned.
 fn who_waits_leaves(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -350,7 +354,7 @@ fn loom_flight_without_a_second_look_the_slot_of_who_left_is_lost() {
     });
 }
 
-/// Somebody has no use for a slot; a thread and an offer are behind.
+/// The first offer does not use its slot; a thread and an offer wait behind it.
 fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -368,7 +372,7 @@ fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
     });
 }
 
-/// Goal: a slot that an offer hands back goes to the next (flight.L6).
+/// Goal: a slot that an offer returns goes to the next one (flight.L6).
 #[test]
 fn loom_flight_a_slot_is_handed_back() {
     a_slot_is_not_used(hands_back);
@@ -381,7 +385,7 @@ fn loom_flight_without_handing_it_back_the_next_waits_on() {
     a_slot_is_not_used(starts);
 }
 
-/// Two slots are given back by two threads, to offers whose reads are refused.
+/// Two threads return two slots, to offers whose reads are refused.
 fn reads_are_refused(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(2), calls());
@@ -400,8 +404,8 @@ fn reads_are_refused(give: fn(Slot)) {
     });
 }
 
-/// Goal: offers whose reads are refused are called one after the other, each once, and no slot is lost
-/// on the way (flight.L7).
+/// Goal: offers whose reads are refused are called one after the other, each once, and no slot is
+/// lost (flight.L7).
 #[test]
 fn loom_flight_reads_are_refused() {
     reads_are_refused(drop);
@@ -420,7 +424,8 @@ fn loom_flight_without_waiting_for_its_end_a_call_is_within_another() {
     });
 }
 
-/// Goal: threads whose batches want all slots come to their end: only for its first one waits a batch (flight.L5).
+/// Goal: threads whose batches need all slots finish: a batch waits only for its first slot
+/// (flight.L5).
 #[test]
 fn loom_flight_two_batches_want_all() {
     model(|| {
@@ -442,7 +447,7 @@ fn loom_flight_two_batches_want_all() {
 fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
     model(|| {
         let (flight, calls) = (flight(2), calls());
-        // True: has one, and waits for the other.
+        // True: the thread has a slot, and waits for the other.
         let body = {
             let calls = Arc::clone(&calls);
             move |flight: &Arc<Flight>| {
@@ -464,8 +469,8 @@ fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
     });
 }
 
-/// Goal: a waiter for a slot may have a guard, for which others wait when they have given theirs
-/// back (flight.L2, flight.L3).
+/// Goal: a waiter for a slot may hold a guard for which other threads wait after they have returned
+/// their slots (flight.L2, flight.L3).
 #[test]
 fn loom_flight_a_guard_is_held_by_who_waits() {
     model(|| {
@@ -494,7 +499,7 @@ fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
     model(|| {
         let (flight, calls) = (flight(1), calls());
         let is_held = Arc::new(Mutex::new(false));
-        // True: has a slot, and waits for the guard.
+        // True: the thread has a slot, and waits for the guard.
         let other = spawn(&flight, {
             let (is_held, calls) = (Arc::clone(&is_held), Arc::clone(&calls));
             move |flight| {
@@ -513,7 +518,7 @@ fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
     });
 }
 
-/// A flight of which each of two places may have a slot at hand.
+/// A flight in which each of two places may cache a slot.
 fn flight_with_near(slots: usize) -> Arc<Flight> {
     Flight::with(slots, Near::of(2, 1))
 }
@@ -522,7 +527,7 @@ fn at_place(place: usize) {
     PLACE.with(|mine| mine.set(place));
 }
 
-/// The only slot is given back to a place while an offer is left by a thread of another.
+/// The only slot is returned to one place while a thread of another place queues an offer.
 fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight_with_near(1), calls());
@@ -543,7 +548,7 @@ fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
     });
 }
 
-/// Goal: an offer that meets a slot on its way to a place is called, or finds it free (flight.L8).
+/// Goal: an offer that meets a slot on its way to a cache is called, or finds it free (flight.L8).
 #[test]
 fn loom_flight_an_offer_meets_a_slot_at_hand() {
     an_offer_meets_a_slot_at_hand(wait, drop);
@@ -572,7 +577,7 @@ fn loom_flight_without_a_look_at_the_sign_after_it_a_slot_at_hand_is_left() {
     });
 }
 
-/// Goal: the same where a latecomer takes the slot from the place: it goes on to the line from there.
+/// Goal: the same if a latecomer takes the slot from the cache: it returns it to the queue.
 #[test]
 fn loom_flight_a_latecomer_takes_a_slot_at_hand() {
     bounded_model(|| {

@@ -1,9 +1,9 @@
-//! Free slots that threads have at hand: each gives its slot back where it finds the next one, so that
-//! misses write to no word that all write to.
+//! A cache of free slots per place: a thread returns its slot where it takes the next one, so that
+//! misses write to no shared word.
 //!
-//! As many places as processors, which threads share by their number. What they hold is few: a thread
-//! that finds no slot there looks at the common word, and one that finds none there either is about to
-//! wait, and takes what all places have (flight.L8).
+//! There are as many places as processors, which threads share by their number. They hold few
+//! slots. A thread that finds no slot there looks at the common word. If that has none either, the
+//! thread is about to wait, and takes the slots of all places (flight.L8).
 //!
 //! Locks: none.
 
@@ -15,11 +15,11 @@ use crate::sync::AtomicUsize;
 #[cfg(not(loom))]
 use crate::thread::{shard_of, shards};
 
-/// The most slots in one place: a read of several pages apart from each other takes one for each. Chosen, not
-/// measured.
+/// The maximum number of slots in one place: a read of several separate pages takes one for each.
+/// Untuned.
 const AT_HAND_MAX: usize = 16;
-/// The part of all slots that the places may hold: what they have is overlooked by threads that don't wait.
-/// Chosen, not measured.
+/// The part of all slots that the places may hold, as threads that do not wait overlook them.
+/// Untuned.
 const PART: usize = 4;
 
 #[cfg(loom)]
@@ -30,7 +30,7 @@ loom::thread_local! {
 
 pub(super) struct Near {
     places: Box<[CachePadded<AtomicUsize>]>,
-    /// In each place. 0: none are kept.
+    /// The limit of each place. 0: none are cached.
     most: usize,
 }
 
@@ -41,7 +41,7 @@ impl Near {
         Near::of(shards(), (slots / PART / shards()).min(AT_HAND_MAX))
     }
 
-    /// In models, those that keep some say so.
+    /// In models, only tests that need the cache enable it.
     #[cfg(loom)]
     pub(super) fn new(_: usize) -> Near {
         const { assert!(PART > 1 && AT_HAND_MAX > 0) };
@@ -62,26 +62,26 @@ impl Near {
         &self.places[place]
     }
 
-    /// Takes a slot that is at hand; whether there is one.
+    /// Takes a cached slot. Returns whether there was one.
     #[inline]
     pub(super) fn try_take(&self) -> bool {
         let take = |count: usize| count.checked_sub(1);
         self.most > 0 && self.mine().fetch_update(Relaxed, Relaxed, take).is_ok()
     }
 
-    /// Adds one; false if there are enough.
+    /// Adds a slot. False: the place is full.
     #[inline]
     pub(super) fn try_add(&self) -> bool {
         let add = |count: usize| (count < self.most).then_some(count + 1);
         self.most > 0 && self.mine().fetch_update(Relaxed, Relaxed, add).is_ok()
     }
 
-    /// Takes all that are at hand anywhere; how many.
+    /// Takes all cached slots of all places. Returns their number.
     pub(super) fn take_all(&self) -> usize {
         self.places.iter().map(|place| place.swap(0, Relaxed)).sum()
     }
 
-    /// How many are at hand.
+    /// The number of cached slots.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.places.iter().map(|place| place.load(Relaxed)).sum()

@@ -1,8 +1,8 @@
-//! Loom models of the role of a ring's reaper: nobody sleeps for what nobody reaps.
+//! Loom models of the role of a ring's reaper: no thread sleeps for completions without a reaper.
 //!
-//! The ring is the kernel's as far as it matters: it posts a completion, has a fence, and looks at the
-//! flag; a sleeper looks at the completions before it sleeps. Loom reports a sleeper that is never woken
-//! as a deadlock.
+//! The kernel's part of the ring is modelled as far as it matters: it posts a completion, has a
+//! fence, and reads the flag; a sleeper checks for completions before it sleeps. Loom reports a
+//! sleeper that is never woken as a deadlock.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -12,7 +12,7 @@ use super::*;
 use crate::sync::{AtomicU32, Condvar};
 
 struct Model {
-    /// For the kernel to take, and then complete.
+    /// Entries for the kernel to take and then complete.
     queued: AtomicU32,
     completions: AtomicU32,
     pokes: AtomicU32,
@@ -20,13 +20,13 @@ struct Model {
     bell: Mutex<bool>,
     changed: Condvar,
     events: Mutex<Events>,
-    /// How many events there are in all.
+    /// The total number of events.
     total: u32,
-    /// For the twins.
+    /// For the mutation tests.
     without: Rule,
 }
 
-/// What a twin leaves out.
+/// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rule {
     None,
@@ -34,18 +34,18 @@ enum Rule {
     Notify,
     /// reaping.H2.
     SecondLook,
-    /// reaping.H3, of completions.
+    /// reaping.H3, for completions.
     Completed,
     /// reaping.H5.
     Poke,
-    /// reaping.H6, of who is listed.
+    /// reaping.H6, for a listed thread.
     Submit,
 }
 
 #[derive(Default)]
 struct Events {
     ended: u32,
-    /// For how many events each waits.
+    /// The number of events that each waiter waits for.
     waits: Vec<(u32, Arc<Signal>)>,
 }
 
@@ -74,7 +74,7 @@ impl Ring for Model {
     }
 
     fn reap(&self) {
-        // In one order with the others' pokes, as in the kernel's queue.
+        // In one order with the pokes of other threads, as in the kernel's queue.
         self.pokes.swap(0, Acquire);
         let count = self.completions.swap(0, Acquire);
         if count > 0 {
@@ -122,7 +122,7 @@ impl Model {
         }))
     }
 
-    /// One submitter's entries are another's, too.
+    /// A thread also takes the entries of other submitters.
     fn take_queued(&self) {
         (0..self.queued.swap(0, Acquire)).for_each(|_| self.complete());
     }
@@ -137,7 +137,7 @@ impl Model {
         self.changed.notify_all();
     }
 
-    /// Ends events, and grants the waiters that have what they wait for.
+    /// Ends events, and grants the waiters whose events have all ended.
     fn end(&self, count: u32) {
         let mut events = self.events.lock().unwrap();
         events.ended += count;
@@ -152,19 +152,19 @@ impl Model {
                 self.poke();
             }
         }
-        // There is nothing more to come: the driver may end.
+        // No more events follow: the driver may end.
         if ended == self.total {
             self.ring_driver();
         }
     }
 }
 
-/// Waits until so many events have ended.
+/// Waits until that many events have ended.
 fn wait_for(reaping: &Reaping<Model>, wanted: u32, deadline: Option<Instant>) -> bool {
     wait_with(reaping, wanted, deadline, false)
 }
 
-/// The same, maybe with the role. The wait goes through the ring if there is something to be submitted.
+/// The same, possibly with the role. The wait goes through the ring if there are entries to submit.
 fn wait_with(
     reaping: &Reaping<Model>,
     wanted: u32,
@@ -194,7 +194,7 @@ fn drive(reaping: &Reaping<Model>) {
     }
 }
 
-/// As a thread does that submits.
+/// As a submitting thread does.
 fn lead_through(reaping: &Reaping<Model>, work: impl FnOnce()) {
     let leads = reaping.try_take();
     work();
@@ -209,7 +209,7 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
     builder.check(body);
 }
 
-/// Has the test `name` run `twin` in a process of its own: loom can't unwind out of a deadlock.
+/// Makes the test `name` run `twin` in a separate process: loom cannot unwind out of a deadlock.
 fn deadlocks(name: &str, twin: impl FnOnce()) {
     const IS_CHILD: &str = "MILLPOND_LOOM_TWIN";
     if std::env::var_os(IS_CHILD).is_some() {
@@ -236,7 +236,7 @@ fn a_waiter_meets_its_completion(without: Rule) {
     });
 }
 
-/// Goal: a completion meets a waiter that takes the role, at every step of either.
+/// Goal: a completion meets a waiter that takes the role, at every step of both.
 #[test]
 fn loom_a_waiter_reaps_what_it_waits_for() {
     a_waiter_meets_its_completion(Rule::None);
@@ -265,7 +265,7 @@ fn a_leader_leaves_a_sleeper(without: Rule) {
     });
 }
 
-/// Goal: the first to be served leaves the role, and the other is served all the same.
+/// Goal: the first granted waiter gives the role up, and the other one is still granted.
 #[test]
 fn loom_a_leader_leaves_a_sleeper() {
     a_leader_leaves_a_sleeper(Rule::None);
@@ -290,7 +290,7 @@ fn who_queued_waits(without: Rule) {
     });
 }
 
-/// Goal: who waits with what it has queued has it submitted, whether it leads or is listed.
+/// Goal: a waiter's queued entries are submitted, whether it leads or is listed.
 #[test]
 fn loom_who_waits_submits_what_it_queued() {
     who_queued_waits(Rule::None);
@@ -312,7 +312,7 @@ fn a_leader_is_granted_by_others(without: Rule) {
     });
 }
 
-/// Goal: a leader that is granted by somebody else comes out of its ring.
+/// Goal: a leader whose wait another thread grants wakes up in its ring.
 #[test]
 fn loom_a_leader_is_granted_by_others() {
     a_leader_is_granted_by_others(Rule::None);
@@ -325,8 +325,8 @@ fn loom_without_a_poke_a_leader_is_granted_in_vain() {
     });
 }
 
-/// Goal: a leader that changes places with one that wants less is granted all the same, also by
-/// others.
+/// Goal: a leader that changes places with a thread that waits for fewer completions is still
+/// granted, also by other threads.
 #[test]
 fn loom_who_wants_more_changes_places() {
     model(|| {
@@ -343,8 +343,8 @@ fn loom_who_wants_more_changes_places() {
     });
 }
 
-/// A waiter leaves that the driver may have given the role, behind which another sleeps. The driver
-/// is the kernel, too.
+/// A waiter leaves to which the driver may have given the role, while another one sleeps. The
+/// driver is also the kernel.
 fn who_leaves_meets_the_role(leave: fn(&Reaping<Model>)) {
     model(move || {
         let reaping = Model::new(2);
@@ -383,7 +383,8 @@ fn loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it() {
     });
 }
 
-/// Goal: what completes while nobody leads, or while a leader goes, the driver reaps.
+/// Goal: the driver reaps completions that arrive while the role is vacant, or while a leader
+/// leaves.
 #[test]
 fn loom_the_driver_reaps_what_is_left() {
     model(|| {
@@ -408,7 +409,7 @@ fn a_completion_meets_a_leaver(without: Rule) {
     });
 }
 
-/// Goal: a completion is reaped by the leader that leaves, or the driver is rung for.
+/// Goal: a completion is reaped by the leader that leaves, or the driver is notified.
 #[test]
 fn loom_a_completion_meets_who_gives_up_the_role() {
     a_completion_meets_a_leaver(Rule::None);
