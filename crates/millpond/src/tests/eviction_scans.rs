@@ -1,7 +1,9 @@
-//! How many pages an eviction looks at while it has the lock that every miss and every overwrite takes.
+//! The number of pages that an eviction scans while it holds the lock that every miss and every
+//! overwrite acquires.
 //!
-//! Incident: after a second pass over all that was cached, the next miss gave each page its second
-//! chance in one hold of the lock, and writes of other threads waited 30 ms at 1 GiB, 120 at 4.
+//! Incident: after a second pass over all cached pages, the next miss gave each page its second
+//! chance in one hold of the lock. Writes of other threads waited 30 ms with 1 GiB, and 120 ms with
+//! 4 GiB.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -41,14 +43,14 @@ impl Case {
         assert_eq!(self.file.read_at(&mut [0; PAGE as usize], page * PAGE).unwrap(), 4096);
     }
 
-    /// Reads from the first page on until some are evicted; the pages that are cached then.
+    /// Reads from the first page on until some are evicted. Returns the pages that are cached then.
     fn fill(&self) -> Range<u64> {
         let end = (0..).find(|&page| {
             self.read(page);
             self.stats().evictions > 0
         });
         self.scanned_max();
-        // The first are among those that went.
+        // The first pages are among the evicted ones.
         self.stats().evictions + 64..end.unwrap()
     }
 
@@ -68,8 +70,8 @@ impl Case {
     }
 }
 
-/// Goal: evictions after all pages were read again look at a bounded number in one hold of the lock,
-/// and each finds a page; and so do those that come after, until the backlog is worked off.
+/// Goal: after all pages were read again, evictions scan a bounded number of pages in one hold of
+/// the lock, and each evicts a page. So do later evictions, until the backlog is processed.
 #[test]
 fn a_cache_that_was_all_read_again_is_not_gone_through_at_once() {
     let case = Case::new();
@@ -77,7 +79,7 @@ fn a_cache_that_was_all_read_again_is_not_gone_through_at_once() {
     let many = pages.end - pages.start;
     assert!(many > 20 * SCANNED_PER_PASS_MAX, "{many}: too few to tell");
     case.read_again(&pages);
-    // Once for those that are new, and once, with all of them in use, for those that are not.
+    // Once for new pages, and once for pages that have all been used.
     for round in 0..2 {
         let before = case.stats();
         let fresh = pages.end..pages.end + many / 4;
@@ -105,7 +107,7 @@ fn pages_that_cannot_go_are_not_gone_through_at_once() {
     let case = Case::new();
     let pages = case.fill();
     let many = pages.end - pages.start;
-    // In no order: a stream would be written back before there is much.
+    // In random order: a stream would be written back too early.
     for n in 0..many / 5 {
         let page = pages.start + (n * 7919 % (many / 5)) * 2;
         case.file.write_all_at(&[1; PAGE as usize], page * PAGE).unwrap();
@@ -122,7 +124,8 @@ fn pages_that_cannot_go_are_not_gone_through_at_once() {
     drop(views);
 }
 
-/// Goal: where every page was read again and nothing is young, a page is evicted all the same.
+/// Goal: if every page was read again and the window queue is empty, a page is evicted
+/// nevertheless.
 #[test]
 fn a_victim_is_found_among_pages_that_are_all_in_use() {
     let case = Case::new();
@@ -132,7 +135,7 @@ fn a_victim_is_found_among_pages_that_are_all_in_use() {
     let mut taken = Vec::new();
     loop {
         (0..pages.end).for_each(|page| {
-            // Hits alone: nothing comes in.
+            // Only hits: no page is added.
             let mut bytes = [0; PAGE as usize];
             // SAFETY: `bytes` is valid for writes of its length.
             unsafe { case.file.try_read_hit_raw(bytes.as_mut_ptr(), bytes.len(), page * PAGE) };

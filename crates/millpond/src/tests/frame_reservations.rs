@@ -1,13 +1,12 @@
-//! Frames in a row for pages that are filled in no order.
+//! Adjacent frames for pages that are filled in random order.
 
 use crate::{Advice, Engine, OpenOptions};
 
 const PAGE: u64 = 4096;
 
-/// Goal: pages of a leaf that are filled at random lie in a row; and nests that were left behind
-/// are used up before anything is evicted.
-/// Method: the pages of a file in a scattered order, seen through views; then more files, until
-/// little is left of the limit.
+/// Goal: pages of a leaf that are filled at random have adjacent frames, and abandoned reservations
+/// are used up before anything is evicted. Method: the pages of a file in a scattered order, read
+/// through views; then more files, until little is left of the limit.
 #[test]
 fn pages_filled_at_random_lie_in_a_row() {
     const PAGES: u64 = 4 * 512;
@@ -31,7 +30,7 @@ fn pages_filled_at_random_lie_in_a_row() {
         let first = page & !511;
         assert_eq!(address(page) - address(first), (page - first) * PAGE, "page {page}");
     }
-    // One page each: whole nests for nothing.
+    // One page each: the rest of each reservation is unused.
     let sparse = open("sparse", 16 * 512);
     for leaf in 0..16 {
         sparse.read_at(&mut [0; 8], leaf * 512 * PAGE).unwrap();

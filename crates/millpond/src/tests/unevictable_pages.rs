@@ -1,4 +1,4 @@
-//! Eviction where much of the cache is what write-back keeps.
+//! Eviction while write-back keeps much of the cache unevictable.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::{Advice, BackendChoice, Engine, File, OpenOptions, WriteMode};
 
 const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 16 << 20;
-/// More than one look at a queue shows, however often it is repeated.
+/// More than one scan of a queue covers, however often it is repeated.
 const KEPT: u64 = 450;
 const FILE_BYTES: u64 = 64 << 20;
 
@@ -20,19 +20,19 @@ struct Case {
     _dir: tempfile::TempDir,
 }
 
-/// A cache that is full: of pages that are dirty, then of as many clean ones as there is room for, then
-/// of dirty ones again. So all queues begin with pages that can't go.
+/// A full cache: first dirty pages, then as many clean ones as there is room for, then dirty ones
+/// again. So all queues begin with unevictable pages.
 fn full() -> Case {
     let dir = tempfile::tempdir().unwrap();
     let engine = Engine::builder().cache_bytes(CACHE_BYTES).backend(BackendChoice::Memory);
-    // Nothing is written back by itself.
+    // No automatic write-back.
     let engine = engine.dirty_age_max(Duration::from_secs(3600)).build().unwrap();
     let path = dir.path().join("file");
     std::fs::write(&path, vec![1; FILE_BYTES as usize]).unwrap();
     let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
     let file = Arc::new(engine.open(&path, &options).unwrap());
     file.advise(0, 0, Advice::Random).unwrap();
-    // In no order: a stream would be written back before there is much.
+    // In random order: a stream would be written back too early.
     let dirty = |first: u64| {
         for n in 0..KEPT {
             let page = first + (n * 89) % KEPT;
@@ -50,25 +50,25 @@ fn full() -> Case {
     Case { engine, file, path, _dir: dir }
 }
 
-/// Evicts all that can go.
+/// Evicts all evictable pages.
 fn evict_all(case: &Case) {
     let cache = &case.engine.shared().cache;
     let taken: Vec<_> = std::iter::from_fn(|| cache.take_frame(Class::UNIT_PAGE)).collect();
     taken.into_iter().for_each(|frame| cache.frames.free(frame, Class::UNIT_PAGE));
 }
 
-/// Goal: what write-back keeps is not met by the evictor again and again; and when it lets go of a page,
-/// that can go.
+/// Goal: the evictor does not scan unevictable pages again and again, and pages become evictable
+/// when their write-back ends.
 #[test]
 fn kept_pages_are_on_the_shelf_until_they_can_go() {
     let case = full();
     let cache = &case.engine.shared().cache;
     evict_all(&case);
-    // What was met before the last clean page.
+    // The pages that were scanned before the last clean page.
     let (bytes, shelved) = cache.queued();
     assert_eq!(bytes, 2 * KEPT * PAGE);
     assert!(shelved > KEPT / 2, "{shelved}");
-    // Written again they stay there, in other frames.
+    // Pages that are written again stay there, in other frames.
     for page in 0..2 * KEPT {
         case.file.write_all_at(&[3; PAGE as usize], page * 2 * PAGE).unwrap();
     }
@@ -79,7 +79,7 @@ fn kept_pages_are_on_the_shelf_until_they_can_go() {
     assert_eq!(cache.queued(), (0, 0));
 }
 
-/// Goal: pages that are cut off, or whose file is closed, are not left on the shelf.
+/// Goal: truncated pages, or pages of a closed file, do not stay on the unevictable list.
 #[test]
 fn what_is_cut_off_is_not_on_the_shelf() {
     let case = full();
@@ -99,8 +99,9 @@ fn what_is_cut_off_is_not_on_the_shelf() {
     assert_eq!(case.engine.shared().cache.queued(), (0, 0));
 }
 
-/// Goal: no page is left on the shelf for good, whatever is done to it while it is put there, and let go of.
-/// Method: threads overwrite pages, read, sync, evict and cut; then everything must be able to go.
+/// Goal: no page stays on the unevictable list indefinitely, whatever is done to it while it is
+/// moved there or becomes evictable. Method: threads overwrite pages, read, sync, evict and
+/// truncate; at the end all pages must be evictable.
 #[test]
 fn no_page_is_left_on_the_shelf() {
     const PAGES: u64 = 512;
@@ -141,7 +142,7 @@ fn no_page_is_left_on_the_shelf() {
     assert_eq!(cache.queued(), (0, 0), "pages are left");
 }
 
-/// Goal: a frame is found wherever in the queues a clean page lies, for as long as there are any.
+/// Goal: an allocation finds a clean page wherever it is in the queues, while there is one.
 #[test]
 fn a_clean_page_is_found_behind_kept_ones() {
     let case = full();
@@ -158,7 +159,7 @@ fn a_clean_page_is_found_behind_kept_ones() {
     for frame in taken {
         cache.frames.free(frame, Class::UNIT_PAGE);
     }
-    // And what is kept is whole.
+    // Unevictable pages keep their bytes.
     let mut bytes = [0; PAGE as usize];
     for page in 0..2 * KEPT {
         case.file.read_at(&mut bytes, page * 2 * PAGE).unwrap();
@@ -166,7 +167,7 @@ fn a_clean_page_is_found_behind_kept_ones() {
     }
 }
 
-/// Goal: while clean pages can go, no read goes around the cache, and no charge is refused.
+/// Goal: while clean pages are evictable, no read bypasses the cache, and no charge is refused.
 #[test]
 fn nobody_goes_without_memory_while_pages_can_go() {
     let case = full();
