@@ -205,13 +205,13 @@ impl File {
     /// if it does nothing such.
     #[doc(hidden)]
     pub fn at_end(telling: Box<dyn FnOnce()>) {
-        batch::at_end(telling);
+        batch::defer(telling);
     }
 
     /// The reads that were started so far in [`File::start_together`] go to the back end.
     #[doc(hidden)]
     pub fn start_now() {
-        batch::tell_now();
+        batch::wake_now();
     }
 }
 

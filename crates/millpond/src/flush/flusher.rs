@@ -321,7 +321,7 @@ mod tests {
         let mut ended = 0;
         while held().count() <= HELPERS_MAX {
             if let Some(slow) = held().next() {
-                slow.let_one_go_on(Kind::Write);
+                slow.release_one(Kind::Write);
                 while slow.now(Kind::Write) > 0 {
                     std::thread::yield_now();
                 }

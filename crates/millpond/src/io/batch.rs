@@ -5,7 +5,7 @@
 //! together.
 //!
 //! A thread with an open batch must not wait: it may wait for a wake-up that it has deferred
-//! itself. If it has to wait nevertheless, it calls [`tell_now`] first.
+//! itself. If it has to wait nevertheless, it calls [`wake_now`] first.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU64;
@@ -13,10 +13,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use smallvec::SmallVec;
 
-type Telling = Box<dyn FnOnce()>;
+type DeferredWake = Box<dyn FnOnce()>;
 
 /// Rarely more than one for each queue that the thread serves.
-type Left = SmallVec<[Telling; 4]>;
+type Left = SmallVec<[DeferredWake; 4]>;
 
 thread_local! {
     /// The deferred wake-ups of this thread's open batch.
@@ -45,12 +45,12 @@ pub(crate) fn open() -> Batch {
 
 /// Runs the deferred wake-ups now. The batch stays open, but gets another number: the caller may
 /// wait.
-pub(crate) fn tell_now() {
+pub(crate) fn wake_now() {
     NUMBER.set(0);
     loop {
         let next = LEFT.try_with(|left| left.borrow_mut().as_mut().and_then(Left::pop));
         match next {
-            Ok(Some(telling)) => telling(),
+            Ok(Some(wake_up)) => wake_up(),
             _ => return,
         }
     }
@@ -76,16 +76,16 @@ pub(crate) fn is_open() -> bool {
     LEFT.try_with(|left| left.borrow().is_some()).unwrap_or(false)
 }
 
-/// Calls `telling` at the end of this thread's batch, or immediately if none is open.
-pub(crate) fn at_end(telling: Telling) {
-    let mut telling = Some(telling);
+/// Calls `wake_up` at the end of this thread's batch, or immediately if none is open.
+pub(crate) fn defer(wake_up: DeferredWake) {
+    let mut wake_up = Some(wake_up);
     let _ = LEFT.try_with(|left| {
         if let Some(left) = left.borrow_mut().as_mut() {
-            left.extend(telling.take());
+            left.extend(wake_up.take());
         }
     });
-    if let Some(telling) = telling {
-        telling();
+    if let Some(wake_up) = wake_up {
+        wake_up();
     }
 }
 
@@ -97,7 +97,7 @@ impl Drop for Batch {
         NUMBER.set(0);
         // Closed first: a wake-up may cause another completion.
         let left = LEFT.try_with(|left| left.borrow_mut().take()).ok().flatten();
-        left.into_iter().flatten().for_each(|telling| telling());
+        left.into_iter().flatten().for_each(|wake_up| wake_up());
     }
 }
 
@@ -110,21 +110,21 @@ mod tests {
     #[test]
     fn tells_at_the_end_or_at_once() {
         let told = Rc::new(Cell::new(0));
-        let telling = || {
+        let wake_up = || {
             let told = Rc::clone(&told);
             Box::new(move || told.set(told.get() + 1))
         };
-        at_end(telling());
+        defer(wake_up());
         assert_eq!((told.get(), is_open()), (1, false));
         let batch = open();
-        at_end(telling());
+        defer(wake_up());
         let inner = open();
-        at_end(telling());
+        defer(wake_up());
         drop(inner);
         assert_eq!((told.get(), is_open()), (1, true));
-        tell_now();
+        wake_now();
         assert_eq!((told.get(), is_open()), (3, true));
-        at_end(telling());
+        defer(wake_up());
         drop(batch);
         assert_eq!((told.get(), is_open()), (4, false));
     }
@@ -135,7 +135,7 @@ mod tests {
         let batch = open();
         let first = number();
         assert!(first.is_some() && number() == first);
-        tell_now();
+        wake_now();
         let after_a_wait = number();
         assert!(after_a_wait.is_some() && after_a_wait != first);
         drop(batch);

@@ -32,7 +32,7 @@
 //! - **L7** If a slot is returned while an offer is called on the same thread, for example because
 //!   the read that it starts is refused, the slot waits until that call returns. So offers are
 //!   called one after the other, and a queue of any length needs no more stack than one offer.
-//! - **L8** Returned slots are cached [`near`] the threads that take the next ones, so that misses
+//! - **L8** Returned slots are cached [`slot_cache`] the threads that take the next ones, so that misses
 //!   share no word. With 16 and more processors, each of them would wait for the writes of the
 //!   others (docs/scaling.md). The first waiter sets WAITED_FOR, fences, and takes all cached
 //!   slots. A thread that adds a slot to a cache fences and reads WAITED_FOR, and then takes a slot
@@ -46,14 +46,14 @@
 //!
 //! Locks: that of the offers; nothing is called under it.
 
-mod near;
+mod slot_cache;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::io::batch;
-use crate::io::flight::near::Near;
+use crate::io::flight::slot_cache::SlotCache;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, fence, thread_local};
 use crate::units::PAGE_BYTES_MIN;
 
@@ -67,7 +67,7 @@ const ONE: usize = 2;
 
 pub(crate) struct Flight {
     word: AtomicUsize,
-    near: Near,
+    slot_cache: SlotCache,
     offers: Mutex<Offers>,
 }
 
@@ -99,11 +99,15 @@ impl Flight {
     pub(crate) fn new(reads_max: usize, cache_bytes: u64) -> Arc<Flight> {
         let spare = cache_bytes / 4 / u64::from(PAGE_BYTES_MIN);
         let free = reads_max.min(spare as usize).max(1);
-        Flight::with(free, Near::new(free))
+        Flight::with(free, SlotCache::new(free))
     }
 
-    fn with(free: usize, near: Near) -> Arc<Flight> {
-        Arc::new(Flight { word: AtomicUsize::new(free * ONE), near, offers: Mutex::default() })
+    fn with(free: usize, slot_cache: SlotCache) -> Arc<Flight> {
+        Arc::new(Flight {
+            word: AtomicUsize::new(free * ONE),
+            slot_cache,
+            offers: Mutex::default(),
+        })
     }
 
     fn offers(&self) -> MutexGuard<'_, Offers> {
@@ -129,17 +133,17 @@ impl Flight {
     #[inline]
     fn try_take(&self) -> bool {
         let take = |word: usize| word.checked_sub(ONE);
-        self.near.try_take() || self.word.fetch_update(Relaxed, Relaxed, take).is_ok()
+        self.slot_cache.try_take() || self.word.fetch_update(Relaxed, Relaxed, take).is_ok()
     }
 
     /// Returns a slot while there is no waiter. False: there is one (L4).
     #[inline]
     fn try_give(&self) -> bool {
         let is_waited_for = || self.word.load(Relaxed) & WAITED_FOR != 0;
-        if !is_waited_for() && self.near.try_add() {
+        if !is_waited_for() && self.slot_cache.try_add() {
             // L8; pairs with the fence in `wait`, where the argument is.
             fence(Acquire);
-            return !(is_waited_for() && self.near.try_take());
+            return !(is_waited_for() && self.slot_cache.try_take());
         }
         let give = |word: usize| (word & WAITED_FOR == 0).then_some(word + ONE);
         self.word.fetch_update(Relaxed, Relaxed, give).is_ok()
@@ -155,7 +159,7 @@ impl Flight {
             // the add of a slot comes first, and the slot is found here; or the add reads the value
             // that is stored here, and its thread sees WAITED_FOR.
             fence(Release);
-            let found = self.near.take_all();
+            let found = self.slot_cache.take_all();
             if found > 0 {
                 // No other thread changes the word while WAITED_FOR is set.
                 self.word.fetch_add(found * ONE - WAITED_FOR, Relaxed);
@@ -195,7 +199,7 @@ impl Flight {
     #[cold]
     fn wait_for_slot(&self) {
         // A thread with an open batch may be the one that has to complete a read.
-        batch::tell_now();
+        batch::wake_now();
         let place = Arc::new((Mutex::new(None), Condvar::new()));
         while !self.try_take() {
             let theirs = Arc::clone(&place);
@@ -437,9 +441,9 @@ mod tests {
     /// (L8). Method: threads take one slot or several, and tasks queue offers, so many that most
     /// wait; there are more slots than places, and each place caches some.
     #[test]
-    fn slots_at_hand_are_had_by_who_waits() {
+    fn cached_slots_reach_waiters() {
         const SLOTS: usize = 6;
-        let flight = &Flight::with(SLOTS, Near::of(crate::thread::shards(), 2));
+        let flight = &Flight::with(SLOTS, SlotCache::of(crate::thread::shards(), 2));
         let (held, called) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let left = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -468,9 +472,9 @@ mod tests {
                 });
             }
         });
-        assert_eq!(called.load(Relaxed), left.load(Relaxed), "an offer waits for ever");
-        assert_eq!(flight.word.load(Relaxed) / ONE + flight.near.count(), SLOTS);
-        let at_hand = flight.near.count();
+        assert_eq!(called.load(Relaxed), left.load(Relaxed), "an offer waits forever");
+        assert_eq!(flight.word.load(Relaxed) / ONE + flight.slot_cache.count(), SLOTS);
+        let at_hand = flight.slot_cache.count();
         assert!(at_hand > 0, "none was kept");
         // One waiter can take all slots.
         let mut all = Vec::new();

@@ -1,6 +1,6 @@
 //! I/O below the cache: vectored transfers, and the backends that perform them.
 //!
-//! From the bottom: `segment` and `transfer` (the bytes to move), `batch`, `signal`, `reaping` and
+//! From the bottom: `segment` and `transfer` (the bytes to move), `batch`, `signal`, `reaper` and
 //! `pool` (wake-ups, and the threads that make them), the trait in `backend`, the backends,
 //! `request` (transfers with retries) and `flight` (the limit of reads in flight).
 //!
@@ -33,7 +33,7 @@ pub(crate) mod batch;
 
 pub(crate) mod signal;
 
-pub(crate) mod reaping;
+pub(crate) mod reaper;
 
 pub(crate) mod pool;
 

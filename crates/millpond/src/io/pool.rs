@@ -94,7 +94,7 @@ impl Pool {
             if spawned.is_err() && state.threads == 0 {
                 drop(state);
                 // The job may wait.
-                batch::tell_now();
+                batch::wake_now();
                 return job();
             }
         }

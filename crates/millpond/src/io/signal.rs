@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! WAITING -> sleep -> SLEEPING                       by its owner, before it enters the kernel
-//! WAITING -> lead -> LEADING -> WAITING              by its owner, around a sleep in a ring (`reaping`)
+//! WAITING -> lead -> LEADING -> WAITING              by its owner, around a sleep in a ring (`reaper`)
 //! WAITING | SLEEPING -> promote -> PROMOTED          by the thread that hands the ring over, which wakes it
 //! PROMOTED -> WAITING                                by its owner, when it sees the promotion
 //! any -> grant -> GRANTED                            by the thread that ends the wait, once; wakes a sleeper
@@ -186,7 +186,7 @@ mod loom_tests {
             let exchanged = signal.word.compare_exchange(WAITING, SLEEPING, Relaxed, Relaxed);
             let sleeps = exchanged.is_ok() && signal.word.load(Relaxed) == SLEEPING;
             let woken = waker.join().unwrap();
-            assert!(!sleeps || woken, "sleeps for ever");
+            assert!(!sleeps || woken, "sleeps forever");
         });
     }
 
@@ -196,7 +196,7 @@ mod loom_tests {
     }
 
     #[test]
-    #[should_panic(expected = "sleeps for ever")]
+    #[should_panic(expected = "sleeps forever")]
     fn loom_without_the_swap_a_sleeper_is_missed() {
         sleep_meets(|signal| {
             let before = signal.word.load(Relaxed);

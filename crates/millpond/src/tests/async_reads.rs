@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 /// with old bytes. Method: a read across the end waits for a conflicting guard; the file grows
 /// under that guard; when it is released, no other thread can acquire a page of the new part.
 #[test]
-fn a_read_that_waits_has_its_guard_over_what_the_file_grew_by() {
+fn a_waiting_read_has_its_guard_over_the_grown_part() {
     let dir = tempfile::tempdir().unwrap();
     let engine = Engine::builder().backend(BackendChoice::Memory).build().unwrap();
     let options = OpenOptions::new().read(true).write(true).create(true);

@@ -38,7 +38,7 @@ impl Case {
     /// Runs `operation` concurrently with two threads that write page after page at the end of the
     /// file, of which one always has a guard, and the other waits for one. Returns the number of
     /// writes that ended in between.
-    fn writes_beside(&self, operation: impl FnOnce(&File) + Send) -> u64 {
+    fn concurrent_writes(&self, operation: impl FnOnce(&File) + Send) -> u64 {
         let (stop, ended) = (AtomicBool::new(false), AtomicBool::new(false));
         self.slow.hold(Kind::Write, true);
         let mut writes = 0;
@@ -60,14 +60,14 @@ impl Case {
             while !running.is_finished() && writes < WRITES_MAX {
                 // Time for the other threads to wait. The fewer of them do, the sooner it ends.
                 thread::sleep(Duration::from_millis(10));
-                self.slow.let_one_go_on(Kind::Write);
+                self.slow.release_one(Kind::Write);
                 writes += 1;
             }
             let is_over = ended.load(SeqCst);
             stop.store(true, SeqCst);
             self.slow.hold(Kind::Write, false);
             running.join().unwrap();
-            assert!(is_over, "still waiting after {writes} writes of the others");
+            assert!(is_over, "still waiting after {writes} writes of other threads");
         });
         writes
     }
@@ -78,9 +78,9 @@ impl Case {
 /// when the end had moved by the time it was granted. With two concurrent writers that extended the
 /// file, it never succeeded.
 #[test]
-fn appends_end_beside_writers_that_extend_the_file() {
+fn appends_end_despite_extending_writers() {
     let case = Case::new();
-    let writes = case.writes_beside(|file| {
+    let writes = case.concurrent_writes(|file| {
         for at in 0..3 {
             let offset = file.append(&[2; 3]).unwrap();
             assert!(offset > at);
@@ -91,7 +91,7 @@ fn appends_end_beside_writers_that_extend_the_file() {
 
 /// The same for other operations with a guard from the end on.
 #[test]
-fn changes_of_the_length_end_beside_writers_that_extend_the_file() {
+fn length_changes_end_despite_extending_writers() {
     let changes: [fn(&File); 4] = [
         |file| file.truncate(10).unwrap(),
         |file| file.truncate(file.len().unwrap() + 100 * PAGE).unwrap(),
@@ -100,7 +100,7 @@ fn changes_of_the_length_end_beside_writers_that_extend_the_file() {
         |file| drop(file.allocate(0, file.len().unwrap() + 100 * PAGE)),
     ];
     for change in changes {
-        Case::new().writes_beside(change);
+        Case::new().concurrent_writes(change);
     }
 }
 

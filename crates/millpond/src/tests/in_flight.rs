@@ -163,7 +163,7 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
         });
         // The cache of a few pages permits fewer.
         let most = reads.min((cache_bytes / 4 / PAGE) as usize);
-        assert_eq!(case.slow.take_most(Kind::Read), most, "{reads} in {cache_bytes}");
+        assert_eq!(case.slow.take_max(Kind::Read), most, "{reads} in {cache_bytes}");
         case.file().sync_all().unwrap();
     }
 }
@@ -171,7 +171,7 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
 /// Goal: a thread that waits for a slot has claimed no page (flight.L1): another reader of its
 /// pages does not wait for it, and reads them when there is a slot.
 #[test]
-fn who_waits_for_a_slot_has_claimed_nothing() {
+fn a_waiter_for_a_slot_has_claimed_no_page() {
     let case = Case::new(1, 1 << 20, Duration::ZERO);
     case.slow.hold(Kind::Read, true);
     thread::scope(|scope| {
@@ -193,7 +193,7 @@ fn who_waits_for_a_slot_has_claimed_nothing() {
         assert_eq!(case.slow.now(Kind::Read), 1);
         case.slow.hold(Kind::Read, false);
     });
-    assert_eq!(case.slow.take_most(Kind::Read), 1);
+    assert_eq!(case.slow.take_max(Kind::Read), 1);
 }
 
 /// Goal: a read of several extents takes the free slots, and reads the rest in parts.
@@ -205,10 +205,10 @@ fn a_read_of_many_runs_goes_in_parts() {
     for page in (0..40).step_by(2) {
         file.read_at(&mut bytes[..1], page * PAGE).unwrap();
     }
-    assert_eq!(case.slow.take_most(Kind::Read), 1);
+    assert_eq!(case.slow.take_max(Kind::Read), 1);
     assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
     assert!(is_content(&bytes, 0));
-    assert_eq!(case.slow.take_most(Kind::Read), 3);
+    assert_eq!(case.slow.take_max(Kind::Read), 3);
     assert_eq!(case.engine.stats().misses, 40);
 }
 

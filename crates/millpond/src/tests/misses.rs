@@ -12,7 +12,7 @@ const FILE_BYTES: u64 = 8 * CACHE_BYTES;
 /// to 32 processors; half as many on more. Incident: each miss acquired both, and two threads of
 /// misses were no faster than one.
 #[test]
-fn of_a_batch_of_misses_one_takes_the_shared_locks() {
+fn one_miss_of_a_batch_takes_the_shared_locks() {
     let dir = tempfile::tempdir().unwrap();
     let builder = Engine::builder().cache_bytes(CACHE_BYTES).backend(BackendChoice::Null);
     let engine = builder.admission(Admission::Always).build().unwrap();

@@ -52,7 +52,7 @@ fn overwrites_take_no_shared_lock() {
             is_done.recv_timeout(Duration::from_secs(30))
         });
         writer.join().unwrap();
-        assert!(ended.is_ok(), "an overwrite in mode {mode:?} waits for a lock that others have");
+        assert!(ended.is_ok(), "an overwrite in mode {mode:?} waits for a shared lock");
         let mut page = [0; 4096];
         file.read_exact_at(&mut page, 0).unwrap();
         assert!(page.iter().all(|&byte| byte == 2));

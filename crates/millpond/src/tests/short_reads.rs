@@ -108,7 +108,7 @@ impl Case {
 /// whole of a read, although the kernel returns the bytes before it, and reads the other parts of a
 /// partly unreadable page.
 #[test]
-fn reads_end_before_what_can_not_be_read() {
+fn reads_end_before_unreadable_bytes() {
     for (page, cache_bytes, admission) in [
         (4096, 4 << 20, Admission::Adaptive),
         (4096, 4 << 20, Admission::Never),
@@ -147,7 +147,7 @@ fn reads_end_before_what_can_not_be_read() {
 
 /// Goal: a caller that requests an exact length receives the error, and not an end of the file.
 #[test]
-fn exact_reads_tell_of_what_can_not_be_read() {
+fn exact_reads_return_the_error() {
     let case = Case::new(4096, 4 << 20);
     case.slow.set_bad(9 * case.page..10 * case.page);
     let mut bytes = vec![0; 12 * case.page as usize];

@@ -130,7 +130,7 @@ fn drop_all(order: usize, mode: WriteMode, errno: i32) {
 /// Goal: whatever is dropped first, with reads and writes in flight, with and without errors: all
 /// accepted requests are performed, and then nothing is left: no engine, file, task or waker.
 #[test]
-fn nothing_is_left_of_what_was_dropped_with_work_in_hand() {
+fn nothing_is_left_of_an_engine_dropped_with_work() {
     for order in 0..6 {
         for mode in [WriteMode::Through, WriteMode::Back] {
             for errno in [0, libc::EIO] {

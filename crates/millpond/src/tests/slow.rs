@@ -98,7 +98,7 @@ impl Slow {
     }
 
     /// Unblocks one blocked operation, or the next one to be blocked.
-    pub(crate) fn let_one_go_on(&self, kind: Kind) {
+    pub(crate) fn release_one(&self, kind: Kind) {
         self.line(kind).held.lock().unwrap().passes += 1;
         self.line(kind).released.notify_all();
     }
@@ -131,7 +131,7 @@ impl Slow {
     }
 
     /// The maximum number of concurrent operations since the last call.
-    pub(crate) fn take_most(&self, kind: Kind) -> usize {
+    pub(crate) fn take_max(&self, kind: Kind) -> usize {
         self.line(kind).most.swap(0, SeqCst)
     }
 

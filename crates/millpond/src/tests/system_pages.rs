@@ -107,7 +107,7 @@ fn come_and_go(system_page_bytes: usize, limit_bytes: u64) {
 /// Goal: files of all page sizes, one after the other in one cache that is too small for them,
 /// clean and dirty, keep the bytes that were written to them.
 #[test]
-fn files_are_what_was_written() {
+fn files_keep_their_bytes() {
     const CACHE_BYTES: u64 = 4 << 20;
     for bytes in SIZES {
         with_system_pages(bytes, || {

@@ -23,7 +23,7 @@ fn engine() -> Engine {
 /// same read through any other handle does. Method: an exclusive guard over a cached page; the page
 /// before it is cached, or not.
 #[test]
-fn a_torn_read_does_not_wait_for_who_has_another_page() {
+fn a_torn_read_does_not_wait_for_holders_of_other_pages() {
     let dir = tempfile::tempdir().unwrap();
     let engine = engine();
     let (torn, whole) = (open(&engine, &dir), open(&engine, &dir));

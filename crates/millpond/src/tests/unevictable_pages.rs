@@ -81,7 +81,7 @@ fn kept_pages_are_on_the_shelf_until_they_can_go() {
 
 /// Goal: truncated pages, or pages of a closed file, do not stay on the unevictable list.
 #[test]
-fn what_is_cut_off_is_not_on_the_shelf() {
+fn truncated_pages_leave_the_unevictable_list() {
     let case = full();
     let Case { engine, file, .. } = &case;
     let cache = &engine.shared().cache;
@@ -169,7 +169,7 @@ fn a_clean_page_is_found_behind_kept_ones() {
 
 /// Goal: while clean pages are evictable, no read bypasses the cache, and no charge is refused.
 #[test]
-fn nobody_goes_without_memory_while_pages_can_go() {
+fn no_allocation_fails_while_pages_are_evictable() {
     let case = full();
     let cache = &case.engine.shared().cache;
     let spare: Vec<_> = std::iter::from_fn(|| cache.frames.try_alloc(Class::UNIT_PAGE)).collect();

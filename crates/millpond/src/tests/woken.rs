@@ -259,7 +259,7 @@ fn a_task_that_waits_for_a_page_again_is_woken_again() {
 /// Goal: the end of a page's state wakes no task of another page, and uses up no wake-up of one,
 /// although both are in one bucket of the wait table.
 #[test]
-fn pages_of_one_bucket_are_told_apart() {
+fn pages_of_one_bucket_are_distinguished() {
     // The table has 64 buckets, in which neighbours follow each other.
     const OTHER: usize = 64;
     let case = Case::new();

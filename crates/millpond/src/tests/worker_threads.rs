@@ -70,7 +70,7 @@ fn a_request_of_an_engine_without_a_thread_is_refused() {
     assert!(done.iter().all(|one| one.result().is_err_and(|error| error.errno() == libc::EAGAIN)));
     let mut bytes = [0; 100];
     file.read_at(&mut bytes, 0).unwrap();
-    assert_eq!(bytes, [7; 100], "what was refused wrote nothing");
+    assert_eq!(bytes, [7; 100], "a refused write wrote nothing");
 }
 
 /// Goal: the same for futures, except for hits, which need no thread.

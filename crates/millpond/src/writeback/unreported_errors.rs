@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
-use crate::io::backend::descriptors::made;
+use crate::io::backend::descriptors::created_at;
 use crate::writeback::failure::Failure;
 
 /// The maximum number of errors. Untuned.
@@ -30,7 +30,7 @@ const FILES_MAX: usize = 1024;
 
 struct UnreportedError {
     id: FileId,
-    made: Option<(i64, u32)>,
+    created: Option<(i64, u32)>,
     failure: Failure,
 }
 
@@ -66,13 +66,13 @@ pub(crate) fn forget_parent() {
 }
 
 pub(crate) fn record(id: FileId, backing: &dyn BackingFile, failure: Failure) {
-    let made = backing.descriptor(false).and_then(made);
+    let created = backing.descriptor(false).and_then(created_at);
     let mut all = all();
     all.retain(|known| known.id != id);
     if all.len() == FILES_MAX {
         all.pop_front();
     }
-    all.push_back(UnreportedError { id, made, failure });
+    all.push_back(UnreportedError { id, created, failure });
     // Release: pairs with the Acquire in `take`, in an open after the last handle is gone.
     ANY.store(true, Release);
 }
@@ -85,5 +85,5 @@ pub(crate) fn take(id: FileId, fd: BorrowedFd<'_>) -> Option<Failure> {
     let at = all.iter().position(|known| known.id == id)?;
     let known = all.remove(at).expect("just found");
     ANY.store(!all.is_empty(), Release);
-    (known.made == made(fd)).then_some(known.failure)
+    (known.created == created_at(fd)).then_some(known.failure)
 }

@@ -103,7 +103,7 @@ impl Reads {
         drop(state);
         if is_first {
             let reads = Arc::clone(self);
-            batch::at_end(Box::new(move || reads.submit_queue()));
+            batch::defer(Box::new(move || reads.submit_queue()));
         }
     }
 

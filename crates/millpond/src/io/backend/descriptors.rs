@@ -398,11 +398,11 @@ pub(crate) fn drop_kernel_copy(fd: impl AsFd) {
 /// Whether a nondurable write to a file may return an error of earlier writes, as on NFS. Called
 /// after an error.
 pub(crate) fn reports_foreign_errors(fd: BorrowedFd<'_>) -> bool {
-    !is_of_this_machine(fd)
+    !is_local_file_system(fd)
 }
 
 /// Whether the file system is known to return only errors of the write itself.
-pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_local_file_system(fd: BorrowedFd<'_>) -> bool {
     const BCACHEFS: u32 = 0xca45_1a4e;
     const F2FS: u32 = 0xf2f5_2010;
     const ZFS: u32 = 0x2fc1_2fc1;
@@ -421,7 +421,7 @@ pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
 
 /// The creation time of an open file's inode, in seconds and nanoseconds, if it is available.
 /// Together with the number it identifies the inode.
-pub(crate) fn made(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
+pub(crate) fn created_at(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
     is_told.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))

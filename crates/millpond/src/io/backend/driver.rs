@@ -29,7 +29,7 @@ use io_uring::{opcode, types};
 use rustix::event::EventfdFlags;
 
 use crate::io::backend::read_ring::{BELL, ReadRing, RingRead, Untaken, Use};
-use crate::io::backend::ring::{LOOK_AFTER, PAUSE, new_ring};
+use crate::io::backend::ring::{CHECK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::transfer::BackgroundRead;
@@ -53,9 +53,9 @@ pub(crate) struct Driver {
 }
 
 /// A ring that the driver polls.
-pub(crate) trait Ward: Send + Sync {
+pub(crate) trait PolledRing: Send + Sync {
     /// Processes completions, if no other thread does.
-    fn look(&self);
+    fn poll(&self);
 
     /// Whether it needs no more polls.
     fn is_over(&self) -> bool;
@@ -66,7 +66,7 @@ struct DriverState {
     queue: Vec<RingRead>,
     /// Queued and in flight.
     pending: usize,
-    wards: Vec<Arc<dyn Ward>>,
+    rings: Vec<Arc<dyn PolledRing>>,
     /// The eventfd was written to since the queue was last taken.
     rung: bool,
     started: bool,
@@ -99,7 +99,7 @@ impl Driver {
         if !rung {
             // At the end of the batch, together with the other reads of this thread.
             let driver = Arc::clone(self);
-            batch::at_end(Box::new(move || driver.ring_bell()));
+            batch::defer(Box::new(move || driver.ring_bell()));
         }
         Ok(())
     }
@@ -113,22 +113,24 @@ impl Driver {
         Ok(())
     }
 
-    /// Polls `ward` after each write to the eventfd, until it is over.
-    pub(crate) fn look_after(self: &Arc<Self>, ward: Arc<dyn Ward>) -> io::Result<()> {
+    /// Polls `ring` after each write to the eventfd, until it is over.
+    pub(crate) fn poll_ring(self: &Arc<Self>, ring: Arc<dyn PolledRing>) -> io::Result<()> {
         let mut state = self.state();
         self.ensure_started(&mut state)?;
-        state.wards.push(ward);
+        state.rings.push(ring);
         Ok(())
     }
 
-    fn look(&self) {
-        let wards = self.state().wards.clone();
-        wards.iter().for_each(|ward| ward.look());
-        let over: Vec<Arc<dyn Ward>> = wards.into_iter().filter(|ward| ward.is_over()).collect();
+    fn poll(&self) {
+        let rings = self.state().rings.clone();
+        rings.iter().for_each(|ring| ring.poll());
+        let over: Vec<Arc<dyn PolledRing>> =
+            rings.into_iter().filter(|ring| ring.is_over()).collect();
         if !over.is_empty() {
-            let is_over = |ward: &Arc<dyn Ward>| over.iter().any(|over| Arc::ptr_eq(over, ward));
+            let is_over =
+                |ring: &Arc<dyn PolledRing>| over.iter().any(|over| Arc::ptr_eq(over, ring));
             let mut state = self.state();
-            state.wards.retain(|ward| !is_over(ward));
+            state.rings.retain(|ring| !is_over(ring));
             // They are polled without the lock.
             drop(state);
         }
@@ -144,7 +146,7 @@ impl Driver {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Makes the thread end once nothing is queued or in flight, and there is no ward.
+    /// Makes the thread end once nothing is queued or in flight, and there is no ring.
     pub(crate) fn stop(&self) {
         self.state().stopped = true;
         self.ring_bell();
@@ -153,7 +155,7 @@ impl Driver {
     /// The queued reads, and whether the thread is to end.
     fn take(&self) -> (Vec<RingRead>, bool) {
         let mut state = self.state();
-        let ended = state.stopped && state.pending == 0 && state.wards.is_empty();
+        let ended = state.stopped && state.pending == 0 && state.rings.is_empty();
         state.rung = false;
         (std::mem::take(&mut state.queue), ended)
     }
@@ -202,7 +204,7 @@ impl Driver {
             drop(batch);
             self.read(reaped.untaken);
             if !is_armed || ring.is_broken() {
-                self.look();
+                self.poll();
             }
             let (jobs, ended) = self.take();
             match (ended, is_armed) {
@@ -230,9 +232,9 @@ impl Driver {
             return ring.submit(1);
         }
         let begun = Instant::now();
-        let mut untaken = ring.sleep(LOOK_AFTER);
-        if begun.elapsed() >= LOOK_AFTER {
-            untaken.append(&mut ring.look_at_files());
+        let mut untaken = ring.sleep(CHECK_AFTER);
+        if begun.elapsed() >= CHECK_AFTER {
+            untaken.append(&mut ring.check_files());
         }
         untaken
     }
@@ -251,7 +253,7 @@ impl Driver {
             let outcome = job.attempt();
             self.finish(job, outcome);
             // Waiters in other rings must not wait for all of these.
-            self.look();
+            self.poll();
         }
     }
 
@@ -260,7 +262,7 @@ impl Driver {
     fn serve_without_ring(&self) -> bool {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.bell, &mut count);
-        self.look();
+        self.poll();
         let (jobs, ended) = self.take();
         if !ended {
             self.read(jobs);

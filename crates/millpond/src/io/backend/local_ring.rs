@@ -13,7 +13,7 @@ use std::time::Instant;
 use io_uring::{IoUring, Submitter, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
 
-use crate::io::backend::ring::{LOOK_AFTER, PAUSE, is_broken, new_ring, outcome};
+use crate::io::backend::ring::{CHECK_AFTER, PAUSE, is_broken, new_ring, outcome};
 
 /// The user data of a request to cancel all others.
 const CANCEL: u64 = u64::MAX;
@@ -76,13 +76,13 @@ impl LocalRing {
         self.note(entered);
     }
 
-    /// The same, but returns after [`LOOK_AFTER`] at the latest, if the kernel supports a timeout
+    /// The same, but returns after [`CHECK_AFTER`] at the latest, if the kernel supports a timeout
     /// (Linux 5.11).
     fn enter_for_a_while(&mut self, min: usize) {
         if !self.ring.params().is_feature_ext_arg() {
             return self.enter(min);
         }
-        let limit = types::Timespec::from(LOOK_AFTER);
+        let limit = types::Timespec::from(CHECK_AFTER);
         let args = types::SubmitArgs::new().timespec(&limit);
         let entered = self.ring.submitter().submit_with_args(min, &args);
         self.note(entered);
@@ -144,7 +144,7 @@ impl LocalRing {
             }
             if self.broken.is_some() {
                 std::thread::sleep(PAUSE);
-            } else if waits_since.get_or_insert_with(Instant::now).elapsed() >= LOOK_AFTER {
+            } else if waits_since.get_or_insert_with(Instant::now).elapsed() >= CHECK_AFTER {
                 waits_since = None;
                 if is_intact.is_some_and(|is_intact| !is_intact()) {
                     self.cancel_all();
@@ -246,7 +246,7 @@ mod tests {
     /// program closed all of its descriptors; a ring that was created then got the number of a file
     /// that was just being read, and the read waited for that ring.)
     #[test]
-    fn what_waits_for_somebody_else_is_cancelled() {
+    fn an_entry_of_a_replaced_descriptor_is_cancelled() {
         if let Err(error) = probe() {
             return crate::skip::skip(format_args!("no io_uring: {error}"));
         }
@@ -269,7 +269,7 @@ mod tests {
                 tell.send((ended.unwrap(), looks.get())).unwrap();
             });
             if is_intact {
-                std::thread::sleep(3 * LOOK_AFTER);
+                std::thread::sleep(3 * CHECK_AFTER);
                 writer.write_all(b"1").unwrap();
             }
             let (outcome, looks) = told.recv_timeout(Duration::from_secs(60)).expect("it waits");
@@ -280,7 +280,7 @@ mod tests {
                     assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
                 }
             }
-            assert!(looks > 0, "nobody looked");
+            assert!(looks > 0, "not checked");
             waiter.join().unwrap();
         }
     }

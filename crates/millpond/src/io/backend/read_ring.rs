@@ -50,15 +50,15 @@ pub(crate) const POKE: u64 = u64::MAX;
 /// The user data of the driver's read of its eventfd. That of other reads is their index.
 pub(crate) const BELL: u64 = u64::MAX - 1;
 /// The number of completions that are usually reaped at once; more need an allocation. Untuned.
-const TOGETHER_ENDED: usize = 16;
+const REAPED_INLINE: usize = 16;
 /// If that few reads are started together, the first is submitted alone, and the others in parts of
-/// at least [`TOGETHER_OF_FEW`]. Otherwise the device, which has completed all earlier reads before
+/// at least [`FEW_BATCH_MIN`]. Otherwise the device, which has completed all earlier reads before
 /// the next are started, would be idle in between. With two reads the first would gain no time. The
 /// measurement is in `docs/benchmarks.md`.
 const FEW: RangeInclusive<usize> = 3..=12;
 /// More than two: with so few, the kernel submits each to the device separately
 /// (`IO_PLUG_THRESHOLD`).
-const TOGETHER_OF_FEW: usize = 3;
+const FEW_BATCH_MIN: usize = 3;
 
 /// A background read, and its file.
 pub(crate) struct RingRead {
@@ -137,7 +137,7 @@ struct Jobs {
 /// The result of a reap.
 #[derive(Default)]
 pub(crate) struct Reaped {
-    pub(crate) ended: SmallVec<[(RingRead, io::Result<usize>); TOGETHER_ENDED]>,
+    pub(crate) ended: SmallVec<[(RingRead, io::Result<usize>); REAPED_INLINE]>,
     pub(crate) untaken: Untaken,
 }
 
@@ -194,20 +194,20 @@ impl ReadRing {
         self.broken.load(Acquire)
     }
 
-    fn takes_more(&self, jobs: &Jobs) -> bool {
+    fn accepts_more(&self, jobs: &Jobs) -> bool {
         !self.is_broken() && !jobs.retired && jobs.places.len() < self.usage.jobs_max
     }
 
     /// Queues a read. Gives it back if it cannot use a ring, or if the ring accepts no more.
     pub(crate) fn start(&self, job: RingRead) -> Result<Untaken, RingRead> {
         // First, as creating an entry counts the read.
-        if !self.takes_more(&self.jobs()) {
+        if !self.accepts_more(&self.jobs()) {
             return Err(job);
         }
         let Some(entry) = job.entry() else { return Err(job) };
         let mut jobs = self.jobs();
         // If the ring breaks later, the read is among the untaken ones.
-        if !self.takes_more(&jobs) {
+        if !self.accepts_more(&jobs) {
             return Err(job);
         }
         // The entry names the segments of the job, whose place does not change
@@ -234,7 +234,7 @@ impl ReadRing {
         // The device is idle: with this it works while the others are prepared.
         let is_first = are_few && count == 1 && under_way == 2;
         let together = self.usage.together;
-        let together = if are_few { together.min(TOGETHER_OF_FEW) } else { together };
+        let together = if are_few { together.min(FEW_BATCH_MIN) } else { together };
         is_first || (count >= together && 2 * count >= under_way)
     }
 
@@ -355,7 +355,7 @@ impl ReadRing {
     }
 
     /// Cancels reads whose descriptors refer to other files by now (ring.R4).
-    pub(crate) fn look_at_files(&self) -> Untaken {
+    pub(crate) fn check_files(&self) -> Untaken {
         let jobs = self.jobs();
         let files = jobs.places.iter().map(|(number, job)| (number, Arc::clone(&job.file)));
         let files: Vec<_> = files.collect();
@@ -394,7 +394,7 @@ impl ReadRing {
     pub(crate) fn reap(&self, mut bell: impl FnMut()) -> Reaped {
         // SAFETY: B2: guaranteed by the caller.
         let completions = unsafe { self.ring.completion_shared() };
-        let completed: SmallVec<[(u64, i32); TOGETHER_ENDED]> =
+        let completed: SmallVec<[(u64, i32); REAPED_INLINE]> =
             completions.map(|done| (done.user_data(), done.result())).collect();
         let mut reaped = Reaped::default();
         let mut again = Vec::new();
@@ -404,7 +404,7 @@ impl ReadRing {
                 POKE => {}
                 BELL => bell(),
                 // It stays, so that the ring is not over.
-                _ if self.says_nothing(result) => again.push((number as usize, result)),
+                _ if self.is_unrelated(result) => again.push((number as usize, result)),
                 _ => reaped.ended.push((jobs.places.remove(number as usize), outcome(result))),
             }
         }
@@ -416,7 +416,7 @@ impl ReadRing {
     }
 
     /// ring.R2.
-    fn says_nothing(&self, result: i32) -> bool {
+    fn is_unrelated(&self, result: i32) -> bool {
         match -result {
             libc::EINTR | libc::EAGAIN | libc::ECANCELED => true,
             libc::EFAULT => self.usage.outlives_submitters,
@@ -568,7 +568,7 @@ mod tests {
         // The completions of the read and of the cancellation.
         assert!(ring.submit(2).is_empty());
         let reaped = ring.reap(|| unreachable!("there is no bell"));
-        assert_eq!((reaped.ended.len(), reaped.untaken.len()), (0, 0), "nobody is told");
+        assert_eq!((reaped.ended.len(), reaped.untaken.len()), (0, 0), "no completion runs");
         assert!(!ring.is_idle());
         writer.write_all(b"x").unwrap();
         assert!(ring.submit(1).is_empty());
@@ -585,7 +585,7 @@ mod tests {
     /// requested again; other reads are not affected (ring.R4). Method: reads of two pipes, of
     /// which one is reported as another file.
     #[test]
-    fn a_read_of_somebody_elses_descriptor_is_cancelled() {
+    fn a_read_of_a_replaced_descriptor_is_cancelled() {
         let Some(ring) = ring_for(2) else { return };
         let (mine, mut to_mine) = piped();
         let (anothers, mut to_anothers) = piped();
@@ -597,7 +597,7 @@ mod tests {
         assert!(ring.start(job).is_ok());
         assert!(ring.submit(0).is_empty());
         anothers.is_anothers.store(true, Relaxed);
-        assert!(ring.look_at_files().is_empty());
+        assert!(ring.check_files().is_empty());
         // The completions of the read and of the cancellation.
         assert!(ring.submit(2).is_empty());
         assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 0);

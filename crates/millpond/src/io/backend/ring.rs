@@ -14,7 +14,7 @@
 //!   completions until its thread requests them (`DEFER_TASKRUN`), which would be impossible then.
 //!   A broken ring is not closed, as its descriptor may belong to another file by now.
 //! - **R4** An entry must not wait forever because the kernel took it with a descriptor number that
-//!   now refers to a pipe, a socket or a ring, for whose readability it waits. After [`LOOK_AFTER`]
+//!   now refers to a pipe, a socket or a ring, for whose readability it waits. After [`CHECK_AFTER`]
 //!   without a completion the descriptors are checked, and if they do not refer to their files, the
 //!   entries are cancelled. They end as in R2, and the file's transfers use no ring from then on. A
 //!   pipeline registers its files with its ring instead; files without a place there are not
@@ -30,7 +30,7 @@ use io_uring::IoUring;
 pub(crate) const PAUSE: Duration = Duration::from_millis(1);
 
 /// The time of R4. Untuned.
-pub(crate) const LOOK_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const CHECK_AFTER: Duration = Duration::from_secs(1);
 
 /// A ring to which one thread submits, and which the same thread reaps.
 pub(crate) fn new_ring(entries: u32, completions: u32) -> io::Result<IoUring> {

@@ -1,6 +1,6 @@
 //! The ring of a queue: any thread submits to it, and a waiter for its completions reaps it.
 //!
-//! `io::reaping` decides which waiter has the role of the reaper. The ring's completions notify the
+//! `io::reaper` decides which waiter has the role of the reaper. The ring's completions notify the
 //! driver by an eventfd, to which the kernel writes while the ring's flag permits it: so the driver
 //! reaps while the role is vacant, and sleeps otherwise.
 //!
@@ -9,7 +9,7 @@
 //! ([`SharedRing::of_this_batch`]). The kernel may cancel the reads that a thread leaves in flight
 //! when it ends, or fail them with EFAULT; they are submitted again. (A ring with deferred
 //! completions would depend on one thread alone; and the kernel has not the fence there that
-//! reaping.H2 needs.)
+//! reaper.H2 needs.)
 //!
 //! - **S1** The ring is in the driver's list while there are reads in it: a retired ring accepts
 //!   none.
@@ -37,12 +37,12 @@ use io_uring::{IoUring, opcode};
 
 use crate::copy::ask_for;
 use crate::io::backend::BackingFile;
-use crate::io::backend::driver::{AbortOnUnwind, Driver, Ward};
+use crate::io::backend::driver::{AbortOnUnwind, Driver, PolledRing};
 use crate::io::backend::read_ring::{POKE, ReadRing, RingRead, Untaken, Use};
-use crate::io::backend::ring::LOOK_AFTER;
+use crate::io::backend::ring::CHECK_AFTER;
 use crate::io::batch;
 use crate::io::flight;
-use crate::io::reaping::{Reaping, Ring};
+use crate::io::reaper::{Reaper, Ring};
 use crate::io::signal::Signal;
 use crate::io::transfer::BackgroundRead;
 
@@ -62,7 +62,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(30);
 
 /// A queue's ring and its reaper; see the module.
 pub(crate) struct SharedRing {
-    reaping: Reaping<Led>,
+    reaper: Reaper<Led>,
 }
 
 /// The ring as seen by its reapers.
@@ -115,18 +115,18 @@ impl SharedRing {
         let (together, entries, jobs_max) = (TOGETHER, QUEUED_MAX, JOBS_MAX);
         let usage = Use { together, entries, jobs_max, outlives_submitters: true };
         let shared = Arc::new(SharedRing {
-            reaping: Reaping::new(Led {
+            reaper: Reaper::new(Led {
                 reads: ReadRing::new(ring, usage),
                 driver: Arc::clone(driver),
                 due: AtomicBool::new(false),
             }),
         });
-        driver.look_after(Arc::<SharedRing>::clone(&shared))?;
+        driver.poll_ring(Arc::<SharedRing>::clone(&shared))?;
         Ok(shared)
     }
 
     fn led(&self) -> &Led {
-        &self.reaping.ring
+        &self.reaper.ring
     }
 
     /// The ring, for reads of this thread, if it has a batch open: then it is a thread that submits
@@ -138,14 +138,14 @@ impl SharedRing {
 
     fn start(self: &Arc<Self>, job: RingRead) -> Result<(), RingRead> {
         let untaken = self.led().reads.start(job)?;
-        self.led().hand_over(untaken);
+        self.led().pass_to_driver(untaken);
         // AcqRel: the next submitter sees the entries that were pushed before this. Argued: an RMW
         // of one word comes before or after the other; a thread that finds it set leaves its entry,
         // which is under a lock that the submitter acquires later, to the thread that clears it.
         if !self.led().due.swap(true, AcqRel) {
-            let leads = self.reaping.try_take();
+            let leads = self.reaper.try_take();
             let ring = Arc::clone(self);
-            batch::at_end(Box::new(move || ring.end_submission(leads)));
+            batch::defer(Box::new(move || ring.end_submission(leads)));
         }
         Ok(())
     }
@@ -180,7 +180,7 @@ impl SharedRing {
     fn submit_and_give_up(&self, leads: bool) {
         self.led().submit();
         if leads {
-            self.reaping.give_up();
+            self.reaper.give_up();
         }
         if self.is_over() {
             // The driver polled while this thread had the role.
@@ -198,7 +198,7 @@ impl SharedRing {
         held: Option<Held<'_>>,
     ) -> bool {
         let leads = held.is_some_and(|held| ManuallyDrop::new(held).leads);
-        self.reaping.wait(signal, wanted, deadline, leads)
+        self.reaper.wait(signal, wanted, deadline, leads)
     }
 
     /// Ends the sleep of the leader.
@@ -213,9 +213,9 @@ impl SharedRing {
     }
 }
 
-impl Ward for SharedRing {
-    fn look(&self) {
-        self.reaping.look();
+impl PolledRing for SharedRing {
+    fn poll(&self) {
+        self.reaper.poll();
     }
 
     fn is_over(&self) -> bool {
@@ -225,7 +225,7 @@ impl Ward for SharedRing {
 
 impl Led {
     /// Passes entries that a broken ring has not taken to the driver (S4).
-    fn hand_over(&self, untaken: Untaken) {
+    fn pass_to_driver(&self, untaken: Untaken) {
         for job in untaken {
             let file = Arc::clone(&job.file);
             if let Err(read) = self.driver.start(job) {
@@ -240,7 +240,7 @@ impl Led {
 
 impl Ring for Led {
     fn submit(&self) {
-        self.hand_over(self.reads.submit(0));
+        self.pass_to_driver(self.reads.submit(0));
     }
 
     fn is_idle(&self) -> bool {
@@ -276,7 +276,7 @@ impl Ring for Led {
         for (job, _) in &reaped.ended {
             job.read.segments.first().inspect(|segment| ask_for(segment.base()));
         }
-        self.hand_over(reaped.untaken);
+        self.pass_to_driver(reaped.untaken);
         self.submit();
         let batch = batch::open();
         reaped.ended.into_iter().for_each(|(job, outcome)| job.finish(outcome));
@@ -286,17 +286,17 @@ impl Ring for Led {
     fn sleep(&self, deadline: Option<Instant>) {
         let begun = Instant::now();
         let left = deadline.map_or(SLEEP_MAX, |at| at.saturating_duration_since(begun));
-        let most = if self.reads.is_idle() { SLEEP_MAX } else { LOOK_AFTER };
-        self.hand_over(self.reads.sleep(left.min(most)));
-        if !self.has_completions() && begun.elapsed() >= LOOK_AFTER {
-            self.hand_over(self.reads.look_at_files());
+        let most = if self.reads.is_idle() { SLEEP_MAX } else { CHECK_AFTER };
+        self.pass_to_driver(self.reads.sleep(left.min(most)));
+        if !self.has_completions() && begun.elapsed() >= CHECK_AFTER {
+            self.pass_to_driver(self.reads.check_files());
         }
     }
 
     fn poke(&self) {
         // SAFETY: it names nothing.
         let untaken = unsafe { self.reads.push(&opcode::Nop::new().build().user_data(POKE), 0) };
-        self.hand_over(untaken);
+        self.pass_to_driver(untaken);
         self.submit();
     }
 }

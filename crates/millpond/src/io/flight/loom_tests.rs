@@ -13,7 +13,7 @@ use loom::model;
 use loom::sync::Mutex;
 use loom::thread;
 
-use super::near::PLACE;
+use super::slot_cache::PLACE;
 use super::*;
 
 fn flight(slots: usize) -> Arc<Flight> {
@@ -99,7 +99,7 @@ fn hands_back(calls: &Calls, who: u32) -> Offer {
 }
 
 fn assert_all_free(flight: &Flight, slots: usize) {
-    let free = flight.word.load(Relaxed) / ONE + flight.near.count();
+    let free = flight.word.load(Relaxed) / ONE + flight.slot_cache.count();
     assert_eq!(free, slots, "slots are lost or made");
     assert_eq!(flight.word.load(Relaxed) & WAITED_FOR, 0);
     assert!(flight.offers().waiting.is_empty());
@@ -215,7 +215,7 @@ fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
         give(slot);
         waiter.join().unwrap();
         let waits = !flight.offers().waiting.is_empty();
-        assert!(!waits, "waits for ever");
+        assert!(!waits, "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });
@@ -232,19 +232,19 @@ fn loom_flight_an_offer_meets_a_slot() {
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_the_lock_around_both_steps_an_offer_waits_on() {
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_the_lock_an_offer_waits() {
     an_offer_meets_a_slot(Flight::wait_unlocked, drop);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
+#[should_panic(expected = "waits forever")]
 fn loom_flight_without_the_sign_an_offer_waits_on() {
     an_offer_meets_a_slot(Flight::wait_unnoted, drop);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
+#[should_panic(expected = "waits forever")]
 fn loom_flight_without_a_look_at_the_sign_an_offer_waits_on() {
     an_offer_meets_a_slot(wait, |slot| {
         taken_from(slot).word.fetch_add(ONE, Relaxed);
@@ -267,7 +267,7 @@ fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
         assert!(offer(mine).is_none());
         assert!(waiter.join().unwrap(), "none is free");
         drop(others);
-        assert_eq!(called(&calls), [1, 2], "waits for ever");
+        assert_eq!(called(&calls), [1, 2], "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 2);
     });
@@ -280,8 +280,8 @@ fn loom_flight_the_last_offer_meets_the_next() {
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_the_lock_around_the_sign_an_offer_waits_on() {
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_the_locked_flag_an_offer_waits() {
     the_last_offer_meets_the_next(Flight::next_offer_noted_late);
 }
 
@@ -302,7 +302,7 @@ fn a_latecomer_tries(give: fn(Slot)) {
 
 /// Goal: a slot goes to the first waiter, and to no latecomer (flight.L4).
 #[test]
-fn loom_flight_nobody_is_overtaken() {
+fn loom_flight_no_waiter_is_overtaken() {
     a_latecomer_tries(drop);
 }
 
@@ -321,7 +321,7 @@ fn loom_flight_without_handing_it_over_a_slot_goes_to_a_latecomer() {
 }
 
 /// The only offer leaves while a slot is returned.
-fn who_waits_leaves(give: fn(Slot)) {
+fn a_waiter_leaves(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -337,14 +337,14 @@ fn who_waits_leaves(give: fn(Slot)) {
 
 /// Goal: an offer that leaves while it could be called is called or not, and its slot is not lost.
 #[test]
-fn loom_flight_who_waits_leaves() {
-    who_waits_leaves(drop);
+fn loom_flight_a_waiter_leaves() {
+    a_waiter_leaves(drop);
 }
 
 #[test]
 #[should_panic(expected = "slots are lost or made")]
-fn loom_flight_without_a_second_look_the_slot_of_who_left_is_lost() {
-    who_waits_leaves(|slot| {
+fn loom_flight_without_a_second_check_a_slot_is_lost() {
+    a_waiter_leaves(|slot| {
         let flight = taken_from(slot);
         if !flight.try_give()
             && let Some(offer) = flight.next_offer()
@@ -366,7 +366,7 @@ fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
         });
         drop(slot);
         let found_one = waiter.join().unwrap();
-        assert!(found_one || called(&calls) == [1, 2], "waits for ever");
+        assert!(found_one || called(&calls) == [1, 2], "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });
@@ -380,7 +380,7 @@ fn loom_flight_a_slot_is_handed_back() {
 
 /// The offer wakes a task, which is never polled.
 #[test]
-#[should_panic(expected = "waits for ever")]
+#[should_panic(expected = "waits forever")]
 fn loom_flight_without_handing_it_back_the_next_waits_on() {
     a_slot_is_not_used(starts);
 }
@@ -399,7 +399,7 @@ fn reads_are_refused(give: fn(Slot)) {
         assert!(!calls.lock().unwrap().nested, "called within a call");
         let mut called = called(&calls);
         called.sort_unstable();
-        assert_eq!(called, [1, 2, 3], "waits for ever");
+        assert_eq!(called, [1, 2, 3], "waits forever");
         assert_all_free(&flight, 2);
     });
 }
@@ -472,7 +472,7 @@ fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
 /// Goal: a waiter for a slot may hold a guard for which other threads wait after they have returned
 /// their slots (flight.L2, flight.L3).
 #[test]
-fn loom_flight_a_guard_is_held_by_who_waits() {
+fn loom_flight_a_waiter_holds_a_guard() {
     model(|| {
         let (flight, guard) = (flight(1), Arc::new(Mutex::new(())));
         let other = spawn(&flight, {
@@ -495,7 +495,7 @@ fn loom_flight_a_guard_is_held_by_who_waits() {
 
 #[test]
 #[should_panic(expected = "for one another")]
-fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
+fn loom_flight_without_returning_it_a_holder_waits_for_a_guard() {
     model(|| {
         let (flight, calls) = (flight(1), calls());
         let is_held = Arc::new(Mutex::new(false));
@@ -520,7 +520,7 @@ fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
 
 /// A flight in which each of two places may cache a slot.
 fn flight_with_near(slots: usize) -> Arc<Flight> {
-    Flight::with(slots, Near::of(2, 1))
+    Flight::with(slots, SlotCache::of(2, 1))
 }
 
 fn at_place(place: usize) {
@@ -528,7 +528,7 @@ fn at_place(place: usize) {
 }
 
 /// The only slot is returned to one place while a thread of another place queues an offer.
-fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
+fn an_offer_meets_a_cached_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight_with_near(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -542,7 +542,7 @@ fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
         give(slot);
         waiter.join().unwrap();
         let waits = !flight.offers().waiting.is_empty();
-        assert!(!waits, "waits for ever");
+        assert!(!waits, "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });
@@ -550,14 +550,14 @@ fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
 
 /// Goal: an offer that meets a slot on its way to a cache is called, or finds it free (flight.L8).
 #[test]
-fn loom_flight_an_offer_meets_a_slot_at_hand() {
-    an_offer_meets_a_slot_at_hand(wait, drop);
+fn loom_flight_an_offer_meets_a_cached_slot() {
+    an_offer_meets_a_cached_slot(wait, drop);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_a_look_at_what_is_at_hand_an_offer_waits_on() {
-    an_offer_meets_a_slot_at_hand(
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_draining_the_caches_an_offer_waits() {
+    an_offer_meets_a_cached_slot(
         |flight, offer| {
             let mut offers = flight.offers();
             let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
@@ -570,16 +570,16 @@ fn loom_flight_without_a_look_at_what_is_at_hand_an_offer_waits_on() {
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
+#[should_panic(expected = "waits forever")]
 fn loom_flight_without_a_look_at_the_sign_after_it_a_slot_at_hand_is_left() {
-    an_offer_meets_a_slot_at_hand(wait, |slot| {
-        assert!(taken_from(slot).near.try_add());
+    an_offer_meets_a_cached_slot(wait, |slot| {
+        assert!(taken_from(slot).slot_cache.try_add());
     });
 }
 
 /// Goal: the same if a latecomer takes the slot from the cache: it returns it to the queue.
 #[test]
-fn loom_flight_a_latecomer_takes_a_slot_at_hand() {
+fn loom_flight_a_latecomer_takes_a_cached_slot() {
     bounded_model(|| {
         let (flight, calls) = (flight_with_near(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -594,7 +594,7 @@ fn loom_flight_a_latecomer_takes_a_slot_at_hand() {
         drop(slot);
         waiter.join().unwrap();
         latecomer.join().unwrap();
-        assert!(flight.offers().waiting.is_empty(), "waits for ever");
+        assert!(flight.offers().waiting.is_empty(), "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });

@@ -28,29 +28,29 @@ loom::thread_local! {
     pub(super) static PLACE: std::cell::Cell<usize> = std::cell::Cell::new(0);
 }
 
-pub(super) struct Near {
+pub(super) struct SlotCache {
     places: Box<[CachePadded<AtomicUsize>]>,
     /// The limit of each place. 0: none are cached.
     most: usize,
 }
 
-impl Near {
+impl SlotCache {
     /// For a flight of `slots`.
     #[cfg(not(loom))]
-    pub(super) fn new(slots: usize) -> Near {
-        Near::of(shards(), (slots / PART / shards()).min(AT_HAND_MAX))
+    pub(super) fn new(slots: usize) -> SlotCache {
+        SlotCache::of(shards(), (slots / PART / shards()).min(AT_HAND_MAX))
     }
 
     /// In models, only tests that need the cache enable it.
     #[cfg(loom)]
-    pub(super) fn new(_: usize) -> Near {
+    pub(super) fn new(_: usize) -> SlotCache {
         const { assert!(PART > 1 && AT_HAND_MAX > 0) };
-        Near::of(1, 0)
+        SlotCache::of(1, 0)
     }
 
-    pub(super) fn of(places: usize, most: usize) -> Near {
+    pub(super) fn of(places: usize, most: usize) -> SlotCache {
         let places = (0..places).map(|_| CachePadded::new(AtomicUsize::new(0))).collect();
-        Near { places, most }
+        SlotCache { places, most }
     }
 
     #[inline]

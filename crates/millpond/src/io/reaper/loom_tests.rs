@@ -30,15 +30,15 @@ struct Model {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rule {
     None,
-    /// reaping.H1: a vacant ring notifies.
+    /// reaper.H1: a vacant ring notifies.
     Notify,
-    /// reaping.H2.
+    /// reaper.H2.
     SecondLook,
-    /// reaping.H3, for completions.
+    /// reaper.H3, for completions.
     Completed,
-    /// reaping.H5.
+    /// reaper.H5.
     Poke,
-    /// reaping.H6, for a listed thread.
+    /// reaper.H6, for a listed thread.
     Submit,
 }
 
@@ -104,12 +104,12 @@ impl Ring for Model {
 }
 
 impl Model {
-    fn new(total: u32) -> Arc<Reaping<Model>> {
+    fn new(total: u32) -> Arc<Reaper<Model>> {
         Model::without(Rule::None, total)
     }
 
-    fn without(without: Rule, total: u32) -> Arc<Reaping<Model>> {
-        Arc::new(Reaping::new(Model {
+    fn without(without: Rule, total: u32) -> Arc<Reaper<Model>> {
+        Arc::new(Reaper::new(Model {
             queued: AtomicU32::new(0),
             completions: AtomicU32::new(0),
             pokes: AtomicU32::new(0),
@@ -160,46 +160,41 @@ impl Model {
 }
 
 /// Waits until that many events have ended.
-fn wait_for(reaping: &Reaping<Model>, wanted: u32, deadline: Option<Instant>) -> bool {
-    wait_with(reaping, wanted, deadline, false)
+fn wait_for(reaper: &Reaper<Model>, wanted: u32, deadline: Option<Instant>) -> bool {
+    wait_with(reaper, wanted, deadline, false)
 }
 
 /// The same, possibly with the role. The wait goes through the ring if there are entries to submit.
-fn wait_with(
-    reaping: &Reaping<Model>,
-    wanted: u32,
-    deadline: Option<Instant>,
-    leads: bool,
-) -> bool {
+fn wait_with(reaper: &Reaper<Model>, wanted: u32, deadline: Option<Instant>, leads: bool) -> bool {
     let signal = Arc::new(Signal::new());
-    let mut events = reaping.ring.events.lock().unwrap();
+    let mut events = reaper.ring.events.lock().unwrap();
     if events.ended >= wanted {
         return true;
     }
     events.waits.push((wanted, Arc::clone(&signal)));
     drop(events);
-    reaping.wait(&signal, wanted as usize, deadline, leads)
+    reaper.wait(&signal, wanted as usize, deadline, leads)
 }
 
 /// The driver's thread, until all events have ended.
-fn drive(reaping: &Reaping<Model>) {
-    while reaping.ring.events.lock().unwrap().ended < reaping.ring.total {
-        let mut bell = reaping.ring.bell.lock().unwrap();
+fn drive(reaper: &Reaper<Model>) {
+    while reaper.ring.events.lock().unwrap().ended < reaper.ring.total {
+        let mut bell = reaper.ring.bell.lock().unwrap();
         while !*bell {
-            bell = reaping.ring.changed.wait(bell).unwrap();
+            bell = reaper.ring.changed.wait(bell).unwrap();
         }
         *bell = false;
         drop(bell);
-        reaping.look();
+        reaper.poll();
     }
 }
 
 /// As a submitting thread does.
-fn lead_through(reaping: &Reaping<Model>, work: impl FnOnce()) {
-    let leads = reaping.try_take();
+fn lead_through(reaper: &Reaper<Model>, work: impl FnOnce()) {
+    let leads = reaper.try_take();
     work();
     if leads {
-        reaping.give_up();
+        reaper.give_up();
     }
 }
 
@@ -216,29 +211,29 @@ fn deadlocks(name: &str, twin: impl FnOnce()) {
         return twin();
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "--nocapture"]).arg(format!("io::reaping::loom_tests::{name}"));
+    child.args(["--exact", "--nocapture"]).arg(format!("io::reaper::loom_tests::{name}"));
     let output = child.env(IS_CHILD, "1").output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && told.contains("deadlock; threads"), "{told}");
 }
 
-fn spawn(reaping: &Arc<Reaping<Model>>, body: fn(&Reaping<Model>)) -> thread::JoinHandle<()> {
-    let reaping = Arc::clone(reaping);
-    thread::spawn(move || body(&reaping))
+fn spawn(reaper: &Arc<Reaper<Model>>, body: fn(&Reaper<Model>)) -> thread::JoinHandle<()> {
+    let reaper = Arc::clone(reaper);
+    thread::spawn(move || body(&reaper))
 }
 
 fn a_waiter_meets_its_completion(without: Rule) {
     model(move || {
-        let reaping = Model::without(without, 1);
-        let kernel = spawn(&reaping, |reaping| reaping.ring.complete());
-        assert!(wait_for(&reaping, 1, None));
+        let reaper = Model::without(without, 1);
+        let kernel = spawn(&reaper, |reaper| reaper.ring.complete());
+        assert!(wait_for(&reaper, 1, None));
         kernel.join().unwrap();
     });
 }
 
 /// Goal: a completion meets a waiter that takes the role, at every step of both.
 #[test]
-fn loom_a_waiter_reaps_what_it_waits_for() {
+fn loom_a_waiter_reaps_its_completions() {
     a_waiter_meets_its_completion(Rule::None);
 }
 
@@ -252,14 +247,14 @@ fn loom_a_sleep_that_does_not_look_first_is_for_ever() {
 /// Two waiters, the kernel and the driver.
 fn a_leader_leaves_a_sleeper(without: Rule) {
     model(move || {
-        let reaping = Model::without(without, 2);
-        let driver = spawn(&reaping, drive);
-        let other = spawn(&reaping, |reaping| {
-            assert!(wait_for(reaping, 1, None));
-            reaping.ring.complete();
+        let reaper = Model::without(without, 2);
+        let driver = spawn(&reaper, drive);
+        let other = spawn(&reaper, |reaper| {
+            assert!(wait_for(reaper, 1, None));
+            reaper.ring.complete();
         });
-        reaping.ring.complete();
-        assert!(wait_for(&reaping, 2, None));
+        reaper.ring.complete();
+        assert!(wait_for(&reaper, 2, None));
         other.join().unwrap();
         driver.join().unwrap();
     });
@@ -279,35 +274,35 @@ fn loom_behind_a_ring_that_does_not_notify_a_sleeper_is_left() {
 }
 
 /// A waiter that has queued a read meets one that may sleep in the ring already.
-fn who_queued_waits(without: Rule) {
+fn a_submitter_waits(without: Rule) {
     model(move || {
-        let reaping = Model::without(without, 1);
-        let other = spawn(&reaping, |reaping| assert!(wait_for(reaping, 1, None)));
-        reaping.ring.queued.fetch_add(1, Release);
-        let leads = reaping.try_take();
-        assert!(wait_with(&reaping, 1, None, leads));
+        let reaper = Model::without(without, 1);
+        let other = spawn(&reaper, |reaper| assert!(wait_for(reaper, 1, None)));
+        reaper.ring.queued.fetch_add(1, Release);
+        let leads = reaper.try_take();
+        assert!(wait_with(&reaper, 1, None, leads));
         other.join().unwrap();
     });
 }
 
 /// Goal: a waiter's queued entries are submitted, whether it leads or is listed.
 #[test]
-fn loom_who_waits_submits_what_it_queued() {
-    who_queued_waits(Rule::None);
+fn loom_a_waiter_submits_its_entries() {
+    a_submitter_waits(Rule::None);
 }
 
 #[test]
-fn loom_who_is_listed_and_does_not_submit_waits_for_ever() {
-    deadlocks("loom_who_is_listed_and_does_not_submit_waits_for_ever", || {
-        who_queued_waits(Rule::Submit);
+fn loom_a_listed_thread_that_does_not_submit_waits_forever() {
+    deadlocks("loom_a_listed_thread_that_does_not_submit_waits_forever", || {
+        a_submitter_waits(Rule::Submit);
     });
 }
 
 fn a_leader_is_granted_by_others(without: Rule) {
     model(move || {
-        let reaping = Model::without(without, 1);
-        let worker = spawn(&reaping, |reaping| reaping.ring.end(1));
-        assert!(wait_for(&reaping, 1, None));
+        let reaper = Model::without(without, 1);
+        let worker = spawn(&reaper, |reaper| reaper.ring.end(1));
+        assert!(wait_for(&reaper, 1, None));
         worker.join().unwrap();
     });
 }
@@ -328,16 +323,16 @@ fn loom_without_a_poke_a_leader_is_granted_in_vain() {
 /// Goal: a leader that changes places with a thread that waits for fewer completions is still
 /// granted, also by other threads.
 #[test]
-fn loom_who_wants_more_changes_places() {
+fn loom_a_longer_wait_changes_places() {
     model(|| {
-        let reaping = Model::new(2);
-        let little = spawn(&reaping, |reaping| assert!(wait_for(reaping, 1, None)));
-        let worker = spawn(&reaping, |reaping| {
-            reaping.ring.end(1);
-            drive(reaping);
+        let reaper = Model::new(2);
+        let little = spawn(&reaper, |reaper| assert!(wait_for(reaper, 1, None)));
+        let worker = spawn(&reaper, |reaper| {
+            reaper.ring.end(1);
+            drive(reaper);
         });
-        reaping.ring.complete();
-        assert!(wait_for(&reaping, 2, None));
+        reaper.ring.complete();
+        assert!(wait_for(&reaper, 2, None));
         little.join().unwrap();
         worker.join().unwrap();
     });
@@ -345,17 +340,17 @@ fn loom_who_wants_more_changes_places() {
 
 /// A waiter leaves to which the driver may have given the role, while another one sleeps. The
 /// driver is also the kernel.
-fn who_leaves_meets_the_role(leave: fn(&Reaping<Model>)) {
+fn a_leaver_meets_the_role(leave: fn(&Reaper<Model>)) {
     model(move || {
-        let reaping = Model::new(2);
-        let leaves = spawn(&reaping, leave);
-        let driver = spawn(&reaping, |reaping| {
-            lead_through(reaping, || reaping.ring.complete());
-            reaping.look();
-            reaping.ring.complete();
-            drive(reaping);
+        let reaper = Model::new(2);
+        let leaves = spawn(&reaper, leave);
+        let driver = spawn(&reaper, |reaper| {
+            lead_through(reaper, || reaper.ring.complete());
+            reaper.poll();
+            reaper.ring.complete();
+            drive(reaper);
         });
-        assert!(wait_for(&reaping, 2, None));
+        assert!(wait_for(&reaper, 2, None));
         leaves.join().unwrap();
         driver.join().unwrap();
     });
@@ -363,21 +358,21 @@ fn who_leaves_meets_the_role(leave: fn(&Reaping<Model>)) {
 
 /// Goal: a waiter that is given the role when its time is up gives it up.
 #[test]
-fn loom_who_leaves_gives_up_what_it_was_given() {
-    who_leaves_meets_the_role(|reaping| {
-        wait_for(reaping, 2, Some(Instant::now()));
+fn loom_a_leaver_gives_up_the_role() {
+    a_leaver_meets_the_role(|reaper| {
+        wait_for(reaper, 2, Some(Instant::now()));
     });
 }
 
 #[test]
-fn loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it() {
-    deadlocks("loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it", || {
-        who_leaves_meets_the_role(|reaping| {
+fn loom_a_leaver_that_skips_the_list_loses_the_role() {
+    deadlocks("loom_a_leaver_that_skips_the_list_loses_the_role", || {
+        a_leaver_meets_the_role(|reaper| {
             let signal = Arc::new(Signal::new());
-            if reaping.take_or_list(&signal, 2) {
-                return reaping.give_up();
+            if reaper.take_or_list(&signal, 2) {
+                return reaper.give_up();
             }
-            // reaping.H4: not unlisted.
+            // reaper.H4: not unlisted.
             signal.sleep(Some(Instant::now()));
         });
     });
@@ -386,13 +381,12 @@ fn loom_who_leaves_without_a_look_at_the_list_takes_the_role_with_it() {
 /// Goal: the driver reaps completions that arrive while the role is vacant, or while a leader
 /// leaves.
 #[test]
-fn loom_the_driver_reaps_what_is_left() {
+fn loom_the_driver_reaps_the_rest() {
     model(|| {
-        let reaping = Model::new(2);
-        let driver = spawn(&reaping, drive);
-        let submitter =
-            spawn(&reaping, |reaping| lead_through(reaping, || reaping.ring.complete()));
-        reaping.ring.complete();
+        let reaper = Model::new(2);
+        let driver = spawn(&reaper, drive);
+        let submitter = spawn(&reaper, |reaper| lead_through(reaper, || reaper.ring.complete()));
+        reaper.ring.complete();
         submitter.join().unwrap();
         driver.join().unwrap();
     });
@@ -400,23 +394,23 @@ fn loom_the_driver_reaps_what_is_left() {
 
 fn a_completion_meets_a_leaver(without: Rule) {
     model(move || {
-        let reaping = Model::without(without, 1);
-        let kernel = spawn(&reaping, |reaping| reaping.ring.complete());
-        lead_through(&reaping, || ());
+        let reaper = Model::without(without, 1);
+        let kernel = spawn(&reaper, |reaper| reaper.ring.complete());
+        lead_through(&reaper, || ());
         kernel.join().unwrap();
-        let rung = *reaping.ring.bell.lock().unwrap();
-        assert!(rung || reaping.ring.completions.load(Relaxed) == 0, "nobody reaps it");
+        let rung = *reaper.ring.bell.lock().unwrap();
+        assert!(rung || reaper.ring.completions.load(Relaxed) == 0, "it is not reaped");
     });
 }
 
 /// Goal: a completion is reaped by the leader that leaves, or the driver is notified.
 #[test]
-fn loom_a_completion_meets_who_gives_up_the_role() {
+fn loom_a_completion_meets_a_leaver() {
     a_completion_meets_a_leaver(Rule::None);
 }
 
 #[test]
-#[should_panic(expected = "nobody reaps it")]
+#[should_panic(expected = "it is not reaped")]
 fn loom_without_a_second_look_a_completion_is_left() {
     a_completion_meets_a_leaver(Rule::SecondLook);
 }

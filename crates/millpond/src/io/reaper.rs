@@ -70,7 +70,7 @@ pub(crate) trait Ring {
 }
 
 /// A ring, and the role of its reaper.
-pub(crate) struct Reaping<R> {
+pub(crate) struct Reaper<R> {
     pub(crate) ring: R,
     role: Mutex<Role>,
 }
@@ -101,10 +101,10 @@ impl Role {
     }
 }
 
-impl<R: Ring> Reaping<R> {
+impl<R: Ring> Reaper<R> {
     /// The role of a ring that notifies.
-    pub(crate) fn new(ring: R) -> Reaping<R> {
-        Reaping { ring, role: Mutex::new(Role::default()) }
+    pub(crate) fn new(ring: R) -> Reaper<R> {
+        Reaper { ring, role: Mutex::new(Role::default()) }
     }
 
     fn role(&self) -> MutexGuard<'_, Role> {
@@ -197,7 +197,7 @@ impl<R: Ring> Reaping<R> {
     }
 
     /// For the driver: reaps if the role is vacant, and hands the role to a listed waiter.
-    pub(crate) fn look(&self) {
+    pub(crate) fn poll(&self) {
         if !self.try_take() {
             return;
         }
