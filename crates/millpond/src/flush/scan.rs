@@ -1,4 +1,4 @@
-//! One step of a flusher thread: take a file off the list, write back what is due, and list it
+//! One step of a flusher thread: take a file off the list, write back the due pages, and list it
 //! again unless it is clean.
 //!
 //! The rules are in [`flusher`](crate::flush::flusher), which has the threads.

@@ -10,8 +10,8 @@
 //! durable if one durable transfer wrote all of them, and the backend accepted no other bytes of
 //! these pages.
 //!
-//! The work of a sync is bounded by the pages that are DIRTY when it begins, whatever is written
-//! concurrently.
+//! The work of a sync is bounded by the pages that are DIRTY when it begins, and does not grow by
+//! concurrent writes.
 //!
 //! Locks: `syncing` -> range guards (shared) -> the locks of the write-back state and the
 //! generations. The holder of a range guard does not wait for `syncing`.

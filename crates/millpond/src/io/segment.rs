@@ -2,8 +2,8 @@
 //!
 //! A transfer borrows its segments from its caller, down to the device (after the kernel's bio
 //! vectors, Linux 5.12). Position is an iterator of three numbers over them: advancing, rewinding
-//! and splitting write to no segment and copy none, whatever their number. Lists from outside are
-//! built by `io::segment_list`, which drops empty segments and determines the alignment of all
+//! and splitting write to no segment and copy none, for any number of segments. Lists from outside
+//! are built by `io::segment_list`, which drops empty segments and determines the alignment of all
 //! segments once.
 
 use std::marker::PhantomData;

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - **SG1** A signal serves one wait. The waker has a reference to it: the wake is its last
-//!   access, and the signal outlives it whatever its owner does concurrently.
+//!   access, and the signal outlives it, independently of concurrent actions of its owner.
 //! - **SG2** Either the waker's exchange finds SLEEPING, or the owner's exchange finds the new
 //!   state, or the word changes before the kernel compares it. So no wake-up is lost.
 //! - **SG3** All accesses are Relaxed. The word only indicates when to check: granted completions

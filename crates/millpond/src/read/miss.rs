@@ -306,7 +306,7 @@ impl Miss {
             let progress = self.progress.get_or_insert_default();
             let mut reads = Reads { progress, waker: Some(TaskWaker::new(waker)), ring };
             match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
-                // Acquire: pairs with the release in `DeferredWake`. Argued: there.
+                // Acquire: pairs with the release in `Telling`. Argued: there.
                 Started::All if progress.ended.load(Acquire) => {}
                 Started::All => {
                     self.wait = Wait::Read;
@@ -442,12 +442,12 @@ impl Drop for Miss {
 }
 
 /// Tells of the end of a read as it goes.
-struct DeferredWake {
+struct Telling {
     progress: Arc<Progress>,
     waker: Option<TaskWaker>,
 }
 
-impl Drop for DeferredWake {
+impl Drop for Telling {
     fn drop(&mut self) {
         // Release: who finds it set finds the pages as the read has left them. Argued: a shortcut; who
         // does not is woken.
@@ -504,10 +504,8 @@ impl Reads<'_> {
             };
             file.cache().counters.mine().missed(run.frames.len() as u64);
             let brings_all = run.frames.len() == count;
-            let telling = brings_all.then(|| DeferredWake {
-                progress: Arc::clone(self.progress),
-                waker: self.waker.take(),
-            });
+            let telling = brings_all
+                .then(|| Telling { progress: Arc::clone(self.progress), waker: self.waker.take() });
             // They go in this order.
             let keep = (own.take(), shared.clone(), spare.take(), telling);
             // Where it is refused, it has failed.

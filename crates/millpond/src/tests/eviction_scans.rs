@@ -77,7 +77,7 @@ fn a_cache_that_was_all_read_again_is_not_gone_through_at_once() {
     let case = Case::new();
     let mut pages = case.fill();
     let many = pages.end - pages.start;
-    assert!(many > 20 * SCANNED_PER_PASS_MAX, "{many}: too few to tell");
+    assert!(many > 20 * SCANNED_PER_PASS_MAX, "{many}: too few for a conclusion");
     case.read_again(&pages);
     // Once for new pages, and once for pages that have all been used.
     for round in 0..2 {

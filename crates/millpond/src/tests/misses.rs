@@ -39,7 +39,7 @@ fn one_miss_of_a_batch_takes_the_shared_locks() {
     assert_eq!(after.misses - before.misses, MISSES);
     assert!(after.evictions - before.evictions > MISSES * 9 / 10, "the cache was full");
     let batch = cache.frames.batch(crate::cache::frames::class::Class::UNIT_PAGE) as u64;
-    assert!(batch >= 2, "there are frames at hand");
+    assert!(batch >= 2, "there are free frames");
     // For inserted pages and for victims; and a few for leaves.
     let most = 2 * MISSES / batch + MISSES / 50;
     assert!(queues <= most, "{queues} holds of the queues' lock, {most} at most");

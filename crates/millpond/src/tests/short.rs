@@ -155,8 +155,8 @@ const TOTAL: usize = 70;
 const AT: usize = 1000;
 
 /// Goal: a short transfer is continued, an interrupted one is repeated, and a failed one ends with
-/// the bytes that were moved before the error, wherever it happens. Method: every length of the
-/// first attempt, and of the second, and all continuations.
+/// the bytes that were moved before the error, at any position. Method: every length of the first
+/// attempt, and of the second, and all continuations.
 #[test]
 fn transfers_end_early_at_every_byte() {
     let mut memory = vec![0; TOTAL];

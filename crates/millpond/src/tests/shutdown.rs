@@ -127,7 +127,7 @@ fn drop_all(order: usize, mode: WriteMode, errno: i32) {
     left.wait(&case);
 }
 
-/// Goal: whatever is dropped first, with reads and writes in flight, with and without errors: all
+/// Goal: for every order of drops, with reads and writes in flight, with and without errors: all
 /// accepted requests are performed, and then nothing is left: no engine, file, task or waker.
 #[test]
 fn nothing_is_left_of_an_engine_dropped_with_work() {

@@ -99,7 +99,7 @@ fn truncated_pages_leave_the_unevictable_list() {
     assert_eq!(case.engine.shared().cache.queued(), (0, 0));
 }
 
-/// Goal: no page stays on the unevictable list indefinitely, whatever is done to it while it is
+/// Goal: no page stays on the unevictable list indefinitely, for any operation on it while it is
 /// moved there or becomes evictable. Method: threads overwrite pages, read, sync, evict and
 /// truncate; at the end all pages must be evictable.
 #[test]
@@ -142,7 +142,7 @@ fn no_page_is_left_on_the_shelf() {
     assert_eq!(cache.queued(), (0, 0), "pages are left");
 }
 
-/// Goal: an allocation finds a clean page wherever it is in the queues, while there is one.
+/// Goal: an allocation finds a clean page at any position of the queues, while there is one.
 #[test]
 fn a_clean_page_is_found_behind_kept_ones() {
     let case = full();

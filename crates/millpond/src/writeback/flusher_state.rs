@@ -177,7 +177,7 @@ impl<F> Flusher<F> {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Whether the amount of dirty data alone requires write-back, whatever its age.
+    /// Whether the amount of dirty data alone requires write-back, at any age.
     pub(crate) fn is_over_background_limit(&self, dirty_bytes: u64) -> bool {
         let stalled = self.stalled_unwritten.load(Relaxed);
         dirty_bytes.saturating_sub(stalled)

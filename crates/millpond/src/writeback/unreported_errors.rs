@@ -58,8 +58,8 @@ fn all() -> MutexGuard<'static, VecDeque<UnreportedError>> {
     unsafe { &*found }.lock().expect("no panic under the lock")
 }
 
-/// Called in a forked child: drops the errors of the parent, whatever state their lock is in. The
-/// parent reports them.
+/// Called in a forked child: drops the errors of the parent, as their lock may be held. The parent
+/// reports them.
 pub(crate) fn forget_parent() {
     ANY.store(false, Release);
     ALL.store(std::ptr::null_mut(), Release);

@@ -170,7 +170,7 @@ impl FrameMeta {
     pub(in crate::cache) fn claim_reserved(&self) -> bool {
         const BIT: u64 = RESERVED as u64;
         // The first read saves the write for frames that are not reserved. Argued: one RMW finds
-        // the bit, whatever the ordering; the chunk was set up under the lock of the frames, and
+        // the bit, with any ordering; the chunk was set up under the lock of the frames, and
         // `prepare_for_use` makes the reuse visible to late readers.
         self.tags() & RESERVED != 0 && self.page_and_tags.fetch_and(!BIT, AcqRel) & BIT != 0
     }
@@ -292,8 +292,8 @@ unsafe impl Sync for Frames {}
 
 impl Frames {
     /// A number for the file with this [`FileCore`], derived from its position. It is the same in
-    /// each run of a program, whatever addresses the kernel chooses, and so are decisions that
-    /// depend on its hash.
+    /// each run of a program, as it does not depend on the addresses that the kernel chooses, and
+    /// so are decisions by its hash.
     pub(crate) fn file_number(&self, core: *const ()) -> usize {
         core.addr().wrapping_sub(self.base.addr())
     }

@@ -14,7 +14,7 @@
 //! step, and recycles it. If these were two steps, a thread delayed between them could kill the
 //! next life of the node. A hold on a dead node fails. The hold is taken first and the slot that
 //! led to the node is read again afterwards. So a hold that succeeded on a recycled node is
-//! detected and dropped ([`Pins::unhold`]), whatever the node has become.
+//! detected and dropped ([`Pins::unhold`]), even if the node is used for another purpose.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 

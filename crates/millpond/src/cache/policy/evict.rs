@@ -29,7 +29,7 @@
 //!   keeps (page.W4) is moved to the unevictable list until it becomes evictable: see
 //!   `unevictable`.
 //! - **E3** An evictor that finds no victim repeats its pass until the queues were swept once. So
-//!   it finds an evictable page, wherever it is. The lock is released after each pass. Scanned
+//!   it finds an evictable page at any position. The lock is released after each pass. Scanned
 //!   pages are at the tail then, so the next pass continues behind them.
 //! - **E4** A pass scans at most [`SCAN_MAX`] pages of a queue. Otherwise, if all cached pages were
 //!   read again since the last eviction, it would go through all of them under the lock, which
@@ -71,8 +71,8 @@ use crate::units::{FrameIndex, PageIndex};
 /// The maximum number of pages of one queue that are scanned in one hold of the lock (E4): some
 /// microseconds, as their words and metadata come from memory.
 const SCAN_MAX: u64 = 64;
-/// The maximum for one pass: each queue, once more the window queue or the unevictable list, and
-/// the page that is evicted then; and pages before it, while few were scanned.
+/// The maximum for one pass: each queue, again the window queue or the unevictable list, and the
+/// page that is evicted then; and pages before it, while few were scanned.
 #[cfg(test)]
 pub(crate) const SCANNED_PER_PASS_MAX: u64 = 5 * SCAN_MAX + 1;
 

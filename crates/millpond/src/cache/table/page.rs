@@ -306,7 +306,7 @@ impl PageWord {
         self.change(|seen| seen & kept | new)
     }
 
-    /// Makes the transition from the current word, whatever it is.
+    /// Makes the transition from any current word.
     fn change(&self, to: impl Fn(u64) -> u64) -> Change {
         let mut seen = self.0.load(Relaxed);
         loop {
@@ -429,7 +429,7 @@ impl PageWord {
         begun.ok().map(|was| Change::new(was, new))
     }
 
-    /// Ends a write-back, whatever the state of the page is. Caller: its `try_writeback` succeeded.
+    /// Ends a write-back in any state of the page. Caller: its `try_writeback` succeeded.
     pub(crate) fn end_writeback(&self, end: WritebackEnd) -> Change {
         let set = match end {
             WritebackEnd::Unstable => UNSTABLE,

@@ -149,7 +149,7 @@ impl LinkSlot {
     /// Links a node, or unlinks a root. `Err`: the current link, if it is not `seen`.
     pub(crate) fn try_link(&self, seen: u64, link: u64) -> Result<(), u64> {
         // Release: pairs with `follow`. Argued: the acquire parts, as a thread that finds a link
-        // here follows it once more when it holds the node.
+        // here follows it again when it holds the node.
         self.0.compare_exchange(seen, link, AcqRel, Acquire).map(drop)
     }
 

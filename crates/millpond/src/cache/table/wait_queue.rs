@@ -52,10 +52,10 @@ pub(crate) struct WaitTable {
 #[derive(Default)]
 struct Bucket {
     next: u64,
-    waiting: Vec<Waiter>,
+    waiting: Vec<PageWaiter>,
 }
 
-struct Waiter {
+struct PageWaiter {
     word: usize,
     number: u64,
     waker: TaskWaker,
@@ -97,14 +97,14 @@ impl WaitTable {
         }
         let number = bucket.next;
         bucket.next += 1;
-        bucket.waiting.push(Waiter { word: key, number, waker });
+        bucket.waiting.push(PageWaiter { word: key, number, waker });
         Some(WaitEntry { word: key, number })
     }
 
     /// Wakes the tasks that wait for the page of the word at address `word`.
     pub(crate) fn wake(&self, word: usize) {
         let mut bucket = self.bucket(word).lock().expect("no panic under the lock");
-        let woken: SmallVec<[Waiter; 4]> =
+        let woken: SmallVec<[PageWaiter; 4]> =
             bucket.waiting.extract_if(.., |waiting| waiting.word == word).collect();
         drop(bucket);
         woken.into_iter().for_each(|waiting| waiting.waker.wake());
@@ -187,7 +187,7 @@ impl PageWord {
     pub(crate) fn wake(&self, _sleepers: Sleepers) {}
 }
 
-/// Called in a forked child: drops the parent's table, whatever state its locks are in.
+/// Called in a forked child: drops the parent's table, as its locks may be held.
 pub(crate) fn forget_parent() {
     // Argued: a child of fork has one thread.
     WAIT_TABLE.store(std::ptr::null_mut(), Release);
@@ -330,7 +330,7 @@ mod loom_tests {
             let key = std::ptr::from_ref(word).addr();
             let mut bucket = self.bucket(key).lock().unwrap();
             word.set_waiters(seen)?;
-            bucket.waiting.push(Waiter { word: key, number: 0, waker: TaskWaker::new(waker) });
+            bucket.waiting.push(PageWaiter { word: key, number: 0, waker: TaskWaker::new(waker) });
             Some(WaitEntry { word: key, number: 0 })
         }
     }

@@ -45,8 +45,8 @@ pub enum Backing {
     /// `O_DIRECT` is set, by `fcntl`, on the description with which the file was opened, while a
     /// transfer needs it, and cleared afterwards. Other users of the description may see the flag,
     /// unless it is suspended: see [`File::begin_plain`](crate::File::begin_plain). Uses plain
-    /// system calls, whatever the backend. Like `Buffered` if the file system does not support
-    /// direct I/O ([`File::is_direct`](crate::File::is_direct)).
+    /// system calls with every backend. Like `Buffered` if the file system does not support direct
+    /// I/O ([`File::is_direct`](crate::File::is_direct)).
     DirectInPlace,
     /// Through the kernel's page cache, which is asked to drop the bytes immediately
     /// (`RWF_DONTCACHE`, Linux 6.14). Without kernel support, and for batches in a ring, like

@@ -4,8 +4,8 @@
 //! driver by an eventfd, to which the kernel writes while the ring's flag permits it: so the driver
 //! reaps while the role is vacant, and sleeps otherwise.
 //!
-//! The kernel completes a read in the context of the thread that submitted it, wherever that runs.
-//! So only threads submit here that use queues; reads of other threads go to the driver
+//! The kernel completes a read in the context of the thread that submitted it, even while that runs
+//! other code. So only threads submit here that use queues; reads of other threads go to the driver
 //! ([`SharedRing::of_this_batch`]). The kernel may cancel the reads that a thread leaves in flight
 //! when it ends, or fail them with EFAULT; they are submitted again. (A ring with deferred
 //! completions would depend on one thread alone; and the kernel has not the fence there that
