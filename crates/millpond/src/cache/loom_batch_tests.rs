@@ -46,8 +46,8 @@ impl Depot {
 
     /// As `Frames::free_to_magazine`.
     fn free(&self, place: usize, frame: FrameIndex) {
-        let mut near = self.magazines[place].lock().unwrap();
-        near.put(frame, BATCH, |rest| {
+        let mut magazine = self.magazines[place].lock().unwrap();
+        magazine.put(frame, BATCH, |rest| {
             if self.without != Rule::Rest {
                 self.list.lock().unwrap().extend(rest);
             }
@@ -56,14 +56,14 @@ impl Depot {
 
     /// As `Frames::take_from_magazine`.
     fn try_take(&self, place: usize) -> Option<FrameIndex> {
-        let mut near = self.magazines[place].lock().unwrap();
+        let mut magazine = self.magazines[place].lock().unwrap();
         let mut frame = [FrameIndex::NONE];
-        if near.take(&mut frame) == 1 {
+        if magazine.take(&mut frame) == 1 {
             return Some(frame[0]);
         }
         let mut list = self.list.lock().unwrap();
         let taken = list.pop();
-        near.load(BATCH, std::iter::from_fn(|| list.pop()));
+        magazine.load(BATCH, std::iter::from_fn(|| list.pop()));
         taken
     }
 

@@ -63,7 +63,7 @@ pub(crate) enum Begin {
     Nothing,
 }
 
-/// An operation under its guard, between cache and back end (D1).
+/// An operation under its guard, between cache and backend (D1).
 #[must_use]
 pub(crate) struct Begun<'f> {
     held: Held<'f>,

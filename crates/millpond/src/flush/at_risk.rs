@@ -26,7 +26,7 @@ pub(crate) fn has_pages_at_risk(file: &CachedFile, end: u64) -> bool {
 }
 
 fn first_at_risk(file: &CachedFile, end: u64) -> Option<PageIndex> {
-    // A file without dirty pages is as long at the back end as here (writeback.WB1).
+    // A file without dirty pages is as long at the backend as here (writeback.WB1).
     if file.opened_mode == WriteMode::Through
         || !file.writeback.has_begun()
         || !file.has_dirty_pages()

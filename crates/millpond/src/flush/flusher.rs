@@ -158,7 +158,7 @@ impl Flusher<CachedFile> {
 
     fn serve(self: &Arc<Self>, me: ThreadId, mut role: WorkerRole) {
         loop {
-            let goes_on = match role {
+            let next_role = match role {
                 WorkerRole::Leader => self.lead(me),
                 WorkerRole::Watchdog => self.run_watchdog(me),
                 WorkerRole::Helper => {
@@ -166,7 +166,7 @@ impl Flusher<CachedFile> {
                     None
                 }
             };
-            match goes_on {
+            match next_role {
                 Some(next) => role = next,
                 None => return,
             }

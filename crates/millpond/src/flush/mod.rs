@@ -158,9 +158,9 @@ fn flush_range(
     while state.dirty.is_earlier_active(number) {
         state = writeback.flush_ended.wait(state).expect("no panic under the lock");
     }
-    let owed = state.dirty.take_put_back(number);
+    let put_back = state.dirty.take_put_back(number);
     drop(state);
-    if let Some((number, pages)) = owed {
+    if let Some((number, pages)) = put_back {
         let durable = durable && all.pages == 0;
         let (flushed, more) = Flush { file, number, busy_pages, durable }.run(&pages);
         all.add(flushed);
@@ -347,8 +347,8 @@ impl Flush<'_> {
         claimed: &[(PageIndex, FrameIndex)],
         run: &WriteRun,
     ) -> Durability {
-        let told = (run.written < run.end).then(|| run.failure());
-        conclude(self.file, durable_op, told, || {
+        let error = (run.written < run.end).then(|| run.failure());
+        conclude(self.file, durable_op, error, || {
             let &WriteRun { start, body_end, end, .. } = run;
             let claimed_all = 0..claimed.len();
             let again = WriteRun {

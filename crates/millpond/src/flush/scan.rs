@@ -208,7 +208,7 @@ impl Flusher<CachedFile> {
         // Half of the maximum age, so that no page stays dirty for longer than the maximum.
         let due = state.dirty.since().map(|since| since + self.limits.age_max / 2);
         drop(state);
-        let owes = file.writeback.generations.has_pages();
+        let has_unsynced = file.writeback.generations.has_pages();
         if let (Some(at), Some(_)) = (retry, due) {
             scan.add_stalled(&file.writeback.counts);
             // Not later than pages that are dirtied from now on are due.
@@ -219,7 +219,7 @@ impl Flusher<CachedFile> {
         let is_stream_due = file.writeback.state().stream.is_due(least, batch);
         let some = due.is_some() && is_over_limit;
         let asked = |flushed| {
-            (owes || flushed)
+            (has_unsynced || flushed)
                 && self.is_sync_due(writeback_counts.unstable(), scan.reclaim_requested)
         };
         if !(flushed || is_stream_due || some || asked(false)) {

@@ -131,8 +131,8 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
 pub(crate) fn reclaim(file: &CachedFile, patience: Duration) -> bool {
     let shared = &*file.shared;
     let (writeback_counts, flusher) = (&shared.cache.writeback_counts, &shared.flusher);
-    let kept = writeback_counts.unevictable();
-    if kept == 0 {
+    let unevictable = writeback_counts.unevictable();
+    if unevictable == 0 {
         return false;
     }
     if file.writeback.counts.unevictable() > 0 {
@@ -142,11 +142,11 @@ pub(crate) fn reclaim(file: &CachedFile, patience: Duration) -> bool {
             sync_in_background(file, Blocking::Try);
         }
     }
-    event!(debug, kept, "write-back keeps frames that a write or a view needs");
+    event!(debug, unevictable, "write-back keeps frames that a write or a view needs");
     let _waits = file.waits(WaitFor::Room, 0, u64::MAX);
     let deadline = Instant::now() + patience;
     flusher.request_reclaim(writeback_counts.unevictable());
-    while writeback_counts.unevictable() >= kept {
+    while writeback_counts.unevictable() >= unevictable {
         if Instant::now() >= deadline {
             return false;
         }

@@ -108,25 +108,25 @@ mod tests {
     use std::rc::Rc;
 
     #[test]
-    fn tells_at_the_end_or_at_once() {
-        let told = Rc::new(Cell::new(0));
+    fn wakes_at_the_end_or_immediately() {
+        let wakes = Rc::new(Cell::new(0));
         let wake_up = || {
-            let told = Rc::clone(&told);
-            Box::new(move || told.set(told.get() + 1))
+            let wakes = Rc::clone(&wakes);
+            Box::new(move || wakes.set(wakes.get() + 1))
         };
         defer(wake_up());
-        assert_eq!((told.get(), is_open()), (1, false));
+        assert_eq!((wakes.get(), is_open()), (1, false));
         let batch = open();
         defer(wake_up());
         let inner = open();
         defer(wake_up());
         drop(inner);
-        assert_eq!((told.get(), is_open()), (1, true));
+        assert_eq!((wakes.get(), is_open()), (1, true));
         wake_now();
-        assert_eq!((told.get(), is_open()), (3, true));
+        assert_eq!((wakes.get(), is_open()), (3, true));
         defer(wake_up());
         drop(batch);
-        assert_eq!((told.get(), is_open()), (4, false));
+        assert_eq!((wakes.get(), is_open()), (4, false));
     }
 
     #[test]

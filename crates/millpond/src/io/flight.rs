@@ -229,7 +229,7 @@ impl Drop for Slot {
         if let Some(flight) = self.flight.take()
             && !flight.try_give()
         {
-            hand_on(flight);
+            pass_on(flight);
         }
     }
 }
@@ -238,7 +238,7 @@ impl Drop for KeptSlot<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.0.try_give() {
-            hand_on(Arc::clone(self.0));
+            pass_on(Arc::clone(self.0));
         }
     }
 }
@@ -260,7 +260,7 @@ impl Drop for Handing {
 
 /// Gives a slot to the first offer, and a slot that it returns to the next one (L4, L7).
 #[cold]
-fn hand_on(flight: Arc<Flight>) {
+fn pass_on(flight: Arc<Flight>) {
     let mut mine = Some(flight);
     // A thread that is ending may have lost this list: it calls each offer immediately.
     let _ = LATER.try_with(|later| match &mut *later.borrow_mut() {

@@ -87,11 +87,11 @@ fn a_cache_that_was_all_read_again_is_not_gone_through_at_once() {
         let after = case.stats();
         assert_eq!(after.uncached_reads, 0);
         assert!(after.evictions - before.evictions >= many / 4 - 64, "{after:?}");
-        let looks = case.scanned_max();
-        assert!(looks > 1, "nothing was looked at");
+        let scanned = case.scanned_max();
+        assert!(scanned > 1, "nothing was looked at");
         assert!(
-            looks <= SCANNED_PER_PASS_MAX,
-            "round {round}: {looks} pages in one hold of the lock"
+            scanned <= SCANNED_PER_PASS_MAX,
+            "round {round}: {scanned} pages in one hold of the lock"
         );
         for _ in 0..3 {
             pages.clone().for_each(|page| case.read(page));
@@ -119,8 +119,11 @@ fn pages_that_cannot_go_are_not_gone_through_at_once() {
         case.read(pages.end + page);
     }
     assert_eq!(case.stats().uncached_reads, 0);
-    let looks = case.scanned_max();
-    assert!(looks > 1 && looks <= SCANNED_PER_PASS_MAX, "{looks} pages in one hold of the lock");
+    let scanned = case.scanned_max();
+    assert!(
+        scanned > 1 && scanned <= SCANNED_PER_PASS_MAX,
+        "{scanned} pages in one hold of the lock"
+    );
     drop(views);
 }
 

@@ -10,7 +10,7 @@ use crate::{Advice, BackendChoice, Engine, File, OpenOptions, WriteMode};
 const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 16 << 20;
 /// More than one scan of a queue covers, however often it is repeated.
-const KEPT: u64 = 450;
+const UNEVICTABLE: u64 = 450;
 const FILE_BYTES: u64 = 64 << 20;
 
 struct Case {
@@ -34,19 +34,19 @@ fn full() -> Case {
     file.advise(0, 0, Advice::Random).unwrap();
     // In random order: a stream would be written back too early.
     let dirty = |first: u64| {
-        for n in 0..KEPT {
-            let page = first + (n * 89) % KEPT;
+        for n in 0..UNEVICTABLE {
+            let page = first + (n * 89) % UNEVICTABLE;
             file.write_all_at(&[2; PAGE as usize], page * 2 * PAGE).unwrap();
         }
     };
     dirty(0);
-    let mut page = 8 * KEPT;
-    let room = CACHE_BYTES - CACHE_BYTES / 16 - KEPT * PAGE;
+    let mut page = 8 * UNEVICTABLE;
+    let room = CACHE_BYTES - CACHE_BYTES / 16 - UNEVICTABLE * PAGE;
     while engine.stats().memory_bytes < room {
         file.read_at(&mut [0; PAGE as usize], page * PAGE).unwrap();
         page += 1;
     }
-    dirty(KEPT);
+    dirty(UNEVICTABLE);
     Case { engine, file, path, _dir: dir }
 }
 
@@ -60,21 +60,21 @@ fn evict_all(case: &Case) {
 /// Goal: the evictor does not scan unevictable pages again and again, and pages become evictable
 /// when their write-back ends.
 #[test]
-fn kept_pages_are_on_the_shelf_until_they_can_go() {
+fn unevictable_pages_are_listed_until_written() {
     let case = full();
     let cache = &case.engine.shared().cache;
     evict_all(&case);
     // The pages that were scanned before the last clean page.
-    let (bytes, shelved) = cache.queued();
-    assert_eq!(bytes, 2 * KEPT * PAGE);
-    assert!(shelved > KEPT / 2, "{shelved}");
+    let (bytes, listed) = cache.queued();
+    assert_eq!(bytes, 2 * UNEVICTABLE * PAGE);
+    assert!(listed > UNEVICTABLE / 2, "{listed}");
     // Pages that are written again stay there, in other frames.
-    for page in 0..2 * KEPT {
+    for page in 0..2 * UNEVICTABLE {
         case.file.write_all_at(&[3; PAGE as usize], page * 2 * PAGE).unwrap();
     }
-    assert_eq!(cache.queued(), (bytes, shelved));
+    assert_eq!(cache.queued(), (bytes, listed));
     case.file.sync_all().unwrap();
-    assert_eq!(cache.queued(), (2 * KEPT * PAGE, 0), "some were left on the shelf");
+    assert_eq!(cache.queued(), (2 * UNEVICTABLE * PAGE, 0), "some were left on the shelf");
     evict_all(&case);
     assert_eq!(cache.queued(), (0, 0));
 }
@@ -86,15 +86,15 @@ fn truncated_pages_leave_the_unevictable_list() {
     let Case { engine, file, .. } = &case;
     let cache = &engine.shared().cache;
     evict_all(&case);
-    let shelved = cache.queued().1;
-    assert!(shelved > KEPT / 2, "{shelved}");
-    // Half of those that lie below the first `KEPT` pairs of pages, and then all that lie above.
-    file.punch_hole(0, KEPT * PAGE).unwrap();
-    assert_eq!(cache.queued().0, 3 * KEPT / 2 * PAGE);
-    file.truncate(2 * KEPT * PAGE).unwrap();
+    let listed = cache.queued().1;
+    assert!(listed > UNEVICTABLE / 2, "{listed}");
+    // Half of those that lie below the first `UNEVICTABLE` pairs of pages, and then all that lie above.
+    file.punch_hole(0, UNEVICTABLE * PAGE).unwrap();
+    assert_eq!(cache.queued().0, 3 * UNEVICTABLE / 2 * PAGE);
+    file.truncate(2 * UNEVICTABLE * PAGE).unwrap();
     let (bytes, left) = cache.queued();
-    assert_eq!(bytes, KEPT / 2 * PAGE);
-    assert!(0 < left && left < shelved && left * PAGE <= bytes, "{left} of {shelved}");
+    assert_eq!(bytes, UNEVICTABLE / 2 * PAGE);
+    assert!(0 < left && left < listed && left * PAGE <= bytes, "{left} of {listed}");
     Arc::into_inner(case.file).unwrap().close().unwrap();
     assert_eq!(case.engine.shared().cache.queued(), (0, 0));
 }
@@ -103,7 +103,7 @@ fn truncated_pages_leave_the_unevictable_list() {
 /// moved there or becomes evictable. Method: threads overwrite pages, read, sync, evict and
 /// truncate; at the end all pages must be evictable.
 #[test]
-fn no_page_is_left_on_the_shelf() {
+fn no_page_stays_on_the_unevictable_list() {
     const PAGES: u64 = 512;
     let case = full();
     let through = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Through);
@@ -144,10 +144,14 @@ fn no_page_is_left_on_the_shelf() {
 
 /// Goal: an allocation finds a clean page at any position of the queues, while there is one.
 #[test]
-fn a_clean_page_is_found_behind_kept_ones() {
+fn a_clean_page_is_found_behind_unevictable_ones() {
     let case = full();
     let cache = &case.engine.shared().cache;
-    assert_eq!(cache.writeback_counts.unevictable(), 2 * KEPT * PAGE, "nothing was written back");
+    assert_eq!(
+        cache.writeback_counts.unevictable(),
+        2 * UNEVICTABLE * PAGE,
+        "nothing was written back"
+    );
     let evictions = || case.engine.stats().evictions;
     let clean = case.engine.stats().fills - evictions();
     assert!(clean > 1000, "{clean}");
@@ -161,7 +165,7 @@ fn a_clean_page_is_found_behind_kept_ones() {
     }
     // Unevictable pages keep their bytes.
     let mut bytes = [0; PAGE as usize];
-    for page in 0..2 * KEPT {
+    for page in 0..2 * UNEVICTABLE {
         case.file.read_at(&mut bytes, page * 2 * PAGE).unwrap();
         assert!(bytes.iter().all(|&byte| byte == 2));
     }

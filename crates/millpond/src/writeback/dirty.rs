@@ -16,7 +16,7 @@
 //!   take that room. As write-back may make the whole cache unevictable, there would be no room to
 //!   record the unsynced pages.
 //! - **DS7** A flush of a limited number of pages starts where the last such flush ended, and wraps
-//!   around. So every page is reached. The pages ahead have been dirty for longest and lie most
+//!   wrapped. So every page is reached. The pages ahead have been dirty for longest and lie most
 //!   densely, so several of them form one write. If each flush started at the first page, pages
 //!   dirtied at random at the beginning of the file would be written soon, one by one, and those at
 //!   its end would stay dirty.
@@ -110,12 +110,12 @@ impl Dirty {
     pub(crate) fn begin_some(&mut self, at_most: usize) -> (FlushNumber, Vec<PageIndex>) {
         self.begin_with(PageIndex::FIRST..=PageIndex::LAST, |set, sweep| {
             let ahead = set.take(*sweep, PageIndex::LAST, at_most);
-            let around = match at_most - ahead.len().min(at_most) {
+            let wrapped = match at_most - ahead.len().min(at_most) {
                 0 => Vec::new(),
                 left => set.take(PageIndex::FIRST, *sweep, left),
             };
-            *sweep = around.last().or(ahead.last()).map_or(PageIndex::FIRST, |&last| last + 1);
-            [around, ahead].concat()
+            *sweep = wrapped.last().or(ahead.last()).map_or(PageIndex::FIRST, |&last| last + 1);
+            [wrapped, ahead].concat()
         })
     }
 
@@ -231,7 +231,7 @@ mod tests {
         assert!(dirty.heap_bytes() < all / 5);
     }
 
-    /// Goal: limited flushes wrap around, so that each page is reached (DS7). Method: all pages of
+    /// Goal: limited flushes wrap wrapped, so that each page is reached (DS7). Method: all pages of
     /// a few leaves are dirtied again after each flush of one leaf. Incident: each flush took the
     /// first leaf.
     #[test]
@@ -250,7 +250,7 @@ mod tests {
         };
         assert_eq!([some(1), some(leaf), some(leaf), some(leaf)], [[0], [1], [2], [0]]);
         assert_eq!([some(2 * leaf), some(2 * leaf)], [[1, 2], [0, 1]]);
-        assert_eq!(some(2 * leaf), [0, 2], "around");
+        assert_eq!(some(2 * leaf), [0, 2], "wrapped");
         assert_eq!(some(5 * leaf), [0, 1, 2]);
     }
 

@@ -138,9 +138,9 @@ impl Book {
         for _ in pages {
             loop {
                 let seen = self.word.load();
-                let is_in_hand = seen.is_under_writeback()
+                let is_in_flush = seen.is_under_writeback()
                     && (seen.is_dirty() || self.without != Rule::LaterFlush);
-                if !seen.is_ready() || is_in_hand {
+                if !seen.is_ready() || is_in_flush {
                     thread::yield_now();
                 } else if !seen.is_dirty() || self.write_page() {
                     break;
@@ -158,9 +158,9 @@ impl Book {
         while self.without != Rule::EarlierFlush && dirty.is_earlier_active(number) {
             dirty = self.flush_ended.wait(dirty).unwrap();
         }
-        let owed = dirty.take_put_back(number);
+        let put_back = dirty.take_put_back(number);
         drop(dirty);
-        if let Some((number, pages)) = owed
+        if let Some((number, pages)) = put_back
             && self.without != Rule::PutBack
         {
             self.write_all(&pages);

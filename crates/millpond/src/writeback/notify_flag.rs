@@ -45,7 +45,7 @@ mod loom_tests {
         flag: NotifyFlag,
         /// The work of the two writers, read without a lock.
         done: [AtomicU32; 2],
-        told: Mutex<bool>,
+        wake_requested: Mutex<bool>,
         work: Condvar,
     }
 
@@ -54,7 +54,7 @@ mod loom_tests {
         fn write(&self, number: usize) {
             self.done[number].store(1, Relaxed);
             if self.flag.set() {
-                *self.told.lock().unwrap() = true;
+                *self.wake_requested.lock().unwrap() = true;
                 self.work.notify_one();
             }
         }
@@ -62,16 +62,16 @@ mod loom_tests {
         /// The leader of the flusher, until it has seen the work of both writers.
         fn serve(&self) {
             loop {
-                let mut told = self.told.lock().unwrap();
-                *told = false;
+                let mut wake_requested = self.wake_requested.lock().unwrap();
+                *wake_requested = false;
                 self.flag.clear();
-                drop(told);
+                drop(wake_requested);
                 if self.done.iter().all(|done| done.load(Relaxed) == 1) {
                     return;
                 }
-                told = self.told.lock().unwrap();
-                while !*told {
-                    told = self.work.wait(told).unwrap();
+                wake_requested = self.wake_requested.lock().unwrap();
+                while !*wake_requested {
+                    wake_requested = self.work.wait(wake_requested).unwrap();
                 }
             }
         }
@@ -89,7 +89,7 @@ mod loom_tests {
             let pair = Arc::new(Pair {
                 flag: NotifyFlag::new(),
                 done: [AtomicU32::new(0), AtomicU32::new(0)],
-                told: Mutex::new(false),
+                wake_requested: Mutex::new(false),
                 work: Condvar::new(),
             });
             let writers = [0, 1].map(|number| {

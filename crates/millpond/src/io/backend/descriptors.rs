@@ -423,8 +423,8 @@ pub(crate) fn is_local_file_system(fd: BorrowedFd<'_>) -> bool {
 /// Together with the number it identifies the inode.
 pub(crate) fn created_at(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
-    let is_told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
-    is_told.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
+    let has_error = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    has_error.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
 }
 
 /// Opens another description of the same file, with separate flags.

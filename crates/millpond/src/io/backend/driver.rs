@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use io_uring::{opcode, types};
 use rustix::event::EventfdFlags;
 
-use crate::io::backend::read_ring::{BELL, ReadRing, RingRead, Untaken, Use};
+use crate::io::backend::read_ring::{ReadRing, RingRead, Untaken, Use, WAKE};
 use crate::io::backend::ring::{CHECK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::flight;
@@ -49,7 +49,7 @@ const PAUSE_IDLE: Duration = Duration::from_millis(10);
 /// The queue of background reads for the driver's thread.
 pub(crate) struct Driver {
     state: Mutex<DriverState>,
-    bell: OwnedFd,
+    wake_fd: OwnedFd,
 }
 
 /// A ring that the driver polls.
@@ -76,8 +76,8 @@ struct DriverState {
 impl Driver {
     pub(crate) fn new() -> io::Result<Driver> {
         // Blocking: the ring's read of it waits for a write.
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Driver { state: Mutex::default(), bell })
+        let wake_fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Driver { state: Mutex::default(), wake_fd })
     }
 
     fn state(&self) -> MutexGuard<'_, DriverState> {
@@ -99,7 +99,7 @@ impl Driver {
         if !rung {
             // At the end of the batch, together with the other reads of this thread.
             let driver = Arc::clone(self);
-            batch::defer(Box::new(move || driver.ring_bell()));
+            batch::defer(Box::new(move || driver.wake()));
         }
         Ok(())
     }
@@ -137,19 +137,19 @@ impl Driver {
     }
 
     /// The eventfd, for the kernel to write to.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake_fd.as_fd()
     }
 
-    pub(crate) fn ring_bell(&self) {
+    pub(crate) fn wake(&self) {
         // Fails only if the counter overflows, when a read of it is due already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
 
     /// Makes the thread end once nothing is queued or in flight, and there is no ring.
     pub(crate) fn stop(&self) {
         self.state().stopped = true;
-        self.ring_bell();
+        self.wake();
     }
 
     /// The queued reads, and whether the thread is to end.
@@ -215,7 +215,7 @@ impl Driver {
                 }
                 // ring.R1: the read of the eventfd has ended too.
                 (true, false) => return,
-                (true, true) => self.ring_bell(),
+                (true, true) => self.wake(),
                 (false, _) => {}
             }
             was_idle = jobs.is_empty();
@@ -240,8 +240,8 @@ impl Driver {
     }
 
     fn arm(&self, ring: &ReadRing, rung: &mut [u8; 8]) {
-        let fd = types::Fd(self.bell.as_raw_fd());
-        let read = opcode::Read::new(fd, rung.as_mut_ptr(), 8).build().user_data(BELL);
+        let fd = types::Fd(self.wake_fd.as_raw_fd());
+        let read = opcode::Read::new(fd, rung.as_mut_ptr(), 8).build().user_data(WAKE);
         // SAFETY: the eventfd belongs to the driver, which the thread keeps; `rung` stays until the
         // read has ended, or is leaked.
         self.read(unsafe { ring.push(&read, 0) });
@@ -261,7 +261,7 @@ impl Driver {
     /// thread is to end.
     fn serve_without_ring(&self) -> bool {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
+        let _ = rustix::io::read(&self.wake_fd, &mut count);
         self.poll();
         let (jobs, ended) = self.take();
         if !ended {

@@ -48,7 +48,7 @@ use crate::io::transfer::{BackgroundRead, TransientRetries};
 /// The user data of a completion without meaning.
 pub(crate) const POKE: u64 = u64::MAX;
 /// The user data of the driver's read of its eventfd. That of other reads is their index.
-pub(crate) const BELL: u64 = u64::MAX - 1;
+pub(crate) const WAKE: u64 = u64::MAX - 1;
 /// The number of completions that are usually reaped at once; more need an allocation. Untuned.
 const REAPED_INLINE: usize = 16;
 /// If that few reads are started together, the first is submitted alone, and the others in parts of
@@ -305,7 +305,7 @@ impl ReadRing {
         let untaken = mem::take(&mut submission.queued);
         drop(submission);
         let mut jobs = self.jobs();
-        let numbers = untaken.into_iter().filter(|&number| number < BELL);
+        let numbers = untaken.into_iter().filter(|&number| number < WAKE);
         numbers.map(|number| jobs.places.remove(number as usize)).collect()
     }
 
@@ -390,8 +390,8 @@ impl ReadRing {
     }
 
     /// Takes completions off the queue (B2), and submits reads again whose error is unrelated to
-    /// them. Calls `bell` if the eventfd's read was among them.
-    pub(crate) fn reap(&self, mut bell: impl FnMut()) -> Reaped {
+    /// them. Calls `on_wake` if the eventfd's read was among them.
+    pub(crate) fn reap(&self, mut on_wake: impl FnMut()) -> Reaped {
         // SAFETY: B2: guaranteed by the caller.
         let completions = unsafe { self.ring.completion_shared() };
         let completed: SmallVec<[(u64, i32); REAPED_INLINE]> =
@@ -402,7 +402,7 @@ impl ReadRing {
         for (number, result) in completed {
             match number {
                 POKE => {}
-                BELL => bell(),
+                WAKE => on_wake(),
                 // It stays, so that the ring is not over.
                 _ if self.is_unrelated(result) => again.push((number as usize, result)),
                 _ => reaped.ended.push((jobs.places.remove(number as usize), outcome(result))),
@@ -567,12 +567,12 @@ mod tests {
         assert!(unsafe { ring.push(&cancel, 0) }.is_empty());
         // The completions of the read and of the cancellation.
         assert!(ring.submit(2).is_empty());
-        let reaped = ring.reap(|| unreachable!("there is no bell"));
+        let reaped = ring.reap(|| unreachable!("there is no on_wake"));
         assert_eq!((reaped.ended.len(), reaped.untaken.len()), (0, 0), "no completion runs");
         assert!(!ring.is_idle());
         writer.write_all(b"x").unwrap();
         assert!(ring.submit(1).is_empty());
-        let reaped = ring.reap(|| unreachable!("there is no bell"));
+        let reaped = ring.reap(|| unreachable!("there is no on_wake"));
         for (job, outcome) in reaped.ended {
             job.finish(outcome);
         }
@@ -600,13 +600,13 @@ mod tests {
         assert!(ring.check_files().is_empty());
         // The completions of the read and of the cancellation.
         assert!(ring.submit(2).is_empty());
-        assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 0);
+        assert_eq!(ring.reap(|| unreachable!("there is no on_wake")).ended.len(), 0);
         assert_eq!([&mine, &anothers].map(|file| file.asked.load(Relaxed)), [1, 2]);
         to_mine.write_all(b"x").unwrap();
         to_anothers.write_all(b"y").unwrap();
         while !ring.is_idle() {
             assert!(ring.submit(1).is_empty());
-            for (job, outcome) in ring.reap(|| unreachable!("there is no bell")).ended {
+            for (job, outcome) in ring.reap(|| unreachable!("there is no on_wake")).ended {
                 job.finish(outcome);
             }
         }
@@ -632,7 +632,7 @@ mod tests {
             writer.write_all(b"xyz").unwrap();
             while !ring.is_idle() {
                 assert!(ring.submit(1).is_empty());
-                ring.reap(|| unreachable!("there is no bell"));
+                ring.reap(|| unreachable!("there is no on_wake"));
             }
         }
     }
@@ -652,7 +652,7 @@ mod tests {
         assert_eq!(file.asked.load(Relaxed), 1);
         writer.write_all(b"x").unwrap();
         assert!(ring.submit(1).is_empty());
-        assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 1);
+        assert_eq!(ring.reap(|| unreachable!("there is no on_wake")).ended.len(), 1);
         assert!(ring.is_over());
     }
 }

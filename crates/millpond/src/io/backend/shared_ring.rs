@@ -111,7 +111,7 @@ impl SharedRing {
         if !ring.params().is_feature_ext_arg() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        ring.submitter().register_eventfd(driver.bell().as_raw_fd())?;
+        ring.submitter().register_eventfd(driver.wake_fd().as_raw_fd())?;
         let (together, entries, jobs_max) = (TOGETHER, QUEUED_MAX, JOBS_MAX);
         let usage = Use { together, entries, jobs_max, outlives_submitters: true };
         let shared = Arc::new(SharedRing {
@@ -258,7 +258,7 @@ impl Ring for Led {
     }
 
     fn ring_driver(&self) {
-        self.driver.ring_bell();
+        self.driver.wake();
     }
 
     fn has_completions(&self) -> bool {

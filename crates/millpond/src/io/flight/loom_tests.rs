@@ -245,7 +245,7 @@ fn loom_flight_without_the_sign_an_offer_waits_on() {
 
 #[test]
 #[should_panic(expected = "waits forever")]
-fn loom_flight_without_a_look_at_the_sign_an_offer_waits_on() {
+fn loom_flight_without_a_check_an_offer_waits() {
     an_offer_meets_a_slot(wait, |slot| {
         taken_from(slot).word.fetch_add(ONE, Relaxed);
     });
@@ -381,7 +381,7 @@ fn loom_flight_a_slot_is_handed_back() {
 /// The offer wakes a task, which is never polled.
 #[test]
 #[should_panic(expected = "waits forever")]
-fn loom_flight_without_handing_it_back_the_next_waits_on() {
+fn loom_flight_without_returning_it_the_next_waits() {
     a_slot_is_not_used(starts);
 }
 
@@ -519,7 +519,7 @@ fn loom_flight_without_returning_it_a_holder_waits_for_a_guard() {
 }
 
 /// A flight in which each of two places may cache a slot.
-fn flight_with_near(slots: usize) -> Arc<Flight> {
+fn flight_with_caches(slots: usize) -> Arc<Flight> {
     Flight::with(slots, SlotCache::of(2, 1))
 }
 
@@ -530,7 +530,7 @@ fn at_place(place: usize) {
 /// The only slot is returned to one place while a thread of another place queues an offer.
 fn an_offer_meets_a_cached_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
     model(move || {
-        let (flight, calls) = (flight_with_near(1), calls());
+        let (flight, calls) = (flight_with_caches(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
         let waiter = spawn(&flight, {
             let offer = starts(&calls, 1);
@@ -571,7 +571,7 @@ fn loom_flight_without_draining_the_caches_an_offer_waits() {
 
 #[test]
 #[should_panic(expected = "waits forever")]
-fn loom_flight_without_a_look_at_the_sign_after_it_a_slot_at_hand_is_left() {
+fn loom_flight_without_a_check_after_it_a_cached_slot_is_left() {
     an_offer_meets_a_cached_slot(wait, |slot| {
         assert!(taken_from(slot).slot_cache.try_add());
     });
@@ -581,7 +581,7 @@ fn loom_flight_without_a_look_at_the_sign_after_it_a_slot_at_hand_is_left() {
 #[test]
 fn loom_flight_a_latecomer_takes_a_cached_slot() {
     bounded_model(|| {
-        let (flight, calls) = (flight_with_near(1), calls());
+        let (flight, calls) = (flight_with_caches(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
         let waiter = spawn(&flight, {
             let offer = starts(&calls, 1);

@@ -17,7 +17,7 @@ struct Model {
     completions: AtomicU32,
     pokes: AtomicU32,
     notify: AtomicU32,
-    bell: Mutex<bool>,
+    wake: Mutex<bool>,
     changed: Condvar,
     events: Mutex<Events>,
     /// The total number of events.
@@ -65,7 +65,7 @@ impl Ring for Model {
     }
 
     fn ring_driver(&self) {
-        *self.bell.lock().unwrap() = true;
+        *self.wake.lock().unwrap() = true;
         self.changed.notify_all();
     }
 
@@ -84,12 +84,12 @@ impl Ring for Model {
 
     fn sleep(&self, _deadline: Option<Instant>) {
         self.take_queued();
-        let mut bell = self.bell.lock().unwrap();
+        let mut wake = self.wake.lock().unwrap();
         if self.without == Rule::Completed {
-            bell = self.changed.wait(bell).unwrap();
+            wake = self.changed.wait(wake).unwrap();
         }
         while self.completions.load(Acquire) + self.pokes.load(Acquire) == 0 {
-            bell = self.changed.wait(bell).unwrap();
+            wake = self.changed.wait(wake).unwrap();
         }
     }
 
@@ -98,7 +98,7 @@ impl Ring for Model {
             return;
         }
         self.pokes.fetch_add(1, Release);
-        let _bell = self.bell.lock().unwrap();
+        let _wake = self.wake.lock().unwrap();
         self.changed.notify_all();
     }
 }
@@ -114,7 +114,7 @@ impl Model {
             completions: AtomicU32::new(0),
             pokes: AtomicU32::new(0),
             notify: AtomicU32::new(1),
-            bell: Mutex::new(false),
+            wake: Mutex::new(false),
             changed: Condvar::new(),
             events: Mutex::default(),
             total,
@@ -132,8 +132,8 @@ impl Model {
         self.completions.fetch_add(1, Release);
         fence(SeqCst);
         let notify = self.notify.load(Relaxed) == 1;
-        let mut bell = self.bell.lock().unwrap();
-        *bell |= notify;
+        let mut wake = self.wake.lock().unwrap();
+        *wake |= notify;
         self.changed.notify_all();
     }
 
@@ -179,12 +179,12 @@ fn wait_with(reaper: &Reaper<Model>, wanted: u32, deadline: Option<Instant>, lea
 /// The driver's thread, until all events have ended.
 fn drive(reaper: &Reaper<Model>) {
     while reaper.ring.events.lock().unwrap().ended < reaper.ring.total {
-        let mut bell = reaper.ring.bell.lock().unwrap();
-        while !*bell {
-            bell = reaper.ring.changed.wait(bell).unwrap();
+        let mut wake = reaper.ring.wake.lock().unwrap();
+        while !*wake {
+            wake = reaper.ring.changed.wait(wake).unwrap();
         }
-        *bell = false;
-        drop(bell);
+        *wake = false;
+        drop(wake);
         reaper.poll();
     }
 }
@@ -238,8 +238,8 @@ fn loom_a_waiter_reaps_its_completions() {
 }
 
 #[test]
-fn loom_a_sleep_that_does_not_look_first_is_for_ever() {
-    deadlocks("loom_a_sleep_that_does_not_look_first_is_for_ever", || {
+fn loom_a_sleep_without_a_check_never_ends() {
+    deadlocks("loom_a_sleep_without_a_check_never_ends", || {
         a_waiter_meets_its_completion(Rule::Completed);
     });
 }
@@ -298,7 +298,7 @@ fn loom_a_listed_thread_that_does_not_submit_waits_forever() {
     });
 }
 
-fn a_leader_is_granted_by_others(without: Rule) {
+fn a_leader_is_granted_by_another_thread(without: Rule) {
     model(move || {
         let reaper = Model::without(without, 1);
         let worker = spawn(&reaper, |reaper| reaper.ring.end(1));
@@ -309,14 +309,14 @@ fn a_leader_is_granted_by_others(without: Rule) {
 
 /// Goal: a leader whose wait another thread grants wakes up in its ring.
 #[test]
-fn loom_a_leader_is_granted_by_others() {
-    a_leader_is_granted_by_others(Rule::None);
+fn loom_a_leader_is_granted_by_another_thread() {
+    a_leader_is_granted_by_another_thread(Rule::None);
 }
 
 #[test]
 fn loom_without_a_poke_a_leader_is_granted_in_vain() {
     deadlocks("loom_without_a_poke_a_leader_is_granted_in_vain", || {
-        a_leader_is_granted_by_others(Rule::Poke);
+        a_leader_is_granted_by_another_thread(Rule::Poke);
     });
 }
 
@@ -398,7 +398,7 @@ fn a_completion_meets_a_leaver(without: Rule) {
         let kernel = spawn(&reaper, |reaper| reaper.ring.complete());
         lead_through(&reaper, || ());
         kernel.join().unwrap();
-        let rung = *reaper.ring.bell.lock().unwrap();
+        let rung = *reaper.ring.wake.lock().unwrap();
         assert!(rung || reaper.ring.completions.load(Relaxed) == 0, "it is not reaped");
     });
 }
@@ -411,6 +411,6 @@ fn loom_a_completion_meets_a_leaver() {
 
 #[test]
 #[should_panic(expected = "it is not reaped")]
-fn loom_without_a_second_look_a_completion_is_left() {
+fn loom_without_a_second_check_a_completion_is_left() {
     a_completion_meets_a_leaver(Rule::SecondLook);
 }
