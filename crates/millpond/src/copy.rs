@@ -1,18 +1,20 @@
 //! Copies that may race with the reuse of a frame, or fault on the caller's memory.
 //!
-//! A hit copies from a frame that the evictor may hand to another page at the same moment; the
-//! page word, checked afterwards, says whether the copy counts. A race like that is undefined
-//! behaviour for a Rust or C `memcpy`, so these copies are assembly that the compiler knows
-//! nothing about (x86-64, AArch64), or relaxed atomic words (elsewhere).
+//! A hit copies from a frame that the evictor may hand to another page at the same moment; the page
+//! word, checked afterwards, shows whether the copy is valid. Such a race is undefined behaviour
+//! for a Rust or C `memcpy`, so these copies are assembly that is opaque to the compiler (x86-64,
+//! AArch64), or relaxed atomic words (elsewhere).
 //!
-//! On these two a handler of SIGSEGV or SIGBUS can turn a fault on the caller's memory into an error:
-//! it continues at [`resume_address`], and the copy returns that it was cut short. On AArch64 there is one
-//! routine, which moves 64 bytes at a time through vector registers; on x86-64 there are three. The plain one is a `rep movsb`. Where the processor has AVX2, copies of 32 bytes and
-//! more go through its registers instead: those loads start before the page word that names the
-//! frame has arrived (see `Frames::address_guessed`), which string instructions do not. Copies of
-//! more than 4 KiB, or from 4 KiB on where the source is likely to be in memory only, ask for the
-//! source 4 KiB ahead, as hardware prefetching ends with each page. The third stores past the
-//! processor's caches, for long writes: their memory need not be read before it is overwritten.
+//! On these two a handler of SIGSEGV or SIGBUS can turn a fault on the caller's memory into an
+//! error: it continues at [`resume_address`], and the copy returns that it is incomplete. On
+//! AArch64 there is one routine, which moves 64 bytes at a time through vector registers; on x86-64
+//! there are three. The plain one is a `rep movsb`. Where the processor has AVX2, copies of 32
+//! bytes and more go through its registers instead: those loads start before the page word that
+//! names the frame has arrived (see `Frames::address_predicted`), which string instructions do not.
+//! Copies of more than 4 KiB, or from 4 KiB on where the source is likely to be in memory only,
+//! prefetch the source 4 KiB ahead, as hardware prefetching ends with each page. The third stores
+//! past the processor's caches, for long writes: their memory need not be read before it is
+//! overwritten.
 
 #[cfg(all(target_arch = "aarch64", not(scheduled)))]
 mod aarch64;
@@ -35,18 +37,18 @@ use words as arch;
 #[cfg(all(target_arch = "x86_64", not(scheduled)))]
 use x86_64 as arch;
 
-/// Copies `len` bytes from `src` to `dst`; returns 0 when all were copied, and something else if an
+/// Copies `len` bytes from `src` to `dst`. Returns 0 when all were copied, and another value if an
 /// access faulted and a handler resumed the copy.
 ///
 /// # Safety
 ///
 /// Both ranges must be valid, `src` for reads and `dst` for writes, except that either may fault
 /// where a handler consults [`resume_address`]. They must not overlap. `src` may change during the
-/// copy (the bytes copied are then unspecified), and nobody may hold a reference to `dst`.
+/// copy (the bytes copied are then unspecified), and no reference to `dst` may exist.
 #[inline]
 #[must_use]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> usize {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller's guarantee is the same.
     unsafe { arch::copy(dst, src, len, false) }
 }
 
@@ -62,7 +64,7 @@ pub(crate) unsafe fn copy_from(dst: *mut u8, src: *const u8, len: usize, source:
     unsafe { arch::copy(dst, src, len, source == Source::Far) }
 }
 
-/// [`copy`] of bytes that nobody reads soon: past the processor's caches, where it can.
+/// [`copy`] of bytes that will not be read soon: past the processor's caches, if possible.
 ///
 /// # Safety
 ///
@@ -92,27 +94,26 @@ pub(crate) unsafe fn copy_zeros(dst: *mut u8, len: usize) -> usize {
     0
 }
 
-/// Has the processor fetch the first bytes of a page, where it can be asked to. `at` may be any
-/// address.
+/// Prefetches the first bytes of a page, if the processor supports that. `at` may be any address.
 #[inline]
 pub(crate) fn ask_for(at: *const u8) {
-    (0..4).for_each(|line| ask_for_line(at.wrapping_add(64 * line)));
+    (0..4).for_each(|line| prefetch_line(at.wrapping_add(64 * line)));
 }
 
-/// The same of one line of its caches.
+/// Prefetches one cache line.
 #[inline]
-pub(crate) fn ask_for_line<T>(at: *const T) {
+pub(crate) fn prefetch_line<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint, which accesses nothing as far as the program can tell.
+        // SAFETY: a hint, which has no architectural memory access.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
 
-/// Where a source is likely to be.
+/// The likely position of a source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// In one of the processor's caches.
@@ -121,17 +122,18 @@ pub(crate) enum Source {
     Far,
 }
 
-/// Sets `len` bytes at `dst` to zero; late readers of the frame may race with it.
+/// Sets `len` bytes at `dst` to zero. Late readers of the frame may race with it.
 ///
 /// # Safety
 ///
-/// `dst` must be valid for writes of `len` bytes, and nobody may hold a reference to them.
+/// `dst` must be valid for writes of `len` bytes, and no reference to them may exist.
 pub(crate) unsafe fn zero(dst: *mut u8, len: usize) {
     // SAFETY: the caller's promise is the same.
     unsafe { arch::zero(dst, len) }
 }
 
-/// Where to continue when an access at program counter `pc` faulted, if `pc` is in [`copy`].
+/// The address to continue at when an access at program counter `pc` faulted, if `pc` is in
+/// [`copy`].
 #[must_use]
 pub(crate) fn resume_address(pc: usize) -> Option<usize> {
     arch::resume_address(pc)

@@ -205,13 +205,13 @@ impl File {
     /// if it does nothing such.
     #[doc(hidden)]
     pub fn at_end(telling: Box<dyn FnOnce()>) {
-        batch::at_end(telling);
+        batch::defer(telling);
     }
 
     /// The reads that were started so far in [`File::start_together`] go to the back end.
     #[doc(hidden)]
     pub fn start_now() {
-        batch::tell_now();
+        batch::wake_now();
     }
 }
 
@@ -228,7 +228,7 @@ impl File {
     pub unsafe fn map(&self, fd: BorrowedFd<'_>) -> bool {
         let file = &self.cached;
         let guard = file.lock(0, u64::MAX, Mode::Exclusive);
-        let is_mapped = !file.owes() && file.mapped.map(fd, file.core().size.get());
+        let is_mapped = !file.has_dirty_pages() && file.mapped.map(fd, file.core().size.get());
         drop(guard);
         is_mapped
     }

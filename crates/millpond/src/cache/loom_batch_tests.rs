@@ -1,37 +1,37 @@
-//! Loom models of what goes in batches between a thread and the lists that all share: free frames
-//! ([`magazine`](super::magazine)) and newcomers ([`newcomers`](super::newcomers)), with the types that the
-//! engine has.
+//! Loom models of batches between a thread and shared lists: free frames
+//! ([`magazine`](super::frames::magazine)) and insert batches
+//! ([`insert_batch`](super::policy::insert_batch)), with the production types.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::fifo::NEWCOMER;
-use crate::cache::frame::FrameMeta;
-use crate::cache::magazine::Magazine;
-use crate::cache::newcomers::Newcomers;
+use crate::cache::frames::FrameMeta;
+use crate::cache::frames::magazine::Magazine;
+use crate::cache::policy::fifo::BATCHED;
+use crate::cache::policy::insert_batch::InsertBatch;
 use crate::units::{FrameIndex, PageIndex};
 
-/// A rule that a twin leaves out.
+/// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// What magazines hold is given to the free list before anybody is refused memory (magazine.MG3).
+    /// Magazines are emptied to the free list before an allocation fails (magazine.MG3).
     Empty,
-    /// A magazine that is full gives a batch to the free list.
+    /// A full magazine passes a batch to the free list.
     Rest,
-    /// The seat's tag is what says that it is a newcomer's (newcomers.N1).
+    /// The tag of the queue node shows that it is batched (insert_batch.IB1).
     Tag,
-    /// Who takes the page out clears the tag (newcomers.N1).
+    /// The thread that removes the page clears the tag (insert_batch.IB1).
     Clear,
-    /// All lists are emptied before somebody is told that nothing can go (newcomers.N3).
+    /// All lists are drained before an eviction fails (insert_batch.IB3).
     AdmitAll,
 }
 
 const BATCH: usize = 1;
 
-/// Two threads' magazines, and the free list behind them.
+/// The magazines of two threads, and the free list behind them.
 struct Depot {
     without: Rule,
     magazines: [Mutex<Magazine>; 2],
@@ -44,30 +44,30 @@ impl Depot {
         Arc::new(Depot { without, magazines, list: Mutex::default() })
     }
 
-    /// As `Frames::free_near`.
+    /// As `Frames::free_to_magazine`.
     fn free(&self, place: usize, frame: FrameIndex) {
-        let mut near = self.magazines[place].lock().unwrap();
-        near.put(frame, BATCH, |rest| {
+        let mut magazine = self.magazines[place].lock().unwrap();
+        magazine.put(frame, BATCH, |rest| {
             if self.without != Rule::Rest {
                 self.list.lock().unwrap().extend(rest);
             }
         });
     }
 
-    /// As `Frames::take_near`.
+    /// As `Frames::take_from_magazine`.
     fn try_take(&self, place: usize) -> Option<FrameIndex> {
-        let mut near = self.magazines[place].lock().unwrap();
+        let mut magazine = self.magazines[place].lock().unwrap();
         let mut frame = [FrameIndex::NONE];
-        if near.take(&mut frame) == 1 {
+        if magazine.take(&mut frame) == 1 {
             return Some(frame[0]);
         }
         let mut list = self.list.lock().unwrap();
         let taken = list.pop();
-        near.load(BATCH, std::iter::from_fn(|| list.pop()));
+        magazine.load(BATCH, std::iter::from_fn(|| list.pop()));
         taken
     }
 
-    /// As `Cache::take_frame` where nothing can be evicted.
+    /// As `Cache::take_frame` if nothing is evictable.
     fn take(&self, place: usize) -> Option<FrameIndex> {
         loop {
             let taken = self.try_take(place);
@@ -88,10 +88,9 @@ impl Depot {
     }
 }
 
-/// Goal: frames are neither lost nor had twice, and nobody is refused one that lies in another thread's
-/// magazine.
-/// Method: one thread has three frames and frees them; the other takes one meanwhile, and all that are left
-/// when both are done.
+/// Goal: frames are neither lost nor allocated twice, and no allocation fails while a free frame is
+/// in another thread's magazine. Method: one thread has three frames and frees them. Concurrently,
+/// the other allocates one, and all that are left when both are done.
 fn a_taker_meets_a_magazine(without: Rule) {
     loom::model(move || {
         let depot = Depot::new(without);
@@ -127,58 +126,61 @@ fn loom_without_giving_the_rest_to_the_list_frames_are_lost() {
     a_taker_meets_a_magazine(Rule::Rest);
 }
 
-const SEAT: FrameIndex = FrameIndex(1);
+const NODE: FrameIndex = FrameIndex(1);
 
-/// One page's seat, two threads' lists of newcomers, and the queue.
+/// The queue node of a page, the insert batches of two threads, and the queue.
 struct Hall {
     without: Rule,
-    seat: FrameMeta,
-    lists: [Mutex<Newcomers>; 2],
-    /// Seats, and whether the owner was found with the tag.
+    node: FrameMeta,
+    lists: [Mutex<InsertBatch>; 2],
+    /// Queue nodes, and whether the owner was visible with the tag.
     queue: Mutex<Vec<(FrameIndex, bool)>>,
 }
 
 impl Hall {
     fn new(without: Rule) -> Arc<Hall> {
-        let lists = [(); 2].map(|()| Mutex::new(Newcomers::new()));
-        Arc::new(Hall { without, seat: FrameMeta::fresh(), lists, queue: Mutex::default() })
+        let lists = [(); 2].map(|()| Mutex::new(InsertBatch::new()));
+        Arc::new(Hall { without, node: FrameMeta::fresh(), lists, queue: Mutex::default() })
     }
 
-    /// As `Cache::arrived`, by the thread that brings the page: the owner before the tag.
+    /// As `Cache::insert_pages`, by the thread that fills the page: the owner is stored before the
+    /// tag.
     fn arrive(&self, place: usize, page: u64) {
-        self.seat.owner.store(owner_of(page), Relaxed);
-        self.seat.describe(PageIndex(page), NEWCOMER);
-        self.lists[place].lock().unwrap().add(SEAT);
+        self.node.owner.store(owner_of(page), Relaxed);
+        self.node.describe(PageIndex(page), BATCHED);
+        self.lists[place].lock().unwrap().push(NODE);
     }
 
-    /// As `Queues::admit`.
-    fn admit(&self, newcomers: &[FrameIndex]) {
+    /// As `Queues::insert_batch`.
+    fn insert_batch(&self, nodes: &[FrameIndex]) {
         let mut queue = self.queue.lock().unwrap();
-        for &seat in newcomers {
-            let tags = self.seat.published_tags();
-            if tags & NEWCOMER != 0 || self.without == Rule::Tag {
-                let is_its_owners = self.seat.owner.load(Relaxed) == owner_of(self.seat.page().0);
-                self.seat.set_tags(tags & !NEWCOMER);
-                queue.push((seat, is_its_owners));
+        for &node in nodes {
+            let tags = self.node.published_tags();
+            if tags & BATCHED != 0 || self.without == Rule::Tag {
+                let is_its_owners = self.node.owner.load(Relaxed) == owner_of(self.node.page().0);
+                self.node.set_tags(tags & !BATCHED);
+                queue.push((node, is_its_owners));
             }
         }
     }
 
-    /// As `Queues::remove`, when the page is taken out of its word: the seat is free, or another page's next.
+    /// As `Queues::remove`, when the page leaves its word: the node is free, or used for another
+    /// page next.
     fn remove(&self) {
         let mut queue = self.queue.lock().unwrap();
-        match self.seat.tags() {
-            tags if tags & NEWCOMER != 0 && self.without != Rule::Clear => {
-                self.seat.set_tags(tags & !NEWCOMER);
+        match self.node.tags() {
+            tags if tags & BATCHED != 0 && self.without != Rule::Clear => {
+                self.node.set_tags(tags & !BATCHED);
             }
-            _ => queue.retain(|(seat, _)| *seat != SEAT),
+            _ => queue.retain(|(node, _)| *node != NODE),
         }
     }
 
-    /// As `Cache::evict`: of what is queued, and then of what all lists have; whether a page went.
+    /// As `Cache::evict`: evicts from the queue, and then from all lists. Returns whether a page
+    /// was evicted.
     fn evict(&self, place: usize) -> bool {
         let evict_queued = || {
-            self.admit(self.lists[place].lock().unwrap().empty());
+            self.insert_batch(self.lists[place].lock().unwrap().drain());
             self.queue.lock().unwrap().pop().is_some()
         };
         if evict_queued() {
@@ -187,7 +189,7 @@ impl Hall {
         if self.without == Rule::AdmitAll {
             return false;
         }
-        self.lists.iter().for_each(|list| self.admit(list.lock().unwrap().empty()));
+        self.lists.iter().for_each(|list| self.insert_batch(list.lock().unwrap().drain()));
         evict_queued()
     }
 }
@@ -196,14 +198,15 @@ fn owner_of(page: u64) -> *mut () {
     std::ptr::without_provenance_mut(16 * page as usize)
 }
 
-/// Beside a thread that empties the lists, `body` is done; then the lists are emptied again. What is queued.
-fn emptied_beside(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, bool)>)) {
+/// Runs `body` concurrently with a thread that drains the lists. Then the lists are drained again,
+/// and the queue is checked.
+fn drained_concurrently(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, bool)>)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
         let hall = Hall::new(without);
         let empty = |hall: &Hall| {
-            hall.lists.iter().for_each(|list| hall.admit(list.lock().unwrap().empty()));
+            hall.lists.iter().for_each(|list| hall.insert_batch(list.lock().unwrap().drain()));
         };
         let emptier = thread::spawn({
             let hall = Arc::clone(&hall);
@@ -217,38 +220,39 @@ fn emptied_beside(without: Rule, body: fn(&Hall), check: fn(Vec<(FrameIndex, boo
     });
 }
 
-/// Goal: a page is in the queue once, with its owner, whichever list its seat is in by then.
-/// Method: a page arrives and leaves, and another one arrives with its seat, in another thread's list.
-fn a_seat_is_in_two_lists(without: Rule) {
+/// Goal: a page is queued once, with its owner, whichever list has its queue node by then. Method:
+/// a page is inserted and removed, and another page is inserted with the same node, in the list of
+/// another thread.
+fn a_node_is_in_two_lists(without: Rule) {
     let body = |hall: &Hall| {
         hall.arrive(0, 1);
         hall.remove();
         hall.arrive(1, 2);
     };
-    emptied_beside(without, body, |queued| {
-        assert_eq!(queued, [(SEAT, true)], "a seat is not queued once with its owner");
+    drained_concurrently(without, body, |queued| {
+        assert_eq!(queued, [(NODE, true)], "a node is not queued once with its owner");
     });
 }
 
 #[test]
-fn loom_a_seat_is_in_two_lists() {
-    a_seat_is_in_two_lists(Rule::None);
+fn loom_a_node_is_in_two_lists() {
+    a_node_is_in_two_lists(Rule::None);
 }
 
 #[test]
-#[should_panic(expected = "a seat is not queued once")]
+#[should_panic(expected = "a node is not queued once")]
 fn loom_without_a_look_at_the_tag_a_seat_is_queued_twice() {
-    a_seat_is_in_two_lists(Rule::Tag);
+    a_node_is_in_two_lists(Rule::Tag);
 }
 
-/// Goal: a page that has left is in no queue, though its seat is in a list.
+/// Goal: a removed page is not queued, although its queue node is in a list.
 fn a_newcomer_leaves(without: Rule) {
     let body = |hall: &Hall| {
         hall.arrive(0, 1);
         hall.remove();
     };
-    emptied_beside(without, body, |queued| {
-        assert!(queued.is_empty(), "a seat of nobody's is queued")
+    drained_concurrently(without, body, |queued| {
+        assert!(queued.is_empty(), "a free node is queued")
     });
 }
 
@@ -258,13 +262,13 @@ fn loom_a_newcomer_leaves() {
 }
 
 #[test]
-#[should_panic(expected = "a seat of nobody's")]
-fn loom_without_clearing_the_tag_a_seat_of_nobodys_is_queued() {
+#[should_panic(expected = "a free node")]
+fn loom_without_clearing_the_tag_a_free_node_is_queued() {
     a_newcomer_leaves(Rule::Clear);
 }
 
-/// Goal: nobody is told that nothing can go while a page waits in another thread's list.
-/// Method: a page arrives by one thread; another one evicts, at the same time and after.
+/// Goal: no eviction fails while a page waits in another thread's list. Method: one thread inserts
+/// a page; another thread evicts, at the same time and afterwards.
 fn an_evictor_meets_a_newcomer(without: Rule) {
     loom::model(move || {
         let hall = Hall::new(without);

@@ -1,13 +1,14 @@
-//! Loom models of reads of several pages against whatever takes pages away: writes, cuts, eviction
-//! and fills, and frames that move from one page to the other. The pages are those of `loom_tests`.
+//! Loom models of reads of several pages, concurrent with operations that remove pages: writes,
+//! truncations, evictions and fills, and frames that move from one page to the other. The pages are
+//! those of `loom_tests`.
 //!
-//! Contents tell the page and the time: what page 1 holds is 10 more than what page 0 holds.
+//! Contents identify the page and the time: the content of page 1 is that of page 0 plus 10.
 
 use loom::sync::Arc;
 use loom::thread;
 
 use super::loom_tests::{Pond, Rule, SHOWN};
-use crate::cache::step::Hiding;
+use crate::cache::table::step::Hiding;
 
 /// Both pages hold time 0.
 fn pond(without: Rule) -> Arc<Pond> {
@@ -22,7 +23,7 @@ fn spawn(pond: &Arc<Pond>, body: impl FnOnce(&Pond) + 'static) -> thread::JoinHa
 }
 
 /// Goal: a read of two pages is whole because all pages of a write are hidden before any is shown,
-/// because the reader looks at the words again, and because the size comes before the pages.
+/// because the reader checks the words again, and because the size is changed before the pages.
 /// Method: one write, extending or not, without each of the rules.
 fn read_races_a_write(without: Rule, size: u64) {
     loom::model(move || {
@@ -63,9 +64,9 @@ fn loom_with_the_size_read_before_the_words_an_extending_write_is_seen_in_part()
     read_races_a_write(Rule::SizeAfterWords, 1);
 }
 
-/// Goal: a cut and an extension after it show what was, the shorter file, or zeros.
-/// Method: the second page is hidden, the size lowered, the page dropped, the size raised, the page
-/// filled with what is there now; against one attempt of the hit path.
+/// Goal: a truncation and a later extension show the old file, the shorter file, or zeros. Method:
+/// the second page is hidden, the size lowered, the page dropped, the size raised, and the page
+/// filled with its new bytes; concurrently, one attempt of the hit path.
 fn read_races_a_cut(without: Rule) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -82,7 +83,7 @@ fn read_races_a_cut(without: Rule) {
             }
             pond.size.set(1);
             if pond.without == Rule::HideBeforeSize {
-                // Extended before the page goes: the size is no help then.
+                // Extended before the page is dropped: the size does not protect the reader then.
                 pond.size.set(2);
                 thread::yield_now();
                 hide();
@@ -91,11 +92,11 @@ fn read_races_a_cut(without: Rule) {
             pond.size.set(2);
             pond.fill(1, 3, 0);
         });
-        // A second reader's look: what the first saw stays true.
+        // A second attempt of the reader: the result of the first one stays true.
         let mut cut = false;
         for _ in 0..2 {
             if let Some(seen) = pond.try_read() {
-                assert!(!cut || seen != [0, 10], "what was cut off came back");
+                assert!(!cut || seen != [0, 10], "truncated bytes came back");
                 assert!(seen == [0, 10] || seen == [0] || seen == [0, 0], "torn: {seen:?}");
                 cut |= seen != [0, 10];
             }
@@ -111,8 +112,8 @@ fn loom_read_races_a_cut_and_an_extension() {
 }
 
 #[test]
-#[should_panic(expected = "what was cut off came back")]
-fn loom_without_hiding_before_the_size_what_was_cut_off_comes_back() {
+#[should_panic(expected = "truncated bytes came back")]
+fn loom_without_hiding_before_the_size_truncated_bytes_come_back() {
     read_races_a_cut(Rule::HideBeforeSize);
 }
 
@@ -146,8 +147,8 @@ fn loom_without_the_second_look_frames_that_move_are_mixed_up() {
     read_races_a_move(Rule::Validation);
 }
 
-/// Goal: the same with a writer and an evictor at once: one page is replaced in one step, the other
-/// one evicted and filled with the frame that the first had.
+/// Goal: the same with a concurrent writer and evictor: one page is replaced in one step, the other
+/// one is evicted and filled with the old frame of the first.
 #[test]
 fn loom_read_races_a_one_page_write_and_a_refill() {
     let mut model = loom::model::Builder::new();
@@ -155,7 +156,7 @@ fn loom_read_races_a_one_page_write_and_a_refill() {
     model.check(|| {
         let pond = pond(Rule::None);
         let writer = spawn(&pond, |pond| {
-            // The old frame is free: it goes to the other page, if that was evicted.
+            // The old frame is free: the other page gets it, if that page was evicted.
             if let Some(old) = pond.replace(0, 3, 1)
                 && pond.words[1].try_fill(old).is_ok()
             {
@@ -166,7 +167,7 @@ fn loom_read_races_a_one_page_write_and_a_refill() {
         let evictor = spawn(&pond, |pond| {
             let seen = pond.words[1].load();
             if seen.is_ready() && pond.words[1].try_evict(seen, &pond.epoch) {
-                assert!(pond.retire(seen.frame()), "nobody has a pin");
+                assert!(pond.retire(seen.frame()), "the frame is not pinned");
             }
         });
         if let Some(seen) = pond.try_read() {

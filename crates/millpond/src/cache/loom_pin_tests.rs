@@ -1,5 +1,5 @@
-//! Loom models of pins, holds and links, on the real types: what is counted is not touched by
-//! anybody else when it is used again. Loom reports a race for the cells.
+//! Loom models of pins, holds and links, on the real types: a counted object is not accessed by
+//! other threads when it is reused. Loom reports a race for the cells.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -7,11 +7,11 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::link::Link;
-use crate::cache::page::{PageWord, Shown};
-use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, Followed, LinkSlot};
+use crate::cache::frames::pin::{Pins, Retiring};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::link::Link;
+use crate::cache::table::page::{PageWord, Shown};
+use crate::cache::table::step::{self, Followed, LinkSlot};
 use crate::units::FrameIndex;
 
 fn model(body: impl Fn() + Send + Sync + 'static) {
@@ -37,7 +37,7 @@ struct Page {
     freed: AtomicUsize,
 }
 
-// SAFETY: loom looks after the cell.
+// SAFETY: loom checks accesses to the cell.
 unsafe impl Sync for Page {}
 
 impl Page {
@@ -72,7 +72,7 @@ impl Page {
             return;
         }
         self.pins.pin();
-        if step::copy_kept(&self.word, seen, || ()).is_some() {
+        if step::copy_if_unchanged(&self.word, seen, || ()).is_some() {
             self.look();
         }
         if self.pins.unpin() {
@@ -80,7 +80,7 @@ impl Page {
         }
     }
 
-    /// By who copies what it replaces.
+    /// The thread copies the bytes that it replaces.
     fn evict(&self) {
         self.look();
         assert!(self.word.try_evict(self.word.load(), &self.epoch));
@@ -90,9 +90,8 @@ impl Page {
     }
 }
 
-/// Goal: the frame of a view is not freed under it, and is freed exactly once.
-/// Method: a viewer pins, and looks at the word again; the evictor takes the page, and retires the
-/// frame.
+/// Goal: the frame of a view is not freed during the view, and is freed exactly once. Method: a
+/// viewer pins, and checks the word again; the evictor takes the page, and retires the frame.
 #[test]
 fn loom_a_pinned_frame_is_freed_once_and_not_early() {
     loom::model(|| {
@@ -104,7 +103,7 @@ fn loom_a_pinned_frame_is_freed_once_and_not_early() {
     });
 }
 
-/// Goal: the same of two views, of which the last frees the frame.
+/// Goal: the same for two views, of which the last frees the frame.
 #[test]
 fn loom_the_last_of_two_views_frees_the_frame() {
     model(|| {
@@ -119,7 +118,7 @@ fn loom_the_last_of_two_views_frees_the_frame() {
 /// The link to a node.
 const LINKED: u64 = Link::root(FrameIndex(1), 0).0;
 
-/// A node of a page table that goes from one slot to another.
+/// A node of a page table that moves from one slot to another.
 struct Node {
     slots: [LinkSlot; 2],
     epoch: Epoch,
@@ -127,11 +126,11 @@ struct Node {
     life: UnsafeCell<u32>,
 }
 
-// SAFETY: loom looks after the cell.
+// SAFETY: loom checks accesses to the cell.
 unsafe impl Sync for Node {}
 
 impl Node {
-    /// Linked by the first slot, and held by the caller.
+    /// A node that the first slot links and the caller holds.
     fn new() -> Arc<Node> {
         let slots = [LinkSlot::new(LINKED), LinkSlot::new(0)];
         let (holds, life) = (Pins::default(), UnsafeCell::new(0));
@@ -145,7 +144,7 @@ impl Node {
         slot.follow() == LINKED && step::try_hold_linked(&self.holds, slot, |now| now == LINKED)
     }
 
-    /// Of the first slot, as a leaf that a lookup has found.
+    /// Holds the node of the first slot as a leaf that a lookup has found.
     fn try_hold_followed(&self) -> bool {
         let begun = self.epoch.begin();
         let leaf = Followed::new(&self.slots[0]);
@@ -157,8 +156,8 @@ impl Node {
         assert_eq!(self.life.with(|life| unsafe { *life }), life, "a node of another life");
     }
 
-    /// table.T3: as `Held` does, when it is dropped; then the node is for the other slot.
-    fn let_go(&self) {
+    /// table.T3: as `Held` does when it is dropped; then the node is used for the other slot.
+    fn release(&self) {
         if self.holds.unhold_or_kill() {
             self.slots[0].unlink(true, &self.epoch);
             // SAFETY: as above.
@@ -171,9 +170,9 @@ impl Node {
 
 type TryHold = fn(&Node) -> bool;
 
-/// Goal: a node is not recycled while it is held, and nobody holds it for what it was before.
-/// Method: a thread that drops the last hold of a node, against one that finds it where it was
-/// linked.
+/// Goal: a node is not recycled while it is held, and a hold is never for an earlier life of the
+/// node. Method: a thread that drops the last hold of a node, and a thread that finds it where it
+/// was linked.
 fn a_held_node_stays_linked(try_hold: TryHold) {
     loom::model(move || {
         let node = Node::new();
@@ -182,11 +181,11 @@ fn a_held_node_stays_linked(try_hold: TryHold) {
                 node.look(0);
                 thread::yield_now();
                 assert_eq!(node.slots[0].follow(), LINKED, "a held node was recycled");
-                node.let_go();
+                node.release();
             }
         });
         node.look(0);
-        node.let_go();
+        node.release();
         holder.join().unwrap();
         assert!(Link(node.slots[0].follow()).is_none(), "an empty node was left behind");
         assert_eq!(node.slots[1].follow(), LINKED);
@@ -212,8 +211,8 @@ fn loom_without_the_second_look_a_leaf_of_another_life_is_held() {
     });
 }
 
-/// Goal: a thread that finds a node where it is linked next finds it as it is then.
-/// Method: beside the two, one who holds the node in its next life.
+/// Goal: a thread that finds a node where it is linked next finds its new state. Method: in
+/// addition to the two threads, one that holds the node in its next life.
 #[test]
 fn loom_a_recycled_node_is_found_as_it_is_now() {
     model(|| {
@@ -221,7 +220,7 @@ fn loom_a_recycled_node_is_found_as_it_is_now() {
         let old = beside(&node, |node| {
             if node.try_hold(0) {
                 node.look(0);
-                node.let_go();
+                node.release();
             }
         });
         let new = beside(&node, |node| {
@@ -231,15 +230,14 @@ fn loom_a_recycled_node_is_found_as_it_is_now() {
                 assert!(!last, "its slot counts as a hold");
             }
         });
-        node.let_go();
+        node.release();
         old.join().unwrap();
         new.join().unwrap();
     });
 }
 
-/// Goal: a thread that follows a link finds nothing that the node had in its life before, for
-/// another file.
-/// Method: a node whose one page goes is linked anew, against a lock-free look at it.
+/// Goal: a thread that follows a link finds nothing of the node's earlier life, for another file.
+/// Method: a node whose only page is evicted is linked again, concurrent with a lock-free lookup.
 #[test]
 fn loom_a_linked_node_is_found_empty() {
     loom::model(|| {

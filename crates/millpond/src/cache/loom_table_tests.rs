@@ -1,32 +1,32 @@
-//! Loom models of leaves that are recycled under lock-free readers, on the real types.
+//! Loom models of leaves that are recycled while lock-free readers use them, on the real types.
 //!
-//! The version of a page has one bit and the generation of a slot two, so that two departures from READY
-//! wrap the one, and four lives of a leaf the other. What versions tell of the file's epoch goes to
-//! another one here: it would tell of recycled leaves, too.
+//! The version of a page has one bit and the generation of a slot two. So two departures from READY
+//! wrap the version, and four lives of a leaf wrap the generation. Versions raise another epoch
+//! here than that of the file, which would also detect recycled leaves.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::link::Link;
-use crate::cache::page::PageWord;
-use crate::cache::step::{self, Followed, LinkSlot};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::link::Link;
+use crate::cache::table::page::PageWord;
+use crate::cache::table::step::{self, Followed, LinkSlot};
 use crate::units::FrameIndex;
 
 use super::loom_tests::SHOWN;
 
 const LEAF: FrameIndex = FrameIndex(7);
 const FRAME: FrameIndex = FrameIndex(1);
-/// What the frame holds for another file.
+/// The content of the frame while it is used for another file.
 const ANOTHERS: usize = 99;
 
-/// A rule that a twin leaves out.
+/// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// The reader compares the link, too (epoch.V4).
+    /// The reader also compares the link (epoch.V4).
     Link,
     /// The epoch rises before generations repeat (epoch.V4).
     Turn,
@@ -36,7 +36,7 @@ enum Rule {
 struct Table {
     without: Rule,
     epoch: Epoch,
-    /// What versions raise.
+    /// The epoch that versions raise.
     another_epoch: Epoch,
     slot: LinkSlot,
     word: PageWord,
@@ -44,7 +44,7 @@ struct Table {
 }
 
 impl Table {
-    /// The page is READY and holds 0.
+    /// A table whose page is READY and has content 0.
     fn new(without: Rule) -> Arc<Table> {
         let table = Table {
             without,
@@ -75,13 +75,13 @@ impl Table {
         assert!(self.word.try_evict(self.word.load(), &self.another_epoch));
     }
 
-    /// As `Held` does, when the leaf is let go.
+    /// As `Held` does, when the leaf is released.
     fn unlink(&self) {
         let is_without = self.without == Rule::Turn;
         self.slot.unlink(true, if is_without { &self.another_epoch } else { &self.epoch });
     }
 
-    /// The leaf serves another file for a while.
+    /// The leaf is used for another file and returns.
     fn recycle(&self) {
         self.evict();
         self.unlink();
@@ -90,7 +90,7 @@ impl Table {
         self.link();
     }
 
-    /// One attempt of the hit path; what it copied, twice.
+    /// One attempt of the hit path. Returns two copies.
     fn try_read(&self) -> Option<[usize; 2]> {
         let begun = self.epoch.begin();
         let leaf = Followed::new(&self.slot);
@@ -103,13 +103,13 @@ impl Table {
         }
         let copied = [0, 1].map(|_| self.frame.load(Relaxed));
         let leaf = (self.without != Rule::Link).then_some(leaf);
-        step::is_one_moment([(&self.word, seen)], leaf, &self.epoch, begun).then_some(copied)
+        step::is_consistent([(&self.word, seen)], leaf, &self.epoch, begun).then_some(copied)
     }
 }
 
-/// Goal: a reader takes nothing of a leaf's life for another file, nor from two of its lives.
-/// Method: the leaf goes to another file and comes back, where the page has the frame and the version that
-/// it had before.
+/// Goal: a reader uses no content of the leaf's life for another file, nor a mixture of two lives.
+/// Method: the leaf is used for another file and returns, and the page has the same frame and
+/// version as before.
 fn read_races_a_recycled_leaf(without: Rule) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
@@ -141,8 +141,8 @@ fn loom_without_the_second_look_at_the_link_a_recycled_leaf_is_read() {
     read_races_a_recycled_leaf(Rule::Link);
 }
 
-/// Goal: the same where the leaf has so many lives that the slot's generation is what it was.
-/// Method: the second half of the lives is another thread's, which has found the link.
+/// Goal: the same after so many lives of the leaf that the generation of the slot repeats. Method:
+/// the second half of the lives is made by another thread, which has found the link.
 fn read_races_all_generations(without: Rule) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -181,11 +181,11 @@ fn loom_without_raising_the_epoch_generations_repeat() {
     read_races_all_generations(Rule::Turn);
 }
 
-/// Goal: whoever finds a generation of the next turn finds that the epoch rose, be it linked by another
-/// thread than the one that unlinked it.
-/// Method: one thread unlinks the leaf at a turn; a second one links it again, or not; the reader looks
-/// for the third of the four generations.
-fn a_turn_is_told_of(is_linked_again: bool) {
+/// Goal: a thread that finds a generation of the next cycle sees that the epoch rose, even if
+/// another thread linked the leaf than the one that unlinked it. Method: one thread unlinks the
+/// leaf at the end of a cycle; a second one links it again, or not; the reader looks for the third
+/// of the four generations.
+fn a_cycle_raises_the_epoch(is_linked_again: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(move || {
@@ -215,11 +215,11 @@ fn a_turn_is_told_of(is_linked_again: bool) {
 }
 
 #[test]
-fn loom_a_turn_of_generations_is_told_of() {
-    a_turn_is_told_of(false);
+fn loom_a_cycle_of_generations_raises_the_epoch() {
+    a_cycle_raises_the_epoch(false);
 }
 
 #[test]
-fn loom_who_links_a_leaf_tells_of_the_turn() {
-    a_turn_is_told_of(true);
+fn loom_linking_a_leaf_passes_on_the_cycle() {
+    a_cycle_raises_the_epoch(true);
 }

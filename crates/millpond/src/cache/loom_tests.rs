@@ -1,24 +1,25 @@
 //! Loom models of the page word, the pins and the holds, on the real types.
 //!
-//! A frame is one number here, and the version has one bit, so that two departures from READY wrap
-//! it. What the callers of the transitions add (the fences around taking, hiding and copying) is in
-//! `step` and `pin`, which they and the models call; `scripts/weaken` takes each away in turn. The
-//! `loom_without_*` twins leave out a rule of order that the callers keep, and must fail.
+//! In the models a frame is one number, and the version has one bit, so that two departures from
+//! READY wrap it. The fences that callers of the transitions add (around taking, hiding and
+//! copying) are in `step` and `pin`, which the callers and the models use; `scripts/weaken` removes
+//! each in turn. The `loom_without_*` mutation tests leave out a rule of order that the callers
+//! keep, and must fail.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::page::{PageWord, Shown, State};
-use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, FileSize, Hiding};
+use crate::cache::frames::pin::{Pins, Retiring};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::page::{PageWord, Shown, State};
+use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
 pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
 
-/// A rule of the protocol that a twin leaves out.
+/// A rule of the protocol that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Rule {
     None,
@@ -30,13 +31,13 @@ pub(super) enum Rule {
     SizeBeforeShow,
     /// The pages whose bytes change with the size are hidden before it changes.
     HideBeforeSize,
-    /// The reader looks at its words, and the epoch, again after the copy.
+    /// The reader checks its words and the epoch again after the copy.
     Validation,
     /// The size is loaded after the words.
     SizeAfterWords,
 }
 
-/// Page words, frames and what surrounds them, shared by the threads of a model.
+/// Page words, frames and their context, shared by the threads of a model.
 pub(super) struct Pond {
     pub(super) without: Rule,
     pub(super) words: [PageWord; 2],
@@ -55,7 +56,7 @@ impl Pond {
             words: [PageWord::new(), PageWord::new()],
             epoch: Epoch::new(),
             size: FileSize::new(2),
-            // What a free frame has is not for anybody to see.
+            // The content of a free frame must not be visible.
             frames: std::array::from_fn(|frame| AtomicUsize::new(if frame < 3 { 0 } else { 77 })),
             pins: Default::default(),
         };
@@ -65,7 +66,7 @@ impl Pond {
         Arc::new(pond)
     }
 
-    /// Takes a frame, and writes it.
+    /// Takes a frame and writes its content.
     pub(super) fn build(&self, frame: u32, content: usize) {
         step::begin_reuse();
         self.frames[frame as usize].store(content, Relaxed);
@@ -81,19 +82,19 @@ impl Pond {
         let word = &self.words[page];
         let seen = word.load();
         assert!(word.try_evict(seen, &self.epoch));
-        assert!(self.retire(seen.frame()), "nobody has a pin");
+        assert!(self.retire(seen.frame()), "the frame is not pinned");
     }
 
-    /// Whether the frame, which left its page, is free now.
+    /// Whether the frame, which has left its page, is free now.
     pub(super) fn retire(&self, frame: FrameIndex) -> bool {
         Retiring::begin().try_retire(&self.pins[frame.0 as usize])
     }
 
-    /// One page in one step; the old frame is the caller's.
+    /// Replaces one page in one step. The caller owns the old frame.
     pub(super) fn replace(&self, page: usize, fresh: u32, content: usize) -> Option<FrameIndex> {
         self.build(fresh, content);
         let change = self.words[page].try_replace(FrameIndex(fresh), SHOWN, &self.epoch).ok()?;
-        assert!(self.retire(change.was.frame()), "nobody has a pin");
+        assert!(self.retire(change.was.frame()), "the frame is not pinned");
         Some(change.was.frame())
     }
 
@@ -127,7 +128,7 @@ impl Pond {
         }
     }
 
-    /// One attempt of the hit path over the pages below the size, as `read::attempt_pages` makes.
+    /// One attempt of the hit path over the pages below the size, as in `read::attempt_pages`.
     pub(super) fn try_read(&self) -> Option<Vec<usize>> {
         let mut begun = self.epoch.begin();
         let hint = self.size.hint();
@@ -149,7 +150,7 @@ impl Pond {
         if self.without == Rule::Epoch {
             begun = self.epoch.begin();
         }
-        let is_whole = step::is_one_moment(words.iter().zip(seen), [], &self.epoch, begun);
+        let is_whole = step::is_consistent(words.iter().zip(seen), [], &self.epoch, begun);
         (is_whole || self.without == Rule::Validation).then_some(bytes)
     }
 }
@@ -190,9 +191,9 @@ fn loom_read_races_an_extending_write() {
     });
 }
 
-/// Goal: a stalled reader is not fooled by a version that wrapped to where it was.
-/// Method: with versions of one bit, the page leaves READY twice and comes back with the same
-/// frame and version and other bytes, while the reader copies.
+/// Goal: a version that wraps to its old value does not fool a stalled reader. Method: with
+/// versions of one bit, the page leaves READY twice and comes back with the same frame and version
+/// and other bytes, while the reader copies.
 fn wrap_under_a_stalled_reader(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
@@ -211,7 +212,7 @@ fn wrap_under_a_stalled_reader(without: Rule) {
                 if pond.without == Rule::Epoch {
                     begun = pond.epoch.begin();
                 }
-                if step::is_one_moment([(&pond.words[0], seen)], [], &pond.epoch, begun) {
+                if step::is_consistent([(&pond.words[0], seen)], [], &pond.epoch, begun) {
                     assert_eq!(first, second, "two contents under one version");
                 }
             }
@@ -235,8 +236,8 @@ fn loom_without_the_epoch_a_wrapped_version_fools_it() {
     wrap_under_a_stalled_reader(Rule::Epoch);
 }
 
-/// Goal: the same where who evicts the page and who fills it are others: each passes on what the
-/// other knows of the epoch.
+/// Goal: the same if two different threads evict and fill the page: each passes on the epoch that
+/// the other has seen.
 #[test]
 fn loom_a_version_that_others_wrapped_does_not_fool_a_stalled_reader() {
     let mut model = loom::model::Builder::new();
@@ -263,7 +264,7 @@ fn loom_a_version_that_others_wrapped_does_not_fool_a_stalled_reader() {
                 if seen.is_hit() {
                     let frame = &pond.frames[1];
                     let (first, second) = (frame.load(Relaxed), frame.load(Relaxed));
-                    if step::is_one_moment([(&pond.words[0], seen)], [], &pond.epoch, begun) {
+                    if step::is_consistent([(&pond.words[0], seen)], [], &pond.epoch, begun) {
                         assert_eq!(first, second, "two contents under one version");
                     }
                 }
@@ -281,7 +282,7 @@ fn loom_a_version_that_others_wrapped_does_not_fool_a_stalled_reader() {
 }
 
 /// Goal: a frame that goes from one page to another is not read as the first one's.
-/// Method: page 0 gets a fresh frame in one RMW, and its old frame is built anew for page 1.
+/// Method: page 0 gets a fresh frame in one RMW, and its old frame is rebuilt for page 1.
 #[test]
 fn loom_read_races_the_reuse_of_its_frame() {
     loom::model(|| {
@@ -301,8 +302,8 @@ fn loom_read_races_the_reuse_of_its_frame() {
     });
 }
 
-/// Goal: the same, where another thread takes the frame from the free list.
-/// Method: the free list is a flag, passed with release and acquire.
+/// Goal: the same if another thread takes the frame from the free list. Method: the free list is a
+/// flag, passed with release and acquire.
 #[test]
 fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
     loom::model(|| {
@@ -332,8 +333,8 @@ fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
     });
 }
 
-/// Goal: a copy of a page on a slow path takes no bytes of another one.
-/// Method: the page is evicted, and its frame taken for something else, while it is copied.
+/// Goal: a copy of a page on a slow path has no bytes of another page. Method: while the page is
+/// copied, it is evicted, and its frame is reused.
 #[test]
 fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
     loom::model(|| {
@@ -349,17 +350,16 @@ fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
         let seen = word.load();
         if seen.is_ready() {
             let frame = &pond.frames[seen.frame().0 as usize];
-            let copied = step::copy_kept(word, seen, || frame.load(Relaxed));
+            let copied = step::copy_if_unchanged(word, seen, || frame.load(Relaxed));
             assert!(matches!(copied, None | Some(0)), "another page's bytes: {copied:?}");
         }
         evictor.join().unwrap();
     });
 }
 
-/// Goal: two operations that each look for the other's change when they have made their own do not
-/// both miss it.
-/// Method: store buffering.
-fn changes_are_seen_by_who_changes_next(change: fn(&Pond, usize), sees: fn(&Pond, usize) -> bool) {
+/// Goal: two operations that each check for the other's change after their own change do not both
+/// miss it. Method: store buffering.
+fn changes_are_seen_by_the_next(change: fn(&Pond, usize), sees: fn(&Pond, usize) -> bool) {
     loom::model(move || {
         let pond = Pond::new(Rule::None);
         let other = thread::spawn({
@@ -372,7 +372,7 @@ fn changes_are_seen_by_who_changes_next(change: fn(&Pond, usize), sees: fn(&Pond
         change(&pond, 0);
         let mine = sees(&pond, 1);
         let theirs = other.join().unwrap();
-        assert!(mine || theirs, "both saw what was before the other's change");
+        assert!(mine || theirs, "both missed the other's change");
     });
 }
 
@@ -382,8 +382,8 @@ fn sees_no_old_page(pond: &Pond, page: usize) -> bool {
 }
 
 #[test]
-fn loom_a_page_is_seen_by_who_writes_next() {
-    changes_are_seen_by_who_changes_next(
+fn loom_a_page_is_seen_by_the_next_writer() {
+    changes_are_seen_by_the_next(
         |pond, page| {
             pond.build(3 + page as u32, 1);
             let fresh = FrameIndex(3 + page as u32);
@@ -394,8 +394,8 @@ fn loom_a_page_is_seen_by_who_writes_next() {
 }
 
 #[test]
-fn loom_hidden_pages_are_seen_by_who_hides_next() {
-    changes_are_seen_by_who_changes_next(
+fn loom_hidden_pages_are_seen_by_the_next_to_hide() {
+    changes_are_seen_by_the_next(
         |pond, page| {
             let mut hiding = Hiding::new(&pond.epoch);
             hiding.hide(&pond.words[page]);
@@ -407,7 +407,7 @@ fn loom_hidden_pages_are_seen_by_who_hides_next() {
 
 /// The sizes are of two files.
 #[test]
-fn loom_a_size_is_seen_by_who_changes_another_next() {
+fn loom_a_size_is_seen_by_the_next_change() {
     loom::model(|| {
         let sizes = Arc::new([FileSize::new(1), FileSize::new(1)]);
         let extend = |sizes: &[FileSize; 2], file: usize| {
@@ -423,11 +423,11 @@ fn loom_a_size_is_seen_by_who_changes_another_next() {
     });
 }
 
-/// Goal: an extending write, and a write of one page beside it, each followed by a read of the
-/// other's page, do not both find what was before. Method: the first page is overwritten in one
-/// step; the second is shown beyond the old end.
+/// Goal: an extending write and a concurrent write of one page are each followed by a read of the
+/// other's page. At least one read finds the new content. Method: the first page is overwritten in
+/// one step; the second is shown beyond the old end.
 #[test]
-fn loom_an_extension_is_seen_by_who_writes_next() {
+fn loom_an_extension_is_seen_by_the_next_writer() {
     loom::model(|| {
         let pond = Pond::new(Rule::None);
         pond.size.set(1);
@@ -436,7 +436,7 @@ fn loom_an_extension_is_seen_by_who_writes_next() {
             move || {
                 pond.build(3, 1);
                 let _ = pond.words[0].try_replace(FrameIndex(3), SHOWN, &pond.epoch).unwrap();
-                // As the hit path does: not there, and beyond the end.
+                // As the hit path does: the page is not there, and beyond the end.
                 !pond.words[1].load().is_hit() && pond.size.get() < 2
             }
         });
@@ -448,12 +448,12 @@ fn loom_an_extension_is_seen_by_who_writes_next() {
         let _ = pond.words[1].show(FrameIndex(4), SHOWN);
         let saw_old = !sees_no_old_page(&pond, 0);
         let saw_end = other.join().unwrap();
-        assert!(!(saw_old && saw_end), "both saw what was before the other's write");
+        assert!(!(saw_old && saw_end), "both missed the other's write");
     });
 }
 
-/// Goal: one fill per page, and no waiter is forgotten by the transition that ends it.
-/// Method: a filler against one who wants the page, and arms if it finds it FILLING.
+/// Goal: each page is filled once, and the transition that ends the fill wakes each waiter. Method:
+/// a filler, and a thread that needs the page, and sets WAITERS if it finds the page FILLING.
 #[test]
 fn loom_the_end_of_a_fill_finds_its_waiters() {
     loom::model(|| {
@@ -464,7 +464,7 @@ fn loom_the_end_of_a_fill_finds_its_waiters() {
             move || {
                 let seen = page.load();
                 assert!(page.try_fill(FrameIndex(2)).is_err(), "filled twice");
-                seen.state() == State::Filling && page.arm(seen).is_some()
+                seen.state() == State::Filling && page.set_waiters(seen).is_some()
             }
         });
         let sleepers = page.finish_fill(FrameIndex(1), SHOWN);
@@ -516,9 +516,9 @@ fn loom_a_size_comes_after_the_file_below_is_as_long() {
     });
 }
 
-/// Goal: the last user of a file evicts each page, also one that a late reader marks at the same time.
-/// Incident: the mark came between the look and the exchange. The page stayed, and its frame and seat were lost
-/// until the engine's end.
+/// Goal: the last user of a file evicts each page, even one that a late reader marks at the same
+/// time. Incident: the mark came between the read and the exchange. The page stayed, and its frame
+/// and queue node were lost until the engine's end.
 #[test]
 fn loom_tear_down_evicts_a_page_that_is_marked() {
     loom::model(|| {

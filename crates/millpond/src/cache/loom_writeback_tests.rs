@@ -1,36 +1,37 @@
-//! Loom models of write-back on the real page word and pins: a flusher against writers, a cut, and
+//! Loom models of write-back on the real page word and pins: a flusher, writers, a truncation, and
 //! eviction.
 //!
-//! The device is two numbers, the content of the page and the length of the file; a write to it is
-//! two steps with the frame read in between, as the device reads memory while it works. The
-//! `loom_without_*` twins leave one rule out and must fail.
+//! The device is two numbers, the content of the page and the length of the file. A write to it
+//! takes two steps, with the frame read in between, as the device reads memory while it works. The
+//! `loom_without_*` mutation tests leave one rule out and must fail.
 
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::cache::epoch::Epoch;
-use crate::cache::page::{PageWord, Shown, State, WritebackEnd};
-use crate::cache::pin::{Pins, Retiring};
-use crate::cache::step::{self, FileSize, Hiding};
+use crate::cache::frames::pin::{Pins, Retiring};
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::page::{PageWord, Shown, State, WritebackEnd};
+use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 
-/// A rule that a twin leaves out.
+/// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// Raise the pin before the claim.
+    /// The frame is pinned before the claim.
     Pin,
-    /// A thread that cuts the file waits for write-backs after hiding.
+    /// A thread that truncates the file waits for write-backs after hiding.
     AwaitEnds,
     /// The size is read after the claim (writeback.WB5).
     SizeAfterClaim,
-    /// A thread that reads a page back says so, before it is shown (generations.G5).
+    /// A thread that reads a page back from the device records this before the page is shown
+    /// (generations.G5).
     ReadBack,
-    /// The page is made DIRTY again under the lock under which it is found in doubt
+    /// The page is made DIRTY again under the lock under which it is found suspect
     /// (generations.G5).
     RedirtyUnderLock,
 }
@@ -70,7 +71,7 @@ impl Pond {
         hiding.finish();
     }
 
-    /// One flush of the page, as `writeback` does it; whether there was anything to write.
+    /// One flush of the page, as in `flush`. Returns whether there was anything to write.
     fn flush(&self) -> bool {
         let early_size = self.size.get();
         let seen = self.word.load();
@@ -119,7 +120,7 @@ impl Pond {
         }
     }
 
-    /// The frame is free, and somebody takes it for another page.
+    /// The frame is free, and another thread takes it for another page.
     fn reuse(&self, frame: FrameIndex) {
         step::begin_reuse();
         self.frames[frame.0 as usize].store(99, Relaxed);
@@ -131,8 +132,8 @@ fn spawn(pond: &Arc<Pond>, body: impl FnOnce(&Pond) + 'static) -> thread::JoinHa
     thread::spawn(move || body(&pond))
 }
 
-/// Goal: the device gets whole contents, and the last of them unless the page is DIRTY still.
-/// Method: a flush, and a write that replaces the frame under it.
+/// Goal: the device gets whole contents, and finally the last one unless the page is still DIRTY.
+/// Method: a flush, and a concurrent write that replaces the frame.
 fn flush_races_a_write(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
@@ -143,7 +144,7 @@ fn flush_races_a_write(without: Rule) {
         flusher.join().unwrap();
         let clean = !pond.word.load().is_dirty();
         assert!(!clean || pond.device.load(Relaxed) == 2, "a write was forgotten");
-        assert!(clean || pond.flush(), "nobody can write the page back any more");
+        assert!(clean || pond.flush(), "the page cannot be written back any more");
         assert_eq!(pond.device.load(Relaxed), 2);
     });
 }
@@ -159,8 +160,8 @@ fn loom_without_the_pin_a_flush_writes_another_page() {
     flush_races_a_write(Rule::Pin);
 }
 
-/// Goal: of two contents of a page, the older never lands last.
-/// Method: two flushers, and a write between.
+/// Goal: of two contents of a page, the older one is never written last. Method: two flushers, and
+/// a write between.
 #[test]
 fn loom_two_flushes_race_a_write() {
     let mut model = loom::model::Builder::new();
@@ -181,9 +182,9 @@ fn loom_two_flushes_race_a_write() {
     });
 }
 
-/// Goal: the device's file is never longer than the size, once a cut has returned.
-/// Method: a flush, and a cut that hides, waits, and then cuts the device's file. `again`: the word
-/// becomes the one that it was, as versions have one bit.
+/// Goal: after a truncation has returned, the device's file is not longer than the size. Method: a
+/// flush, and a truncation that hides the page, waits, and then truncates the device's file.
+/// `again`: the word returns to its old value, as versions have one bit.
 fn flush_races_a_cut(without: Rule, again: bool) {
     loom::model(move || {
         let pond = Pond::new(without);
@@ -229,8 +230,8 @@ fn loom_with_the_size_read_too_early_the_file_is_too_long() {
     flush_races_a_cut(Rule::SizeAfterClaim, false);
 }
 
-/// Goal: what is evicted can be read from the device.
-/// Method: a flush, a write, and an evictor that takes any page it can have.
+/// Goal: an evicted page can be read from the device. Method: a flush, a write, and an evictor that
+/// takes any evictable page.
 #[test]
 fn loom_eviction_races_a_flush() {
     let mut model = loom::model::Builder::new();
@@ -257,10 +258,10 @@ fn loom_eviction_races_a_flush() {
     });
 }
 
-/// Goal: who fills a page that was evicted reads what was written back.
-/// Method: a flush, an eviction, and a fill, by one thread each.
+/// Goal: a fill of an evicted page reads the bytes that were written back. Method: a flush, an
+/// eviction, and a fill, by one thread each.
 #[test]
-fn loom_a_fill_reads_what_was_evicted() {
+fn loom_a_fill_reads_evicted_bytes() {
     loom::model(|| {
         let pond = Pond::new(Rule::None);
         let evictor = spawn(&pond, |pond| {
@@ -275,7 +276,7 @@ fn loom_a_fill_reads_what_was_evicted() {
                 let _ = pond.word.abort_fill();
             }
         });
-        // Without the pause of `flush`, so that the others find its end.
+        // Without the yield of `flush`, so that the other threads find its end.
         assert!(pond.word.try_writeback(pond.word.load()).is_some());
         pond.device.store(1, Relaxed);
         let _ = pond.word.end_writeback(WritebackEnd::Stable);
@@ -284,9 +285,10 @@ fn loom_a_fill_reads_what_was_evicted() {
     });
 }
 
-/// Goal: after a sync that failed, what is made DIRTY again is what the device took, and not what
-/// was read from it since, when it may have lost that (generations.G5). Method: a page in doubt is
-/// made DIRTY, while somebody evicts it and reads it back.
+/// Goal: after a failed sync, a page that is made DIRTY again has the bytes that the device
+/// accepted, and not bytes that were read from the device since, when it may have lost them
+/// (generations.G5). Method: a suspect page is made DIRTY, while another thread evicts it and reads
+/// it back.
 fn a_failed_sync_races_a_read(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
@@ -327,12 +329,12 @@ fn loom_a_failed_sync_races_a_read() {
 
 #[test]
 #[should_panic(expected = "read after it was lost")]
-fn loom_without_being_told_what_was_read_back_a_failed_sync_takes_it_for_the_copy() {
+fn loom_without_recording_a_read_back_a_failed_sync_trusts_it() {
     a_failed_sync_races_a_read(Rule::ReadBack);
 }
 
 #[test]
 #[should_panic(expected = "read after it was lost")]
-fn loom_without_the_lock_a_failed_sync_takes_what_is_read_back_for_the_copy() {
+fn loom_without_the_lock_a_failed_sync_trusts_a_read_back() {
     a_failed_sync_races_a_read(Rule::RedirtyUnderLock);
 }

@@ -1,56 +1,17 @@
-//! The page cache: what is cached, where, and what leaves.
+//! The page cache: which pages are in memory, where, and which of them are evicted.
 //!
-//! In the order of a read: `table` finds the page word, `page` knows its protocol, `copy` takes
-//! the bytes; on a miss `fill` brings the page into a frame of `frame`, `readahead` guesses what
-//! comes next, and `evict` decides what makes room.
+//! In the order of a read: [`table`] finds the page word and has its protocol; [`frames`] has the
+//! memory; [`policy`] decides which missed pages get a frame and which pages are evicted;
+//! [`accounting`] counts the memory outside of frames, and the bytes that write-back keeps
+//! unevictable.
 
 pub(crate) mod table;
 
-pub(crate) mod page;
+pub(crate) mod frames;
 
-pub(crate) mod epoch;
+pub(crate) mod policy;
 
-pub(crate) mod step;
-
-pub(crate) mod parked;
-
-pub(crate) mod frame;
-
-pub(crate) mod class;
-
-pub(crate) mod copies;
-
-pub(crate) mod admission;
-mod alloc;
-
-pub(crate) mod magazine;
-
-mod group;
-
-mod nest;
-
-mod link;
-
-pub(crate) mod seat;
-
-pub(crate) mod pageset;
-
-pub(crate) mod heap;
-
-pub(crate) mod ledger;
-mod reserve;
-
-pub(crate) mod pin;
-
-pub(crate) mod evict;
-
-mod resize;
-
-pub(crate) mod fifo;
-mod ghost;
-mod newcomers;
-mod shelf;
-mod slab;
+pub(crate) mod accounting;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -68,13 +29,13 @@ mod loom_pin_tests;
 mod loom_writeback_tests;
 
 #[cfg(all(test, loom))]
-mod loom_seat_tests;
+mod loom_queue_node_tests;
 
 #[cfg(all(test, loom))]
 mod loom_batch_tests;
 
 #[cfg(all(test, loom))]
-mod loom_shelf_tests;
+mod loom_unevictable_tests;
 
 use std::io;
 use std::ptr::NonNull;
@@ -84,17 +45,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use smallvec::SmallVec;
 
-use crate::cache::admission::Gate;
-use crate::cache::class::Class;
-use crate::cache::evict::{Go, Queues, ReadaheadUse};
-use crate::cache::fifo::Arrival;
-use crate::cache::frame::{FrameSource, Frames};
-use crate::cache::ledger::Ledger;
-use crate::cache::magazine::BATCH_MAX;
-use crate::cache::newcomers::{Lists, NEWCOMERS_MAX};
-use crate::cache::page::{Change, PageWord};
-use crate::cache::shelf::Strays;
-use crate::cache::slab::Slab;
+use crate::cache::accounting::writeback_counts::WritebackCounts;
+use crate::cache::frames::class::Class;
+use crate::cache::frames::magazine::BATCH_MAX;
+use crate::cache::frames::slab::Slab;
+use crate::cache::frames::{FrameSource, Frames};
+use crate::cache::policy::admission::AdmissionFilter;
+use crate::cache::policy::evict::{EvictPass, Queues, ReadaheadUse};
+use crate::cache::policy::fifo::ReadyPage;
+use crate::cache::policy::insert_batch::{INSERT_BATCH_MAX, InsertBatches};
+use crate::cache::policy::unevictable::{self, RescanFlag};
+use crate::cache::table::page::{Change, PageWord};
 use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
 use crate::copy;
 use crate::options::Admission;
@@ -102,13 +63,14 @@ use crate::stats::Counters;
 use crate::survival::Address;
 use crate::units::{FrameIndex, PageIndex};
 
-/// So many goes at the queues are made beyond a turn (evict.E3), as pages come in meanwhile.
-const GOES_MORE: u64 = 8;
-/// Pages that are taken off the shelf in one hold of the queues' lock: as many as newcomers are put in.
-const UNSHELVED_TOGETHER: usize = NEWCOMERS_MAX;
-/// Batches of pages that are evicted for one frame while the system gives no memory. Chosen, not measured.
+/// Extra eviction passes beyond a full sweep (evict.E3), as pages are inserted concurrently.
+const EXTRA_PASSES: u64 = 8;
+/// Pages that are requeued in one hold of the queues' lock.
+const REQUEUED_TOGETHER: usize = INSERT_BATCH_MAX;
+/// Eviction batches for one frame while the system provides no memory. Untuned.
 const TRIES_SHORT_MAX: u32 = 16;
-/// The part of the limit that tables of range locks may take, so that pages have nearly all of it.
+/// The part of the limit that tables of range locks may use, which leaves nearly all of it to
+/// pages.
 const LOCKS_PART: u64 = 16;
 
 /// Frames of pages that were evicted together.
@@ -119,21 +81,21 @@ pub(crate) struct Cache {
     pub(crate) frames: Frames,
     pub(crate) counters: Counters,
     pub(crate) slab: Slab,
-    pub(crate) ledger: Ledger,
-    /// Which pages get a frame.
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) writeback_counts: WritebackCounts,
+    /// Decides which missed pages get a frame.
+    pub(crate) admission: Arc<AdmissionFilter>,
     queues: Mutex<Queues>,
-    newcomers: Lists,
-    strays: Strays,
-    /// What the tables of range locks take (counted against the limit, too).
+    insert_batches: InsertBatches,
+    rescan: RescanFlag,
+    /// The bytes of range-lock tables. They are counted against the limit, too.
     locks_bytes: AtomicU64,
-    /// The limit that it was built with.
+    /// The limit at construction, which is the maximum.
     pub(crate) limit_bytes_max: u64,
     /// Held while the limit changes.
     resizing: Mutex<()>,
-    /// How often the queues' lock was taken.
+    /// How often the queues' lock was acquired.
     #[cfg(test)]
-    holds: AtomicU64,
+    lock_count: AtomicU64,
 }
 
 impl Cache {
@@ -143,29 +105,30 @@ impl Cache {
         keeper: Option<&Address>,
     ) -> io::Result<Cache> {
         let frames = Frames::new(limit_bytes, keeper)?;
-        let gate = Arc::new(Gate::new(admission, limit_bytes)?);
-        let queues = Queues::new(limit_bytes, Arc::clone(&gate))?;
-        frames.try_charge(queues.ghost_bytes() + gate.bytes());
+        let admission_filter = Arc::new(AdmissionFilter::new(admission, limit_bytes)?);
+        let queues = Queues::new(limit_bytes, Arc::clone(&admission_filter))?;
+        frames.try_charge(queues.ghost_bytes() + admission_filter.bytes());
         Ok(Cache {
             frames,
             counters: Counters::new(),
             slab: Slab::default(),
-            ledger: Ledger::new(),
-            gate,
+            writeback_counts: WritebackCounts::new(),
+            admission: admission_filter,
             queues: Mutex::new(queues),
-            newcomers: Lists::new(),
-            strays: Strays::new(),
+            insert_batches: InsertBatches::new(),
+            rescan: RescanFlag::new(),
             locks_bytes: AtomicU64::new(0),
             limit_bytes_max: limit_bytes,
             resizing: Mutex::default(),
             #[cfg(test)]
-            holds: AtomicU64::new(0),
+            lock_count: AtomicU64::new(0),
         })
     }
 
-    /// A frame, evicting what must go for it; never waits. `None`: nothing can go now.
+    /// Allocates a frame, and evicts pages for it if necessary. Never waits. `None`: nothing is
+    /// evictable.
     pub(crate) fn take_frame(&self, class: Class) -> Option<FrameIndex> {
-        // For what was charged anyway.
+        // Compensates for bytes that were charged beyond the limit.
         while self.frames.is_overdrawn() {
             if !self.make_room() {
                 return None;
@@ -176,14 +139,14 @@ impl Cache {
             if let Some(frame) = self.frames.try_alloc(class) {
                 return Some(frame);
             }
-            // Pages of other classes would be evicted in vain.
+            // Evicting pages of other classes would not help.
             if self.frames.is_short() {
                 tries_short += 1;
                 if self.frames.has_no_memory(class) || tries_short > TRIES_SHORT_MAX {
                     return None;
                 }
             }
-            let found = self.frames.break_nest()
+            let found = self.frames.break_reservation()
                 || self.frames.decommit_unspared(class)
                 || self.evict(Some(class))
                 || self.frames.decommit_one(Some(class))
@@ -194,15 +157,14 @@ impl Cache {
         }
     }
 
-    /// Frees something, or gives the system the memory of something that is free; false if nothing can
-    /// go now.
+    /// Frees memory, or returns free memory to the system. False: nothing is evictable.
     fn make_room(&self) -> bool {
         let frames = &self.frames;
-        frames.break_nest() || frames.decommit_one(None) || self.evict(None)
+        frames.break_reservation() || frames.decommit_one(None) || self.evict(None)
     }
 
-    /// A frame for `page`, whose leaf is `held`: the one that waits for it, or any other. `alone`:
-    /// the page is filled on its own, and so may be the first of many that come in no order.
+    /// A frame for `page`, whose leaf is `held`: the one reserved for it, or any other. `alone`:
+    /// the page is filled on its own, so it may be the first of many pages in random order.
     pub(crate) fn take_page_frame(
         &self,
         held: &Held<'_>,
@@ -212,14 +174,14 @@ impl Cache {
         let core = held.core();
         let class = Class::page(core.page_shift);
         if class == Class::UNIT_PAGE {
-            if let Some(frame) = self.frames.take_nested(held, page) {
+            if let Some(frame) = self.frames.take_reserved(held, page) {
                 return Some(frame);
             }
-            // Most of the leaf's pages must exist.
+            // At least half of the leaf's pages must exist.
             let half = (first_of_leaf(page) + SLOTS as u64 / 2).first_byte(core.page_shift);
-            let fits = core.size.hint() >= half && !held.has_guess();
+            let fits = core.size.hint() >= half && !held.has_prediction();
             if let Some(frame) =
-                (alone && fits).then(|| self.frames.make_nest(held, page)).flatten()
+                (alone && fits).then(|| self.frames.make_reservation(held, page)).flatten()
             {
                 return Some(frame);
             }
@@ -227,7 +189,7 @@ impl Cache {
         self.take_frame(class)
     }
 
-    /// A core for an empty table; `None` if the memory limit has no room.
+    /// A core for an empty table. `None`: the memory limit has no room.
     pub(crate) fn take_core(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
         loop {
             if let Some(core) = self.slab.take(size, page_shift) {
@@ -237,7 +199,7 @@ impl Cache {
         }
     }
 
-    /// Counts `bytes` of other memory against the limit, evicting what must go for it.
+    /// Charges `bytes` of other memory to the limit, and evicts pages for them if necessary.
     pub(crate) fn try_charge(&self, bytes: u64) -> bool {
         loop {
             if self.frames.try_charge(bytes) {
@@ -249,16 +211,17 @@ impl Cache {
         }
     }
 
-    /// [`Cache::try_charge`] for what is there already: where nothing can go for it, the limit is
-    /// passed (see `heap`).
-    pub(crate) fn charge_anyway(&self, bytes: u64) {
+    /// [`Cache::try_charge`] for memory that is in use already. If nothing is evictable, the limit
+    /// is exceeded (see `heap`).
+    pub(crate) fn force_charge(&self, bytes: u64) {
         if !self.try_charge(bytes) {
             self.frames.charge_over(bytes);
         }
     }
 
-    /// [`Cache::try_charge`] for tables of range locks, which stay as long as their files are open:
-    /// they get a small part of the limit, else those of many files would leave nothing for pages.
+    /// [`Cache::try_charge`] for tables of range locks, which stay while their files are open. They
+    /// may use a small part of the limit; otherwise the tables of many files would leave nothing
+    /// for pages.
     pub(crate) fn try_charge_locks(&self, bytes: u64) -> bool {
         let max = self.frames.limit_bytes() / LOCKS_PART;
         let taken = self
@@ -279,48 +242,51 @@ impl Cache {
         self.locks_bytes.fetch_sub(bytes, Relaxed);
     }
 
-    /// Evicts a page, or a batch where frames of class `wanted` go to a magazine; those of other classes
-    /// are put on the free lists, to be given to the system. False: nothing can go now.
+    /// Evicts a page, or a batch of pages if frames of class `wanted` have magazines. Frames of
+    /// other classes are put on the free lists, from where they are returned to the system. False:
+    /// nothing is evictable.
     fn evict(&self, wanted: Option<Class>) -> bool {
-        // newcomers.N3
-        self.evict_queued(wanted) || self.admit_all() && self.evict_queued(wanted)
+        // insert_batch.IB3
+        self.evict_queued(wanted) || self.drain_all_batches() && self.evict_queued(wanted)
     }
 
-    /// [`Cache::evict`] of what is queued, or comes into the queues with this thread.
+    /// [`Cache::evict`] for pages in the queues, or in the insert batch of this thread.
     fn evict_queued(&self, wanted: Option<Class>) -> bool {
         let most = wanted.map_or(1, |class| self.frames.batch(class).max(1));
-        let mut newcomers = self.newcomers.mine();
-        let (mut goes, mut goes_max) = (0, 0);
+        let mut inserts = self.insert_batches.mine();
+        let (mut passes, mut passes_max) = (0, 0);
         let mut victims = Victims::new();
         loop {
-            goes += 1;
+            passes += 1;
             let mut queues = self.queues();
-            queues.admit(&self.frames, newcomers.empty());
-            // Else each attempt would go through all pages in vain.
+            queues.insert_batch(&self.frames, inserts.drain());
+            // Without this check, each attempt would scan all pages to no effect.
             let bytes = queues.bytes();
-            if self.ledger.kept_at_most() >= bytes && self.ledger.kept() >= bytes {
+            if self.writeback_counts.unevictable_upper_bound() >= bytes
+                && self.writeback_counts.unevictable() >= bytes
+            {
                 return false;
             }
-            match queues.evict(&self.frames, &self.strays, most, &mut victims) {
-                Go::Evicted => {
-                    drop((queues, newcomers));
+            match queues.evict(&self.frames, &self.rescan, most, &mut victims) {
+                EvictPass::Evicted => {
+                    drop((queues, inserts));
                     self.evicted(&victims, wanted);
                     return true;
                 }
-                Go::Nothing => return false,
-                Go::More => goes_max = queues.goes_of_a_turn().max(goes_max),
+                EvictPass::Nothing => return false,
+                EvictPass::More => passes_max = queues.passes_per_sweep().max(passes_max),
             }
-            // Strays may have been found by the last one.
-            if goes > goes_max + GOES_MORE {
+            // The last pass may have requeued pages.
+            if passes > passes_max + EXTRA_PASSES {
                 return false;
             }
         }
     }
 
-    /// Frees the frames of pages that were evicted.
+    /// Frees the frames of evicted pages.
     fn evicted(&self, victims: &Victims, wanted: Option<Class>) {
         self.counters.mine().evicted(victims.len() as u64);
-        self.gate.note_full();
+        self.admission.note_eviction();
         for same in victims.chunk_by(|(_, one), (_, other)| one == other) {
             let class = same[0].1;
             let mut frames: SmallVec<[FrameIndex; BATCH_MAX]> =
@@ -333,63 +299,71 @@ impl Cache {
         }
     }
 
-    /// Queues pages that became READY, or has that done soon; the caller still holds the guard under
-    /// which they did.
-    pub(crate) fn arrived<'a>(&self, arrivals: impl Iterator<Item = Arrival<'a>>) {
-        let mut newcomers = self.newcomers.mine();
-        let mut batch = NEWCOMERS_MAX;
-        for arrival in arrivals {
-            batch = self.frames.batch(arrival.note(&self.frames));
-            let most = if batch == 0 { NEWCOMERS_MAX } else { batch };
-            if newcomers.add(self.frames.seat_of(arrival.frame)) >= most {
-                self.queues().admit(&self.frames, newcomers.empty());
+    /// Queues pages that became READY, or adds them to an insert batch. The caller still holds the
+    /// guard under which they became READY.
+    pub(crate) fn insert_pages<'a>(&self, pages: impl Iterator<Item = ReadyPage<'a>>) {
+        let mut inserts = self.insert_batches.mine();
+        let mut batch = INSERT_BATCH_MAX;
+        for page in pages {
+            batch = self.frames.batch(page.prepare(&self.frames));
+            let most = if batch == 0 { INSERT_BATCH_MAX } else { batch };
+            if inserts.push(self.frames.queue_node_of(page.frame)) >= most {
+                self.queues().insert_batch(&self.frames, inserts.drain());
             }
         }
         if batch == 0 {
-            self.queues().admit(&self.frames, newcomers.empty());
+            self.queues().insert_batch(&self.frames, inserts.drain());
         }
     }
 
-    /// Puts all newcomers into the queues; whether there were any.
-    fn admit_all(&self) -> bool {
-        self.newcomers.all().fold(false, |any, mut newcomers| {
-            let frames = newcomers.empty();
+    /// Inserts the pages of all insert batches. Returns whether there were any.
+    fn drain_all_batches(&self) -> bool {
+        self.insert_batches.all().fold(false, |any, mut inserts| {
+            let frames = inserts.drain();
             if !frames.is_empty() {
                 let mut queues = self.queues();
-                queues.admit(&self.frames, frames);
+                queues.insert_batch(&self.frames, frames);
             }
             any | !frames.is_empty()
         })
     }
 
-    /// Whether a transition of a page, just made, says that write-back lets it go, and it is on the shelf: the
-    /// seat that the caller has taken off soon, by [`Cache::unshelve`].
-    pub(crate) fn find_shelved(&self, word: &PageWord, change: Change) -> Option<FrameIndex> {
+    /// The queue node to requeue after a transition that made the page evictable, if the page is on
+    /// the unevictable list. The caller passes it to [`Cache::requeue_evictable`].
+    pub(crate) fn find_to_requeue(&self, word: &PageWord, change: Change) -> Option<FrameIndex> {
         let frames = &self.frames;
-        let seat_of = |frame| frames.seat_of(frame);
-        shelf::find(word, change, &self.strays, seat_of, |seat| frames.meta(seat))
+        let queue_node_of = |frame| frames.queue_node_of(frame);
+        unevictable::find_to_requeue(word, change, &self.rescan, queue_node_of, |node| {
+            frames.meta(node)
+        })
     }
 
-    /// Puts pages that were found on the shelf back into their queues. Some in each hold of the lock.
-    pub(crate) fn unshelve(&self, seats: &[FrameIndex]) {
-        for some in seats.chunks(UNSHELVED_TOGETHER) {
-            some.iter().for_each(|&seat| copy::ask_for_line(self.frames.meta(seat)));
-            self.queues().unshelve(&self.frames, some);
+    /// Moves pages from the unevictable list to their queues, some in each hold of the lock.
+    pub(crate) fn requeue_evictable(&self, nodes: &[FrameIndex]) {
+        for some in nodes.chunks(REQUEUED_TOGETHER) {
+            some.iter().for_each(|&node| copy::prefetch_line(self.frames.meta(node)));
+            self.queues().requeue_evictable(&self.frames, some);
         }
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
         #[cfg(test)]
-        self.holds.fetch_add(1, Relaxed);
+        self.lock_count.fetch_add(1, Relaxed);
         self.queues.lock().expect("no panic under the lock")
     }
 
-    /// Fresh frames took the places of the `old` ones, and take their seats (seat.SE1); the old ones are
-    /// freed. Where one is NONE, there was none. Caller: still has the guard under which it replaced them.
-    pub(crate) fn replaced(&self, old: &mut [FrameIndex], new: &[FrameIndex], class: Class) {
+    /// Fresh frames have replaced the `old` ones in their pages and take over their queue nodes
+    /// (queue_node.QN1); the old ones are freed. NONE: there was no old frame. Caller: still holds
+    /// the guard under which the frames were replaced.
+    pub(crate) fn release_replaced(
+        &self,
+        old: &mut [FrameIndex],
+        new: &[FrameIndex],
+        class: Class,
+    ) {
         let mut any = false;
         for (&old, &new) in old.iter().zip(new).filter(|(old, _)| **old != FrameIndex::NONE) {
-            self.frames.swap_seats(old, new);
+            self.frames.swap_queue_nodes(old, new);
             any = true;
         }
         if any {
@@ -397,8 +371,8 @@ impl Cache {
         }
     }
 
-    /// Frees the frame of a page that was taken out of its word otherwise than by eviction.
-    pub(crate) fn discarded(&self, frame: FrameIndex, class: Class) {
+    /// Frees the frame of a page that left its word in another way than by eviction.
+    pub(crate) fn release_discarded(&self, frame: FrameIndex, class: Class) {
         self.queues().remove(&self.frames, frame, false);
         self.frames.release(frame, class);
     }
@@ -410,8 +384,8 @@ impl Cache {
             let mut queues = self.queues();
             let used = word.take_referenced();
             let seen = word.load();
-            // A page is queued from the time it is READY until it is not, but for moments in
-            // which its owner has it in hand.
+            // A READY page is queued, except for moments in which the thread that made it READY has
+            // not queued it.
             if seen.is_ready()
                 && queues.is_queued(&self.frames, seen.frame())
                 && !self.frames.meta(seen.frame()).pins.is_pinned()
@@ -429,7 +403,7 @@ impl Cache {
         self.queues().readahead_use()
     }
 
-    /// Does `act` while the calling thread has the locks that all misses share, and all writes.
+    /// Calls `act` while the calling thread holds the locks that all misses and all writes share.
     #[cfg(test)]
     pub(crate) fn with_shared_locks<R>(&self, act: impl FnOnce() -> R) -> R {
         let _queues = self.queues();
@@ -438,38 +412,41 @@ impl Cache {
         act()
     }
 
-    /// How often the locks that all misses share were taken, and forgets it: the queues', and those of the
-    /// free lists.
+    /// How often the shared locks of misses were acquired since the last call: the queues' lock,
+    /// and the locks of the free lists.
     #[cfg(test)]
-    pub(crate) fn take_holds(&self) -> (u64, u64) {
-        let lists = Class::all().map(|class| self.frames.free_frames(class).holds.swap(0, Relaxed));
-        (self.holds.swap(0, Relaxed), lists.sum())
+    pub(crate) fn take_lock_counts(&self) -> (u64, u64) {
+        let lists =
+            Class::all().map(|class| self.frames.free_frames(class).lock_count.swap(0, Relaxed));
+        (self.lock_count.swap(0, Relaxed), lists.sum())
     }
 
-    /// The most pages that one hold of the queues' lock looked at (evict.E4), and forgets it.
+    /// The maximum number of pages scanned in one hold of the queues' lock (evict.E4) since the
+    /// last call.
     #[cfg(test)]
-    pub(crate) fn take_most_looks(&self) -> u64 {
-        std::mem::take(&mut self.queues.lock().unwrap().most_looks)
+    pub(crate) fn take_scanned_max(&self) -> u64 {
+        std::mem::take(&mut self.queues.lock().unwrap().scanned_max)
     }
 
-    /// The bytes of the pages that are queued or on the shelf, and how many pages are there.
+    /// The bytes of the pages that are queued or on the unevictable list, and the number of pages
+    /// on that list.
     #[cfg(test)]
     pub(crate) fn queued(&self) -> (u64, u64) {
         let queues = self.queues();
-        (queues.bytes(), queues.shelved())
+        (queues.bytes(), queues.unevictable_frames())
     }
 
-    /// Empties a file that nobody uses any more and gives its nodes back.
+    /// Empties the table of a file that is not in use any more, and frees its nodes.
     pub(crate) fn tear_down(&self, core: &FileCore) {
         let class = Class::page(core.page_shift);
         let (first, last) = (PageIndex::FIRST, PageIndex::LAST);
         core.for_each_page(&self.frames, first, last, &mut |held, _, word| {
-            // evict.E1: out of the queues before the core goes. Nobody else can touch a READY page
-            // of this file but the evictor, which works under the lock.
+            // evict.E1: out of the queues before the core is freed. Only the evictor can still
+            // access a READY page of this file, and it works under the lock.
             let mut queues = self.queues();
             let used = word.take_referenced();
-            if word.load().is_kept() {
-                self.ledger.note(word.forget_writeback(), core.page_bytes());
+            if word.load().is_unevictable() {
+                self.writeback_counts.note(word.forget_writeback(), core.page_bytes());
             }
             if let Some(seen) = word.evict_for_good(&core.epoch) {
                 held.vacated();
@@ -478,10 +455,10 @@ impl Cache {
                 self.frames.release(seen.frame(), class);
             }
         });
-        // An evictor that emptied a page of ours just before may still be on its way out of the
-        // table. It works under the lock all the time, and a later one finds no frame of ours.
+        // An evictor that has just emptied a page of this file may still be leaving its table. It
+        // holds the lock throughout, and a later evictor finds no frame of this file.
         drop(self.queues());
-        self.gate.admit();
+        self.admission.start_admitting();
         core.tear_down(&self.frames);
     }
 }

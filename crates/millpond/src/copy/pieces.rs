@@ -1,4 +1,5 @@
-//! By pieces, between which it may be another thread's turn: under one scheduler (`cfg(scheduled)`).
+//! Copies in pieces, between which another thread may run: for tests under the deterministic
+//! scheduler (`cfg(scheduled)`).
 
 const PIECE_BYTES: usize = 512;
 

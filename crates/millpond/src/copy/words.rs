@@ -1,4 +1,5 @@
-//! By relaxed atomic words: on processors without a routine of their own. Faults are not resumed.
+//! Copies by relaxed atomic words, for processors without an assembly routine. Faults are not
+//! resumed.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 

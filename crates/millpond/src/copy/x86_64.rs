@@ -31,8 +31,8 @@ global_asm!(
     ".type millpond_copy_wide,@function",
     "millpond_copy_wide:",
     ".cfi_startproc",
-    // r10: the end of the source. rax, rcx: the last 128 bytes of both. The fourth argument,
-    // in rcx at first, is the length from which to ask for the source ahead.
+    // r10: the end of the source. rax, rcx: the last 128 bytes of both. The fourth argument, in rcx
+    // at first, is the length from which the source is prefetched.
     "lea r10, [rsi + rdx]",
     "cmp rdx, 256",
     "jb 4f",
@@ -40,7 +40,7 @@ global_asm!(
     "lea rax, [rdi + rdx - 128]",
     "lea rcx, [rsi + rdx - 128]",
     "jb 3f",
-    // Ask for the first 4 KiB.
+    // Prefetch the first 4 KiB.
     "mov r8, rsi",
     "lea r9, [rsi + 4096]",
     "2:",
@@ -151,19 +151,19 @@ unsafe extern "C" {
     fn millpond_copy_stream_resume();
 }
 
-/// What the streaming routine moves at once, into memory aligned to a quarter of it.
+/// The block of the streaming routine, which is stored to memory aligned to a quarter of it.
 const STREAM_BYTES: usize = 128;
 
-/// The wide routine takes no less.
+/// The minimum length for the wide routine.
 const WIDE_BYTES_MIN: usize = 32;
 
 #[inline]
 pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, is_far: bool) -> usize {
-    // SAFETY: both routines read and write exactly the two ranges that the caller vouches for
-    // and keep to the C ABI; the wide one needs the length and the instructions tested for.
+    // SAFETY: both routines read and write exactly the two ranges that the caller guarantees and
+    // keep to the C ABI; the length and the instructions that the wide one needs were tested for.
     unsafe {
         if len >= WIDE_BYTES_MIN && is_x86_feature_detected!("avx2") {
-            // The routine asks for 4 KiB at once, so no less than that.
+            // The routine prefetches 4 KiB at once, so no less than that.
             let ahead_from = 4096 + usize::from(!is_far);
             millpond_copy_wide(dst, src, len, ahead_from)
         } else {
@@ -176,8 +176,8 @@ pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, is_far: bool
 pub(super) unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) -> usize {
     let fits =
         len > 0 && len.is_multiple_of(STREAM_BYTES) && dst.addr().is_multiple_of(STREAM_BYTES / 4);
-    // SAFETY: as above; the routine needs what was tested for. Its stores are in order with
-    // those that follow it: it ends with a fence.
+    // SAFETY: as above; the instructions of the routine were tested for. Its stores are in order
+    // with those that follow it: it ends with a fence.
     unsafe {
         if fits && is_x86_feature_detected!("avx2") {
             millpond_copy_stream(dst, src, len)

@@ -1,20 +1,21 @@
-//! Direct I/O: between the caller's memory and the back end, past the cache and coherent with it.
+//! Direct I/O: transfers between the caller's memory and the backend that bypass the cache and are
+//! coherent with it.
 //!
 //! ```text
-//!   read:   shared guard -> write back what is DIRTY of the range -> back end -> release
-//!   write:  exclusive guard -> hide -> wait for write-backs (page.W7) -> back end -> size -> EMPTY
+//!   read:   shared guard -> write back what is DIRTY of the range -> backend -> release
+//!   write:  exclusive guard -> hide -> wait for write-backs (page.W7) -> backend -> size -> EMPTY
 //!           -> release                                             (`write::around`)
 //! ```
 //!
-//! A direct operation is atomic with respect to every other of its file, direct or cached, as the
-//! guard is the one that all of them take. The part between [`begin`] and [`Begun::end`] is the back
-//! end's: `File` waits for it, a `Pipeline` has many under way.
+//! A direct operation is atomic with respect to every other operation on its file, direct or
+//! cached, as all of them take the same guard. The part between [`begin`] and [`Begun::end`]
+//! belongs to the backend: `File` waits for it, a `Pipeline` has many in progress.
 //!
 //! - **D1** The caller that begins an operation ends it: until then its pages are hidden, and its
-//!   range is held. With one under way it waits for no other guard, nor for a flush, which may wait
-//!   for the hidden pages.
-//! - **D2** Alignment is looked at before anything is done. Unaligned requests are refused, or,
-//!   where the handle says so, served through a bounce buffer and counted.
+//!   range is held. With an operation in progress it waits for no other guard, nor for a flush,
+//!   which may wait for the hidden pages.
+//! - **D2** Alignment is checked before anything is done. Unaligned requests are refused, or, if
+//!   the handle permits it, served through a bounce buffer and counted.
 
 use std::io;
 use std::time::Instant;
@@ -30,14 +31,13 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
 use crate::memory::try_zeros;
 use crate::write::{self, Account, Around, Write, Written};
-use crate::writeback::Ticket;
+use crate::writeback::EndedOp;
 
-/// Bytes that a bounce buffer holds at most. Chosen, not measured: longer requests are carried out
-/// in parts.
+/// The maximum size of a bounce buffer. Longer requests are performed in parts. Untuned.
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
-/// The most that bounce buffers are aligned to; devices that want more are refused at open.
+/// The maximum alignment of bounce buffers; devices that need more are refused at open.
 const BOUNCE_ALIGN_BYTES: usize = 4096;
-/// What to do with which bytes of a file.
+/// An operation and its range of the file.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent<'f> {
     pub(crate) file: &'f CachedFile,
@@ -47,7 +47,7 @@ pub(crate) struct Extent<'f> {
     pub(crate) durable: bool,
 }
 
-/// The same, and with which memory.
+/// The same with its memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Operation<'a> {
     pub(crate) extent: Extent<'a>,
@@ -57,31 +57,31 @@ pub(crate) struct Operation<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begin {
     Begun,
-    /// Somebody holds a part of the range, or it is to be written back before.
+    /// Another operation holds a part of the range, or it must be written back before.
     Conflict,
-    /// There is nothing to be moved.
+    /// There is nothing to move.
     Nothing,
 }
 
-/// An operation under its guard, between cache and back end (D1).
+/// An operation under its guard, between cache and backend (D1).
 #[must_use]
 pub(crate) struct Begun<'f> {
     held: Held<'f>,
-    /// Of a write.
+    /// For a write.
     write: Option<(Around, Account)>,
 }
 
-/// What each operation has under way; a read has no more.
+/// The common state of an operation in progress; a read has no more.
 #[must_use]
 pub(crate) struct Held<'f> {
     guard: FileGuard<'f>,
-    /// The size of the file, which does not change meanwhile as far as it matters (write.W5).
+    /// The size of the file, which is stable in this range while the guard is held (write.W5).
     size: u64,
     /// When it began, if it is timed.
     since: Option<Instant>,
 }
 
-/// Gets the cache out of the way of an operation, and puts what it holds into `begun`.
+/// Makes the cache coherent with an operation that begins, and stores its state in `begun`.
 #[inline]
 pub(crate) fn begin<'f>(
     extent: Extent<'f>,
@@ -127,7 +127,7 @@ fn begin_write<'f>(
     Ok(Begun { held: Held { guard, size, since }, write: Some((around, account)) })
 }
 
-/// [`begin`] of a read that waits for nothing; `None` as well where there is nothing to be moved.
+/// [`begin`] for a read, without any wait. Also `None` if there is nothing to move.
 #[inline(always)]
 pub(crate) fn try_begin_read<'f>(extent: Extent<'f>) -> Result<Option<Held<'f>>> {
     let mut held = None;
@@ -160,7 +160,7 @@ fn begin_read<'f>(
         return Ok(Begin::Nothing);
     }
     let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
-    if flush::owes(file, first, last) {
+    if flush::needs_writeback(file, first, last) {
         if blocking == Blocking::Try {
             return Ok(Begin::Conflict);
         }
@@ -171,8 +171,8 @@ fn begin_read<'f>(
     Ok(Begin::Begun)
 }
 
-/// Writes at the end of the file; returns where that was, and the bytes moved. The operation's
-/// offset does not count.
+/// Writes at the end of the file. Returns that offset, and the number of bytes. The offset of the
+/// operation is ignored.
 pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64, usize)> {
     let (file, len) = (operation.extent.file, operation.extent.len);
     if len == 0 {
@@ -197,7 +197,7 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
 }
 
 impl<'f> Extent<'f> {
-    /// D2, for memory that is aligned so.
+    /// Checks D2 for memory with this alignment.
     #[inline]
     pub(crate) fn check_alignment(&self, memory: Misalignment) -> Result<()> {
         if self.len == 0 {
@@ -242,7 +242,7 @@ impl<'a> Operation<'a> {
         self.extent.check_alignment(self.segments.misalignment())
     }
 
-    /// Carries the operation out and waits for it.
+    /// Performs the operation and waits for it.
     pub(crate) fn run(&self) -> Result<usize> {
         match self.begin()? {
             Some(begun) => self.finish(begun),
@@ -250,7 +250,7 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// `None`: there is nothing to be moved.
+    /// `None`: there is nothing to move.
     fn begin(&self) -> Result<Option<Begun<'a>>> {
         let mut begun = None;
         let outcome = begin(self.extent, Blocking::Wait, &mut begun)?;
@@ -265,9 +265,9 @@ impl<'a> Operation<'a> {
         begun.end(self.extent, transfer)
     }
 
-    /// Carries an operation out that is not aligned.
+    /// Performs an unaligned operation.
     pub(crate) fn run_bounced(&self) -> Result<usize> {
-        // Before the pages of a write are hidden, and it has a pass.
+        // Before the pages of a write are hidden, and its durable operation begins.
         let bounce = self.bounce()?;
         let Some(begun) = self.begin()? else { return Ok(0) };
         match (self.extent.direction, bounce) {
@@ -281,7 +281,7 @@ impl<'a> Operation<'a> {
         u64::from(self.extent.file.backing.alignment(true).offset_bytes)
     }
 
-    /// The memory by way of which the operation goes; `None` for a write that is not made of whole blocks.
+    /// The bounce buffer of the operation. `None`: a write without whole blocks.
     fn bounce(&self) -> Result<Option<Bounce>> {
         let Extent { direction, offset, len, .. } = self.extent;
         let block = self.offset_block();
@@ -296,7 +296,7 @@ impl<'a> Operation<'a> {
             .map_err(|error| Error::io(self.extent.op(), offset, len, error))
     }
 
-    /// Reads whole blocks around what is wanted, and copies.
+    /// Reads the whole blocks around the range, and copies the requested bytes.
     fn read_bounced(&self, begun: Begun<'_>, mut bounce: Bounce) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (start, len) = (self.extent.offset, self.extent.len);
@@ -312,8 +312,8 @@ impl<'a> Operation<'a> {
             let wanted = (whole_end - first).min(bounce.len());
             let (moved, error) = self.transfer_bounced(&mut bounce, first, wanted);
             let got = (first + moved).min(end).saturating_sub(at);
-            // SAFETY: the bounce buffer holds `moved` bytes from `first` on; `dst` is the caller's
-            // promise.
+            // SAFETY: the bounce buffer holds `moved` bytes from `first` on; the caller guarantees
+            // `dst`.
             let copied = unsafe {
                 let from = bounce.base().add((at - first) as usize);
                 crate::read::hit::copy_out(dst.split(got), from, Source::Near)
@@ -331,8 +331,8 @@ impl<'a> Operation<'a> {
         begun.end(self.extent, Transfer { moved, error: failure, ..self.transfer() })
     }
 
-    /// Whole blocks go by way of a bounce buffer; what is not made of whole blocks goes through the
-    /// kernel's cache, which keeps the bytes around it.
+    /// Writes whole blocks by a bounce buffer. Partial blocks are written through the kernel's page
+    /// cache, which preserves the bytes around them.
     fn write_bounced(&self, begun: Begun<'_>, bounce: Option<Bounce>) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (offset, total) = (self.extent.offset, self.extent.len);
@@ -377,8 +377,8 @@ impl<'a> Operation<'a> {
 }
 
 impl<'f> Begun<'f> {
-    /// Ends the operation, which the back end has ended. Waits for a guard where the file's length is in
-    /// doubt, and of a durable write for others that are under way.
+    /// Ends the operation after the backend has ended it. Waits for a guard if the file's length is
+    /// in doubt, and for other durable operations in flight after a durable write.
     fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
         let Ended { outcome, is_len_in_doubt } =
             match self.end_with(extent, transfer, Blocking::Wait) {
@@ -391,7 +391,7 @@ impl<'f> Begun<'f> {
         outcome
     }
 
-    /// Ends the operation, without waiting for anybody.
+    /// Ends the operation without any wait.
     #[inline]
     pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Conclusion<'f> {
         self.end_with(extent, transfer, Blocking::Try)
@@ -413,34 +413,35 @@ impl<'f> Begun<'f> {
         file.end_change();
         let written = account.close(file, transfer, blocking);
         match written.durability {
-            Durability::Pending(ticket) => {
-                Conclusion::Undecided(Undecided { held, around, written, ticket })
+            Durability::Pending(ended) => {
+                Conclusion::Undecided(Undecided { held, around, written, ended })
             }
             _ => Conclusion::Ended(held.end_write(extent, around, written)),
         }
     }
 }
 
-/// A durable write that the back end has ended well. Whether it has succeeded depends on others that are
-/// under way (generations.G3). Its range is held until that is known: no page is noted as not durable that is.
+/// A durable write without an error from the backend. Whether it has succeeded depends on other
+/// operations in flight (generations.G3). Its range is held until that is known, so that no durable
+/// page is recorded as not durable.
 #[must_use]
 pub(crate) struct Undecided<'f> {
     held: Held<'f>,
     around: Around,
     written: Written,
-    ticket: Ticket,
+    ended: EndedOp,
 }
 
 impl Undecided<'_> {
     /// Whether [`Undecided::settle`] would not wait.
     pub(crate) fn is_decided(&self, extent: Extent<'_>) -> bool {
-        extent.file.writeback.generations.verdict(self.ticket).is_some()
+        extent.file.writeback.generations.verdict(self.ended).is_some()
     }
 
-    /// Ends the write. Waits for operations that have a pass of the gate; those wait for no guard and no page.
+    /// Ends the write. Waits for durable operations in flight; those wait for no guard and no page.
     pub(crate) fn settle(self, extent: Extent<'_>) -> Ended {
-        let Undecided { held, around, mut written, ticket } = self;
-        written.durability = extent.file.writeback.generations.wait(ticket).into();
+        let Undecided { held, around, mut written, ended } = self;
+        written.durability = extent.file.writeback.generations.wait(ended).into();
         held.end_write(extent, around, written)
     }
 }
@@ -454,7 +455,7 @@ impl Held<'_> {
         Ended { outcome, is_len_in_doubt }
     }
 
-    /// Ends a read, of which so many bytes were moved, without waiting for anybody.
+    /// Ends a read of which `moved` bytes were moved, without any wait.
     #[inline(always)]
     pub(crate) fn end_read(
         self,
@@ -471,27 +472,27 @@ impl Held<'_> {
         slot.passed(moved);
         match error {
             Some(error) if moved == 0 => Ended::of(Err(Error::io(Op::Read, offset, len, error))),
-            // What lies before it, as the kernel has it.
+            // The bytes before it, as the kernel does.
             Some(_) => Ended::of(Ok(moved as usize)),
-            // If it is short, somebody else cut the file below.
+            // If it is short, another process truncated the file below.
             None => Ended { outcome: Ok(moved as usize), is_len_in_doubt: moved < wanted },
         }
     }
 }
 
-/// How far an operation is that the back end has ended.
+/// The state of an operation that the backend has ended.
 #[must_use]
 pub(crate) enum Conclusion<'f> {
     Ended(Ended),
     Undecided(Undecided<'f>),
 }
 
-/// What became of an operation.
+/// The outcome of an operation.
 #[must_use]
 pub(crate) struct Ended {
     pub(crate) outcome: Result<usize>,
-    /// The file may have another length now than we think, and [`CachedFile::adopt_size`] is to be called
-    /// when nobody has to be feared.
+    /// The length of the file may have changed. [`CachedFile::adopt_size`] must be called when the
+    /// caller may wait for a guard.
     pub(crate) is_len_in_doubt: bool,
 }
 
@@ -501,7 +502,7 @@ impl Ended {
     }
 }
 
-/// Aligned memory for what is not.
+/// Aligned memory for an unaligned request.
 struct Bounce {
     memory: Box<[u64]>,
     skip: usize,
@@ -520,7 +521,8 @@ impl Bounce {
     }
 
     fn base(&mut self) -> *mut u8 {
-        // SAFETY: `skip` is less than the alignment, and the block is longer than the request by that.
+        // SAFETY: `skip` is less than the alignment, and the block is longer than the request by at
+        // least that.
         unsafe { self.memory.as_mut_ptr().cast::<u8>().add(self.skip) }
     }
 
@@ -529,7 +531,7 @@ impl Bounce {
         assert!(part.left() <= self.len());
         let mut at = self.base();
         for piece in part {
-            // SAFETY: the buffer has room for all of the part; the source is the caller's promise.
+            // SAFETY: the buffer has room for all of the part; the caller guarantees the source.
             unsafe {
                 if crate::copy::copy(at, piece.base(), piece.len()) > 0 {
                     return false;

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 use crate::advice::Advice;
 use crate::buffers::Buffer;
-use crate::cache::copies;
+use crate::cache::accounting::copies;
 use crate::error::{Error, Op, Result};
 use crate::face::file::{File, in_range};
 use crate::face::unattended;
@@ -555,7 +555,7 @@ impl AsyncFile {
         self.file.check_process(Op::Write)?;
         self.start_workers(Op::Write, offset, len)?;
         let shared = &self.file.cached.shared;
-        let mut waiting = ProcessLocal::new(copies::Waiting::new(shared, len));
+        let mut waiting = ProcessLocal::new(copies::WaitingCopy::new(shared, len));
         let counted = std::future::poll_fn(|cx| waiting.poll(cx.waker())).await;
         drop(waiting);
         let copy = gathered(src, offset)?;

@@ -19,8 +19,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::cache::page::State;
-use crate::cache::parked::{Parked, parking};
+use crate::cache::table::page::State;
+use crate::cache::table::wait_queue::{WaitEntry, wait_table};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::face::async_file::AsyncFile;
@@ -496,7 +496,7 @@ impl std::fmt::Debug for BlobView {
 pub struct Arrival<'b> {
     blob: &'b Blob,
     range: Range<u64>,
-    parked: Option<Parked>,
+    parked: Option<WaitEntry>,
 }
 
 impl Arrival<'_> {
@@ -504,7 +504,7 @@ impl Arrival<'_> {
         if let Some(parked) = self.parked.take()
             && !self.blob.is_the_parents()
         {
-            parking().leave(&parked);
+            wait_table().deregister(&parked);
         }
     }
 }
@@ -523,7 +523,7 @@ impl Future for Arrival<'_> {
         let (first, last) = (file.page_of(self.range.start), file.page_of(end - 1));
         file.core().for_each_page(&file.cache().frames, first, last, &mut |_, _, word| {
             if parked.is_none() && word.load().state() == State::Filling {
-                parked = parking().arm(word, cx.waker());
+                parked = wait_table().register(word, cx.waker());
             }
         });
         if parked.is_some() {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::buffers::Buffer;
 use crate::cache::Cache;
-use crate::cache::copies::Copies;
+use crate::cache::accounting::copies::Copies;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::face::blob::Blob;
@@ -131,7 +131,10 @@ impl Engine {
             })),
         };
         let shared = &engine.shared;
-        shared.cache.ledger.set_limits(shared.flusher.limits.dirty_bytes_max(), cache_bytes);
+        shared
+            .cache
+            .writeback_counts
+            .set_limits(shared.flusher.limits.dirty_bytes_max(), cache_bytes);
         match published {
             Published::No => {}
             Published::Yes => engine.publish(0, || "").map_err(failed)?,
@@ -173,13 +176,13 @@ impl Engine {
 
     /// The published text.
     fn text(&self) -> String {
-        let ledger = &self.shared.cache.ledger;
-        let dirty_bytes = ledger.dirty();
+        let writeback_counts = &self.shared.cache.writeback_counts;
+        let dirty_bytes = writeback_counts.dirty();
         let gauges = Gauges {
             limit_bytes: self.cache_bytes(),
             dirty_bytes,
-            writeback_bytes: ledger.unwritten().saturating_sub(dirty_bytes),
-            unsynced_bytes: ledger.unstable(),
+            writeback_bytes: writeback_counts.unwritten().saturating_sub(dirty_bytes),
+            unsynced_bytes: writeback_counts.unstable(),
             waiting_reads: self.shared.flight.waiting() as u64,
             waiting_writers: self.shared.flusher.waiting(),
         };
@@ -383,11 +386,11 @@ impl Engine {
         check_cache_bytes(cache_bytes, cache.limit_bytes_max, has_keeper)?;
         let flusher = &self.shared.flusher;
         flusher.limits.set_cache_bytes(cache_bytes);
-        cache.ledger.set_limits(flusher.limits.dirty_bytes_max(), cache_bytes);
+        cache.writeback_counts.set_limits(flusher.limits.dirty_bytes_max(), cache_bytes);
         let holds = cache.set_limit(cache_bytes);
         event!(info, cache_bytes, holds, "another limit");
         if holds > cache_bytes {
-            flusher.starve(cache.ledger.kept());
+            flusher.request_reclaim(cache.writeback_counts.unevictable());
         }
         Ok(holds)
     }
@@ -453,7 +456,7 @@ impl Engine {
     pub fn leave_keeper(&self) {
         // The keeper has the memory of the parent, which continues.
         if !self.shared.cache.frames.are_the_parents() {
-            CachedFile::leave_keeper(&self.shared);
+            CachedFile::detach_keeper(&self.shared);
         }
     }
 

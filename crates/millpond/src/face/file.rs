@@ -258,9 +258,9 @@ impl Drop for File {
             // A thread with an open batch must not wait: it may be completing a fill, whose guard it would
             // wait for. The same holds in a waker (`millpond_rangelock::callback`).
             let workers = Arc::clone(&cached.shared.workers);
-            workers.run(Box::new(move || cached.leave()));
+            workers.run(Box::new(move || cached.release()));
         } else {
-            cached.leave();
+            cached.release();
         }
     }
 }

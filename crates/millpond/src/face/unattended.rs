@@ -112,7 +112,7 @@ impl Around {
         // SAFETY: O2: as in `begin`.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
         let is_bypassed = file.mapped_pages.is_some() || file.backing.is_direct();
-        if !file.cache().gate.is_around() && !is_bypassed {
+        if !file.cache().admission.is_bypassing() && !is_bypassed {
             return Err(handle);
         }
         // Before `direct`, which records that the pages were missed.

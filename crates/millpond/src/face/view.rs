@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::class::Class;
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::table::step;
 use crate::error::{Error, Op, Result};
 use crate::flush;
 use crate::inode::CachedFile;
@@ -232,7 +232,7 @@ impl CachedFile {
         }
         frames.meta(seen.frame()).pins.pin();
         // The size belongs to the same moment as the word.
-        let Some(size) = step::copy_kept(word, seen, || self.core().size.get()) else {
+        let Some(size) = step::copy_if_unchanged(word, seen, || self.core().size.get()) else {
             unpin_only(self, seen.frame());
             return None;
         };
@@ -266,7 +266,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
-            Alone::NoFrame if flush::relieve(self, flush::VIEW_RELIEF_MAX) => {}
+            Alone::NoFrame if flush::reclaim(self, flush::VIEW_RECLAIM_WAIT_MAX) => {}
             Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)

@@ -17,16 +17,16 @@ use crate::waits::{Dump, Waiting, Watch};
 const PERIODS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
 pub(crate) fn dump(shared: &Shared) -> Dump {
-    let ledger = &shared.cache.ledger;
+    let writeback_counts = &shared.cache.writeback_counts;
     let mut waiting = shared.cache.counters.waiting();
     waiting.extend(shared.tasks.seen());
     waiting.sort_by_key(|waiting| std::cmp::Reverse(waiting.since));
-    let dirty_bytes = ledger.dirty();
+    let dirty_bytes = writeback_counts.dirty();
     Dump {
         waiting,
         dirty_bytes,
-        writeback_bytes: ledger.unwritten().saturating_sub(dirty_bytes),
-        unsynced_bytes: ledger.unstable(),
+        writeback_bytes: writeback_counts.unwritten().saturating_sub(dirty_bytes),
+        unsynced_bytes: writeback_counts.unstable(),
         memory_bytes: shared.cache.frames.committed_bytes(),
         limit_bytes: shared.cache.frames.limit_bytes(),
     }

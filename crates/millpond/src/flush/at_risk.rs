@@ -1,17 +1,18 @@
-//! Dirty pages whose blocks a write past the cache may free (space.SP2): they are written back first.
+//! Writes back dirty pages whose blocks a bypass write may free (space.SP2).
 
 use crate::error::{Op, Result};
-use crate::flush::owed::write_back;
+use crate::flush::dirty_pages::write_back;
 use crate::inode::CachedFile;
 use crate::options::WriteMode;
 use crate::units::PageIndex;
 
-/// Writes back the pages that a write up to `end`, past the cache, puts at risk: those beyond the back end's
-/// end. Then that is the end of the file, until the caller's guard is released.
+/// Writes back the pages that a bypass write up to `end` puts at risk: the pages beyond the end of
+/// the backend's file. Afterwards that is the end of the file, until the caller's guard is
+/// released.
 ///
 /// # Errors
 ///
-/// Of that write-back: the write is not to be made then.
+/// Errors of that write-back. The caller must not make its write then.
 pub(crate) fn write_back_at_risk(file: &CachedFile, end: u64) -> Result<()> {
     match first_at_risk(file, end) {
         Some(first) => write_back(file, first, PageIndex::LAST, Op::Write),
@@ -25,8 +26,11 @@ pub(crate) fn has_pages_at_risk(file: &CachedFile, end: u64) -> bool {
 }
 
 fn first_at_risk(file: &CachedFile, end: u64) -> Option<PageIndex> {
-    // A file without dirty pages is as long at the back end as here (writeback.WB1).
-    if file.opened_mode == WriteMode::Through || !file.writeback.has_begun() || !file.owes() {
+    // A file without dirty pages is as long at the backend as here (writeback.WB1).
+    if file.opened_mode == WriteMode::Through
+        || !file.writeback.has_begun()
+        || !file.has_dirty_pages()
+    {
         return None;
     }
     let len = file.backing.len().unwrap_or(0);

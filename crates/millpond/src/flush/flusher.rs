@@ -1,65 +1,69 @@
-//! The flusher: its threads write back when nobody asks for it, by age and by amount.
+//! The threads of the flusher, which write back dirty pages by age and by amount.
 //!
-//! A file that hangs (a dead server, a stuck device) keeps the thread that writes it back, maybe for
-//! ever, and no other file is to wait for it. So one thread is *on duty*: it looks at the listed files one
-//! by one, and sleeps when nothing is due. While it is at work on one and others are listed, a second one
-//! *watches* it:
+//! I/O to a hung device (or a dead server) may block a write-back thread indefinitely. Files on
+//! other devices must not wait for it. So one thread is the *leader*: it scans the listed files one
+//! by one, and sleeps when none is due. While the leader works on a file and other files are
+//! listed, a *watchdog* thread observes it:
 //!
 //! ```text
-//!   by the first DIRTY page             by who goes to work on a file, or lists one meanwhile (FL3)
+//!   by the first DIRTY page             by a thread that starts work on a file, or lists one (FL3)
 //!            |                                                  |
-//!            v        begin_work                                v
-//!         on duty <---------------> at work on a file         watch ----> ends: nobody is at work
-//!          |   ^      put_back              |                   |
-//!    sleep |   | told, due                  |      longer than STUCK_AFTER
-//!          v   |                            |                   |
-//!         asleep                            v                   v
-//!                        put_back <---- stuck with it        on duty
-//!                           |
-//!                           v
-//!                ends, or watches (FL3)
+//!            v        mark_busy                                 v
+//!         leader <---------------> working on a file        watchdog --> ends: the leader is idle
+//!          |   ^     return_file           |                    |
+//!    sleep |   | woken, due                |      longer than STALL_TIMEOUT
+//!          v   |                           |                    |
+//!         asleep                           v                    v
+//!                     return_file <---- stalled              leader
+//!                          |
+//!                          v
+//!               ends, or is watchdog (FL3)
 //! ```
 //!
-//! - **FL1** A file of which a page is DIRTY, or was and is under write-back or unsynced, is listed: it is in
-//!   the queue once, or in a thread's hands. It leaves the list under the lock of its state, if that says
-//!   that it owes nothing, and is listed by the next thread that dirties it. So no two threads work
-//!   on one file, and the list is as long as there are files that owe something. (Closed ones leave
-//!   it sooner or later.)
-//! - **FL2** The thread on duty waits for nothing but in its sleep, and when it is *at work*: it says so
-//!   before it flushes or syncs, gives back space, or drops the last reference to a file, as that closes
-//!   descriptors.
-//! - **FL3** While the thread on duty is at work and the queue is not empty there is a watch, if a thread is
-//!   to be had. A thread that goes to work sees to it, and one that lists a file; and one that
-//!   comes back from one, as the thread on duty may have got stuck when there were too many for a
-//!   watch.
-//! - **FL4** At most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] at files of one device: a
-//!   server that died with many files has no more. Where write-backs of a device come to an end, however
-//!   slowly, one thread at a time is at its files; where none has for [`STUCK_AFTER`], one more is.
-//!   Helpers (FL7) that move are not counted, else they would keep others from what is not for them.
-//! - **FL5** A file that nobody has open and that owes something is a *stray*: kept from being dropped, and
-//!   listed. A thread takes it out of the strays before it asks what it owes, so that a close
-//!   meanwhile makes it one again; and a thread that has taken a file off the list lists it if it
-//!   is one by then.
-//! - **FL6** Nobody waits with a time limit but while something is owed, or for a moment as the watch.
-//! - **FL7** A device takes many writes at once, and a small file is one: of many, one after the other, it would
-//!   have one at a time. So from the [`HELP_AFTER`]th file on that the thread on duty is at work on in a
-//!   round, up to [`HELPERS_MAX`] *helpers* go through the list beside it. They are at files only that owe little
-//!   (`LITTLE_BYTES`), so that there is still room for reads at the device, and only where all of the
-//!   device's files in hand move. A helper ends when it has seen as many files as were listed, or [`IDLE_MAX`] in
-//!   a row with which there was nothing to be done. It has no duty, and nobody waits for it: one that is stuck
-//!   has a file in hand, and no more.
-//! - **FL8** A thread that has a file in hand may come to have its last reference, and so its descriptors and memory. It is
-//!   in hand from the look at the list until that is dropped, all under the lock of the list: so the last handle, when it
-//!   has let go of the file, waits until that is out of hand, and an open that finds no memory until files that
-//!   are being let go are gone. Neither waits for longer than [`STUCK_AFTER`], nor a handle for a sync, which may
-//!   take as long as the device does.
+//! - **FL1** A file is listed while a page of it is DIRTY, under write-back or unsynced. Then it is
+//!   in the queue once, or in progress at one thread. A file without such pages leaves the list
+//!   under the lock of its state, and the next thread that dirties it lists it again. So no two
+//!   threads work on one file, and the list is not longer than the number of such files. (Closed
+//!   files leave it with some delay.)
+//! - **FL2** The leader blocks only when it sleeps and when it is *busy*. It marks itself busy
+//!   before it flushes or syncs, gives back space, or drops the last reference to a file, as that
+//!   closes descriptors.
+//! - **FL3** While the leader is busy and the queue is not empty there is a watchdog, if a thread
+//!   can be started. It is started by a thread that becomes busy, a thread that lists a file, or a
+//!   thread that returns from a stalled file: the leader may have stalled when there were too many
+//!   threads for a watchdog.
+//! - **FL4** There are at most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] work on
+//!   files of one device, so a dead server with many files blocks no more than these. While
+//!   write-backs of a device end, however slowly, one thread at a time works on its files. If none
+//!   has ended for [`STALL_TIMEOUT`], one more thread may start. Helpers (FL7) that make progress
+//!   are not counted, as they do not work on large files.
+//! - **FL5** A file with dirty or unsynced pages and without open handles is an *orphan*: the
+//!   flusher keeps a reference to it, and it is listed. A thread removes the orphan before it
+//!   checks the file for dirty pages, so that a concurrent close registers it again. A thread that
+//!   has taken a file off the list lists it again if it is an orphan by then.
+//! - **FL6** Timed waits are used only while dirty data exists, and by the watchdog, which exists
+//!   for a short time.
+//! - **FL7** Small files issue one write each. Flushing them one after the other would leave the
+//!   device at queue depth 1. So from the [`HELPER_AFTER_FILES`]th file on that the leader works on
+//!   in a scan, up to [`HELPERS_MAX`] *helpers* scan the list concurrently. They work only on files
+//!   with little dirty data (`SMALL_FILE_BYTES`), which leaves room for reads at the device, and
+//!   only while all files of the device that are in progress make progress. A helper ends when it
+//!   has seen as many files as were listed, or [`IDLE_MAX`] files in a row that needed no work.
+//!   Helpers are not monitored: a stalled helper blocks only its own file.
+//! - **FL8** A thread of the flusher may come to hold the last reference to a file, and so its
+//!   descriptors and memory. The file is in progress, under the lock of the list, from the moment
+//!   it is taken off the list until this reference is dropped. The last close waits until the file
+//!   is no longer in progress, and an open without memory waits for files that are being dropped.
+//!   Neither waits longer than [`STALL_TIMEOUT`]. A close does not wait for a sync, which may take
+//!   as long as the device takes.
 //!
-//! *Out of reach.* Where [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not written
-//! back by age, and nor is any file where as many hang on each of several devices as there are threads.
-//! Their syncs, last closes and writers over the limit write them back all the same.
+//! *Not covered.* If [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not
+//! written back by age. If as many files hang on each of several devices as there are threads, no
+//! file is. Syncs, last closes and writers over the limit still write them back.
 //!
-//! *Amounts* are of what is not stuck, failing or hung, against what that leaves of the limit: else a full
-//! disk would have all other files written back at once, all the time.
+//! *Amounts* leave out stalled and failing files, and so does the part of the limit that they are
+//! compared with. Otherwise a full disk would cause all other files to be written back at once, all
+//! the time.
 //!
 //! Locks: `state` is a leaf, and no file is dropped under it.
 
@@ -67,64 +71,63 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::flush::attend::{DEVICE_THREADS_MAX, HELP_AFTER, Role, Round, address};
+use crate::flush::scan::{DEVICE_THREADS_MAX, HELPER_AFTER_FILES, Scan, WorkerRole, address};
 use crate::inode::CachedFile;
 use crate::thread::spawn;
-use crate::writeback::flusher::{Flusher, FlusherState, ThreadId};
-use crate::writeback::turns::STUCK_AFTER;
+use crate::writeback::flusher_state::{Flusher, FlusherState, ThreadId};
+use crate::writeback::writer_token::STALL_TIMEOUT;
 
-/// How soon the flusher looks again after it found nothing to do, while there are writes. Chosen,
-/// not measured.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// How often a watch looks: twice in [`STUCK_AFTER`].
+/// The delay of the next scan after a scan without work, while there are writes. Untuned.
+const RESCAN_PERIOD: Duration = Duration::from_millis(100);
+/// The period of the watchdog's checks: half of [`STALL_TIMEOUT`].
 const WATCH_PERIOD: Duration = Duration::from_millis(250);
-/// With fewer files, it is not looked for those that are closed. Chosen, not measured.
+/// The minimum queue length at which closed files are removed. Untuned.
 const QUEUE_MAX_MIN: usize = 64;
-/// Threads of one engine: so many files may hang before others wait for them. Chosen, not measured.
+/// Threads of one engine: so many files may hang before other files wait for them. Untuned.
 const THREADS_MAX: usize = 16;
-/// With the thread on duty they are as many as may be at files of one device. Chosen, not measured.
+/// Together with the leader, they are as many as may work on files of one device. Untuned.
 const HELPERS_MAX: usize = DEVICE_THREADS_MAX - 1;
-/// Chosen, not measured.
+/// Untuned.
 const IDLE_MAX: usize = 64;
 
-/// The list.
+/// The list of files.
 impl Flusher<CachedFile> {
-    /// Lists a file; its state says already that it is.
+    /// Lists a file whose state already says that it is listed.
     pub(crate) fn add(self: &Arc<Self>, file: &CachedFile) {
         let mut state = self.state();
         if state.queue.len() >= state.queue_max {
-            // The thread on duty may sleep for long, while files are opened and closed.
+            // The leader may sleep for long while files are opened and closed.
             state.queue.retain(|listed| listed.strong_count() > 0);
             state.queue_max = QUEUE_MAX_MIN.max(2 * state.queue.len());
         }
         state.queue.push_back(Weak::clone(&file.this));
-        if state.on_duty.is_none() {
-            // Where there is no thread to be had, writers do the work when the limit is reached.
-            state.on_duty = self.spawn(&mut state, Role::Duty);
+        if state.leader.is_none() {
+            // If no thread can be started, writers write back when the limit is reached.
+            state.leader = self.spawn(&mut state, WorkerRole::Leader);
         }
-        self.keep_watch(&mut state);
+        self.ensure_watchdog(&mut state);
     }
 
-    /// Keeps a file whose last handle is gone until it is written back.
-    pub(crate) fn adopt(self: &Arc<Self>, file: Arc<CachedFile>) {
-        // Before it is listed: the thread that takes it off the list looks whether it is a stray
+    /// Keeps a file without open handles alive until it is written back.
+    pub(crate) fn adopt_orphan(self: &Arc<Self>, file: Arc<CachedFile>) {
+        // Before it is listed: the thread that takes it off the list checks whether it is an orphan
         // (FL5).
-        let known = self.state().strays.insert(address(&file), Arc::clone(&file));
+        let known = self.state().orphans.insert(address(&file), Arc::clone(&file));
         if !std::mem::replace(&mut file.writeback.state().listed, true) {
             self.add(&file);
         }
-        self.tell();
+        self.request_scan();
         drop(known);
     }
 }
 
-/// Threads, and what each does.
+/// The threads and their roles.
 impl Flusher<CachedFile> {
-    /// Starts a thread, if there may be one more and the system gives it; its number.
+    /// Starts a thread, unless the limit is reached or the system refuses. Returns its number.
     fn spawn(
         self: &Arc<Self>,
         state: &mut FlusherState<CachedFile>,
-        role: Role,
+        role: WorkerRole,
     ) -> Option<ThreadId> {
         if state.stopped || state.threads >= THREADS_MAX {
             return None;
@@ -136,57 +139,57 @@ impl Flusher<CachedFile> {
         Some(me)
     }
 
-    /// Sees to it that somebody watches the one on duty, if there is anything to be done beside what it
-    /// does (FL3).
-    pub(super) fn keep_watch(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
-        if !state.has_watch && !state.queue.is_empty() && state.duty_at_work().is_some() {
-            state.has_watch = self.spawn(state, Role::Watch).is_some();
+    /// Starts a watchdog if the leader is busy and other files are listed (FL3).
+    pub(super) fn ensure_watchdog(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
+        if !state.has_watchdog && !state.queue.is_empty() && state.leader_busy_since().is_some() {
+            state.has_watchdog = self.spawn(state, WorkerRole::Watchdog).is_some();
         }
     }
 
-    /// Starts a helper, if there may be one more (FL7). It leaves threads to those that get stuck.
-    pub(super) fn call_help(self: &Arc<Self>) {
+    /// Starts a helper, if there may be one more (FL7). Some threads stay reserved for stalls.
+    pub(super) fn start_helper(self: &Arc<Self>) {
         let mut state = self.state();
         let is_room = state.threads + DEVICE_THREADS_MAX < THREADS_MAX;
-        if is_room && state.helpers < HELPERS_MAX && state.queue.len() >= HELP_AFTER {
-            let is_there = self.spawn(&mut state, Role::Help).is_some();
+        if is_room && state.helpers < HELPERS_MAX && state.queue.len() >= HELPER_AFTER_FILES {
+            let is_there = self.spawn(&mut state, WorkerRole::Helper).is_some();
             state.helpers += usize::from(is_there);
         }
     }
 
-    fn serve(self: &Arc<Self>, me: ThreadId, mut role: Role) {
+    fn serve(self: &Arc<Self>, me: ThreadId, mut role: WorkerRole) {
         loop {
-            let goes_on = match role {
-                Role::Duty => self.serve_on_duty(me),
-                Role::Watch => self.watch(me),
-                Role::Help => {
-                    self.help(me);
+            let next_role = match role {
+                WorkerRole::Leader => self.lead(me),
+                WorkerRole::Watchdog => self.run_watchdog(me),
+                WorkerRole::Helper => {
+                    self.run_helper(me);
                     None
                 }
             };
-            match goes_on {
+            match next_role {
                 Some(next) => role = next,
                 None => return,
             }
         }
     }
 
-    /// Watches the thread on duty, and takes over from it when it is stuck. `None`: the thread ends.
-    fn watch(&self, me: ThreadId) -> Option<Role> {
+    /// Observes the leader, and replaces it when it is stalled. `None`: the thread ends.
+    fn run_watchdog(&self, me: ThreadId) -> Option<WorkerRole> {
         let mut state = self.state();
         loop {
-            let waited = self.watching.wait_timeout_while(state, WATCH_PERIOD, |it| !it.stopped);
+            let waited =
+                self.watchdog_wake.wait_timeout_while(state, WATCH_PERIOD, |it| !it.stopped);
             state = waited.expect("no panic under the lock").0;
-            let since = state.duty_at_work();
+            let since = state.leader_busy_since();
             match since {
                 Some(since) if !state.stopped => {
-                    if since.elapsed() >= STUCK_AFTER {
-                        (state.on_duty, state.has_watch) = (Some(me), false);
-                        return Some(Role::Duty);
+                    if since.elapsed() >= STALL_TIMEOUT {
+                        (state.leader, state.has_watchdog) = (Some(me), false);
+                        return Some(WorkerRole::Leader);
                     }
                 }
                 _ => {
-                    state.has_watch = false;
+                    state.has_watchdog = false;
                     state.threads -= 1;
                     return None;
                 }
@@ -194,100 +197,100 @@ impl Flusher<CachedFile> {
         }
     }
 
-    /// Looks at all files, and sleeps, until somebody else is on duty, or there is nothing left to be on
-    /// duty for. `None`: the thread ends.
-    fn serve_on_duty(self: &Arc<Self>, me: ThreadId) -> Option<Role> {
-        while self.make_round(me) {}
+    /// Scans all files and sleeps, until another thread is the leader or the flusher stops. `None`:
+    /// the thread ends.
+    fn lead(self: &Arc<Self>, me: ThreadId) -> Option<WorkerRole> {
+        while self.scan_once(me) {}
         let mut state = self.state();
-        // FL3: the one on duty may have got stuck when there was no thread for a watch.
-        if !state.has_watch && state.duty_at_work().is_some() {
-            state.has_watch = true;
-            return Some(Role::Watch);
+        // FL3: the leader may have stalled when no thread could be started as a watchdog.
+        if !state.has_watchdog && state.leader_busy_since().is_some() {
+            state.has_watchdog = true;
+            return Some(WorkerRole::Watchdog);
         }
         state.threads -= 1;
         None
     }
 
-    /// Looks at each file once, and sleeps if there is nothing to do then; whether the thread is still
-    /// on duty.
-    fn make_round(self: &Arc<Self>, me: ThreadId) -> bool {
+    /// Scans each file once, and then sleeps if there was no work. Returns whether the thread is
+    /// still the leader.
+    fn scan_once(self: &Arc<Self>, me: ThreadId) -> bool {
         let mut state = self.state();
         if state.stopped {
             return false;
         }
-        state.told = false;
-        self.told.clear();
+        state.wake_requested = false;
+        self.scan_requested.clear();
         let mut left = state.queue.len();
         drop(state);
-        let mut round = Round::new(Role::Duty);
-        round.starved = self.starved.swap(false, Relaxed);
-        while let Some((file, stray)) = self.take(me, &round, &mut left) {
-            let attended = self.attend(me, &file, stray.is_some(), &mut round);
-            round.note(attended);
-            if !self.put_back(me, file, stray) {
-                self.tell_of_unseen();
+        let mut scan = Scan::new(WorkerRole::Leader);
+        scan.reclaim_requested = self.reclaim_requested.swap(false, Relaxed);
+        while let Some((file, orphan)) = self.take_next(me, &scan, &mut left) {
+            let outcome = self.process(me, &file, orphan.is_some(), &mut scan);
+            scan.note(outcome);
+            if !self.return_file(me, file, orphan) {
+                self.wake_leader();
                 return false;
             }
         }
-        self.note_stuck(me, round.unwritten, round.unstable);
-        if !round.worked {
-            self.sleep(round.next);
+        self.publish_stalled(me, scan.unwritten, scan.unstable);
+        if !scan.has_worked {
+            self.sleep(scan.next);
         }
         true
     }
 
-    /// Looks at the files as a helper (FL7).
-    fn help(self: &Arc<Self>, me: ThreadId) {
+    /// Scans the files as a helper (FL7).
+    fn run_helper(self: &Arc<Self>, me: ThreadId) {
         let mut left = self.state().queue.len();
-        let mut round = Round::new(Role::Help);
+        let mut scan = Scan::new(WorkerRole::Helper);
         let mut idle = 0;
         while idle < IDLE_MAX
-            && let Some((file, stray)) = self.take(me, &round, &mut left)
+            && let Some((file, orphan)) = self.take_next(me, &scan, &mut left)
         {
-            let works = round.works;
-            self.attend(me, &file, stray.is_some(), &mut round);
-            idle = if round.works > works { 0 } else { idle + 1 };
-            self.put_back(me, file, stray);
+            let files_worked = scan.files_worked;
+            self.process(me, &file, orphan.is_some(), &mut scan);
+            idle = if scan.files_worked > files_worked { 0 } else { idle + 1 };
+            self.return_file(me, file, orphan);
         }
         let mut state = self.state();
         state.helpers -= 1;
         state.threads -= 1;
         drop(state);
-        self.tell_of_unseen();
+        self.wake_leader();
     }
 
-    /// Files were in the hands of a thread that is not on duty: the one that is has not seen them in its
-    /// round.
-    fn tell_of_unseen(&self) {
+    /// Makes the leader scan again: files were in progress at another thread, so the leader may not
+    /// have seen them in its scan.
+    fn wake_leader(&self) {
         let mut state = self.state();
-        if !state.told {
-            state.told = true;
-            self.work.notify_one();
+        if !state.wake_requested {
+            state.wake_requested = true;
+            self.leader_wake.notify_one();
         }
     }
 
     fn sleep(&self, next: Option<Instant>) {
         let mut state = self.state();
-        if state.told || state.stopped {
+        if state.wake_requested || state.stopped {
             return;
         }
         let wait = match next {
             Some(at) => at.saturating_duration_since(Instant::now()),
-            // bell.BL1: the look comes with the next round.
-            None if self.awake.clear() => {
-                // Something was dirtied since the last look, maybe after it, and maybe written back
-                // by a sync already: a program that does that a thousand times a second does not
-                // wake us.
-                LOOK_AGAIN.min(self.limits.age_max / 4)
+            // notify_flag.NF1: the scan follows.
+            None if self.dirtied.clear() => {
+                // Pages were dirtied during or after the last scan, and a sync may have written
+                // them back already. A program that writes and syncs a thousand times a second does
+                // not wake the leader each time.
+                RESCAN_PERIOD.min(self.limits.age_max / 4)
             }
             None => {
-                while !state.told && !state.stopped {
-                    state = self.work.wait(state).expect("no panic under the lock");
+                while !state.wake_requested && !state.stopped {
+                    state = self.leader_wake.wait(state).expect("no panic under the lock");
                 }
                 return;
             }
         };
-        drop(self.work.wait_timeout(state, wait).expect("no panic under the lock"));
+        drop(self.leader_wake.wait_timeout(state, wait).expect("no panic under the lock"));
     }
 }
 
@@ -297,8 +300,8 @@ mod tests {
     use crate::tests::slow::{Kind, Slow};
     use crate::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 
-    /// Goal: many small files are written back by several threads (FL7).
-    /// Method: their write-backs are held up, and go on one at a time as long as there is one.
+    /// Goal: many small files are written back by several threads (FL7). Method: their write-backs
+    /// are blocked. While only one is active at a time, they are released one by one.
     #[test]
     fn small_files_are_written_back_by_several_threads() {
         let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(8 << 20);
@@ -318,15 +321,15 @@ mod tests {
         let mut ended = 0;
         while held().count() <= HELPERS_MAX {
             if let Some(slow) = held().next() {
-                slow.let_one_go_on(Kind::Write);
+                slow.release_one(Kind::Write);
                 while slow.now(Kind::Write) > 0 {
                     std::thread::yield_now();
                 }
                 ended += 1;
             }
             assert!(ended < files.len(), "one at a time");
-            // For others to come, and shorter than what counts as stuck.
-            std::thread::sleep(STUCK_AFTER / 25);
+            // Enough time for helpers to start, and too short to count as stalled.
+            std::thread::sleep(STALL_TIMEOUT / 25);
         }
         assert!(engine.shared().flusher.state().helpers > 0, "the device was taken to be stuck");
         files.iter().for_each(|(slow, _)| slow.hold(Kind::Write, false));
@@ -339,8 +342,9 @@ mod tests {
         }
     }
 
-    /// Goal: files leave the list when they owe nothing, and closed ones do while the thread sleeps.
-    /// Incident: they stayed until they were closed, and each that came looked through all of them.
+    /// Goal: clean files leave the list, and closed files leave it while the leader sleeps.
+    /// Incident: they stayed until they were closed, and each newly listed file caused a pass over
+    /// all of them.
     #[test]
     fn files_leave_the_list() {
         let dir = tempfile::tempdir().unwrap();
@@ -351,7 +355,7 @@ mod tests {
         let open = |number: usize| engine.open(dir.path().join(number.to_string()), &options);
         let listed = || {
             let state = engine.shared().flusher.state();
-            state.queue.len() + state.hands.len()
+            state.queue.len() + state.in_progress.len()
         };
         let files: Vec<_> = (0..100).map(|number| open(number).unwrap()).collect();
         files.iter().for_each(|file| file.write_all_at(&[1; 100], 0).unwrap());
@@ -360,8 +364,8 @@ mod tests {
         let started = Instant::now();
         while listed() > 0 {
             assert!(started.elapsed() < Duration::from_secs(30), "{} files are listed", listed());
-            // It may sleep until those are due that were dirty when it looked.
-            engine.shared().flusher.tell();
+            // The leader may sleep until the files are due that were dirty at its last scan.
+            engine.shared().flusher.request_scan();
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut others = 0;

@@ -1,29 +1,32 @@
-//! A flush: takes pages out of the set, claims them, and has the back end write them, contiguous ones
-//! as one transfer, several transfers at once. The rules are those of the modules beside it.
+//! Flushes, which write dirty pages to the backend.
+//!
+//! A flush takes pages out of the dirty set and claims them. It writes contiguous pages as one
+//! transfer, and several transfers at a time. The rules are in the modules of this folder and in
+//! [`writeback`](mod@crate::writeback).
 
-pub(crate) mod owed;
+pub(crate) mod dirty_pages;
 
-pub(crate) mod durable;
+pub(crate) mod durability;
 
 pub(crate) mod sync;
 
 pub(crate) mod flusher;
 
-mod attend;
+mod scan;
 
 pub(crate) mod throttle;
 
 pub(crate) mod at_risk;
 
-pub(crate) mod through;
+pub(crate) mod write_through;
 
 use std::io;
 use std::ops::Range;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::class::Class;
-use crate::cache::page::{State as PageState, Word, WritebackEnd};
+use crate::cache::frames::class::Class;
+use crate::cache::table::page::{State as PageState, Word, WritebackEnd};
 use crate::event::event;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
@@ -34,52 +37,56 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex, kernel_page_bytes};
 use crate::writeback::Failure;
 use crate::writeback::dirty::FlushNumber;
-use crate::writeback::generations::{Copy, Epoch, Pass};
+use crate::writeback::generations::{Copy, DurableOp, FailureEpoch};
 
 pub(crate) use crate::flush::at_risk::{has_pages_at_risk, write_back_at_risk};
-pub(crate) use crate::flush::durable::{Durability, conclude, conclude_apart, tell_of_others};
-pub(crate) use crate::flush::owed::{await_ends, close, dirtied, owes, write_back};
+pub(crate) use crate::flush::dirty_pages::{
+    await_ends, close, needs_writeback, record_dirty, write_back,
+};
+pub(crate) use crate::flush::durability::{
+    Durability, conclude, report_foreign_error, try_conclude,
+};
 pub(crate) use crate::flush::sync::{redirty_suspects, sync, sync_written};
-pub(crate) use crate::flush::throttle::{VIEW_RELIEF_MAX, WRITE_RELIEF_MAX, relieve, throttle};
+pub(crate) use crate::flush::throttle::{
+    VIEW_RECLAIM_WAIT_MAX, WRITE_RECLAIM_WAIT_MAX, reclaim, throttle,
+};
 
-/// What is in flight at once, of one flush. Chosen, not measured.
+/// The bytes that one flush has in flight at once. Untuned.
 pub(crate) const BATCH_BYTES: u64 = 16 << 20;
-/// Runs of pages that are written together at most: writers over the dirty limit get their room when all of
-/// them have ended. Chosen, not measured.
+/// Extents that are written together at most: a writer over the dirty limit gets its room only when
+/// all of them have been written. Untuned.
 const BATCH_RUNS: usize = 256;
-/// Pages that fail in a row before the rest of their transfer counts as failed, too. Chosen, not
-/// measured.
+/// Pages that fail in a row before the rest of their transfer counts as failed. Untuned.
 const FAILURES_MAX: usize = 8;
-/// How often a page may be found HIDDEN before a flush that may take guards keeps writers away from
-/// it. Chosen, not measured.
+/// How often a flush may find a page HIDDEN before it locks out writers, if it may take guards.
+/// Untuned.
 const HIDDEN_MAX: u32 = 8;
 
-/// What to do about pages that are in somebody else's hands.
+/// How a flush treats pages that another thread hides or writes back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BusyPages {
     Skip,
     Wait,
-    /// The same, and the caller has no guard: writers that hide a page over and over are kept away from
-    /// it.
+    /// Waits. The caller has no guard: writers that hide a page again and again are locked out.
     WaitAndLock,
 }
 
-enum Claim {
+enum PageClaim {
     Own(FrameIndex),
-    /// HIDDEN, or under write-back: maybe of what was DIRTY when the caller took the page out of the
-    /// set, by a flush that began later (dirty.DS3).
+    /// HIDDEN, or under write-back. A flush that began later may be writing bytes that were DIRTY
+    /// when the caller took the page out of the set (dirty.DS3).
     Busy(Word),
     Clean,
 }
 
-/// What a flush achieved.
+/// The result of a flush.
 #[derive(Default)]
 pub(crate) struct Flushed {
     pub(crate) pages: usize,
     pub(crate) failure: Option<Failure>,
-    /// All went in one durable transfer, if anything did.
+    /// All pages were written by one durable transfer, or there were none.
     pub(crate) durable: bool,
-    /// The end of the last run of which a transfer failed.
+    /// The end of the last extent of which a transfer failed.
     failed_end: u64,
 }
 
@@ -96,8 +103,8 @@ impl Flushed {
     }
 }
 
-/// Writes back the pages from `first` to `last` that are DIRTY when it begins (dirty.DS3). `durable`: in one
-/// durable transfer, if one is enough.
+/// Writes back the pages from `first` to `last` that are DIRTY when it begins (dirty.DS3).
+/// `durable`: uses a durable transfer if one transfer is enough.
 pub(crate) fn flush(
     file: &CachedFile,
     first: PageIndex,
@@ -110,8 +117,9 @@ pub(crate) fn flush(
     flushed
 }
 
-/// A write-back that failed may have freed the blocks of other dirty pages (space.SP3): they are written back
-/// at once, while the blocks are free. `is_rest`: they were, as far as they are beyond the end.
+/// A failed write-back may have freed the blocks of other dirty pages (space.SP3). They are written
+/// back at once, while blocks are free. `is_rest`: this flush has written the pages beyond the end
+/// already.
 fn after_failure(file: &CachedFile, flushed: &Flushed, is_rest: bool) {
     if flushed.failed_end == 0 {
         return;
@@ -119,7 +127,7 @@ fn after_failure(file: &CachedFile, flushed: &Flushed, is_rest: bool) {
     if let Some(end) = space::write_back_failed(file, flushed.failed_end)
         && !is_rest
     {
-        // Its failures are noted in the state. Skip: the caller may have hidden pages there.
+        // Failures are recorded in the state. Skip: the caller may have hidden pages in this range.
         flush_range(file, file.page_of(end), PageIndex::LAST, BusyPages::Skip, false);
     }
 }
@@ -147,20 +155,21 @@ fn flush_range(
     drop(state);
     let (mut all, mut hidden) = Flush { file, number, busy_pages, durable }.run(&pages);
     let mut state = writeback.state();
-    while state.dirty.is_earlier_under_way(number) {
+    while state.dirty.is_earlier_active(number) {
         state = writeback.flush_ended.wait(state).expect("no panic under the lock");
     }
-    let owed = state.dirty.take_owed(number);
+    let put_back = state.dirty.take_put_back(number);
     drop(state);
-    if let Some((number, pages)) = owed {
+    if let Some((number, pages)) = put_back {
         let durable = durable && all.pages == 0;
         let (flushed, more) = Flush { file, number, busy_pages, durable }.run(&pages);
         all.add(flushed);
         hidden.extend(more);
     }
     for page in hidden {
-        // A guard comes in turn, and nobody hides the page then. Not before the flush has ended:
-        // the holder of the guard may wait for that.
+        // Guards are granted in order, and the page cannot be hidden under this one. It is taken
+        // only after the flush has ended, as the holder of a conflicting guard may wait for the
+        // flush.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let _guard = file.ranges.lock(range, Mode::Shared);
         all.add(flush_range(file, page, page, BusyPages::Wait, false));
@@ -168,7 +177,7 @@ fn flush_range(
     all
 }
 
-/// Writes back some of what is DIRTY, for a writer or the flusher.
+/// Writes back a limited number of dirty pages, for a writer or the flusher.
 pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
     let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
     let (number, pages) = file.writeback.state().dirty.begin_some(at_most);
@@ -186,19 +195,20 @@ struct Flush<'a> {
 }
 
 impl Flush<'_> {
-    /// Writes the pages, and ends; also those that were put back, as they were hidden over and over.
+    /// Writes the pages and ends the flush. Also returns the pages that were put back because they
+    /// were hidden again and again.
     fn run(self, pages: &[PageIndex]) -> (Flushed, Vec<PageIndex>) {
         let (flushed, hidden) = self.write(pages);
         let file = self.file;
         let mut state = file.writeback.state();
-        // Under the lock under which they look before they sleep.
+        // Waiters check their condition under the same lock before they sleep.
         let is_awaited = state.dirty.end(self.number);
         match flushed.failure {
             Some(failure) => {
                 state.failure = Some(failure);
                 state.back_off();
             }
-            // After a failed sync, only a sync tells that it was worth it.
+            // After a failed sync, only a successful sync ends the retry delay.
             None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
             None => {}
         }
@@ -208,7 +218,7 @@ impl Flush<'_> {
         if is_awaited {
             file.writeback.flush_ended.notify_all();
         }
-        file.shared.flusher.progressed();
+        file.shared.flusher.notify_progress();
         (flushed, hidden)
     }
 
@@ -232,18 +242,18 @@ impl Flush<'_> {
             let mut times_hidden = 0;
             loop {
                 match claim(file, &mut leaves, page) {
-                    Claim::Own(frame) => {
+                    PageClaim::Own(frame) => {
                         let follows = claimed.last().is_some_and(|last| last.0 + 1 == page);
                         runs += usize::from(!follows);
                         claimed.push((page, frame));
                     }
-                    Claim::Clean => {}
-                    Claim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
+                    PageClaim::Clean => {}
+                    PageClaim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
                         if seen.is_dirty() || !seen.is_ready() {
                             busy.push(page);
                         }
                     }
-                    Claim::Busy(seen) => {
+                    PageClaim::Busy(seen) => {
                         // writeback.WB4.
                         write(&mut claimed, false);
                         runs = 0;
@@ -254,7 +264,7 @@ impl Flush<'_> {
                         }
                         let held = leaves.hold(page, false);
                         if let Ok(word) = held.map(|held| held.word(page))
-                            && let Some(armed) = word.arm(seen)
+                            && let Some(armed) = word.set_waiters(seen)
                         {
                             word.sleep(armed);
                         }
@@ -276,7 +286,7 @@ impl Flush<'_> {
         (flushed, hidden)
     }
 
-    /// Writes claimed pages, in ascending order, to the back end, and ends their write-back.
+    /// Writes claimed pages, in ascending order, to the backend, and ends their write-back.
     fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
         let file = self.file;
         // writeback.WB5.
@@ -284,18 +294,18 @@ impl Flush<'_> {
         let mut runs = runs(file, claimed, size);
         let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
         let generations = &file.writeback.generations;
-        let pass = durable.then(|| generations.enter());
-        let epoch = pass.as_ref().map_or_else(|| generations.epoch(), Pass::epoch);
+        let durable_op = durable.then(|| generations.begin_durable());
+        let epoch = durable_op.as_ref().map_or_else(|| generations.epoch(), DurableOp::epoch);
         match file.backing.verify() {
             Ok(()) => transfer(file, claimed, &mut runs, durable),
             Err(error) => runs[0].error = Some(error),
         }
         let mut failure = None;
         let mut done = WritebackEnd::Unstable;
-        if let Some(pass) = pass {
-            match self.conclude(pass, claimed, &runs[0]) {
+        if let Some(durable_op) = durable_op {
+            match self.conclude(durable_op, claimed, &runs[0]) {
                 Durability::Lost(met) => {
-                    // Nothing of it counts as written.
+                    // None of its bytes count as written.
                     runs[0].written = runs[0].start;
                     failure = Some(met);
                 }
@@ -315,7 +325,7 @@ impl Flush<'_> {
             }
             if run.written < run.end && failure.is_none() {
                 let met = run.failure();
-                tell_of_others(file, met);
+                report_foreign_error(file, met);
                 let is_done = pages.len() > 1
                     && retry_pages(file, pages, &mut ends[run.claimed.clone()], size);
                 failure = (!is_done).then_some(met);
@@ -330,27 +340,38 @@ impl Flush<'_> {
         }
     }
 
-    /// A durable transfer of all that was claimed has ended.
-    fn conclude(&self, pass: Pass, claimed: &[(PageIndex, FrameIndex)], run: &Run) -> Durability {
-        let told = (run.written < run.end).then(|| run.failure());
-        conclude(self.file, pass, told, || {
-            let &Run { start, body_end, end, .. } = run;
+    /// Concludes a durable transfer of all claimed pages.
+    fn conclude(
+        &self,
+        durable_op: DurableOp,
+        claimed: &[(PageIndex, FrameIndex)],
+        run: &WriteRun,
+    ) -> Durability {
+        let error = (run.written < run.end).then(|| run.failure());
+        conclude(self.file, durable_op, error, || {
+            let &WriteRun { start, body_end, end, .. } = run;
             let claimed_all = 0..claimed.len();
-            let again =
-                Run { claimed: claimed_all, start, body_end, end, written: start, error: None };
+            let again = WriteRun {
+                claimed: claimed_all,
+                start,
+                body_end,
+                end,
+                written: start,
+                error: None,
+            };
             let mut again = [again];
             transfer(self.file, claimed, &mut again, false);
             again[0].written > start
         })
     }
 
-    /// Notes what became of the pages; why those that were written may be lost all the same, if that is so:
-    /// they are DIRTY again then.
+    /// Records the outcome for the pages. If written bytes may be lost nevertheless, their pages
+    /// become DIRTY again, and the error is returned.
     fn end_writebacks(
         &self,
         claimed: &[(PageIndex, FrameIndex)],
         ends: &mut [WritebackEnd],
-        epoch: Epoch,
+        epoch: FailureEpoch,
     ) -> Option<Failure> {
         let file = self.file;
         let mut generations = file.writeback.generations.lock();
@@ -358,66 +379,69 @@ impl Flush<'_> {
         for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
             match *end {
                 WritebackEnd::Failed => continue,
-                // generations.G1: it may be lost, and here is the copy.
+                // generations.G1: the bytes may be lost, and the page is their copy.
                 WritebackEnd::Unstable if suspicion.is_some() => {
                     *end = WritebackEnd::Failed;
                     continue;
                 }
                 WritebackEnd::Unstable => {
-                    generations.took([page], Copy::Kept, epoch);
+                    generations.record_written([page], Copy::Kept, epoch);
                 }
-                // Has succeeded (generations.G3), whatever has failed since.
+                // The transfer has succeeded (generations.G3), whichever operation has failed
+                // since.
                 WritebackEnd::Stable => {}
             }
-            // Before a sync that fails from here on commits the frame again.
+            // Before a sync that fails from now on commits the frame again.
             file.forget_frame(frame);
         }
         let heap_bytes = generations.heap_bytes();
         drop(generations);
-        file.writeback.count_owed(file.cache(), self.number, heap_bytes);
+        file.writeback.count_unsynced(file.cache(), self.number, heap_bytes);
         let mut leaves = Leaves::new(file);
-        let (mut failed, mut shelved) = (Vec::new(), Vec::new());
-        // Waiters are woken at the end of the batch, and so do not wait for this flush meanwhile.
+        let (mut failed, mut to_requeue) = (Vec::new(), Vec::new());
+        // Waiters are woken at the end of the batch, so that they do not wait for this flush in
+        // between.
         let batch = batch::open();
         for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
             let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
             let word = held.word(page);
             let change = word.end_writeback(end);
             file.note(change);
-            shelved.extend(file.cache().find_shelved(word, change));
+            to_requeue.extend(file.cache().find_to_requeue(word, change));
             word.wake(change.sleepers());
             unpin(file, frame);
             if end == WritebackEnd::Failed {
                 failed.push(page);
             }
         }
-        // Before others are told: they may look for what can be evicted.
-        file.cache().unshelve(&shelved);
+        // Before waiters are woken: they may look for evictable pages.
+        file.cache().requeue_evictable(&to_requeue);
         drop(batch);
         if !failed.is_empty() {
-            // A waiter for this flush finds them, and tells of it or writes them.
+            // A waiter for this flush finds the pages in the set, and reports the error or writes
+            // them.
             file.writeback.state().dirty.put_back(self.number, &failed);
         }
         suspicion
     }
 }
 
-fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> Claim {
+fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> PageClaim {
     let frames = &file.cache().frames;
-    let Ok(held) = leaves.hold(page, false) else { return Claim::Clean };
+    let Ok(held) = leaves.hold(page, false) else { return PageClaim::Clean };
     let word = held.word(page);
     loop {
         let seen = word.load();
         match seen.state() {
-            PageState::Hidden => return Claim::Busy(seen),
-            PageState::Ready if seen.is_under_writeback() => return Claim::Busy(seen),
+            PageState::Hidden => return PageClaim::Busy(seen),
+            PageState::Ready if seen.is_under_writeback() => return PageClaim::Busy(seen),
             PageState::Ready if seen.is_dirty() => {}
-            _ => return Claim::Clean,
+            _ => return PageClaim::Clean,
         }
         frames.meta(seen.frame()).pins.pin();
         if let Some(change) = word.try_writeback(seen) {
             file.note(change);
-            return Claim::Own(seen.frame());
+            return PageClaim::Own(seen.frame());
         }
         unpin(file, seen.frame());
     }
@@ -430,20 +454,20 @@ pub(crate) fn unpin(file: &CachedFile, frame: FrameIndex) {
     }
 }
 
-/// A run of contiguous pages under write-back: which of the claimed ones, and up to where each of
-/// its two transfers goes.
-struct Run {
+/// An extent of contiguous claimed pages under write-back, and the ends of its two transfers: the
+/// body and the tail.
+struct WriteRun {
     claimed: Range<usize>,
     start: u64,
     body_end: u64,
     end: u64,
-    /// Up to where the back end acknowledged.
+    /// The end of the bytes that the backend has accepted.
     written: u64,
     error: Option<io::Error>,
 }
 
-impl Run {
-    /// Why less was written than it has.
+impl WriteRun {
+    /// The error because of which not all bytes were written.
     fn failure(&self) -> Failure {
         let unknown = io::Error::from(io::ErrorKind::WriteZero);
         let error = self.error.as_ref().unwrap_or(&unknown);
@@ -453,12 +477,13 @@ impl Run {
     }
 }
 
-fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<Run> {
+fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<WriteRun> {
     let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
     let block_bytes = match file.backing.alignment(false).offset_bytes {
         1 => 1,
-        // Direct I/O and the kernel's cache do not share a page of the kernel, and a tail lies within one page of
-        // the file. An open with direct backing chose file pages that are at least as large.
+        // Direct I/O and buffered I/O must not counts a page of the kernel, and a tail lies within
+        // one page of the file. An open with direct backing has chosen file pages that are at least
+        // as large.
         bytes => u64::from(bytes).max(kernel_page_bytes()).min(file.core().page_bytes() as u64),
     };
     let mut runs = Vec::new();
@@ -472,17 +497,24 @@ fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Ve
         let start = file.start_of(claimed[from].0);
         let end = file.start_of(claimed[to - 1].0 + 1).min(size).max(start);
         let body_end = end - end % block_bytes;
-        runs.push(Run { claimed: from..to, start, body_end, end, written: start, error: None });
+        runs.push(WriteRun {
+            claimed: from..to,
+            start,
+            body_end,
+            end,
+            written: start,
+            error: None,
+        });
         from = to;
     }
     runs
 }
 
-/// Carries out the transfers of all runs: the bodies at once, the tail after.
+/// Performs the transfers of all extents: the bodies concurrently, then the tail.
 fn transfer(
     file: &CachedFile,
     claimed: &[(PageIndex, FrameIndex)],
-    runs: &mut [Run],
+    runs: &mut [WriteRun],
     durable: bool,
 ) {
     let memory: Vec<Vec<Segment<'_>>> =
@@ -515,12 +547,12 @@ fn transfer(
     }
 }
 
-/// The memory of a run's body, frames that lie in a row as one segment, and of its tail, if it has
-/// one, as the last segment.
+/// The memory of an extent. Adjacent frames of the body form one segment. The last segment is the
+/// tail, if there is one.
 fn segments<'a>(
     file: &'a CachedFile,
     claimed: &[(PageIndex, FrameIndex)],
-    run: &Run,
+    run: &WriteRun,
 ) -> Vec<Segment<'a>> {
     let frames = &file.cache().frames;
     let mut parts: Vec<(*mut u8, usize)> = Vec::new();
@@ -541,11 +573,13 @@ fn segments<'a>(
             tail = Some((at, (run.end - run.body_end) as usize));
         }
     }
-    // SAFETY: within frames that are pinned until their write-back ends, and do not change (page.W2).
+    // SAFETY: the memory lies within frames that are pinned until their write-back ends, and whose
+    // bytes do not change (page.W2).
     parts.into_iter().chain(tail).map(|(at, len)| unsafe { Segment::new(at, len) }).collect()
 }
 
-/// After a transfer failed, what is left of it is tried page by page; whether all succeeded.
+/// Repeats the unwritten part of a failed transfer page by page. Returns whether all pages were
+/// written.
 fn retry_pages(
     file: &CachedFile,
     pages: &[(PageIndex, FrameIndex)],

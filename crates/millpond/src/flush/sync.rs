@@ -1,18 +1,20 @@
-//! Syncs: what was written before one begins is durable when it has succeeded.
+//! Syncs: bytes written before a sync begins are durable after it has succeeded.
 //!
 //! ```text
-//!   suspects become DIRTY -> write back what is DIRTY now (dirty.DS3) -> the back end's sync -> settle
+//!   suspects become DIRTY -> write back the DIRTY pages (dirty.DS3) -> the backend's sync -> clear_unstable
 //! ```
 //!
-//! The back end is always asked: what it was given by others, by the kernel's own ways to copy, or
-//! before the file was opened, is not known here. Only a *durable write* of a file whose writes wait may
-//! do without, as it promises its own bytes: where one durable transfer has written them all, and none of
-//! the pages was taken by the back end otherwise, they are durable.
+//! The backend is always asked to sync: the engine does not know which bytes the backend was given
+//! by other programs, by the kernel's own copy calls, or before the file was opened. The exception
+//! is a *durable write* to a file in mode `back`, which promises only its own bytes: they are
+//! durable if one durable transfer wrote all of them, and the backend accepted no other bytes of
+//! these pages.
 //!
-//! Its work is bounded by what was DIRTY when it began, whatever is written meanwhile.
+//! The work of a sync is bounded by the pages that are DIRTY when it begins, and does not grow by
+//! concurrent writes.
 //!
-//! Locks: `syncing` -> range guards (shared) -> those of the write-back's state and generations;
-//! the holder of a range guard does not wait for `syncing`.
+//! Locks: `syncing` -> range guards (shared) -> the locks of the write-back state and the
+//! generations. The holder of a range guard does not wait for `syncing`.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -20,10 +22,10 @@ use std::time::Instant;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::pageset::PageSet;
+use crate::cache::table::page_set::PageSet;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
-use crate::flush::owed::tell_flusher;
+use crate::flush::dirty_pages::notify_flusher;
 use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
@@ -32,11 +34,11 @@ use crate::units::PageIndex;
 use crate::waits::WaitFor;
 use crate::writeback::Failure;
 
-/// Pages of which [`settle`] clears a bit under one hold of the lock. Chosen, not measured.
-const SETTLED_TOGETHER: usize = 256;
+/// The number of pages whose bit [`clear_unstable`] clears before it releases the lock. Untuned.
+const CLEARED_TOGETHER: usize = 256;
 
-/// Makes durable what was written to the pages from `first` to `last` before the call, and what the
-/// back end has of the file from elsewhere.
+/// Makes durable the bytes written to the pages from `first` to `last` before the call, and the
+/// bytes of the file that the backend has from other sources.
 pub(crate) fn sync(
     file: &CachedFile,
     first: PageIndex,
@@ -52,27 +54,27 @@ pub(crate) fn sync(
     }
     file.writeback.count_heap(file.cache());
     file.cache().counters.mine().took(LatencyKind::Sync, begun);
-    tell(file, outcome)
+    report(file, outcome)
 }
 
-/// Makes durable what was written to the pages from `first` to `last` before the call.
+/// Makes durable the bytes written to the pages from `first` to `last` before the call.
 pub(crate) fn sync_written(file: &CachedFile, first: PageIndex, last: PageIndex) -> Result<()> {
     let flushed = flush(file, first, last, BusyPages::WaitAndLock, true);
     if let Some(failure) = flushed.failure {
-        return tell(file, Err(failure.error(Op::Sync)));
+        return report(file, Err(failure.error(Op::Sync)));
     }
     let is_durable = flushed.durable || flushed.pages == 0;
-    if is_durable && file.writeback.generations.are_settled(first, last) {
+    if is_durable && file.writeback.generations.are_synced(first, last) {
         return Ok(());
     }
     sync(file, first, last, true)
 }
 
-/// Notes that a caller is told of an error, one of before the file was opened included.
-fn tell(file: &CachedFile, outcome: Result<()>) -> Result<()> {
+/// Returns the outcome to the user, or an unreported error from before the file was opened.
+fn report(file: &CachedFile, outcome: Result<()>) -> Result<()> {
     let generations = &file.writeback.generations;
     if outcome.is_err() {
-        generations.tell();
+        generations.mark_reported();
     }
     match generations.take_inherited() {
         Some(failure) if outcome.is_ok() => Err(Error::Lost { source: failure.source() }),
@@ -80,7 +82,7 @@ fn tell(file: &CachedFile, outcome: Result<()>) -> Result<()> {
     }
 }
 
-/// Makes durable what the back end has, for room in the cache. Nobody is told of its errors.
+/// Makes the backend's bytes durable, to make room in the cache. Its errors stay unreported.
 pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     let syncing = &file.writeback.syncing;
     let one = match blocking {
@@ -94,7 +96,7 @@ pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     }
 }
 
-/// [`sync`], by the holder of `syncing`; of no pages: of what the back end has.
+/// [`sync`] for the holder of `syncing`. Without pages: only of the bytes that the backend has.
 fn sync_locked(
     file: &CachedFile,
     pages: Option<(PageIndex, PageIndex)>,
@@ -114,26 +116,26 @@ fn sync_locked(
             return Err(failure.error(Op::Sync));
         }
     }
-    let pass = generations.enter_sync().map_err(|failure| failure.error(Op::Sync))?;
+    let durable_op = generations.begin_sync().map_err(|failure| failure.error(Op::Sync))?;
     let synced = {
         let _waits = file.waits(WaitFor::Sync, 0, u64::MAX);
         file.backing.sync(data_only)
     };
     let failure = match synced {
         Ok(()) => {
-            let ticket = generations.leave(pass);
+            let ended = generations.end_durable(durable_op);
             let verdict = match blocking {
                 Blocking::Wait => {
                     let _waits = file.waits(WaitFor::Syncs, 0, u64::MAX);
-                    Some(generations.wait(ticket))
+                    Some(generations.wait(ended))
                 }
-                Blocking::Try => generations.verdict(ticket),
+                Blocking::Try => generations.verdict(ended),
             };
             match verdict {
                 Some(Ok(())) => return succeed(file),
                 Some(Err(failure)) => failure,
                 None => {
-                    generations.uncover();
+                    generations.abandon_sync();
                     return Err(Error::WouldBlock { op: Op::Sync, offset: 0, len: 0 });
                 }
             }
@@ -141,10 +143,10 @@ fn sync_locked(
         Err(error) => {
             event!(error, inode = file.id.inode, %error, "a sync failed");
             let failure = Failure::new(0, 0, &error);
-            // Before the epoch rises: bytes that the kernel took before it dropped its copy are suspect, and
-            // later ones meet fresh pages (generations.G8).
+            // Before the epoch rises: bytes that the kernel accepted before it dropped its copy are
+            // suspect, and later ones meet fresh pages (generations.G8).
             file.backing.drop_kernel_copy();
-            generations.fail(pass, failure);
+            generations.fail(durable_op, failure);
             failure
         }
     };
@@ -157,8 +159,8 @@ fn sync_locked(
 }
 
 fn succeed(file: &CachedFile) -> Result<()> {
-    let (covered, outcome) = file.writeback.generations.cover();
-    settle(file, &covered);
+    let (covered, outcome) = file.writeback.generations.end_sync();
+    clear_unstable(file, &covered);
     match outcome {
         Ok(()) => {
             let mut state = file.writeback.state();
@@ -169,45 +171,45 @@ fn succeed(file: &CachedFile) -> Result<()> {
     }
 }
 
-/// Clears UNSTABLE where the sync that covered the pages was the last word. Takes the lock for some
-/// at a time: readers want it, too.
-fn settle(file: &CachedFile, covered: &PageSet) {
+/// Clears UNSTABLE on covered pages that were not written again. Releases the lock after each chunk
+/// of pages, as readers need it too.
+fn clear_unstable(file: &CachedFile, covered: &PageSet) {
     if !file.writeback.has_begun() {
         return;
     }
-    let (mut pages, mut shelved) = (Vec::new(), Vec::new());
+    let (mut pages, mut to_requeue) = (Vec::new(), Vec::new());
     covered.for_each(&mut |page| pages.push(page));
-    for some in pages.chunks(SETTLED_TOGETHER) {
+    for some in pages.chunks(CLEARED_TOGETHER) {
         let mut leaves = Leaves::new(file);
-        shelved.clear();
+        to_requeue.clear();
         let generations = file.writeback.generations.lock();
         for &page in some {
-            if generations.is_settled(page)
+            if generations.is_synced(page)
                 && let Ok(held) = leaves.hold(page, false)
             {
                 let word = held.word(page);
                 if word.load().is_unstable() {
-                    let change = word.settle();
+                    let change = word.clear_unstable();
                     file.note(change);
-                    shelved.extend(file.cache().find_shelved(word, change));
+                    to_requeue.extend(file.cache().find_to_requeue(word, change));
                 }
             }
         }
         drop(generations);
-        file.cache().unshelve(&shelved);
+        file.cache().requeue_evictable(&to_requeue);
     }
 }
 
-/// Makes all suspect pages DIRTY again (generations.G6). Where guards must not be waited for, and one is taken, leaves
-/// the page for the next sync.
+/// Makes all suspect pages DIRTY again (generations.G6). If the caller must not wait for a guard
+/// and it is not free, the page is left to the next sync.
 fn redirty(file: &CachedFile, blocking: Blocking) {
     let Some((pages, _)) = file.writeback.generations.suspects(PageIndex::FIRST, PageIndex::LAST)
     else {
         return;
     };
     for page in pages {
-        // An operation that has found the page clean, under its guard, and had the back end change
-        // it, must not be overtaken by what is written back now.
+        // An operation that has found the page clean under its guard, and let the backend change
+        // it, must not be overtaken by the write-back that follows.
         let range = file.pages(file.start_of(page), file.start_of(page + 1));
         let (guard, waited) = match blocking {
             Blocking::Wait => (None, Some(file.ranges.lock(range, Mode::Shared))),
@@ -220,8 +222,8 @@ fn redirty(file: &CachedFile, blocking: Blocking) {
     after_redirty(file);
 }
 
-/// Has the suspect pages from `first` to `last` be DIRTY, before bytes of theirs are read past the cache,
-/// or overwritten in part (generations.G6). Caller: a guard over them.
+/// Makes the suspect pages from `first` to `last` DIRTY before their bytes are read past the cache,
+/// or partly overwritten (generations.G6). Caller: a guard over them.
 pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIndex) {
     if let Some((pages, _)) = file.writeback.generations.suspects(first, last) {
         pages.into_iter().for_each(|page| redirty_page(file, page));
@@ -229,25 +231,25 @@ pub(crate) fn redirty_suspects(file: &CachedFile, first: PageIndex, last: PageIn
     }
 }
 
-/// The caller has a guard over the page.
+/// Makes one suspect page DIRTY. The caller has a guard over the page.
 fn redirty_page(file: &CachedFile, page: PageIndex) {
     let writeback = &file.writeback;
-    // Relaxed: a reader that relies on it has a guard that conflicts with the caller's. `leave`, which
-    // has none, relies on two locks instead: it says there how.
+    // Relaxed: a reader that relies on it has a guard that conflicts with the caller's. `release`
+    // has no guard, and relies on two locks instead (see there).
     writeback.begun.store(true, Relaxed);
-    // Under one lock, so that nobody has read the page back and not said so (generations.G5), and a
-    // thread that does not find it among the suspects finds it DIRTY; and in the set, before a sync
-    // or a read past the cache looks there.
+    // Under one lock: a read of the page from the backend is recorded (generations.G5), and a
+    // thread that does not find the page among the suspect ones finds it DIRTY, and in the set
+    // before a sync or a bypass read looks there.
     let mut state = writeback.state();
     let mut generations = writeback.generations.lock();
     if !generations.take_suspect(page) {
-        // Cut off meanwhile, or read back.
+        // It was truncated or read back since.
         return;
     }
     let held = file.core().hold(file.cache(), page, false);
     let change = held.ok().map(|held| held.word(page).redirty());
     let Some(change) = change.filter(|change| change.now.is_dirty()) else {
-        generations.lose();
+        generations.mark_lost();
         return;
     };
     file.note(change);
@@ -259,13 +261,13 @@ fn redirty_page(file: &CachedFile, page: PageIndex) {
 
 fn after_redirty(file: &CachedFile) {
     if !file.writeback.state().dirty.is_clean() {
-        tell_flusher(file);
-        // Acquire: the last handle goes before it is seen whether the file owes anything (`leave`).
-        // Argued: that look and the one above are under one lock.
+        notify_flusher(file);
+        // Acquire: the last handle is dropped before `release` checks for dirty pages. Argued: that
+        // check and the one above are under one lock.
         if file.handles.load(Acquire) == 0
             && let Some(file) = file.this.upgrade()
         {
-            file.shared.clone().flusher.adopt(file);
+            file.shared.clone().flusher.adopt_orphan(file);
         }
     }
 }

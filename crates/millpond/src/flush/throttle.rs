@@ -1,21 +1,26 @@
-//! Writers that have to wait: there is too much in the cache to be written back, or it keeps the
-//! frames that they need.
+//! Throttling of writers: too many pages are dirty, or write-back keeps the frames that writers
+//! need.
 //!
-//! - **TH1** A file may owe as much as [`SHARES`] times what all files together leave free of the limit
-//!   (dynamic thresholds: Choudhury and Hahne, 1998). So one alone has four fifths of it, and n that owe
-//!   all they may have 4/(4n + 1) each; what is left grows by nobody's effort but theirs. A file whose
-//!   device takes nothing holds what it had, and there is always room beside it.
-//! - **TH2** A writer that finds its file over its share waits for that file's pages, by writing them back,
-//!   or while somebody else does; or gets their error. A file that owes nothing has nobody to wait for:
-//!   its writes go through.
-//! - **TH3** Writers take turns at writing back; were all of them at it, what they have in flight together
-//!   would keep reads waiting at the device for as long as it takes to write it. A turn that lasts for
-//!   longer than [`STUCK_AFTER`](crate::writeback::turns::STUCK_AFTER) counts for its own file only, of whose writers one at a time has one.
-//! - **TH4** The same shares hold for what can't be evicted, of all that write-back may ever keep: a file
-//!   whose writes are taken, but whose syncs hang, leaves frames to the others.
-//! - **TH5** Nobody flushes or syncs another file than its own.
-//! - **TH6** While a sync of the file writes its pages, its writers wait for those, and write nothing beside:
-//!   the device would take what they have dirtied since as well, and the sync so much longer.
+//! This is the counterpart of Linux's `balance_dirty_pages`.
+//!
+//! - **TH1** The dirty limit of a file is [`ALPHA`] times the room that all files together leave
+//!   below the total limit (dynamic thresholds: Choudhury and Hahne, 1998). So one file alone may
+//!   fill four fifths of the limit, and n files at their limits 4/(4n + 1) each. Only these files
+//!   can enlarge the room that is left. A file whose device accepts nothing keeps its dirty pages,
+//!   and other files always have room.
+//! - **TH2** A writer whose file is over its limit writes back pages of that file, or waits while
+//!   another thread does, or returns their error. If the file has no dirty pages, there is nothing
+//!   to wait for, and its writes go through.
+//! - **TH3** Writers write back one at a time. If all of them did, their transfers would delay
+//!   reads at the device until all are written. The token of a write-back expires after
+//!   [`STALL_TIMEOUT`](crate::writeback::writer_token::STALL_TIMEOUT); afterwards it only excludes
+//!   other writers of the same file.
+//! - **TH4** The same thresholds hold for unevictable pages, of the maximum that write-back may
+//!   keep: a file whose writes are accepted, but whose syncs hang, leaves frames to other files.
+//! - **TH5** A writer flushes and syncs only its own file.
+//! - **TH6** While a sync of the file writes its pages, writers of the file wait for those and
+//!   write no others: the device would also accept the pages that were dirtied since, which would
+//!   delay the sync.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -28,55 +33,54 @@ use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
 
-/// How long a writer over the limit waits without any progress before its write goes through.
-/// Chosen, not measured.
+/// How long a throttled writer waits without progress before its write goes through. Untuned.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);
-/// What a file may owe, in parts of what is free (TH1). Chosen: one file alone has four fifths of
-/// it.
-const SHARES: u64 = 4;
-/// What write-back may keep, of all memory: an eighth is left for what is read. Chosen, not
-/// measured.
-const KEPT_EIGHTHS_MAX: u64 = 7;
-/// How long a write that finds no frame waits for the flusher: there is the way around the cache.
-/// Chosen, not measured.
-pub(crate) const WRITE_RELIEF_MAX: Duration = Duration::from_millis(20);
-/// For a view, there is not.
-pub(crate) const VIEW_RELIEF_MAX: Duration = THROTTLED_MAX;
+/// The dirty limit of a file as a multiple of the free room (TH1): one file alone has four fifths.
+const ALPHA: u64 = 4;
+/// The part of memory that write-back may keep unevictable. An eighth is left for reads. Untuned.
+const UNEVICTABLE_EIGHTHS_MAX: u64 = 7;
+/// How long a write without a frame waits for the flusher, before it bypasses the cache. Untuned.
+pub(crate) const WRITE_RECLAIM_WAIT_MAX: Duration = Duration::from_millis(20);
+/// The same for a view, which cannot bypass the cache.
+pub(crate) const VIEW_RECLAIM_WAIT_MAX: Duration = THROTTLED_MAX;
 
-/// Whether a file that has `own` may take `bytes` more of `max`, of which all have `taken` (TH1).
-fn has_share(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
+/// Whether a file that has `own` bytes may add `bytes`, if all files have `taken` of `max` bytes
+/// (TH1).
+fn is_under_threshold(own: u64, taken: u64, bytes: u64, max: u64) -> bool {
     let free = max.saturating_sub(taken);
-    bytes <= free && own + bytes <= free.saturating_mul(SHARES)
+    bytes <= free && own + bytes <= free.saturating_mul(ALPHA)
 }
 
 /// Whether there is room below the dirty limit.
 fn has_room(file: &CachedFile, bytes: u64) -> bool {
-    let (own, ledger) = (file.writeback.share.unwritten(), &file.cache().ledger);
+    let (own, writeback_counts) =
+        (file.writeback.counts.unwritten(), &file.cache().writeback_counts);
     let max = file.shared.flusher.limits.dirty_bytes_max();
-    // ledger.LG1.
-    has_share(own, ledger.unwritten_at_most(), bytes, max)
-        || has_share(own, ledger.unwritten(), bytes, max)
+    // writeback_counts.WC1.
+    is_under_threshold(own, writeback_counts.unwritten_upper_bound(), bytes, max)
+        || is_under_threshold(own, writeback_counts.unwritten(), bytes, max)
 }
 
-/// Whether there are frames (TH4).
+/// Whether there are evictable frames (TH4).
 fn has_frames(file: &CachedFile, bytes: u64) -> bool {
-    let max = file.cache().frames.limit_bytes() / 8 * KEPT_EIGHTHS_MAX;
-    let (own, ledger) = (file.writeback.share.kept(), &file.cache().ledger);
-    // ledger.LG1.
-    let has_some = has_share(own, ledger.kept_at_most(), bytes, max)
-        || has_share(own, ledger.kept(), bytes, max);
+    let max = file.cache().frames.limit_bytes() / 8 * UNEVICTABLE_EIGHTHS_MAX;
+    let (own, writeback_counts) =
+        (file.writeback.counts.unevictable(), &file.cache().writeback_counts);
+    // writeback_counts.WC1.
+    let has_some = is_under_threshold(own, writeback_counts.unevictable_upper_bound(), bytes, max)
+        || is_under_threshold(own, writeback_counts.unevictable(), bytes, max);
     if !has_some {
-        // What is dirtied tells the flusher, and what goes through does not.
-        file.shared.flusher.tell();
+        // Dirtied pages notify the flusher; bytes that are written through do not.
+        file.shared.flusher.request_scan();
     }
     has_some
 }
 
-/// Whether a write of `bytes` may leave them in the cache; else it goes through.
+/// Whether a write of `bytes` may leave them in the cache. Otherwise it is written through.
 ///
 /// # Errors
 ///
-/// Of the file's own write-back, where it keeps the cache full.
+/// Errors of the file's own write-back, if it keeps the cache full.
 pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     let flusher = &file.shared.flusher;
     if has_room(file, bytes) {
@@ -88,7 +92,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     let _waits = file.waits(WaitFor::Room, 0, bytes);
     let mut deadline = Instant::now() + THROTTLED_MAX;
     loop {
-        let before = file.writeback.share.unwritten();
+        let before = file.writeback.counts.unwritten();
         if before == 0 {
             return Ok(false);
         }
@@ -96,7 +100,8 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
         if file.writeback.is_written_for_sync.load(Relaxed) {
             // TH6.
             flusher.await_progress();
-        } else if let Some(_turn) = flusher.turns.take(std::ptr::from_ref(file).addr()) {
+        } else if let Some(_token) = flusher.writer_tokens.try_take(std::ptr::from_ref(file).addr())
+        {
             let flushed = flush_some(file);
             if let Some(failure) = flushed.failure
                 && !has_room(file, bytes)
@@ -110,7 +115,7 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
         if has_room(file, bytes) {
             return Ok(has_frames(file, bytes));
         }
-        progress |= file.writeback.share.unwritten() < before;
+        progress |= file.writeback.counts.unwritten() < before;
         if progress {
             deadline = Instant::now() + THROTTLED_MAX;
         } else if Instant::now() >= deadline {
@@ -121,27 +126,27 @@ pub(crate) fn throttle(file: &CachedFile, bytes: u64) -> Result<bool> {
     }
 }
 
-/// Makes room in a cache of which write-back keeps too much; whether there may be some now. What other
-/// files keep, the flusher is asked for, and waited for no longer than `patience` (TH5).
-pub(crate) fn relieve(file: &CachedFile, patience: Duration) -> bool {
+/// Makes room in a cache of which write-back keeps too much. Returns whether there may be room now.
+/// Pages of other files are requested from the flusher, with a wait of at most `patience` (TH5).
+pub(crate) fn reclaim(file: &CachedFile, patience: Duration) -> bool {
     let shared = &*file.shared;
-    let (ledger, flusher) = (&shared.cache.ledger, &shared.flusher);
-    let kept = ledger.kept();
-    if kept == 0 {
+    let (writeback_counts, flusher) = (&shared.cache.writeback_counts, &shared.flusher);
+    let unevictable = writeback_counts.unevictable();
+    if unevictable == 0 {
         return false;
     }
-    if file.writeback.share.kept() > 0 {
+    if file.writeback.counts.unevictable() > 0 {
         let flushed = flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
-        // Not waited for: the syncing thread may wait for guards, and the caller has one.
-        if flushed.failure.is_none() && ledger.unstable() > 0 {
+        // Without waiting: the syncing thread may wait for guards, and the caller has one.
+        if flushed.failure.is_none() && writeback_counts.unstable() > 0 {
             sync_in_background(file, Blocking::Try);
         }
     }
-    event!(debug, kept, "write-back keeps what a write or a view needs");
+    event!(debug, unevictable, "write-back keeps frames that a write or a view needs");
     let _waits = file.waits(WaitFor::Room, 0, u64::MAX);
     let deadline = Instant::now() + patience;
-    flusher.starve(ledger.kept());
-    while ledger.kept() >= kept {
+    flusher.request_reclaim(writeback_counts.unevictable());
+    while writeback_counts.unevictable() >= unevictable {
         if Instant::now() >= deadline {
             return false;
         }

@@ -1,6 +1,6 @@
 //! The table's leaves, to look at many pages in a row.
 
-use crate::cache::table::{Held, Unheld};
+use crate::cache::table::{Held, HoldError};
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
 
@@ -19,7 +19,7 @@ impl<'c> Leaves<'c> {
         &mut self,
         page: PageIndex,
         create: bool,
-    ) -> std::result::Result<&Held<'c>, Unheld> {
+    ) -> std::result::Result<&Held<'c>, HoldError> {
         if !self.held.as_ref().is_some_and(|held| held.covers(page)) {
             self.held = None;
             self.held = Some(self.file.core().hold(self.file.cache(), page, create)?);

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::Stat;
 
-use crate::io::backend::descriptors::is_of_this_machine;
+use crate::io::backend::descriptors::is_local_file_system;
 
 /// File systems whose files the kernel makes as they are read.
 const MADE_BY_THE_KERNEL: [u32; 15] = [
@@ -42,7 +42,7 @@ pub(super) fn check(fd: BorrowedFd<'_>, stat: &Stat, reads: bool) -> io::Result<
     }
     let system = rustix::fs::fstatfs(fd)?;
     let is_made = MADE_BY_THE_KERNEL.contains(&(system.f_type as u32));
-    if is_made || (stat.st_size == 0 && reads && !is_of_this_machine(fd) && has_bytes(fd)?) {
+    if is_made || (stat.st_size == 0 && reads && !is_local_file_system(fd) && has_bytes(fd)?) {
         let what = "the file's length is not the number of its bytes, as in /proc and /sys";
         return Err(io::Error::new(io::ErrorKind::Unsupported, what));
     }

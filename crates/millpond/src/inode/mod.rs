@@ -43,10 +43,10 @@ use std::sync::{Arc, Mutex, Weak};
 use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
 
 use crate::cache::Cache;
-use crate::cache::copies::{Copies, CopyOwner};
-use crate::cache::page::Change;
-use crate::cache::parked;
+use crate::cache::accounting::copies::{Copies, CopyOwner};
 use crate::cache::table::FileCore;
+use crate::cache::table::page::Change;
+use crate::cache::table::wait_queue;
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::backend::Backend;
@@ -67,7 +67,7 @@ use crate::survival::changes::ToldFile;
 use crate::survival::mark::Marks;
 use crate::units::PageIndex;
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
-use crate::writeback::{Flusher, Writeback, untold};
+use crate::writeback::{Flusher, Writeback, unreported_errors};
 
 /// What an open file costs beside its core: its object and range lock, with what that keeps for its
 /// waiters; its backing, its entry in the registry and what the allocator adds, rounded up; and in
@@ -76,7 +76,7 @@ const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
 /// Of the range lock's regions: a direct request of 16 pages is one piece, and so is a page; of larger
-/// regions, many readers of one would share a word.
+/// regions, many readers of one would counts a word.
 const REGION_BYTES: u64 = 64 << 10;
 
 /// Of [`CachedFile::through`]: writes go through until the file is closed.
@@ -89,7 +89,7 @@ pub(crate) enum Blocking {
     Try,
 }
 
-/// What the handles of an engine share.
+/// What the handles of an engine counts.
 pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
@@ -153,7 +153,7 @@ pub(crate) struct CachedFile {
     /// one would have to be closed, and the process's POSIX locks would go with it.
     pub(crate) attaching: Mutex<()>,
     pub(crate) opened_mode: WriteMode,
-    /// How many times writes are to go through, whatever the mode (see [`CachedFile::begin_through`]), and
+    /// How many times writes are to go through, whatever the mode (see [`CachedFile::suspend_writeback`]), and
     /// [`STAYS_THROUGH`].
     pub(crate) through: AtomicUsize,
     /// How many times callers have the descriptors' flags left alone.
@@ -203,8 +203,8 @@ pub(crate) fn registry() -> &'static Registry<CachedFile> {
 pub(crate) fn forget_parent() {
     // Argued: a child of fork has one thread.
     REGISTRY.store(std::ptr::null_mut(), Release);
-    untold::forget_parent();
-    parked::forget_parent();
+    unreported_errors::forget_parent();
+    wait_queue::forget_parent();
 }
 
 /// The core of a file, and room for the rest of it.
@@ -230,7 +230,7 @@ impl CachedFile {
     ) -> Result<Arc<CachedFile>> {
         let take = || take_core(&shared.cache, size, page_bytes);
         let waited = || {
-            shared.flusher.await_let_go();
+            shared.flusher.await_dropped();
             take()
         };
         let core = take().or_else(waited).ok_or(Error::NoBuffers { op: Op::Open })?;
@@ -273,14 +273,14 @@ impl CachedFile {
     }
 
     /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
-    /// [`CachedFile::begin_through`] writes back.
+    /// [`CachedFile::suspend_writeback`] writes back.
     pub(crate) fn write_mode(&self) -> WriteMode {
         // Acquire: the guard orders it; see `begin_through`. Argued: there.
         if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
     }
 
-    /// Ends one [`CachedFile::begin_through`]; without one, has no effect.
-    pub(crate) fn end_through(&self) {
+    /// Ends one [`CachedFile::suspend_writeback`]; without one, has no effect.
+    pub(crate) fn resume_writeback(&self) {
         let less_one = |count: usize| (count & !STAYS_THROUGH > 0).then(|| count - 1);
         // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
         // guards under which both are done say so, too.
@@ -318,8 +318,8 @@ impl CachedFile {
     /// Notes a transition of a page.
     pub(crate) fn note(&self, change: Change) {
         let page_bytes = self.core().page_bytes();
-        self.writeback.share.note(change, page_bytes);
-        self.cache().ledger.note(change, page_bytes);
+        self.writeback.counts.note(change, page_bytes);
+        self.cache().writeback_counts.note(change, page_bytes);
     }
 
     /// The page of byte `offset`.

@@ -19,7 +19,7 @@
 //!   is the same in the end, none had been counted when the read ended; and since each is counted first, and
 //!   there is a system call on both sides, the kernel has read nothing of it. The bytes are those of the moment
 //!   when the number was noted.
-//! - **U3** Pages share counts, so a change of one may have the read of another begun anew. No read is lost to that.
+//! - **U3** Pages counts counts, so a change of one may have the read of another begun anew. No read is lost to that.
 //!
 //! The counts are made by the first such read of the file, before it asks for its guard: the holder of a later
 //! guard that conflicts finds them, and one of an earlier guard need not.

@@ -1,9 +1,11 @@
-//! What is to be told at the end of a batch, rather than each time: a thread that ends several reads, or
-//! starts several, opens a batch, and wakes are left for its end. So a waiter for one of several is
-//! woken when all are there, and finds them together.
+//! Batches of wake-ups: a thread that completes or starts several reads defers its wake-ups to the
+//! end of a batch.
 //!
-//! A thread that has a batch open must not wait for anything: it may be for what it has not told yet.
-//! Where it has to after all it calls [`tell_now`] first.
+//! So a thread that waits for one of several reads is woken when all have completed, and finds them
+//! together.
+//!
+//! A thread with an open batch must not wait: it may wait for a wake-up that it has deferred
+//! itself. If it has to wait nevertheless, it calls [`wake_now`] first.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU64;
@@ -11,25 +13,25 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use smallvec::SmallVec;
 
-type Telling = Box<dyn FnOnce()>;
+type DeferredWake = Box<dyn FnOnce()>;
 
-/// Seldom more than one for each queue that the thread serves.
-type Left = SmallVec<[Telling; 4]>;
+/// Rarely more than one for each queue that the thread serves.
+type Left = SmallVec<[DeferredWake; 4]>;
 
 thread_local! {
-    /// What was left in the batch that this thread has open.
+    /// The deferred wake-ups of this thread's open batch.
     static LEFT: RefCell<Option<Left>> = const { RefCell::new(None) };
 
-    /// The number of the open batch; 0 until somebody asks for it.
+    /// The number of the open batch. 0 until it is requested.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// An open batch of this thread; tells all when it is dropped, if it is the outermost.
+/// An open batch of this thread. Dropping the outermost one runs the deferred wake-ups.
 pub(crate) struct Batch {
     outermost: bool,
 }
 
-/// Opens a batch, or joins the one that is open.
+/// Opens a batch, or joins the open one.
 pub(crate) fn open() -> Batch {
     let open = |left: &RefCell<Option<Left>>| {
         let mut left = left.borrow_mut();
@@ -37,24 +39,25 @@ pub(crate) fn open() -> Batch {
         left.get_or_insert_default();
         outermost
     };
-    // A thread that is ending, and has none of this any more, has no batches.
+    // A thread that is ending may have lost this state; it has no batches.
     Batch { outermost: LEFT.try_with(open).unwrap_or(false) }
 }
 
-/// Tells what was left so far; the batch stays open, but has another number: the caller may wait.
-pub(crate) fn tell_now() {
+/// Runs the deferred wake-ups now. The batch stays open, but gets another number: the caller may
+/// wait.
+pub(crate) fn wake_now() {
     NUMBER.set(0);
     loop {
         let next = LEFT.try_with(|left| left.borrow_mut().as_mut().and_then(Left::pop));
         match next {
-            Ok(Some(telling)) => telling(),
+            Ok(Some(wake_up)) => wake_up(),
             _ => return,
         }
     }
 }
 
-/// A number that no other batch has, and this one until it has a wait behind it; `None` if this thread
-/// has none open.
+/// A unique number of the open batch, which changes when the thread waits. `None`: no batch is
+/// open.
 pub(crate) fn number() -> Option<u64> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     if !is_open() {
@@ -62,7 +65,7 @@ pub(crate) fn number() -> Option<u64> {
     }
     let number = NUMBER.get();
     if number == 0 {
-        // Relaxed: only that nobody else gets it.
+        // Relaxed: only uniqueness matters.
         NUMBER.set(NEXT.fetch_add(1, Relaxed));
     }
     Some(NUMBER.get())
@@ -73,16 +76,16 @@ pub(crate) fn is_open() -> bool {
     LEFT.try_with(|left| left.borrow().is_some()).unwrap_or(false)
 }
 
-/// Has `telling` called at the end of this thread's batch; at once if there is none.
-pub(crate) fn at_end(telling: Telling) {
-    let mut telling = Some(telling);
+/// Calls `wake_up` at the end of this thread's batch, or immediately if none is open.
+pub(crate) fn defer(wake_up: DeferredWake) {
+    let mut wake_up = Some(wake_up);
     let _ = LEFT.try_with(|left| {
         if let Some(left) = left.borrow_mut().as_mut() {
-            left.extend(telling.take());
+            left.extend(wake_up.take());
         }
     });
-    if let Some(telling) = telling {
-        telling();
+    if let Some(wake_up) = wake_up {
+        wake_up();
     }
 }
 
@@ -92,9 +95,9 @@ impl Drop for Batch {
             return;
         }
         NUMBER.set(0);
-        // Closed first: what is told may end in another completion.
+        // Closed first: a wake-up may cause another completion.
         let left = LEFT.try_with(|left| left.borrow_mut().take()).ok().flatten();
-        left.into_iter().flatten().for_each(|telling| telling());
+        left.into_iter().flatten().for_each(|wake_up| wake_up());
     }
 }
 
@@ -105,25 +108,25 @@ mod tests {
     use std::rc::Rc;
 
     #[test]
-    fn tells_at_the_end_or_at_once() {
-        let told = Rc::new(Cell::new(0));
-        let telling = || {
-            let told = Rc::clone(&told);
-            Box::new(move || told.set(told.get() + 1))
+    fn wakes_at_the_end_or_immediately() {
+        let wakes = Rc::new(Cell::new(0));
+        let wake_up = || {
+            let wakes = Rc::clone(&wakes);
+            Box::new(move || wakes.set(wakes.get() + 1))
         };
-        at_end(telling());
-        assert_eq!((told.get(), is_open()), (1, false));
+        defer(wake_up());
+        assert_eq!((wakes.get(), is_open()), (1, false));
         let batch = open();
-        at_end(telling());
+        defer(wake_up());
         let inner = open();
-        at_end(telling());
+        defer(wake_up());
         drop(inner);
-        assert_eq!((told.get(), is_open()), (1, true));
-        tell_now();
-        assert_eq!((told.get(), is_open()), (3, true));
-        at_end(telling());
+        assert_eq!((wakes.get(), is_open()), (1, true));
+        wake_now();
+        assert_eq!((wakes.get(), is_open()), (3, true));
+        defer(wake_up());
         drop(batch);
-        assert_eq!((told.get(), is_open()), (4, false));
+        assert_eq!((wakes.get(), is_open()), (4, false));
     }
 
     #[test]
@@ -132,7 +135,7 @@ mod tests {
         let batch = open();
         let first = number();
         assert!(first.is_some() && number() == first);
-        tell_now();
+        wake_now();
         let after_a_wait = number();
         assert!(after_a_wait.is_some() && after_a_wait != first);
         drop(batch);

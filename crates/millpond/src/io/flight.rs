@@ -1,71 +1,73 @@
-//! How many reads of pages are in flight, and the line for one more.
+//! The limit of page reads in flight, and the wait queue for it.
 //!
-//! Each read that a task or a thread waits for has a *slot* until it ends; where there is none, a thread
-//! waits for it ([`Slots`]), and a task leaves an *offer*. Read-ahead, which nobody waits for, has a
-//! bound of its own in the back end, and so have pipelines.
+//! A read that a task or a thread waits for has a *slot* (a permit) until it ends. If no slot is
+//! free, a thread waits for one ([`Slots`]), and a task queues an *offer*, a continuation that gets
+//! the slot. Read-ahead, which has no waiter, has a separate limit in the backend, and so have
+//! pipelines.
 //!
 //! ```text
-//!   enter:  one of those at hand; else CAS of the word, free > 0: free -= 1
-//!   wait:   lock -> CAS, none free: WAITED_FOR -> (the first) fence, take all that are at hand anywhere; if
-//!           there were some, free += that, and nobody waits -> add the offer -> unlock
-//!   give:   not WAITED_FOR: add it to those at hand -> fence -> not WAITED_FOR still; or if there are enough
-//!           of them, CAS of the word, not WAITED_FOR: free += 1
+//!   enter:  a slot of the thread's cache; else CAS of the word, free > 0: free -= 1
+//!   wait:   lock -> CAS, none free: WAITED_FOR -> (the first) fence, take all cached slots; if there were
+//!           some, free += that, and return without waiting -> add the offer -> unlock
+//!   give:   not WAITED_FOR: add it to the cache -> fence -> still not WAITED_FOR; or if the cache is full,
+//!           CAS of the word, not WAITED_FOR: free += 1
 //!           else lock -> take the first offer, clear WAITED_FOR if it was the last -> unlock -> call it
 //! ```
 //!
-//! - **L1** A slot is taken before pages are claimed. So a page is FILLING only while its read is in
-//!   flight, and a waiter for a slot has claimed nothing (fill.F1, miss.M3).
-//! - **L2** The holder of a slot waits for nothing but the back end: not for a slot, a guard, a
-//!   page or a frame, nor for memory of its caller's, which a thread of the program may have to
-//!   bring. So each slot comes back.
-//! - **L3** A waiter for a slot has none. It may have a guard, for which others wait: by L2 none of
-//!   those has a slot.
-//! - **L4** WAITED_FOR is set while offers wait, and then no slot is free, nor at hand for longer than L8
-//!   takes: one that is given back goes to the first in the line, be it a thread or a task, and latecomers
-//!   find none.
-//! - **L5** Reads of one batch take a slot each; only for the first one waits. What there is no slot for is
-//!   read after those for which there is.
-//! - **L6** An offer uses the slot, or hands it back for the next. It must not wait. It starts a read by
-//!   itself, instead of waking a task that would: a task that is woken may not be polled for long, or
-//!   ever, and others would wait for the slot that it was to take. A thread that waits does take it.
-//! - **L7** A slot that is given back while an offer is called on the same thread, as when the read that
-//!   it starts is refused, waits until that returns: offers are called one after the other, and a line
-//!   of any length needs no more stack than one.
+//! - **L1** A slot is taken before pages are claimed. So a page is FILLING only while its read is
+//!   in flight, and a thread that waits for a slot has claimed no page (fill.F1, miss.M3).
+//! - **L2** The holder of a slot waits only for the backend: not for a slot, a guard, a page or a
+//!   frame, nor for memory of its caller, which a thread of the program may have to provide. So
+//!   each slot is returned.
+//! - **L3** A waiter for a slot has none. It may hold a guard for which other operations wait: by
+//!   L2 none of those has a slot.
+//! - **L4** WAITED_FOR is set while offers wait. Then no slot is free, nor cached for longer than
+//!   L8 takes: a returned slot goes to the first waiter, thread or task, and latecomers find none.
+//! - **L5** Reads of one batch take a slot each, and wait only for the first one. Reads without a
+//!   slot are made after the others.
+//! - **L6** An offer uses the slot, or returns it for the next offer. It must not wait. It starts a
+//!   read itself instead of waking a task that would: a woken task may not be polled for long, or
+//!   ever, and other waiters would wait for the slot reserved for it. A waiting thread does take
+//!   its slot.
+//! - **L7** If a slot is returned while an offer is called on the same thread, for example because
+//!   the read that it starts is refused, the slot waits until that call returns. So offers are
+//!   called one after the other, and a queue of any length needs no more stack than one offer.
+//! - **L8** Returned slots are cached [`slot_cache`] the threads that take the next ones, so that misses
+//!   share no word. With 16 and more processors, each of them would wait for the writes of the
+//!   others (docs/scaling.md). The first waiter sets WAITED_FOR, fences, and takes all cached
+//!   slots. A thread that adds a slot to a cache fences and reads WAITED_FOR, and then takes a slot
+//!   back, which goes to the first waiter. So one of them sees the other, and no slot stays in a
+//!   cache while a thread or task waits. If a latecomer has taken it in between, that thread
+//!   returns it to the queue.
 //!
-//! - **L8** Slots that are given back are kept [`near`] the threads that take the next ones, so that misses have
-//!   no word in common: of 16 processors and more, each of them would wait for the others' writes of it (docs/scaling.md).
-//!   The first to wait sets WAITED_FOR, fences, and takes all that are at hand; a thread that adds one
-//!   there fences and looks for WAITED_FOR, and then takes one back, which goes to the first in the line.
-//!   So either finds the other, and no slot is left where nobody looks while somebody waits for one. If a
-//!   latecomer took it meanwhile, that one gives it back to the line.
+//! Orderings: all are Relaxed, except for the fences of L8. The word is only a count: each decision
+//! is one RMW of it, and so of its latest value. Data that belongs to WAITED_FOR is under the lock
+//! under which it is changed.
 //!
-//! Orderings: all is Relaxed, but for L8's fences. The word counts and no more: each decision is one RMW of it, and
-//! so of its latest value; what goes with WAITED_FOR is under the lock that it is changed under.
-//!
-//! Locks: the offers'; nothing is called under it.
+//! Locks: that of the offers; nothing is called under it.
 
-mod near;
+mod slot_cache;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::io::batch;
-use crate::io::flight::near::Near;
+use crate::io::flight::slot_cache::SlotCache;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, fence, thread_local};
 use crate::units::PAGE_BYTES_MIN;
 
-/// The most reads of one engine. Chosen, not measured.
+/// The maximum number of reads in flight of one engine. Untuned.
 pub(crate) const READS_MAX: usize = 1024;
 
-/// Of the word: offers wait.
+/// A bit of the word: offers wait.
 const WAITED_FOR: usize = 1;
-/// Of the word: one slot that is free.
+/// In the word: one free slot.
 const ONE: usize = 2;
 
 pub(crate) struct Flight {
     word: AtomicUsize,
-    near: Near,
+    slot_cache: SlotCache,
     offers: Mutex<Offers>,
 }
 
@@ -75,50 +77,54 @@ struct Offers {
     waiting: VecDeque<(Ticket, Offer)>,
 }
 
-/// Uses a slot, or gives it back (L6).
+/// Uses a slot, or returns it (L6).
 pub(crate) type Offer = Box<dyn FnOnce(Slot) -> Option<Slot> + Send>;
 
-/// An offer's place among those that wait.
+/// The position of a waiting offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ticket(u64);
 
-/// One read in flight.
+/// The permit of one read in flight.
 pub(crate) struct Slot {
-    /// None once it was passed on.
+    /// None after it was passed on.
     flight: Option<Arc<Flight>>,
 }
 
-/// The same, of a holder that keeps the engine: what goes with it is one count.
+/// The same, for a holder that keeps the engine alive: it saves a reference count.
 pub(crate) struct KeptSlot<'f>(&'f Arc<Flight>);
 
 impl Flight {
-    /// At most `reads_max`, and so few that reads of a page each leave most of the cache to others:
-    /// else tasks would go to workers for want of frames.
+    /// A limit of at most `reads_max`. It is also low enough that one-page reads leave most of the
+    /// cache unclaimed; otherwise tasks would fall back to workers because no frame is free.
     pub(crate) fn new(reads_max: usize, cache_bytes: u64) -> Arc<Flight> {
         let spare = cache_bytes / 4 / u64::from(PAGE_BYTES_MIN);
         let free = reads_max.min(spare as usize).max(1);
-        Flight::with(free, Near::new(free))
+        Flight::with(free, SlotCache::new(free))
     }
 
-    fn with(free: usize, near: Near) -> Arc<Flight> {
-        Arc::new(Flight { word: AtomicUsize::new(free * ONE), near, offers: Mutex::default() })
+    fn with(free: usize, slot_cache: SlotCache) -> Arc<Flight> {
+        Arc::new(Flight {
+            word: AtomicUsize::new(free * ONE),
+            slot_cache,
+            offers: Mutex::default(),
+        })
     }
 
     fn offers(&self) -> MutexGuard<'_, Offers> {
         self.offers.lock().expect("no panic under the lock")
     }
 
-    /// How many wait for a slot.
+    /// The number of waiters.
     pub(crate) fn waiting(&self) -> usize {
         self.offers().waiting.len()
     }
 
-    /// A slot, if there is one, or none but at other threads' hands.
+    /// A slot, unless none is free or the free ones are cached by other threads.
     pub(crate) fn try_enter(flight: &Arc<Flight>) -> Option<Slot> {
         flight.try_take().then(|| Slot { flight: Some(Arc::clone(flight)) })
     }
 
-    /// The same for a holder that keeps the flight.
+    /// The same for a holder that keeps the flight alive.
     #[inline]
     pub(crate) fn try_enter_kept(flight: &Arc<Flight>) -> Option<KeptSlot<'_>> {
         flight.try_take().then_some(KeptSlot(flight))
@@ -127,34 +133,35 @@ impl Flight {
     #[inline]
     fn try_take(&self) -> bool {
         let take = |word: usize| word.checked_sub(ONE);
-        self.near.try_take() || self.word.fetch_update(Relaxed, Relaxed, take).is_ok()
+        self.slot_cache.try_take() || self.word.fetch_update(Relaxed, Relaxed, take).is_ok()
     }
 
-    /// Gives back a slot for which nobody waits; false if somebody does (L4).
+    /// Returns a slot while there is no waiter. False: there is one (L4).
     #[inline]
     fn try_give(&self) -> bool {
         let is_waited_for = || self.word.load(Relaxed) & WAITED_FOR != 0;
-        if !is_waited_for() && self.near.try_add() {
-            // L8; pairs with the fence in `wait`: there is the rest.
+        if !is_waited_for() && self.slot_cache.try_add() {
+            // L8; pairs with the fence in `wait`, where the argument is.
             fence(Acquire);
-            return !(is_waited_for() && self.near.try_take());
+            return !(is_waited_for() && self.slot_cache.try_take());
         }
         let give = |word: usize| (word & WAITED_FOR == 0).then_some(word + ONE);
         self.word.fetch_update(Relaxed, Relaxed, give).is_ok()
     }
 
-    /// Leaves an offer for when there is a slot; `None` if there is one now.
+    /// Queues an offer. `None`: a slot is free now.
     pub(crate) fn wait(&self, offer: Offer) -> Option<Ticket> {
         let mut offers = self.offers();
         let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
         self.word.fetch_update(Relaxed, Relaxed, none_free).ok()?;
         if offers.waiting.is_empty() {
-            // L8; pairs with the fence in `try_give`. Both add and take by an RMW of the place: of a slot, either
-            // the add comes first, and it is found here, or it reads what is left here, and sees the sign.
+            // L8; pairs with the fence in `try_give`. Both sides access the cache by an RMW. Either
+            // the add of a slot comes first, and the slot is found here; or the add reads the value
+            // that is stored here, and its thread sees WAITED_FOR.
             fence(Release);
-            let found = self.near.take_all();
+            let found = self.slot_cache.take_all();
             if found > 0 {
-                // Nobody else changes a word that is waited for.
+                // No other thread changes the word while WAITED_FOR is set.
                 self.word.fetch_add(found * ONE - WAITED_FOR, Relaxed);
                 return None;
             }
@@ -165,7 +172,7 @@ impl Flight {
         Some(ticket)
     }
 
-    /// Takes an offer back, unless it was called.
+    /// Removes an offer, unless it was called.
     pub(crate) fn leave(&self, ticket: Ticket) {
         let mut offers = self.offers();
         let at = offers.waiting.binary_search_by_key(&ticket.0, |(waiting, _)| waiting.0);
@@ -188,11 +195,11 @@ impl Flight {
         }
     }
 
-    /// Waits until a slot is handed over, or there is one.
+    /// Waits until a slot is handed over, or is free.
     #[cold]
     fn wait_for_slot(&self) {
-        // A thread with an open batch may be the one that is to end a read.
-        batch::tell_now();
+        // A thread with an open batch may be the one that has to complete a read.
+        batch::wake_now();
         let place = Arc::new((Mutex::new(None), Condvar::new()));
         while !self.try_take() {
             let theirs = Arc::clone(&place);
@@ -207,7 +214,7 @@ impl Flight {
             let mut handed = place.0.lock().expect("no panic under the lock");
             loop {
                 if let Some(mut slot) = handed.take() {
-                    // It goes on without its share of the flight, which the caller has.
+                    // The slot continues without its reference to the flight, which the caller has.
                     slot.flight = None;
                     return;
                 }
@@ -222,7 +229,7 @@ impl Drop for Slot {
         if let Some(flight) = self.flight.take()
             && !flight.try_give()
         {
-            hand_on(flight);
+            pass_on(flight);
         }
     }
 }
@@ -231,17 +238,17 @@ impl Drop for KeptSlot<'_> {
     #[inline]
     fn drop(&mut self) {
         if !self.0.try_give() {
-            hand_on(Arc::clone(self.0));
+            pass_on(Arc::clone(self.0));
         }
     }
 }
 
 thread_local! {
-    /// Slots that were given back while this thread calls an offer (L7).
+    /// Slots that were returned while this thread calls an offer (L7).
     static LATER: RefCell<Option<Vec<Arc<Flight>>>> = RefCell::default();
 }
 
-/// The calling of offers, which ends whatever becomes of them.
+/// The calling of offers, which also ends by a panic.
 struct Handing;
 
 impl Drop for Handing {
@@ -251,11 +258,11 @@ impl Drop for Handing {
     }
 }
 
-/// Gives a slot to the first offer, and what that one leaves to the next (L4, L7).
+/// Gives a slot to the first offer, and a slot that it returns to the next one (L4, L7).
 #[cold]
-fn hand_on(flight: Arc<Flight>) {
+fn pass_on(flight: Arc<Flight>) {
     let mut mine = Some(flight);
-    // A thread that is ending has no such list any more: it calls each offer where it stands.
+    // A thread that is ending may have lost this list: it calls each offer immediately.
     let _ = LATER.try_with(|later| match &mut *later.borrow_mut() {
         Some(later) => later.extend(mine.take()),
         none => *none = Some(Vec::new()),
@@ -273,13 +280,13 @@ fn hand_on(flight: Arc<Flight>) {
             Some(offer) => {
                 offer(Slot { flight: Some(flight) }).and_then(|mut slot| slot.flight.take())
             }
-            // The last one has left, or was called.
+            // The last offer was removed or called.
             None => Some(flight),
         };
     }
 }
 
-/// The slots of a thread that waits for its reads: none at first.
+/// The slots of a thread that waits for its reads. It begins without any.
 pub(crate) struct Slots<'e> {
     flight: &'e Arc<Flight>,
     count: usize,
@@ -294,7 +301,7 @@ impl<'e> Slots<'e> {
         self.count
     }
 
-    /// One more. Waits for the first; false if there is no other (L5).
+    /// Adds a slot. Waits for the first one; false if there is no further one (L5).
     pub(crate) fn add(&mut self) -> bool {
         if !self.flight.try_take() {
             if self.count > 0 {
@@ -306,7 +313,7 @@ impl<'e> Slots<'e> {
         true
     }
 
-    /// Gives all back: what they were for has ended.
+    /// Returns all slots, after their reads have ended.
     pub(crate) fn give_back(&mut self) {
         for _ in 0..std::mem::take(&mut self.count) {
             if !self.flight.try_give() {
@@ -341,8 +348,9 @@ mod tests {
         }
     }
 
-    /// Goal: threads and tasks get slots in the order in which they came; a try meanwhile gets
-    /// none, and one that leaves the line, or does not use its slot, keeps nobody waiting (L4, L6).
+    /// Goal: threads and tasks get slots in the order of their arrival; an attempt in between gets
+    /// none, and a waiter that leaves, or does not use its slot, does not delay the others (L4,
+    /// L6).
     #[test]
     fn the_line_is_first_in_first_out() {
         let engine = engine(1);
@@ -378,7 +386,7 @@ mod tests {
         assert_eq!(flight.word.load(Relaxed), ONE, "the slot is back");
     }
 
-    /// Goal: the last to leave the line takes the sign that somebody waits with it.
+    /// Goal: when the last waiter leaves, WAITED_FOR is cleared.
     #[test]
     fn an_empty_line_keeps_no_slot() {
         let engine = engine(2);
@@ -394,7 +402,7 @@ mod tests {
         assert!(flight.wait(Box::new(|_| None)).is_none(), "there is one now");
     }
 
-    /// Goal: however threads and offers come and go, slots are neither lost nor made.
+    /// Goal: however threads and offers arrive and leave, no slot is lost or added.
     #[test]
     fn slots_are_neither_lost_nor_made() {
         let engine = engine(3);
@@ -429,14 +437,13 @@ mod tests {
         assert_eq!(flight.word.load(Relaxed), 3 * ONE);
     }
 
-    /// Goal: slots that are at hand somewhere are had by all that wait for one, and there are no more of them
-    /// than there may be (L8).
-    /// Method: threads take one and several, and tasks leave offers, so many that most wait; more slots
-    /// than places, of which each keeps some.
+    /// Goal: cached slots are found by every waiter, and there are never more slots than the limit
+    /// (L8). Method: threads take one slot or several, and tasks queue offers, so many that most
+    /// wait; there are more slots than places, and each place caches some.
     #[test]
-    fn slots_at_hand_are_had_by_who_waits() {
+    fn cached_slots_reach_waiters() {
         const SLOTS: usize = 6;
-        let flight = &Flight::with(SLOTS, Near::of(crate::thread::shards(), 2));
+        let flight = &Flight::with(SLOTS, SlotCache::of(crate::thread::shards(), 2));
         let (held, called) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let left = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -465,11 +472,11 @@ mod tests {
                 });
             }
         });
-        assert_eq!(called.load(Relaxed), left.load(Relaxed), "an offer waits for ever");
-        assert_eq!(flight.word.load(Relaxed) / ONE + flight.near.count(), SLOTS);
-        let at_hand = flight.near.count();
+        assert_eq!(called.load(Relaxed), left.load(Relaxed), "an offer waits forever");
+        assert_eq!(flight.word.load(Relaxed) / ONE + flight.slot_cache.count(), SLOTS);
+        let at_hand = flight.slot_cache.count();
         assert!(at_hand > 0, "none was kept");
-        // All are had by one who waits.
+        // One waiter can take all slots.
         let mut all = Vec::new();
         while all.len() < SLOTS {
             match Flight::try_enter(flight) {

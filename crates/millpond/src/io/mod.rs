@@ -1,23 +1,23 @@
-//! Below the cache: vectored transfers and the back ends that carry them out.
+//! I/O below the cache: vectored transfers, and the backends that perform them.
 //!
-//! From the bottom: `segment` and `transfer` (what is moved), `batch`, `signal`, `reaping` and
-//! `pool` (wakes, and the threads they come from), the trait in `backend`, the back ends, `request`
-//! (transfers to their end) and `flight` (how many there are).
+//! From the bottom: `segment` and `transfer` (the bytes to move), `batch`, `signal`, `reaper` and
+//! `pool` (wake-ups, and the threads that make them), the trait in `backend`, the backends,
+//! `request` (transfers with retries) and `flight` (the limit of reads in flight).
 //!
 //! # Ways to submit
 //!
-//! | way | what it is for |
+//! | way | use |
 //! |---|---|
 //! | a plain call (`descriptors/calls`) | one transfer, whose caller waits |
 //! | a thread's ring (`local_ring`, by `uring`) | a batch, whose caller waits |
-//! | the same with registered files and buffers (`fixed_ring`) | a pipeline's requests |
-//! | the driver's ring (`read_ring`, by `driver`) | reads that nobody waits for |
-//! | a queue's ring (`read_ring`, by `shared_ring`) | the same of a queue: its waiter reaps |
+//! | the same with registered files and buffers (`fixed_ring`) | requests of a pipeline |
+//! | the driver's ring (`read_ring`, by `driver`) | background reads |
+//! | a queue's ring (`read_ring`, by `shared_ring`) | background reads of a queue: its waiter reaps |
 //! | Linux AIO, a batch (`aio`) | a batch without a descriptor, direct in place |
 //! | Linux AIO, reaped by a thread (`aio_reads`) | direct reads that tasks wait for, without io_uring |
-//! | readers (`readers`, a `pool`) | what is left: buffered reads without io_uring, `sim` |
+//! | readers (`readers`, a `pool`) | all other background reads: buffered without io_uring, `sim` |
 //!
-//! Each is there for a figure: see "Ways to submit I/O" in ARCHITECTURE.md.
+//! Each way exists because of a measurement: see "Ways to submit I/O" in ARCHITECTURE.md.
 
 pub(crate) mod segment_list;
 
@@ -33,7 +33,7 @@ pub(crate) mod batch;
 
 pub(crate) mod signal;
 
-pub(crate) mod reaping;
+pub(crate) mod reaper;
 
 pub(crate) mod pool;
 

@@ -1,4 +1,5 @@
-//! Threads that carry out jobs: a few, started when there is work, asleep when there is none.
+//! A pool of a few threads that run jobs. They are started when there is work, and sleep when there
+//! is none.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,12 +15,13 @@ use crate::thread::spawn;
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct Pool {
-    /// Of its threads.
+    /// The name of its threads.
     name: &'static str,
     threads_max: usize,
     state: Mutex<PoolState>,
     work: Condvar,
-    /// There is a thread. Relaxed: it is never unset, and what the threads share is under the lock.
+    /// A thread exists. Relaxed: it is never reset, and the shared state of the threads is under
+    /// the lock.
     started: AtomicBool,
     /// Whether the system gives no threads.
     #[cfg(test)]
@@ -31,7 +33,7 @@ struct PoolState {
     queue: VecDeque<Job>,
     threads: usize,
     idle: usize,
-    /// Started, and not at the queue yet.
+    /// Threads that were started and have not reached the queue yet.
     coming: usize,
     stopped: bool,
 }
@@ -53,11 +55,11 @@ impl Pool {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Sees to it that there is a thread, for as long as the engine lives.
+    /// Starts a thread, which exists as long as the engine.
     ///
     /// # Errors
     ///
-    /// The system gives none.
+    /// The system refuses a thread.
     #[inline]
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         if self.started.load(Relaxed) { Ok(()) } else { self.start_first() }
@@ -82,8 +84,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Has a thread carry out `job`. There is one if [`Pool::start`] has succeeded; else the calling
-    /// one may have to.
+    /// Runs `job` on a thread of the pool. There is one if [`Pool::start`] has succeeded; otherwise
+    /// the calling thread may run it.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
         let mut state = self.state();
         let free = state.idle + state.coming;
@@ -92,7 +94,7 @@ impl Pool {
             if spawned.is_err() && state.threads == 0 {
                 drop(state);
                 // The job may wait.
-                batch::tell_now();
+                batch::wake_now();
                 return job();
             }
         }
@@ -107,7 +109,7 @@ impl Pool {
         loop {
             if let Some(job) = state.queue.pop_front() {
                 drop(state);
-                // A job that panics must not take the thread along: it counts.
+                // A job that panics must not end the thread, which is counted.
                 catch(job);
                 state = self.state();
             } else if state.stopped {
@@ -120,12 +122,12 @@ impl Pool {
         }
     }
 
-    /// How many jobs no thread has taken yet.
+    /// The number of jobs that no thread has taken yet.
     pub(crate) fn queued(&self) -> usize {
         self.state().queue.len()
     }
 
-    /// Lets the threads end when the queue is empty.
+    /// Makes the threads end when the queue is empty.
     pub(crate) fn stop(&self) {
         self.state().stopped = true;
         self.work.notify_all();
@@ -140,7 +142,7 @@ mod tests {
 
     const THREADS_MAX: usize = 4;
 
-    /// Goal: a thread that is on its way counts as one that is free.
+    /// Goal: a thread that has been started counts as free before it reaches the queue.
     #[test]
     fn the_first_job_takes_one_thread() {
         for _ in 0..100 {
@@ -154,7 +156,7 @@ mod tests {
         }
     }
 
-    /// Goal: all jobs are done, by no more threads than there may be, also those queued before a stop.
+    /// Goal: all jobs run, on no more threads than allowed, also those queued before a stop.
     #[test]
     fn a_few_threads_do_all_jobs() {
         let pool = Pool::new("pool", THREADS_MAX);

@@ -1,15 +1,16 @@
-//! Transfers brought to their end.
+//! Transfers with retries until they are complete.
 //!
-//! A back end tries each transfer once and may move less than was asked for. Here short transfers
-//! are continued and interrupted ones repeated ([`TransientRetries`]), so that the cache sees one of: all bytes, fewer
-//! because the file ended (reads), or an error with what was moved before it.
+//! A backend tries each transfer once and may move fewer bytes than requested. This module
+//! continues short transfers and repeats interrupted ones ([`TransientRetries`]). So the cache sees
+//! one of these results: all bytes; fewer bytes because the file ended (reads); or an error with
+//! the bytes that were moved before it.
 
 use std::io;
 
 use crate::io::backend::BackingFile;
 use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_transient};
 
-/// Carries out all transfers of `batch`, all at once where the back end can, and returns when
+/// Performs all transfers of `batch`, concurrently if the backend can do that, and returns when
 /// they have ended.
 pub(crate) fn run(file: &dyn BackingFile, batch: &mut [Transfer<'_>]) {
     file.try_all(batch);
@@ -20,7 +21,7 @@ pub(crate) fn run(file: &dyn BackingFile, batch: &mut [Transfer<'_>]) {
     }
 }
 
-/// Tries a transfer once; the bytes moved.
+/// Tries a transfer once. Returns the number of bytes moved.
 pub(crate) fn try_one(file: &dyn BackingFile, transfer: Transfer<'_>) -> io::Result<usize> {
     let mut batch = [transfer];
     file.try_all(&mut batch);
@@ -28,7 +29,7 @@ pub(crate) fn try_one(file: &dyn BackingFile, transfer: Transfer<'_>) -> io::Res
     transfer.error.map_or(Ok(transfer.moved as usize), Err)
 }
 
-/// Continues after a first attempt that moved less than all.
+/// Continues after a first attempt that did not move all bytes.
 #[cold]
 fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
     let total = transfer.segments.left();
@@ -60,7 +61,7 @@ fn finish(file: &dyn BackingFile, transfer: &mut Transfer<'_>) {
     }
 }
 
-/// Direct reads can't go on from within a block; they stop there at the end of the file only.
+/// Direct reads cannot continue from within a block; they stop there only at the end of the file.
 pub(crate) fn block_bytes(file: &dyn BackingFile, transfer: &Transfer<'_>) -> u64 {
     match transfer.direction {
         Direction::Read if transfer.direct => u64::from(file.alignment(true).offset_bytes),

@@ -2,9 +2,9 @@
 //!
 //! A transfer borrows its segments from its caller, down to the device (after the kernel's bio
 //! vectors, Linux 5.12). Position is an iterator of three numbers over them: advancing, rewinding
-//! and splitting write to no segment and copy none, whatever their number. Lists that come from
-//! outside are made by `io::segment_list`, which drops segments of no length and looks once at how
-//! all of them are aligned.
+//! and splitting write to no segment and copy none, for any number of segments. Lists from outside
+//! are built by `io::segment_list`, which drops empty segments and determines the alignment of all
+//! segments once.
 
 use std::marker::PhantomData;
 
@@ -16,8 +16,8 @@ pub(crate) struct Segment<'a> {
     memory: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: a segment says where memory is; its maker vouches that the memory may be used by the
-// thread that carries out the transfer.
+// SAFETY: a segment describes memory; its creator guarantees that the thread that performs the
+// transfer may use the memory.
 unsafe impl Send for Segment<'_> {}
 // SAFETY: as above; the segment itself is never changed.
 unsafe impl Sync for Segment<'_> {}
@@ -41,7 +41,7 @@ impl<'a> Segment<'a> {
         self.raw.iov_len
     }
 
-    /// `len` bytes of it, `from` bytes in.
+    /// The part of `len` bytes that begins `from` bytes in.
     #[inline]
     fn part(&self, from: usize, len: usize) -> Segment<'a> {
         debug_assert!(from + len <= self.len());
@@ -50,7 +50,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// Which address and length bits are set in any segment of a list: what it is aligned to.
+/// The address and length bits that are set in any segment of a list: its misalignment.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Misalignment {
     pub(crate) base: u32,
@@ -70,13 +70,13 @@ impl Misalignment {
     }
 }
 
-/// Bytes of a list of segments: where they begin and how many they are.
+/// A range of bytes in a list of segments: its start and length.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentIter<'a> {
     segments: &'a [Segment<'a>],
-    /// The current segment; the number of segments at the end of the list.
+    /// The current segment, or the number of segments at the end of the list.
     index: usize,
-    /// Bytes of the current segment that were passed; less than its length, or 0.
+    /// Bytes of the current segment that were passed: less than its length, or 0.
     done: usize,
     left: u64,
     /// `left` ends where the list does.
@@ -84,7 +84,7 @@ pub(crate) struct SegmentIter<'a> {
     misalignment: Misalignment,
 }
 
-/// The front of what is left, as one system call takes it.
+/// The front of the remaining bytes, for one system call.
 pub(crate) enum Front<'a> {
     /// A segment, or a part of one.
     One(Segment<'a>),
@@ -126,7 +126,7 @@ impl<'a> SegmentIter<'a> {
     pub(crate) const EMPTY: SegmentIter<'static> =
         SegmentIter::new(&[], 0, Misalignment { base: 0, len: 0 });
 
-    /// All bytes of `segments`, whose lengths make `total`.
+    /// All bytes of `segments`, whose lengths add up to `total`.
     #[inline]
     pub(crate) const fn new(
         segments: &'a [Segment<'a>],
@@ -141,14 +141,14 @@ impl<'a> SegmentIter<'a> {
         self.left
     }
 
-    /// Which bits of addresses and lengths would be in the way of an aligned transfer.
+    /// The bits of addresses and lengths that would prevent an aligned transfer.
     pub(crate) fn misalignment(&self) -> Misalignment {
         let cut = if self.is_whole { 0 } else { self.left as u32 };
         let Misalignment { base, len } = self.misalignment;
         Misalignment { base: base | self.done as u32, len: len | self.done as u32 | cut }
     }
 
-    /// Passes `bytes` bytes, which must be left.
+    /// Advances by `bytes`, which must remain.
     pub(crate) fn advance(&mut self, bytes: u64) {
         assert!(bytes <= self.left, "{bytes} bytes of {}", self.left);
         self.left -= bytes;
@@ -167,7 +167,7 @@ impl<'a> SegmentIter<'a> {
         self.done = passed as usize;
     }
 
-    /// Goes back by `bytes` bytes, which must have been passed.
+    /// Goes back by `bytes`, which must have been passed.
     pub(crate) fn rewind(&mut self, bytes: u64) {
         self.left += bytes;
         let mut back = bytes;
@@ -180,7 +180,7 @@ impl<'a> SegmentIter<'a> {
         self.done -= back as usize;
     }
 
-    /// The first `bytes` bytes of what is left; all, if they are fewer.
+    /// The first `bytes` of the remaining bytes, or all if they are fewer.
     #[inline]
     pub(crate) fn limited(self, bytes: u64) -> SegmentIter<'a> {
         if bytes >= self.left {
@@ -197,14 +197,14 @@ impl<'a> SegmentIter<'a> {
         first
     }
 
-    /// Bytes `from..from + len` of what is left.
+    /// Bytes `from..from + len` of the remaining bytes.
     pub(crate) fn slice(mut self, from: u64, len: u64) -> SegmentIter<'a> {
         self.advance(from);
         self.limited(len)
     }
 
-    /// What one system call takes that takes at most `segments_max` segments; the rest follows as
-    /// after a short transfer. Nothing only if nothing is left.
+    /// The bytes for one system call with at most `segments_max` segments; the rest follows as
+    /// after a short transfer. Empty only if nothing remains.
     pub(crate) fn front(&self, segments_max: usize) -> Front<'a> {
         let rest = &self.segments[self.index..];
         match rest.first() {

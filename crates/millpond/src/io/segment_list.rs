@@ -34,15 +34,15 @@ mod sealed {
     impl Sealed for super::Mut {}
 }
 
-/// Pieces of memory that one request reads into or writes from, in turn.
+/// Pieces of memory that one request reads into or writes from, in order.
 ///
-/// A list borrows the caller's slices, or owns [`Buffer`]s; it is made once and serves any number of
-/// requests. Nothing is copied on the way to the device, neither bytes nor slices, and a request
+/// A list borrows the caller's slices, or owns [`Buffer`]s; it is made once and serves any number
+/// of requests. Nothing is copied on the way to the device, neither bytes nor slices, and a request
 /// costs the same however many segments it has (after the kernel's requests that borrow their
-/// vectors, Linux 5.12). Slices of no length are dropped here; only a list that has some is copied
-/// for that.
+/// vectors, Linux 5.12). Empty slices are dropped here; only a list with empty slices is copied for
+/// that.
 ///
-/// The memory can't be used otherwise, nor given up, while a request has the list:
+/// While a request has the list, the memory cannot be used otherwise, nor freed:
 ///
 /// ```compile_fail,E0505
 /// use millpond::{DirectRequest, SegmentList};
@@ -57,7 +57,7 @@ mod sealed {
 /// # }
 /// ```
 ///
-/// nor go before the list does:
+/// It must outlive the list:
 ///
 /// ```compile_fail,E0597
 /// use millpond::{DirectRequest, SegmentList};
@@ -74,7 +74,7 @@ mod sealed {
 /// # }
 /// ```
 ///
-/// nor be looked at while it may change, nor the array of slices that says where it is:
+/// It cannot be read while it may change, nor can the array of slices be changed:
 ///
 /// ```compile_fail,E0502
 /// use millpond::{DirectRequest, SegmentList};
@@ -102,7 +102,7 @@ mod sealed {
 /// # }
 /// ```
 ///
-/// Buffers that a list owns are the request's until it has ended:
+/// Buffers that a list owns belong to the request until it has ended:
 ///
 /// ```compile_fail,E0382
 /// use millpond::{DirectRequest, SegmentList};
@@ -167,15 +167,15 @@ pub struct SegmentList<'a, A: Access = Const> {
     access: PhantomData<A>,
 }
 
-/// A list without its type's promise of what may be done with the memory.
+/// A list without the access type.
 #[derive(Debug)]
 pub(crate) struct RawList<'a> {
     segments: Storage<'a>,
     total: u64,
     misalignment: Misalignment,
-    /// Where all of the memory is one region that may be registered.
+    /// Set if all of the memory lies in one region that may be registered.
     region: Option<RegionId>,
-    /// What the list owns.
+    /// The buffers that the list owns.
     buffers: Vec<Buffer>,
 }
 
@@ -205,8 +205,8 @@ impl<'a> Storage<'a> {
 impl<'a> RawList<'a> {
     fn new(segments: Storage<'a>, region: Option<RegionId>, buffers: Vec<Buffer>) -> RawList<'a> {
         let list = segments.as_slice();
-        // Slices that exist at once can't be longer than the address space together; iovecs may
-        // lie, and are refused for their length then.
+        // Slices that exist at the same time cannot be longer than the address space together. An
+        // iovec may be wrong, and is then refused because of its length.
         let total = list.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.len() as u64));
         let misalignment = Misalignment::of(list);
         RawList { segments, total, misalignment, region, buffers }
@@ -242,13 +242,15 @@ impl<'a> RawList<'a> {
         RawList::new(segments, None, Vec::new())
     }
 
-    /// The same of memory that is lent, for longer than the array; `of`: the buffer that all of it lies in.
+    /// The same for borrowed memory that outlives the array. `of`: the buffer that contains all of
+    /// the memory.
     ///
     /// # Safety
     ///
-    /// As for [`Segment::new`], for each of them, until the list is gone; so long the buffer is there.
+    /// As for [`Segment::new`], for each of them, until the list is dropped. The buffer must live
+    /// as long.
     pub(crate) unsafe fn lent(iovecs: &[libc::iovec], of: Option<&Buffer>) -> RawList<'static> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees this.
         let segment = |one: &libc::iovec| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) };
         let segments = match iovecs {
             [one] if one.iov_len > 0 => Storage::One([segment(one)]),
@@ -257,7 +259,7 @@ impl<'a> RawList<'a> {
         RawList::new(segments, of.map(Buffer::region_id), Vec::new())
     }
 
-    /// A list of segments of some length, for whose memory their maker has vouched.
+    /// A list of non-empty segments, whose creator guarantees their memory.
     pub(crate) fn of_segments(segments: Box<[Segment<'a>]>) -> RawList<'a> {
         RawList::new(Storage::Owned(segments), None, Vec::new())
     }
@@ -286,7 +288,7 @@ impl<'a> RawList<'a> {
     }
 
     pub(crate) fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        // SAFETY: the memory is valid for `'a`, and nobody writes it while the list is borrowed: it
+        // SAFETY: the memory is valid for `'a`, and is not written while the list is borrowed: it
         // is shared, or ours.
         self.iter().map(|piece| unsafe { std::slice::from_raw_parts(piece.base(), piece.len()) })
     }
@@ -295,7 +297,7 @@ impl<'a> RawList<'a> {
     ///
     /// The list must have been made with access [`Mut`].
     pub(crate) unsafe fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        // SAFETY: as in `slices`; exclusively ours, by the caller's promise, and segments of
+        // SAFETY: as in `slices`; exclusively ours, as the caller guarantees, and segments of
         // exclusive slices do not overlap.
         let slice = |piece: Segment<'_>| unsafe {
             std::slice::from_raw_parts_mut(piece.base(), piece.len())

@@ -1,21 +1,23 @@
-//! Where one thread sleeps until it is told of something: a word, and the futex on it.
+//! Signals: the word and futex on which one thread sleeps until its wait is granted or it becomes
+//! the leader of a ring.
 //!
 //! ```text
 //! WAITING -> sleep -> SLEEPING                       by its owner, before it enters the kernel
-//! WAITING -> lead -> LEADING -> WAITING              by its owner, around a sleep in a ring (`reaping`)
-//! WAITING | SLEEPING -> promote -> PROMOTED          by who gives it the ring, and wakes it
-//! PROMOTED -> WAITING                                by its owner, who takes note
-//! any -> grant -> GRANTED                            by who ends the wait, once; wakes a sleeper
+//! WAITING -> lead -> LEADING -> WAITING              by its owner, around a sleep in a ring (`reaper`)
+//! WAITING | SLEEPING -> promote -> PROMOTED          by the thread that hands the ring over, which wakes it
+//! PROMOTED -> WAITING                                by its owner, when it sees the promotion
+//! any -> grant -> GRANTED                            by the thread that ends the wait, once; wakes a sleeper
 //! ```
 //!
-//! - **SG1** A signal serves one wait. The waker has a share of it: the wake is its last touch, and
-//!   the signal outlives that whatever its owner does meanwhile.
-//! - **SG2** The teller's exchange finds SLEEPING, or the owner's exchange finds what was told, or the
-//!   word changes before the kernel looks at it: no wake-up is lost.
-//! - **SG3** All is Relaxed. The word only says when to look: what was granted is collected under the lock
-//!   of the queue, and the holder of a ring is known under the lock of its role.
-//! - **SG4** GRANTED is final: a promotion that meets it is void, and its owner finds out under the role's
-//!   lock that it was given the ring.
+//! - **SG1** A signal serves one wait. The waker has a reference to it: the wake is its last
+//!   access, and the signal outlives it, independently of concurrent actions of its owner.
+//! - **SG2** Either the waker's exchange finds SLEEPING, or the owner's exchange finds the new
+//!   state, or the word changes before the kernel compares it. So no wake-up is lost.
+//! - **SG3** All accesses are Relaxed. The word only indicates when to check: granted completions
+//!   are collected under the lock of the queue, and the role's holder is known under the lock of
+//!   the role.
+//! - **SG4** GRANTED is final: a promotion that meets it has no effect, and its owner finds out
+//!   under the lock of the role that it was given the ring.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -39,7 +41,7 @@ pub(crate) struct Signal {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Woken {
     Granted,
-    /// The ring is this thread's to reap.
+    /// The thread is now the ring's reaper.
     Promoted,
     TimedOut,
 }
@@ -53,8 +55,8 @@ impl Signal {
         }
     }
 
-    /// Ends the wait. The caller holds no lock, and does not touch the signal again (SG1). True if the
-    /// owner sleeps in its ring, out of which the caller is to bring it.
+    /// Ends the wait. The caller holds no lock, and does not access the signal again (SG1). Returns
+    /// true if the owner sleeps in its ring; the caller then pokes the ring.
     #[must_use]
     pub(crate) fn grant(&self) -> bool {
         match self.set_granted() {
@@ -66,7 +68,7 @@ impl Signal {
         }
     }
 
-    /// What the word was (SG2).
+    /// Returns the previous word (SG2).
     fn set_granted(&self) -> u32 {
         self.word.swap(GRANTED, Relaxed)
     }
@@ -75,7 +77,7 @@ impl Signal {
         self.word.load(Relaxed) == GRANTED
     }
 
-    /// Has the owner take over the ring (SG4). As for `grant`, the last touch.
+    /// Makes the owner take over the ring (SG4). As for `grant`, this is the last access.
     pub(crate) fn promote(&self) {
         let promoted = self.word.fetch_update(Relaxed, Relaxed, |word| match word {
             WAITING | SLEEPING => Some(PROMOTED),
@@ -86,19 +88,19 @@ impl Signal {
         }
     }
 
-    /// Before the owner sleeps in the ring; false if it was granted.
+    /// Called before the owner sleeps in the ring. False: it was granted.
     pub(crate) fn begin_lead(&self) -> bool {
         self.word
             .fetch_update(Relaxed, Relaxed, |word| (word != GRANTED).then_some(LEADING))
             .is_ok()
     }
 
-    /// After that; false if it was granted.
+    /// Called after the sleep in the ring. False: it was granted.
     pub(crate) fn end_lead(&self) -> bool {
         self.word.compare_exchange(LEADING, WAITING, Relaxed, Relaxed).is_ok()
     }
 
-    /// Sleeps until told something, or until `deadline`. Does not spin.
+    /// Sleeps until granted or promoted, or until `deadline`. Does not spin.
     pub(crate) fn sleep(&self, deadline: Option<Instant>) -> Woken {
         if let Err(told) = self.word.compare_exchange(WAITING, SLEEPING, Relaxed, Relaxed) {
             return self.woken(told);
@@ -141,7 +143,7 @@ impl Signal {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        // An error says "changed", "timed out" or "interrupted": the caller looks again.
+        // The errors are "changed", "timed out" and "interrupted": the caller checks again.
         let _ = futex::wait(&self.word, futex::Flags::PRIVATE, SLEEPING, left.as_ref());
     }
 
@@ -167,7 +169,8 @@ impl Signal {
     }
 }
 
-/// SG2 as a model sees it, and without the swap: did the kernel put somebody to sleep, and was he woken?
+/// SG2 as a model sees it, and without the swap: whether the kernel let a thread sleep, and whether
+/// it was woken.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
@@ -183,7 +186,7 @@ mod loom_tests {
             let exchanged = signal.word.compare_exchange(WAITING, SLEEPING, Relaxed, Relaxed);
             let sleeps = exchanged.is_ok() && signal.word.load(Relaxed) == SLEEPING;
             let woken = waker.join().unwrap();
-            assert!(!sleeps || woken, "sleeps for ever");
+            assert!(!sleeps || woken, "sleeps forever");
         });
     }
 
@@ -193,7 +196,7 @@ mod loom_tests {
     }
 
     #[test]
-    #[should_panic(expected = "sleeps for ever")]
+    #[should_panic(expected = "sleeps forever")]
     fn loom_without_the_swap_a_sleeper_is_missed() {
         sleep_meets(|signal| {
             let before = signal.word.load(Relaxed);
@@ -202,7 +205,7 @@ mod loom_tests {
         });
     }
 
-    /// Goal: a waiter that is promoted and granted at the same time wakes up, and knows that the
+    /// Goal: a waiter that is promoted and granted at the same time wakes up, and sees that the
     /// wait is over.
     #[test]
     fn loom_a_promotion_meets_a_grant() {

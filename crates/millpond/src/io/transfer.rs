@@ -1,8 +1,8 @@
-//! What is to be moved between memory and a backing file.
+//! Transfers of bytes between memory and a backing file.
 //!
-//! A [`Transfer`] is carried out by the thread that asks for it, which waits; a [`BackgroundRead`] has
-//! all that it needs, and nobody waits for it. Back ends attempt each of them once: `request` brings
-//! transfers to their end, and the starter of a background read goes on with it.
+//! A [`Transfer`] is performed by the thread that requests it, which waits. A [`BackgroundRead`]
+//! owns all that it needs, and no thread waits for it. Backends try each of them once. `request`
+//! completes transfers, and the starter of a background read continues it.
 
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::thread;
 
-/// Segments that one system call takes (IOV_MAX).
+/// The maximum number of segments in one system call (IOV_MAX).
 pub(crate) const SEGMENTS_MAX: usize = 1024;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,11 +31,12 @@ pub(crate) struct Transfer<'a> {
     pub(crate) offset: u64,
     /// Its memory.
     pub(crate) segments: SegmentIter<'a>,
-    /// Past the kernel's cache; the caller has seen to alignment.
+    /// Bypasses the kernel's page cache. The caller ensures alignment.
     pub(crate) direct: bool,
-    /// Of a write: ends when the bytes, and what is needed to find them, are on the device.
+    /// For a write: it completes when the bytes, and the metadata needed to find them, are on the
+    /// device.
     pub(crate) durable: bool,
-    /// Of a read: where the file ends, if that is known. What comes up to there is all that there is.
+    /// For a read: the end of the file, if it is known. A read that reaches it is complete.
     pub(crate) file_end: u64,
     /// Bytes moved so far.
     pub(crate) moved: u64,
@@ -52,8 +53,8 @@ impl<'a> Transfer<'a> {
         Transfer {
             direction,
             offset,
-            // No file has bytes beyond, and the kernel refuses all of a transfer that ends there: that
-            // of the page with the last of them.
+            // No file has bytes beyond this offset, and the kernel refuses the whole of a transfer
+            // that ends there: that of the page with the last byte.
             segments: segments.limited((i64::MAX as u64).saturating_sub(offset)),
             direct: false,
             durable: false,
@@ -63,18 +64,18 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// A read of whole pages of a file of `size` bytes: no system call is to find out that the file ends
-    /// within the last one.
+    /// A read of whole pages of a file of `size` bytes: no system call is needed to detect an end
+    /// within the last page.
     pub(crate) fn of_pages(offset: u64, segments: impl Into<SegmentIter<'a>>, size: u64) -> Self {
         Transfer { file_end: size, ..Transfer::new(Direction::Read, offset, segments) }
     }
 
-    /// Whether it has moved less than there is.
+    /// Whether fewer bytes were moved than there are.
     pub(crate) fn is_short(&self) -> bool {
         self.moved < self.segments.left().min(self.file_end.saturating_sub(self.offset))
     }
 
-    /// What has not been moved.
+    /// The part that has not been moved.
     pub(crate) fn rest(&self) -> Transfer<'a> {
         let mut segments = self.segments;
         let missing = segments.left() - self.moved;
@@ -88,7 +89,7 @@ impl<'a> Transfer<'a> {
         Transfer { offset, segments, moved: 0, error: None, ..*self }
     }
 
-    /// Notes the outcome of an attempt to move the first bytes.
+    /// Records the outcome of an attempt to move the first bytes.
     pub(crate) fn set(&mut self, outcome: io::Result<usize>) {
         match outcome {
             Ok(moved) => self.moved = moved as u64,
@@ -97,26 +98,27 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// Whether an attempt that moved so much has met the end of the file.
+/// Whether an attempt that moved `moved` bytes has reached the end of the file.
 pub(crate) fn is_end(moved: u64, block_bytes: u64) -> bool {
     moved == 0 || !moved.is_multiple_of(block_bytes)
 }
 
-/// Whether an error says nothing of the bytes, so that a second attempt may succeed. A server may give such an
-/// answer each time: [`TransientRetries`] bounds the attempts.
+/// Whether an error is unrelated to the bytes, so that a second attempt may succeed. A server may
+/// return such an error each time: [`TransientRetries`] limits the attempts.
 pub(crate) fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ECANCELED))
 }
 
-/// Attempts of a transfer that follow a transient error, without progress in between.
+/// Retries of a transfer after transient errors without progress in between.
 ///
-/// The first few follow at once, and the others after pauses that grow. All of them take about a third of a second, for
-/// which the operation holds its range; then the error is the operation's.
+/// The first few retries follow immediately, the others after growing pauses. All of them take
+/// about a third of a second, during which the operation holds its range; then the error is
+/// returned.
 #[derive(Default)]
 pub(crate) struct TransientRetries(u8);
 
 impl TransientRetries {
-    /// Chosen, not measured.
+    /// Untuned.
     const AT_ONCE_MAX: u8 = 4;
     const ALL_MAX: u8 = 14;
     const PAUSE_MAX: Duration = Duration::from_millis(64);
@@ -126,13 +128,14 @@ impl TransientRetries {
         self.0 = 0;
     }
 
-    /// Whether to try again, for a thread that may not sleep: it leaves further attempts to a worker, or fails.
+    /// Whether to retry, for a thread that may not sleep: it leaves further retries to a worker, or
+    /// fails.
     pub(crate) fn may_try_at_once(&mut self) -> bool {
         self.0 += 1;
         self.0 <= TransientRetries::AT_ONCE_MAX
     }
 
-    /// Whether to try again. Pauses first, after the first few.
+    /// Whether to retry. After the first few retries, it pauses first.
     pub(crate) fn may_try(&mut self) -> bool {
         if self.may_try_at_once() {
             return true;
@@ -146,7 +149,7 @@ impl TransientRetries {
     }
 }
 
-/// Carries out a system call that a signal, or a server, may interrupt.
+/// Makes a system call that a signal, or a server, may interrupt.
 pub(crate) fn retry_interrupted(
     mut call: impl FnMut() -> rustix::io::Result<()>,
 ) -> io::Result<()> {
@@ -159,23 +162,26 @@ pub(crate) fn retry_interrupted(
     }
 }
 
-/// Segments of their owner's. It may move while a transfer of them is under way: a single segment is not
-/// referred to then ([`Front`](crate::io::segment::Front)), and more have a place of their own.
+/// Segments that a request owns. The value may move while a transfer is in progress: the kernel
+/// gets no reference to a single segment ([`Front`](crate::io::segment::Front)), and several
+/// segments are on the heap.
 pub(crate) type Segments = SmallVec<[Segment<'static>; 1]>;
 
-/// A read for which no thread waits: it owns what it needs, and tells of its end.
+/// A read for which no thread waits. It owns its memory and its file,
+/// and has a completion callback.
 pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,
-    /// A task waits for it: it is not given back for being one too many (`io::flight` sees to that).
+    /// A task waits for it, so it is not refused because of too many reads (`io::flight` limits
+    /// these).
     pub(crate) wanted: bool,
-    /// As of a [`Transfer`].
+    /// As for a [`Transfer`].
     pub(crate) direct: bool,
     /// Into memory that `done` keeps valid.
     pub(crate) segments: Segments,
     pub(crate) done: Box<dyn Ending>,
 }
 
-/// What is told of the end of a background read.
+/// The completion callback of a background read.
 pub(crate) trait Ending: Send {
     fn end(self: Box<Self>, outcome: io::Result<usize>);
 }
@@ -193,13 +199,14 @@ impl BackgroundRead {
     }
 }
 
-/// How many transfers were handed to the kernel, of each direction and kind. Each thread adds to one of
-/// several: a count that all write would be the only thing that writes through the cache share.
+/// Counts of transfers submitted to the kernel, by direction and kind. Each thread adds to one of
+/// several counters: otherwise this counter would be the only shared write of a read that bypasses
+/// the cache.
 #[derive(Default)]
 pub(crate) struct TransferCounts([CachePadded<[[AtomicU64; 2]; 2]>; 16]);
 
 impl TransferCounts {
-    // Relaxed, here and below: nothing goes with the counts.
+    // Relaxed, here and below: the counts order nothing.
     pub(crate) fn add(&self, direction: Direction, is_direct: bool) {
         let own = &self.0[thread::shard_of(self.0.len())];
         own[direction as usize][usize::from(is_direct)].fetch_add(1, Relaxed);

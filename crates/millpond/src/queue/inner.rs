@@ -111,7 +111,7 @@ impl Inner {
         list.reserve(TOGETHER);
         arrived.push((Arc::clone(self), list));
         let queue = Arc::clone(self);
-        batch::at_end(Box::new(move || queue.tell_arrived()));
+        batch::defer(Box::new(move || queue.tell_arrived()));
         arrived.len() - 1
     }
 

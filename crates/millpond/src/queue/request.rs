@@ -75,7 +75,7 @@ impl Request {
         | Kind::ReadBuffers { offset, .. } = self.kind
         {
             let cached = &self.file.cached;
-            cached.core().ask_for(&cached.cache().frames, cached.page_of(offset));
+            cached.core().prefetch(&cached.cache().frames, cached.page_of(offset));
         }
     }
 

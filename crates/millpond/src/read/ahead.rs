@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use millpond_rangelock::Mode;
 
 use crate::advice::Advice;
-use crate::cache::page::Word;
+use crate::cache::table::page::Word;
 use crate::inode::CachedFile;
 use crate::read::run::{Claims, Next};
 use crate::units::PageIndex;

@@ -1,4 +1,4 @@
-//! Reads that bring no page, as none is worth it (`cache::admission`).
+//! Reads that bring no page, as none is worth it (`cache::policy::admission`).
 //!
 //! Under a guard over the pages, one that is EMPTY has no bytes but the back end's, and none is DIRTY (page.W3).
 //! So a read that finds all of its pages so is one transfer: of a thread that waits into the reader's
@@ -18,8 +18,8 @@ use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Guard, Mode, OwnedGuard};
 use smallvec::SmallVec;
 
-use crate::cache::admission::Gate;
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::admission::AdmissionFilter;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -47,13 +47,16 @@ fn goes_around(file: &CachedFile, asks: impl Asks, offset: u64, end: u64, size: 
         && (end == size || is_bound(end))
         && last.0 - first.0 < PAGES_MAX
         && first.to(last).all(|page| core.is_absent(&cache.frames, page))
-        && asks(&cache.gate, number, first, last)
+        && asks(&cache.admission, number, first, last)
 }
 
 /// What is asked of the gate about the pages of a read, last of all, as it remembers them.
-pub(super) trait Asks: FnOnce(&Gate, usize, PageIndex, PageIndex) -> bool {}
+pub(super) trait Asks:
+    FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool
+{
+}
 
-impl<T: FnOnce(&Gate, usize, PageIndex, PageIndex) -> bool> Asks for T {}
+impl<T: FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool> Asks for T {}
 
 /// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: their pages are to be
 /// filled.
@@ -69,10 +72,10 @@ pub(crate) fn read(
         let alignment = file.backing.alignment(false);
         alignment.first_misaligned(offset, dst.misalignment()).is_none()
     };
-    let gate = &file.cache().gate;
-    if !gate.is_around()
+    let gate = &file.cache().admission;
+    if !gate.is_bypassing()
         || !is_aligned()
-        || !goes_around(file, Gate::goes_around, offset, end, size)
+        || !goes_around(file, AdmissionFilter::bypasses, offset, end, size)
     {
         return None;
     }
@@ -115,9 +118,9 @@ impl<'f> Lent<'f> {
             file.ranges.try_lock(file.pages(range.0, range.0 + range.1), Mode::Shared)?
         } else if file.backing.is_direct() {
             // admission.AD8.
-            begin_if(file, range, memory, Gate::is_first_miss)?
-        } else if file.cache().gate.is_around() {
-            begin_if(file, range, memory, Gate::goes_around)?
+            begin_if(file, range, memory, AdmissionFilter::bypasses_first_miss)?
+        } else if file.cache().admission.is_bypassing() {
+            begin_if(file, range, memory, AdmissionFilter::bypasses)?
         } else {
             return None;
         };
@@ -194,12 +197,11 @@ impl Aside {
         waker: &Waker,
         ring: Option<&Arc<SharedRing>>,
     ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
-        let gate = &file.cache().gate;
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
         let end = (offset + len).min(size);
-        let goes_around = || goes_around(file, Gate::goes_around, offset, end, size);
-        if !gate.is_around() || end <= offset || !goes_around() {
+        let goes_around = || goes_around(file, AdmissionFilter::bypasses, offset, end, size);
+        if !file.cache().admission.is_bypassing() || end <= offset || !goes_around() {
             return Err(guard);
         }
         Aside::read(file, guard, (offset, end, size), waker, ring)

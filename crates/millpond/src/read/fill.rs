@@ -28,11 +28,11 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use crate::cache::class::Class;
-use crate::cache::fifo::{Arrival, Origin};
-use crate::cache::page::{Shown, State};
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::Held;
+use crate::cache::table::page::{Shown, State};
+use crate::cache::table::step;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
@@ -156,14 +156,15 @@ impl Reader<'_> {
             let read = match seen.state() {
                 State::Ready => {
                     let filled = Filled { page, frame: seen.frame() };
-                    let copied = step::copy_kept(word, seen, || self.take(&filled)).is_some();
+                    let copied =
+                        step::copy_if_unchanged(word, seen, || self.take(&filled)).is_some();
                     if copied {
                         word.mark_referenced(seen);
                     }
                     copied
                 }
                 State::Filling | State::Hidden => {
-                    if let Some(armed) = word.arm(seen) {
+                    if let Some(armed) = word.set_waiters(seen) {
                         word.sleep(armed);
                     }
                     false
@@ -276,7 +277,7 @@ fn fill_missing(
     };
     let mut tried = Tried { pages: (claims.next() - first) as usize, is_cut: false };
     if matches!(end, Next::NoFrame) {
-        file.shared.flusher.starve(file.cache().ledger.kept());
+        file.shared.flusher.request_reclaim(file.cache().writeback_counts.unevictable());
         // That page goes around the cache.
         tried.pages += 1;
     }
@@ -327,7 +328,7 @@ pub(crate) fn fill_one(
     let mut slots = Slots::new(&file.shared.flight);
     slots.add();
     let Some(frame) = cache.take_page_frame(held, page, true) else {
-        file.shared.flusher.starve(cache.ledger.kept());
+        file.shared.flusher.request_reclaim(cache.writeback_counts.unevictable());
         return Ok(Alone::NoFrame);
     };
     if !run::try_claim(held, word, frame) {
@@ -348,7 +349,7 @@ pub(crate) fn fill_one(
     if run::show(file, held, &filled, size, moved, shown, take) {
         cache.counters.mine().filled(1);
         let core = file.core();
-        cache.arrived(iter::once(Arrival { frame, core, page, origin: Origin::Missed }));
+        cache.insert_pages(iter::once(ReadyPage { frame, core, page, origin: PageOrigin::Missed }));
         return Ok(Alone::Filled);
     }
     error.map_or(Ok(Alone::Shrunk), |error| Err(Error::io(op, start, page_bytes as u64, error)))
@@ -363,7 +364,7 @@ pub(crate) fn wait(file: &CachedFile, page: PageIndex) {
         if !matches!(seen.state(), State::Filling | State::Hidden) {
             return;
         }
-        if let Some(armed) = word.arm(seen) {
+        if let Some(armed) = word.set_waiters(seen) {
             let (offset, len) = (file.start_of(page), file.core().page_bytes() as u64);
             let _waits = file.waits(WaitFor::Page, offset, len);
             word.sleep(armed);

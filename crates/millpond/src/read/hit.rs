@@ -25,8 +25,8 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use crate::cache::page::{PageWord, Word};
-use crate::cache::step;
+use crate::cache::table::page::{PageWord, Word};
+use crate::cache::table::step;
 use crate::cache::table::{FileCore, Found, SLOTS};
 use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
@@ -182,14 +182,14 @@ impl<'f> HitPath<'f> {
         let frames = &file.cache().frames;
         let begun = core.epoch.begin();
         let page = PageIndex::of_byte(offset, core.page_shift);
-        let Some(Found { word, guess, leaf }) = core.lookup(frames, page) else {
+        let Some(Found { word, predicted, leaf }) = core.lookup(frames, page) else {
             return at_end(core, offset);
         };
         let seen = word.load();
         if !seen.is_hit() {
             return at_end(core, offset);
         }
-        let Some(frame) = frames.address_guessed(seen.frame(), guess) else {
+        let Some(frame) = frames.address_predicted(seen.frame(), predicted) else {
             return Attempt::Retry(0);
         };
         // The linearization point; after the word, whose load is an acquire.
@@ -200,7 +200,7 @@ impl<'f> HitPath<'f> {
         // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
         // a page's; it may change under the copy. `dst` is the caller's promise.
         let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
-        if !step::is_one_moment([(word, seen)], [leaf], &core.epoch, begun) {
+        if !step::is_consistent([(word, seen)], [leaf], &core.epoch, begun) {
             return Attempt::Retry(len);
         }
         if left > 0 {
@@ -281,7 +281,7 @@ impl<'f> HitPath<'f> {
             at += part;
         }
         let leaves = leaves.into_iter().flatten();
-        if !step::is_one_moment(words.iter().copied(), leaves, &core.epoch, begun) {
+        if !step::is_consistent(words.iter().copied(), leaves, &core.epoch, begun) {
             return Attempt::Retry((end - offset) as usize);
         }
         if faulted {

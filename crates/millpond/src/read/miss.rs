@@ -33,7 +33,7 @@
 //! - **M6** What a task brought can be evicted before it looks: after [`ROUNDS_MAX`] rounds a worker
 //!   reads under a guard, so a tiny cache makes progress.
 //! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the
-//!   thread that ended a fill, in the middle of that (parked.PK4).
+//!   thread that ended a fill, in the middle of that (wait_queue.WQ4).
 //! - **M8** A task that finds no slot leaves an offer that starts its reads when there is one
 //!   (`io::flight`), on the thread of a read that has ended and let go of all it had, and then
 //!   wakes the task: so under the limit, too, reads follow each other without another thread,
@@ -51,8 +51,8 @@ use std::time::Instant;
 use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Mode, OwnedGuard};
 
-use crate::cache::page::State;
-use crate::cache::parked::{Parked, parking};
+use crate::cache::table::page::State;
+use crate::cache::table::wait_queue::{WaitEntry, wait_table};
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
@@ -109,7 +109,7 @@ type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
 /// What a read waits for.
 enum Wait {
     Nothing,
-    Page(Parked),
+    Page(WaitEntry),
     /// The read that it has started brings all, and wakes.
     Read,
     Aside(Arc<Aside>),
@@ -137,7 +137,7 @@ enum Found {
     /// All are READY, or they were when looked at.
     Ready,
     Missing,
-    Parked(Parked),
+    Parked(WaitEntry),
 }
 
 /// What became of the missing pages.
@@ -195,7 +195,7 @@ impl Wanted<'_> {
             }
             let Some(page) = busy else { return Found::Ready };
             let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
-            if let Some(parked) = parking().arm(held.word(page), waker) {
+            if let Some(parked) = wait_table().register(held.word(page), waker) {
                 return Found::Parked(parked);
             }
         }
@@ -464,7 +464,7 @@ impl Wait {
     /// Takes back what would wake.
     fn leave(self) {
         match self {
-            Wait::Page(parked) => parking().leave(&parked),
+            Wait::Page(parked) => wait_table().deregister(&parked),
             Wait::Room(shared, ticket) => shared.flight.leave(ticket),
             Wait::Nothing | Wait::Read | Wait::Aside(_) | Wait::Guard(_) | Wait::Worker(_) => {}
         }
@@ -531,7 +531,9 @@ impl Reads<'_> {
                 Next::Run(run) => run,
                 Next::End => break Started::Reads,
                 Next::NoFrame => {
-                    file.shared.flusher.starve(file.cache().ledger.kept());
+                    file.shared
+                        .flusher
+                        .request_reclaim(file.cache().writeback_counts.unevictable());
                     break Started::NoFrame;
                 }
                 Next::NoSlot => break Started::NoSlot,

@@ -16,10 +16,10 @@ use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
-use crate::cache::class::Class;
-use crate::cache::fifo::{Arrival, Origin};
-use crate::cache::page::{PageWord, Shown, State};
+use crate::cache::frames::class::Class;
+use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::Held;
+use crate::cache::table::page::{PageWord, Shown, State};
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
@@ -266,14 +266,19 @@ impl Run {
             debug_assert!(end == RunEnd::Whole, "bytes arrive in order");
             ready += 1;
             if ready % RUN_NOTED == 0 {
-                held.note_run(page, frame);
+                held.record_run(page, frame);
             }
         }
         file.cache().counters.mine().filled(ready as u64);
         let shown = self.first.onwards().zip(self.frames.iter().copied()).take(ready);
         let core = file.core();
-        let origin = if self.prefetched { Origin::Prefetched } else { Origin::Missed };
-        file.cache().arrived(shown.map(|(page, frame)| Arrival { frame, core, page, origin }));
+        let origin = if self.prefetched { PageOrigin::Prefetched } else { PageOrigin::Missed };
+        file.cache().insert_pages(shown.map(|(page, frame)| ReadyPage {
+            frame,
+            core,
+            page,
+            origin,
+        }));
         end
     }
 }

@@ -8,8 +8,8 @@ use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::admission::Gate;
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::admission::AdmissionFilter;
 use crate::copy::Source;
 use crate::inode::CachedFile;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
@@ -72,12 +72,12 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     let alignment = file.backing.alignment(false);
     let is_aligned = alignment.first_misaligned(offset, dst.misalignment()).is_none();
     let (mut bounce, mut fills) = (None, false);
-    let asks = |gate: &Gate, number: usize, first: PageIndex, last: PageIndex| {
+    let asks = |gate: &AdmissionFilter, number: usize, first: PageIndex, last: PageIndex| {
         if !is_aligned {
             bounce = Bounce::take(file, len);
         }
         let is_ready = is_aligned || bounce.is_some();
-        fills = is_ready && !gate.is_first_miss(number, first, last);
+        fills = is_ready && !gate.bypasses_first_miss(number, first, last);
         is_ready && !fills
     };
     // What it needs is as well aligned as frames are.

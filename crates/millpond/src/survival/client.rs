@@ -321,7 +321,7 @@ impl Survival {
     /// a newer frame of the page was committed.
     ///
     /// survival.K4: the last of these comes *before* the newer frame can be cleaned, which means before the
-    /// page is shown with the newer frame. [`crate::cache::frame::Frames::release`] cleans, too, but may
+    /// page is shown with the newer frame. [`crate::cache::frames::Frames::release`] cleans, too, but may
     /// come too late for this. survival.K7: the frame can't be allocated during that time; a write-back
     /// that has it pinned cleans it before it unpins.
     #[inline]

@@ -359,8 +359,8 @@ fn failures_are_reported_and_the_rest_is_written() {
 /// Goal: survival.K2: a frame that was freed in any state is FREE when it is allocated again.
 #[test]
 fn a_frame_is_free_when_it_is_handed_out() {
-    use crate::cache::class::Class;
-    use crate::cache::frame::Frames;
+    use crate::cache::frames::Frames;
+    use crate::cache::frames::class::Class;
     let keeper = TestKeeper::new();
     let file = tempfile::tempfile().unwrap();
     let frames = Frames::new(1 << 20, Some(&keeper.address)).unwrap();

@@ -1,4 +1,4 @@
-//! What an asynchronous read holds while it is pending.
+//! Guards of pending asynchronous reads.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -9,12 +9,12 @@ use crate::{AsyncFile, BackendChoice, Engine, OpenOptions};
 
 const PAGE: u64 = 4096;
 
-/// Goal: a read that waits for a guard gets it over all that it will fill, also if the file has grown
-/// meanwhile (page.W3); else a writer beside it could have its pages filled with old bytes.
-/// Method: a read across the end waits for a guard that is in its way; the file grows under that; when
-/// it is released, nobody else can have a page of the part that is new.
+/// Goal: a read that waits for a guard gets it over all bytes that it will fill, even if the file
+/// has grown in the meantime (page.W3). Otherwise the pages of a concurrent writer could be filled
+/// with old bytes. Method: a read across the end waits for a conflicting guard; the file grows
+/// under that guard; when it is released, no other thread can acquire a page of the new part.
 #[test]
-fn a_read_that_waits_has_its_guard_over_what_the_file_grew_by() {
+fn a_waiting_read_has_its_guard_over_the_grown_part() {
     let dir = tempfile::tempdir().unwrap();
     let engine = Engine::builder().backend(BackendChoice::Memory).build().unwrap();
     let options = OpenOptions::new().read(true).write(true).create(true);

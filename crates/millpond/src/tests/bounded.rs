@@ -1,4 +1,4 @@
-//! What ends in bounded time while others write as fast as they can.
+//! Operations that end in bounded time although other threads write as fast as they can.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,7 +11,7 @@ use crate::tests::slow::{Kind, Slow};
 use crate::{BackendChoice, Engine, File, OpenOptions};
 
 const PAGE: u64 = 4096;
-/// Of the writers, while what they race with is under way: far more than it should see.
+/// The maximum number of writes during the operation: far more than it should see.
 const WRITES_MAX: u64 = 60;
 
 struct Case {
@@ -35,9 +35,10 @@ impl Case {
         File::new(Arc::clone(&self.cached), None, &self.options)
     }
 
-    /// Runs `operation` beside two threads that write page after page at the end of the file, of which
-    /// one always has a guard, and another waits for one: how many writes end meanwhile.
-    fn writes_beside(&self, operation: impl FnOnce(&File) + Send) -> u64 {
+    /// Runs `operation` concurrently with two threads that write page after page at the end of the
+    /// file, of which one always has a guard, and the other waits for one. Returns the number of
+    /// writes that ended in between.
+    fn concurrent_writes(&self, operation: impl FnOnce(&File) + Send) -> u64 {
         let (stop, ended) = (AtomicBool::new(false), AtomicBool::new(false));
         self.slow.hold(Kind::Write, true);
         let mut writes = 0;
@@ -57,29 +58,29 @@ impl Case {
                 ended.store(true, SeqCst);
             });
             while !running.is_finished() && writes < WRITES_MAX {
-                // Time for the others to wait in line. The fewer of them do, the sooner it ends.
+                // Time for the other threads to wait. The fewer of them do, the sooner it ends.
                 thread::sleep(Duration::from_millis(10));
-                self.slow.let_one_go_on(Kind::Write);
+                self.slow.release_one(Kind::Write);
                 writes += 1;
             }
             let is_over = ended.load(SeqCst);
             stop.store(true, SeqCst);
             self.slow.hold(Kind::Write, false);
             running.join().unwrap();
-            assert!(is_over, "still waiting after {writes} writes of the others");
+            assert!(is_over, "still waiting after {writes} writes of other threads");
         });
         writes
     }
 }
 
-/// An append asked for a guard over its own bytes at the end it had seen, and started over when the end
-/// had moved by the time it was granted: beside two writers that extend the file it never was.
-///
-/// Goal: it is granted after those that were there before it.
+/// Goal: an append is granted its guard after the operations that were there before it. Incident:
+/// an append requested a guard over its own bytes at the end that it had seen, and started over
+/// when the end had moved by the time it was granted. With two concurrent writers that extended the
+/// file, it never succeeded.
 #[test]
-fn appends_end_beside_writers_that_extend_the_file() {
+fn appends_end_despite_extending_writers() {
     let case = Case::new();
-    let writes = case.writes_beside(|file| {
+    let writes = case.concurrent_writes(|file| {
         for at in 0..3 {
             let offset = file.append(&[2; 3]).unwrap();
             assert!(offset > at);
@@ -88,22 +89,22 @@ fn appends_end_beside_writers_that_extend_the_file() {
     assert!(writes < WRITES_MAX);
 }
 
-/// The same of what else takes a guard from the end on.
+/// The same for other operations with a guard from the end on.
 #[test]
-fn changes_of_the_length_end_beside_writers_that_extend_the_file() {
+fn length_changes_end_despite_extending_writers() {
     let changes: [fn(&File); 4] = [
         |file| file.truncate(10).unwrap(),
         |file| file.truncate(file.len().unwrap() + 100 * PAGE).unwrap(),
         |file| file.write_all_at(&[3; 10], file.len().unwrap() + 5).unwrap(),
-        // The back end refuses: it is about the waiting.
+        // The backend refuses: the test is about the waiting.
         |file| drop(file.allocate(0, file.len().unwrap() + 100 * PAGE)),
     ];
     for change in changes {
-        Case::new().writes_beside(change);
+        Case::new().concurrent_writes(change);
     }
 }
 
-/// Goal: appends of several threads have their turns, and neither mix nor leave gaps.
+/// Goal: appends of several threads are served in order, and neither mix nor leave gaps.
 #[test]
 fn appends_have_their_turns() {
     let case = Case::new();

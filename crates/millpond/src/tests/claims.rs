@@ -1,11 +1,11 @@
-//! Who may fill a page.
+//! Claims of pages for a fill.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::smallvec;
 
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::read::run::{Run, try_claim};
@@ -13,8 +13,9 @@ use crate::tests::slow::Slow;
 use crate::units::PageIndex;
 use crate::{BackendChoice, Engine, OpenOptions};
 
-/// Goal: of two threads that find a page empty, and have a frame for it each, one fills it (page.W9).
-/// Method: one claims it between the other's look and its claim, a moment that threads seldom meet.
+/// Goal: of two threads that find a page empty, and have a frame for it each, one fills it
+/// (page.W9). Method: one claims the page between the other's check and its claim, which threads
+/// rarely do by chance.
 #[test]
 fn a_thread_that_was_beaten_claims_nothing() {
     const PAGE: usize = 4096;
@@ -34,7 +35,8 @@ fn a_thread_that_was_beaten_claims_nothing() {
     cache.frames.free(second, class);
     let run =
         Run { first: page, frames: smallvec![first], size: 0, prefetched: false, marker: false };
-    // Nothing has arrived: the page is empty again, and the leaf let go as often as it was occupied.
+    // No bytes have been read: the page is empty again, and its leaf has been released as often as
+    // it was occupied.
     run.finish(&file, &mut Leaves::new(&file), 0, &mut |_| {});
     assert!(try_claim(&held, word, cache.take_page_frame(&held, page, false).unwrap()));
     let frames = smallvec![word.load().frame()];

@@ -1,4 +1,4 @@
-//! What extent operations wait for, and what they do not wait for.
+//! Conflicts of extent operations with other operations.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -27,13 +27,13 @@ fn with_file(test: impl FnOnce(&File)) {
     test(&file);
 }
 
-/// Whether `change` does not end for a moment while a guard on `held` is held; it has to when that is
-/// released.
+/// Whether `change` does not end for a moment while a guard on `held` is held. It must end when
+/// that is released.
 fn waits(file: &File, held: (u64, u64), mode: Mode, change: impl FnOnce(&File) + Send) -> bool {
     !ends_within(Duration::from_millis(100), file, held, mode, change)
 }
 
-/// Whether it ends meanwhile. On a busy machine that may take long.
+/// Whether it ends while the guard is held. On a busy machine that may take long.
 fn passes(file: &File, held: (u64, u64), mode: Mode, change: impl FnOnce(&File) + Send) -> bool {
     ends_within(Duration::from_secs(20), file, held, mode, change)
 }
@@ -61,17 +61,18 @@ fn ends_within(
     })
 }
 
-/// Goal: bytes that others have changed are not cached by a read that began before the cache was told.
+/// Goal: a read that began before the cache was notified does not cache bytes that another program
+/// has changed.
 #[test]
 fn invalidating_waits_for_reads_under_way() {
     with_file(|file| {
         let change = |file: &File| file.invalidate(0, i64::MAX as u64).unwrap();
-        // What brings pages holds a guard like this until they are READY (page.W3).
+        // A fill holds a guard like this until its pages are READY (page.W3).
         assert!(waits(file, (10 * PAGE, 11 * PAGE), Mode::Shared, change));
     });
 }
 
-/// Goal: clearing a range waits for holders of its pages, and for nobody else.
+/// Goal: clearing a range waits for holders of its pages, and for no other operation.
 #[test]
 fn clearing_takes_exactly_its_range() {
     with_file(|file| {
@@ -91,8 +92,8 @@ fn clearing_takes_exactly_its_range() {
     });
 }
 
-/// Goal: reserving waits for changers of the range only, or, where it extends the file, for users
-/// of the bytes from the old end on.
+/// Goal: reserving waits only for changes of the range, or, if it extends the file, for users of
+/// the bytes from the old end on.
 #[test]
 fn reserving_takes_the_range_or_the_end() {
     with_file(|file| {

@@ -1,4 +1,4 @@
-//! How many reads the back end is given at a time, by all callers together.
+//! The number of reads that all callers together have in flight at the backend.
 
 use std::future::Future;
 use std::pin::pin;
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use crate::cache::page::State;
+use crate::cache::table::page::State;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
@@ -95,13 +95,13 @@ fn work(file: &File, random: &mut Random, rounds: u32) {
                 (offset..).zip(&mut *bytes).for_each(|(at, byte)| *byte = byte_at(at));
                 assert_eq!(file.write_at(bytes, offset).unwrap(), len as usize);
             }
-            // Without room for it there is no view.
+            // If there is no room, there is no view.
             1 => {
                 if let Ok(view) = file.view(offset, 100) {
                     assert!(is_content(&view, offset));
                 }
             }
-            // Cached or not, by turns: a read of many runs.
+            // Alternately cached and not: a read of many extents.
             2 => {
                 for page in 0..10 {
                     let at = (offset / PAGE + 2 * page) % FILE_PAGES * PAGE;
@@ -116,8 +116,8 @@ fn work(file: &File, random: &mut Random, rounds: u32) {
     }
 }
 
-/// Goal: never more reads are in flight than there may be, of any mix of threads, futures and queues, in
-/// caches of a few pages and larger ones; and all come to their end (flight.L2, flight.L3).
+/// Goal: the number of reads in flight never exceeds the limit, for any mix of threads, futures and
+/// queues, in small and larger caches; and all reads end (flight.L2, flight.L3).
 #[test]
 fn no_mix_has_more_reads_in_flight_than_there_may_be() {
     for (reads, cache_bytes) in
@@ -163,15 +163,15 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
         });
         // The cache of a few pages permits fewer.
         let most = reads.min((cache_bytes / 4 / PAGE) as usize);
-        assert_eq!(case.slow.take_most(Kind::Read), most, "{reads} in {cache_bytes}");
+        assert_eq!(case.slow.take_max(Kind::Read), most, "{reads} in {cache_bytes}");
         case.file().sync_all().unwrap();
     }
 }
 
-/// Goal: a thread that waits for a slot has claimed nothing (flight.L1): another reader of its
-/// pages is not made to wait for it, and reads them when there is a slot.
+/// Goal: a thread that waits for a slot has claimed no page (flight.L1): another reader of its
+/// pages does not wait for it, and reads them when there is a slot.
 #[test]
-fn who_waits_for_a_slot_has_claimed_nothing() {
+fn a_waiter_for_a_slot_has_claimed_no_page() {
     let case = Case::new(1, 1 << 20, Duration::ZERO);
     case.slow.hold(Kind::Read, true);
     thread::scope(|scope| {
@@ -187,16 +187,16 @@ fn who_waits_for_a_slot_has_claimed_nothing() {
         case.slow.wait_for(Kind::Read, 1);
         read(10, 3);
         read(20, 1);
-        // They can't do more than wait, so it matters little how long they are given.
+        // They can only wait, so the length of the pause matters little.
         thread::sleep(Duration::from_millis(50));
         assert!(!case.is_empty(0) && (10..13).chain(20..21).all(|page| case.is_empty(page)));
         assert_eq!(case.slow.now(Kind::Read), 1);
         case.slow.hold(Kind::Read, false);
     });
-    assert_eq!(case.slow.take_most(Kind::Read), 1);
+    assert_eq!(case.slow.take_max(Kind::Read), 1);
 }
 
-/// Goal: a read of several runs takes the slots that there are, and the rest in parts.
+/// Goal: a read of several extents takes the free slots, and reads the rest in parts.
 #[test]
 fn a_read_of_many_runs_goes_in_parts() {
     let case = Case::new(3, 4 << 20, Duration::from_micros(100));
@@ -205,15 +205,15 @@ fn a_read_of_many_runs_goes_in_parts() {
     for page in (0..40).step_by(2) {
         file.read_at(&mut bytes[..1], page * PAGE).unwrap();
     }
-    assert_eq!(case.slow.take_most(Kind::Read), 1);
+    assert_eq!(case.slow.take_max(Kind::Read), 1);
     assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
     assert!(is_content(&bytes, 0));
-    assert_eq!(case.slow.take_most(Kind::Read), 3);
+    assert_eq!(case.slow.take_max(Kind::Read), 3);
     assert_eq!(case.engine.stats().misses, 40);
 }
 
-/// Goal: however long the line is, a back end that refuses one read after the other, as where there is no
-/// thread for it, has the offers called one after the other, and not each within the one before.
+/// Goal: however many offers wait, if a backend refuses one read after the other, for example
+/// without a thread, the offers are called one after the other, and not nested.
 #[test]
 fn a_long_line_of_refused_reads_needs_no_stack() {
     let case = Case::new(1, 4 << 20, Duration::ZERO);
@@ -234,7 +234,7 @@ fn a_long_line_of_refused_reads_needs_no_stack() {
         reader.join().unwrap()
     });
     assert_eq!(first, 1);
-    // And the slot is back.
+    // The slot has been returned.
     let mut bytes = [0; PAGE as usize];
     assert_eq!(case.file().read_at(&mut bytes, 100 * PAGE).unwrap(), bytes.len());
     assert!(is_content(&bytes, 100 * PAGE));

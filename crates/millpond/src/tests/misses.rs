@@ -1,4 +1,4 @@
-//! What a miss shares with others.
+//! Locks that concurrent misses share.
 
 use crate::{Admission, Advice, BackendChoice, Backing, Engine, OpenOptions, WriteMode};
 
@@ -6,13 +6,13 @@ const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 64 << 20;
 const FILE_BYTES: u64 = 8 * CACHE_BYTES;
 
-/// Goal: where the cache is full, a miss takes the lock of the evictor's queues and that of the free frames once in
-/// a batch: for newcomers, and for what goes.
-/// Method: pages that are not cached, none twice, in an order that no page is near the one before; the holds are
-/// counted. A batch is 16 frames here, on up to 32 processors; half as many on more.
-/// Incident: each miss took both, and two threads of misses were no faster than one.
+/// Goal: with a full cache, a miss acquires the lock of the evictor's queues and that of the free
+/// frames once in a batch: for inserted pages, and for victims. Method: uncached pages, each once,
+/// in an order without neighbours; the acquisitions are counted. A batch has 16 frames here, on up
+/// to 32 processors; half as many on more. Incident: each miss acquired both, and two threads of
+/// misses were no faster than one.
 #[test]
-fn of_a_batch_of_misses_one_takes_the_shared_locks() {
+fn one_miss_of_a_batch_takes_the_shared_locks() {
     let dir = tempfile::tempdir().unwrap();
     let builder = Engine::builder().cache_bytes(CACHE_BYTES).backend(BackendChoice::Null);
     let engine = builder.admission(Admission::Always).build().unwrap();
@@ -30,25 +30,26 @@ fn of_a_batch_of_misses_one_takes_the_shared_locks() {
     };
     miss(CACHE_BYTES / PAGE * 2);
     let cache = &engine.shared().cache;
-    cache.take_holds();
+    cache.take_lock_counts();
     let before = engine.stats();
     const MISSES: u64 = 8000;
     miss(MISSES);
-    let (queues, lists) = cache.take_holds();
+    let (queues, lists) = cache.take_lock_counts();
     let after = engine.stats();
     assert_eq!(after.misses - before.misses, MISSES);
     assert!(after.evictions - before.evictions > MISSES * 9 / 10, "the cache was full");
-    let batch = cache.frames.batch(crate::cache::class::Class::UNIT_PAGE) as u64;
-    assert!(batch >= 2, "there are frames at hand");
-    // For newcomers and for victims; and a few for leaves that come and go.
+    let batch = cache.frames.batch(crate::cache::frames::class::Class::UNIT_PAGE) as u64;
+    assert!(batch >= 2, "there are free frames");
+    // For inserted pages and for victims; and a few for leaves.
     let most = 2 * MISSES / batch + MISSES / 50;
     assert!(queues <= most, "{queues} holds of the queues' lock, {most} at most");
     assert!(lists <= most, "{lists} holds of the free lists' locks, {most} at most");
 }
 
-/// Goal: the last page of a file is read by one system call, through the kernel's cache and past it; nobody asks for
-/// what comes after the end, and a file that others have cut since ends there.
-/// Incident: through the kernel's cache it took two, of which one found nothing: of a small file that was all.
+/// Goal: the last page of a file is read by one system call, through the kernel's cache and past
+/// it. There is no read beyond the end, and a file that another program has truncated since ends
+/// there. Incident: through the kernel's cache it took two calls, one of which was empty. For small
+/// files this doubled the calls.
 #[test]
 fn the_last_page_is_one_system_call() {
     const LEN: usize = 9000;

@@ -1,4 +1,4 @@
-//! A cached read writes no shared memory: proven by taking the permission away.
+//! A cached read writes no shared memory, which is shown by write-protecting that memory.
 
 use std::io::IoSliceMut;
 use std::sync::Barrier;
@@ -23,7 +23,7 @@ fn read_hits(file: &File, len: u64, seed: u64, reads: u64) {
         };
         let wanted = wanted.min(bytes.len() as u64) as usize;
         let at = match shape {
-            // At the end of the file, across it, and behind it.
+            // At the end of the file, across it, and beyond it.
             4 => len - 10,
             5 => len,
             6 => len + 1_000_000,
@@ -45,11 +45,11 @@ fn read_hits(file: &File, len: u64, seed: u64, reads: u64) {
     }
 }
 
-/// Goal: cached reads, also of many pages, vectored, at the end of the file, and of blobs, write neither
-/// frames nor tables nor file objects nor their metadata; so they scale, and share no cache line
-/// that anyone writes.
-/// Method: after a warm-up, which sets the REFERENCED bits, all of that memory is read-only, and two
-/// threads read a million times each. A write would be a SIGSEGV.
+/// Goal: cached reads, including reads of many pages, vectored, at the end of the file, and of
+/// blobs, write neither frames nor tables nor file objects nor their metadata. So they scale, and
+/// share no cache line that is written. Method: after a warm-up, which sets the REFERENCED bits,
+/// all of that memory is read-only, and two threads read a million times each. A write would cause
+/// a SIGSEGV.
 #[test]
 fn cached_reads_write_no_shared_memory() {
     const LEN: u64 = (4 << 20) + 123;
@@ -59,7 +59,7 @@ fn cached_reads_write_no_shared_memory() {
     let options = OpenOptions::new().read(true).write(true).create(true);
     let file = engine.open(dir.path().join("file"), &options).unwrap();
     let bytes: Vec<u8> = (0..LEN).map(|at| (at / 4096) as u8 ^ at as u8).collect();
-    // The same of bytes that their owner brought.
+    // The same for a blob, whose bytes its owner supplied.
     let blob = engine.blob(LEN, 4096).unwrap();
     for fill in blob.claim(0..LEN).fills {
         let range = fill.range();

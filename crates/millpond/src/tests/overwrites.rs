@@ -1,4 +1,4 @@
-//! What an overwrite of cached bytes shares with others.
+//! Locks that concurrent overwrites of cached bytes share.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use crate::{BackendChoice, Engine, OpenOptions, WriteMode};
 
-/// Goal: an overwrite of a cached page takes no lock that all files share, and in mode back, where the page
-/// is dirty already, none of its file; so it writes to no cache line that writes elsewhere do, but for
-/// those of what it overwrites.
-/// Method: one thread overwrites while another has all of these locks. It would wait for ever.
-/// Incident: each overwrite took the lock of the evictor's queues, and that of the free frames twice.
+/// Goal: an overwrite of a cached page takes no lock that all files share. In mode back, if the
+/// page is dirty already, it takes no lock of its file either. So it writes only to cache lines of
+/// the overwritten pages. Method: one thread overwrites while another holds all of these locks.
+/// With a shared lock it would wait forever. Incident: each overwrite took the lock of the
+/// evictor's queues, and that of the free frames twice.
 #[test]
 fn overwrites_take_no_shared_lock() {
     for mode in [WriteMode::Back, WriteMode::Through] {
         let dir = tempfile::tempdir().unwrap();
-        // Enough for frames at hand, however many processors there are.
+        // Enough for full magazines, however many processors there are.
         let engine = Engine::builder().cache_bytes(512 << 20).backend(BackendChoice::Memory);
         let engine = engine.build().unwrap();
         let options = OpenOptions::new().read(true).write(true).create(true).write_mode(mode);
@@ -32,7 +32,7 @@ fn overwrites_take_no_shared_lock() {
                         file.write_all_at(&vec![2; len], page * 4096).unwrap();
                     }
                 };
-                // The thread has frames at hand, and its place for counting.
+                // The thread has frames in its magazine, and its slot for counting.
                 overwrite(4096);
                 warm.send(()).unwrap();
                 goes.recv().unwrap();
@@ -48,11 +48,11 @@ fn overwrites_take_no_shared_lock() {
             let _of_the_file = (mode == WriteMode::Back)
                 .then(|| (cached.writeback.state(), cached.writeback.generations.lock()));
             go.send(()).unwrap();
-            // So long only if it waits.
+            // This long only if it waits.
             is_done.recv_timeout(Duration::from_secs(30))
         });
         writer.join().unwrap();
-        assert!(ended.is_ok(), "an overwrite in mode {mode:?} waits for a lock that others have");
+        assert!(ended.is_ok(), "an overwrite in mode {mode:?} waits for a shared lock");
         let mut page = [0; 4096];
         file.read_exact_at(&mut page, 0).unwrap();
         assert!(page.iter().all(|&byte| byte == 2));

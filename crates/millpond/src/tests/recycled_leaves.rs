@@ -1,10 +1,10 @@
-//! Leaves of page tables that go and come back, and lock-free reads meanwhile.
+//! Recycled leaves of page tables, with concurrent lock-free reads.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::cache::step;
-use crate::cache::table::Unheld;
+use crate::cache::table::HoldError;
+use crate::cache::table::step;
 use crate::inode::CachedFile;
 use crate::tests::slow::Slow;
 use crate::units::PageIndex;
@@ -14,11 +14,11 @@ const PAGE: u64 = 4096;
 const LEAF_PAGES: u64 = 512;
 const LEAVES: u64 = 4;
 
-/// Goal: a leaf that is recycled fails lock-free reads that went through it, and no others (epoch.V4); where
-/// the generation of its slot comes around, it fails all of the file's.
-/// Method: what a reader loads before the copy is compared after leaves were recycled.
-/// Incident: each of them raised the file's epoch; beside random reads of a file of 512 caches a hit in 30
-/// failed, and the line that size and root are in went from processor to processor.
+/// Goal: a recycled leaf fails lock-free reads that went through it, and no others (epoch.V4). When
+/// the generation of its slot wraps, all reads of the file fail. Method: the values that a reader
+/// loads before the copy are compared after leaves were recycled. Incident: each recycled leaf
+/// raised the file's epoch. With random reads of a file of 512 times the cache, a hit in 30 failed,
+/// and the cache line with size and root moved between processors.
 #[test]
 fn a_recycled_leaf_fails_reads_that_went_through_it_and_no_others() {
     let engine = Engine::builder().cache_bytes(4 << 20).backend(BackendChoice::Memory);
@@ -34,16 +34,16 @@ fn a_recycled_leaf_fails_reads_that_went_through_it_and_no_others() {
     read(5);
     read(recycled);
     let begun = core.epoch.begin();
-    // Of the leaves alone: a page that comes back may have the word that it had.
+    // For the leaves alone: a page that is filled again may have its old word.
     let is_unchanged = |pages: &[u64]| {
         let leaf = |page: &u64| core.lookup(frames, PageIndex(*page)).unwrap().leaf;
         let leaves: Vec<_> = pages.iter().map(leaf).collect();
-        move || step::is_one_moment([], leaves.iter().copied(), &core.epoch, begun)
+        move || step::is_consistent([], leaves.iter().copied(), &core.epoch, begun)
     };
     let (hit, through_it) = (is_unchanged(&[5]), is_unchanged(&[5, recycled]));
     for round in 1..LEAF_PAGES {
         file.advise(recycled * PAGE, PAGE, Advice::DontNeed).unwrap();
-        assert_eq!(core.hold(frames, PageIndex(recycled), false).err(), Some(Unheld::Absent));
+        assert_eq!(core.hold(frames, PageIndex(recycled), false).err(), Some(HoldError::Absent));
         assert!(!through_it());
         read(recycled);
         let has_turned = !core.epoch.is_unchanged(begun);
@@ -53,11 +53,10 @@ fn a_recycled_leaf_fails_reads_that_went_through_it_and_no_others() {
     }
 }
 
-/// Goal: leaves that come and go take memory from pages, and give it back, seldom: each time is two system calls, under
-/// the lock of the class.
-/// Method: reads at random of a file of a thousand caches, where each page mostly has a leaf to itself; what is given
-/// to the system is counted.
-/// Incident: one miss in 13 did.
+/// Goal: new and freed leaves rarely take memory from pages and give it back: each time is two
+/// system calls, under the lock of the class. Method: random reads of a file of a thousand times
+/// the cache, in which each page usually has a leaf to itself; decommitted frames are counted.
+/// Incident: one miss in 13 did this.
 #[test]
 fn memory_seldom_goes_from_leaves_to_pages() {
     const CACHE_BYTES: u64 = 16 << 20;

@@ -15,16 +15,16 @@ use crate::{
     BackendChoice, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
 };
 
-/// What becomes of one attempt at a transfer.
+/// The outcome of one attempt at a transfer.
 #[derive(Clone, Copy, Debug)]
 enum Attempt {
-    /// Moves at most so many bytes.
+    /// Moves at most that many bytes.
     Moves(u64),
-    /// Fails, having moved some bytes that nobody is told of.
+    /// Fails, after moving some bytes that are not reported.
     Fails(i32, u64),
 }
 
-/// A file in memory that does as it is told while a script lasts, and all that is asked for after.
+/// A file in memory that follows a script, and afterwards moves all requested bytes.
 struct Scripted {
     bytes: Mutex<Vec<u8>>,
     block_bytes: u32,
@@ -57,7 +57,7 @@ impl BackingFile for Scripted {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         for transfer in batch {
             if transfer.direct {
-                // Reads go on from whole blocks only; writes may be given to another descriptor.
+                // Reads continue only from whole blocks; writes may use another descriptor.
                 let is_read = transfer.direction == Direction::Read;
                 assert!(!is_read || transfer.offset % u64::from(self.block_bytes) == 0);
             }
@@ -154,9 +154,9 @@ const LENS: [usize; 7] = [3, 0, 17, 1, 40, 0, 9];
 const TOTAL: usize = 70;
 const AT: usize = 1000;
 
-/// Goal: a transfer goes on where it was short, is repeated where it was interrupted, and ends with
-/// what was moved before an error, wherever that comes.
-/// Method: every length of the first attempt, and of the second, and what follows.
+/// Goal: a short transfer is continued, an interrupted one is repeated, and a failed one ends with
+/// the bytes that were moved before the error, at any position. Method: every length of the first
+/// attempt, and of the second, and all continuations.
 #[test]
 fn transfers_end_early_at_every_byte() {
     let mut memory = vec![0; TOTAL];
@@ -175,7 +175,7 @@ fn transfers_end_early_at_every_byte() {
                     request::run(&*file, &mut batch);
                     let [transfer] = batch;
                     let case = format!("{direction:?} {script:?}");
-                    // Nothing moved is the end of the file.
+                    // No bytes moved means the end of the file.
                     let is_over = |moved: u64| moved == 0 || moved == TOTAL as u64;
                     let before = match is_over(first) {
                         true => first,
@@ -210,8 +210,8 @@ fn transfers_end_early_at_every_byte() {
     }
 }
 
-/// Goal: direct reads stop where a block is moved in part: there the file ends, and from there they
-/// could not go on.
+/// Goal: direct reads stop when a block is moved in part: there the file ends, and they could not
+/// continue from there.
 #[test]
 fn direct_reads_end_within_a_block() {
     let mut memory = vec![0; 2048];
@@ -251,7 +251,7 @@ impl Both {
         Both { scripted, cached, direct, engine }
     }
 
-    /// All bytes of the file, by either way the same.
+    /// All bytes of the file, which are the same by both handles.
     fn read(&self, case: &str) -> Vec<u8> {
         let len = self.cached.len().unwrap() as usize;
         let (mut one, mut other) = (vec![0; len + 1], vec![0; len + 1]);
@@ -265,8 +265,8 @@ impl Both {
     }
 }
 
-/// Where a transfer of `total` bytes stops: around the ends of blocks, segments and pages; with
-/// MILLPOND_TEST_SCALE at ever more bytes.
+/// Points at which a transfer of `total` bytes stops: around the ends of blocks, segments and
+/// pages; with MILLPOND_TEST_SCALE at more bytes.
 fn stops(total: usize) -> impl Iterator<Item = usize> {
     let scale = std::env::var("MILLPOND_TEST_SCALE").ok().and_then(|scale| scale.parse().ok());
     let step = (1009.0 / scale.unwrap_or(1.0f64)).max(1.0) as usize;
@@ -279,11 +279,11 @@ fn stops(total: usize) -> impl Iterator<Item = usize> {
 enum Way {
     File,
     Pipeline,
-    /// By way of a bounce buffer, as the memory is not aligned.
+    /// By a bounce buffer, as the memory is not aligned.
     Bounced,
 }
 
-/// Carries out one request.
+/// Performs one request.
 fn pipelined(engine: &Engine, request: DirectRequest<'_>) -> Result<usize, Error> {
     let mut request = Some(request);
     let mut outcome = None;
@@ -322,10 +322,11 @@ fn read(both: &Both, way: Way, memory: &mut [u8], cuts: &[usize], at: u64) -> Re
     pipelined(&both.engine, DirectRequest::read(&both.direct, list, at))
 }
 
-/// Goal: a direct write that is short, or fails, wherever, leaves a file that is the same for cached
-/// and direct readers; has what it acknowledged; and has lost nothing that was not durable.
-/// Method: writes of several segments over pages that are cached, clean or dirty, within the file
-/// and across its end; the back end stops at some byte of each, and then goes on or fails.
+/// Goal: a direct write that is short, or fails, at any point leaves a file that is the same for
+/// cached and direct readers, has the acknowledged bytes, and has lost nothing that was not
+/// durable. Method: writes of several segments over pages that are cached, clean or dirty, within
+/// the file and across its end; the backend stops at some byte of each, and then continues or
+/// fails.
 #[test]
 fn direct_writes_end_early_at_every_byte() {
     let page = 4096;
@@ -353,7 +354,7 @@ fn direct_writes_end_early_at_every_byte() {
                     ] {
                         let case =
                             format!("{mode:?} dirty {is_dirty} {way:?} at {at}: {first}, {then:?}");
-                        // As it was at first.
+                        // The initial state.
                         both.scripted.expect(&[]);
                         both.cached.truncate(FILE_BYTES as u64).unwrap();
                         let before = &befores[first % 2];
@@ -416,8 +417,8 @@ fn direct_writes_end_early_at_every_byte() {
     }
 }
 
-/// Goal: a direct read that is short goes on, or ends where a block is read in part, or before what
-/// can't be read; one that fails at once says so; and nothing is left held.
+/// Goal: a short direct read is continued, or ends at a partly read block, or before unreadable
+/// bytes; a read that fails at once returns the error; and no guard or page stays held.
 #[test]
 fn direct_reads_end_early_at_every_byte() {
     let lens = [512usize, 2560, 1024, 4096];
@@ -442,7 +443,7 @@ fn direct_reads_end_early_at_every_byte() {
                         match outcome {
                             Ok(moved) => {
                                 let goes_on = first > 0 && first % 512 == 0 && first < here;
-                                // What lies before bytes that can't be read is returned.
+                                // The bytes before unreadable ones are returned.
                                 let fails = matches!(then, Attempt::Fails(..));
                                 let expected = if goes_on && !fails { here } else { first };
                                 assert_eq!(moved, expected, "{case}");

@@ -1,4 +1,4 @@
-//! Reads that return less than was asked for: what they return, and what is beyond that in memory.
+//! Reads that return fewer bytes than requested: the returned bytes, and the memory beyond them.
 
 use std::future::Future;
 use std::io::IoSliceMut;
@@ -68,7 +68,7 @@ impl Case {
         self.file().advise(0, 0, Advice::DontNeed).unwrap();
     }
 
-    /// Reads in every way there is.
+    /// Reads in every available way.
     fn reads(&self, offset: u64, len: u64) -> Vec<(&'static str, Result<usize, i32>, Vec<u8>)> {
         let fresh = || vec![0xEE; len as usize];
         let errno = |outcome: crate::Result<usize>| outcome.map_err(|error| error.errno());
@@ -104,12 +104,11 @@ impl Case {
     }
 }
 
-/// A page that can't be read failed the whole of a read, where the kernel returns what lies before it; and
-/// of a page that is bad in part the kernel reads the other parts.
-///
-/// Goal: as the kernel.
+/// Goal: reads of unreadable bytes behave as the kernel's. Incident: an unreadable page failed the
+/// whole of a read, although the kernel returns the bytes before it, and reads the other parts of a
+/// partly unreadable page.
 #[test]
-fn reads_end_before_what_can_not_be_read() {
+fn reads_end_before_unreadable_bytes() {
     for (page, cache_bytes, admission) in [
         (4096, 4 << 20, Admission::Adaptive),
         (4096, 4 << 20, Admission::Never),
@@ -138,7 +137,7 @@ fn reads_end_before_what_can_not_be_read() {
                 }
             }
         }
-        // Nothing of it stays: the device has recovered.
+        // The error is not cached: the device has recovered.
         case.slow.set_bad(0..0);
         let mut bytes = vec![0; (PAGES * page) as usize];
         case.file().read_exact_at(&mut bytes, 0).unwrap();
@@ -146,9 +145,9 @@ fn reads_end_before_what_can_not_be_read() {
     }
 }
 
-/// Goal: a caller that wants all bytes is told of the error, and not that the file has ended.
+/// Goal: a caller that requests an exact length receives the error, and not an end of the file.
 #[test]
-fn exact_reads_tell_of_what_can_not_be_read() {
+fn exact_reads_return_the_error() {
     let case = Case::new(4096, 4 << 20);
     case.slow.set_bad(9 * case.page..10 * case.page);
     let mut bytes = vec![0; 12 * case.page as usize];
@@ -159,11 +158,10 @@ fn exact_reads_tell_of_what_can_not_be_read() {
     assert!(error.to_string().contains("end of file"), "{error}");
 }
 
-/// An attempt without a lock that failed, as a page changed under it, had copied already; where the next
-/// one found the file cut, what it left beyond the bytes returned were old bytes of this file or another.
-///
-/// Goal: beyond the count, memory is as it was or zero.
-/// Method: reads beside a writer that cuts the file and makes it long again.
+/// Goal: beyond the returned count, memory is unchanged or zero. Incident: an attempt without a
+/// lock that failed, because a page changed during it, had copied already. If the next attempt
+/// found the file truncated, the bytes beyond the returned count were old bytes of this file or
+/// another. Method: reads concurrent with a writer that truncates the file and extends it again.
 #[test]
 fn nothing_old_is_left_beyond_the_count() {
     let case = Case::new(4096, 4 << 20);

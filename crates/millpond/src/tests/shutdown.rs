@@ -1,4 +1,5 @@
-//! What is left of an engine that everybody has dropped while it had work in hand: nothing.
+//! The end of an engine whose handles are all dropped while work is in progress: nothing is left of
+//! it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,7 +23,7 @@ impl Wake for Nobody {
     fn wake(self: Arc<Self>) {}
 }
 
-/// What must be gone in the end.
+/// The objects that must be gone at the end.
 struct Left {
     shared: Weak<Shared>,
     cached: Weak<CachedFile>,
@@ -46,8 +47,8 @@ impl Left {
     }
 }
 
-/// Starts reads, writes, futures and read-ahead on a device that is held up, drops all there is in the
-/// order that `order` names, and lets the device go on.
+/// Starts reads, writes, futures and read-ahead on a blocked device, drops all objects in the order
+/// of number `order`, and unblocks the device.
 fn drop_all(order: usize, mode: WriteMode, errno: i32) {
     let builder = Engine::builder().cache_bytes(2 << 20).backend(BackendChoice::Memory);
     let engine = builder.reads_in_flight_max(8).readahead_bytes_max(0).build().unwrap();
@@ -66,7 +67,7 @@ fn drop_all(order: usize, mode: WriteMode, errno: i32) {
     slow.hold(Kind::Read, true);
     slow.hold(Kind::Write, true);
     let queue = engine.queue(64).unwrap();
-    // More than there is room for in flight, a read that is a worker's, and more writes than workers.
+    // More than fit in flight, a read that needs a worker, and more writes than workers.
     let mut requests: Vec<Request> =
         (0..READS).map(|n| Request::read(&file, vec![0; 6000], n * 3 * PAGE)).collect();
     requests.push(Request::read(&file, vec![0; 70 * PAGE as usize], 200 * PAGE));
@@ -99,7 +100,7 @@ fn drop_all(order: usize, mode: WriteMode, errno: i32) {
     for at in [order % 3, second, 3 - order % 3 - second] {
         drop(all[at].take());
     }
-    // Some before, some after the device goes on.
+    // Some before, some after the device is unblocked.
     futures.truncate(6);
     slow.fail(Kind::Read, errno);
     slow.hold(Kind::Read, false);
@@ -126,10 +127,10 @@ fn drop_all(order: usize, mode: WriteMode, errno: i32) {
     left.wait(&case);
 }
 
-/// Goal: whatever is dropped first, with reads and writes in flight, well or failing: all that was
-/// accepted is carried out, and then nothing is left: no engine, file, task or waker.
+/// Goal: for every order of drops, with reads and writes in flight, with and without errors: all
+/// accepted requests are performed, and then nothing is left: no engine, file, task or waker.
 #[test]
-fn nothing_is_left_of_what_was_dropped_with_work_in_hand() {
+fn nothing_is_left_of_an_engine_dropped_with_work() {
     for order in 0..6 {
         for mode in [WriteMode::Through, WriteMode::Back] {
             for errno in [0, libc::EIO] {

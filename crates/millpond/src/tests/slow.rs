@@ -1,4 +1,4 @@
-//! A file in memory whose operations take their time, or as long as a test wants, and fail when it says.
+//! A file in memory whose operations can be delayed or blocked, and made to fail.
 
 use std::io;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::io::batch;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::sim::memory::{clear, move_bytes};
 
-/// What can be held up, and made to fail.
+/// The operations that can be blocked and made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Read,
@@ -23,21 +23,21 @@ pub(crate) enum Kind {
     Change,
 }
 
-/// The operations of a kind.
+/// The state of operations of one kind.
 #[derive(Default)]
 struct Line {
     held: Mutex<Held>,
     released: Condvar,
     now: AtomicUsize,
     most: AtomicUsize,
-    /// With which they end, if not 0.
+    /// The error with which they end, if not 0.
     errno: AtomicI32,
 }
 
 #[derive(Default)]
 struct Held {
     on: bool,
-    /// How many are let go on all the same.
+    /// The number of operations that pass although they are blocked.
     passes: usize,
 }
 
@@ -45,11 +45,11 @@ pub(crate) struct Slow {
     bytes: Mutex<Vec<u8>>,
     delay: Duration,
     lines: [Line; 3],
-    /// Gives background reads back.
+    /// Refuses background reads.
     refuses: AtomicBool,
-    /// Space can be reserved within the file, so that writes may wait in the cache.
+    /// Space can be reserved within the file, so that writes may be cached.
     reserves: AtomicBool,
-    /// Bytes that can't be read.
+    /// Unreadable bytes.
     bad: Mutex<Range<u64>>,
 }
 
@@ -65,12 +65,12 @@ impl Slow {
         })
     }
 
-    /// Has reads of these bytes fail with EIO, and those that come to them end before.
+    /// Makes reads of these bytes fail with EIO, and reads that reach them end before.
     pub(crate) fn set_bad(&self, bad: Range<u64>) {
         *self.bad.lock().unwrap() = bad;
     }
 
-    /// How many bytes of a transfer can be moved.
+    /// The number of bytes of a transfer that can be moved.
     fn good(&self, transfer: &Transfer<'_>) -> io::Result<usize> {
         let (bad, start) = (self.bad.lock().unwrap().clone(), transfer.offset);
         let meets = bad.start < start + transfer.segments.left() && start < bad.end;
@@ -91,47 +91,47 @@ impl Slow {
         &self.lines[kind as usize]
     }
 
-    /// Holds up what begins from now on, or lets it go on.
+    /// Blocks operations that begin from now on, or unblocks them.
     pub(crate) fn hold(&self, kind: Kind, on: bool) {
         *self.line(kind).held.lock().unwrap() = Held { on, passes: 0 };
         self.line(kind).released.notify_all();
     }
 
-    /// Lets one go on of those that are held up, or the next that will be.
-    pub(crate) fn let_one_go_on(&self, kind: Kind) {
+    /// Unblocks one blocked operation, or the next one to be blocked.
+    pub(crate) fn release_one(&self, kind: Kind) {
         self.line(kind).held.lock().unwrap().passes += 1;
         self.line(kind).released.notify_all();
     }
 
-    /// Has what ends from now on fail; 0: no more.
+    /// Makes operations that end from now on fail. 0: no more.
     pub(crate) fn fail(&self, kind: Kind, errno: i32) {
         self.line(kind).errno.store(errno, SeqCst);
     }
 
-    /// Takes no background reads from now on.
+    /// Refuses background reads from now on.
     pub(crate) fn refuse(&self) {
         self.refuses.store(true, SeqCst);
     }
 
-    /// Reserves space within the file from now on.
+    /// Supports reserving space within the file from now on.
     pub(crate) fn reserve(&self) {
         self.reserves.store(true, SeqCst);
     }
 
-    /// How many are under way.
+    /// The number of operations in progress.
     pub(crate) fn now(&self, kind: Kind) -> usize {
         self.line(kind).now.load(SeqCst)
     }
 
-    /// Waits until so many are under way.
+    /// Waits until `count` operations are in progress.
     pub(crate) fn wait_for(&self, kind: Kind, count: usize) {
         while self.now(kind) != count {
             thread::sleep(Duration::from_micros(100));
         }
     }
 
-    /// The most that were under way at a time, since it was last asked.
-    pub(crate) fn take_most(&self, kind: Kind) -> usize {
+    /// The maximum number of concurrent operations since the last call.
+    pub(crate) fn take_max(&self, kind: Kind) -> usize {
         self.line(kind).most.swap(0, SeqCst)
     }
 
@@ -144,7 +144,7 @@ impl Slow {
         self.line(kind).now.fetch_sub(count, SeqCst);
     }
 
-    /// Waits while the kind is held up; then whether it fails.
+    /// Waits while the kind is blocked. Returns whether it fails.
     fn pass(&self, kind: Kind) -> io::Result<()> {
         let line = self.line(kind);
         let is_held = |held: &mut Held| held.on && held.passes == 0;

@@ -1,11 +1,11 @@
-//! Kernels whose pages are larger than a frame, as on AArch64. That this one's are not does not matter: what
-//! the engine takes and gives back must be whole pages of that size.
+//! Kernels whose pages are larger than a frame, as on AArch64. The test works on any kernel, as it
+//! checks that the engine commits and decommits whole pages of that size.
 //!
-//! Incident: frames of 4 KiB were given back one by one. Such a kernel takes the whole page, or refuses: up
-//! to fifteen neighbours were lost, dirty ones among them.
+//! Incident: frames of 4 KiB were decommitted one by one. Such a kernel takes the whole page, or
+//! refuses: up to fifteen neighbours were lost, dirty ones among them.
 
-use crate::cache::class::Class;
-use crate::cache::frame::{Frames, SYSTEM_PAGE_BYTES};
+use crate::cache::frames::class::Class;
+use crate::cache::frames::{Frames, SYSTEM_PAGE_BYTES};
 use crate::units::{CHUNK_UNITS, FrameIndex};
 use crate::{Engine, OpenOptions, WriteMode};
 
@@ -24,10 +24,10 @@ fn next(random: &mut u64) -> u64 {
     *random >> 33
 }
 
-/// Goal: what is given back to the system is nobody's, and what is counted is what whole system pages
-/// take: all that have a frame in use, or free and not given back.
-/// Method: frames of all classes come and go at random; each in use is full of its own number. The
-/// madvise of a system page is the kernel's own, so bytes of others would be zero.
+/// Goal: decommitted memory is not in use, and the charge is that of whole system pages: all that
+/// have a frame in use, or a free one that is not decommitted. Method: frames of all classes are
+/// allocated and freed at random; a frame in use is filled with its number. The madvise of a system
+/// page is the kernel's, so bytes of other frames would be zero.
 #[test]
 fn frames_in_use_are_left_alone() {
     for bytes in SIZES {
@@ -42,7 +42,7 @@ fn come_and_go(system_page_bytes: usize, limit_bytes: u64) {
     let frames = Frames::new(limit_bytes, None).unwrap();
     let classes: Vec<Class> = CLASSES.into_iter().chain((13..17).map(Class::page)).collect();
     let write = |frame: FrameIndex, class: Class| {
-        // SAFETY: the frame is ours, and as large.
+        // SAFETY: the frame is ours, and large enough.
         unsafe { frames.bytes(frame).cast::<u32>().write(frame.0) };
         // SAFETY: as above.
         unsafe { frames.bytes(frame).add(class.bytes() - 4).cast::<u32>().write(frame.0) };
@@ -59,7 +59,7 @@ fn come_and_go(system_page_bytes: usize, limit_bytes: u64) {
     let mut given_back = 0;
     for step in 0..30_000 {
         let class = classes[next(&mut random) as usize % classes.len()];
-        // Grows, and shrinks, in turns.
+        // Alternately grows and shrinks.
         let grows = step / 3000 % 2 == 0;
         match next(&mut random) % 10 {
             0..=6 if grows => {
@@ -83,7 +83,7 @@ fn come_and_go(system_page_bytes: usize, limit_bytes: u64) {
         }
     }
     assert!(given_back > 100, "{given_back}");
-    // What is in use takes its whole system pages.
+    // Frames in use occupy whole system pages.
     let groups = |used: &[(FrameIndex, Class)]| {
         let pages = used.iter().flat_map(|&(frame, class)| {
             let first = frame.0 as usize * 4096 / system_page_bytes;
@@ -104,10 +104,10 @@ fn come_and_go(system_page_bytes: usize, limit_bytes: u64) {
     assert_eq!(frames.committed_bytes(), metas, "{system_page_bytes}: nothing is in use");
 }
 
-/// Goal: files of all page sizes, one after the other in one cache that has no room for them, clean and
-/// dirty, are what was written to them.
+/// Goal: files of all page sizes, one after the other in one cache that is too small for them,
+/// clean and dirty, keep the bytes that were written to them.
 #[test]
-fn files_are_what_was_written() {
+fn files_keep_their_bytes() {
     const CACHE_BYTES: u64 = 4 << 20;
     for bytes in SIZES {
         with_system_pages(bytes, || {
@@ -148,7 +148,7 @@ fn files_are_what_was_written() {
     }
 }
 
-/// Goal: a system page that the frames can't be made of is refused as the engine is built.
+/// Goal: a system page of which frames cannot be formed is refused when the engine is built.
 #[test]
 fn other_system_pages_are_refused() {
     for bytes in [2 << 20, 512] {
@@ -159,10 +159,10 @@ fn other_system_pages_are_refused() {
     }
 }
 
-/// Goal: each frame of a chunk that was taken ahead of its use, and was not committed as a whole, counts with its
-/// metadata.
-/// Method: a chunk of leaves, which are committed frame by frame below a limit of 128 MiB; two chunks' worth of them.
-/// Incident: such a chunk was listed with groups whose memory had been given back, and whose metadata counted already.
+/// Goal: each frame of a chunk that was assigned ahead of its use, and was not committed as a
+/// whole, is charged with its metadata. Method: two chunks of leaves, which are committed frame by
+/// frame below a limit of 128 MiB. Incident: such a chunk was listed with groups whose memory had
+/// been decommitted, and whose metadata was charged already.
 #[test]
 fn chunks_taken_ahead_count_with_their_metadata() {
     let frames = Frames::new(64 << 20, None).unwrap();

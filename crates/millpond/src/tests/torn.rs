@@ -20,11 +20,10 @@ fn engine() -> Engine {
 }
 
 /// Goal: a read that may be torn waits for no holder of a page other than the missing ones; the
-/// same read through any other handle does.
-/// Method: an exclusive guard over a page that is cached; the page before it is cached, too, or is
-/// not.
+/// same read through any other handle does. Method: an exclusive guard over a cached page; the page
+/// before it is cached, or not.
 #[test]
-fn a_torn_read_does_not_wait_for_who_has_another_page() {
+fn a_torn_read_does_not_wait_for_holders_of_other_pages() {
     let dir = tempfile::tempdir().unwrap();
     let engine = engine();
     let (torn, whole) = (open(&engine, &dir), open(&engine, &dir));
@@ -32,7 +31,7 @@ fn a_torn_read_does_not_wait_for_who_has_another_page() {
     whole.write_all_at(&[7; 4 * PAGE], 0).unwrap();
     let page = |page: usize| (page * PAGE) as u64;
     for missing in [false, true] {
-        // By turns the first, the middle and the last page of the read.
+        // The first, the middle and the last page of the read in turn.
         for (held, gone) in [(0, 1), (1, 0), (1, 2), (2, 1)] {
             whole.read_at(&mut [0; 3 * PAGE], 0).unwrap();
             if missing {
@@ -65,9 +64,9 @@ fn a_torn_read_does_not_wait_for_who_has_another_page() {
     }
 }
 
-/// Goal: a read that may be torn ends with the file, has whole pages of it, and takes what advice
-/// came last.
-/// Method: every offset about the end, cached and not, into one buffer and several.
+/// Goal: a read that may be torn ends at the end of the file, has whole pages of it, and follows
+/// the last advice. Method: every offset around the end, cached and not, into one buffer and
+/// several.
 #[test]
 fn a_torn_read_ends_with_the_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,9 +97,9 @@ fn a_torn_read_ends_with_the_file() {
     }
 }
 
-/// Goal: torn reads have whole pages, none older than the call; reads through other handles stay
-/// atomic meanwhile, and those of the same handle are again once it is told.
-/// Method: a writer stamps four pages at a time, on a cache of a few pages; a handle of each kind.
+/// Goal: torn reads have whole pages, none older than the call. Concurrent reads through other
+/// handles stay atomic, and so do later ones of the same handle after it is switched back. Method:
+/// a writer stamps four pages at a time, on a cache of a few pages; a handle of each kind.
 #[test]
 fn only_the_handles_own_reads_are_torn_and_never_within_a_page() {
     const PAGES: usize = 4;
@@ -152,7 +151,7 @@ fn only_the_handles_own_reads_are_torn_and_never_within_a_page() {
                         let mixed = seen.iter().any(|&stamp| stamp != seen[0]);
                         assert!(torn || !mixed, "a mixture: {seen:?}");
                         mixtures.fetch_add(u64::from(mixed), SeqCst);
-                        // What is missing is fetched by itself: torn reads get what others write between.
+                        // A missing page is read separately: torn reads see writes in between.
                         if torn {
                             handle.advise(PAGE as u64, 1, Advice::DontNeed).unwrap();
                         }
@@ -174,10 +173,9 @@ fn only_the_handles_own_reads_are_torn_and_never_within_a_page() {
     assert!(mixtures.into_inner() > 0, "no read was torn: the test shows nothing");
 }
 
-/// Goal: a read whose validation fails again and again takes its turn at the range lock, after at
-/// most 8 attempts: no livelock.
-/// Method: two writers hammer one page; reads of 32 pages, the first and the last of which are far
-/// apart in time, and of that page alone. Attempts are counted.
+/// Goal: a read whose validation fails repeatedly waits for the range lock after at most 8
+/// attempts: no livelock. Method: two writers write one page repeatedly; reads of 32 pages, whose
+/// first and last page are read at distant times, and of that page alone. Attempts are counted.
 #[test]
 fn a_write_storm_does_not_keep_a_reader_away() {
     let dir = tempfile::tempdir().unwrap();

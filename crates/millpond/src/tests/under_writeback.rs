@@ -1,4 +1,5 @@
-//! Who changes pages below the cache waits for write-backs of theirs that are under way (page.W7).
+//! Operations that change pages below the cache wait for active write-backs of these pages
+//! (page.W7).
 
 use std::thread;
 use std::time::Duration;
@@ -11,12 +12,12 @@ use crate::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 const PAGE: u64 = 4096;
 const PAGES: u64 = 300;
 
-/// Goal: the back end is not asked to change a page while it is writing it, and has the change in the end.
-/// Method: it is held up in the midst of writing page 1, by a sync of that page alone; `change` sleeps on
-/// the page, or comes to the back end.
+/// Goal: the backend does not change a page while it writes it, and has the change at the end.
+/// Method: the backend is blocked while it writes page 1, by a sync of that page alone; `change`
+/// sleeps on the page, or reaches the backend.
 fn waits_for_the_write_back(change: impl FnOnce(&File) + Send) -> Vec<u8> {
     let engine = Engine::builder().backend(BackendChoice::Memory);
-    // Nothing is written back by itself.
+    // No automatic write-back.
     let engine = engine.dirty_age_max(Duration::from_secs(3600)).build().unwrap();
     let slow = Slow::new(vec![1; (PAGES * PAGE) as usize], Duration::ZERO);
     slow.reserve();
@@ -60,7 +61,7 @@ fn a_hole_waits_for_write_backs() {
     assert!(bytes[PAGE as usize..][..2 * PAGE as usize].iter().all(|&byte| byte == 0));
 }
 
-/// Whole pages, and more than go into the cache: as a direct write, it hides what is cached.
+/// Whole pages, and more than fit in the cache: as a direct write, it hides cached pages.
 #[test]
 fn a_write_past_the_cache_waits_for_write_backs() {
     let all = vec![3; (PAGES * PAGE) as usize];

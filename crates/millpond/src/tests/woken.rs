@@ -1,5 +1,5 @@
-//! Tasks that wait for a page which somebody else has in hand, without a read of their own: they are
-//! woken when that ends, however it ends.
+//! Tasks that wait for a page that another thread fills or hides: they are woken when that ends,
+//! with or without an error.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cache::page::State;
+use crate::cache::table::page::State;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
@@ -64,10 +64,10 @@ impl Wake for Count {
     }
 }
 
-/// What a read returned, and the bytes.
+/// The result of a read, and the bytes.
 type Done = (Result<usize, i32>, Vec<u8>);
 
-/// A read of `len` bytes as a task that nobody polls unless told to.
+/// A read of `len` bytes as a task that is only polled explicitly.
 struct Task {
     read: Pin<Box<dyn Future<Output = Done>>>,
     count: Arc<Count>,
@@ -114,8 +114,8 @@ impl Task {
     }
 }
 
-/// Goal: a task whose page a synchronous reader fills starts no read of its own, is woken by the end of
-/// that fill, and after an error reads for itself.
+/// Goal: a task whose page a synchronous reader fills starts no read itself, is woken by the end of
+/// that fill, and after an error reads the page itself.
 #[test]
 fn a_task_is_woken_by_the_end_of_a_threads_fill() {
     for errno in [0, libc::EIO] {
@@ -128,7 +128,7 @@ fn a_task_is_woken_by_the_end_of_a_threads_fill() {
             });
             case.slow.wait_for(Kind::Read, 1);
             assert_eq!(case.state(0), State::Filling);
-            // The second time over a page that is not the first of the fill.
+            // The second one is over a page that is not the first of the fill.
             let mut tasks = [Task::new(&case, 0, PAGE), Task::new(&case, PAGE, 100)];
             for task in &mut tasks {
                 assert!(task.poll().is_pending() && task.poll().is_pending());
@@ -148,8 +148,8 @@ fn a_task_is_woken_by_the_end_of_a_threads_fill() {
     }
 }
 
-/// Goal: the same of requests of a queue, which are stepped on the thread of the reader in the middle of
-/// its fill: where their next page is FILLING in that very thread's hands they do not wait for it.
+/// Goal: the same for requests of a queue, which are stepped on the thread of the reader in the
+/// middle of its fill: if that same thread is FILLING their next page, they do not wait for it.
 #[test]
 fn a_request_is_stepped_by_the_thread_whose_fill_it_waits_for() {
     for errno in [0, libc::EIO] {
@@ -177,7 +177,7 @@ fn a_request_is_stepped_by_the_thread_whose_fill_it_waits_for() {
             for one in done {
                 match one.into_parts() {
                     (Ok(moved), bytes) => assert_eq!(bytes, vec![OLD; moved]),
-                    // A read of its own, before the device was well again.
+                    // A separate read, before the device had recovered.
                     (Err(error), _) => assert_eq!((error.errno(), errno), (libc::EIO, libc::EIO)),
                 }
             }
@@ -185,8 +185,8 @@ fn a_request_is_stepped_by_the_thread_whose_fill_it_waits_for() {
     }
 }
 
-/// Goal: a task whose page is HIDDEN, by a truncation, a hole or a direct write, is woken when that ends,
-/// by an error, too, and reads what is there then.
+/// Goal: a task whose page is HIDDEN, by a truncation, a hole or a direct write, is woken when that
+/// ends, also by an error, and reads the new bytes.
 #[test]
 fn a_task_is_woken_when_a_hidden_page_is_shown_or_dropped() {
     type Act = fn(&Case) -> Result<(), crate::Error>;
@@ -230,8 +230,8 @@ fn a_task_is_woken_when_a_hidden_page_is_shown_or_dropped() {
     }
 }
 
-/// Goal: a task that waits for a page again, after it was woken by the end of the state before, is woken
-/// again: no arming is taken for the one before it.
+/// Goal: a task that waits for a page again, after it was woken, is woken again: the second
+/// registration is not taken for the first.
 #[test]
 fn a_task_that_waits_for_a_page_again_is_woken_again() {
     let case = Case::new();
@@ -256,10 +256,10 @@ fn a_task_that_waits_for_a_page_again_is_woken_again() {
     assert_eq!(task.finish(), (Ok(PAGE), vec![OLD; PAGE]));
 }
 
-/// Goal: the end of a page's state wakes no task of another page, and uses up no wake-up of one, though
-/// both are in one bucket of the table of waiters.
+/// Goal: the end of a page's state wakes no task of another page, and uses up no wake-up of one,
+/// although both are in one bucket of the wait table.
 #[test]
-fn pages_of_one_bucket_are_told_apart() {
+fn pages_of_one_bucket_are_distinguished() {
     // The table has 64 buckets, in which neighbours follow each other.
     const OTHER: usize = 64;
     let case = Case::new();

@@ -1,4 +1,4 @@
-//! Whether there is a thread for what has to wait, before anything begins that may have to.
+//! A thread for operations that may wait exists before they begin.
 
 use std::future::Future;
 use std::pin::pin;
@@ -34,14 +34,15 @@ fn is_refused<T>(outcome: Result<T, Error>) -> bool {
     outcome.is_err_and(|error| error.errno() == libc::EAGAIN)
 }
 
-/// Goal: where the system gives no thread a queue is refused, instead of having its submitters wait.
+/// Goal: if the system refuses a thread, a queue is refused, instead of its submitters having to
+/// wait.
 #[test]
 fn without_a_thread_there_is_no_queue() {
     let engine = engine(false);
     assert!(is_refused(engine.queue(8)));
     engine.shared().workers.refused.store(false, Relaxed);
     let queue = engine.queue(8).unwrap();
-    // What comes later does with that one.
+    // Later operations use that one.
     engine.shared().workers.refused.store(true, Relaxed);
     let dir = tempfile::tempdir().unwrap();
     let file = file(&engine, &dir, "file");
@@ -49,8 +50,8 @@ fn without_a_thread_there_is_no_queue() {
     assert!(queue.wait(8, 8, None).unwrap().iter().all(|one| one.result().is_ok()));
 }
 
-/// Goal: a request for a file of another engine, which has no thread and gets none, completes with the
-/// error; a submitter that holds a guard in its way does not wait for itself.
+/// Goal: a request for a file of another engine, which cannot get a thread, completes with the
+/// error; a submitter that holds a conflicting guard does not wait for itself.
 #[test]
 fn a_request_of_an_engine_without_a_thread_is_refused() {
     let (one, other) = (engine(true), engine(false));
@@ -69,10 +70,10 @@ fn a_request_of_an_engine_without_a_thread_is_refused() {
     assert!(done.iter().all(|one| one.result().is_err_and(|error| error.errno() == libc::EAGAIN)));
     let mut bytes = [0; 100];
     file.read_at(&mut bytes, 0).unwrap();
-    assert_eq!(bytes, [7; 100], "what was refused wrote nothing");
+    assert_eq!(bytes, [7; 100], "a refused write wrote nothing");
 }
 
-/// Goal: the same of futures, but for hits, which need no thread.
+/// Goal: the same for futures, except for hits, which need no thread.
 #[test]
 fn a_future_of_an_engine_without_a_thread_is_refused() {
     let engine = engine(false);

@@ -5,10 +5,10 @@
 //! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for callers
 //! that have several such writes under way at once.
 
-use crate::cache::class::Class;
-use crate::cache::page::{PageWord, Shown, State, Word};
-use crate::cache::step::Hiding;
+use crate::cache::frames::class::Class;
 use crate::cache::table::Held;
+use crate::cache::table::page::{PageWord, Shown, State, Word};
+use crate::cache::table::step::Hiding;
 use crate::error::{Op, Result};
 use crate::flush::{self, Durability};
 use crate::inode::space;
@@ -49,7 +49,7 @@ impl Write<'_> {
         // Nobody dirties the pages again.
         let kept = (blocking == Blocking::Wait).then(|| self.kept_pages());
         for (first, last) in kept.into_iter().flatten() {
-            if flush::owes(file, first, last) {
+            if flush::needs_writeback(file, first, last) {
                 flush::redirty_suspects(file, first, last);
                 flush::write_back(file, first, last, Op::Write)?;
             }
@@ -64,7 +64,7 @@ impl Write<'_> {
     /// guard, what is not so stays not so.
     pub(crate) fn has_to_wait(&self) -> bool {
         let end = self.offset + self.len;
-        flush::owes(self.file, self.first, self.last)
+        flush::needs_writeback(self.file, self.first, self.last)
             || flush::has_pages_at_risk(self.file, end)
             || (self.offset > self.size && space::has_reserved_ahead(self.file, self.size))
     }
@@ -109,7 +109,7 @@ impl Write<'_> {
         }
         let is_durable = matches!(durability, Durability::Durable);
         if !is_durable && moved > 0 {
-            file.writeback.took(file.cache(), self.first, self.last, Copy::None, epoch);
+            file.writeback.record_written(file.cache(), self.first, self.last, Copy::None, epoch);
         }
         self.note_whole_pages(moved, is_durable);
         self.end_cleared(moved);
@@ -171,12 +171,12 @@ impl Write<'_> {
                 let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
                 file.note(change);
                 word.wake(change.sleepers());
-                flush::dirtied(file, page, page);
+                flush::record_dirty(file, page, page);
                 return;
             }
             drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
-                file.cache().discarded(seen.frame(), class);
+                file.cache().release_discarded(seen.frame(), class);
             }
         });
     }
@@ -207,7 +207,7 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
         if seen.state() == State::Hidden {
             drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
-                file.cache().discarded(seen.frame(), class);
+                file.cache().release_discarded(seen.frame(), class);
             }
         }
     });

@@ -3,8 +3,8 @@
 //! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
 //! before the first page is seen, so that nothing is missing from then on.
 
-use crate::cache::class::Class;
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::table::step;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
@@ -86,13 +86,13 @@ impl Write<'_> {
         let tail = head + self.len as usize;
         let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
         // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
-        // evicted and reused meanwhile, which `copy_kept` finds out.
+        // evicted and reused meanwhile, which `copy_if_unchanged` finds out.
         let copy_rest = || unsafe {
             let _ = copy::copy(to, from, head);
             let _ = copy::copy(to.add(tail), from.add(tail), page_bytes - tail);
         };
         let is_whole = self.len as usize == page_bytes;
-        let copied = is_whole || step::copy_kept(word, seen, copy_rest).is_some();
+        let copied = is_whole || step::copy_if_unchanged(word, seen, copy_rest).is_some();
         let built = if copied { self.copy_new(page, fresh).map(|()| true) } else { Ok(false) };
         if !matches!(built, Ok(true)) {
             frames.free(fresh, class);
@@ -165,7 +165,7 @@ impl Write<'_> {
             if let Some(frame) = self.file.cache().take_frame(class) {
                 return Some(frame);
             }
-            if !flush::relieve(self.file, flush::WRITE_RELIEF_MAX) {
+            if !flush::reclaim(self.file, flush::WRITE_RECLAIM_WAIT_MAX) {
                 break;
             }
         }
@@ -184,8 +184,9 @@ impl Write<'_> {
         let page_bytes = self.file.core().page_bytes();
         let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
         // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
-        // evicted and reused meanwhile, which `copy_kept` finds out.
-        let copied = step::copy_kept(word, seen, || unsafe { copy::copy(to, from, page_bytes) });
+        // evicted and reused meanwhile, which `copy_if_unchanged` finds out.
+        let copied =
+            step::copy_if_unchanged(word, seen, || unsafe { copy::copy(to, from, page_bytes) });
         copied.is_some()
     }
 

@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering::Acquire;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::class::Class;
-use crate::cache::page::{Shown, State};
+use crate::cache::frames::class::Class;
+use crate::cache::table::page::{Shown, State};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush;
@@ -131,7 +131,7 @@ impl CachedFile {
                     let written = self.write_zeros(offset, end);
                     // Also after a failure: a part may have been written, and is not cached.
                     let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-                    self.writeback.took(self.cache(), first, last, Copy::None, epoch);
+                    self.writeback.record_written(self.cache(), first, last, Copy::None, epoch);
                     written.map_err(|error| Failure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
@@ -321,7 +321,7 @@ impl CachedFile {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // Argued: a thread that opens the file again has raised the count before it gets a guard,
         // and does nothing to the file before that.
-        if self.handles.load(Acquire) == 0 && !self.owes() {
+        if self.handles.load(Acquire) == 0 && !self.has_dirty_pages() {
             space::trim(self, self.core().size.get());
             self.let_go();
             self.writeback.forget_failures(self.id, &*self.backing);
@@ -368,7 +368,7 @@ impl CachedFile {
         let word = held.word(page);
         let old = word.load().frame();
         word.wake(word.show(fresh, SHOWN).sleepers());
-        self.cache().replaced(&mut [old], &[fresh], Class::page(self.core().page_shift));
+        self.cache().release_replaced(&mut [old], &[fresh], Class::page(self.core().page_shift));
     }
 
     /// Shows the hidden pages from `first` to `last` as they were.

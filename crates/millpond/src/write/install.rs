@@ -1,9 +1,9 @@
 //! Putting the pages of a write in place together.
 
-use crate::cache::class::Class;
-use crate::cache::fifo::{Arrival, Origin};
-use crate::cache::page::{PageWord, Shown, State, Word};
-use crate::cache::step::Hiding;
+use crate::cache::frames::class::Class;
+use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
+use crate::cache::table::page::{PageWord, Shown, State, Word};
+use crate::cache::table::step::Hiding;
 use crate::flush;
 use crate::inode::leaves::Leaves;
 use crate::units::FrameIndex;
@@ -55,10 +55,10 @@ impl Write<'_> {
         }
         let were_dirty = self.show_all(leaves, fresh, old, moved, dirty);
         // Those that are left have a fresh frame each, which is in place by now.
-        self.file.cache().replaced(old, fresh, Class::page(self.file.core().page_shift));
+        self.file.cache().release_replaced(old, fresh, Class::page(self.file.core().page_shift));
         // Pages that were DIRTY before are in the set, or will be put back (writeback.WB2).
         if dirty && !were_dirty {
-            flush::dirtied(self.file, self.first, self.last);
+            flush::record_dirty(self.file, self.first, self.last);
         }
     }
 
@@ -123,13 +123,13 @@ impl Write<'_> {
                 self.file.note(change);
                 word.wake(change.sleepers());
                 if *old == FrameIndex::NONE {
-                    let arrival = Arrival { frame, core, page, origin: Origin::Written };
-                    cache.arrived(std::iter::once(arrival));
+                    let arrival = ReadyPage { frame, core, page, origin: PageOrigin::Written };
+                    cache.insert_pages(std::iter::once(arrival));
                 }
             } else {
                 drop_hidden(self.file, held, word);
                 if *old != FrameIndex::NONE {
-                    cache.discarded(std::mem::replace(old, FrameIndex::NONE), class);
+                    cache.release_discarded(std::mem::replace(old, FrameIndex::NONE), class);
                 }
                 self.free(&[frame]);
             }
@@ -179,9 +179,9 @@ impl Write<'_> {
                 let cache = self.file.cache();
                 self.file.note(change);
                 let class = Class::page(core.page_shift);
-                cache.replaced(&mut [change.was.frame()], &[frame], class);
+                cache.release_replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
-                    flush::dirtied(self.file, self.first, self.first);
+                    flush::record_dirty(self.file, self.first, self.first);
                 }
                 true
             }

@@ -31,7 +31,7 @@ use std::io;
 
 use millpond_rangelock::Mode;
 
-use crate::cache::class::Class;
+use crate::cache::frames::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::flush::{self, Durability};
@@ -43,7 +43,7 @@ use crate::latency::LatencyKind;
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::units::{FrameIndex, PageIndex};
-use crate::writeback::{Epoch, Failure, Pass};
+use crate::writeback::{DurableOp, Failure, FailureEpoch};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
@@ -234,22 +234,22 @@ pub(crate) struct Written {
     pub(crate) moved: u64,
     pub(crate) error: Option<io::Error>,
     /// Of before it began.
-    pub(crate) epoch: Epoch,
+    pub(crate) epoch: FailureEpoch,
     pub(crate) durability: Durability,
 }
 
 /// A write that is on its way to the back end, as the generations of write-back see it.
 #[must_use]
 pub(crate) enum Account {
-    Plain(Epoch),
-    Durable(Pass),
+    Plain(FailureEpoch),
+    Durable(DurableOp),
 }
 
 impl Account {
     pub(crate) fn open(file: &CachedFile, durable: bool) -> Account {
         let generations = &file.writeback.generations;
         match durable {
-            true => Account::Durable(generations.enter()),
+            true => Account::Durable(generations.begin_durable()),
             false => Account::Plain(generations.epoch()),
         }
     }
@@ -265,9 +265,9 @@ impl Account {
             Account::Plain(epoch) => {
                 if let Some(error) = &transfer.error {
                     let (offset, len) = (transfer.offset, transfer.segments.left());
-                    flush::tell_of_others(file, Failure::new(offset, len, error));
+                    flush::report_foreign_error(file, Failure::new(offset, len, error));
                 }
-                (epoch, Durability::Owed)
+                (epoch, Durability::Unsynced)
             }
             Account::Durable(pass) => {
                 let (offset, len) = (transfer.offset, transfer.segments.left());
@@ -279,7 +279,7 @@ impl Account {
                 let epoch = pass.epoch();
                 let durability = match blocking {
                     Blocking::Wait => flush::conclude(file, pass, told, repeat),
-                    Blocking::Try => flush::conclude_apart(file, pass, told, repeat),
+                    Blocking::Try => flush::try_conclude(file, pass, told, repeat),
                 };
                 (epoch, durability)
             }
@@ -340,7 +340,7 @@ impl<'a> Write<'a> {
         self.offset + self.len > self.size
             && file.writeback.log.grows()
             && !file.is_kept()
-            && !file.owes()
+            && !file.has_dirty_pages()
     }
 
     /// Gives up the guard of a write that is over.
@@ -437,7 +437,7 @@ impl<'a> Write<'a> {
     ) -> Result<usize> {
         match (durability, error) {
             (Durability::Lost(failure), _) => {
-                self.file.writeback.generations.tell();
+                self.file.writeback.generations.mark_reported();
                 Err(Error::io(Op::Write, self.offset, self.len, failure.source()))
             }
             (_, Some(error)) if moved == 0 => {

@@ -9,8 +9,8 @@
 
 use smallvec::SmallVec;
 
-use crate::cache::class::Class;
-use crate::cache::step;
+use crate::cache::frames::class::Class;
+use crate::cache::table::step;
 use crate::copy;
 use crate::error::Result;
 use crate::flush::Durability;
@@ -76,7 +76,7 @@ impl<'a> Write<'a> {
         if !is_durable && moved > 0 {
             let last = self.file.page_of(self.offset + moved - 1);
             let copy = if is_cached { Copy::Cached } else { Copy::None };
-            self.file.writeback.took(self.file.cache(), self.first, last, copy, epoch);
+            self.file.writeback.record_written(self.file.cache(), self.first, last, copy, epoch);
         }
         if is_durable {
             // The new frames are not UNSTABLE, so no page waits for a sync to settle it.
@@ -135,7 +135,7 @@ impl<'a> Write<'a> {
                 match (seen, old) {
                     (Some(seen), Some(word)) if !rest_is_zero => {
                         let old_bytes = cache.frames.bytes(seen.frame());
-                        let copied = step::copy_kept(word, seen, || {
+                        let copied = step::copy_if_unchanged(word, seen, || {
                             let _ = copy::copy(bytes, old_bytes, head);
                             let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
                         });

@@ -23,10 +23,10 @@ impl Failure {
         io::Error::from_raw_os_error(self.errno)
     }
 
-    /// Whether a durable transfer that was told of this was refused, and the back end has lost nothing: a
-    /// write that is refused is not followed by a sync. Some errors are said by both, as where space is
-    /// found missing only when it is written back; `repeat` tells them apart: what was taken once is
-    /// taken again.
+    /// Whether the backend refused a durable transfer with this error and lost nothing: a refused
+    /// write is not followed by a sync. Some errors come from refused writes and from syncs, for
+    /// example when missing space is noticed only at write-back. For these errors `repeat` writes
+    /// the bytes again: bytes that were accepted before are accepted again.
     pub(crate) fn is_refusal(&self, repeat: impl FnOnce() -> bool) -> bool {
         use libc::{EBADF, EDQUOT, EFAULT, EFBIG, EINVAL, ENOSPC, EOPNOTSUPP, EPERM, ETXTBSY};
         match self.errno {

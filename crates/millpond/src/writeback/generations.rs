@@ -1,104 +1,111 @@
-//! What the back end took and has not made durable: three generations, one epoch, one gate.
+//! Bytes that the backend has accepted and not yet made durable: three generations, an epoch, and
+//! the durable operations in flight.
 //!
 //! ```text
-//!   the back end took it --> YOUNG -- a sync begins --> COVERING -- it has succeeded --> durable
-//!                              |                           |
-//!                              +------- a failure ---------+---> SUSPECT -- written again --> DIRTY
-//!                                                                   +------ no copy left ---> lost
+//!   the backend accepts it --> WRITTEN -- a sync begins --> SYNCING -- the sync succeeds --> durable
+//!                                |                            |
+//!                                +------- a failure ----------+---> SUSPECT -- written again --> DIRTY
+//!                                                                      +------ no copy left ---> lost
 //! ```
 //!
-//! The kernel tells of an error of write-back once for each open description, through whichever
-//! call asks first, and a device tells the call that flushes it. So an error is never that of one
-//! write alone: it may be about anything that the back end took before it was told. A *durable
-//! operation* is one to which an error may be told: a sync of the back end, and a transfer that
-//! returns when its bytes are durable. (On file systems of other machines a write that is not
-//! durable may be told as well, of space that others did not find: [`Generations::told`].)
+//! The kernel reports a write-back error once for each open description, by the call that asks
+//! first; a device reports an error to the call that flushes it. So an error never belongs to one
+//! write alone: it may concern any bytes that the backend accepted before the error was reported. A
+//! *durable operation* is an operation that may return such an error: a sync of the backend, or a
+//! transfer that returns when its bytes are durable. (On network file systems a write that is not
+//! durable may also return an error about other bytes, for example when another client has used up
+//! the space: [`Generations::fail_nondurable`].)
 //!
-//! - **G1** A caller that has the back end take bytes asks for the *epoch* before, and notes under
-//!   the lock what was taken, before its range guard is released and before a page says that it is
-//!   UNSTABLE. If the epoch is another by then, what was taken is suspect.
-//! - **G2** A durable operation that is told of an error raises the epoch: all that is young or
-//!   covering becomes suspect.
-//! - **G3** A durable operation has a pass of the gate, from before it begins until its outcome is
-//!   accounted for (G2). One that has ended well has succeeded when all that were in the gate at
-//!   its end have left, and the epoch is still that of its beginning: an operation that was told of
-//!   an error of ours has left before we began, and then it is not about our bytes; or was in the
-//!   gate at our end; or entered later, when our bytes were durable. A waiter has left the gate
-//!   before, so no two wait for each other.
-//! - **G4** A sync has all that is young be covering, under the lock, before it asks the back end, so it
-//!   covers what was taken before it began, and nothing else. What is written again meanwhile is young
-//!   as well, and is not settled by it.
-//! - **G5** Of each page in a generation the cache has what the back end took, or newer bytes; or the
-//!   generation says that it has bytes *without a copy*. A reader that reads a page back, whole or
-//!   in part, says so before it is shown, as the back end may have lost the page meanwhile.
-//! - **G6** What is suspect is written again before a sync asks the back end (one that finds suspects when
-//!   it enters the gate has failed, as somebody has been told of an error since it began), and before
-//!   bytes are read past the cache or overwritten in part. Where there is no copy, it is lost, and every sync says so until the
-//!   last handle is gone.
-//! - **G7** An error that nobody was told of outlives the file's last handle
-//!   ([`untold`](super::untold)).
-//! - **G8** The kernel drops its copy of the file after a durable operation has failed, before the epoch rises.
-//!   So bytes that are written again meet no page whose write-back has failed: some file systems can't store
-//!   such a page any more, and report success.
+//! - **G1** Before the backend is given bytes, the caller reads the *epoch*. The bytes are recorded
+//!   under the lock before the caller's range guard is released, and before a page becomes
+//!   UNSTABLE. If the epoch has changed by then, the bytes are suspect.
+//! - **G2** A durable operation that returns an error raises the epoch. All pages that are written
+//!   or syncing become suspect.
+//! - **G3** A durable operation is in flight from before it begins until its outcome has been
+//!   recorded (G2). An operation that returned no error has succeeded when all operations that were
+//!   in flight at its end have ended, and the epoch is still the epoch of its beginning. Consider
+//!   an operation that received an error about our bytes. If it ended before ours began, the error
+//!   was not about our bytes. If it was in flight at our end, we wait for it. If it began later,
+//!   our bytes were already durable. An operation waits only after it has ended itself, so no two
+//!   wait for each other.
+//! - **G4** Under the lock and before it calls the backend, a sync moves all written pages to the
+//!   syncing generation. So it covers exactly the bytes that were accepted before it began. A page
+//!   that is written again during the sync is in the written generation too, and the sync does not
+//!   make it clean.
+//! - **G5** For each page in a generation the cache holds the bytes that the backend accepted, or
+//!   newer bytes; otherwise the generation records that it has bytes *without a copy*. A reader
+//!   that reads all or part of a page back from the backend records this before the page is shown,
+//!   as the backend may have lost the page in between.
+//! - **G6** Suspect pages are written again before a sync calls the backend, and before bytes are
+//!   read past the cache or partly overwritten. A sync that finds suspect pages at its begin has
+//!   failed, as another operation has received an error since. If a suspect page has no copy in the
+//!   cache, its bytes are lost, and every sync returns an error until the last handle is closed.
+//! - **G7** An unreported error outlives the last handle of the file
+//!   ([`unreported_errors`](super::unreported_errors)).
+//! - **G8** After a durable operation has failed, the kernel's copy of the file is dropped before
+//!   the epoch rises. So bytes that are written again do not meet a page of the kernel whose
+//!   write-back has failed: some file systems cannot store such a page any more, and report
+//!   success.
 //!
-//! Why syncs do not have the gate for themselves, which would do, too: durable writes would wait for
-//! a sync of a device that takes milliseconds. As it is, they run beside it.
+//! A simpler rule would let only one durable operation be in flight during a sync. But then durable
+//! writes would wait for syncs, which take milliseconds on some devices.
 //!
-//! Locks: the one in here is a leaf, but for page words, which are changed under it.
+//! Locks: the lock in this module is a leaf. Page words are changed under it.
 
-use crate::cache::pageset::PageSet;
+use crate::cache::table::page_set::PageSet;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::units::PageIndex;
 use crate::writeback::failure::Failure;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// The memory that may go into remembering pages that are not kept, in bitmaps of some hundred bytes; of
-/// more, those count as bytes without a copy. Kept ones are never forgotten, as nobody else would let them
-/// go again. (All are counted against the memory limit.)
+/// The maximum number of bitmaps (of some hundred bytes each) that record pages without pinning
+/// them. Beyond it, such pages count as bytes without a copy. Unevictable pages are always
+/// recorded, as nothing else would make them evictable again. (All bitmaps are charged to the
+/// memory limit.)
 const LEAVES_MAX: usize = 1024;
 
-/// How many durable operations have failed.
+/// The number of durable operations that have failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Epoch(u64);
+pub(crate) struct FailureEpoch(u64);
 
-/// Of a durable operation, from before it begins (G3).
+/// A durable operation in flight (G3).
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Pass {
+pub(crate) struct DurableOp {
     number: u64,
-    epoch: Epoch,
+    epoch: FailureEpoch,
 }
 
-impl Pass {
-    pub(crate) fn epoch(&self) -> Epoch {
+impl DurableOp {
+    pub(crate) fn epoch(&self) -> FailureEpoch {
         self.epoch
     }
 }
 
-/// Of a durable operation that has ended well, until it is known whether it has succeeded (G3).
+/// A durable operation that has ended without an error, before its outcome is known (G3).
 #[must_use]
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
-    /// The last that was in the gate.
+pub(crate) struct EndedOp {
+    /// The last operation that was in flight at its end.
     last: u64,
-    epoch: Epoch,
+    epoch: FailureEpoch,
 }
 
-/// Whether the cache has what the back end took (G5).
+/// Whether the cache has the bytes that the backend accepted (G5).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Copy {
-    /// And keeps it until a sync has covered it.
+    /// Yes, and the page stays unevictable until a sync has covered it.
     Kept,
     Cached,
     None,
 }
 
-/// What the back end took between two moments.
+/// Pages that the backend accepted during one period.
 #[derive(Default)]
 struct Generation {
     pages: PageSet,
-    /// And bytes without a copy.
+    /// There are also bytes without a copy.
     uncached: bool,
 }
 
@@ -122,90 +129,93 @@ impl Generation {
     }
 }
 
-/// See the module.
+/// The generations of one file; see the module.
 #[derive(Default)]
 pub(crate) struct Generations {
     state: Mutex<State>,
-    /// Somebody has left the gate.
-    left: Condvar,
-    /// As in the state.
+    /// A durable operation has ended.
+    op_ended: Condvar,
+    /// A copy of the epoch in the state.
     epoch: AtomicU64,
-    /// Whether a generation may have something. Changed under the lock, and Relaxed: a thread that has
-    /// found a noted page EMPTY, under a guard, sees it set, by that guard or by the page's word, as that
-    /// was done before the guard of its writer was released, and before UNSTABLE (G1).
-    owes: AtomicBool,
-    /// Whether a page may be suspect; who finds it set looks under the lock. Changed under it.
-    suspects: AtomicBool,
+    /// Whether a generation may have pages or bytes. It is changed under the lock, and Relaxed. A
+    /// thread under a guard that has found a recorded page EMPTY sees the flag set, through that
+    /// guard or the page's word: the flag was set before the writer's guard was released, and
+    /// before UNSTABLE (G1).
+    has_unsynced: AtomicBool,
+    /// Whether a page may be suspect. It is changed under the lock; a thread that reads `true`
+    /// looks under the lock.
+    has_suspect: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    young: Generation,
-    covering: Generation,
+    written: Generation,
+    syncing: Generation,
     suspect: Generation,
     epoch: u64,
-    /// Why there are suspects, and what is lost if they have no copy.
+    /// The error that made pages suspect. It is returned for those that have no copy.
     failure: Option<Failure>,
-    /// An error that nobody has been told of (G7).
-    untold: Option<Failure>,
-    /// One of when the file was open before.
+    /// An error that no caller has received (G7).
+    unreported: Option<Failure>,
+    /// An error from before the file was opened.
     inherited: Option<Failure>,
-    in_gate: Vec<u64>,
+    in_flight: Vec<u64>,
     next: u64,
-    /// How many wait for others to leave the gate: mostly none do, and to wake nobody is a system call, too.
+    /// The number of waiting threads. It is mostly 0, which saves the system call of a wake-up.
     waiting: u32,
 }
 
 impl State {
-    /// G2.
+    /// Records a failure (G2).
     fn fail(&mut self, failure: Failure) {
         self.epoch += 1;
         self.failure = Some(failure);
-        self.untold = Some(failure);
-        let State { young, covering, suspect, .. } = self;
-        suspect.absorb(young);
-        suspect.absorb(covering);
+        self.unreported = Some(failure);
+        let State { written, syncing, suspect, .. } = self;
+        suspect.absorb(written);
+        suspect.absorb(syncing);
     }
 
-    fn leave(&mut self, number: u64) {
-        let at = self.in_gate.iter().position(|&other| other == number);
-        self.in_gate.swap_remove(at.expect("a pass is left once"));
+    fn remove_in_flight(&mut self, number: u64) {
+        let at = self.in_flight.iter().position(|&other| other == number);
+        self.in_flight.swap_remove(at.expect("a durable_op is left once"));
     }
 
-    /// Whether `ticket` has won, as far as that is known.
-    fn verdict(&self, ticket: Ticket) -> Option<Result<(), Failure>> {
-        if self.epoch != ticket.epoch.0 {
+    /// The outcome of an ended operation, if it is known.
+    fn verdict(&self, ended: EndedOp) -> Option<Result<(), Failure>> {
+        if self.epoch != ended.epoch.0 {
             return Some(Err(self.failure.unwrap_or(Failure::UNKNOWN)));
         }
-        let all_have_left = self.in_gate.iter().all(|&number| number > ticket.last);
+        let all_have_left = self.in_flight.iter().all(|&number| number > ended.last);
         all_have_left.then_some(Ok(()))
     }
 }
 
-/// The generations, under their lock.
+/// The generations, with their lock held.
 pub(crate) struct Locked<'a> {
     state: MutexGuard<'a, State>,
     shared: &'a Generations,
 }
 
 impl Locked<'_> {
-    /// Why what was begun in `epoch` is suspect, if it is.
-    pub(crate) fn suspicion(&self, epoch: Epoch) -> Option<Failure> {
+    /// The error that makes bytes given to the backend in `epoch` suspect, if they are.
+    pub(crate) fn suspicion(&self, epoch: FailureEpoch) -> Option<Failure> {
         let is_suspect = self.state.epoch != epoch.0;
         is_suspect.then(|| self.state.failure.unwrap_or(Failure::UNKNOWN))
     }
 
-    /// G1: of a transfer begun in `epoch`; whether it is suspect already.
-    pub(crate) fn took(
+    /// Records the pages of a transfer that began in `epoch` (G1). Returns whether they are
+    /// suspect.
+    pub(crate) fn record_written(
         &mut self,
         pages: impl IntoIterator<Item = PageIndex>,
         copy: Copy,
-        epoch: Epoch,
+        epoch: FailureEpoch,
     ) -> bool {
-        self.shared.owes.store(true, Relaxed);
+        self.shared.has_unsynced.store(true, Relaxed);
         let is_suspect = self.suspicion(epoch).is_some();
         let state = &mut *self.state;
-        let generation = if is_suspect { &mut state.suspect } else { &mut state.young };
+        let generation = if is_suspect { &mut state.suspect } else { &mut state.written };
         let is_full = copy == Copy::Cached && generation.pages.leaves() >= LEAVES_MAX;
         if copy == Copy::None || is_full {
             generation.uncached = true;
@@ -213,30 +223,30 @@ impl Locked<'_> {
             pages.into_iter().for_each(|page| generation.pages.insert(page));
         }
         if is_suspect {
-            self.shared.suspects.store(true, Relaxed);
+            self.shared.has_suspect.store(true, Relaxed);
         }
         is_suspect
     }
 
-    /// Whether a sync has covered the page, and nobody has written it since.
-    pub(crate) fn is_settled(&self, page: PageIndex) -> bool {
-        let State { young, covering, suspect, .. } = &*self.state;
-        ![young, covering, suspect].iter().any(|it| it.pages.contains(page))
+    /// Whether a sync has covered the page, and it was not written since.
+    pub(crate) fn is_synced(&self, page: PageIndex) -> bool {
+        let State { written, syncing, suspect, .. } = &*self.state;
+        ![written, syncing, suspect].iter().any(|it| it.pages.contains(page))
     }
 
-    /// Takes a page from the suspects; false if it is none any more.
+    /// Removes a page from the suspect ones. Returns false if it is not suspect any more.
     pub(crate) fn take_suspect(&mut self, page: PageIndex) -> bool {
         self.state.suspect.forget(page, page)
     }
 
-    /// What the sets take of the heap, at most.
+    /// An upper bound of the heap bytes of the sets.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let State { young, covering, suspect, .. } = &*self.state;
-        [young, covering, suspect].iter().map(|it| it.pages.heap_bytes()).sum()
+        let State { written, syncing, suspect, .. } = &*self.state;
+        [written, syncing, suspect].iter().map(|it| it.pages.heap_bytes()).sum()
     }
 
-    /// G6: there is no copy of a suspect page.
-    pub(crate) fn lose(&mut self) {
+    /// Records that a suspect page has no copy (G6).
+    pub(crate) fn mark_lost(&mut self) {
         self.state.suspect.uncached = true;
     }
 }
@@ -250,195 +260,199 @@ impl Generations {
         Locked { state: self.state(), shared: self }
     }
 
-    /// To be asked before the back end is given bytes (G1).
-    pub(crate) fn epoch(&self) -> Epoch {
-        // Acquire: pairs with the Release in `fail`. A thread that sees an older number here finds
-        // a newer one under the lock in the end, and takes its bytes for suspect without need. Argued:
-        // one that sees the newer number gives its bytes to the back end after that, and not before,
-        // when the failure may have taken them; loom has no load that sees a store which follows from
-        // its thread's own next one.
-        Epoch(self.epoch.load(Acquire))
+    /// The epoch, which the caller reads before it gives bytes to the backend (G1).
+    pub(crate) fn epoch(&self) -> FailureEpoch {
+        // Acquire: pairs with the Release in `fail`. A thread that reads an older epoch here finds
+        // the newer one under the lock, and then treats its bytes as suspect without need. Argued:
+        // a thread that reads the newer epoch gives its bytes to the backend afterwards, and not
+        // before, when the failure may have lost them. Loom has no load that observes a store which
+        // follows from the same thread's next store.
+        FailureEpoch(self.epoch.load(Acquire))
     }
 
-    /// A durable operation enters the gate.
-    pub(crate) fn enter(&self) -> Pass {
-        Self::enter_locked(&mut self.state())
+    /// Begins a durable operation.
+    pub(crate) fn begin_durable(&self) -> DurableOp {
+        Self::begin_locked(&mut self.state())
     }
 
-    fn enter_locked(state: &mut State) -> Pass {
+    fn begin_locked(state: &mut State) -> DurableOp {
         state.next += 1;
         let number = state.next;
-        state.in_gate.push(number);
-        Pass { number, epoch: Epoch(state.epoch) }
+        state.in_flight.push(number);
+        DurableOp { number, epoch: FailureEpoch(state.epoch) }
     }
 
-    /// A sync enters, and everything young is to be covered by it (G4). One at a time. `Err`: there are
-    /// suspects, which nobody has written again (G6).
-    pub(crate) fn enter_sync(&self) -> Result<Pass, Failure> {
+    /// Begins a sync, which moves all written pages to the syncing generation (G4). There is one
+    /// sync at a time. `Err`: there are suspect pages that were not written again (G6).
+    pub(crate) fn begin_sync(&self) -> Result<DurableOp, Failure> {
         let mut state = self.state();
-        debug_assert!(state.covering.is_empty(), "one sync at a time");
+        debug_assert!(state.syncing.is_empty(), "one sync at a time");
         if !state.suspect.pages.is_empty() {
             return Err(state.failure.unwrap_or(Failure::UNKNOWN));
         }
-        state.covering = std::mem::take(&mut state.young);
-        Ok(Self::enter_locked(&mut state))
+        state.syncing = std::mem::take(&mut state.written);
+        Ok(Self::begin_locked(&mut state))
     }
 
-    /// It was told of no error.
-    pub(crate) fn leave(&self, pass: Pass) -> Ticket {
+    /// Ends a durable operation that returned no error.
+    pub(crate) fn end_durable(&self, durable_op: DurableOp) -> EndedOp {
         let mut state = self.state();
-        state.leave(pass.number);
+        state.remove_in_flight(durable_op.number);
         let last = state.next;
-        self.tell_left(state);
-        Ticket { last, epoch: pass.epoch }
+        self.wake_waiters(state);
+        EndedOp { last, epoch: durable_op.epoch }
     }
 
-    /// It was told of an error (G2), or may have been.
-    pub(crate) fn fail(&self, pass: Pass, failure: Failure) {
+    /// Ends a durable operation that returned an error (G2), or may have done so.
+    pub(crate) fn fail(&self, durable_op: DurableOp, failure: Failure) {
         let mut state = self.state();
-        state.leave(pass.number);
+        state.remove_in_flight(durable_op.number);
         state.fail(failure);
-        self.owes.store(true, Relaxed);
-        self.suspects.store(true, Relaxed);
+        self.has_unsynced.store(true, Relaxed);
+        self.has_suspect.store(true, Relaxed);
         // Argued: see `epoch`.
         self.epoch.store(state.epoch, Release);
-        self.tell_left(state);
+        self.wake_waiters(state);
     }
 
-    /// Wakes those that wait, as somebody has left the gate. They look, and are counted, under the same lock.
-    fn tell_left(&self, state: MutexGuard<'_, State>) {
+    /// Wakes waiting threads after an operation has ended. They check their condition, and are
+    /// counted, under the same lock.
+    fn wake_waiters(&self, state: MutexGuard<'_, State>) {
         let is_awaited = state.waiting > 0;
         drop(state);
         if is_awaited {
-            self.left.notify_all();
+            self.op_ended.notify_all();
         }
     }
 
-    /// A write that is not durable was told of an error that may be about other bytes, as some file systems
-    /// have it.
-    pub(crate) fn told(&self, failure: Failure) {
-        self.fail(self.enter(), failure);
+    /// Records the error of a write that is not durable, if the error may be about other bytes, as
+    /// on some file systems.
+    pub(crate) fn fail_nondurable(&self, failure: Failure) {
+        self.fail(self.begin_durable(), failure);
     }
 
-    /// Whether it has succeeded, if that is known.
-    pub(crate) fn verdict(&self, ticket: Ticket) -> Option<Result<(), Failure>> {
-        self.state().verdict(ticket)
+    /// Whether the operation has succeeded, if that is known.
+    pub(crate) fn verdict(&self, ended: EndedOp) -> Option<Result<(), Failure>> {
+        self.state().verdict(ended)
     }
 
-    /// Whether it has succeeded. Waits for those that were in the gate with it; the caller has no
-    /// pass.
-    pub(crate) fn wait(&self, ticket: Ticket) -> Result<(), Failure> {
+    /// Whether the operation has succeeded. Waits for the operations that were in flight with it;
+    /// the caller has none in flight.
+    pub(crate) fn wait(&self, ended: EndedOp) -> Result<(), Failure> {
         let mut state = self.state();
         loop {
-            match state.verdict(ticket) {
+            match state.verdict(ended) {
                 Some(verdict) => return verdict,
                 None => {
                     state.waiting += 1;
-                    state = self.left.wait(state).expect("no panic under the lock");
+                    state = self.op_ended.wait(state).expect("no panic under the lock");
                     state.waiting -= 1;
                 }
             }
         }
     }
 
-    /// A sync was not waited for: nothing is known to be covered.
-    pub(crate) fn uncover(&self) {
-        let State { young, covering, .. } = &mut *self.state();
-        young.absorb(covering);
+    /// The outcome of a sync was not waited for, so its pages count as written again.
+    pub(crate) fn abandon_sync(&self) {
+        let State { written, syncing, .. } = &mut *self.state();
+        written.absorb(syncing);
     }
 
-    /// A sync has succeeded: the pages that it covered, of those that are known; or what is lost.
-    pub(crate) fn cover(&self) -> (PageSet, Result<(), Failure>) {
+    /// Ends a successful sync. Returns the recorded pages that it covered, and the error if bytes
+    /// are lost.
+    pub(crate) fn end_sync(&self) -> (PageSet, Result<(), Failure>) {
         let mut state = self.state();
-        let covered = std::mem::take(&mut state.covering).pages;
-        let outcome = self.clear(&mut state);
+        let covered = std::mem::take(&mut state.syncing).pages;
+        let outcome = self.clear_if_synced(&mut state);
         (covered, outcome)
     }
 
-    fn clear(&self, state: &mut State) -> Result<(), Failure> {
+    fn clear_if_synced(&self, state: &mut State) -> Result<(), Failure> {
         if state.suspect.uncached {
             return Err(state.failure.unwrap_or(Failure::UNKNOWN));
         }
         if state.suspect.is_empty() {
-            // Mended: everything was written again.
-            (state.failure, state.untold) = (None, None);
+            // All suspect pages have been written again.
+            (state.failure, state.unreported) = (None, None);
             // Release: pairs with the Acquire in `may_suspect`.
-            self.suspects.store(false, Release);
-            if state.young.is_empty() && state.covering.is_empty() {
-                self.owes.store(false, Relaxed);
+            self.has_suspect.store(false, Release);
+            if state.written.is_empty() && state.syncing.is_empty() {
+                self.has_unsynced.store(false, Relaxed);
             }
         }
         Ok(())
     }
 
-    /// Whether no bytes of the pages from `first` to `last` can be in a generation: what was written
-    /// durably there is so.
-    pub(crate) fn are_settled(&self, first: PageIndex, last: PageIndex) -> bool {
-        let State { young, covering, suspect, .. } = &*self.state();
+    /// Whether no bytes of the pages from `first` to `last` can be in a generation. If so, bytes
+    /// that were written durably there need no sync.
+    pub(crate) fn are_synced(&self, first: PageIndex, last: PageIndex) -> bool {
+        let State { written, syncing, suspect, .. } = &*self.state();
         let may_have = |it: &Generation| it.uncached || it.pages.intersects(first, last);
-        ![young, covering, suspect].into_iter().any(may_have)
+        ![written, syncing, suspect].into_iter().any(may_have)
     }
 
-    /// Notes that the pages from `first` to `last`, which the caller has found EMPTY and not shown
-    /// yet, are read from the back end (G5).
+    /// Records that the pages from `first` to `last` are read from the backend (G5). The caller has
+    /// found them EMPTY and has not shown them yet.
     #[inline]
     pub(crate) fn read_back(&self, first: PageIndex, last: PageIndex) {
-        if self.owes.load(Relaxed) {
-            let State { young, covering, suspect, .. } = &mut *self.state();
-            for generation in [young, covering, suspect] {
+        if self.has_unsynced.load(Relaxed) {
+            let State { written, syncing, suspect, .. } = &mut *self.state();
+            for generation in [written, syncing, suspect] {
                 generation.uncached |= generation.forget(first, last);
             }
         }
     }
 
-    /// The bytes of the pages from `first` to `last` are gone from the file, or the back end has newer bytes of all
-    /// of them, which are durable. Caller: no page is UNSTABLE that stays in the cache.
+    /// Forgets the pages from `first` to `last`. Their bytes are no longer part of the file, or the
+    /// backend has newer, durable bytes of all of them. Caller: no page among them that stays in
+    /// the cache is UNSTABLE.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
-        if self.owes.load(Relaxed) {
-            let State { young, covering, suspect, .. } = &mut *self.state();
-            for generation in [young, covering, suspect] {
+        if self.has_unsynced.load(Relaxed) {
+            let State { written, syncing, suspect, .. } = &mut *self.state();
+            for generation in [written, syncing, suspect] {
                 generation.forget(first, last);
             }
         }
     }
 
-    /// The back end was given new bytes of all of these pages: what it may have lost of them matters no
-    /// more.
+    /// The backend was given new bytes for all of these pages: earlier bytes that it may have lost
+    /// are no longer relevant.
     pub(crate) fn overwritten(&self, first: PageIndex, last: PageIndex) {
         if self.may_suspect() {
             self.state().suspect.forget(first, last);
         }
     }
 
-    /// Whether somebody is still to be told of an error.
+    /// Whether an error remains to be reported.
     pub(crate) fn has_failed(&self) -> bool {
         let state = self.state();
-        state.failure.is_some() || state.untold.is_some() || state.inherited.is_some()
+        state.failure.is_some() || state.unreported.is_some() || state.inherited.is_some()
     }
 
-    /// Whether there are pages that the back end has taken, and no sync has covered.
+    /// Whether there are pages that the backend has accepted and no sync has covered.
     pub(crate) fn has_pages(&self) -> bool {
-        let State { young, covering, suspect, .. } = &*self.state();
-        [young, covering, suspect].iter().any(|it| !it.pages.is_empty())
+        let State { written, syncing, suspect, .. } = &*self.state();
+        [written, syncing, suspect].iter().any(|it| !it.pages.is_empty())
     }
 
-    /// Whether a page from `first` to `last` is suspect. Under a guard: if not, then none becomes so
-    /// that was taken before the guard, unless an operation fails from now on.
+    /// Whether a page from `first` to `last` is suspect. Under a guard: if none is, then a page
+    /// that was accepted before the guard was acquired becomes suspect only if an operation fails
+    /// from now on.
     #[inline]
     pub(crate) fn has_suspects(&self, first: PageIndex, last: PageIndex) -> bool {
-        // A page is taken from the suspects when its word says DIRTY, so who does not see it here sees
-        // it there.
+        // A page is removed from the suspect ones when its word says DIRTY. So a thread that does
+        // not find it here finds it DIRTY.
         self.may_suspect() && self.state().suspect.pages.intersects(first, last)
     }
 
     #[inline]
     fn may_suspect(&self) -> bool {
-        // Acquire: pairs with the Release in `clear`: who finds that nothing is suspect any more finds
-        // what was written again.
-        self.suspects.load(Acquire)
+        // Acquire: pairs with the Release in `clear_if_synced`: a thread that finds no page suspect
+        // any more finds the bytes that were written again.
+        self.has_suspect.load(Acquire)
     }
 
-    /// The suspect pages from `first` to `last`, and why they are.
+    /// The suspect pages from `first` to `last`, and the error that made them suspect.
     pub(crate) fn suspects(
         &self,
         first: PageIndex,
@@ -457,33 +471,33 @@ impl Generations {
         (!pages.is_empty()).then(|| (pages, state.failure.unwrap_or(Failure::UNKNOWN)))
     }
 
-    /// What is lost, if anything is.
+    /// The error of lost bytes, if any are lost.
     pub(crate) fn lost(&self) -> Option<Failure> {
         let state = self.state();
         state.suspect.uncached.then(|| state.failure.unwrap_or(Failure::UNKNOWN))
     }
 
-    /// An error that nobody was told of when the file was open before (G7).
+    /// Takes over an error that was not reported while the file was open before (G7).
     pub(crate) fn inherit(&self, failure: Failure) {
         self.state().inherited = Some(failure);
     }
 
-    /// The one that was inherited, for a caller that is told of it.
+    /// Takes the inherited error, which the caller returns.
     pub(crate) fn take_inherited(&self) -> Option<Failure> {
         self.state().inherited.take()
     }
 
-    /// A caller is told of the last error.
-    pub(crate) fn tell(&self) {
-        self.state().untold = None;
+    /// The caller returns the last error to the user.
+    pub(crate) fn mark_reported(&self) {
+        self.state().unreported = None;
     }
 
-    /// Forgets errors that are told until the file is closed, as it is; the one that nobody was told
-    /// of.
+    /// Forgets errors, which are reported only until the file is closed. Returns the unreported
+    /// one.
     pub(crate) fn forget_failures(&self) -> Option<Failure> {
         let mut state = self.state();
         state.failure = None;
         state.suspect.uncached = false;
-        state.untold.take().or(state.inherited.take())
+        state.unreported.take().or(state.inherited.take())
     }
 }

@@ -1,25 +1,25 @@
-//! Whether a file is written to as logs are: a write that makes it longer, a sync, and again.
+//! Detects files that are written like logs: an appending write, a sync, and again.
 //!
-//! Such a write goes to the back end at once, in mode back, too: the sync wants it there in a moment, and nothing comes
-//! in between that it could be written with. So no space has to be reserved for the time until then: on ext4, where blocks
-//! that were reserved have to be made ones that were written, a write and sync of 4 KiB took 176 µs with that, and 137
-//! without.
+//! Appending writes to such a file go to the backend at once, in mode `back` too. The sync follows
+//! immediately, so there is nothing to combine the write with, and no space has to be reserved for
+//! the time in between. (On ext4, reserved blocks have to be converted to written ones.) The
+//! measurement is in `docs/benchmarks.md`.
 //!
-//! Locks: none; the holder of the guard over the end of the file asks.
+//! Locks: none. The caller holds the guard over the end of the file.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Writes in a row that were synced each. Chosen, not measured.
+/// Consecutive synced appends before the file counts as a log. Untuned.
 const ROW_MIN: u32 = 3;
 
 #[derive(Default)]
 pub(crate) struct LogPattern {
-    /// How many syncs have succeeded. Relaxed, as all here: a hint, and what it is about has its own order.
+    /// The number of successful syncs. Relaxed, as all fields here: a hint.
     syncs: AtomicU32,
-    /// As many there were when the file became longer last.
+    /// The value of `syncs` when the file last became longer.
     seen: AtomicU32,
-    /// How often it became longer with a sync before.
+    /// Consecutive appends that each followed a sync.
     row: AtomicU32,
 }
 
@@ -28,7 +28,7 @@ impl LogPattern {
         self.syncs.fetch_add(1, Relaxed);
     }
 
-    /// The file becomes longer; whether it is a log.
+    /// Records that the file becomes longer. Returns whether it is a log.
     pub(crate) fn grows(&self) -> bool {
         let syncs = self.syncs.load(Relaxed);
         let row = match self.seen.load(Relaxed) {

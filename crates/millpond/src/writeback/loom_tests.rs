@@ -1,46 +1,47 @@
-//! Loom models of flushes and syncs: the sets of DIRTY pages, the generations and the page word are the
-//! real ones; the device is a few numbers.
+//! Loom models of flushes and syncs.
 //!
-//! The `loom_without_*` twins leave one rule out and must fail.
+//! The sets of DIRTY pages, the generations and the page word are the production types. The device
+//! is a few numbers. The `loom_without_*` mutation tests leave one rule out and must fail.
 
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
-use crate::cache::epoch::Epoch as PageEpoch;
-use crate::cache::page::{PageWord, Shown, WritebackEnd};
-use crate::cache::step::Hiding;
+use crate::cache::table::epoch::Epoch as PageEpoch;
+use crate::cache::table::page::{PageWord, Shown, WritebackEnd};
+use crate::cache::table::step::Hiding;
 use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::Failure;
 use crate::writeback::dirty::{Dirty, FlushNumber};
-use crate::writeback::generations::{Copy, Generations, Pass};
+use crate::writeback::generations::{Copy, DurableOp, Generations};
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 const PAGE: PageIndex = PageIndex::FIRST;
 const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = PageIndex::FIRST..=PageIndex::LAST;
 
-/// A rule that a twin leaves out.
+/// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     None,
-    /// A sync waits for a page of its own that a later flush has in hand (dirty.DS3).
+    /// A sync waits for a page of its range that a later flush has claimed (dirty.DS3).
     LaterFlush,
-    /// It waits for flushes that began before it (dirty.DS3).
+    /// A sync waits for flushes that began before it (dirty.DS3).
     EarlierFlush,
-    /// It writes what these put back (dirty.DS3).
-    Owed,
-    /// The epoch is asked for before the back end is given bytes (generations.G1).
+    /// A sync writes the pages that these flushes put back (dirty.DS3).
+    PutBack,
+    /// The epoch is read before the backend is given bytes (generations.G1).
     EpochFirst,
-    /// An operation that is told of an error raises the epoch (generations.G2).
-    Epoch,
-    /// An operation that has ended well waits for those that were in the gate (generations.G3).
-    Gate,
-    /// A durable operation enters before it begins (generations.G3).
-    EnterFirst,
-    /// A sync has what is young be covering before it asks the back end (generations.G4).
+    /// An operation that returns an error raises the epoch (generations.G2).
+    FailureEpoch,
+    /// An operation without an error waits for those that were in flight (generations.G3).
+    InFlight,
+    /// A durable operation is registered before it begins (generations.G3).
+    BeginFirst,
+    /// A sync moves the written pages to the syncing ones before it calls the backend
+    /// (generations.G4).
     CoverFirst,
-    /// It fails where there are suspects that were not written again (generations.G6).
+    /// A sync fails if there are suspect pages that were not written again (generations.G6).
     Suspects,
 }
 
@@ -50,7 +51,7 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
     builder.check(body);
 }
 
-/// A file of one page, as flushes and syncs see it; the device has its content.
+/// A file of one page, as flushes and syncs see it. The device holds its content.
 struct Book {
     without: Rule,
     word: PageWord,
@@ -89,7 +90,7 @@ impl Book {
         self.dirty.lock().unwrap()
     }
 
-    /// A writer that shows a newer content.
+    /// A writer that shows newer content.
     fn write(&self) {
         self.hide();
         self.content.store(2, Relaxed);
@@ -97,7 +98,7 @@ impl Book {
         self.dirty().insert(std::iter::once(PAGE));
     }
 
-    /// Claims the page, and has the device take it; whether the claim was won.
+    /// Claims the page and writes it to the device. Returns whether the claim succeeded.
     fn write_page(&self) -> bool {
         let seen = self.word.load();
         if self.word.try_writeback(seen).is_none() {
@@ -118,13 +119,13 @@ impl Book {
         dirty
     }
 
-    /// A flush of the flusher's, which waits for nothing.
+    /// A flush of the flusher, which does not wait.
     fn flush(&self) {
         let (number, pages) = self.dirty().begin(EVERYWHERE);
         for page in pages {
             let seen = self.word.load();
             let is_busy = !seen.is_ready() || (seen.is_dirty() && seen.is_under_writeback());
-            // A flush that is beaten to the claim has met a writer.
+            // A flush that loses the race for the claim has met a writer.
             if is_busy || (seen.is_dirty() && !self.write_page()) {
                 self.dirty().put_back(number, &[page]);
             }
@@ -132,14 +133,14 @@ impl Book {
         drop(self.end(number));
     }
 
-    /// Writes what was taken.
+    /// Writes the pages that were taken from the set.
     fn write_all(&self, pages: &[PageIndex]) {
         for _ in pages {
             loop {
                 let seen = self.word.load();
-                let is_in_hand = seen.is_under_writeback()
+                let is_in_flush = seen.is_under_writeback()
                     && (seen.is_dirty() || self.without != Rule::LaterFlush);
-                if !seen.is_ready() || is_in_hand {
+                if !seen.is_ready() || is_in_flush {
                     thread::yield_now();
                 } else if !seen.is_dirty() || self.write_page() {
                     break;
@@ -148,18 +149,19 @@ impl Book {
         }
     }
 
-    /// The first half of a sync: when it returns, what was DIRTY when it began is at the device.
+    /// The first half of a sync. When it returns, the device has all bytes that were DIRTY at its
+    /// begin.
     fn write_back(&self) {
         let Some((number, pages)) = self.dirty().begin_waiting(EVERYWHERE) else { return };
         self.write_all(&pages);
         let mut dirty = self.end(number);
-        while self.without != Rule::EarlierFlush && dirty.is_earlier_under_way(number) {
+        while self.without != Rule::EarlierFlush && dirty.is_earlier_active(number) {
             dirty = self.flush_ended.wait(dirty).unwrap();
         }
-        let owed = dirty.take_owed(number);
+        let put_back = dirty.take_put_back(number);
         drop(dirty);
-        if let Some((number, pages)) = owed
-            && self.without != Rule::Owed
+        if let Some((number, pages)) = put_back
+            && self.without != Rule::PutBack
         {
             self.write_all(&pages);
             drop(self.end(number));
@@ -172,10 +174,9 @@ fn run(book: &Arc<Book>, body: fn(&Book)) -> thread::JoinHandle<()> {
     thread::spawn(move || body(&book))
 }
 
-/// Goal: a sync does not return before the device has what was DIRTY when it began, or newer bytes,
-/// from any flush (dirty.DS3).
-/// Method: a writer that hides the page and shows a newer content, a flush after it, and a sync.
-/// `apart`: the flush does not wait for the writer.
+/// Goal: a sync returns only after the device has the bytes that were DIRTY when it began, or newer
+/// ones, from any flush (dirty.DS3). Method: a writer that hides the page and shows newer content,
+/// a flush after it, and a sync. `apart`: the flush does not wait for the writer.
 fn sync_races_a_flush(without: Rule, apart: bool) {
     model(move || {
         let book = Book::new(without);
@@ -217,8 +218,8 @@ fn loom_without_waiting_for_an_earlier_flush_a_sync_returns_early() {
 
 #[test]
 #[should_panic(expected = "not at the device")]
-fn loom_without_what_it_is_owed_a_sync_misses_what_a_flush_put_back() {
-    sync_races_a_flush(Rule::Owed, true);
+fn loom_without_put_back_pages_a_sync_misses_some() {
+    sync_races_a_flush(Rule::PutBack, true);
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -229,7 +230,7 @@ enum Bytes {
     Lost,
 }
 
-/// A device that fails once, tells one of it, and then has nothing more to say.
+/// A device that fails once, and reports the error to one caller only.
 struct Device {
     fails: bool,
     pages: [Bytes; 3],
@@ -246,16 +247,20 @@ impl Device {
     }
 }
 
-struct Owing {
+struct UnsyncedFile {
     without: Rule,
     generations: Generations,
     device: Mutex<Device>,
 }
 
-impl Owing {
-    fn new(without: Rule) -> Arc<Owing> {
+impl UnsyncedFile {
+    fn new(without: Rule) -> Arc<UnsyncedFile> {
         let device = Device { fails: true, pages: [Bytes::None; 3] };
-        Arc::new(Owing { without, generations: Generations::default(), device: Mutex::new(device) })
+        Arc::new(UnsyncedFile {
+            without,
+            generations: Generations::default(),
+            device: Mutex::new(device),
+        })
     }
 
     fn device(&self) -> MutexGuard<'_, Device> {
@@ -266,43 +271,43 @@ impl Owing {
         self.device().pages[page] = Bytes::Volatile;
     }
 
-    fn conclude(&self, pass: Pass, outcome: Result<(), ()>) -> Result<(), ()> {
-        if outcome.is_err() && self.without != Rule::Epoch {
-            self.generations.fail(pass, Failure::UNKNOWN);
+    fn conclude(&self, durable_op: DurableOp, outcome: Result<(), ()>) -> Result<(), ()> {
+        if outcome.is_err() && self.without != Rule::FailureEpoch {
+            self.generations.fail(durable_op, Failure::UNKNOWN);
             return Err(());
         }
-        let ticket = self.generations.leave(pass);
+        let ended = self.generations.end_durable(durable_op);
         let verdict = match self.without {
-            Rule::Gate => self.generations.verdict(ticket).unwrap_or(Ok(())),
-            _ => self.generations.wait(ticket),
+            Rule::InFlight => self.generations.verdict(ended).unwrap_or(Ok(())),
+            _ => self.generations.wait(ended),
         };
         outcome.and(verdict.map_err(drop))
     }
 
     /// A write that is durable if it succeeds.
     fn write_durably(&self, page: usize) {
-        let mut pass = Some(self.generations.enter());
-        if self.without == Rule::EnterFirst {
-            let _ = self.generations.leave(pass.take().unwrap());
+        let mut durable_op = Some(self.generations.begin_durable());
+        if self.without == Rule::BeginFirst {
+            let _ = self.generations.end_durable(durable_op.take().unwrap());
         }
         self.give(page);
         let outcome = self.device().sync();
-        let pass = pass.unwrap_or_else(|| self.generations.enter());
-        if self.conclude(pass, outcome).is_ok() {
-            assert_eq!(self.device().pages[page], Bytes::Durable, "lost, and nobody says so");
+        let durable_op = durable_op.unwrap_or_else(|| self.generations.begin_durable());
+        if self.conclude(durable_op, outcome).is_ok() {
+            assert_eq!(self.device().pages[page], Bytes::Durable, "lost without an error");
         }
     }
 
-    /// One that is not.
+    /// A write that is not durable.
     fn write(&self, page: usize) {
         let early = self.generations.epoch();
         self.give(page);
         let late = self.generations.epoch();
         let epoch = if self.without == Rule::EpochFirst { late } else { early };
-        self.generations.lock().took([PageIndex(page as u64)], Copy::Cached, epoch);
+        self.generations.lock().record_written([PageIndex(page as u64)], Copy::Cached, epoch);
     }
 
-    /// A sync, which has what is suspect written again.
+    /// A sync, which writes suspect pages again.
     fn sync(&self) -> Result<(), ()> {
         if let Some((pages, _)) = self.generations.suspects(PageIndex::FIRST, PageIndex::LAST) {
             for page in pages {
@@ -311,33 +316,33 @@ impl Owing {
                 }
             }
         }
-        let (pass, outcome) = if self.without == Rule::CoverFirst {
-            let pass = self.generations.enter();
+        let (durable_op, outcome) = if self.without == Rule::CoverFirst {
+            let durable_op = self.generations.begin_durable();
             let outcome = self.device().sync();
-            match self.generations.enter_sync() {
+            match self.generations.begin_sync() {
                 Ok(late) => {
-                    let _ = self.generations.leave(late);
+                    let _ = self.generations.end_durable(late);
                 }
                 Err(_) => {
-                    let _ = self.generations.leave(pass);
+                    let _ = self.generations.end_durable(durable_op);
                     return Err(());
                 }
             }
-            (pass, outcome)
+            (durable_op, outcome)
         } else {
-            let pass = match self.generations.enter_sync() {
-                Ok(pass) => pass,
-                Err(_) if self.without == Rule::Suspects => self.generations.enter(),
+            let durable_op = match self.generations.begin_sync() {
+                Ok(durable_op) => durable_op,
+                Err(_) if self.without == Rule::Suspects => self.generations.begin_durable(),
                 Err(_) => return Err(()),
             };
-            (pass, self.device().sync())
+            (durable_op, self.device().sync())
         };
-        self.conclude(pass, outcome)?;
-        let (covered, outcome) = self.generations.cover();
+        self.conclude(durable_op, outcome)?;
+        let (covered, outcome) = self.generations.end_sync();
         let generations = self.generations.lock();
         let device = self.device();
         covered.for_each(&mut |page| {
-            if generations.is_settled(page) {
+            if generations.is_synced(page) {
                 assert_eq!(
                     device.pages[page.0 as usize],
                     Bytes::Durable,
@@ -349,17 +354,18 @@ impl Owing {
     }
 }
 
-fn beside(owing: &Arc<Owing>, body: fn(&Owing)) -> thread::JoinHandle<()> {
-    let owing = Arc::clone(owing);
-    thread::spawn(move || body(&owing))
+fn spawn(file: &Arc<UnsyncedFile>, body: fn(&UnsyncedFile)) -> thread::JoinHandle<()> {
+    let file = Arc::clone(file);
+    thread::spawn(move || body(&file))
 }
 
-/// Goal: of two durable writes that share an error of which one is told, none succeeds that was lost.
+/// Goal: two durable writes counts an error that only one of them receives. A write whose bytes were
+/// lost does not succeed.
 fn durable_writes_share_an_error(without: Rule) {
     model(move || {
-        let owing = Owing::new(without);
-        let other = beside(&owing, |owing| owing.write_durably(0));
-        owing.write_durably(1);
+        let file = UnsyncedFile::new(without);
+        let other = spawn(&file, |file| file.write_durably(0));
+        file.write_durably(1);
         other.join().unwrap();
     });
 }
@@ -370,42 +376,42 @@ fn loom_durable_writes_share_an_error() {
 }
 
 #[test]
-#[should_panic(expected = "lost, and nobody says so")]
-fn loom_without_waiting_for_the_gate_a_loss_is_hidden() {
-    durable_writes_share_an_error(Rule::Gate);
+#[should_panic(expected = "lost without an error")]
+fn loom_without_waiting_for_ops_in_flight_a_loss_is_hidden() {
+    durable_writes_share_an_error(Rule::InFlight);
 }
 
 #[test]
-#[should_panic(expected = "lost, and nobody says so")]
-fn loom_without_entering_before_it_begins_a_loss_is_hidden() {
-    durable_writes_share_an_error(Rule::EnterFirst);
+#[should_panic(expected = "lost without an error")]
+fn loom_without_registering_first_a_loss_is_hidden() {
+    durable_writes_share_an_error(Rule::BeginFirst);
 }
 
 #[test]
-#[should_panic(expected = "lost, and nobody says so")]
+#[should_panic(expected = "lost without an error")]
 fn loom_without_an_epoch_a_loss_is_hidden() {
-    durable_writes_share_an_error(Rule::Epoch);
+    durable_writes_share_an_error(Rule::FailureEpoch);
 }
 
-/// Goal: what was written before a sync that succeeds is durable then, whichever call was told of
-/// an error.
-/// Method: a write, and a durable one beside it that is told; then, or beside them, syncs.
-fn a_sync_covers_what_was_written(without: Rule, apart: bool) {
+/// Goal: bytes written before a successful sync are durable afterwards, whichever call received an
+/// error. Method: a write, concurrent with a durable write that receives the error; syncs after
+/// them, or concurrent with them.
+fn a_sync_covers_earlier_writes(without: Rule, apart: bool) {
     model(move || {
-        let owing = Owing::new(without);
-        let durable = beside(&owing, |owing| owing.write_durably(1));
+        let file = UnsyncedFile::new(without);
+        let durable = spawn(&file, |file| file.write_durably(1));
         if apart {
-            let syncing = beside(&owing, |owing| {
-                let _ = owing.sync();
+            let syncing = spawn(&file, |file| {
+                let _ = file.sync();
             });
-            owing.write(0);
+            file.write(0);
             syncing.join().unwrap();
         } else {
-            owing.write(0);
+            file.write(0);
         }
         for _ in 0..2 {
-            if owing.sync().is_ok() {
-                assert_eq!(owing.device().pages[0], Bytes::Durable, "claimed, and not durable");
+            if file.sync().is_ok() {
+                assert_eq!(file.device().pages[0], Bytes::Durable, "claimed, and not durable");
                 break;
             }
         }
@@ -414,40 +420,40 @@ fn a_sync_covers_what_was_written(without: Rule, apart: bool) {
 }
 
 #[test]
-fn loom_a_sync_covers_what_was_written() {
-    a_sync_covers_what_was_written(Rule::None, false);
+fn loom_a_sync_covers_earlier_writes() {
+    a_sync_covers_earlier_writes(Rule::None, false);
 }
 
 #[test]
-fn loom_a_sync_beside_a_write_covers_what_it_says() {
-    a_sync_covers_what_was_written(Rule::None, true);
+fn loom_a_concurrent_sync_covers_its_writes() {
+    a_sync_covers_earlier_writes(Rule::None, true);
 }
 
 #[test]
 #[should_panic(expected = "and not durable")]
 fn loom_without_the_epoch_of_before_a_write_is_not_suspect() {
-    a_sync_covers_what_was_written(Rule::EpochFirst, false);
+    a_sync_covers_earlier_writes(Rule::EpochFirst, false);
 }
 
 #[test]
 #[should_panic(expected = "and not durable")]
-fn loom_without_the_gate_a_sync_claims_what_is_lost() {
-    a_sync_covers_what_was_written(Rule::Gate, false);
+fn loom_without_waiting_a_sync_hides_a_loss() {
+    a_sync_covers_earlier_writes(Rule::InFlight, false);
 }
 
 #[test]
 #[should_panic(expected = "and not durable")]
-fn loom_without_a_look_for_suspects_a_sync_claims_what_is_lost() {
-    a_sync_covers_what_was_written(Rule::Suspects, false);
+fn loom_without_a_check_for_suspects_a_sync_hides_a_loss() {
+    a_sync_covers_earlier_writes(Rule::Suspects, false);
 }
 
 #[test]
 #[should_panic(expected = "not durable")]
 fn loom_without_covering_first_a_sync_covers_too_much() {
-    a_sync_covers_what_was_written(Rule::CoverFirst, true);
+    a_sync_covers_earlier_writes(Rule::CoverFirst, true);
 }
 
-/// A page that the cache has, and the device lost: it is suspect, and its word says nothing.
+/// A cached page that the device has lost. It is suspect, and its word does not say so.
 struct Suspect {
     generations: Generations,
     word: PageWord,
@@ -457,15 +463,15 @@ struct Suspect {
 impl Suspect {
     fn new() -> Arc<Suspect> {
         let generations = Generations::default();
-        generations.lock().took([PAGE], Copy::Kept, generations.epoch());
-        generations.fail(generations.enter(), Failure::UNKNOWN);
+        generations.lock().record_written([PAGE], Copy::Kept, generations.epoch());
+        generations.fail(generations.begin_durable(), Failure::UNKNOWN);
         let word = PageWord::new();
         word.try_fill(FrameIndex(1)).unwrap();
         let _ = word.finish_fill(FrameIndex(1), Shown::default());
         Arc::new(Suspect { generations, word, device: AtomicUsize::new(0) })
     }
 
-    /// A sync, whose first half makes it DIRTY again, and writes it.
+    /// A sync, whose first half makes the page DIRTY again and writes it.
     fn sync(&self) {
         let mut generations = self.generations.lock();
         assert!(generations.take_suspect(PAGE));
@@ -474,26 +480,26 @@ impl Suspect {
         assert!(self.word.try_writeback(self.word.load()).is_some());
         let epoch = self.generations.epoch();
         self.device.store(1, Relaxed);
-        self.generations.lock().took([PAGE], Copy::Kept, epoch);
+        self.generations.lock().record_written([PAGE], Copy::Kept, epoch);
         let _ = self.word.end_writeback(WritebackEnd::Unstable);
-        let pass = self.generations.enter_sync().unwrap();
-        let ticket = self.generations.leave(pass);
-        self.generations.wait(ticket).unwrap();
-        self.generations.cover().1.unwrap();
+        let durable_op = self.generations.begin_sync().unwrap();
+        let ended = self.generations.end_durable(durable_op);
+        self.generations.wait(ended).unwrap();
+        self.generations.end_sync().1.unwrap();
     }
 }
 
-/// Goal: who reads past the cache what was suspect, and finds nothing owed, finds it written again
-/// (generations.G6).
+/// Goal: a reader that bypasses the cache and finds a page neither suspect nor dirty finds it
+/// written again (generations.G6).
 #[test]
-fn loom_what_is_suspect_no_more_is_at_the_device() {
+fn loom_a_page_no_longer_suspect_is_at_the_device() {
     model(|| {
         let page = Suspect::new();
         let syncing = thread::spawn({
             let page = Arc::clone(&page);
             move || page.sync()
         });
-        // As `flush::owes` does.
+        // As in `flush::needs_writeback`.
         if !page.generations.has_suspects(PAGE, PAGE) {
             let seen = page.word.load();
             if !seen.is_dirty() && !seen.is_under_writeback() {

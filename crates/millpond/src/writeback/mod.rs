@@ -1,4 +1,4 @@
-//! Write-back: how what is DIRTY reaches the back end, and what a sync promises.
+//! Write-back: the path of dirty pages to the backend, and the guarantees of a sync.
 //!
 //! ```text
 //!   write --> DIRTY --- claim ---> WRITEBACK --- acknowledged ---> UNSTABLE --- sync ---> clean
@@ -6,32 +6,35 @@
 //!               +------- failed -------+------- the sync failed ------+
 //! ```
 //!
-//! A thread that writes back (the flusher, a sync, a writer over the dirty limit) takes pages out
-//! of the file's set ([`dirty`]), claims each by its word, and hands contiguous ones to the back
-//! end as one vectored transfer, several at once ([`flush`](mod@crate::flush)). It takes no range
-//! guard. What the back end took is in one of three [`generations`] until a
-//! [`sync`](mod@crate::flush::sync) has covered it.
+//! UNSTABLE has the meaning of NFS: the backend has accepted the bytes, and no sync has made them
+//! durable yet.
 //!
-//! - **WB1** A page that is EMPTY, as far as it lies below the size, is in the back end: a page
-//!   leaves the cache only when it is clean (page.W4), and a write that leaves a gap behind the old end
-//!   has the back end extend the file first.
+//! The flusher, a sync, and a writer over the dirty limit write pages back. Each takes pages out of
+//! the file's dirty set ([`dirty`]), claims each page by its word, and passes contiguous pages to
+//! the backend as one vectored transfer, several transfers at a time ([`flush`](mod@crate::flush)).
+//! It takes no range guard. Bytes that the backend has accepted are in one of three [`generations`]
+//! until a [`sync`](mod@crate::flush::sync) has covered them.
+//!
+//! - **WB1** The bytes below the file size of an EMPTY page are in the backend. A page leaves the
+//!   cache only when it is clean (page.W4), and before a write that leaves a gap behind the old end
+//!   of the file, the backend's file is extended.
 //! - **WB2**, **dirty.DS3**: [`dirty`]. **generations.G1** to **generations.G8**: [`generations`].
-//! - **WB4** Nobody waits for a page while it has claimed pages that are not submitted.
-//! - **WB5** The size is read after the pages are claimed. A thread that cuts the file hides the
-//!   pages first, and waits for write-backs then, so the back end's file is never longer than the
-//!   size.
+//! - **WB4** A thread that has claimed pages and not yet submitted them does not wait for any page.
+//! - **WB5** The size is read after the pages are claimed. A truncation first hides the pages, and
+//!   then waits for write-backs. So the backend's file is never longer than the size.
 //!
-//! *Tail.* Direct I/O ends with the last whole block below the size; what is left follows as one
-//! exact-length transfer, which the back end takes through the kernel's cache.
+//! *Tail.* Direct I/O ends with the last whole block below the size. The remaining bytes follow in
+//! one transfer of the exact length, which the backend makes through the kernel's page cache.
 //!
-//! *Errors.* A transfer that failed is tried page by page; pages that fail are DIRTY again, and
-//! the first error is latched until a sync succeeds. After a failed sync of the back end, all that
-//! was written since the last good one is DIRTY again where it is cached; where it is not, syncs
-//! say so for as long as the file is open ([`Error::Lost`](crate::Error::Lost)).
+//! *Errors.* A failed transfer is repeated page by page. Pages that fail become DIRTY again, and
+//! the first error is latched until a sync succeeds. After a failed sync of the backend, all bytes
+//! written since the last successful sync become DIRTY again if they are cached. If some of them
+//! are not cached, every sync fails with [`Error::Lost`](crate::Error::Lost) while the file is
+//! open.
 //!
-//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`; the holder of a range
-//! guard does not wait for `syncing`; under `generations` only page words and the table are
-//! touched. The flusher's own lock is a leaf.
+//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`. The holder of a range
+//! guard does not wait for `syncing`. Under `generations` only page words and the table are
+//! accessed. The flusher's lock is a leaf.
 
 pub(crate) mod dirty;
 pub(crate) mod failure;
@@ -39,11 +42,11 @@ pub(crate) mod generations;
 pub(crate) mod log;
 
 pub(crate) mod stream;
-pub(crate) mod untold;
+pub(crate) mod unreported_errors;
 
-pub(crate) mod bell;
-pub(crate) mod flusher;
-pub(crate) mod turns;
+pub(crate) mod flusher_state;
+pub(crate) mod notify_flag;
+pub(crate) mod writer_token;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -55,8 +58,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
-use crate::cache::heap::HeapCharge;
-use crate::cache::ledger::Share;
+use crate::cache::accounting::heap::HeapCharge;
+use crate::cache::accounting::writeback_counts::FileWritebackCounts;
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::units::PageIndex;
@@ -66,15 +69,16 @@ use crate::writeback::log::LogPattern;
 use crate::writeback::stream::Stream;
 
 pub(crate) use crate::writeback::failure::Failure;
-pub(crate) use crate::writeback::flusher::{Flusher, Limits};
-pub(crate) use crate::writeback::generations::{Copy, Epoch, Pass, Ticket};
+pub(crate) use crate::writeback::flusher_state::{Flusher, Limits};
+pub(crate) use crate::writeback::generations::{Copy, DurableOp, EndedOp, FailureEpoch};
 
-/// Between two attempts to write back what fails: each pause is twice the last, up to the longest.
-/// Chosen, not measured.
+/// The pause between two attempts to write back pages that fail. It doubles up to the maximum.
+/// Untuned.
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// What a file owes to its back end. In lines of its own: writes change it, and hits read what is beside it.
+/// The write-back state of one file. It is aligned to a cache line, as writes change it, and hits
+/// read the fields next to it.
 #[derive(Default)]
 #[repr(align(64))]
 pub(crate) struct Writeback {
@@ -82,12 +86,13 @@ pub(crate) struct Writeback {
     pub(crate) flush_ended: Condvar,
     pub(crate) generations: Generations,
     pub(crate) syncing: Mutex<()>,
-    /// A sync has pages written just now. A hint, for writers that would write others.
+    /// A sync is writing pages at this moment. A hint for writers over the dirty limit
+    /// (throttle.TH6).
     pub(crate) is_written_for_sync: AtomicBool,
-    pub(crate) share: Arc<Share>,
-    /// What the sets of the state take, and those of the generations.
+    pub(crate) counts: Arc<FileWritebackCounts>,
+    /// Heap bytes of the dirty set, and of the generations.
     pub(crate) dirty_heap: HeapCharge,
-    pub(crate) owed_heap: HeapCharge,
+    pub(crate) unsynced_heap: HeapCharge,
     pub(crate) log: LogPattern,
     /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
     pub(crate) begun: AtomicBool,
@@ -103,24 +108,25 @@ pub(crate) struct State {
 }
 
 impl Writeback {
-    /// The inode is opened anew: takes over an error that nobody was told of.
+    /// Called when the file is opened: takes over an error that was not reported before its last
+    /// close.
     pub(crate) fn inherit(&self, id: FileId, fd: BorrowedFd<'_>) {
-        if let Some(failure) = untold::take(id, fd) {
+        if let Some(failure) = unreported_errors::take(id, fd) {
             self.generations.inherit(failure);
         }
     }
 
-    /// Forgets errors that are told until the file is closed, as it is; but for one that nobody was told
-    /// of, which is for the next to open it. (The flusher, or a writer over the dirty limit, may
-    /// keep it from being dropped for a moment, in which it is opened again.)
+    /// Forgets errors, which are reported only until the file is closed. An unreported error is
+    /// kept for the next open of the file. (The flusher, or a writer over the dirty limit, may keep
+    /// the inode alive for a moment, in which the file can be opened again.)
     pub(crate) fn forget_failures(&self, id: FileId, backing: &dyn BackingFile) {
         self.state().failure = None;
         if let Some(failure) = self.generations.forget_failures() {
-            untold::keep(id, backing, failure);
+            unreported_errors::record(id, backing, failure);
         }
     }
 
-    /// Forgets the pages from `first` to `last`, whose bytes are gone from the file.
+    /// Forgets the pages from `first` to `last`, whose bytes are no longer part of the file.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
         if first <= last {
             self.state().dirty.forget(first, last);
@@ -128,52 +134,55 @@ impl Writeback {
         }
     }
 
-    /// Counts what the sets take. Without their locks.
+    /// Updates the heap charge of the dirty set and of the generations. The caller holds neither
+    /// lock.
     pub(crate) fn count_heap(&self, cache: &Cache) {
         let dirty = self.state().dirty.heap_bytes();
         self.dirty_heap.set(cache, dirty);
-        let owed = self.generations.lock().heap_bytes();
-        self.owed_heap.set(cache, owed);
+        let unsynced = self.generations.lock().heap_bytes();
+        self.unsynced_heap.set(cache, unsynced);
     }
 
-    /// Counts what a sync owes from now on, for which room was kept with the pages of flush `number` (dirty.DS6).
-    pub(crate) fn count_owed(&self, cache: &Cache, number: FlushNumber, owed: u64) {
+    /// Charges the heap of the unsynced pages. The room for it was reserved with the pages of flush
+    /// `number` (dirty.DS6).
+    pub(crate) fn count_unsynced(&self, cache: &Cache, number: FlushNumber, unsynced: u64) {
         let mut state = self.state();
-        state.dirty.let_go(number, owed.saturating_sub(self.owed_heap.counted()));
+        state.dirty.release_heap(number, unsynced.saturating_sub(self.unsynced_heap.counted()));
         let dirty = state.dirty.heap_bytes();
         drop(state);
         self.dirty_heap.set(cache, dirty);
-        self.owed_heap.set(cache, owed);
+        self.unsynced_heap.set(cache, unsynced);
     }
 
-    /// Notes that the back end took the pages from `first` to `last` of a transfer begun in `epoch` (generations.G1).
-    pub(crate) fn took(
+    /// Records that the backend accepted the pages from `first` to `last` of a transfer that began
+    /// in `epoch` (generations.G1).
+    pub(crate) fn record_written(
         &self,
         cache: &Cache,
         first: PageIndex,
         last: PageIndex,
         copy: Copy,
-        epoch: Epoch,
+        epoch: FailureEpoch,
     ) {
         let mut generations = self.generations.lock();
-        generations.took(first.to(last), copy, epoch);
+        generations.record_written(first.to(last), copy, epoch);
         let heap_bytes = generations.heap_bytes();
         drop(generations);
-        self.owed_heap.set(cache, heap_bytes);
+        self.unsynced_heap.set(cache, heap_bytes);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// The file is no more.
+    /// Called when the inode is dropped.
     pub(crate) fn uncharge(&self, cache: &Cache) {
         self.dirty_heap.set(cache, 0);
-        self.owed_heap.set(cache, 0);
+        self.unsynced_heap.set(cache, 0);
     }
 
-    /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, what is said of
-    /// its range stays true for as long as no sync fails.
+    /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, the answer for
+    /// the guarded range stays valid until a sync fails.
     pub(crate) fn has_begun(&self) -> bool {
         // Relaxed: see `redirty_page`.
         self.begun.load(Relaxed)
@@ -181,7 +190,7 @@ impl Writeback {
 }
 
 impl State {
-    /// Has the flusher wait before it tries again.
+    /// Delays the flusher's next attempt.
     pub(crate) fn back_off(&mut self) {
         let pause = self.retry.map_or(RETRY_MIN, |(_, pause)| (pause * 2).min(RETRY_MAX));
         self.retry = Some((Instant::now() + pause, pause));

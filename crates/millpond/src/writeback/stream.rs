@@ -1,21 +1,24 @@
-//! Streams: pages that writes dirty in order, one write beginning where the one before ended, are
-//! written back before there are many: the device has something to do from the start, and the sync in
-//! the end little. A stream shorter than an eighth of the dirty limit waits, as it may be overwritten.
+//! Early write-back of sequential dirty runs, which keeps the device busy and shortens the final
+//! sync.
+//!
+//! A stream consists of pages that consecutive writes dirty, each write beginning where the
+//! previous one ended. A stream shorter than an eighth of the dirty limit is not written early, as
+//! it may be overwritten.
 
 use crate::units::PageIndex;
 
 /// Pages that writes have dirtied in order.
 #[derive(Default)]
 pub(crate) struct Stream {
-    /// From here on, up to `end`, the pages were not handed to the flusher yet.
+    /// The pages from here to `end` have not been written back yet.
     behind: PageIndex,
     end: PageIndex,
-    /// The stream was long enough once.
+    /// A part of the stream has been written back.
     runs: bool,
 }
 
 impl Stream {
-    /// Notes a write; whether there is enough now to be written back.
+    /// Records a write. Returns whether enough pages have accumulated for write-back.
     pub(crate) fn advance(
         &mut self,
         first: PageIndex,
@@ -26,7 +29,7 @@ impl Stream {
         if first != self.end && first + 1 != self.end {
             *self = Stream { behind: first, end: first, runs: false };
         }
-        // The page in which the write before ended may have been written back meanwhile.
+        // The page in which the previous write ended may have been written back since.
         self.behind = self.behind.min(first);
         self.end = last + 1;
         self.is_due(least, batch)
@@ -36,7 +39,7 @@ impl Stream {
         self.end - self.behind >= if self.runs { batch } else { least.max(batch) }
     }
 
-    /// The first and the last page of what is to be written back, if it is enough.
+    /// Takes the first and the last page to be written back, if there are enough pages.
     pub(crate) fn take(&mut self, least: u64, batch: u64) -> Option<(PageIndex, PageIndex)> {
         self.is_due(least, batch).then(|| {
             self.runs = true;
@@ -60,7 +63,7 @@ mod tests {
                 let first = PageIndex::of_byte(number * len, 12);
                 let last = PageIndex::of_byte((number + 1) * len - 1, 12);
                 if last < next && first == last {
-                    // A page that is dirty already is not told of again.
+                    // A page that is dirty already is not recorded again.
                     continue;
                 }
                 next = last + 1;

@@ -67,7 +67,7 @@ impl File {
     /// As for [`File::write_back`].
     pub fn settle(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        self.cached.settle(false)
+        self.cached.flush_and_trim(false)
     }
 
     /// Suspends write-back: all writes of the file, through any handle, are written through until
@@ -95,12 +95,12 @@ impl File {
     /// ```
     pub fn begin_through(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        self.cached.begin_through()
+        self.cached.suspend_writeback()
     }
 
     /// Ends a suspension by [`File::begin_through`]. A call without one has no effect.
     pub fn end_through(&self) {
-        self.cached.end_through();
+        self.cached.resume_writeback();
     }
 
     /// Suspends `O_DIRECT`: the description that the file was opened with keeps its original flags until

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use rustix::process::Resource;
 
-use crate::cache::heap::HeapCharge;
+use crate::cache::accounting::heap::HeapCharge;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 /// Ranges that are remembered of a file; before there are more, all are forgotten. Chosen, not

@@ -1,12 +1,12 @@
-//! Several direct transfers at once, without a descriptor: Linux AIO.
+//! Concurrent direct transfers without a descriptor, by Linux AIO.
 //!
-//! A ring is a descriptor, and where a program's numbers are its own there is to be none. Linux AIO
-//! has contexts instead, which are memory. It is asynchronous for direct I/O alone, and that is all
-//! it is used for. Where it is forbidden, or as long as there are too many contexts, transfers go one after the
-//! other.
+//! A ring has a descriptor, but in a program that manages its descriptor numbers itself there must
+//! be none. Linux AIO has contexts instead, which are memory. It is asynchronous only for direct
+//! I/O, and is used only for that. If it is forbidden, or there are too many contexts, transfers
+//! are made one after the other.
 //!
-//! - **A1** Memory that was given to the kernel is in its hands until its completion was reaped:
-//!   the submitter reaps all of it before it returns.
+//! - **A1** The kernel may access the memory of a request until its completion was reaped: the
+//!   submitter reaps all completions before it returns.
 //! - **A2** A context is used by one batch at a time, and is empty in between.
 //!
 //! Locks: the list of contexts, a leaf.
@@ -21,15 +21,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::io::segment::Front;
 use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
 
-/// What is in flight of a batch: as much as in a thread's ring. Chosen, not measured.
+/// The requests of a batch in flight: as many as in a thread's ring. Untuned.
 const IN_FLIGHT_MAX: usize = 64;
 const IOCB_CMD_PREADV: u16 = 7;
 const IOCB_CMD_PWRITEV: u16 = 8;
 
-/// A transfer as the kernel is told of it.
+/// A transfer in the form for the kernel.
 pub(crate) struct AioRequest<'a> {
     pub(crate) fd: RawFd,
-    /// Of `pwritev2`.
+    /// The flags of `pwritev2`.
     pub(crate) flags: i32,
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
@@ -42,9 +42,9 @@ impl<'a> AioRequest<'a> {
         AioRequest { fd, flags, direction: transfer.direction, offset: transfer.offset, segments }
     }
 
-    /// What the request names must outlive its completion (A1).
+    /// The memory that the request names must outlive its completion (A1).
     pub(super) fn block(&self, number: u64) -> libc::iocb {
-        // SAFETY: an iocb is of integers.
+        // SAFETY: an iocb consists of integers.
         let mut block: libc::iocb = unsafe { MaybeUninit::zeroed().assume_init() };
         block.aio_data = number;
         block.aio_rw_flags = self.flags;
@@ -53,7 +53,7 @@ impl<'a> AioRequest<'a> {
             Direction::Write => IOCB_CMD_PWRITEV,
         };
         block.aio_fildes = self.fd as u32;
-        // Within the request, or the array that it was made of: both outlive the batch (A1).
+        // Within the request, or the array from which it was made: both outlive the batch (A1).
         let segments = self.segments.as_slice();
         block.aio_buf = segments.as_ptr() as u64;
         block.aio_nbytes = segments.len() as u64;
@@ -89,7 +89,7 @@ pub(crate) struct Contexts {
 }
 
 impl Contexts {
-    /// Tries each request once, and tells the outcome of each. `None`: nothing was done.
+    /// Tries each request once, and returns the outcome of each. `None`: nothing was done.
     pub(crate) fn try_all(&self, requests: &[AioRequest<'_>]) -> Option<Vec<io::Result<usize>>> {
         if self.refused.load(Relaxed) {
             return None;
@@ -118,7 +118,7 @@ impl Contexts {
 pub(super) struct Context(libc::c_ulong);
 
 impl Context {
-    /// With room for at least `capacity` requests.
+    /// A context with room for at least `capacity` requests.
     pub(super) fn new(capacity: usize) -> io::Result<Context> {
         let mut context: libc::c_ulong = 0;
         // SAFETY: the kernel writes the context's name to `context`.
@@ -126,20 +126,21 @@ impl Context {
         if made < 0 { Err(io::Error::last_os_error()) } else { Ok(Context(context)) }
     }
 
-    /// Submits the first of `blocks`, as many as the kernel takes; how many.
+    /// Submits the first of `blocks`, as many as the kernel takes. Returns their number.
     ///
     /// # Safety
     ///
-    /// The blocks are valid, and what those name that are submitted stays valid until their
+    /// The blocks are valid, and the memory named by the submitted ones stays valid until their
     /// completions were reaped (A1). The blocks themselves need not.
     pub(super) unsafe fn submit(&self, blocks: &[*mut libc::iocb]) -> io::Result<usize> {
-        // SAFETY: the caller's duty.
+        // SAFETY: guaranteed by the caller.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.0, blocks.len(), blocks.as_ptr()) };
         if submitted < 0 { Err(io::Error::last_os_error()) } else { Ok(submitted as usize) }
     }
 
-    /// Waits for at least one completion, and takes as many as there are and `events` holds; how many.
+    /// Waits for at least one completion, and takes those that exist, up to the length of `events`.
+    /// Returns their number.
     pub(super) fn wait(&self, events: &mut [Event]) -> usize {
         loop {
             // SAFETY: the kernel writes to `events`, at most as many as there are.
@@ -150,7 +151,7 @@ impl Context {
             if came > 0 {
                 return came as usize;
             }
-            // A1: nobody can tell when the rest ends if the context is not there any more.
+            // A1: without the context, it is unknown when the remaining requests end.
             if came < 0 && io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
                 std::process::abort();
             }
@@ -167,7 +168,8 @@ impl Context {
         outcomes.resize_with(requests.len(), || Ok(0));
         while next < requests.len() {
             let rest = &pointers[next..];
-            // SAFETY: A1: the blocks, and what they name, stay until `reap` has seen their ends.
+            // SAFETY: A1: the blocks, and the memory that they name, stay until `reap` has seen
+            // their completions.
             let error = match unsafe { self.submit(rest) } {
                 Ok(submitted) => {
                     next += submitted;
@@ -179,7 +181,7 @@ impl Context {
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
                 Some(libc::EAGAIN) if in_flight > 0 => in_flight -= self.reap(&mut outcomes),
-                // It is about the first of the rest.
+                // The error is about the first of the rest.
                 _ => {
                     outcomes[next] = Err(error);
                     next += 1;
@@ -192,7 +194,7 @@ impl Context {
         outcomes
     }
 
-    /// Waits for at least one completion; returns how many came.
+    /// Waits for at least one completion; returns the number of completions.
     fn reap(&self, outcomes: &mut [io::Result<usize>]) -> usize {
         let mut events = [Event::default(); IN_FLIGHT_MAX];
         let came = self.wait(&mut events);
@@ -219,9 +221,9 @@ mod tests {
 
     const BLOCK: usize = 4096;
 
-    /// Goal: more requests than fit in a context are all carried out, and each has its own outcome.
-    /// Method: blocks written backwards, and read in the same way, with one bad descriptor among
-    /// them, and one block past the end.
+    /// Goal: more requests than fit in a context are all performed, and each has its own outcome.
+    /// Method: blocks are written backwards, and read in the same way, with one bad descriptor
+    /// among them, and one block past the end.
     #[test]
     fn each_request_has_its_outcome() {
         const BLOCKS: usize = IN_FLIGHT_MAX * 2 + 5;
@@ -242,7 +244,7 @@ mod tests {
         }
         let base = blocks.as_mut_ptr();
         let segments: Vec<Segment<'_>> = (0..BLOCKS)
-            // SAFETY: within `memory`, which is used by the requests alone until they have ended.
+            // SAFETY: within `memory`, which only the requests use until they have ended.
             .map(|number| unsafe { Segment::new(base.add(number * BLOCK), BLOCK) })
             .collect();
         let requests = |direction, up_to: usize| -> Vec<AioRequest<'_>> {
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!(contexts.free.lock().unwrap().len(), 1);
         let read: Vec<u8> = memory[at..].chunks(BLOCK).take(BLOCKS).map(|b| b[7]).collect();
         for (number, &byte) in read.iter().enumerate() {
-            // The block before, as all were read one further on.
+            // The previous block, as all were read one block further on.
             let expected = match number {
                 0 => 1,
                 BAD => BAD as u8 + 1,

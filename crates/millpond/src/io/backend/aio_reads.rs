@@ -1,8 +1,8 @@
-//! Direct background reads without a descriptor and without a thread for each: Linux AIO.
+//! Direct background reads without a descriptor and without a thread for each, by Linux AIO.
 //!
-//! Reads that tasks wait for are many at a time, and what a few threads have in flight of them is less
-//! than the device could do. Any thread hands its reads to the kernel; one thread reaps them, which is
-//! started with the first and sleeps in the kernel.
+//! Many reads are in flight for tasks at a time; a few threads could not keep the device busy with
+//! them. Any thread submits its reads to the kernel. One thread reaps them; it is started with the
+//! first read and sleeps in the kernel.
 //!
 //! ```text
 //!   start -> queue -> (end of the batch) submit: one system call for all
@@ -10,17 +10,17 @@
 //!         -> refused: one of the `readers`
 //! ```
 //!
-//! - **AQ1** What was handed to the kernel is a leaked job, which has the segments and keeps their memory
-//!   and the descriptor. Only the thread that reaps its completion takes it back.
-//! - **AQ2** Jobs are counted before they are handed over, and counted off when they have let go of
-//!   all they had. The reaper ends when it was stopped and none is counted, not before.
-//! - **AQ3** The first to leave a read in the queue submits what is there at the end of its batch;
-//!   those that come before that rely on it.
+//! - **AQ1** A submitted job is leaked. It has the segments and keeps their memory and the
+//!   descriptor. Only the thread that reaps its completion takes it back.
+//! - **AQ2** Jobs are counted before they are submitted, and until they have dropped all of their
+//!   resources. The reaper ends only when it was stopped and no job is counted.
+//! - **AQ3** The first thread that queues a read submits the queue at the end of its batch; threads
+//!   that queue reads before that rely on it.
 //!
-//! Submitting may wait in the kernel for moments, as any AIO may: for a place in the device's
+//! Submitting may wait in the kernel for a short time, as for any AIO: for a place in the device's
 //! queue, or for the file system to find the blocks.
 //!
-//! Locks: the state, a leaf, but for the making of context and thread.
+//! Locks: the state, a leaf, except while context and thread are created.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -40,7 +40,8 @@ use crate::thread::spawn;
 
 /// Completions that are reaped together. Chosen, not measured.
 const REAPED_MAX: usize = 64;
-/// The number of the request that ends the reaper's sleep; others have their job's address.
+/// The number of the request that ends the reaper's sleep. Other requests have the address of their
+/// job.
 const NUDGE: u64 = 0;
 
 /// The reads of an engine.
@@ -52,10 +53,10 @@ pub(crate) struct Reads {
 #[derive(Default)]
 struct ReadsState {
     queue: Vec<AioRead>,
-    /// Handed over, or about to be (AQ2).
+    /// Submitted, or about to be (AQ2).
     in_flight: usize,
     context: Option<Arc<Context>>,
-    /// There is no context to be had, or no thread.
+    /// There is no context, or no thread.
     refused: bool,
     stopped: bool,
 }
@@ -70,7 +71,7 @@ impl AioRead {
         self.read.transfer()
     }
 
-    /// Where it can't be a request, or is refused, a thread reads.
+    /// A thread reads if this cannot be a request, or is refused.
     fn hand_to(self, readers: &Arc<Pool>) {
         let AioRead { descriptors, read } = self;
         let attempt = move |read: Transfer<'_>| descriptors.try_one(&read);
@@ -89,7 +90,7 @@ impl Reads {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Starts a read of a file whose reads are direct.
+    /// Starts a read of a file with direct reads.
     pub(crate) fn start(self: &Arc<Self>, descriptors: Arc<Descriptors>, read: BackgroundRead) {
         let job = AioRead { descriptors, read };
         let mut state = self.state();
@@ -102,15 +103,15 @@ impl Reads {
         drop(state);
         if is_first {
             let reads = Arc::clone(self);
-            batch::at_end(Box::new(move || reads.submit_queue()));
+            batch::defer(Box::new(move || reads.submit_queue()));
         }
     }
 
-    /// The context, with a thread that reaps it; made for the first read.
+    /// The context, with a thread that reaps it. Created for the first read.
     fn context(self: &Arc<Self>) -> Option<Arc<Context>> {
         let mut state = self.state();
         if state.context.is_none() && !state.refused {
-            // Made under the lock: a context without its thread would never be reaped.
+            // Created under the lock: a context without its thread would never be reaped.
             let made = Context::new(flight::READS_MAX).and_then(|context| {
                 let context = Arc::new(context);
                 let (reads, reaped) = (Arc::clone(self), Arc::clone(&context));
@@ -122,7 +123,7 @@ impl Reads {
         state.context.clone()
     }
 
-    /// AQ3.
+    /// Submits the queue (AQ3).
     fn submit_queue(self: &Arc<Self>) {
         let context = self.context();
         let mut state = self.state();
@@ -147,7 +148,7 @@ impl Reads {
             let mut files = Vec::with_capacity(came);
             for event in events[..came].iter().filter(|event| event.number != NUDGE) {
                 let job = std::ptr::with_exposed_provenance_mut(event.number as usize);
-                // SAFETY: AQ1: its completion was reaped, just now.
+                // SAFETY: AQ1: its completion was just reaped.
                 let AioRead { descriptors, read } = *unsafe { Box::<AioRead>::from_raw(job) };
                 read.done.end(event.outcome());
                 files.push(descriptors);
@@ -165,25 +166,25 @@ impl Reads {
         }
     }
 
-    /// Lets the reaper end when nothing is in flight.
+    /// Makes the reaper end when nothing is in flight.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
-        // Else the reaper finds out when it counts the last one off.
+        // Otherwise the reaper notices when it completes the last read.
         let context = state.context.clone().filter(|_| state.in_flight == 0);
         drop(state);
         if let Some(context) = context {
-            // Where there is no descriptor for it the reaper sleeps on.
+            // If there is no descriptor for it, the reaper continues to sleep.
             let _ = nudge(&context);
         }
     }
 }
 
-/// Ends the sleep of the thread that waits for `context`: by a read of nothing, which completes at
-/// once.
+/// Ends the sleep of the thread that waits for `context`, by an empty read, which completes
+/// immediately.
 fn nudge(context: &Context) -> io::Result<usize> {
     let file = rustix::fs::memfd_create("millpond", MemfdFlags::CLOEXEC)?;
-    // SAFETY: of no length.
+    // SAFETY: of zero length.
     let nothing = unsafe { [Segment::new(std::ptr::null_mut(), 0)] };
     let transfer = Transfer::new(Direction::Read, 0, &nothing);
     let request = AioRequest::new(&transfer, file.as_raw_fd(), 0);
@@ -192,13 +193,13 @@ fn nudge(context: &Context) -> io::Result<usize> {
     unsafe { context.submit(&[&raw mut block]) }
 }
 
-/// Hands jobs to the kernel; returns those that it did not take.
+/// Submits jobs to the kernel. Returns those that it did not take.
 fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
-    // What `inside` borrows is kept here, as a job may have ended before this returns.
+    // Keeps the files that `inside` borrows from, as a job may have ended before this returns.
     let files: Vec<Arc<Descriptors>> =
         jobs.iter().map(|job| Arc::clone(&job.descriptors)).collect();
     let mut inside = Vec::new();
-    // Some have their segments in themselves: they stay until all were handed over.
+    // Some requests contain their segments: they stay until all were submitted.
     let mut requests = Vec::with_capacity(jobs.len());
     let mut handed: Vec<*mut AioRead> = Vec::with_capacity(jobs.len());
     let mut refused = Vec::new();
@@ -209,7 +210,7 @@ fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
         };
         inside.extend(gate);
         let job = Box::into_raw(Box::new(job));
-        // SAFETY: AQ1: leaked above, and not handed over yet.
+        // SAFETY: AQ1: leaked above, and not submitted yet.
         let transfer = unsafe { (*job).transfer() };
         requests.push(AioRequest::new(&transfer, fd, flags));
         handed.push(job);
@@ -225,7 +226,7 @@ fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
             Ok(submitted) => next += submitted,
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(_) => {
-                // It is about the first of the rest.
+                // The error is about the first of the rest.
                 // SAFETY: AQ1: leaked above, and not taken by the kernel.
                 refused.push(*unsafe { Box::from_raw(handed[next]) });
                 next += 1;

@@ -1,4 +1,4 @@
-//! What direct I/O must be aligned to.
+//! The alignment that direct I/O requires.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use crate::io::segment::Misalignment;
 
-/// What direct I/O needs; 1 where nothing needs to be aligned.
+/// The alignment of direct I/O. 1: no alignment is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Alignment {
     pub(crate) memory_bytes: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Alignment {
 impl Alignment {
     pub(crate) const NONE: Alignment = Alignment { memory_bytes: 1, offset_bytes: 1 };
 
-    /// Of a transfer: what is not aligned, and what it must be aligned to, in bytes.
+    /// The unaligned value of a transfer, and the required alignment, in bytes.
     #[inline]
     pub(crate) fn first_misaligned(
         self,
@@ -37,15 +37,16 @@ impl Alignment {
     }
 }
 
-/// That of a file, as its file system tells.
+/// The alignment of a file, as reported by its file system.
 ///
 /// # Errors
 ///
-/// Of kind `InvalidInput` where it has no direct I/O.
+/// Of kind `InvalidInput` if the file system has no direct I/O.
 pub(crate) fn direct_alignment(fd: BorrowedFd<'_>) -> io::Result<Alignment> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
     if stat.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
-        // Before Linux 6.1, or a file system that does not tell: a page serves everywhere.
+        // Before Linux 6.1, or if the file system does not report it: a page is sufficient
+        // everywhere.
         return Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 });
     }
     let wanted = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);

@@ -1,18 +1,19 @@
-//! What a file's blocks promise, and whether others may make it longer.
+//! The guarantees of a file's allocated blocks, and whether another process may make the file
+//! longer.
 //!
-//! That a write will have room is known of bytes whose blocks are there and will be overwritten where
-//! they are. Some file systems never do that: each write takes new blocks. Others do it unless the blocks
-//! are shared with another file, by a reflink.
+//! A write is known to have room if the blocks of its bytes are allocated and will be overwritten
+//! in place. Some file systems never overwrite in place: each write takes new blocks. Others do,
+//! unless the blocks are shared with another file, by a reflink.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// What overwriting bytes takes of the file system.
+/// How the file system overwrites bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overwrites {
-    /// Nothing.
+    /// In place.
     InPlace,
-    /// Nothing, unless their blocks are shared.
+    /// In place, unless the blocks are shared.
     InPlaceUnlessShared,
     /// New blocks; or nobody knows.
     Elsewhere,
@@ -21,9 +22,9 @@ pub(crate) enum Overwrites {
 /// Whether others may make the file longer while we hold its range lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Company {
-    /// Nobody: there is a lease on our description.
+    /// None: there is a lease on our description.
     Leased,
-    /// Nobody had it open just now.
+    /// None had it open at the time of the check.
     Alone,
     Others,
 }
@@ -39,11 +40,13 @@ const IN_PLACE: [i64; 9] = [
     0x4D44,      // FAT
     0x2011_BAB0, // exFAT
     0x5346_544E, // NTFS
-    // Not in place, but counted so: a block that is written anew gives its old place back at once.
+    // Not in place, but treated as such: a block that is written elsewhere frees its old place at
+    // once.
     0xF2F5_2010, // F2FS
     0x7366_746E, // NTFS3
 ];
-/// Whose kernel, too, is told by the server only when it writes back: their writes promise no more there.
+/// On network file systems the server reports missing space only at write-back: an allocated block
+/// guarantees no more there.
 const SERVED: [i64; 7] = [
     0x6969,      // NFS
     0xFF53_4D42, // CIFS
@@ -54,22 +57,22 @@ const SERVED: [i64; 7] = [
     0x0BD0_0BD0, // Lustre
 ];
 
-/// What overwriting takes of the file system of a file that is open for reading by `read`, if at all, and
-/// for writing by `write`.
+/// How the file system overwrites bytes of a file that is open for reading by `read`, if at all,
+/// and for writing by `write`.
 pub(crate) fn overwrites(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) -> Overwrites {
     let Ok(system) = rustix::fs::fstatfs(write) else { return Overwrites::Elsewhere };
     let kind: i64 = system.f_type;
     match kind {
         _ if IN_PLACE.contains(&kind) || SERVED.contains(&kind) => Overwrites::InPlace,
         XFS | OCFS2 => Overwrites::InPlaceUnlessShared,
-        // Whichever file system lies below. Those that can't share blocks overwrite in place: the others
-        // are not told apart from here.
+        // An overlay reports nothing about the file system below. If it cannot share blocks, it
+        // overwrites in place.
         OVERLAY if !can_share(read, write) => Overwrites::InPlace,
         _ => Overwrites::Elsewhere,
     }
 }
 
-/// Whether the file system can share blocks between files, as far as it says.
+/// Whether the file system reports that it can share blocks between files.
 fn can_share(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) -> bool {
     #[repr(C)]
     struct Range {
@@ -80,9 +83,9 @@ fn can_share(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) -> bool {
     }
     const FICLONERANGE: u64 = 0x4020_940D;
     let Some(read) = read else { return true };
-    // The whole file to where it is: refused with EINVAL by file systems that know how.
+    // Clones the whole file onto itself: file systems with support refuse this with EINVAL.
     let range = Range { from_fd: read.as_raw_fd().into(), from: 0, len: 0, to: 0 };
-    // SAFETY: the structure is what the kernel expects, and outlives the call.
+    // SAFETY: the structure has the layout that the kernel expects, and outlives the call.
     let outcome = unsafe {
         libc::syscall(libc::SYS_ioctl, write.as_raw_fd(), FICLONERANGE, &raw const range)
     };
@@ -90,17 +93,18 @@ fn can_share(read: Option<BorrowedFd<'_>>, write: BorrowedFd<'_>) -> bool {
     outcome == 0 || !matches!(error, Some(libc::EOPNOTSUPP | libc::ENOTTY))
 }
 
-/// What is known of a file's blocks from some byte on.
+/// The known allocation of a file from some byte on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks {
     /// There are blocks for all bytes before.
     pub(crate) there_until: u64,
-    /// None of those before it is shared with another file.
+    /// None of the blocks before it is shared with another file.
     pub(crate) own_until: u64,
 }
 
-/// The blocks of a file from `start` on, as far as the file system tells at a time (`FS_IOC_FIEMAP`, which
-/// unlike a search for holes moves no file offset, and so needs no description of its own).
+/// The blocks of a file from `start` on, as far as the file system reports them in one call
+/// (`FS_IOC_FIEMAP`). Unlike a search for holes, it moves no file offset, and so needs no separate
+/// description.
 pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
     const FS_IOC_FIEMAP: u64 = 0xC020_660B;
     const SHARED: u32 = 0x2000;
@@ -135,7 +139,7 @@ pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
         reserved: 0,
         extents: [Extent::default(); EXTENTS],
     };
-    // SAFETY: the structure is what the kernel expects, with room for as many extents as it says, and
+    // SAFETY: the structure has the layout that the kernel expects, with room for as many extents as it says, and
     // outlives the call.
     if unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_FIEMAP, &raw mut map) } < 0 {
         return Err(io::Error::last_os_error());
@@ -160,19 +164,19 @@ pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
     Ok(Blocks { there_until, own_until })
 }
 
-/// Has nobody else open the file while `body` runs: by a lease, for which an open of another process
-/// waits. `None` where somebody has it open, by another descriptor of this process at least, or there are
-/// no leases. (A child of a fork, which has inherited the description itself, is not kept out.)
+/// Runs `body` while a lease keeps the file from being opened: an open by another process waits.
+/// `None`: the file is open already, at least by another descriptor of this process, or there are
+/// no leases. (A child of a fork, which has inherited the description, is not kept out.)
 pub(crate) fn alone<T>(fd: BorrowedFd<'_>, body: impl FnOnce() -> T) -> Option<T> {
     const F_SETSIG: i32 = 10;
     const F_GETSIG: i32 = 11;
     let fd = fd.as_raw_fd();
-    // The raw system call: a library that takes the place of libc's functions would take it for the
+    // The raw system call: a library that replaces libc's functions would treat it as the
     // program's.
     // SAFETY: no memory involved in any of these.
     let control =
         |command: i32, arg: i32| unsafe { libc::syscall(libc::SYS_fcntl, fd, command, arg) as i32 };
-    // The kernel tells of an open by a signal: by one that nobody minds.
+    // The kernel reports an open by a signal. This selects a signal that is ignored by default.
     let signal = control(F_GETSIG, 0);
     if control(libc::F_GETLEASE, 0) != libc::F_UNLCK || control(F_SETSIG, libc::SIGURG) < 0 {
         return None;

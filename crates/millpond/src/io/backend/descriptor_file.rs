@@ -13,13 +13,13 @@ use crate::io::backend::descriptors::{Backing, Descriptors};
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Transfer, TransferCounts};
 
-/// A backing file that is a set of descriptors, and what carries out its transfers.
+/// A backing file that consists of descriptors, with the carrier that performs its transfers.
 pub(crate) struct DescriptorFile<C> {
     pub(crate) descriptors: Arc<Descriptors>,
     pub(crate) carrier: C,
 }
 
-/// In what a back end on descriptors differs from another.
+/// The part in which backends with descriptors differ.
 pub(crate) trait Carrier: Clone + Send + Sync + Sized {
     /// [`BackingFile::try_all`].
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]);

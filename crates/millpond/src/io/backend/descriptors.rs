@@ -1,11 +1,11 @@
-//! The descriptors of a backing file.
+//! The descriptors of a backing file, and which of them serves which transfer.
 //!
-//! A file may be opened several times, for reading, for writing or both; the first descriptor
-//! that permits a direction serves it until the last handle is gone. Direct backing adds a
-//! description of its own with O_DIRECT, so that the caller's flags are left alone. Writes that
-//! O_DIRECT can't do (edges, tails) go through the buffered descriptor; the kernel keeps the two
-//! coherent. Direct backing *in place* has no description of its own, but sets the flag on the
-//! caller's while a transfer needs it; see [`in_place`](crate::io::backend::in_place).
+//! A file may be opened several times, for reading, for writing or both; the first descriptor that
+//! permits a direction serves it until the last handle is closed. Direct backing adds a separate
+//! description with O_DIRECT, so that the caller's flags do not change. Writes that O_DIRECT cannot
+//! perform (edges, tails) go through the buffered descriptor; the kernel keeps the two coherent.
+//! Direct backing *in place* has no separate description, but sets the flag on the caller's
+//! description while a transfer needs it; see [`in_place`](crate::io::backend::in_place).
 
 mod calls;
 
@@ -28,7 +28,7 @@ use crate::io::batch;
 use crate::io::transfer::{TransferCounts, retry_interrupted};
 use crate::thread::spawn;
 
-/// Don't honour O_APPEND (Linux 6.9).
+/// Ignore O_APPEND (Linux 6.9).
 const RWF_NOAPPEND: i32 = 0x20;
 
 /// How the engine reaches the file below its cache.
@@ -56,48 +56,51 @@ pub enum Backing {
     /// `O_DIRECT`: the kernel caches nothing. Whole blocks go straight to the device; unaligned
     /// edges of a write go through the kernel's cache, coherently.
     Direct,
-    /// `Direct` without a second description, which is what opening the file again breaks a lease
-    /// for: `O_DIRECT` is set, by `fcntl`, on the description that the file was opened with, while a
-    /// transfer is under way that needs it, and cleared after. Other users of the description may
-    /// meet it, unless told not to: see [`File::begin_plain`](crate::File::begin_plain). Plain
-    /// system calls, whatever the back end; like `Buffered` where the file system knows no direct
+    /// `Direct` without a second description, because opening the file again would break a lease:
+    /// `O_DIRECT` is set, by `fcntl`, on the description with which the file was opened, while a
+    /// transfer needs it, and cleared afterwards. Other users of the description may see the flag,
+    /// unless it is suspended: see [`File::begin_plain`](crate::File::begin_plain). Uses plain
+    /// system calls with every backend. Like `Buffered` if the file system does not support direct
     /// I/O ([`File::is_direct`](crate::File::is_direct)).
     DirectInPlace,
-    /// Through the kernel's page cache, which is asked to forget at once what it took or gave
-    /// (`RWF_DONTCACHE`, Linux 6.14; where it can't, and for batches in a ring, like `Buffered`).
-    /// For callers that can't have the file opened again, as `Direct` does: that breaks leases.
+    /// Through the kernel's page cache, which is asked to drop the bytes immediately
+    /// (`RWF_DONTCACHE`, Linux 6.14). Without kernel support, and for batches in a ring, like
+    /// `Buffered`. For callers that cannot have the file opened again, as `Direct` does, because
+    /// that breaks leases.
     Uncached,
 }
 
 pub(crate) struct Descriptors {
     read: OnceLock<Arc<OwnedFd>>,
     write: OnceLock<Arc<OwnedFd>>,
-    /// `write` is a description that nobody else has.
+    /// No other program has the description of `write`.
     write_is_own: AtomicBool,
     direct_read: OnceLock<OwnedFd>,
     direct_write: OnceLock<OwnedFd>,
     seek: OnceLock<OwnedFd>,
     /// The cache's own transfers are direct.
     direct: Option<Alignment>,
-    /// Handles have direct transfers.
+    /// Handles may make direct transfers.
     handles_direct: OnceLock<Alignment>,
-    /// Direct, on the caller's own description.
+    /// Direct, on the caller's description.
     in_place: Option<Gate>,
     transfers: Arc<TransferCounts>,
     overwrites: OnceLock<Overwrites>,
-    /// The kernel is asked not to keep what it moves, and has not refused.
+    /// The kernel is asked not to cache transferred bytes, and has not refused.
     uncached: AtomicBool,
     /// Device and inode.
     id: FileId,
-    /// The last batch of which a read found `direct_read` to be the file.
+    /// The last batch in which a read verified that `direct_read` refers to the file.
     checked_in: AtomicU64,
-    /// One of them is somebody else's by now. A hint: then transfers go to no ring, which could wait for that.
+    /// A descriptor refers to another file now. A hint: then no transfer uses a ring, which could
+    /// wait for that file.
     is_lost: AtomicBool,
 }
 
 impl Drop for Descriptors {
-    /// A close may wait for a server, as those of network file systems do. The last reference may be that of a read on
-    /// the thread that reaps others' reads as well (with an open batch): then a thread of its own closes.
+    /// A close may wait for a server, as on network file systems. The last reference may be dropped
+    /// by a read on a thread that also reaps other reads (with an open batch): then a separate
+    /// thread closes.
     fn drop(&mut self) {
         if !batch::is_open() {
             return;
@@ -141,7 +144,7 @@ impl Descriptors {
         })
     }
 
-    /// What of [`Descriptors::attach`] can fail: descriptions of our own.
+    /// The steps of [`Descriptors::attach`] that can fail: opening our descriptions.
     pub(crate) fn prepare(&self, fd: BorrowedFd<'_>, opened: OpenedFor) -> io::Result<()> {
         let OpenedFor { read, write, direct, .. } = opened;
         if direct {
@@ -153,8 +156,8 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Offers another descriptor of the file. Gives it back unless it is kept for a direction that
-    /// had none.
+    /// Offers another descriptor of the file. Returns it unless it is kept for a direction that had
+    /// none.
     pub(crate) fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>> {
         self.prepare(fd.as_fd(), opened)?;
         let OpenedFor { read, write, is_own, .. } = opened;
@@ -164,17 +167,18 @@ impl Descriptors {
             let appends = flags.contains(OFlags::APPEND);
             if appends && !can_ignore_append() {
                 let _ = self.write.set(Arc::new(reopen(fd.as_fd(), OFlags::WRONLY)?));
-                // For reads the caller's own serves.
+                // For reads the caller's descriptor is sufficient.
                 if !wants_read {
                     return Ok(Some(fd));
                 }
                 return Ok(self.read.set(Arc::new(fd)).err().and_then(Arc::into_inner));
             }
             let fd = Arc::new(fd);
-            // Before there is one to write by. Callers take turns (`CachedFile::open`).
+            // Before there is a descriptor for writing. Callers are serialised
+            // (`CachedFile::open`).
             self.write_is_own.store(is_own && !appends, Relaxed);
             if wants_read {
-                // The same number: a duplicate would take one that the program expects.
+                // The same number: a duplicate would take a number that the program expects.
                 let _ = self.read.set(Arc::clone(&fd));
             }
             return Ok(self.write.set(fd).err().and_then(Arc::into_inner));
@@ -185,7 +189,7 @@ impl Descriptors {
         Ok(Some(fd))
     }
 
-    /// As many directions as the caller's descriptor permits, each in a description of ours.
+    /// Opens our descriptions for the directions that the caller's descriptor permits.
     fn open_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
         if read && self.direct_read.get().is_none() {
             let _ = self.direct_read.set(reopen_direct(fd, OFlags::RDONLY)?);
@@ -196,7 +200,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Makes ready for direct transfers. Not called by several threads at once, as `attach` is not
+    /// Prepares direct transfers. Not called by several threads at once, as `attach` is not
     /// (`CachedFile::open`).
     fn attach_direct(&self, fd: BorrowedFd<'_>, read: bool, write: bool) -> io::Result<()> {
         if self.handles_direct.get().is_none() {
@@ -214,7 +218,7 @@ impl Descriptors {
         known.unwrap_or(Alignment::NONE)
     }
 
-    /// Whether the cache's transfers are direct where they are aligned.
+    /// Whether the cache's aligned transfers are direct.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct.is_some() && !self.in_place.as_ref().is_some_and(Gate::is_refused)
     }
@@ -223,14 +227,13 @@ impl Descriptors {
         self.descriptor(false).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
-    /// The descriptor that writes go by, or else any.
+    /// The descriptor for writes, or else any.
     pub(crate) fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
         let fd = if writing { self.write.get() } else { self.read.get().or(self.write.get()) };
         fd.map(|fd| fd.as_fd())
     }
 
-    /// Holds back what needs other flags of the caller's descriptors than they were given, or lets it go
-    /// on.
+    /// Suspends or resumes transfers that need other flags on the caller's descriptors.
     pub(crate) fn set_plain(&self, on: bool) {
         if let Some(gate) = &self.in_place {
             if on { gate.begin_plain() } else { gate.end_plain() }
@@ -273,8 +276,8 @@ impl Descriptors {
         }
     }
 
-    /// A description that nobody else has, as a seek moves the file offset: the offset of the
-    /// caller's is the caller's. Opened by the first seek, and kept.
+    /// A separate description for seeks, as a seek moves the file offset, and the offset of the
+    /// caller's description belongs to the caller. Opened by the first seek, and kept.
     fn for_seeks(&self) -> io::Result<BorrowedFd<'_>> {
         let ours = self.direct_read.get().or(self.direct_write.get()).or(self.seek.get());
         if let Some(fd) = ours {
@@ -286,11 +289,11 @@ impl Descriptors {
             let what = "the file can't be opened again to look for data and holes: it has a lease";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
-        // NONBLOCK: where somebody else has a lease on the file that is an error, not a wait.
+        // NONBLOCK: a lease of another process then causes an error, not a wait.
         let opened = reopen(any, OFlags::RDONLY | OFlags::NONBLOCK)
             .or_else(|_| reopen(any, OFlags::WRONLY | OFlags::NONBLOCK));
         match opened {
-            // Another thread may have been faster; its descriptor does.
+            // Another thread may have been faster; its descriptor is used.
             Ok(fd) => Ok(self.seek.get_or_init(|| fd).as_fd()),
             Err(error) => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
@@ -299,8 +302,9 @@ impl Descriptors {
         }
     }
 
-    /// By the description that has been there for as long as the file has been written: the kernel tells
-    /// each of the errors since it was opened, and one that was opened later may miss some.
+    /// Syncs by the description that has been open for as long as the file has been written: the
+    /// kernel reports to a description the errors since it was opened, and a later one may miss
+    /// some.
     pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
@@ -309,17 +313,18 @@ impl Descriptors {
         retry_interrupted(sync)
     }
 
-    /// Has the kernel drop its copy of the file ([`drop_kernel_copy`]).
+    /// Drops the kernel's copy of the file ([`drop_kernel_copy`]).
     pub(crate) fn drop_kernel_copy(&self) {
         let Some(fd) = self.write.get().or(self.read.get()) else { return };
         if self.check(fd).is_ok() {
-            // An error that this takes from the description belongs to the failure that the caller handles: it
-            // concerns bytes that the kernel took before the caller raises the epoch (generations.G2).
+            // An error that this call receives from the description belongs to the failure that the
+            // caller handles: it concerns bytes that the kernel accepted before the caller raises
+            // the epoch (generations.G2).
             drop_kernel_copy(fd);
         }
     }
 
-    /// Whether what writes go to is still the file.
+    /// Whether the descriptor for writes still refers to the file.
     pub(crate) fn verify(&self) -> io::Result<()> {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let buffered = self.write.get().ok_or_else(bad)?.as_fd();
@@ -327,7 +332,7 @@ impl Descriptors {
         self.direct_write.get().map_or(Ok(()), |fd| self.check(fd))
     }
 
-    /// Whether all that are used for transfers are still the file's.
+    /// Whether all descriptors for transfers still refer to the file.
     pub(crate) fn are_intact(&self) -> bool {
         let own = [self.direct_read.get(), self.direct_write.get()].into_iter().flatten();
         let shared = [self.read.get(), self.write.get()].into_iter().flatten();
@@ -338,7 +343,7 @@ impl Descriptors {
         are_intact
     }
 
-    /// Whether one was found to be somebody else's.
+    /// Whether a descriptor was found to refer to another file.
     pub(crate) fn are_lost(&self) -> bool {
         self.is_lost.load(Relaxed)
     }
@@ -356,7 +361,7 @@ impl Descriptors {
 impl Switch for Descriptors {
     fn set_direct(&self, on: bool) -> io::Result<()> {
         let (read, write) = (self.read.get(), self.write.get());
-        // One and the same where it was given for both.
+        // The same descriptor if it was given for both.
         let read = read.filter(|read| !write.is_some_and(|write| Arc::ptr_eq(read, write)));
         for fd in [write, read].into_iter().flatten() {
             self.check(fd)?;
@@ -366,27 +371,27 @@ impl Switch for Descriptors {
     }
 }
 
-/// Asks for the errors that closing a descriptor would tell of: closes a duplicate.
+/// Receives the errors that closing a descriptor would return: closes a duplicate.
 pub(crate) fn flush(fd: BorrowedFd<'_>) -> io::Result<()> {
     let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
     // SAFETY: the descriptor is ours, and not used again.
     Ok(unsafe { rustix::io::try_close(duplicate) }?)
 }
 
-/// Has the kernel drop its copy of a file.
+/// Drops the kernel's copy of a file.
 ///
-/// A file system may not be able to write a page again after its write-back has failed: ext4 leaves the
-/// extent unwritten and the page's buffers mapped, so the second write-back reaches the block, and never
-/// converts the extent. A page that was dropped finds its extent afresh.
+/// A file system may not be able to write a page again after its write-back has failed: ext4 leaves
+/// the extent unwritten and the page's buffers mapped, so the second write-back reaches the block,
+/// and never converts the extent. A page that was dropped finds its extent again.
 ///
-/// The kernel drops clean pages only. The first call has it write the dirty ones, and the last one drops
-/// them. A large folio that reaches beyond a given range would stay, so the range is the whole file. The wait
-/// between them takes an error from the description.
+/// The kernel drops clean pages only. The first call makes it write the dirty ones, and the last
+/// one drops them. A large folio that reaches beyond a given range would stay, so the range is the
+/// whole file. The wait between them takes an error from the description.
 pub(crate) fn drop_kernel_copy(fd: impl AsFd) {
     const SYNC_FILE_RANGE_WAIT_BEFORE: libc::c_long = 1;
     let fd = fd.as_fd();
     let drop_clean = || rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
-    // Advice: where the kernel refuses it, it has no pages to drop.
+    // Advice: if the kernel refuses it, it has no pages to drop.
     let _ = drop_clean();
     // SAFETY: no memory involved.
     let waited = unsafe {
@@ -405,14 +410,14 @@ pub(crate) fn drop_kernel_copy(fd: impl AsFd) {
     let _ = drop_clean();
 }
 
-/// Whether a write to a file that is not durable may be told of an error of earlier ones, as on NFS. Asked
+/// Whether a nondurable write to a file may return an error of earlier writes, as on NFS. Called
 /// after an error.
-pub(crate) fn tells_of_others(fd: BorrowedFd<'_>) -> bool {
-    !is_of_this_machine(fd)
+pub(crate) fn reports_foreign_errors(fd: BorrowedFd<'_>) -> bool {
+    !is_local_file_system(fd)
 }
 
-/// Whether a file system is known whose writes are told of no errors but their own.
-pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
+/// Whether the file system is known to return only errors of the write itself.
+pub(crate) fn is_local_file_system(fd: BorrowedFd<'_>) -> bool {
     const BCACHEFS: u32 = 0xca45_1a4e;
     const F2FS: u32 = 0xf2f5_2010;
     const ZFS: u32 = 0x2fc1_2fc1;
@@ -429,15 +434,15 @@ pub(crate) fn is_of_this_machine(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).is_ok_and(|stat| known.contains(&(stat.f_type as u32)))
 }
 
-/// When the inode of an open file was made, in seconds and nanoseconds, where that can be told: with its
-/// number, what tells it from others.
-pub(crate) fn made(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
+/// The creation time of an open file's inode, in seconds and nanoseconds, if it is available.
+/// Together with the number it identifies the inode.
+pub(crate) fn created_at(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
-    let is_told = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
-    is_told.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
+    let has_error = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    has_error.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
 }
 
-/// Another description of the same file, with flags of its own.
+/// Opens another description of the same file, with separate flags.
 fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let opened = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
@@ -455,7 +460,7 @@ fn reopen_direct(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     })
 }
 
-/// Whether pwritev2 takes RWF_NOAPPEND: tried once, on a file in memory.
+/// Whether pwritev2 supports RWF_NOAPPEND: tried once, on a file in memory.
 fn can_ignore_append() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {
@@ -464,8 +469,8 @@ fn can_ignore_append() -> bool {
         };
         let mut byte = 0u8;
         let iovec = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        // SAFETY: the vector describes `byte`, which is only read. (An empty vector would do
-        // without looking at the flags.)
+        // SAFETY: the vector describes `byte`, which is only read. (With an empty vector the kernel
+        // would not check the flags.)
         let outcome = unsafe {
             libc::syscall(
                 libc::SYS_pwritev2,
@@ -493,10 +498,10 @@ mod tests {
         Descriptors::new(fd.as_fd(), id, Backing::Buffered, &Arc::default()).unwrap()
     }
 
-    /// Goal: syncs go by the description that the file is written by.
-    /// Incident: once there was another for reading, which was opened later, they went by that, and were
-    /// not told of an error from before that somebody else had been told of.
-    /// Method: a descriptor that can't be synced takes the place of the one for reading.
+    /// Goal: syncs use the description by which the file is written. Incident: they used a
+    /// description for reading that was opened later, and missed an earlier error that another
+    /// description had received. Method: a descriptor that cannot be synced takes the place of the
+    /// one for reading.
     #[test]
     fn syncs_go_by_the_description_for_writing() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -510,7 +515,7 @@ mod tests {
         descriptors.sync(false).unwrap();
     }
 
-    /// Goal: what is asked of a descriptor for writing is never asked of one that is for reading only.
+    /// Goal: operations that need a descriptor for writing never use a read-only one.
     #[test]
     fn the_descriptor_for_writing_permits_it() {
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -527,7 +532,7 @@ mod tests {
         assert_eq!((mode(false), mode(true)), (OFlags::RDONLY, OFlags::RDWR));
     }
 
-    /// Goal: a sync is not that of another file which has taken the descriptor's number.
+    /// Goal: a sync never syncs another file that has taken the descriptor's number.
     #[test]
     fn a_descriptor_of_another_file_is_not_synced() {
         use std::os::fd::FromRawFd;
@@ -544,8 +549,8 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EBADF));
     }
 
-    /// Goal: a close that waits does not keep the thread that ends other reads.
-    /// Method: a socket whose close waits until its peer has taken all, or half a minute.
+    /// Goal: a close that waits does not delay the thread that completes other reads. Method: a
+    /// socket whose close waits until its peer has received all bytes, or half a minute.
     #[test]
     fn a_close_in_a_batch_keeps_no_other_read_waiting() {
         use std::io::{ErrorKind, Write};
@@ -581,7 +586,7 @@ mod tests {
         drop(descriptors);
         drop(batch);
         assert!(begun.elapsed() < Duration::from_secs(20), "the close has been waited for");
-        // It ends when the peer is gone.
+        // It ends when the peer is closed.
         drop(peer);
         let link = format!("/proc/self/fd/{number}");
         let is_socket =

@@ -1,21 +1,22 @@
-//! The driver: one thread that carries out background reads in a ring of its own.
+//! The driver: one thread that performs background reads in a ring of its own.
 //!
-//! It is started when the first read comes, and it alone submits to its ring and reaps it. Others leave
-//! their reads in a queue and write to an eventfd, on which the ring always has a read pending; so the
-//! driver sleeps in one place, `io_uring_enter`, and does nothing while there is nothing to do.
+//! It is started by the first read, and only this thread submits to its ring and reaps it. Other
+//! threads put their reads into a queue and write to an eventfd, on which the ring always has a
+//! read pending. So the driver sleeps in one place, `io_uring_enter`, and does nothing while there
+//! is no work.
 //!
 //! ```text
 //!   start: lock queue, push, unlock; eventfd += 1  ->  driver: eventfd read completes
 //!     -> take the queue -> submit -> reap -> done(outcome) on the driver's thread
 //! ```
 //!
-//! The first read since the driver last took the queue rings, at the end of the batch that it is part of;
-//! those that come until the driver does are taken with it. The bell is rung for other rings, too, which
-//! the driver looks after while nobody waits for them (`shared_ring`).
+//! The first read since the driver last took the queue writes to the eventfd, at the end of its
+//! batch. Reads that arrive before the driver takes the queue are taken with it. Other rings write
+//! to the eventfd too; the driver reaps them while no thread waits for them (`shared_ring`).
 //!
-//! The driver does not end with reads in flight (ring.R1). With a broken ring (ring.R3) it goes on: what it
-//! finds in its queue it reads by plain system calls, and it looks at the time instead of waiting for the
-//! bell, whose own read may be in flight for ever; so that one's memory stays.
+//! The driver does not end with reads in flight (ring.R1). With a broken ring (ring.R3) it
+//! continues: it performs queued reads by plain system calls, and polls instead of waiting for the
+//! eventfd, as the pending read of that may never end; so the memory of that read is leaked.
 //!
 //! Locks: the driver's queue; nothing is called under it.
 
@@ -27,35 +28,36 @@ use std::time::{Duration, Instant};
 use io_uring::{opcode, types};
 use rustix::event::EventfdFlags;
 
-use crate::io::backend::read_ring::{BELL, ReadRing, RingRead, Untaken, Use};
-use crate::io::backend::ring::{LOOK_AFTER, PAUSE, new_ring};
+use crate::io::backend::read_ring::{ReadRing, RingRead, Untaken, Use, WAKE};
+use crate::io::backend::ring::{CHECK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::flight;
 use crate::io::transfer::BackgroundRead;
 use crate::thread::spawn;
 
-/// Background reads under way that nobody waits for. Chosen, not measured.
+/// The maximum of background reads in progress without a waiter. Untuned.
 const QUEUED_MAX: usize = 64;
-/// Places for submission: a batch that is longer is submitted in parts. Chosen, not measured.
+/// Submission entries: a longer batch is submitted in parts. Untuned.
 const ENTRIES: u32 = 256;
-/// Completions for which the ring has room: all that may be under way, and the bell's (read_ring.B3).
+/// Completion entries of the ring: for all reads that may be in progress, and that of the eventfd
+/// (read_ring.B3).
 const COMPLETIONS: u32 = 2048;
 const _: () = assert!(QUEUED_MAX + flight::READS_MAX < COMPLETIONS as usize);
-/// Between two looks at a broken ring with nothing in flight.
+/// The pause between two polls of a broken ring with nothing in flight.
 const PAUSE_IDLE: Duration = Duration::from_millis(10);
 
-/// Where background reads are left for the driver's thread.
+/// The queue of background reads for the driver's thread.
 pub(crate) struct Driver {
     state: Mutex<DriverState>,
-    bell: OwnedFd,
+    wake_fd: OwnedFd,
 }
 
-/// What the driver looks after.
-pub(crate) trait Ward: Send + Sync {
-    /// Ends what has completed, if nobody else does.
-    fn look(&self);
+/// A ring that the driver polls.
+pub(crate) trait PolledRing: Send + Sync {
+    /// Processes completions, if no other thread does.
+    fn poll(&self);
 
-    /// Whether there will be nothing more to look at.
+    /// Whether it needs no more polls.
     fn is_over(&self) -> bool;
 }
 
@@ -64,8 +66,8 @@ struct DriverState {
     queue: Vec<RingRead>,
     /// Queued and in flight.
     pending: usize,
-    wards: Vec<Arc<dyn Ward>>,
-    /// The bell was rung since the queue was last taken.
+    rings: Vec<Arc<dyn PolledRing>>,
+    /// The eventfd was written to since the queue was last taken.
     rung: bool,
     started: bool,
     stopped: bool,
@@ -73,9 +75,9 @@ struct DriverState {
 
 impl Driver {
     pub(crate) fn new() -> io::Result<Driver> {
-        // Blocking: the ring's read of it waits for the bell.
-        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Driver { state: Mutex::default(), bell })
+        // Blocking: the ring's read of it waits for a write.
+        let wake_fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Driver { state: Mutex::default(), wake_fd })
     }
 
     fn state(&self) -> MutexGuard<'_, DriverState> {
@@ -95,9 +97,9 @@ impl Driver {
         let rung = std::mem::replace(&mut state.rung, true);
         drop(state);
         if !rung {
-            // With all that this thread starts now, if it starts several.
+            // At the end of the batch, together with the other reads of this thread.
             let driver = Arc::clone(self);
-            batch::at_end(Box::new(move || driver.ring_bell()));
+            batch::defer(Box::new(move || driver.wake()));
         }
         Ok(())
     }
@@ -111,47 +113,49 @@ impl Driver {
         Ok(())
     }
 
-    /// Looks at `ward` whenever the bell rings, until it is over.
-    pub(crate) fn look_after(self: &Arc<Self>, ward: Arc<dyn Ward>) -> io::Result<()> {
+    /// Polls `ring` after each write to the eventfd, until it is over.
+    pub(crate) fn poll_ring(self: &Arc<Self>, ring: Arc<dyn PolledRing>) -> io::Result<()> {
         let mut state = self.state();
         self.ensure_started(&mut state)?;
-        state.wards.push(ward);
+        state.rings.push(ring);
         Ok(())
     }
 
-    fn look(&self) {
-        let wards = self.state().wards.clone();
-        wards.iter().for_each(|ward| ward.look());
-        let over: Vec<Arc<dyn Ward>> = wards.into_iter().filter(|ward| ward.is_over()).collect();
+    fn poll(&self) {
+        let rings = self.state().rings.clone();
+        rings.iter().for_each(|ring| ring.poll());
+        let over: Vec<Arc<dyn PolledRing>> =
+            rings.into_iter().filter(|ring| ring.is_over()).collect();
         if !over.is_empty() {
-            let is_over = |ward: &Arc<dyn Ward>| over.iter().any(|over| Arc::ptr_eq(over, ward));
+            let is_over =
+                |ring: &Arc<dyn PolledRing>| over.iter().any(|over| Arc::ptr_eq(over, ring));
             let mut state = self.state();
-            state.wards.retain(|ward| !is_over(ward));
-            // They go without the lock.
+            state.rings.retain(|ring| !is_over(ring));
+            // They are polled without the lock.
             drop(state);
         }
     }
 
-    /// What an eventfd of the kernel's rings.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// The eventfd, for the kernel to write to.
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake_fd.as_fd()
     }
 
-    pub(crate) fn ring_bell(&self) {
-        // Fails only if the counter overflows, when the bell is ringing already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    pub(crate) fn wake(&self) {
+        // Fails only if the counter overflows, when a read of it is due already.
+        let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
     }
 
-    /// Lets the thread end once nothing is queued or in flight, and there is no ward.
+    /// Makes the thread end once nothing is queued or in flight, and there is no ring.
     pub(crate) fn stop(&self) {
         self.state().stopped = true;
-        self.ring_bell();
+        self.wake();
     }
 
-    /// What was queued, and whether the thread is to end.
+    /// The queued reads, and whether the thread is to end.
     fn take(&self) -> (Vec<RingRead>, bool) {
         let mut state = self.state();
-        let ended = state.stopped && state.pending == 0 && state.wards.is_empty();
+        let ended = state.stopped && state.pending == 0 && state.rings.is_empty();
         state.rung = false;
         (std::mem::take(&mut state.queue), ended)
     }
@@ -168,7 +172,8 @@ impl Driver {
         let (together, jobs_max) = (entries, usize::MAX);
         let usage = Use { together, entries, jobs_max, outlives_submitters: false };
         loop {
-            // Rings worked when the engine was built: memory or descriptors are short, maybe for a moment.
+            // Rings worked when the engine was built: memory or descriptors are short, maybe
+            // temporarily.
             match new_ring(ENTRIES, COMPLETIONS) {
                 Ok(ring) => return self.serve_ring(&ReadRing::new(ring, usage)),
                 Err(_) if self.serve_without_ring() => return,
@@ -180,7 +185,7 @@ impl Driver {
     fn serve_ring(&self, ring: &ReadRing) {
         // ring.R1: unwinding would free the memory of reads that are in flight.
         let _abort = AbortOnUnwind;
-        // Where the eventfd's count is read to: the kernel writes to it while the bell is armed.
+        // The buffer for the eventfd's count: the kernel writes to it while the read is pending.
         let mut rung = Box::new([0; 8]);
         let mut is_armed = false;
         let mut was_idle = true;
@@ -199,18 +204,18 @@ impl Driver {
             drop(batch);
             self.read(reaped.untaken);
             if !is_armed || ring.is_broken() {
-                self.look();
+                self.poll();
             }
             let (jobs, ended) = self.take();
             match (ended, is_armed) {
                 (true, true) if ring.is_broken() => {
-                    // The bell's own read may end at any time.
+                    // The pending read of the eventfd may end at any time.
                     std::mem::forget(rung);
                     return;
                 }
-                // ring.R1: also the bell's own read has ended.
+                // ring.R1: the read of the eventfd has ended too.
                 (true, false) => return,
-                (true, true) => self.ring_bell(),
+                (true, true) => self.wake(),
                 (false, _) => {}
             }
             was_idle = jobs.is_empty();
@@ -220,25 +225,25 @@ impl Driver {
         }
     }
 
-    /// Submits what is queued, and waits for a completion; while reads are in flight, for so long that their files
-    /// should be looked at (ring.R4).
+    /// Submits queued reads, and waits for a completion; while reads are in flight, at most until
+    /// their files should be checked (ring.R4).
     fn submit_and_wait(&self, ring: &ReadRing) -> Untaken {
         if ring.is_idle() || ring.is_broken() || !ring.can_sleep() {
             return ring.submit(1);
         }
         let begun = Instant::now();
-        let mut untaken = ring.sleep(LOOK_AFTER);
-        if begun.elapsed() >= LOOK_AFTER {
-            untaken.append(&mut ring.look_at_files());
+        let mut untaken = ring.sleep(CHECK_AFTER);
+        if begun.elapsed() >= CHECK_AFTER {
+            untaken.append(&mut ring.check_files());
         }
         untaken
     }
 
     fn arm(&self, ring: &ReadRing, rung: &mut [u8; 8]) {
-        let fd = types::Fd(self.bell.as_raw_fd());
-        let read = opcode::Read::new(fd, rung.as_mut_ptr(), 8).build().user_data(BELL);
-        // SAFETY: the bell is the driver's, which the thread keeps; `rung` stays until the read has ended,
-        // or for ever.
+        let fd = types::Fd(self.wake_fd.as_raw_fd());
+        let read = opcode::Read::new(fd, rung.as_mut_ptr(), 8).build().user_data(WAKE);
+        // SAFETY: the eventfd belongs to the driver, which the thread keeps; `rung` stays until the
+        // read has ended, or is leaked.
         self.read(unsafe { ring.push(&read, 0) });
     }
 
@@ -247,16 +252,17 @@ impl Driver {
         for job in jobs {
             let outcome = job.attempt();
             self.finish(job, outcome);
-            // A waiter there must not wait for all of these.
-            self.look();
+            // Waiters in other rings must not wait for all of these.
+            self.poll();
         }
     }
 
-    /// Waits for the bell once, and carries out the queued reads one at a time; whether the thread is to end.
+    /// Waits for the eventfd once, and performs the queued reads one at a time. Returns whether the
+    /// thread is to end.
     fn serve_without_ring(&self) -> bool {
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.bell, &mut count);
-        self.look();
+        let _ = rustix::io::read(&self.wake_fd, &mut count);
+        self.poll();
         let (jobs, ended) = self.take();
         if !ended {
             self.read(jobs);
@@ -265,7 +271,8 @@ impl Driver {
     }
 }
 
-/// Of a thread that has memory in the kernel's hands, which unwinding would free, or what others wait for.
+/// Aborts on unwinding, for a thread whose memory the kernel accesses, which unwinding would free,
+/// or on which other threads depend.
 pub(crate) struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {

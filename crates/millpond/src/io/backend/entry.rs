@@ -1,15 +1,15 @@
-//! A transfer as an entry of a ring.
+//! Submission entries of a ring for transfers.
 
 use io_uring::{IoUring, opcode, squeue, types};
 
 use crate::io::segment::{Front, Segment};
 use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
 
-/// What the kernel moves at most in one transfer: MAX_RW_COUNT.
+/// The maximum length of one transfer in the kernel: MAX_RW_COUNT.
 const MOVED_MAX: usize = 0x7fff_f000;
 
-/// The entry for what one request takes of a transfer; the rest follows as after a short one. `buffer`:
-/// the index of the registered buffer that all of the memory lies in.
+/// The entry for the part of a transfer that fits into one request; the rest follows as after a
+/// short one. `buffer`: the index of the registered buffer that contains all of the memory.
 pub(crate) fn entry(
     fd: types::Fd,
     flags: i32,
@@ -58,12 +58,12 @@ fn iovecs(segments: &[Segment<'_>]) -> (*const libc::iovec, u32) {
     (segments.as_ptr().cast(), segments.len() as u32)
 }
 
-/// The kernel moves no more in one go; the rest follows as after a short transfer.
+/// The kernel moves no more at once; the rest follows as after a short transfer.
 fn clipped(segment: Segment<'_>) -> u32 {
     segment.len().min(MOVED_MAX) as u32
 }
 
-/// Whether the kernel has READV_FIXED and WRITEV_FIXED (Linux 6.15): asked once.
+/// Whether the kernel has READV_FIXED and WRITEV_FIXED (Linux 6.15): determined once.
 fn has_vectored_fixed() -> bool {
     static HAS: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *HAS.get_or_init(|| {

@@ -1,14 +1,14 @@
 //! A ring with registered files and buffers, for the direct requests of one thread.
 //!
-//! The kernel looks up what is registered once, instead of for each request: a file's reference, a
-//! buffer's pages. Files are registered for as long as their requests are under way, regions of
-//! buffers for as long as the ring lives; what can't be registered, for want of room or of locked
-//! memory (`RLIMIT_MEMLOCK`), is used all the same.
+//! For registered objects the kernel takes the reference of a file, and looks up the pages of a
+//! buffer, once instead of for each request. Files are registered while their requests are in
+//! progress, buffer regions for the lifetime of the ring. Objects that cannot be registered, for
+//! want of room or of locked memory (`RLIMIT_MEMLOCK`), are used unregistered.
 //!
-//! - **X1** What a request refers to, its memory, its array of segments and its descriptor, stays
-//!   until the request was reaped (ring.R1); the caller sees to that.
-//! - **X2** A region that is registered stays mapped: the ring has a count of it. Those that nobody
-//!   else has any more are given up when another one comes, as they count against the limit.
+//! - **X1** The memory, segments and descriptor of a request stay until the request was reaped
+//!   (ring.R1); the caller guarantees that.
+//! - **X2** A registered region stays mapped: the ring has a reference to it. Regions without other
+//!   references are released when another one is registered, as they count against the limit.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,40 +22,41 @@ use crate::io::backend::entry::entry;
 use crate::io::backend::local_ring::LocalRing;
 use crate::io::transfer::Transfer;
 
-/// Files and regions of buffers that a pipeline registers at most. Chosen, not measured.
+/// The maximum number of files and of buffer regions that a pipeline registers. Untuned.
 const FILES_MAX: usize = 32;
 const REGIONS_MAX: usize = 1024;
 /// Requests that are submitted in one system call, so that the device has work while the next ones
-/// are made ready: completions come many at a time. Direct reads of 4 KiB went from 0.89 of fio's
-/// to 1.01 (`bench no-copy --case direct-read-4k`).
+/// are prepared: completions arrive many at a time. The measurement is in `docs/benchmarks.md`
+/// (`no-copy`).
 const SUBMITTED_TOGETHER: usize = 4;
 
-/// A request's number, and what became of it.
+/// The number of a request, and its outcome.
 pub(crate) type Ended = (u32, io::Result<usize>);
 
 pub(crate) struct FixedRing {
     ring: LocalRing,
-    /// The descriptors that are registered, each by its index.
+    /// The registered descriptors, by index.
     files: Vec<RawFd>,
     can_register_files: bool,
     regions: Vec<Registered>,
     can_register_regions: bool,
     pub(crate) registered_bytes: u64,
     pub(crate) refused_bytes: u64,
-    /// Of the region looked up last.
+    /// The index of the region looked up last.
     last: usize,
-    /// Pushed since the last submission.
+    /// Entries pushed since the last submission.
     unsubmitted: usize,
 }
 
-/// A region, by its index.
+/// A region, at its index.
 enum Registered {
     Free,
     Known {
         id: RegionId,
         region: Arc<Region>,
     },
-    /// The kernel would not register it. (The count keeps its address from being another region's.)
+    /// The kernel refused to register it. (The reference keeps its address from being reused by
+    /// another region.)
     Refused {
         id: RegionId,
         region: Weak<Region>,
@@ -91,13 +92,13 @@ impl FixedRing {
         })
     }
 
-    /// Queues a transfer that will be known by `number`. There is room: no more may be under way than
-    /// the ring was made for.
+    /// Queues a transfer with the number `number`. There is room: no more may be in progress than
+    /// the ring was created for.
     ///
     /// # Safety
     ///
-    /// X1, for the transfer's memory and `fd`; `region`, if there is one, holds all of the memory, and
-    /// a buffer of it is alive.
+    /// X1, for the transfer's memory and `fd`; `region`, if there is one, contains all of the
+    /// memory, and a buffer of it is alive.
     pub(crate) unsafe fn push(
         &mut self,
         number: u32,
@@ -110,7 +111,7 @@ impl FixedRing {
             Some(index) => (types::Fd(index as RawFd), squeue::Flags::FIXED_FILE),
             None => (types::Fd(fd), squeue::Flags::empty()),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let buffer = region.and_then(|id| unsafe { self.region_index(id) });
         // SAFETY: X1.
         unsafe { self.ring.push(number, entry(fd, flags, transfer, buffer).flags(fixed)) };
@@ -121,19 +122,19 @@ impl FixedRing {
         }
     }
 
-    /// Whether it takes no more requests: nothing is to be pushed any more.
+    /// Whether it accepts no more requests: nothing may be pushed any more.
     #[inline]
     pub(crate) fn is_broken(&self) -> bool {
         self.ring.is_broken()
     }
 
-    /// Submits what is queued, waits until `min` requests have ended, and tells of all that have.
+    /// Submits queued requests, waits until `min` have ended, and returns all that have.
     pub(crate) fn wait(&mut self, min: usize, ended: &mut VecDeque<Ended>) {
         self.unsubmitted = 0;
         self.ring.wait(min, None, |number, outcome| ended.push_back((number, outcome)));
     }
 
-    /// Forgets the files; none of their requests may be under way.
+    /// Unregisters the files; none of their requests may be in progress.
     pub(crate) fn release_files(&mut self) {
         if !self.files.is_empty() {
             let none = [-1; FILES_MAX];
@@ -164,7 +165,7 @@ impl FixedRing {
         if self.regions.get(self.last).is_none_or(|known| !known.is(id)) {
             self.last = match self.regions.iter().position(|known| known.is(id)) {
                 Some(known) => known,
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 None => unsafe { self.register(id)? },
             };
         }
@@ -189,10 +190,10 @@ impl FixedRing {
                 self.regions.len() - 1
             }
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let region = unsafe { id.region() };
         let bytes = region.len() as u64;
-        // SAFETY: X2: the region is kept for as long as it is registered.
+        // SAFETY: X2: the region is kept while it is registered.
         let registered = unsafe {
             let iovec = [region.as_iovec()];
             self.ring.submitter().register_buffers_update(place as u32, &iovec, None)
@@ -210,7 +211,7 @@ impl FixedRing {
         Some(place)
     }
 
-    /// Gives up the regions of which no buffer is left: nothing of theirs can be under way.
+    /// Releases regions of which no buffer is left: no request can use them.
     fn give_up_regions(&mut self) {
         for (place, known) in self.regions.iter_mut().enumerate() {
             match known {

@@ -1,7 +1,7 @@
-//! `O_DIRECT` on a description that others use, too: set while a transfer is under way that needs it.
+//! `O_DIRECT` on a shared description: the flag is set only while a transfer needs it.
 //!
-//! A description of our own would be simpler, but opening one breaks a lease that the caller may
-//! have on the file. `F_SETFL` does not. But then all who have the description have the flag, and
+//! A separate description would be simpler, but opening one breaks a lease that the caller may have
+//! on the file. `F_SETFL` does not. But then all users of the description see the flag, and
 //! unaligned transfers fail while it is set. So each transfer passes a gate:
 //!
 //! ```text
@@ -9,17 +9,17 @@
 //!   flag clear ---------------------------> set ---------------------> clear
 //! ```
 //!
-//! - **IP1** The flag is set while, and only while, direct transfers are inside.
-//! - **IP2** A transfer that needs it clear is counted first, and then waits for the direct
-//!   transfers that are inside. While somebody is counted, no direct one gets in: it goes without,
-//!   not counted, as an aligned transfer works with the flag and without. So the one that needs it
-//!   clear waits for what the kernel is doing at that moment, and nobody else waits at all; and a
-//!   moment of it does not go on for as long as there are transfers.
-//! - **IP3** Flags are read, changed and written back: a change of other flags meanwhile may be
-//!   undone, so the caller that makes one holds the gate plain.
+//! - **IP1** The flag is set if and only if direct transfers are inside.
+//! - **IP2** A transfer that needs the flag clear is counted first, and then waits for the direct
+//!   transfers that are inside. While any is counted, no direct transfer enters: it is made without
+//!   the gate, uncounted, as an aligned transfer works with and without the flag. So a transfer
+//!   that needs the flag clear waits only for the transfers that the kernel is processing, and no
+//!   other one waits; and a steady stream of transfers does not prolong the wait.
+//! - **IP3** Flags are read, changed and written back, so a concurrent change of other flags may be
+//!   undone. A caller that makes such a change suspends the gate.
 //! - **IP4** Flags are set only on the file: see [`Switch`].
 //!
-//! Locks: the gate's own, a leaf; the switch is thrown under it.
+//! Locks: the gate's lock, a leaf; the flag is changed under it.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -31,9 +31,9 @@ use rustix::fs::OFlags;
 
 use crate::io::backend::alignment::{Alignment, direct_alignment};
 
-/// What sets and clears the flag.
+/// Sets and clears the flag.
 pub(crate) trait Switch {
-    /// Sets the flag, or clears it, if what it is set on is still the file.
+    /// Sets the flag, or clears it, if the descriptor still refers to the file.
     fn set_direct(&self, on: bool) -> io::Result<()>;
 }
 
@@ -57,7 +57,7 @@ impl Gate {
         self.inside.lock().expect("no panic under the lock")
     }
 
-    /// Lets a direct transfer in, unless somebody needs the flag clear, or it can't be set.
+    /// Admits a direct transfer, unless a transfer needs the flag clear, or the flag cannot be set.
     pub(crate) fn try_direct<'a, S: Switch>(&'a self, switch: &'a S) -> Option<Inside<'a, S>> {
         let mut inside = self.inside();
         if inside.plain > 0 || self.is_refused() {
@@ -91,7 +91,7 @@ impl Gate {
         Plain(self)
     }
 
-    /// No direct transfer gets in any more.
+    /// Admits no direct transfer any more.
     pub(crate) fn refuse(&self) {
         self.refused.store(true, Relaxed);
     }
@@ -112,7 +112,7 @@ impl<S: Switch> Drop for Inside<'_, S> {
         let mut inside = self.gate.inside();
         inside.direct -= 1;
         if inside.direct == 0 {
-            // Fails only where the descriptor is not the file's any more (IP4).
+            // Fails only if the descriptor does not refer to the file any more (IP4).
             let _ = self.switch.set_direct(false);
             if inside.plain > 0 {
                 self.gate.cleared.notify_all();
@@ -139,7 +139,7 @@ pub(super) fn set_direct(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// `None` where the file system knows no direct I/O, or takes the flag and ignores it.
+/// `None`: the file system has no direct I/O, or accepts the flag and ignores it.
 pub(super) fn in_place_alignment(fd: BorrowedFd<'_>) -> Option<Alignment> {
     const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58F6]; // tmpfs, ramfs
     let system = rustix::fs::fstatfs(fd).ok()?;
@@ -210,7 +210,7 @@ mod tests {
     fn a_flag_that_cannot_be_set_is_left_alone() {
         let (gate, flag) = (Gate::default(), Flag::default());
         flag.stuck.store(true, SeqCst);
-        // Cleared for good measure.
+        // Cleared as a precaution.
         flag.is_set.store(true, SeqCst);
         assert!(gate.try_direct(&flag).is_none());
         assert!(!flag.is_set.load(SeqCst));

@@ -1,8 +1,8 @@
-//! A ring of one thread, which waits for what it submits: several transfers at once.
+//! A ring of one thread that waits for its submissions: several transfers at once.
 //!
-//! It is empty whenever its thread does something else, so nobody has to look after it. For the rules of
-//! rings see [`ring`](crate::io::backend::ring). A failed submission changes nothing: the kernel may have seen any
-//! part of what was queued, and nothing of it is taken back.
+//! It is empty whenever its thread does something else, so no other thread has to reap it. For the
+//! rules of rings see [`ring`](crate::io::backend::ring). After a failed submission the state is
+//! unknown: the kernel may have taken any part of the queue, and nothing is removed from it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,16 +13,16 @@ use std::time::Instant;
 use io_uring::{IoUring, Submitter, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
 
-use crate::io::backend::ring::{LOOK_AFTER, PAUSE, is_broken, new_ring, outcome};
+use crate::io::backend::ring::{CHECK_AFTER, PAUSE, is_broken, new_ring, outcome};
 
 /// The user data of a request to cancel all others.
 const CANCEL: u64 = u64::MAX;
 
 pub(crate) struct LocalRing {
     ring: ManuallyDrop<IoUring>,
-    /// What was pushed since the submission queue was last found empty.
+    /// Entries pushed since the submission queue was last found empty.
     queued: VecDeque<u32>,
-    /// Why it is broken (ring.R3).
+    /// The error that broke the ring (ring.R3).
     broken: Option<i32>,
 }
 
@@ -36,7 +36,7 @@ impl Drop for LocalRing {
 }
 
 impl LocalRing {
-    /// With room for so many transfers.
+    /// A ring with room for `entries` transfers.
     pub(crate) fn new(entries: u32) -> io::Result<LocalRing> {
         Ok(LocalRing {
             ring: ManuallyDrop::new(new_ring(entries, 2 * entries)?),
@@ -49,39 +49,40 @@ impl LocalRing {
         self.ring.submitter()
     }
 
-    /// Whether it takes no more: nothing is to be pushed any more.
+    /// Whether it accepts no more entries: nothing may be pushed any more.
     #[inline]
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.is_some()
     }
 
-    /// Queues what will be known by `number`. There is room: no more may be under way than the ring was made
-    /// for.
+    /// Queues an entry with the number `number`. There is room: no more may be in progress than the
+    /// ring was created for.
     ///
     /// # Safety
     ///
-    /// ring.R1, for all that the entry names, its descriptor included.
+    /// ring.R1, for all that the entry names, including its descriptor.
     #[inline]
     pub(crate) unsafe fn push(&mut self, number: u32, entry: squeue::Entry) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.ring.submission().push(&entry.user_data(number.into())) }
             .expect("room for all");
         self.queued.push_back(number);
     }
 
-    /// Submits what is queued, and waits until `min` have ended; or finds that the ring is broken.
+    /// Submits queued entries, and waits until `min` have ended, or the ring is found broken.
     #[inline]
     pub(crate) fn enter(&mut self, min: usize) {
         let entered = self.ring.submit_and_wait(min);
         self.note(entered);
     }
 
-    /// The same; returns after [`LOOK_AFTER`] at the latest, where the kernel can wait so (Linux 5.11).
+    /// The same, but returns after [`CHECK_AFTER`] at the latest, if the kernel supports a timeout
+    /// (Linux 5.11).
     fn enter_for_a_while(&mut self, min: usize) {
         if !self.ring.params().is_feature_ext_arg() {
             return self.enter(min);
         }
-        let limit = types::Timespec::from(LOOK_AFTER);
+        let limit = types::Timespec::from(CHECK_AFTER);
         let args = types::SubmitArgs::new().timespec(&limit);
         let entered = self.ring.submitter().submit_with_args(min, &args);
         self.note(entered);
@@ -91,8 +92,8 @@ impl LocalRing {
     fn note(&mut self, entered: io::Result<usize>) {
         match entered {
             Err(error) if is_broken(&error) => self.broken = error.raw_os_error(),
-            // Another error says that submitting or waiting was interrupted, or that memory was short for
-            // a moment: what is queued or under way stays so (ring.R1).
+            // Other errors mean that submitting or waiting was interrupted, or that memory was
+            // short temporarily: queued entries and entries in progress are not affected (ring.R1).
             _ => {
                 if self.ring.submission().is_empty() {
                     self.queued.clear();
@@ -101,11 +102,13 @@ impl LocalRing {
         }
     }
 
-    /// Submits what is queued, waits until `min` have ended, and tells of all that have. What a broken ring
-    /// has not taken ends as cancelled, to be tried elsewhere; for what is under way it is looked.
+    /// Submits queued entries, waits until `min` have ended, and returns all that have. Entries
+    /// that a broken ring has not taken end as cancelled, to be tried in another way; entries in
+    /// progress are polled.
     ///
-    /// `is_intact` (ring.R4): whether no entry's descriptor is somebody else's by now. Where one is, and nothing
-    /// ends for long, all end as cancelled. `None`: they have been registered.
+    /// `is_intact` (ring.R4): whether the descriptors of all entries still refer to their files. If
+    /// one does not, and nothing ends for long, all end as cancelled. `None`: the files are
+    /// registered.
     pub(crate) fn wait(
         &mut self,
         min: usize,
@@ -114,7 +117,7 @@ impl LocalRing {
     ) {
         let (mut ended, mut waits_since) = (0, None);
         loop {
-            // Requests that have ended are off the queue, and the kernel counts those on it.
+            // Ended requests are not in the queue any more, and the kernel counts those in it.
             match (self.broken, is_intact) {
                 (Some(_), _) => {}
                 (None, Some(_)) if min > ended => self.enter_for_a_while(min - ended),
@@ -141,7 +144,7 @@ impl LocalRing {
             }
             if self.broken.is_some() {
                 std::thread::sleep(PAUSE);
-            } else if waits_since.get_or_insert_with(Instant::now).elapsed() >= LOOK_AFTER {
+            } else if waits_since.get_or_insert_with(Instant::now).elapsed() >= CHECK_AFTER {
                 waits_since = None;
                 if is_intact.is_some_and(|is_intact| !is_intact()) {
                     self.cancel_all();
@@ -150,11 +153,12 @@ impl LocalRing {
         }
     }
 
-    /// ring.R4. Before Linux 5.19 the kernel refuses that.
+    /// Cancels all entries (ring.R4). Before Linux 5.19 the kernel refuses that.
     #[cold]
     fn cancel_all(&mut self) {
         let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build();
-        // SAFETY: it names no memory. Without room the queue has not been taken; then it is tried again.
+        // SAFETY: it names no memory. If there is no room, the queue has not been taken; then it is
+        // tried again.
         let _ = unsafe { self.ring.submission().push(&cancel.user_data(CANCEL)) };
     }
 }
@@ -163,7 +167,7 @@ impl LocalRing {
 ///
 /// # Errors
 ///
-/// What the system answered: EPERM or ENOSYS where io_uring is forbidden.
+/// The system's error: EPERM or ENOSYS if io_uring is forbidden.
 pub(crate) fn probe() -> io::Result<()> {
     let mut ring = LocalRing::new(2)?;
     let file = rustix::fs::open("/proc/self/exe", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -173,7 +177,7 @@ pub(crate) fn probe() -> io::Result<()> {
     unsafe { ring.push(0, read) };
     let mut outcome = Ok(0);
     ring.wait(1, None, |_, it| outcome = it);
-    // It was made just now: its descriptor is nobody else's.
+    // It was just created: its descriptor still refers to it.
     match (ring.broken.take(), outcome) {
         (Some(errno), _) => Err(io::Error::from_raw_os_error(errno)),
         (None, Ok(1)) => Ok(()),
@@ -193,8 +197,8 @@ mod tests {
 
     extern "C" fn nothing(_: libc::c_int) {}
 
-    /// Goal: a signal that interrupts a wait for several has nobody wait for more than are under way.
-    /// Method: one of two reads has ended when the signal comes.
+    /// Goal: after a signal interrupts a wait for several requests, the thread does not wait for
+    /// more than are in progress. Method: one of two reads has ended when the signal arrives.
     #[test]
     fn an_interrupted_wait_goes_on_for_the_rest() {
         if let Err(error) = probe() {
@@ -225,7 +229,7 @@ mod tests {
         });
         first_in.write_all(b"1").unwrap();
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
-        // It is not known when the waiter sleeps: signals until it surely did.
+        // It is unknown when the waiter sleeps: signals until it certainly did.
         for _ in 0..50 {
             // SAFETY: the thread has not been joined.
             unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGUSR2) };
@@ -237,12 +241,12 @@ mod tests {
         waiter.join().unwrap();
     }
 
-    /// Goal: an entry whose descriptor is a pipe's by now, which nobody writes to, is not waited for for ever; one
-    /// that only takes long is waited for (ring.R4).
-    /// Method: reads of a pipe. (A program closed all of its descriptors; a ring that was made then had the number of
-    /// a file that was just being read, and the read waited for that ring.)
+    /// Goal: an entry whose descriptor now refers to a pipe without writes is not waited for
+    /// forever; an entry that only takes long is waited for (ring.R4). Method: reads of a pipe. (A
+    /// program closed all of its descriptors; a ring that was created then got the number of a file
+    /// that was just being read, and the read waited for that ring.)
     #[test]
-    fn what_waits_for_somebody_else_is_cancelled() {
+    fn an_entry_of_a_replaced_descriptor_is_cancelled() {
         if let Err(error) = probe() {
             return crate::skip::skip(format_args!("no io_uring: {error}"));
         }
@@ -265,7 +269,7 @@ mod tests {
                 tell.send((ended.unwrap(), looks.get())).unwrap();
             });
             if is_intact {
-                std::thread::sleep(3 * LOOK_AFTER);
+                std::thread::sleep(3 * CHECK_AFTER);
                 writer.write_all(b"1").unwrap();
             }
             let (outcome, looks) = told.recv_timeout(Duration::from_secs(60)).expect("it waits");
@@ -276,7 +280,7 @@ mod tests {
                     assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
                 }
             }
-            assert!(looks > 0, "nobody looked");
+            assert!(looks > 0, "not checked");
             waiter.join().unwrap();
         }
     }

@@ -1,7 +1,7 @@
-//! Back ends: what carries out reads and writes below the cache.
+//! Backends, which perform reads and writes below the cache.
 //!
-//! One trait, [`BackingFile`], and one conformance suite (`sim::conformance`). `uring` and `threads` work
-//! on file descriptors; those that need none are in `sim`.
+//! There is one trait, [`BackingFile`], and one conformance suite (`sim::conformance`). `uring` and
+//! `threads` work on file descriptors; backends without descriptors are in `sim`.
 
 pub(crate) mod alignment;
 
@@ -47,38 +47,39 @@ pub(crate) use crate::io::backend::alignment::Alignment;
 use crate::io::backend::allocation::{Blocks, Overwrites, alone};
 use crate::io::transfer::{BackgroundRead, Transfer};
 
-/// What to look for.
+/// The target of a seek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seek {
     Data,
     Hole,
 }
 
-/// What a descriptor of a file is offered for.
+/// The purpose for which a descriptor of a file is offered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OpenedFor {
     pub(crate) read: bool,
     pub(crate) write: bool,
-    /// Direct transfers as well, by further descriptions of the same file.
+    /// Direct transfers as well, by additional open descriptions of the same file.
     pub(crate) direct: bool,
-    /// Nobody else has the description, or changes its flags.
+    /// No other program has the description, or changes its flags.
     pub(crate) is_own: bool,
 }
 
-/// A file as the cache sees it from above. What is provided is true where there are no descriptors.
+/// A file below the cache, as the cache sees it. The default methods are for files without
+/// descriptors.
 pub(crate) trait BackingFile: Send + Sync {
-    /// Tries each transfer once, all at once where possible, and notes what was moved or why not.
-    /// A read that moves nothing has reached the end of the file. Returns when all have ended;
-    /// then nobody touches their memory any more.
+    /// Tries each transfer once, concurrently if possible, and records the bytes moved or the
+    /// error. A read that moves nothing has reached the end of the file. Returns when all have
+    /// ended; their memory is not accessed any more then.
     fn try_all(&self, batch: &mut [Transfer<'_>]);
 
-    /// Starts a read and returns at once; gives it back where too many are under way, unless a task
-    /// waits for it, or where there is no thread for it. Its end is told on a thread of the back end,
-    /// which must not be made to wait for other reads.
+    /// Starts a read and returns immediately. Gives the read back if too many are in progress,
+    /// unless a task waits for it, or if there is no thread for it. Its completion runs on a thread
+    /// of the backend, which must not wait for other reads.
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead>;
 
-    /// The descriptor and flags for a transfer in a ring of the caller's, which keeps the file
-    /// until it has ended; `None` where there are none.
+    /// The descriptor and flags for a transfer in a ring of the caller, which keeps the file until
+    /// the transfer has ended. `None`: there are none.
     fn route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
         let _ = transfer;
         None
@@ -89,29 +90,31 @@ pub(crate) trait BackingFile: Send + Sync {
         false
     }
 
-    /// The same for a direct read that the kernel is told of before this file can be gone.
+    /// The same for a direct read that is submitted to the kernel before this file can be dropped.
     fn direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
         let _ = read;
         None
     }
 
-    /// How long one transfer of a batch should be at most, so that the device is kept busy.
+    /// The maximum length of one transfer of a batch that keeps the device busy.
     fn transfer_bytes(&self) -> u64 {
         1 << 20
     }
 
-    /// Alignment that reads must have, and of a file that was opened for direct transfers, all of those.
+    /// The alignment that reads need; for a file that was opened for direct transfers, all
+    /// transfers.
     fn alignment(&self, direct: bool) -> Alignment {
         let _ = direct;
         Alignment::NONE
     }
 
-    /// Whether transfers go past the kernel's cache where they are aligned.
+    /// Whether aligned transfers bypass the kernel's page cache.
     fn is_direct(&self) -> bool {
         false
     }
 
-    /// What of [`BackingFile::attach`] can fail, done before with a descriptor that stays the caller's.
+    /// Performs the steps of [`BackingFile::attach`] that can fail, with a descriptor that stays
+    /// the caller's.
     ///
     /// # Errors
     ///
@@ -121,39 +124,41 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(())
     }
 
-    /// Offers a descriptor of the file; gives it back unless it is kept.
+    /// Offers a descriptor of the file. Returns it if it is not kept.
     ///
     /// # Errors
     ///
-    /// Of kind `InvalidInput` where it is for direct transfers, and the file system has none.
+    /// Of kind `InvalidInput` if it is for direct transfers, and the file system does not support
+    /// them.
     fn attach(&self, fd: OwnedFd, opened: OpenedFor) -> io::Result<Option<OwnedFd>>;
 
-    /// A descriptor that permits writing, if there is a file to write to; or else any.
+    /// A descriptor that permits writing, if the file is writable; otherwise any.
     fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
         let _ = writing;
         None
     }
 
-    /// Whether the file was opened for `writing`, or else for reading, by any of its handles.
+    /// Whether a handle of the file permits `writing`, or otherwise reading.
     fn permits(&self, writing: bool) -> bool {
         let _ = writing;
         true
     }
 
-    /// Fails where the descriptors are no longer those of the file: a program may close all that it
-    /// has, and open others by the same numbers. Asked before what was written long ago is written
-    /// back.
+    /// Fails if the descriptors do not refer to the file any more: a program may close all of its
+    /// descriptors, and open other files under the same numbers. Called before old dirty pages are
+    /// written back.
     fn verify(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Whether all descriptors are still the file's (see `verify`). Asked where a transfer takes long (ring.R4).
+    /// Whether all descriptors still refer to the file (see `verify`). Called when a transfer takes
+    /// long (ring.R4).
     fn is_intact(&self) -> bool {
         true
     }
 
-    /// Leaves the descriptors' flags as they were given, until it is set off as often as on: waits for
-    /// transfers that need others, and has later ones do without.
+    /// Restores the original flags of the descriptors, until it is switched off as often as on:
+    /// waits for transfers that need other flags, and later transfers do without them.
     fn set_plain(&self, on: bool) {
         let _ = on;
     }
@@ -162,13 +167,13 @@ pub(crate) trait BackingFile: Send + Sync {
 
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Makes `len` bytes at `offset` read as zeros, and keeps or reserves their space, or else gives it up;
-    /// the length stays. After an error other than a refusal (EOPNOTSUPP, EBADF and the like) a part may
-    /// have been changed.
+    /// Makes `len` bytes at `offset` read as zeros. Keeps or reserves their space, or else frees
+    /// it; the length stays. After an error other than a refusal (EOPNOTSUPP, EBADF and the like) a
+    /// part may have been changed.
     fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()>;
 
-    /// Reserves space for `len` bytes at `offset`; no byte changes. The file becomes as long as the
-    /// range reaches unless `keep_size`; after an error, too, it may have grown.
+    /// Reserves space for `len` bytes at `offset`; no byte changes. The file grows to the end of
+    /// the range unless `keep_size` is set; it may also have grown after an error.
     fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()>;
 
     /// The first byte from `offset` on that is in data, or in a hole; the end of the file begins a
@@ -181,27 +186,27 @@ pub(crate) trait BackingFile: Send + Sync {
     /// bytes are written again.
     fn drop_kernel_copy(&self) {}
 
-    /// What overwriting bytes takes.
+    /// How the file system overwrites bytes.
     fn overwrites(&self) -> Overwrites {
         Overwrites::InPlace
     }
 
-    /// What blocks there are from `start` on.
+    /// The blocks of the file from `start` on.
     fn blocks(&self, start: u64) -> io::Result<Blocks> {
         let hole = self.seek(start, Seek::Hole)?;
         Ok(Blocks { there_until: hole.unwrap_or(start), own_until: u64::MAX })
     }
 
-    /// Gives up the space beyond the end of a file that is `len` bytes long, unless another process can
-    /// make it longer meanwhile. `leased`: none can.
+    /// Frees the space beyond the end of a file that is `len` bytes long, unless another process
+    /// can make it longer concurrently. `leased`: no process can.
     ///
-    /// There is no call that cuts what lies beyond the end, and nothing else: to cut the file to the length
-    /// it has is one, if nobody can append between the look at the length and that. (To punch a hole beyond
-    /// the end does nothing on ext4, and takes an append's bytes elsewhere.)
+    /// No call only frees the space beyond the end. Truncating the file to its present length does,
+    /// if no process can append between the check of the length and that. (Punching a hole beyond
+    /// the end does nothing on ext4, and on other file systems may remove the bytes of an append.)
     fn give_back(&self, len: u64, leased: bool) {
         let cut = || {
             if self.len().is_ok_and(|now| now == len) {
-                // Where it fails, the file has blocks beyond its end, as after `fallocate`.
+                // If it fails, the file has blocks beyond its end, as after `fallocate`.
                 let _ = self.set_len(len);
             }
         };

@@ -1,4 +1,4 @@
-//! No back end: the file of a [`Blob`](crate::Blob), whose bytes its owner brings.
+//! The backing of a [`Blob`](crate::Blob), which has no file: its owner supplies the bytes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Transfer};
 
-/// Refuses whatever would move bytes.
+/// Refuses all transfers.
 pub(crate) struct Nowhere {
     pub(crate) len: u64,
 }

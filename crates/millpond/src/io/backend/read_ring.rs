@@ -3,26 +3,28 @@
 //! ```text
 //!   start -> kept, queued -> submit -> the kernel -> reap -> ended
 //!                 ^                                   |
-//!                 +-- it says nothing of the read ----+
+//!                 +-- the error is unrelated to it ---+
 //!                 |        (ring.R2)
 //!                 +-- the ring is broken -> untaken, for the caller (ring.R3)
 //! ```
 //!
-//! The driver has one, to which it alone submits; so has each queue, to which any thread does
-//! (`shared_ring`).
+//! The driver has one, to which only its thread submits. So has each queue, to which any thread
+//! submits (`shared_ring`).
 //!
-//! - **B1** A read is kept in `jobs` until its completion was reaped, and with it its memory and its file.
-//! - **B2** The submission queue is touched under `submission`, the completion queue by one thread at a time:
-//!   callers of what says so see to it.
-//! - **B3** So few reads are in flight that the kernel never has to keep completions for want of room: of
-//!   those it would tell nobody.
-//! - **B4** A sleeper submits what is queued in the call in which it sleeps, and so without the lock. It has
-//!   taken the numbers off the list before, and puts back those that the kernel has not taken: so whoever
-//!   finds the ring broken meanwhile leaves them alone. Of those in the ring, the kernel takes the oldest
-//!   first; any submitter may find them taken, or have them taken.
+//! - **B1** A read, with its memory and its file, is kept in `jobs` until its completion was
+//!   reaped.
+//! - **B2** The submission queue is accessed under `submission`, the completion queue by one thread
+//!   at a time; callers of methods that say so guarantee that.
+//! - **B3** Reads in flight are so few that the kernel never has to buffer completions for lack of
+//!   room: of those it would not notify.
+//! - **B4** A sleeper submits queued entries in the call in which it sleeps, and so without the
+//!   lock. It has removed their numbers from the list before, and puts back those that the kernel
+//!   has not taken. So a thread that finds the ring broken in between does not treat them as
+//!   untaken. The kernel takes the oldest entries of the ring first; any submitter may find them
+//!   taken, or submit them.
 //!
-//! Locks: `submission` and `jobs`; neither is taken under the other, and nothing is called under them but
-//! the kernel.
+//! Locks: `submission` and `jobs`; neither is acquired under the other, and only the kernel is
+//! called under them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -43,22 +45,20 @@ use crate::io::backend::ring::{PAUSE, is_broken, outcome};
 use crate::io::request;
 use crate::io::transfer::{BackgroundRead, TransientRetries};
 
-/// The user data of a completion that stands for nothing.
+/// The user data of a completion without meaning.
 pub(crate) const POKE: u64 = u64::MAX;
-/// That of the driver's read of its eventfd; reads have their place.
-pub(crate) const BELL: u64 = u64::MAX - 1;
-/// Completions that are seldom exceeded by what is reaped at once; more take an allocation. Chosen,
-/// not measured.
-const TOGETHER_ENDED: usize = 16;
-/// Of so few reads that are started together the first goes out alone, and the others in parts of
-/// [`TOGETHER_OF_FEW`] at least: the device has ended all of them before the next are started, and does nothing
-/// meanwhile. Of two reads the first would gain no time. Measured in turns with the rule turned off (two processors of
-/// a virtual machine, others at work beside; six runs of 24 to 40 rounds): 4 reads at a time were 8 in 100 more a second
-/// (11 to -3), 8 were 7 more, 12 were 2 to 8 more; the processor time of each grew by up to
-/// 8 in 100. With 16 it gained nothing.
+/// The user data of the driver's read of its eventfd. That of other reads is their index.
+pub(crate) const WAKE: u64 = u64::MAX - 1;
+/// The number of completions that are usually reaped at once; more need an allocation. Untuned.
+const REAPED_INLINE: usize = 16;
+/// If that few reads are started together, the first is submitted alone, and the others in parts of
+/// at least [`FEW_BATCH_MIN`]. Otherwise the device, which has completed all earlier reads before
+/// the next are started, would be idle in between. With two reads the first would gain no time. The
+/// measurement is in `docs/benchmarks.md`.
 const FEW: RangeInclusive<usize> = 3..=12;
-/// More than two: the kernel tells the device of each of so few alone (`IO_PLUG_THRESHOLD`).
-const TOGETHER_OF_FEW: usize = 3;
+/// More than two: with so few, the kernel submits each to the device separately
+/// (`IO_PLUG_THRESHOLD`).
+const FEW_BATCH_MIN: usize = 3;
 
 /// A background read, and its file.
 pub(crate) struct RingRead {
@@ -72,7 +72,7 @@ impl RingRead {
         RingRead { file, read, retries: TransientRetries::default() }
     }
 
-    /// `None`: it can't be in a ring.
+    /// `None`: it cannot use a ring.
     fn entry(&self) -> Option<squeue::Entry> {
         let transfer = self.read.transfer();
         let (fd, flags) = self.file.route(&transfer)?.ok()?;
@@ -84,7 +84,7 @@ impl RingRead {
         request::try_one(&*self.file, self.read.transfer())
     }
 
-    /// Tells of its end, which may be the last of the file.
+    /// Runs its completion, which may drop the last reference to the file.
     pub(crate) fn finish(self, outcome: io::Result<usize>) {
         self.read.done.end(outcome);
         drop(self.file);
@@ -94,16 +94,17 @@ impl RingRead {
 /// Reads that a broken ring has not taken.
 pub(crate) type Untaken = Vec<RingRead>;
 
-/// How a ring is used.
+/// The use of a ring.
 pub(crate) struct Use {
-    /// Entries that are submitted together at least, but for the last ones: more, where more are in flight.
+    /// Entries that are submitted together at least, except for the last ones, while more are in
+    /// flight.
     pub(crate) together: usize,
-    /// Places for submission.
+    /// Submission entries.
     pub(crate) entries: usize,
     /// B3.
     pub(crate) jobs_max: usize,
-    /// Whether a thread that has submitted may end before the reads do: the kernel may cancel them then,
-    /// or fail them with EFAULT. The memory is ours, and good.
+    /// Whether a submitting thread may end before its reads do: the kernel may cancel them then, or
+    /// fail them with EFAULT although our memory is valid.
     pub(crate) outlives_submitters: bool,
 }
 
@@ -112,7 +113,7 @@ pub(crate) struct ReadRing {
     usage: Use,
     /// ring.R3.
     broken: AtomicBool,
-    /// How many were last said to be started together. A hint.
+    /// How many reads were last announced to be started together. A hint.
     announced: AtomicUsize,
     submission: Mutex<Submission>,
     jobs: Mutex<Jobs>,
@@ -120,9 +121,10 @@ pub(crate) struct ReadRing {
 
 #[derive(Default)]
 struct Submission {
-    /// The user data of entries that were not submitted, and are not a sleeper's to submit (B4).
+    /// The user data of entries that were not submitted, and that no sleeper is going to submit
+    /// (B4).
     queued: VecDeque<u64>,
-    /// Entries that ever were put into the ring.
+    /// The number of entries that were ever pushed.
     pushed: u64,
 }
 
@@ -132,10 +134,10 @@ struct Jobs {
     retired: bool,
 }
 
-/// What was reaped.
+/// The result of a reap.
 #[derive(Default)]
 pub(crate) struct Reaped {
-    pub(crate) ended: SmallVec<[(RingRead, io::Result<usize>); TOGETHER_ENDED]>,
+    pub(crate) ended: SmallVec<[(RingRead, io::Result<usize>); REAPED_INLINE]>,
     pub(crate) untaken: Untaken,
 }
 
@@ -174,41 +176,42 @@ impl ReadRing {
         self.jobs().places.is_empty()
     }
 
-    /// Takes no more reads from now on.
+    /// Accepts no more reads from now on.
     pub(crate) fn retire(&self) {
         self.jobs().retired = true;
     }
 
-    /// Whether it is of no use any more.
+    /// Whether it is not needed any more.
     pub(crate) fn is_over(&self) -> bool {
         let jobs = self.jobs();
         jobs.retired && jobs.places.is_empty()
     }
 
     pub(crate) fn is_broken(&self) -> bool {
-        // Acquire: pairs with the release of the thread that found it out. Argued: a flag that
-        // carries nothing else; the reads are under their lock, and a sleeper that misses it wakes
-        // up by itself, and looks again.
+        // Acquire: pairs with the release of the thread that found it broken. Argued: the flag
+        // carries no other data; the reads are under their lock, and a sleeper that misses it wakes
+        // up by its timeout, and checks again.
         self.broken.load(Acquire)
     }
 
-    fn takes_more(&self, jobs: &Jobs) -> bool {
+    fn accepts_more(&self, jobs: &Jobs) -> bool {
         !self.is_broken() && !jobs.retired && jobs.places.len() < self.usage.jobs_max
     }
 
-    /// Queues a read; gives it back if it can't be in a ring, or this one takes no more.
+    /// Queues a read. Gives it back if it cannot use a ring, or if the ring accepts no more.
     pub(crate) fn start(&self, job: RingRead) -> Result<Untaken, RingRead> {
-        // First, as making an entry counts the read.
-        if !self.takes_more(&self.jobs()) {
+        // First, as creating an entry counts the read.
+        if !self.accepts_more(&self.jobs()) {
             return Err(job);
         }
         let Some(entry) = job.entry() else { return Err(job) };
         let mut jobs = self.jobs();
-        // If the ring breaks later, the read is among the untaken.
-        if !self.takes_more(&jobs) {
+        // If the ring breaks later, the read is among the untaken ones.
+        if !self.accepts_more(&jobs) {
             return Err(job);
         }
-        // The entry names the job's segments, which stay where they are (`transfer::Segments`).
+        // The entry names the segments of the job, whose place does not change
+        // (`transfer::Segments`).
         let number = jobs.places.insert(job);
         let under_way = jobs.places.len();
         drop(jobs);
@@ -216,32 +219,33 @@ impl ReadRing {
         Ok(unsafe { self.push(&entry.user_data(number as u64), under_way) })
     }
 
-    /// Says that a thread goes on to start so many requests, most of which may be reads of this ring.
+    /// Announces that a thread is going to start `count` requests, most of which may be reads of
+    /// this ring.
     pub(crate) fn announce(&self, count: usize) {
-        // Relaxed: a hint; the last one holds, whoever's it is.
+        // Relaxed: a hint; the last value is used, whichever thread stored it.
         self.announced.store(count, Relaxed);
     }
 
-    /// Whether `count` entries that are queued, of so many reads that are queued or in flight, are submitted
-    /// before the next one is queued.
+    /// Whether `count` queued entries are submitted before the next one is queued, if `under_way`
+    /// reads are queued or in flight.
     fn is_early(&self, count: usize, under_way: usize) -> bool {
         // Relaxed: as above.
         let are_few = FEW.contains(&self.announced.load(Relaxed));
-        // The device has nothing to do: with this it has while the others are made ready.
+        // The device is idle: with this it works while the others are prepared.
         let is_first = are_few && count == 1 && under_way == 2;
         let together = self.usage.together;
-        let together = if are_few { together.min(TOGETHER_OF_FEW) } else { together };
+        let together = if are_few { together.min(FEW_BATCH_MIN) } else { together };
         is_first || (count >= together && 2 * count >= under_way)
     }
 
-    /// Queues an entry, one of so many reads that are queued or in flight.
+    /// Queues an entry. `under_way` reads are queued or in flight.
     ///
-    /// What was queued before is submitted early while the device has less to do than that; else it
+    /// Earlier entries are submitted early while the device has fewer reads than that. Otherwise it
     /// costs a system call, and a notification of the device, more than it gains.
     ///
     /// # Safety
     ///
-    /// What it names stays until its completion was reaped.
+    /// The memory that it names stays until its completion was reaped.
     pub(crate) unsafe fn push(&self, entry: &squeue::Entry, under_way: usize) -> Untaken {
         let mut untaken = Untaken::new();
         let mut submission = self.submission();
@@ -254,9 +258,9 @@ impl ReadRing {
             submission = self.submission();
         }
         submission.queued.push_back(entry.get_user_data());
-        // Relaxed: whichever it is, all that is queued and was not submitted is untaken.
+        // Relaxed: in both cases, all queued entries that were not submitted are untaken.
         if !self.broken.load(Relaxed) {
-            // SAFETY: B2; the caller's promise.
+            // SAFETY: B2; guaranteed by the caller.
             unsafe { self.ring.submission_shared().push(entry) }
                 .expect("there are never that many");
             submission.pushed += 1;
@@ -264,7 +268,7 @@ impl ReadRing {
         untaken
     }
 
-    /// Submits all that is queued, and waits for so many completions; may return early.
+    /// Submits all queued entries, and waits for `wanted` completions. May return early.
     pub(crate) fn submit(&self, wanted: usize) -> Untaken {
         self.submit_under(self.submission(), wanted)
     }
@@ -279,16 +283,16 @@ impl ReadRing {
                         break;
                     }
                 }
-                // Release: pairs with the look of a thread that is about to sleep. Earlier sleepers
-                // are not to be reached. Argued: see `is_broken`.
+                // Release: pairs with the check of a thread that is about to sleep. Earlier
+                // sleepers cannot be reached. Argued: see `is_broken`.
                 Err(error) if is_broken(&error) => self.broken.store(true, Release),
                 // The wait was interrupted.
                 Err(_) if submission.queued.is_empty() => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Short of memory for a moment: nobody may be told that the reads have failed.
+                // Temporarily short of memory: the reads must not fail because of that.
                 Err(_) => {
                     std::thread::sleep(PAUSE);
-                    // A waiter reaps first, which may be what the kernel is short of.
+                    // A waiter reaps first, which may free the memory that the kernel lacks.
                     if wanted > 0 {
                         break;
                     }
@@ -301,19 +305,19 @@ impl ReadRing {
         let untaken = mem::take(&mut submission.queued);
         drop(submission);
         let mut jobs = self.jobs();
-        let numbers = untaken.into_iter().filter(|&number| number < BELL);
+        let numbers = untaken.into_iter().filter(|&number| number < WAKE);
         numbers.map(|number| jobs.places.remove(number as usize)).collect()
     }
 
-    /// Entries in the ring that the kernel has not taken. The caller has the lock.
+    /// Entries in the ring that the kernel has not taken. The caller holds the lock.
     fn untaken(&self) -> usize {
         // SAFETY: B2.
         unsafe { self.ring.submission_shared() }.len()
     }
 
-    /// Takes off the list what the kernel has taken.
+    /// Removes entries from the list that the kernel has taken.
     fn note_taken(&self, submission: &mut Submission) {
-        // What is queued at a broken ring is not in it.
+        // Queued entries of a broken ring are not in it.
         if !submission.queued.is_empty() && !self.broken.load(Relaxed) {
             let taken = submission.queued.len().saturating_sub(self.untaken());
             drop(submission.queued.drain(..taken));
@@ -325,8 +329,8 @@ impl ReadRing {
         self.ring.params().is_feature_ext_arg()
     }
 
-    /// Submits what is queued, and sleeps until something has completed, or for so long; may return early.
-    /// One thread at a time.
+    /// Submits queued entries, and sleeps until there is a completion, or for `limit`. May return
+    /// early. One thread at a time.
     pub(crate) fn sleep(&self, limit: Duration) -> Untaken {
         if self.is_broken() {
             std::thread::sleep(PAUSE);
@@ -340,8 +344,8 @@ impl ReadRing {
         let end = submission.pushed;
         drop(submission);
         let count = mine.len() as u32;
-        // An error says "interrupted" or "timed out": the caller looks again.
-        // SAFETY: B1 for what is submitted; the arguments are valid for the call.
+        // The errors are "interrupted" and "timed out": the caller checks again.
+        // SAFETY: B1 for the submitted entries; the arguments are valid for the call.
         let entered = unsafe { self.ring.submitter().enter(count, 1, flags.bits(), Some(&args)) };
         if entered.is_err_and(|error| is_broken(&error)) {
             // Argued: see `is_broken`.
@@ -350,15 +354,15 @@ impl ReadRing {
         if mine.is_empty() { Untaken::new() } else { self.put_back(mine, end) }
     }
 
-    /// Has reads end as cancelled whose files' descriptors are others' by now (ring.R4).
-    pub(crate) fn look_at_files(&self) -> Untaken {
+    /// Cancels reads whose descriptors refer to other files by now (ring.R4).
+    pub(crate) fn check_files(&self) -> Untaken {
         let jobs = self.jobs();
         let files = jobs.places.iter().map(|(number, job)| (number, Arc::clone(&job.file)));
         let files: Vec<_> = files.collect();
         drop(jobs);
         let mut untaken = Untaken::new();
         for (number, _) in files.into_iter().filter(|(_, file)| !file.is_intact()) {
-            // Of another read by now: then that is read again.
+            // If the number belongs to another read by now, that one is read again.
             let cancel = opcode::AsyncCancel::new(number as u64).build().user_data(POKE);
             // SAFETY: it names no memory.
             untaken.append(&mut unsafe { self.push(&cancel, 0) });
@@ -366,14 +370,14 @@ impl ReadRing {
         untaken
     }
 
-    /// B4, of `mine`, behind which so many were pushed.
+    /// B4, for `mine`, after which entries up to `end` were pushed.
     fn put_back(&self, mut mine: VecDeque<u64>, end: u64) -> Untaken {
         let mut submission = self.submission();
         let taken = submission.pushed - self.untaken() as u64;
         let left = (end.saturating_sub(taken) as usize).min(mine.len());
         if left == 0 {
             if submission.queued.capacity() == 0 {
-                // Its memory serves again.
+                // Its memory is reused.
                 mine.clear();
                 submission.queued = mine;
             }
@@ -385,12 +389,12 @@ impl ReadRing {
         self.submit_under(submission, 0)
     }
 
-    /// Takes what has completed off the queue (B2), and has those read again of which it says nothing. Whether
-    /// the bell was among it goes to `bell`.
-    pub(crate) fn reap(&self, mut bell: impl FnMut()) -> Reaped {
-        // SAFETY: B2: the caller sees to it.
+    /// Takes completions off the queue (B2), and submits reads again whose error is unrelated to
+    /// them. Calls `on_wake` if the eventfd's read was among them.
+    pub(crate) fn reap(&self, mut on_wake: impl FnMut()) -> Reaped {
+        // SAFETY: B2: guaranteed by the caller.
         let completions = unsafe { self.ring.completion_shared() };
-        let completed: SmallVec<[(u64, i32); TOGETHER_ENDED]> =
+        let completed: SmallVec<[(u64, i32); REAPED_INLINE]> =
             completions.map(|done| (done.user_data(), done.result())).collect();
         let mut reaped = Reaped::default();
         let mut again = Vec::new();
@@ -398,9 +402,9 @@ impl ReadRing {
         for (number, result) in completed {
             match number {
                 POKE => {}
-                BELL => bell(),
+                WAKE => on_wake(),
                 // It stays, so that the ring is not over.
-                _ if self.says_nothing(result) => again.push((number as usize, result)),
+                _ if self.is_unrelated(result) => again.push((number as usize, result)),
                 _ => reaped.ended.push((jobs.places.remove(number as usize), outcome(result))),
             }
         }
@@ -412,7 +416,7 @@ impl ReadRing {
     }
 
     /// ring.R2.
-    fn says_nothing(&self, result: i32) -> bool {
+    fn is_unrelated(&self, result: i32) -> bool {
         match -result {
             libc::EINTR | libc::EAGAIN | libc::ECANCELED => true,
             libc::EFAULT => self.usage.outlives_submitters,
@@ -457,7 +461,7 @@ mod tests {
     use crate::io::segment::Segment;
     use crate::io::transfer::Transfer;
 
-    /// The reading end of a pipe, which counts how often its way is asked for.
+    /// The reading end of a pipe, which counts how often its descriptor is requested.
     struct Piped {
         reader: PipeReader,
         asked: AtomicUsize,
@@ -513,7 +517,7 @@ mod tests {
 
     type Told = mpsc::Receiver<io::Result<usize>>;
 
-    /// A read into `byte`, which outlives it, and who is told of its end.
+    /// A read into `byte`, which outlives it, and the receiver of its completion.
     fn read_of(file: &Arc<Piped>, byte: &mut u8) -> (RingRead, Told) {
         // SAFETY: the caller's.
         let segments = [unsafe { Segment::new(byte, 1) }].into_iter().collect();
@@ -548,8 +552,8 @@ mod tests {
         )
     }
 
-    /// Goal: a read that the kernel has cancelled, as it does when a thread ends, is read again.
-    /// Method: a read of an empty pipe is cancelled; then there is something to read.
+    /// Goal: a read that the kernel has cancelled, as it does when a thread ends, is submitted
+    /// again. Method: a read of an empty pipe is cancelled; then the pipe is written to.
     #[test]
     fn a_cancelled_read_is_read_again() {
         let Some(ring) = ring_for(2) else { return };
@@ -561,14 +565,14 @@ mod tests {
         let cancel = opcode::AsyncCancel::new(0).build().user_data(POKE);
         // SAFETY: it names no memory.
         assert!(unsafe { ring.push(&cancel, 0) }.is_empty());
-        // The read's end, and the cancellation's.
+        // The completions of the read and of the cancellation.
         assert!(ring.submit(2).is_empty());
-        let reaped = ring.reap(|| unreachable!("there is no bell"));
-        assert_eq!((reaped.ended.len(), reaped.untaken.len()), (0, 0), "nobody is told");
+        let reaped = ring.reap(|| unreachable!("there is no on_wake"));
+        assert_eq!((reaped.ended.len(), reaped.untaken.len()), (0, 0), "no completion runs");
         assert!(!ring.is_idle());
         writer.write_all(b"x").unwrap();
         assert!(ring.submit(1).is_empty());
-        let reaped = ring.reap(|| unreachable!("there is no bell"));
+        let reaped = ring.reap(|| unreachable!("there is no on_wake"));
         for (job, outcome) in reaped.ended {
             job.finish(outcome);
         }
@@ -577,11 +581,11 @@ mod tests {
         assert_eq!(byte, b'x');
     }
 
-    /// Goal: a read whose descriptor is somebody else's by now is cancelled, and its way asked for again; others are
-    /// left alone (ring.R4).
-    /// Method: reads of two pipes, of which one is said to be no file of ours.
+    /// Goal: a read whose descriptor refers to another file by now is cancelled, and its descriptor
+    /// requested again; other reads are not affected (ring.R4). Method: reads of two pipes, of
+    /// which one is reported as another file.
     #[test]
-    fn a_read_of_somebody_elses_descriptor_is_cancelled() {
+    fn a_read_of_a_replaced_descriptor_is_cancelled() {
         let Some(ring) = ring_for(2) else { return };
         let (mine, mut to_mine) = piped();
         let (anothers, mut to_anothers) = piped();
@@ -593,16 +597,16 @@ mod tests {
         assert!(ring.start(job).is_ok());
         assert!(ring.submit(0).is_empty());
         anothers.is_anothers.store(true, Relaxed);
-        assert!(ring.look_at_files().is_empty());
-        // The read's end, and the cancellation's.
+        assert!(ring.check_files().is_empty());
+        // The completions of the read and of the cancellation.
         assert!(ring.submit(2).is_empty());
-        assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 0);
+        assert_eq!(ring.reap(|| unreachable!("there is no on_wake")).ended.len(), 0);
         assert_eq!([&mine, &anothers].map(|file| file.asked.load(Relaxed)), [1, 2]);
         to_mine.write_all(b"x").unwrap();
         to_anothers.write_all(b"y").unwrap();
         while !ring.is_idle() {
             assert!(ring.submit(1).is_empty());
-            for (job, outcome) in ring.reap(|| unreachable!("there is no bell")).ended {
+            for (job, outcome) in ring.reap(|| unreachable!("there is no on_wake")).ended {
                 job.finish(outcome);
             }
         }
@@ -610,8 +614,8 @@ mod tests {
         assert_eq!(&bytes, b"xy");
     }
 
-    /// Goal: of a few reads the first goes out when the second comes, and of many it waits for others.
-    /// Method: reads of a pipe, and a look at what the kernel has not taken.
+    /// Goal: the first of a few reads is submitted when the second arrives; the first of many waits
+    /// for others. Method: reads of a pipe, and a check for entries that the kernel has not taken.
     #[test]
     fn of_a_few_the_first_goes_out_alone() {
         for (announced, left) in [(2, [1, 2, 3]), (4, [1, 1, 2]), (12, [1, 1, 2]), (13, [1, 2, 3])]
@@ -628,13 +632,13 @@ mod tests {
             writer.write_all(b"xyz").unwrap();
             while !ring.is_idle() {
                 assert!(ring.submit(1).is_empty());
-                ring.reap(|| unreachable!("there is no bell"));
+                ring.reap(|| unreachable!("there is no on_wake"));
             }
         }
     }
 
-    /// Goal: a ring that is full, or retired, gives a read back as it was: it goes another way, and is
-    /// counted there.
+    /// Goal: a full or retired ring gives a read back unchanged: it is performed in another way,
+    /// and counted there.
     #[test]
     fn a_full_ring_counts_nothing() {
         let Some(ring) = ring_for(1) else { return };
@@ -648,7 +652,7 @@ mod tests {
         assert_eq!(file.asked.load(Relaxed), 1);
         writer.write_all(b"x").unwrap();
         assert!(ring.submit(1).is_empty());
-        assert_eq!(ring.reap(|| unreachable!("there is no bell")).ended.len(), 1);
+        assert_eq!(ring.reap(|| unreachable!("there is no on_wake")).ended.len(), 1);
         assert!(ring.is_over());
     }
 }

@@ -1,6 +1,6 @@
-//! Threads that carry out background reads, where nothing else does so without one.
+//! Threads that perform background reads, if there is no asynchronous way.
 //!
-//! They are apart from the engine's workers: a job of those may wait for the end of a read.
+//! They are separate from the engine's workers: a job of a worker may wait for the end of a read.
 
 use std::io;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::transfer::{BackgroundRead, Transfer};
 
-/// What the device has at once of reads that the kernel caches. Chosen, not measured.
+/// The number of reads through the kernel's cache that the device has at once. Untuned.
 const THREADS_MAX: usize = 8;
-/// Background reads that wait for a thread, and that nobody waits for. As for the driver's.
+/// Background reads without a waiter that wait for a thread. As for the driver.
 const QUEUED_MAX: usize = 64;
 
 pub(crate) fn readers() -> Arc<Pool> {

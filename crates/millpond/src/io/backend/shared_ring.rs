@@ -1,26 +1,28 @@
-//! A ring that any thread submits to, and that a waiter for its completions reaps: that of a queue.
+//! The ring of a queue: any thread submits to it, and a waiter for its completions reaps it.
 //!
-//! `io::reaping` says which waiter has the role of its reaper. The ring's completions ring the
-//! driver's bell by way of an eventfd that the kernel writes to while the ring's flag lets it: so
-//! the driver reaps while nobody else does, and until then it sleeps.
+//! `io::reaper` decides which waiter has the role of the reaper. The ring's completions notify the
+//! driver by an eventfd, to which the kernel writes while the ring's flag permits it: so the driver
+//! reaps while the role is vacant, and sleeps otherwise.
 //!
-//! The kernel completes a read in the context of the thread that submitted it, wherever that is. So only
-//! threads submit here that use queues: others' reads go to the driver ([`SharedRing::of_this_batch`]).
-//! The kernel may cancel what a thread leaves in flight when it ends, or fail it with EFAULT; it is
-//! submitted again. (A ring with deferred completions would wait for one thread alone; nor has the
-//! kernel the fence there that reaping.H2 needs.)
+//! The kernel completes a read in the context of the thread that submitted it, even while that runs
+//! other code. So only threads submit here that use queues; reads of other threads go to the driver
+//! ([`SharedRing::of_this_batch`]). The kernel may cancel the reads that a thread leaves in flight
+//! when it ends, or fail them with EFAULT; they are submitted again. (A ring with deferred
+//! completions would depend on one thread alone; and the kernel has not the fence there that
+//! reaper.H2 needs.)
 //!
-//! - **S1** The ring is in the driver's list while there are reads in it: a ring that is retired takes
+//! - **S1** The ring is in the driver's list while there are reads in it: a retired ring accepts
 //!   none.
 //! - **S2** The holder of the role reaps (read_ring.B2).
-//! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few at a time, so
-//!   that the device works while more are made ready, and of a few the first alone. The thread that starts the
-//!   first one takes the role, if it is vacant, until then: it reaps what ends meanwhile, and the driver is not
-//!   rung for. One that is going to wait at once ([`Held`]) keeps both for that: it submits and sleeps in one
-//!   call. Meanwhile others submit what they find queued, be it theirs or not.
-//! - **S4** Once a thread finds the ring broken (ring.R3), what the kernel has not taken goes to the
-//!   driver, and whatever comes later, too. Nobody goes to sleep in it any more, but a thread that
-//!   sleeps may do so for [`SLEEP_MAX`], as it can't be poked.
+//! - **S3** A read is submitted at the end of the batch in which it was started, or before: a few
+//!   at a time, so that the device works while more are prepared, and of a few the first alone. The
+//!   thread that starts the first read takes the role, if it is vacant, until then: it reaps
+//!   completions that arrive in between, and the driver is not notified. A thread that is going to
+//!   wait immediately ([`Held`]) keeps both for that: it submits and sleeps in one call. In
+//!   between, other threads submit all entries that they find queued.
+//! - **S4** Once a thread finds the ring broken (ring.R3), entries that the kernel has not taken go
+//!   to the driver, and so do all later ones. No thread begins to sleep in it any more. A thread
+//!   that sleeps already may do so for [`SLEEP_MAX`], as it cannot be poked.
 
 use std::cell::Cell;
 use std::io;
@@ -35,49 +37,49 @@ use io_uring::{IoUring, opcode};
 
 use crate::copy::ask_for;
 use crate::io::backend::BackingFile;
-use crate::io::backend::driver::{AbortOnUnwind, Driver, Ward};
+use crate::io::backend::driver::{AbortOnUnwind, Driver, PolledRing};
 use crate::io::backend::read_ring::{POKE, ReadRing, RingRead, Untaken, Use};
-use crate::io::backend::ring::LOOK_AFTER;
+use crate::io::backend::ring::CHECK_AFTER;
 use crate::io::batch;
 use crate::io::flight;
-use crate::io::reaping::{Reaping, Ring};
+use crate::io::reaper::{Reaper, Ring};
 use crate::io::signal::Signal;
 use crate::io::transfer::BackgroundRead;
 
-/// Entries that are queued at most: what a queue starts in one batch. Chosen, not measured.
+/// The maximum number of queued entries: the reads that a queue starts in one batch. Untuned.
 const QUEUED_MAX: usize = 32;
-/// Places for submission: also for those that a sleeper is about to submit (read_ring.B4).
+/// Submission entries: also for those that a sleeper is about to submit (read_ring.B4).
 const ENTRIES: u32 = 2 * QUEUED_MAX as u32;
-/// Reads of one engine, and more of others.
+/// Reads of one engine, and room for others.
 const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
-/// read_ring.B3; the rest is for pokes, of which there are few.
+/// read_ring.B3; the rest is for pokes, which are few.
 const JOBS_MAX: usize = COMPLETIONS as usize - 256;
-/// Reads that are submitted together at least, but for the last ones. As for a pipeline
+/// Reads that are submitted together at least, except for the last ones. As for a pipeline
 /// ([`SUBMITTED_TOGETHER`](crate::io::backend::fixed_ring)).
 const TOGETHER: usize = 4;
-/// The longest sleep in the ring (S4). Chosen, not measured.
+/// The longest sleep in the ring (S4). Untuned.
 const SLEEP_MAX: Duration = Duration::from_secs(30);
 
-/// See the module header.
+/// A queue's ring and its reaper; see the module.
 pub(crate) struct SharedRing {
-    reaping: Reaping<Led>,
+    reaper: Reaper<Led>,
 }
 
-/// The ring as its reapers see it.
+/// The ring as seen by its reapers.
 struct Led {
     reads: ReadRing,
     driver: Arc<Driver>,
-    /// Somebody is going to submit (S3).
+    /// A thread is going to submit (S3).
     due: AtomicBool,
 }
 
 thread_local! {
-    /// The ring that this thread is going to wait in, and whether it has its role.
+    /// The ring in which this thread is going to wait, and whether it has the role.
     static HELD: Cell<(*const SharedRing, bool)> = const { Cell::new((std::ptr::null(), false)) };
 }
 
-/// What a thread that goes on to wait has not submitted yet, and the role if it has it (S3). Dropped without
-/// a wait, it is submitted.
+/// The entries that a thread which is going to wait has not submitted yet, and the role if it has
+/// it (S3). Dropped without a wait, they are submitted.
 pub(crate) struct Held<'r> {
     ring: &'r SharedRing,
     leads: bool,
@@ -89,7 +91,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Starts a read of `file` in `ring`, if it takes it, or else as its back end does.
+/// Starts a read of `file` in `ring`, if that accepts it, or otherwise by its backend.
 pub(crate) fn start_read(
     ring: Option<&Arc<SharedRing>>,
     file: Arc<dyn BackingFile>,
@@ -100,50 +102,50 @@ pub(crate) fn start_read(
 }
 
 impl SharedRing {
-    /// A ring that `driver` looks after.
+    /// A ring that `driver` polls.
     pub(crate) fn new(driver: &Arc<Driver>) -> io::Result<Arc<SharedRing>> {
         let mut builder = IoUring::builder();
-        // A forked child must not find the queues in its memory: they are the parent's.
+        // A forked child must not find the queues in its memory: they belong to the parent.
         let ring = builder.dontfork().setup_cqsize(COMPLETIONS).build(ENTRIES)?;
-        // Linux 5.11; without, nobody could sleep for a time.
+        // Linux 5.11; without it there is no sleep with a timeout.
         if !ring.params().is_feature_ext_arg() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        ring.submitter().register_eventfd(driver.bell().as_raw_fd())?;
+        ring.submitter().register_eventfd(driver.wake_fd().as_raw_fd())?;
         let (together, entries, jobs_max) = (TOGETHER, QUEUED_MAX, JOBS_MAX);
         let usage = Use { together, entries, jobs_max, outlives_submitters: true };
         let shared = Arc::new(SharedRing {
-            reaping: Reaping::new(Led {
+            reaper: Reaper::new(Led {
                 reads: ReadRing::new(ring, usage),
                 driver: Arc::clone(driver),
                 due: AtomicBool::new(false),
             }),
         });
-        driver.look_after(Arc::<SharedRing>::clone(&shared))?;
+        driver.poll_ring(Arc::<SharedRing>::clone(&shared))?;
         Ok(shared)
     }
 
     fn led(&self) -> &Led {
-        &self.reaping.ring
+        &self.reaper.ring
     }
 
-    /// The ring, for reads of this thread, if it has a batch open: then it is one that submits to a
-    /// queue, or reaps, and not one of the program's or a worker on other business, which could wait
-    /// for long in the kernel, and be interrupted there.
+    /// The ring, for reads of this thread, if it has a batch open: then it is a thread that submits
+    /// to a queue, or reaps. Other threads, of the program or workers, could wait for long in the
+    /// kernel, and be interrupted there.
     pub(crate) fn of_this_batch(ring: Option<&Arc<Self>>) -> Option<&Arc<Self>> {
         ring.filter(|_| batch::is_open())
     }
 
     fn start(self: &Arc<Self>, job: RingRead) -> Result<(), RingRead> {
         let untaken = self.led().reads.start(job)?;
-        self.led().hand_over(untaken);
-        // AcqRel: the next submitter has pushed, or sees what was pushed before this. Argued: an
-        // RMW of one word comes before or after the other; a thread that finds it set leaves its
-        // push, which is under a lock that the submitter takes later, to the one that clears it.
+        self.led().pass_to_driver(untaken);
+        // AcqRel: the next submitter sees the entries that were pushed before this. Argued: an RMW
+        // of one word comes before or after the other; a thread that finds it set leaves its entry,
+        // which is under a lock that the submitter acquires later, to the thread that clears it.
         if !self.led().due.swap(true, AcqRel) {
-            let leads = self.reaping.try_take();
+            let leads = self.reaper.try_take();
             let ring = Arc::clone(self);
-            batch::at_end(Box::new(move || ring.end_submission(leads)));
+            batch::defer(Box::new(move || ring.end_submission(leads)));
         }
         Ok(())
     }
@@ -152,21 +154,21 @@ impl SharedRing {
         // Argued: see `start`.
         self.led().due.swap(false, AcqRel);
         let (held, led) = HELD.get();
-        // Where the batch goes on, this thread waits for something else.
+        // If the batch continues, this thread waits for something else.
         if std::ptr::eq(held, self) && !batch::is_open() {
             return HELD.set((held, led || leads));
         }
         self.submit_and_give_up(leads);
     }
 
-    /// Says that this thread goes on to start so many requests. A hint.
+    /// Announces that this thread is going to start `count` requests. A hint.
     pub(crate) fn announce(&self, count: usize) {
         self.led().reads.announce(count);
     }
 
     /// Calls `end`, which ends a batch, for a thread that then waits for completions.
     pub(crate) fn hold(&self, end: impl FnOnce()) -> Held<'_> {
-        // Else what is HELD would stay so, and the role be nobody's.
+        // Otherwise HELD would stay set, and the role be lost.
         let abort = AbortOnUnwind;
         HELD.set((self, false));
         end();
@@ -178,15 +180,16 @@ impl SharedRing {
     fn submit_and_give_up(&self, leads: bool) {
         self.led().submit();
         if leads {
-            self.reaping.give_up();
+            self.reaper.give_up();
         }
         if self.is_over() {
-            // The driver looked while this thread had the role.
+            // The driver polled while this thread had the role.
             self.led().ring_driver();
         }
     }
 
-    /// Sleeps until `signal` is granted so many completions, or `deadline`; reaps meanwhile. Whether it was.
+    /// Sleeps until `signal` is granted that many completions, or until `deadline`; reaps in
+    /// between. Returns whether it was granted.
     pub(crate) fn wait(
         &self,
         signal: &crate::sync::Arc<Signal>,
@@ -195,24 +198,24 @@ impl SharedRing {
         held: Option<Held<'_>>,
     ) -> bool {
         let leads = held.is_some_and(|held| ManuallyDrop::new(held).leads);
-        self.reaping.wait(signal, wanted, deadline, leads)
+        self.reaper.wait(signal, wanted, deadline, leads)
     }
 
-    /// Brings the leader out of its sleep.
+    /// Ends the sleep of the leader.
     pub(crate) fn poke(&self) {
         self.led().poke();
     }
 
-    /// No more is started, and nobody waits any more.
+    /// Accepts no more reads. No thread waits any more.
     pub(crate) fn retire(&self) {
         self.led().reads.retire();
         self.led().ring_driver();
     }
 }
 
-impl Ward for SharedRing {
-    fn look(&self) {
-        self.reaping.look();
+impl PolledRing for SharedRing {
+    fn poll(&self) {
+        self.reaper.poll();
     }
 
     fn is_over(&self) -> bool {
@@ -221,8 +224,8 @@ impl Ward for SharedRing {
 }
 
 impl Led {
-    /// Gives the driver what a broken ring has not taken (S4).
-    fn hand_over(&self, untaken: Untaken) {
+    /// Passes entries that a broken ring has not taken to the driver (S4).
+    fn pass_to_driver(&self, untaken: Untaken) {
         for job in untaken {
             let file = Arc::clone(&job.file);
             if let Err(read) = self.driver.start(job) {
@@ -237,7 +240,7 @@ impl Led {
 
 impl Ring for Led {
     fn submit(&self) {
-        self.hand_over(self.reads.submit(0));
+        self.pass_to_driver(self.reads.submit(0));
     }
 
     fn is_idle(&self) -> bool {
@@ -255,7 +258,7 @@ impl Ring for Led {
     }
 
     fn ring_driver(&self) {
-        self.driver.ring_bell();
+        self.driver.wake();
     }
 
     fn has_completions(&self) -> bool {
@@ -267,13 +270,13 @@ impl Ring for Led {
         if !self.has_completions() {
             return;
         }
-        // Unwinding would leave reads untold of, and the role taken.
+        // Unwinding would leave reads without a completion, and the role taken.
         let _abort = AbortOnUnwind;
         let reaped = self.reads.reap(|| unreachable!("the bell is the driver's"));
         for (job, _) in &reaped.ended {
             job.read.segments.first().inspect(|segment| ask_for(segment.base()));
         }
-        self.hand_over(reaped.untaken);
+        self.pass_to_driver(reaped.untaken);
         self.submit();
         let batch = batch::open();
         reaped.ended.into_iter().for_each(|(job, outcome)| job.finish(outcome));
@@ -283,17 +286,17 @@ impl Ring for Led {
     fn sleep(&self, deadline: Option<Instant>) {
         let begun = Instant::now();
         let left = deadline.map_or(SLEEP_MAX, |at| at.saturating_duration_since(begun));
-        let most = if self.reads.is_idle() { SLEEP_MAX } else { LOOK_AFTER };
-        self.hand_over(self.reads.sleep(left.min(most)));
-        if !self.has_completions() && begun.elapsed() >= LOOK_AFTER {
-            self.hand_over(self.reads.look_at_files());
+        let most = if self.reads.is_idle() { SLEEP_MAX } else { CHECK_AFTER };
+        self.pass_to_driver(self.reads.sleep(left.min(most)));
+        if !self.has_completions() && begun.elapsed() >= CHECK_AFTER {
+            self.pass_to_driver(self.reads.check_files());
         }
     }
 
     fn poke(&self) {
         // SAFETY: it names nothing.
         let untaken = unsafe { self.reads.push(&opcode::Nop::new().build().user_data(POKE), 0) };
-        self.hand_over(untaken);
+        self.pass_to_driver(untaken);
         self.submit();
     }
 }

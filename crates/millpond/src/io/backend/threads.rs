@@ -1,8 +1,8 @@
-//! The back end for systems that refuse io_uring: plain vectored system calls.
+//! The backend for systems that refuse io_uring: plain vectored system calls.
 //!
-//! Callers transfer by themselves, one call after the other; direct transfers in place all at once, by
-//! Linux AIO. So are background reads that are direct and that tasks wait for (`aio_reads`); others go
-//! to a few threads (`readers`).
+//! Callers make transfers themselves, one call after the other; direct transfers in place are made
+//! concurrently, by Linux AIO. So are direct background reads that tasks wait for (`aio_reads`).
+//! Other background reads go to a few threads (`readers`).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::io::backend::readers;
 use crate::io::pool::Pool;
 use crate::io::transfer::{BackgroundRead, Transfer};
 
-/// What carries out the transfers of an engine.
+/// Performs the transfers of an engine.
 pub(crate) struct Threads {
     pub(crate) readers: Arc<Pool>,
     contexts: Contexts,
@@ -29,7 +29,7 @@ impl Default for Threads {
 }
 
 impl Threads {
-    /// Lets the threads end when nothing is left for them.
+    /// Makes the threads end when no work is left.
     pub(crate) fn stop(&self) {
         self.readers.stop();
         self.reads.stop();
@@ -39,8 +39,7 @@ impl Threads {
 pub(crate) type ThreadsFile = DescriptorFile<Arc<Threads>>;
 
 impl Carrier for Arc<Threads> {
-    /// What is in flight of a single direct write is what the kernel makes of it: so all of a flush
-    /// goes in one.
+    /// The kernel splits a single direct write itself, so all of a flush is one transfer.
     const TRANSFER_BYTES: u64 = 16 << 20;
 
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {

@@ -1,8 +1,8 @@
-//! The io_uring back end.
+//! The io_uring backend.
 //!
-//! A caller waits for what it submits: a single transfer is one `preadv2`, which is one system call as it
-//! stands; several go into a ring of the calling thread, submitted and reaped by one `io_uring_enter`.
-//! Background reads are the [`Driver`]'s.
+//! A caller waits for its submissions. A single transfer is one `preadv2`, which is one system call
+//! as well. Several transfers use a ring of the calling thread, submitted and reaped by one
+//! `io_uring_enter`. Background reads go to the [`Driver`].
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -19,17 +19,18 @@ use crate::io::backend::read_ring::RingRead;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer, is_transient};
 use crate::process_local::ProcessLocal;
 
-/// So many of a batch are under way at once. Chosen, not measured.
+/// The maximum number of transfers of a batch in flight. Untuned.
 const RING_ENTRIES: u32 = 64;
-/// Of writes, which are a flush's if they are many: the device is to have room for reads, that somebody waits
-/// for. Measured (docs/scaling.md), at a device that takes 32 at once.
+/// The maximum number of writes, which belong to a flush if they are many: the device must have
+/// room for reads, which have waiters. Measured (docs/scaling.md), with a device that takes 32 at
+/// once.
 const WRITES_MAX: usize = 24;
 
 /// A file whose background reads go to a [`Driver`].
 pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
 
 impl Carrier for Arc<Driver> {
-    /// Of a flush, so many transfers of this length are in flight at once. Chosen, not measured.
+    /// The length of the transfers of a flush that are in flight at once. Untuned.
     const TRANSFER_BYTES: u64 = 1 << 20;
 
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
@@ -45,17 +46,16 @@ impl Carrier for Arc<Driver> {
 }
 
 thread_local! {
-    /// What a thread has for its synchronous transfers.
+    /// The ring of a thread for its synchronous transfers.
     static RING: RefCell<Option<ProcessLocal<Box<LocalRing>>>> = const { RefCell::new(None) };
 }
 
-/// Carries out `batch` in the ring of this thread. `None`: there is no ring to be had, and nothing
-/// was done.
+/// Performs `batch` in the ring of this thread. `None`: there is no ring, and nothing was done.
 fn try_in_ring(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) -> Option<()> {
     RING.try_with(|ring| {
-        // A signal handler that reads while its thread is in here goes without the ring.
+        // A signal handler that interrupts this function does not use the ring.
         let mut ring = ring.try_borrow_mut().ok()?;
-        // A child of fork has no ring yet: the memory of its parent's is not mapped there.
+        // A child of fork has no ring yet: the memory of its parent's ring is not mapped there.
         if ring.as_ref().is_none_or(|ring| ring.is_inherited()) {
             *ring = Some(ProcessLocal::new(Box::new(LocalRing::new(RING_ENTRIES).ok()?)));
         }
@@ -65,7 +65,7 @@ fn try_in_ring(descriptors: &Descriptors, batch: &mut [Transfer<'_>]) -> Option<
     .ok()?
 }
 
-/// Keeps as many of `batch` under way as may be, until all have ended.
+/// Keeps as many transfers of `batch` in progress as possible, until all have ended.
 fn try_all_in(ring: &mut LocalRing, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
     let writes = batch.iter().any(|transfer| transfer.direction == Direction::Write);
     let under_way_max = if writes { WRITES_MAX } else { RING_ENTRIES as usize };
@@ -76,9 +76,9 @@ fn try_all_in(ring: &mut LocalRing, descriptors: &Descriptors, batch: &mut [Tran
             let transfer = &mut batch[next];
             match descriptors.route(transfer) {
                 Ok((fd, flags)) => {
-                    // SAFETY: ring.R1: the transfers and their memory outlive this call, which returns
-                    // when all have ended. There is room: the ring was empty, and no more are under way
-                    // than it has entries.
+                    // SAFETY: ring.R1: the transfers and their memory outlive this call, which
+                    // returns when all have ended. There is room: the ring was empty, and no more
+                    // are in progress than it has entries.
                     unsafe { ring.push(next as u32, entry(types::Fd(fd), flags, transfer, None)) };
                     under_way += 1;
                 }
@@ -89,12 +89,12 @@ fn try_all_in(ring: &mut LocalRing, descriptors: &Descriptors, batch: &mut [Tran
         if under_way == 0 {
             break;
         }
-        // A few at a time: a system call for each would cost more than a gap in the line.
+        // A few at a time: a system call for each would cost more than a short idle time.
         let min = if next < batch.len() { under_way.div_ceil(4) } else { under_way };
         ring.wait(min, Some(&|| descriptors.are_intact()), |number, outcome| {
             under_way -= 1;
             match outcome {
-                // As where the ring has broken, and not taken it.
+                // Also if the ring has broken, and not taken it.
                 Err(error) if is_transient(&error) => again.push(number),
                 outcome => batch[number as usize].set(outcome),
             }
@@ -104,6 +104,6 @@ fn try_all_in(ring: &mut LocalRing, descriptors: &Descriptors, batch: &mut [Tran
         let transfer = &mut batch[number as usize];
         transfer.set(descriptors.try_one(transfer));
     }
-    // Where the ring has broken.
+    // If the ring has broken.
     descriptors.try_each(&mut batch[next..]);
 }

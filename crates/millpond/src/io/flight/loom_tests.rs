@@ -1,9 +1,11 @@
-//! Loom models of the line for slots: threads and offers come, slots are given back, offers leave.
+//! Loom models of the queue for slots: threads and offers arrive, slots are returned, offers leave.
 //!
-//! A thread that nobody hands a slot sleeps for ever, which loom reports as a deadlock. Loom can't unwind
-//! from that, so the `loom_flight_without_*` twins, which leave one rule out and must fail, use offers.
+//! A thread that gets no slot sleeps forever, which loom reports as a deadlock. Loom cannot unwind
+//! from that. So the `loom_flight_without_*` mutation tests, which leave one rule out and must
+//! fail, use offers.
 //!
-//! flight.L1, and what flight.L2 and flight.L6 forbid, is for the callers to keep: `src/tests/in_flight.rs`.
+//! flight.L1, and the prohibitions of flight.L2 and flight.L6, are for the callers to keep:
+//! `src/tests/in_flight.rs`.
 
 use std::cell::Cell;
 
@@ -11,7 +13,7 @@ use loom::model;
 use loom::sync::Mutex;
 use loom::thread;
 
-use super::near::PLACE;
+use super::slot_cache::PLACE;
 use super::*;
 
 fn flight(slots: usize) -> Arc<Flight> {
@@ -32,12 +34,12 @@ fn spawn<T: 'static>(
     thread::spawn(move || body(&flight))
 }
 
-/// What became of offers: those that were called, in that order, and the slots of those that have
-/// not ended.
+/// The fate of offers: those that were called, in that order, and the slots of those that have not
+/// ended.
 #[derive(Default)]
 struct Called {
     order: Vec<u32>,
-    /// One within the call of another, on the same thread.
+    /// An offer was called within the call of another one, on the same thread.
     nested: bool,
     slots: Vec<Slot>,
 }
@@ -52,13 +54,13 @@ fn called(calls: &Calls) -> Vec<u32> {
     calls.lock().unwrap().order.clone()
 }
 
-/// Ends the reads of all that were called.
+/// Ends the reads of all called offers.
 fn end_all(calls: &Calls) {
     let slots = std::mem::take(&mut calls.lock().unwrap().slots);
     drop(slots);
 }
 
-/// Starts a read, which goes on.
+/// Starts a read, which continues.
 fn starts(calls: &Calls, who: u32) -> Offer {
     let calls = Arc::clone(calls);
     Box::new(move |slot| {
@@ -69,7 +71,7 @@ fn starts(calls: &Calls, who: u32) -> Offer {
     })
 }
 
-/// Starts a read that is refused: its slot is given back before the call returns.
+/// Starts a read that is refused: its slot is returned before the call returns.
 fn is_refused(calls: &Calls, who: u32) -> Offer {
     loom::thread_local! {
         static DEPTH: Cell<u32> = Cell::new(0);
@@ -87,7 +89,7 @@ fn is_refused(calls: &Calls, who: u32) -> Offer {
     })
 }
 
-/// Has no use for it.
+/// Does not need the slot.
 fn hands_back(calls: &Calls, who: u32) -> Offer {
     let calls = Arc::clone(calls);
     Box::new(move |slot| {
@@ -97,13 +99,13 @@ fn hands_back(calls: &Calls, who: u32) -> Offer {
 }
 
 fn assert_all_free(flight: &Flight, slots: usize) {
-    let free = flight.word.load(Relaxed) / ONE + flight.near.count();
+    let free = flight.word.load(Relaxed) / ONE + flight.slot_cache.count();
     assert_eq!(free, slots, "slots are lost or made");
     assert_eq!(flight.word.load(Relaxed) & WAITED_FOR, 0);
     assert!(flight.offers().waiting.is_empty());
 }
 
-/// A step of the protocol as a twin does it.
+/// A step of the protocol as a mutation test does it.
 impl Flight {
     /// As `try_take`, in two steps.
     fn take_in_two_steps(&self) -> bool {
@@ -128,7 +130,7 @@ impl Flight {
         }
     }
 
-    /// As `wait`, without the sign.
+    /// As `wait`, without setting WAITED_FOR.
     fn wait_unnoted(&self, offer: Offer) {
         let mut offers = self.offers();
         if self.word.load(Relaxed) < ONE {
@@ -136,7 +138,7 @@ impl Flight {
         }
     }
 
-    /// As `next_offer`, with the sign cleared when the lock is free again.
+    /// As `next_offer`, but WAITED_FOR is cleared after the lock was released.
     fn next_offer_noted_late(&self) -> Option<Offer> {
         let mut offers = self.offers();
         let first = offers.waiting.pop_front();
@@ -167,7 +169,7 @@ fn two_threads_and_one_slot(try_take: fn(&Flight) -> bool) {
     });
 }
 
-/// Goal: no two have the same slot.
+/// Goal: no slot is taken twice.
 #[test]
 fn loom_flight_a_slot_is_taken_once() {
     two_threads_and_one_slot(Flight::try_take);
@@ -179,7 +181,8 @@ fn loom_flight_without_one_exchange_a_slot_is_taken_twice() {
     two_threads_and_one_slot(Flight::take_in_two_steps);
 }
 
-/// Goal: threads that wait for a slot each get it, one after the other, and it is free in the end (flight.L4).
+/// Goal: threads that wait for a slot each get it, one after the other, and it is free at the end
+/// (flight.L4).
 #[test]
 fn loom_flight_threads_wait_in_line() {
     bounded_model(|| {
@@ -200,7 +203,7 @@ fn loom_flight_threads_wait_in_line() {
     });
 }
 
-/// One slot is given back while an offer is left.
+/// One slot is returned while an offer is queued.
 fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -212,7 +215,7 @@ fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
         give(slot);
         waiter.join().unwrap();
         let waits = !flight.offers().waiting.is_empty();
-        assert!(!waits, "waits for ever");
+        assert!(!waits, "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });
@@ -222,33 +225,34 @@ fn wait(flight: &Flight, offer: Offer) {
     let _ = flight.wait(offer);
 }
 
-/// Goal: an offer that meets a slot on its way back is called, or finds it free (flight.L4).
+/// Goal: an offer that meets a slot that is being returned is called, or finds it free (flight.L4).
 #[test]
 fn loom_flight_an_offer_meets_a_slot() {
     an_offer_meets_a_slot(wait, drop);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_the_lock_around_both_steps_an_offer_waits_on() {
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_the_lock_an_offer_waits() {
     an_offer_meets_a_slot(Flight::wait_unlocked, drop);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
+#[should_panic(expected = "waits forever")]
 fn loom_flight_without_the_sign_an_offer_waits_on() {
     an_offer_meets_a_slot(Flight::wait_unnoted, drop);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_a_look_at_the_sign_an_offer_waits_on() {
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_a_check_an_offer_waits() {
     an_offer_meets_a_slot(wait, |slot| {
         taken_from(slot).word.fetch_add(ONE, Relaxed);
     });
 }
 
-/// The last offer is taken out of the line while another one comes; of two slots, one stays taken.
+/// The last offer is removed from the queue while another one arrives; of two slots, one stays
+/// taken.
 fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
     model(move || {
         let (flight, calls) = (flight(2), calls());
@@ -263,25 +267,25 @@ fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
         assert!(offer(mine).is_none());
         assert!(waiter.join().unwrap(), "none is free");
         drop(others);
-        assert_eq!(called(&calls), [1, 2], "waits for ever");
+        assert_eq!(called(&calls), [1, 2], "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 2);
     });
 }
 
-/// Goal: the sign stays for an offer that comes while the last one goes (flight.L4).
+/// Goal: WAITED_FOR stays set for an offer that arrives while the last one is removed (flight.L4).
 #[test]
 fn loom_flight_the_last_offer_meets_the_next() {
     the_last_offer_meets_the_next(Flight::next_offer);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_the_lock_around_the_sign_an_offer_waits_on() {
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_the_locked_flag_an_offer_waits() {
     the_last_offer_meets_the_next(Flight::next_offer_noted_late);
 }
 
-/// An offer waits; a latecomer finds none when its slot is given back.
+/// An offer waits; a latecomer finds no slot when one is returned.
 fn a_latecomer_tries(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -296,9 +300,9 @@ fn a_latecomer_tries(give: fn(Slot)) {
     });
 }
 
-/// Goal: a slot goes to the first in the line, and to no latecomer (flight.L4).
+/// Goal: a slot goes to the first waiter, and to no latecomer (flight.L4).
 #[test]
-fn loom_flight_nobody_is_overtaken() {
+fn loom_flight_no_waiter_is_overtaken() {
     a_latecomer_tries(drop);
 }
 
@@ -316,8 +320,8 @@ fn loom_flight_without_handing_it_over_a_slot_goes_to_a_latecomer() {
     });
 }
 
-/// The only offer leaves while a slot is given back.
-fn who_waits_leaves(give: fn(Slot)) {
+/// The only offer leaves while a slot is returned.
+fn a_waiter_leaves(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -333,14 +337,14 @@ fn who_waits_leaves(give: fn(Slot)) {
 
 /// Goal: an offer that leaves while it could be called is called or not, and its slot is not lost.
 #[test]
-fn loom_flight_who_waits_leaves() {
-    who_waits_leaves(drop);
+fn loom_flight_a_waiter_leaves() {
+    a_waiter_leaves(drop);
 }
 
 #[test]
 #[should_panic(expected = "slots are lost or made")]
-fn loom_flight_without_a_second_look_the_slot_of_who_left_is_lost() {
-    who_waits_leaves(|slot| {
+fn loom_flight_without_a_second_check_a_slot_is_lost() {
+    a_waiter_leaves(|slot| {
         let flight = taken_from(slot);
         if !flight.try_give()
             && let Some(offer) = flight.next_offer()
@@ -350,7 +354,7 @@ fn loom_flight_without_a_second_look_the_slot_of_who_left_is_lost() {
     });
 }
 
-/// Somebody has no use for a slot; a thread and an offer are behind.
+/// The first offer does not use its slot; a thread and an offer wait behind it.
 fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
@@ -362,13 +366,13 @@ fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
         });
         drop(slot);
         let found_one = waiter.join().unwrap();
-        assert!(found_one || called(&calls) == [1, 2], "waits for ever");
+        assert!(found_one || called(&calls) == [1, 2], "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });
 }
 
-/// Goal: a slot that an offer hands back goes to the next (flight.L6).
+/// Goal: a slot that an offer returns goes to the next one (flight.L6).
 #[test]
 fn loom_flight_a_slot_is_handed_back() {
     a_slot_is_not_used(hands_back);
@@ -376,12 +380,12 @@ fn loom_flight_a_slot_is_handed_back() {
 
 /// The offer wakes a task, which is never polled.
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_handing_it_back_the_next_waits_on() {
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_returning_it_the_next_waits() {
     a_slot_is_not_used(starts);
 }
 
-/// Two slots are given back by two threads, to offers whose reads are refused.
+/// Two threads return two slots, to offers whose reads are refused.
 fn reads_are_refused(give: fn(Slot)) {
     model(move || {
         let (flight, calls) = (flight(2), calls());
@@ -395,13 +399,13 @@ fn reads_are_refused(give: fn(Slot)) {
         assert!(!calls.lock().unwrap().nested, "called within a call");
         let mut called = called(&calls);
         called.sort_unstable();
-        assert_eq!(called, [1, 2, 3], "waits for ever");
+        assert_eq!(called, [1, 2, 3], "waits forever");
         assert_all_free(&flight, 2);
     });
 }
 
-/// Goal: offers whose reads are refused are called one after the other, each once, and no slot is lost
-/// on the way (flight.L7).
+/// Goal: offers whose reads are refused are called one after the other, each once, and no slot is
+/// lost (flight.L7).
 #[test]
 fn loom_flight_reads_are_refused() {
     reads_are_refused(drop);
@@ -420,7 +424,8 @@ fn loom_flight_without_waiting_for_its_end_a_call_is_within_another() {
     });
 }
 
-/// Goal: threads whose batches want all slots come to their end: only for its first one waits a batch (flight.L5).
+/// Goal: threads whose batches need all slots finish: a batch waits only for its first slot
+/// (flight.L5).
 #[test]
 fn loom_flight_two_batches_want_all() {
     model(|| {
@@ -442,7 +447,7 @@ fn loom_flight_two_batches_want_all() {
 fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
     model(|| {
         let (flight, calls) = (flight(2), calls());
-        // True: has one, and waits for the other.
+        // True: the thread has a slot, and waits for the other.
         let body = {
             let calls = Arc::clone(&calls);
             move |flight: &Arc<Flight>| {
@@ -464,10 +469,10 @@ fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
     });
 }
 
-/// Goal: a waiter for a slot may have a guard, for which others wait when they have given theirs
-/// back (flight.L2, flight.L3).
+/// Goal: a waiter for a slot may hold a guard for which other threads wait after they have returned
+/// their slots (flight.L2, flight.L3).
 #[test]
-fn loom_flight_a_guard_is_held_by_who_waits() {
+fn loom_flight_a_waiter_holds_a_guard() {
     model(|| {
         let (flight, guard) = (flight(1), Arc::new(Mutex::new(())));
         let other = spawn(&flight, {
@@ -490,11 +495,11 @@ fn loom_flight_a_guard_is_held_by_who_waits() {
 
 #[test]
 #[should_panic(expected = "for one another")]
-fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
+fn loom_flight_without_returning_it_a_holder_waits_for_a_guard() {
     model(|| {
         let (flight, calls) = (flight(1), calls());
         let is_held = Arc::new(Mutex::new(false));
-        // True: has a slot, and waits for the guard.
+        // True: the thread has a slot, and waits for the guard.
         let other = spawn(&flight, {
             let (is_held, calls) = (Arc::clone(&is_held), Arc::clone(&calls));
             move |flight| {
@@ -513,19 +518,19 @@ fn loom_flight_without_giving_it_back_who_has_a_slot_waits_for_a_guard() {
     });
 }
 
-/// A flight of which each of two places may have a slot at hand.
-fn flight_with_near(slots: usize) -> Arc<Flight> {
-    Flight::with(slots, Near::of(2, 1))
+/// A flight in which each of two places may cache a slot.
+fn flight_with_caches(slots: usize) -> Arc<Flight> {
+    Flight::with(slots, SlotCache::of(2, 1))
 }
 
 fn at_place(place: usize) {
     PLACE.with(|mine| mine.set(place));
 }
 
-/// The only slot is given back to a place while an offer is left by a thread of another.
-fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
+/// The only slot is returned to one place while a thread of another place queues an offer.
+fn an_offer_meets_a_cached_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
     model(move || {
-        let (flight, calls) = (flight_with_near(1), calls());
+        let (flight, calls) = (flight_with_caches(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
         let waiter = spawn(&flight, {
             let offer = starts(&calls, 1);
@@ -537,22 +542,22 @@ fn an_offer_meets_a_slot_at_hand(wait: fn(&Flight, Offer), give: fn(Slot)) {
         give(slot);
         waiter.join().unwrap();
         let waits = !flight.offers().waiting.is_empty();
-        assert!(!waits, "waits for ever");
+        assert!(!waits, "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });
 }
 
-/// Goal: an offer that meets a slot on its way to a place is called, or finds it free (flight.L8).
+/// Goal: an offer that meets a slot on its way to a cache is called, or finds it free (flight.L8).
 #[test]
-fn loom_flight_an_offer_meets_a_slot_at_hand() {
-    an_offer_meets_a_slot_at_hand(wait, drop);
+fn loom_flight_an_offer_meets_a_cached_slot() {
+    an_offer_meets_a_cached_slot(wait, drop);
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_a_look_at_what_is_at_hand_an_offer_waits_on() {
-    an_offer_meets_a_slot_at_hand(
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_draining_the_caches_an_offer_waits() {
+    an_offer_meets_a_cached_slot(
         |flight, offer| {
             let mut offers = flight.offers();
             let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
@@ -565,18 +570,18 @@ fn loom_flight_without_a_look_at_what_is_at_hand_an_offer_waits_on() {
 }
 
 #[test]
-#[should_panic(expected = "waits for ever")]
-fn loom_flight_without_a_look_at_the_sign_after_it_a_slot_at_hand_is_left() {
-    an_offer_meets_a_slot_at_hand(wait, |slot| {
-        assert!(taken_from(slot).near.try_add());
+#[should_panic(expected = "waits forever")]
+fn loom_flight_without_a_check_after_it_a_cached_slot_is_left() {
+    an_offer_meets_a_cached_slot(wait, |slot| {
+        assert!(taken_from(slot).slot_cache.try_add());
     });
 }
 
-/// Goal: the same where a latecomer takes the slot from the place: it goes on to the line from there.
+/// Goal: the same if a latecomer takes the slot from the cache: it returns it to the queue.
 #[test]
-fn loom_flight_a_latecomer_takes_a_slot_at_hand() {
+fn loom_flight_a_latecomer_takes_a_cached_slot() {
     bounded_model(|| {
-        let (flight, calls) = (flight_with_near(1), calls());
+        let (flight, calls) = (flight_with_caches(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
         let waiter = spawn(&flight, {
             let offer = starts(&calls, 1);
@@ -589,7 +594,7 @@ fn loom_flight_a_latecomer_takes_a_slot_at_hand() {
         drop(slot);
         waiter.join().unwrap();
         latecomer.join().unwrap();
-        assert!(flight.offers().waiting.is_empty(), "waits for ever");
+        assert!(flight.offers().waiting.is_empty(), "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });

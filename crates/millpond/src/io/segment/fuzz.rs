@@ -1,5 +1,5 @@
-//! Lists and positions in them against a flat model, driven by bytes: a fuzz target's
-//! (`fuzz/fuzz_targets/segments.rs`), and of a test with random ones.
+//! A comparison of segment lists and positions in them with a flat model, driven by bytes: for a
+//! fuzz target (`fuzz/fuzz_targets/segments.rs`), and for a test with random bytes.
 
 use crate::io::segment::{Misalignment, SegmentIter};
 use crate::io::segment_list::RawList;
@@ -16,7 +16,7 @@ fn take(input: &mut &[u8]) -> u64 {
     }
 }
 
-/// The addresses of all bytes, in their order. Nobody looks into the memory.
+/// The addresses of all bytes, in order. The memory is not accessed.
 fn addresses(iter: SegmentIter<'_>) -> Vec<usize> {
     let mut addresses = Vec::new();
     for piece in iter {
@@ -26,7 +26,7 @@ fn addresses(iter: SegmentIter<'_>) -> Vec<usize> {
     addresses
 }
 
-/// Whether `found` promises no more than what the pieces keep, for all powers of two.
+/// Checks that `found` promises no more than the pieces keep, for all powers of two.
 fn check_misalignment(found: Misalignment, iter: SegmentIter<'_>) {
     let (mut base, mut len) = (0, 0);
     for piece in iter {
@@ -37,7 +37,7 @@ fn check_misalignment(found: Misalignment, iter: SegmentIter<'_>) {
     assert!(bits(found.base) <= bits(base) && bits(found.len) <= bits(len), "{found:?}");
 }
 
-/// Makes a list as `input` says, and goes through it.
+/// Builds a list according to `input`, and goes through it.
 pub fn segment_lists(mut input: &[u8]) {
     let input = &mut input;
     let unit = [1, 3, 16, 64][take(input) as usize % 4];
@@ -49,7 +49,7 @@ pub fn segment_lists(mut input: &[u8]) {
         iovecs.push(libc::iovec { iov_base, iov_len: len });
         at += skip + len;
     }
-    // SAFETY: nobody uses the memory: only addresses are compared.
+    // SAFETY: the memory is not accessed: only addresses are compared.
     let list = unsafe { RawList::from_iovecs(&iovecs) };
     let flat: Vec<usize> = (iovecs.iter())
         .flat_map(|iovec| (0..iovec.iov_len).map(|at| iovec.iov_base as usize + at))

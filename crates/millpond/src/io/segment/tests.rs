@@ -1,15 +1,15 @@
-//! The iterator against a flat model: the addresses of all bytes in their order.
+//! Tests of the iterator against a flat model: the addresses of all bytes in order.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Segments of one block of memory, which are never looked into.
+/// Segments of one block of memory, which is not accessed.
 fn segments(lens: &[usize]) -> Vec<Segment<'static>> {
     let mut at = 4096;
     let make = |&len: &usize| {
         at += 16 + len;
-        // SAFETY: nobody uses the memory: the tests compare addresses.
+        // SAFETY: the memory is not accessed: the tests compare addresses.
         unsafe { Segment::new(std::ptr::without_provenance_mut(at - len), len) }
     };
     lens.iter().map(make).collect()
@@ -29,7 +29,7 @@ enum Step {
     Rewind(u64),
     Split(u64),
     Limit(u64),
-    /// Takes what one call of so many segments would, and less than it by that many bytes.
+    /// Takes the bytes of one call with that many segments, and that many bytes fewer.
     Front(usize, u64),
 }
 
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Goal: whatever is done to a position, it says the bytes that the model says.
+    /// Goal: after any operation on a position, it yields the bytes of the model.
     #[test]
     fn agrees_with_a_flat_model(
         lens in proptest::collection::vec(0..24usize, 0..12),
@@ -93,7 +93,7 @@ proptest! {
         }
     }
 
-    /// Goal: what the iterator says of alignment is what its pieces have.
+    /// Goal: the reported alignment is that of the pieces.
     #[test]
     fn misalignment_is_that_of_the_pieces(
         lens in proptest::collection::vec((1..4usize).prop_map(|blocks| blocks * 512), 1..6),
@@ -115,7 +115,7 @@ proptest! {
             (misalignment.base | misalignment.len) & 511 == 0
         };
         let pieces: Vec<_> = iter.collect();
-        // It may say less of what is not there.
+        // It may promise less for an empty rest.
         if iter.left() > 0 {
             prop_assert_eq!(
                 is_aligned(iter.misalignment()),
@@ -125,7 +125,7 @@ proptest! {
     }
 }
 
-/// Goal: the fuzz target's checks, also where no fuzzer is to be had.
+/// Goal: the checks of the fuzz target run without a fuzzer as well.
 #[test]
 fn random_input_of_the_fuzz_target() {
     let mut state = 1u64;

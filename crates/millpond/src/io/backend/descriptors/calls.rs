@@ -1,4 +1,5 @@
-//! Transfers by the descriptors of a file: which of them, with which flags, and by plain system calls.
+//! Transfers by the descriptors of a file: the choice of descriptor and flags, and plain system
+//! calls.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -11,7 +12,7 @@ use crate::io::backend::in_place::Inside;
 use crate::io::batch;
 use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer, retry_interrupted};
 
-/// Drop what was moved from the kernel's cache (Linux 6.14).
+/// Drop the transferred bytes from the kernel's page cache (Linux 6.14).
 const RWF_DONTCACHE: i32 = 0x80;
 
 impl Descriptors {
@@ -37,8 +38,8 @@ impl Descriptors {
         }
         let fd = own.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         if transfer.direction == Direction::Read && !transfer.direct {
-            // As for `verify`; once for reads that go out together. Relaxed: a thread finds its own
-            // batch's number only if it has left it there itself, after a look.
+            // As for `verify`, but once for reads that are submitted together. Relaxed: a thread
+            // finds the number of its own batch only if it has stored it itself, after a check.
             let batch = batch::number();
             if batch.is_none_or(|batch| self.checked_in.load(Relaxed) != batch) {
                 self.check(fd)?;
@@ -49,9 +50,9 @@ impl Descriptors {
         Ok((fd.as_raw_fd(), durable_flag(transfer)))
     }
 
-    /// The same for a transfer in a ring; `None` if it can't be in one: the kernel looks at the flags of a
-    /// description when it gets round to the transfer, which are to be the ones that it needs; and it could wait
-    /// for what the number leads to by now (ring.R4).
+    /// The same for a transfer in a ring. `None`: it cannot use a ring. The kernel reads the flags
+    /// of a description when it starts the transfer, and they must be the right ones then; and it
+    /// could wait for another file that has the number by now (ring.R4).
     pub(crate) fn ring_route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
         let is_safe = transfer.direct || self.in_place.is_none();
         (is_safe && !self.are_lost()).then(|| self.route(transfer))
@@ -62,7 +63,7 @@ impl Descriptors {
         let (fd, flags) = match transfer.direction {
             Direction::Read => (&self.read, 0),
             Direction::Write if self.write_is_own.load(Relaxed) => (&self.write, 0),
-            // O_APPEND may be set at any time, by others that share the description.
+            // Other users of the description may set O_APPEND at any time.
             Direction::Write if can_ignore_append() => (&self.write, RWF_NOAPPEND),
             Direction::Write => (&self.write, 0),
         };
@@ -77,8 +78,8 @@ impl Descriptors {
         }
     }
 
-    /// One attempt at each transfer, all at once; false: they are not all direct ones in place, or it
-    /// can't be done, and nothing was.
+    /// One attempt at each transfer, concurrently. False: not all of them are direct ones in place,
+    /// or it is not possible, and nothing was done.
     pub(crate) fn try_at_once(&self, contexts: &Contexts, batch: &mut [Transfer<'_>]) -> bool {
         let (Some(gate), Some(alignment)) = (&self.in_place, self.direct) else { return false };
         if !batch.iter().all(|transfer| is_aligned(transfer, alignment)) {
@@ -94,7 +95,7 @@ impl Descriptors {
         for (transfer, outcome) in batch.iter_mut().zip(outcomes) {
             self.transfers.add(transfer.direction, true);
             transfer.set(outcome.map_err(|error| match error.raw_os_error() {
-                // To be tried again, alone, which sees to these.
+                // Retried separately, where these errors are handled.
                 Some(libc::EINVAL | libc::EFAULT) => io::Error::from_raw_os_error(libc::EAGAIN),
                 _ => error,
             }));
@@ -102,9 +103,9 @@ impl Descriptors {
         true
     }
 
-    /// The descriptor and flags with which `read` goes to the kernel as a direct one, and what is to be
-    /// kept until the kernel has taken it; `None` if it can't be one. The kernel looks at the flags of
-    /// the description as it takes a request, and not again.
+    /// The descriptor and flags for `read` as a direct one, and the guard that is kept until the
+    /// kernel has taken it. `None`: it cannot be direct. The kernel reads the flags of the
+    /// description when it takes a request, and not again.
     pub(crate) fn direct_route(
         &self,
         read: &Transfer<'_>,
@@ -122,7 +123,8 @@ impl Descriptors {
         Some((fd, flags, Some(inside)))
     }
 
-    /// The descriptor of ours by which `read` is a direct one, whatever becomes of the flags of others.
+    /// Our descriptor for `read` as a direct one, which does not depend on flags of other
+    /// descriptions.
     pub(crate) fn own_direct_route(&self, read: &Transfer<'_>) -> Option<RawFd> {
         if !self.reads_directly() {
             return None;
@@ -131,7 +133,7 @@ impl Descriptors {
         (flags == 0).then_some(fd)
     }
 
-    /// Whether there is a description of ours for direct reads.
+    /// Whether we have a description for direct reads.
     pub(crate) fn reads_directly(&self) -> bool {
         self.in_place.is_none() && self.direct.is_some() && self.direct_read.get().is_some()
     }
@@ -145,12 +147,13 @@ impl Descriptors {
         };
         let (fd, flags) = self.plain_route(transfer)?;
         if is_aligned(transfer, alignment) && !gate.is_refused() {
-            // Without, it goes as the flag happens to be: either will do.
+            // Without it the transfer uses the present flags, which are both right.
             let inside = gate.try_direct(self);
             match self.call(transfer, fd, flags) {
-                // Some file systems take the flag, and then refuse.
+                // Some file systems accept the flag, and then refuse transfers.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => gate.refuse(),
-                // Of memory that is bad in part, the kernel's cache takes the good part.
+                // If a part of the memory is invalid, a transfer through the kernel's page cache
+                // fills the valid part.
                 Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {}
                 moved => {
                     self.transfers.add(transfer.direction, inside.is_some());
@@ -173,12 +176,12 @@ impl Descriptors {
             Direction::Write => libc::SYS_pwritev2,
         };
         let call = |flags: i32| {
-            // The raw system call: a library that takes the place of libc's functions sees nothing.
+            // The raw system call: a library that replaces libc's functions does not see it.
             // Without a vector the kernel has none to copy and to check.
-            // SAFETY: the segments describe memory that is valid for the transfer; where it may
-            // fault, the kernel says EFAULT.
+            // SAFETY: the segments describe memory that is valid for the transfer. If an access
+            // faults, the kernel returns EFAULT.
             let moved = unsafe {
-                // A whole register of each argument: it is a function of any number of them.
+                // Each argument has the width of a register, as this is a variadic function.
                 match (transfer.direction, segments, libc::c_long::from(flags)) {
                     (Direction::Read, [one], 0) => {
                         libc::syscall(libc::SYS_pread64, fd, one.base(), one.len(), low)
@@ -205,7 +208,7 @@ impl Descriptors {
         let moved = call(flags);
         if transfer.durable && is_refused(&moved) {
             let moved = call(flags & !libc::RWF_DSYNC)?;
-            // SAFETY: open for as long as the descriptors, which the caller has.
+            // SAFETY: open as long as the descriptors, which the caller holds.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             retry_interrupted(|| rustix::fs::fdatasync(fd))?;
             return Ok(moved);

@@ -1,0 +1,148 @@
+//! Loom models of queue nodes: pages that are overwritten while they are evicted, and frames that
+//! move from one page to the other.
+
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use crate::cache::policy::queue_node::QueueNode;
+use crate::cache::table::epoch::Epoch;
+use crate::cache::table::page::{PageWord, Shown};
+use crate::units::FrameIndex;
+
+const FRAMES: u32 = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    None,
+    /// Queue nodes are swapped before the old frame is free.
+    SwapFirst,
+    /// The evictor checks whether the frame has the queue node.
+    Look,
+}
+
+struct Pond {
+    without: Rule,
+    words: [PageWord; 2],
+    epoch: Epoch,
+    /// Those of frames 1 to 3.
+    nodes: Vec<QueueNode>,
+    /// Queue nodes and their pages.
+    queue: Mutex<Vec<(FrameIndex, usize)>>,
+    free: Mutex<Vec<FrameIndex>>,
+}
+
+impl Pond {
+    /// Page 0 has frame 1, and the others are free.
+    fn new(without: Rule) -> Arc<Pond> {
+        let pond = Pond {
+            without,
+            words: [PageWord::new(), PageWord::new()],
+            epoch: Epoch::new(),
+            nodes: (0..=FRAMES).map(|_| QueueNode::own()).collect(),
+            queue: Mutex::new(Vec::new()),
+            free: Mutex::new((1..=FRAMES).rev().map(FrameIndex).collect()),
+        };
+        pond.fill(0);
+        Arc::new(pond)
+    }
+
+    fn queue_node_of(&self, frame: FrameIndex) -> FrameIndex {
+        self.nodes[frame.0 as usize].of(frame)
+    }
+
+    fn take(&self) -> Option<FrameIndex> {
+        self.free.lock().unwrap().pop()
+    }
+
+    fn fill(&self, page: usize) {
+        let Some(frame) = self.take() else { return };
+        self.words[page].try_fill(frame).unwrap();
+        let _ = self.words[page].finish_fill(frame, Shown::default());
+        let mut queue = self.queue.lock().unwrap();
+        let node = self.queue_node_of(frame);
+        assert!(queue.iter().all(|&(other, _)| other != node), "two pages have a node");
+        queue.push((node, page));
+    }
+
+    fn overwrite(&self) {
+        let Some(frame) = self.take() else { return };
+        let free = |frame| self.free.lock().unwrap().push(frame);
+        let Ok(change) = self.words[0].try_replace(frame, Shown::default(), &self.epoch) else {
+            return free(frame);
+        };
+        let old = change.was.frame();
+        if self.without == Rule::SwapFirst {
+            free(old);
+        }
+        self.nodes[old.0 as usize].swap(old, &self.nodes[frame.0 as usize], frame);
+        if self.without != Rule::SwapFirst {
+            free(old);
+        }
+    }
+
+    fn evict(&self) {
+        let mut queue = self.queue.lock().unwrap();
+        let Some(&(node, page)) = queue.first() else { return };
+        let seen = self.words[page].load();
+        let is_there = self.without == Rule::Look || self.queue_node_of(seen.frame()) == node;
+        if seen.is_ready() && is_there && self.words[page].try_evict(seen, &self.epoch) {
+            queue.remove(0);
+            self.free.lock().unwrap().push(seen.frame());
+        }
+    }
+
+    /// Each cached page has the queue node that is queued for it.
+    fn check(&self) {
+        let queue = self.queue.lock().unwrap();
+        for (page, word) in self.words.iter().enumerate() {
+            let queued: Vec<_> = queue.iter().filter(|(_, other)| *other == page).collect();
+            let seen = word.load();
+            if seen.is_ready() {
+                assert_eq!(queued.len(), 1, "a cached page is queued once");
+                assert_eq!(
+                    self.queue_node_of(seen.frame()),
+                    queued[0].0,
+                    "a page has lost its node"
+                );
+            } else {
+                assert!(queued.is_empty());
+            }
+        }
+    }
+}
+
+/// Goal: the queued node of a page is that of its frame, however the page is overwritten while it
+/// is evicted, and its frames are used for another page.
+fn overwrites_race_the_evictor(without: Rule) {
+    loom::model(move || {
+        let pond = Pond::new(without);
+        let evictor = thread::spawn({
+            let pond = Arc::clone(&pond);
+            move || {
+                pond.evict();
+                pond.fill(1);
+            }
+        });
+        // Once: in the model, versions have one bit.
+        pond.overwrite();
+        evictor.join().unwrap();
+        pond.check();
+    });
+}
+
+#[test]
+fn loom_overwrites_race_the_evictor() {
+    overwrites_race_the_evictor(Rule::None);
+}
+
+#[test]
+#[should_panic(expected = "node")]
+fn loom_without_swapping_first_a_frame_is_used_with_the_wrong_seat() {
+    overwrites_race_the_evictor(Rule::SwapFirst);
+}
+
+#[test]
+#[should_panic(expected = "node")]
+fn loom_without_looking_at_the_seat_a_page_in_transition_is_evicted() {
+    overwrites_race_the_evictor(Rule::Look);
+}

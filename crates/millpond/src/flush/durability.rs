@@ -1,0 +1,77 @@
+//! The outcome of a transfer: whether its bytes are durable, and which bytes an error is about.
+
+use crate::inode::CachedFile;
+use crate::io::backend::descriptors;
+use crate::writeback::failure::Failure;
+use crate::writeback::generations::{DurableOp, EndedOp};
+
+/// Whether bytes that the backend accepted are durable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Durability {
+    /// A sync has to cover them.
+    Unsynced,
+    Durable,
+    /// The outcome depends on other operations (generations.G3). Until it is known, a sync has to
+    /// cover them.
+    Pending(EndedOp),
+    /// The transfer promised durability, and the bytes may be lost.
+    Lost(Failure),
+}
+
+impl From<std::result::Result<(), Failure>> for Durability {
+    fn from(verdict: std::result::Result<(), Failure>) -> Durability {
+        verdict.map_or_else(Durability::Lost, |()| Durability::Durable)
+    }
+}
+
+/// Ends a durable transfer that returned `error` or succeeded. Waits for other durable operations
+/// in flight (generations.G3). `repeat` makes the same transfer, not durable, and returns whether
+/// the backend accepted any of it.
+pub(crate) fn conclude(
+    file: &CachedFile,
+    durable_op: DurableOp,
+    error: Option<Failure>,
+    repeat: impl FnOnce() -> bool,
+) -> Durability {
+    match try_conclude(file, durable_op, error, repeat) {
+        Durability::Pending(ended) => file.writeback.generations.wait(ended).into(),
+        known => known,
+    }
+}
+
+/// [`conclude`] without waiting.
+pub(crate) fn try_conclude(
+    file: &CachedFile,
+    durable_op: DurableOp,
+    error: Option<Failure>,
+    repeat: impl FnOnce() -> bool,
+) -> Durability {
+    let generations = &file.writeback.generations;
+    let is_refusal =
+        |failure: &Failure| !reports_foreign_errors(file) && failure.is_refusal(repeat);
+    match error {
+        Some(failure) if !is_refusal(&failure) => {
+            // generations.G8
+            file.backing.drop_kernel_copy();
+            generations.fail(durable_op, failure);
+            Durability::Lost(failure)
+        }
+        _ => {
+            let ended = generations.end_durable(durable_op);
+            generations.verdict(ended).map_or(Durability::Pending(ended), Durability::from)
+        }
+    }
+}
+
+fn reports_foreign_errors(file: &CachedFile) -> bool {
+    file.backing.descriptor(true).is_some_and(descriptors::reports_foreign_errors)
+}
+
+/// Records the error of a write that is not durable, if the error may be about other bytes
+/// (generations.G2).
+pub(crate) fn report_foreign_error(file: &CachedFile, failure: Failure) {
+    use libc::{EDQUOT, EFBIG, EIO, ENOSPC};
+    if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && reports_foreign_errors(file) {
+        file.writeback.generations.fail_nondurable(failure);
+    }
+}

@@ -1,0 +1,48 @@
+//! Adjacent frames for pages that are filled in random order.
+
+use crate::{Advice, Engine, OpenOptions};
+
+const PAGE: u64 = 4096;
+
+/// Goal: pages of a leaf that are filled at random have adjacent frames, and abandoned reservations
+/// are used up before anything is evicted. Method: the pages of a file in a scattered order, read
+/// through views; then more files, until little is left of the limit.
+#[test]
+fn pages_filled_at_random_lie_in_a_row() {
+    const PAGES: u64 = 4 * 512;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::builder().cache_bytes(64 << 20).build().unwrap();
+    let open = |name: &str, pages: u64| {
+        let path = dir.path().join(name);
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(pages * PAGE).unwrap();
+        let file = engine.open(&path, &OpenOptions::new().read(true)).unwrap();
+        file.advise(0, 0, Advice::Random).unwrap();
+        file
+    };
+    let file = open("scattered", PAGES);
+    // 769 has no factor in common with the number of pages.
+    for page in (0..PAGES).map(|i| i * 769 % PAGES) {
+        file.read_at(&mut [0; 8], page * PAGE).unwrap();
+    }
+    let address = |page: u64| file.view(page * PAGE, 1).unwrap().as_ptr() as u64;
+    for page in 0..PAGES {
+        let first = page & !511;
+        assert_eq!(address(page) - address(first), (page - first) * PAGE, "page {page}");
+    }
+    // One page each: the rest of each reservation is unused.
+    let sparse = open("sparse", 16 * 512);
+    for leaf in 0..16 {
+        sparse.read_at(&mut [0; 8], leaf * 512 * PAGE).unwrap();
+    }
+    let before = engine.stats();
+    assert!(before.memory_bytes < engine.cache_bytes() * 6 / 10, "{before:?}");
+    let dense = open("dense", 12 * 512);
+    for page in 0..12 * 512 {
+        dense.read_at(&mut [0; 8], page * PAGE).unwrap();
+    }
+    let after = engine.stats();
+    assert_eq!(after.evictions, 0, "{after:?}");
+    assert!(after.memory_bytes <= engine.cache_bytes());
+    assert_eq!(after.fills, PAGES + 16 + 12 * 512);
+}
