@@ -71,7 +71,7 @@ mod report;
 mod retirement;
 mod runtime;
 
-use files::{late, registry, streams, table, watch};
+use files::{late, registry, streams, table};
 use runtime::cancel::point::without;
 use runtime::cancel::unwinding::let_threads_end;
 use runtime::{config, libc_calls, section, thread};
@@ -83,7 +83,7 @@ extern "C" fn load() {
         end_on_panic();
         let_threads_end();
         table::initialise();
-        config::initialise(watch::READS_AGAIN);
+        config::initialise();
         for fd in report::initialise() {
             table::set(fd, table::Known::Internal);
         }

@@ -117,14 +117,8 @@ pub struct Description {
     unwritten: AtomicBool,
     /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
     lock_noted: AtomicBool,
-    /// Calls that wait for a POSIX lock, while it is bypassed.
-    lock_waiters: AtomicU32,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
-    /// Counts its lives: who remembers one sees whether it has ended.
-    life: AtomicU32,
-    /// Calls that missed, and what makes up for them: see [`Description::note_slow`].
-    missed: AtomicU32,
     references: References,
     file: UnsafeCell<Option<Arc<File>>>,
     cold: UnsafeCell<Cold>,
@@ -158,7 +152,6 @@ impl Description {
         description.bypass.reset(false);
         description.unwritten.store(false, Relaxed);
         description.lock_noted.store(false, Relaxed);
-        description.missed.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
@@ -202,10 +195,7 @@ impl Description {
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
             lock_noted: AtomicBool::new(false),
-            lock_waiters: AtomicU32::new(0),
             moved_in_kernel: AtomicU64::new(0),
-            life: AtomicU32::new(0),
-            missed: AtomicU32::new(0),
             references: References::none(),
             file: UnsafeCell::new(None),
             cold: UnsafeCell::new(Cold::default()),
@@ -259,7 +249,7 @@ impl Description {
 
     /// D6: how the program has opened it, if it shares.
     pub fn shared_flags(&self) -> Option<i32> {
-        self.shares().then(|| self.flags.load(Relaxed))
+        (self.shares() && self.is_served()).then(|| self.flags.load(Relaxed))
     }
 
     /// D6.
@@ -318,31 +308,6 @@ impl Description {
         mode_back::opened();
     }
 
-    /// Which life this is; see [`Description::is_alive`].
-    pub fn life(&self) -> u32 {
-        self.life.load(Relaxed)
-    }
-
-    /// Whether that life has not ended.
-    pub fn is_alive(&self, life: u32) -> bool {
-        // Acquire: pairs with the Release in `end`; what was done in that life comes before.
-        self.life.load(Acquire) == life
-    }
-
-    /// A call was not a hit; `hits` says whether its thread had hits since its last such call. Whether
-    /// the file should be given back. Approximate, as every thread counts here without a lock.
-    pub fn note_slow(&self, hits: bool) -> bool {
-        // A miss takes about what the kernel's read takes, so there is time: whoever reads P pages at
-        // random has missed P / 34 times more than his hits make up for until the cache is warm, which
-        // must not be too much for 2 GiB.
-        const MISSED_MAX: u32 = 1 << 14;
-        const WORTH: u32 = 16;
-        let missed = self.missed.load(Relaxed);
-        let missed = if hits { missed.saturating_sub(WORTH) } else { missed + 1 };
-        self.missed.store(missed, Relaxed);
-        missed > MISSED_MAX
-    }
-
     /// Whether [`Description::note_lock`] was called: the note lasts as long as the description does.
     pub fn is_lock_noted(&self) -> bool {
         self.lock_noted.load(Relaxed)
@@ -351,22 +316,6 @@ impl Description {
     /// After `process_locks::note` of its file. The registry is locked.
     pub fn note_lock(&self) {
         self.lock_noted.store(true, Relaxed);
-    }
-
-    /// A call waits in the kernel for a POSIX lock by one of its numbers.
-    pub fn awaits_lock(&self) -> bool {
-        self.lock_waiters.load(Acquire) != 0
-    }
-
-    /// Such a call begins, with the registry locked.
-    pub fn begin_lock_wait(&self) {
-        self.lock_waiters.fetch_add(1, Relaxed);
-    }
-
-    /// And has ended. The caller has a pin.
-    pub fn end_lock_wait(&self) {
-        // Release: pairs with the Acquire in `awaits_lock`.
-        self.lock_waiters.fetch_sub(1, Release);
     }
 
     pub fn moved_in_kernel(&self) -> u64 {
@@ -432,7 +381,6 @@ impl Description {
     /// The last reference is gone.
     pub unsafe fn end(&self) -> (FileId, Option<Arc<File>>) {
         self.state.store(FREE, Relaxed);
-        self.life.fetch_add(1, Release);
         if self.late.swap(false, Relaxed) {
             mode_back::closed();
         }

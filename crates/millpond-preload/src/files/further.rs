@@ -20,14 +20,12 @@ use std::sync::Arc;
 
 use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
-use crate::files::process_locks;
 use crate::files::registry::{self, Registry, STDERR};
 use crate::files::several::LOST;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, MAPPED};
-use crate::runtime::section;
+use crate::files::{process_locks, read_only};
 use crate::runtime::sys::sys;
-use crate::runtime::thread::await_calls;
+use crate::runtime::{config, section};
 
 /// The number that an open of `path` gets, if it needs none of the kernel's.
 pub fn open(dir: RawFd, path: *const libc::c_char, flags: i32) -> Option<RawFd> {
@@ -96,21 +94,22 @@ impl Registry {
         let command = if is_cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
         // SAFETY: no memory involved.
         let new = unsafe { sys!(libc::SYS_fcntl, real, command, 0) } as RawFd;
-        let is_watched = new >= 0 && {
-            if !matches!(table::get(new), Known::Unknown) {
-                self.forget_lost(new);
-            }
-            watch::begin(new, flags)
-        };
-        if !is_watched {
-            if new >= 0 {
-                process_locks::close(new);
-            }
+        if new < 0 {
             return None;
+        }
+        if new as usize >= table::SLOTS {
+            process_locks::close(new);
+            return None;
+        }
+        if !matches!(table::get(new), Known::Unknown) {
+            self.forget_lost(new);
         }
         if !first.shares() {
             // F1.
             first.set_sharing(told);
+        }
+        if config::is_explained() {
+            read_only::row_of(new);
         }
         let access = Access::of_flags(flags);
         let description = Description::acquire(id, access, 0, real, Ok(file));
@@ -119,7 +118,6 @@ impl Registry {
             description.set_late();
         }
         self.push_served(id, description);
-        watch::of(new).inspect(|watch| watch.note_served());
         table::set(new, Known::File(description));
         if new <= STDERR {
             self.share_with_libc(new);
@@ -133,7 +131,6 @@ fn may_be_shared(single: &'static Description, id: FileId) -> bool {
     let Access { read, write, append } = single.access();
     // SAFETY: the registry is locked.
     let cold = unsafe { single.cold() };
-    let is_mapped = |fd: &RawFd| watch::of(*fd).is_none_or(|watch| watch.flags() & MAPPED != 0);
     single.is_served()
         && read
         && write
@@ -141,7 +138,7 @@ fn may_be_shared(single: &'static Description, id: FileId) -> bool {
         && !cold.is_locked
         && cold.offset_given.is_none()
         && status_flags(single.kernel_fd()) & LOST & !libc::O_DIRECT == 0
-        // A call that locks by one of them as if it were alone (carried.K1): there is none just now.
-        && (!process_locks::is_noted(id) || await_calls(&table::numbers_of(single), || false))
-        && !table::numbers_of(single).iter().any(is_mapped)
+        // several.G7.
+        && !process_locks::is_noted(id)
+        && !process_locks::is_locked(single.kernel_fd(), id)
 }

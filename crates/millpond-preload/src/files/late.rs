@@ -39,7 +39,7 @@ use millpond::File;
 
 use crate::files::description::Description;
 use crate::files::identity::{self, FileId};
-use crate::files::lingering::{has_any, is_lingering};
+use crate::files::lingering::is_lingering;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
 use crate::files::table::{self, Known};
@@ -124,9 +124,6 @@ pub fn settle_all() {
 
 /// L2: has the kernel change the file behind `fd`. Hits copy nothing of the kernel's from here on, in whatever mode.
 pub fn around<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
-    if matches!(table::get(fd), Known::File(_)) && !thread::record().is_inside() {
-        section::run(|_| Pin::of(fd).and_then(|pin| pin.file().map(File::end_mapping)));
-    }
     let begin = |file: &File| drop(file.begin_through());
     let end = |file: &File| {
         let _ = file.invalidate(0, i64::MAX as u64);
@@ -225,8 +222,7 @@ pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
 
 /// L4, first half: before a number is given up. `None` where the library has nothing of its file open afterwards.
 pub fn before_close(fd: RawFd) -> Option<Closing> {
-    let may_be_ours = matches!(table::get(fd), Known::File(_)) || has_any();
-    if !may_be_ours || thread::record().is_inside() {
+    if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
         return None;
     }
     section::run(|_| begin_close(fd))
@@ -234,12 +230,7 @@ pub fn before_close(fd: RawFd) -> Option<Closing> {
 
 /// The same in a section.
 pub fn begin_close(fd: RawFd) -> Option<Closing> {
-    let Some(pin) = Pin::of(fd) else {
-        // The description that it had before it was given back.
-        let may_be_former = has_any() && matches!(table::get(fd), Known::Watched | Known::Left);
-        let id = may_be_former.then(|| identity::identify(fd)).flatten()?.id;
-        return Some(Closing { id, failed: None });
-    };
+    let pin = Pin::of(fd)?;
     let Some(file) = pin.late_file() else {
         let id = lock().last_number_of(fd).filter(|_| pin.kernel_fd() >= 0)?;
         return Some(Closing { id, failed: None });

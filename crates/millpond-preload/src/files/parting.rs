@@ -4,7 +4,6 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::files::carried::Locks;
 use crate::files::description::Description;
 use crate::files::hand_over::go_through;
 use crate::files::offset::{IN_KERNEL, push_offset};
@@ -41,20 +40,12 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
 pub fn part(all: &[&'static Description], reason: Reason) -> bool {
     let bypassed = || all.iter().filter(|d| d.is_bypassed() && d.is_served());
     let Some(first) = bypassed().next() else { return false };
-    // carried.K1.
-    if all.iter().any(|description| description.awaits_lock()) {
-        return false;
-    }
-    let real = first.kernel_fd();
     // SAFETY: the registry is locked.
     let id = unsafe { first.cold() }.id;
-    let readers = all.iter().filter(|description| description.access().read);
-    let reader = readers.flat_map(|d| table::numbers_of(d)).next().unwrap_or(real);
-    let mut locked_by: Vec<RawFd> = all.iter().flat_map(|d| table::numbers_of(d)).collect();
-    locked_by.push(real);
-    let Some(carried) = Locks::look(id, &locked_by).and_then(|locks| locks.carry(real)) else {
+    if process_locks::is_locked(first.kernel_fd(), id) {
+        // several.G7: a lock that no hook has seen.
         return false;
-    };
+    }
     let mut is_done = false;
     for description in bypassed() {
         let Some(flags) = description.shared_flags() else { continue };
@@ -69,7 +60,6 @@ pub fn part(all: &[&'static Description], reason: Reason) -> bool {
             description.offset.unlock(offset);
         }
     }
-    carried.end(reader);
     // Numbers are free again.
     have_spare();
     is_done

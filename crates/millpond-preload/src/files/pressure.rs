@@ -8,7 +8,6 @@
 //! - PR1. Stalled for a twentieth of the time since the last look: the limit becomes three quarters of what
 //!   is in use, but not less than a 16th of the configured one. With each further look so again.
 //! - PR2. After ten seconds without, it grows by a 16th of the configured one; so again each ten seconds.
-//! - PR3. With one budget for all processes (`share`) this is a bound beside it.
 //!
 //! Locks: `ENGINE`; the registry's may be held.
 
@@ -20,7 +19,6 @@ use std::time::{Duration, Instant};
 use millpond::Engine;
 
 use crate::files::process_locks::read_whole;
-use crate::files::share;
 use crate::report::counts;
 use crate::runtime::config;
 use crate::runtime::lock::Lock;
@@ -100,10 +98,8 @@ impl Gauge {
             counts::count_shrunk();
         }
         CAP.store(cap, Relaxed);
-        if !share::set_cap(cap) {
-            // What can't go now goes with the next look.
-            let _ = engine.set_cache_bytes(cap.min(most));
-        }
+        // What can't go now goes with the next look.
+        let _ = engine.set_cache_bytes(cap.min(most));
     }
 }
 

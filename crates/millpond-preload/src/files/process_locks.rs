@@ -8,7 +8,6 @@
 //! - P1. A descriptor of ours is closed only while the program itself gives up a descriptor of that
 //!   file ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the
 //!   file. Until then it is *retired*: open, and used by nobody.
-//!   Or while the locks are carried over closes: `carried`.
 //! - P2. Whether there is a lock, the kernel says; but between its answer and the close the program
 //!   may take one. So a thread that is about to take one says so first ([`note`]), which holds
 //!   until the program has closed its last known descriptor of the file, and with it dropped its
@@ -32,8 +31,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::files::identity::{self, FileId};
 use crate::files::table::{self, Known};
 use crate::runtime::lock::Lock;
+use crate::runtime::section;
 use crate::runtime::sys::sys;
-use crate::runtime::{section, tree};
 
 struct Held {
     /// Files on which the program takes locks (P2).
@@ -74,16 +73,6 @@ pub fn giving_up(id: FileId) -> GivingUp {
     held.ending = Some(id);
     held.close_retired();
     GivingUp(())
-}
-
-impl GivingUp {
-    /// The close has come; what `work` locks is not ended by one of ours.
-    pub fn end_with(self, work: impl FnOnce()) {
-        let mut held = HELD.lock();
-        held.ending = None;
-        work();
-        drop(held);
-    }
 }
 
 impl Drop for GivingUp {
@@ -127,11 +116,6 @@ pub fn close_retired() {
     if RETIRED.load(SeqCst) != 0 {
         section::run(|_| HELD.lock().close_retired());
     }
-}
-
-/// Whether one of the file's is retired.
-pub fn has_retired(id: FileId) -> bool {
-    HELD.lock().retired.iter().any(|(_, other)| *other == id)
 }
 
 /// The retired descriptors.
@@ -222,8 +206,6 @@ pub fn before_exec() {
         let held = HELD.lock();
         table::known(0, u32::MAX)
             .filter(|(_, slot)| matches!(slot, Known::Internal))
-            // Whose lock shall end.
-            .filter(|(fd, _)| *fd != tree::locks())
             .filter_map(|(fd, _)| Some((fd, identity::identify(fd)?)))
             .filter(|(fd, file)| {
                 file.is_regular && (held.noted.contains(&file.id) || is_locked(*fd, file.id))

@@ -1,5 +1,4 @@
-//! Which files are served here, and by what: decided by `adoption`, or at open where that is
-//! wanted (`--eager`), and changed by `pass`.
+//! The files of mode back: which are served, decided when they are opened, and which were handed to the kernel.
 //!
 //! The registry lock covers the table's slots of descriptions, the inodes below and the leases. It
 //! is held over short system calls on our own descriptors, never over one that opens a file:
@@ -9,8 +8,7 @@
 //!   can change it unnoticed; or else all its descriptions are passed.
 //! - R2. Descriptions of one file are served side by side if all are read-only; or if they share one
 //!   (`several`): a write lease is refused while a second description exists, even our own.
-//! - R3. What has been passed stays passed until its last descriptor is closed here; or is watched
-//!   again, if files are adopted when they show use (`claim`), or it was passed for a fork (`forked`).
+//! - R3. A file that was passed to the kernel stays passed until its last descriptor is closed here.
 //! - R4. A description takes its lease before the engine looks at the file, and what the engine
 //!   may remember of an earlier time is dropped when the first description of a file is served.
 //!
@@ -36,7 +34,7 @@ use crate::files::parting::{part, pass_together};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, Known};
-use crate::files::{given, lease, lingering, mode_back, process_locks, watch};
+use crate::files::{lease, lingering, mode_back, process_locks, read_only};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{Lock, LockGuard};
@@ -49,10 +47,6 @@ pub struct Registry {
     pub(in crate::files) serving: Serving,
     /// Closed descriptions that a reading section may still look at.
     pub(in crate::files) closing: Closed,
-    /// Descriptions of files that were given back, and may still be in use: which life.
-    pub(in crate::files) former: Vec<(FileId, &'static Description, u32)>,
-    /// Numbers without a description by which the process has taken POSIX locks.
-    pub(in crate::files) locked: Vec<(FileId, RawFd)>,
     /// The program has met the limit of open descriptors.
     is_crowded: bool,
 }
@@ -144,8 +138,6 @@ impl Registry {
             inodes: BTreeMap::new(),
             serving: Serving::new(),
             closing: Vec::new(),
-            former: Vec::new(),
-            locked: Vec::new(),
             is_crowded: false,
         }
     }
@@ -159,7 +151,9 @@ impl Registry {
         if matches!(table::get(fd), Known::File(_)) {
             self.forget_lost(fd);
         }
-        watch::note_open(fd, flags);
+        if config::is_explained() {
+            read_only::row_of(fd);
+        }
         let access = Access::of_flags(flags);
         let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
@@ -167,8 +161,24 @@ impl Registry {
             None => {
                 let is_first =
                     self.inodes.get(&id).is_none_or(|inode| inode.descriptions.is_empty());
-                self.serve(&Opened { fd, id, access, is_late, is_first, waits: true })
+                self.serve(&Opened { fd, id, access, is_late, is_first })
             }
+        };
+        let served = match served {
+            Err(Reason::OpenElsewhere) if access.write => {
+                match self.serve_with_readers(fd, id) {
+                    // `several`: it is one of the descriptions that share the file, or G3.
+                    _ if matches!(table::get(fd), Known::File(_)) => {
+                        if fd <= STDERR {
+                            self.share_with_libc(fd);
+                        }
+                        return;
+                    }
+                    Ok(()) => Err(Reason::OpenElsewhere),
+                    Err(reason) => Err(reason),
+                }
+            }
+            served => served,
         };
         if let Err(reason) = &served {
             self.pass_file(id, *reason);
@@ -231,9 +241,7 @@ impl Registry {
         if is_written && !inode.descriptions.is_empty() {
             // R2. The open has broken the lease already, unless `before_open` came first; or it came
             // before that was taken.
-            if config::is_eager() {
-                self.pass_file(id, Reason::OpenTwice);
-            }
+            self.pass_file(id, Reason::OpenTwice);
             return Some(Reason::OpenTwice);
         }
         None
@@ -274,13 +282,13 @@ impl Registry {
         self.inodes.contains_key(&id)
     }
 
-    /// Leaves the file to the kernel, through all its descriptions.
+    /// Hands the file to the kernel for good: writes dirty pages back, and gives the lease up.
     pub fn pass_file(&mut self, id: FileId, reason: Reason) {
         let Some(inode) = self.inodes.get_mut(&id) else { return };
         if inode.passed.is_some() {
             // several.G3: perhaps it can be had by now.
-            if part(&inode.descriptions, reason) && !config::is_eager() {
-                self.watch_again(id, reason);
+            if part(&inode.descriptions, reason) {
+                self.renew(id, reason);
             }
             return;
         }
@@ -288,12 +296,33 @@ impl Registry {
         FILES_LEASED.fetch_sub(1, Relaxed);
         if inode.descriptions.iter().any(|description| description.shares()) {
             pass_together(&inode.descriptions, reason);
+            // The description that they shared is open for writing: other processes could not execute the file.
+            self.renew(id, reason);
         } else {
             inode.descriptions.iter().for_each(|description| pass(description, reason));
         }
-        if !config::is_eager() || reason == Reason::Forked {
-            self.watch_again(id, reason);
+    }
+
+    /// Gives each description that the kernel has a successor without a descriptor of the library's.
+    fn renew(&mut self, id: FileId, reason: Reason) {
+        let Some(inode) = self.inodes.get_mut(&id) else { return };
+        for description in &mut inode.descriptions {
+            let old = *description;
+            if old.is_served() || old.is_unwritten() || old.kernel_fd() < 0 {
+                // several.G3: it is still what all its numbers are, with an offset that is here.
+                continue;
+            }
+            let fresh = Description::acquire(id, old.access(), IN_KERNEL, -1, Err(reason));
+            // SAFETY: the registry is locked.
+            let (cold, old_cold) = unsafe { (fresh.cold(), old.cold()) };
+            (cold.slots, cold.is_locked) = (old_cold.slots, old_cold.is_locked);
+            for fd in table::numbers_of(old) {
+                table::set(fd, Known::File(fresh));
+            }
+            *description = fresh;
+            self.closing.push((Snapshot::take(), old));
         }
+        self.end_closing();
     }
 
     /// The program is about to get a way to read and write that no hook sees: it gets all files
@@ -302,7 +331,7 @@ impl Registry {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
             self.pass_where(Reason::Unseen, |_| true);
-            given::give_all();
+            self.leave_read_only();
         }
     }
 
@@ -336,9 +365,19 @@ impl Registry {
         self.end_closing();
     }
 
-    /// Leaves the file behind `fd` to the kernel, if it is served, or may be some day.
+    /// Leaves `fd` to the kernel for good, if it is READ_ONLY.
+    pub fn leave(&mut self, fd: RawFd) {
+        table::try_change(fd, Known::ReadOnly, Known::Left);
+    }
+
+    /// The same of all such descriptors: another process gets them, or may.
+    pub fn leave_read_only(&mut self) {
+        table::known(0, u32::MAX).for_each(|(fd, _)| self.leave(fd));
+    }
+
+    /// Leaves the file behind `fd` to the kernel for good.
     pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
-        self.leave(fd, reason);
+        self.leave(fd);
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             let id = unsafe { description.cold() }.id;
@@ -366,6 +405,17 @@ impl Registry {
             unsafe { description.cold() }.offset_given = Some(offset);
         }
         description.offset.unlock(IN_KERNEL);
+    }
+
+    /// Another process got one of the descriptions of the file, and it is not known which.
+    pub fn give(&mut self, id: FileId) {
+        self.pass_file(id, Reason::Given);
+        for (fd, slot) in table::known(0, u32::MAX) {
+            let is_it = || identity::identify(fd).is_some_and(|identity| identity.id == id);
+            if matches!(slot, Known::ReadOnly) && is_it() {
+                self.leave(fd);
+            }
+        }
     }
 
     /// Leaves every served file to the kernel for which `chosen` says so.
@@ -396,28 +446,7 @@ impl Registry {
             .collect();
         for id in &ids {
             self.pass_file(*id, Reason::Descriptors);
-            let Some(inode) = self.inodes.get_mut(id) else { continue };
-            for description in &mut inode.descriptions {
-                let old = *description;
-                if old.is_served() {
-                    // several.G3: it is still what all its numbers are, with an offset that is here.
-                    continue;
-                }
-                let fresh = Description::acquire(
-                    *id,
-                    old.access(),
-                    IN_KERNEL,
-                    -1,
-                    Err(Reason::Descriptors),
-                );
-                // SAFETY: the registry is locked.
-                unsafe { fresh.cold().slots = old.cold().slots };
-                for fd in table::numbers_of(old) {
-                    table::set(fd, Known::File(fresh));
-                }
-                *description = fresh;
-                self.closing.push((Snapshot::take(), old));
-            }
+            self.renew(*id, Reason::Descriptors);
         }
         self.end_closing();
         !ids.is_empty()
@@ -482,7 +511,6 @@ fn end_closing(closing: &mut Closed) {
             index += 1;
         }
     }
-    lingering::count_closing(closing.len());
 }
 
 fn is_closing(closing: &mut Closed, id: FileId) -> bool {
@@ -500,11 +528,11 @@ pub fn leave_all() {
 
 /// Before libc reads or writes `fd` by itself.
 pub fn give_to_libc(fd: RawFd) {
-    let is_ours = is_served(fd) || matches!(table::get(fd), Known::Watched | Known::Claimed);
+    let is_ours = is_served(fd) || matches!(table::get(fd), Known::ReadOnly | Known::Claimed);
     if is_ours && !thread::record().is_inside() {
         section::run(|_| {
             let mut registry = lock();
-            registry.leave(fd, Reason::InLibc);
+            registry.leave(fd);
             registry.share_with_libc(fd);
         });
     }
@@ -533,11 +561,6 @@ pub fn before_report() -> Option<Stats> {
         .values()
         .flat_map(|inode| &inode.descriptions)
         .for_each(|d| count_moved_by_libc(d));
-    for (fd, slot) in table::known(0, u32::MAX) {
-        if let (Known::Watched | Known::Left, Some(watch)) = (slot, watch::of(fd)) {
-            watch.tell();
-        }
-    }
     let engine = registry.serving.made().cloned();
     drop(registry);
     // Takes time in proportion to what is cached.

@@ -4,9 +4,9 @@ use std::os::fd::RawFd;
 
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
+use crate::files::registry;
 use crate::files::table::{self, Known};
 use crate::files::under_way::{Way, begin};
-use crate::files::{registry, watch};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
@@ -29,13 +29,7 @@ pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
     let Way::Open(call) = begin(fd) else { return by_kernel() };
     let result = match call.known {
         Known::File(_) => seek_slow(fd, offset, whence).unwrap_or_else(by_kernel),
-        _ => {
-            let result = by_kernel();
-            if let (Some(watch), Ok(offset)) = (watch::of(fd), u64::try_from(result)) {
-                watch.set_position(offset);
-            }
-            result
-        }
+        _ => by_kernel(),
     };
     call.end();
     result

@@ -151,9 +151,6 @@ impl Segments {
         direction: Direction,
     ) -> isize {
         let fd = description.kernel_fd();
-        if direction == Direction::Write {
-            description.file().inspect(|file| file.end_mapping());
-        }
         if direction == Direction::Write && description.shares() && description.access().append {
             const RWF_APPEND: i32 = 0x10;
             let one;

@@ -15,12 +15,11 @@ use crate::files::description::Access;
 use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, Known};
-use crate::files::watch::forget_watched;
-use crate::files::{further, io, registry, watch};
+use crate::files::{further, io, read_only, registry};
 use crate::fork::ensure_initialised;
 use crate::page_cache;
 use crate::report::reason::Reason;
-use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
+use crate::runtime::c::{HERE, Mode, Text, c_char, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::forks::Before;
 use crate::runtime::libc_calls;
@@ -40,14 +39,11 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     }
     point();
     ensure_initialised();
-    if config::is_eager() && registry::holds_leases() {
+    if registry::holds_leases() {
+        if let Some(fd) = further::open(dir, path, flags) {
+            return fd;
+        }
         make_way(dir, path, flags);
-    }
-    if !config::is_eager()
-        && registry::holds_leases()
-        && let Some(fd) = further::open(dir, path, flags)
-    {
-        return fd;
     }
     let before = FORKS.before();
     // SAFETY: the caller's duty.
@@ -97,7 +93,7 @@ pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) ->
         unsafe { fault::copy_in((&raw mut flags).cast(), how.cast(), wanted) }
     });
     let flags = flags as c_int;
-    if (config::is_eager() || flags & libc::O_NONBLOCK != 0) && registry::holds_leases() {
+    if registry::holds_leases() {
         make_way(dir, path, flags);
     }
     let before = FORKS.before();
@@ -164,6 +160,13 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     new
 }
 
+/// Before libc opens the file of a path by itself, which would wait for a lease of this process.
+pub fn before_open_by_libc(path: Text, flags: c_int) {
+    if registry::holds_leases() && !thread::record().is_inside() {
+        make_way(HERE, path, flags);
+    }
+}
+
 #[cold]
 fn make_way(dir: c_int, path: Text, flags: c_int) {
     if flags & libc::O_PATH != 0 {
@@ -215,11 +218,8 @@ pub fn describe(fd: c_int, flags: c_int, before: Before) {
         describe_foreign(fd);
         return;
     }
-    if !config::is_eager() {
-        begin_watch(fd, flags);
-        if FORKS.has_forked(before) {
-            section::run(|_| registry::lock().leave_to_child(fd));
-        }
+    if flags & libc::O_ACCMODE == libc::O_RDONLY && !config::is_eager() {
+        describe_read_only(fd, flags, before);
         return;
     }
     for slice in 1..=KEEPER_SLICES {
@@ -229,38 +229,17 @@ pub fn describe(fd: c_int, flags: c_int, before: Before) {
     }
 }
 
-/// The kernel's, until it shows use.
-fn begin_watch(fd: c_int, flags: c_int) {
-    let slot = table::get(fd);
-    let is_lost = match slot {
-        Known::Unknown | Known::Foreign => false,
+/// The kernel's, unless the program opens the file for writing, too.
+fn describe_read_only(fd: c_int, flags: c_int, before: Before) {
+    if matches!(table::get(fd), Known::File(_) | Known::Claimed) {
         // Closed where no hook saw it.
-        Known::Watched | Known::Left => !forget_watched(fd, slot),
-        Known::Internal | Known::Claimed | Known::File(_) => true,
-    };
-    if is_lost {
         section::run(|_| registry::lock().forget_lost(fd));
     }
-    let slot = match watch::of(fd) {
-        Some(watch) if watch::begin(fd, flags) => {
-            let reason = if flags & libc::O_DIRECT != 0 {
-                Some(Reason::Direct)
-            } else if fd <= registry::STDERR {
-                Some(Reason::Stdio)
-            } else {
-                None
-            };
-            match reason {
-                Some(reason) => {
-                    watch.set_reason(reason);
-                    Known::Left
-                }
-                None => Known::Watched,
-            }
-        }
-        _ => Known::Foreign,
-    };
-    table::set(fd, slot);
+    read_only::note_open(fd);
+    let is_kernels = flags & libc::O_DIRECT != 0 || fd <= registry::STDERR;
+    if is_kernels || FORKS.has_forked(before) {
+        table::try_change(fd, Known::ReadOnly, Known::Left);
+    }
 }
 
 /// In a section. False if a keeper has to be waited for, unless it was for the last time.

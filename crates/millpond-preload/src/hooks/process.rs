@@ -8,8 +8,7 @@ use std::os::fd::RawFd;
 
 use crate::files::pin::Pin;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, Watch};
-use crate::files::{given, late, process_locks, registry};
+use crate::files::{late, process_locks, registry};
 use crate::hooks::vfork;
 use crate::page_cache;
 use crate::report::reason::Reason;
@@ -83,12 +82,7 @@ pub fn give_inherited() {
         process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
-            .filter(|(fd, slot)| match slot {
-                Known::File(description) => description.is_served(),
-                // Which another process may have, too.
-                Known::Left => given::is_shared(*fd),
-                slot => matches!(slot, Known::Watched),
-            })
+            .filter(|(_, slot)| matches!(slot, Known::File(description) if description.is_served()))
             .map(|(fd, _)| fd)
             .collect();
         for fd in fds {
@@ -96,17 +90,14 @@ pub fn give_inherited() {
                 registry.pass_fd(fd, Reason::Given);
             }
         }
+        registry.leave_read_only();
     });
 }
 
-/// The registry is locked.
 fn is_closed_by_exec(fd: RawFd) -> bool {
-    let is_one = matches!(table::get(fd), Known::Watched);
-    watch::of(fd).filter(|_| is_one).and_then(Watch::closes).unwrap_or_else(|| {
-        // SAFETY: no memory involved.
-        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
-        flags & libc::FD_CLOEXEC as isize != 0
-    })
+    // SAFETY: no memory involved.
+    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
+    flags & libc::FD_CLOEXEC as isize != 0
 }
 
 /// What is written from now on is not for this process to write back later.

@@ -17,11 +17,10 @@ use libc::FILE;
 use crate::files::io::At;
 use crate::files::seek::seek;
 use crate::files::table::{self, Known};
-use crate::files::watch::forget_watched;
-use crate::files::{late, process_locks, registry, streams};
+use crate::files::{late, process_locks, read_only, registry, streams};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
-use crate::hooks::open::open_at;
+use crate::hooks::open::{before_open_by_libc, open_at};
 use crate::hooks::process::give_to_libc;
 use crate::page_cache;
 use crate::runtime::cancel::point::without;
@@ -178,8 +177,20 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, parsed: &StreamMode) -> *m
     stream
 }
 
+/// Before libc opens `path` for a stream of its own.
+fn before_opening(path: *const c_char, mode: *const c_char) {
+    if path.is_null() || mode.is_null() {
+        return;
+    }
+    // SAFETY: the caller of the hook vouches for the text.
+    if let Some(parsed) = StreamMode::parse(unsafe { CStr::from_ptr(mode) }, FOPEN_LETTERS) {
+        before_open_by_libc(path, parsed.flags);
+    }
+}
+
 /// A stream of libc's own.
 unsafe fn open_by_libc(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    before_opening(path, mode);
     // SAFETY: the caller's duty.
     let stream = unsafe { libc_calls::fopen64(path, mode) };
     if !stream.is_null() {
@@ -225,7 +236,7 @@ fn forget_former(fd: c_int) {
     if page_cache::is_on() {
         page_cache::forget(fd);
     }
-    if matches!(table::get(fd), Known::Watched | Known::Left | Known::File(_))
+    if matches!(table::get(fd), Known::ReadOnly | Known::Left | Known::File(_))
         && !thread::record().is_inside()
     {
         section::run(|_| registry::lock().forget_lost(fd));
@@ -267,7 +278,7 @@ unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<late::Closi
     }
     match table::get(fd) {
         Known::File(_) | Known::Claimed => {}
-        slot @ (Known::Watched | Known::Left) if !forget_watched(fd, slot) => {}
+        slot @ (Known::ReadOnly | Known::Left) if !read_only::forget(fd, slot) => {}
         _ => return None,
     }
     // SAFETY: the stream is open until libc closes it.
@@ -310,6 +321,7 @@ pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
         unsafe {
             let fd = libc_calls::fileno(stream);
             before_libc_closes(stream, fd);
+            before_opening(path, mode);
             let stream = libc_calls::freopen64(path, mode, stream);
             process_locks::close_retired();
             return stream;

@@ -53,13 +53,6 @@ pub fn warn_unwritten(fd: RawFd, errno: i32) {
     warn(&format!("millpond: {path}: written bytes are not in the file yet: {error}\n"));
 }
 
-/// A POSIX lock could not be taken again by `fd`: the kernel had no memory.
-pub fn warn_lost_lock(fd: RawFd) {
-    let mut path = [0u8; libc::PATH_MAX as usize];
-    let path = printable(link::path_of(fd, &mut path));
-    warn(&format!("millpond: {path}: a lock of this process was lost\n"));
-}
-
 /// What waits in the cache has nobody any more who would write it if this process were killed.
 pub fn warn_lost_keeper() {
     let pid = std::process::id();

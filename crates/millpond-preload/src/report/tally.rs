@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
 use crate::report::named;
 use crate::report::told::*;
 use crate::runtime::block::WORDS;
-use crate::runtime::budget::Budget;
 use crate::runtime::sys::sys;
 use crate::runtime::{blocks, config, thread};
 
@@ -26,7 +25,6 @@ const VARIABLE: &CStr = c"MILLPOND_TALLY";
 const NONE: RawFd = -1;
 const PAGE: usize = 4096;
 
-const _: () = assert!(BUDGET + size_of::<Budget>() <= BLOCKS_AT);
 const _: () = assert!(BLOCK_BYTES == size_of::<blocks::Block>());
 
 /// The memory file, in the main process.
@@ -123,18 +121,6 @@ fn word(index: usize) -> Option<&'static AtomicU64> {
     let head = HEAD.load(Relaxed);
     // SAFETY: null, or mapped for good; `index` is within a page.
     (!head.is_null()).then(|| unsafe { &*head.add(index) })
-}
-
-/// The budget that lies between the counts, mapped; where the cache is shared.
-pub fn map_budget() -> Option<*mut Budget> {
-    let own = OWN.load(Relaxed);
-    let fd = if own == NONE { named::open(VARIABLE, libc::O_RDWR)? } else { own };
-    let mapped = map(fd, BUDGET, size_of::<Budget>());
-    if own == NONE {
-        // SAFETY: opened here.
-        unsafe { sys!(libc::SYS_close, fd) };
-    }
-    mapped.map(<*mut u8>::cast)
 }
 
 /// Whether this is the main process.

@@ -5,7 +5,6 @@
 //! ```text
 //! 0          header: MARK, SAID, LOADED
 //! CHILDREN   a block: what children have added when they ended
-//! BUDGET     the budget, where the cache is shared
 //! BLOCKS_AT  the main process's blocks, each a thread's
 //! ```
 //!
@@ -20,9 +19,8 @@ use super::reason::REASONS;
 pub const WORD_BYTES: usize = 8;
 pub const BLOCK_BYTES: usize = WORDS * WORD_BYTES;
 pub const CHILDREN: usize = BLOCK_BYTES;
-/// These are mapped by themselves: multiples of any page's size.
-pub const BUDGET: usize = 64 << 10;
-pub const BLOCKS_AT: usize = 128 << 10;
+/// A multiple of any page's size.
+pub const BLOCKS_AT: usize = 64 << 10;
 /// Threads beyond these count where only their process sees it.
 pub const BLOCKS_MAX: usize = 2048;
 pub const FILE_BYTES: usize = BLOCKS_AT + BLOCKS_MAX * BLOCK_BYTES;

@@ -1,6 +1,5 @@
 //! Descriptors by their names in `/proc`.
 
-use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 use crate::runtime::sys::sys;
@@ -12,15 +11,6 @@ pub fn format_link(fd: RawFd, buffer: &mut [u8; 32]) -> &[u8] {
     // 31 bytes hold the longest number.
     let _ = write!(rest, "/proc/self/fd/{fd}");
     &buffer[..]
-}
-
-/// What the kernel says of `fd` beside its path: `/proc/thread-self/fdinfo/N`.
-pub fn format_info(fd: RawFd, buffer: &mut [u8; 48]) -> &CStr {
-    use std::io::Write;
-    let mut rest = &mut buffer[..47];
-    // As above.
-    let _ = write!(rest, "/proc/thread-self/fdinfo/{fd}");
-    CStr::from_bytes_until_nul(buffer).unwrap_or_default()
 }
 
 /// The path of what is open at `fd`, as far as there is one.

@@ -3,7 +3,7 @@
 //! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
 //! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
 //! Its fields: its *reading sections* (see `reading`), its kernel calls *in flight* on files that may be
-//! adopted, how deep it is *inside* the library; and where its counts are (`block`).
+//! served later, how deep it is *inside* the library; and where its counts are (`block`).
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -44,8 +44,6 @@ pub struct Record {
     block: AtomicPtr<Block>,
     /// Something may have been counted there. Never unset.
     is_counting: AtomicBool,
-    /// What the bytes served were at the thread's last miss.
-    bytes_at_miss: AtomicU64,
     /// Where the stack for sections ends; zero: not made yet. See `stack`.
     stack: AtomicUsize,
     /// Where the thread's stack for handlers begins, and its size; zero: it has none.
@@ -234,10 +232,6 @@ impl Record {
         }
     }
 
-    pub fn is_in_vfork(&self) -> bool {
-        self.inside.load(Relaxed) & IN_VFORK != 0
-    }
-
     pub fn enter_inside(&self) {
         self.inside.store(self.inside.load(Relaxed) + 1, Relaxed);
         compiler_fence(SeqCst);
@@ -318,10 +312,6 @@ impl Record {
         self.is_counting.load(Relaxed) || HAS_COUNTED_BEFORE.load(Relaxed)
     }
 
-    fn bytes_served(&self) -> u64 {
-        self.word(SERVED_BYTES).load(Relaxed)
-    }
-
     /// Adds to the bytes that this thread was served. A handler that interrupts between the load
     /// and the store loses its own addition: a count, nothing that anything depends on.
     #[inline]
@@ -340,16 +330,6 @@ impl Record {
     /// Adds to a word of the block, around which it may wrap; no addition is lost.
     pub fn count(&self, word: usize, count: u64) {
         self.word(word).fetch_add(count, Relaxed);
-    }
-
-    /// Whether the thread had a hit since its last miss.
-    pub fn has_hit(&self) -> bool {
-        self.bytes_served() != self.bytes_at_miss.load(Relaxed)
-    }
-
-    /// The thread has missed, and its bytes are counted.
-    pub fn note_miss(&self) {
-        self.bytes_at_miss.store(self.bytes_served(), Relaxed);
     }
 }
 
@@ -511,7 +491,6 @@ pub unsafe fn share_blocks(shared: *mut Block, max: usize, has_counted_before: b
             // SAFETY: blocks are never unmapped.
             record.count(word, unsafe { &*old }.word(word).load(Relaxed));
         }
-        record.note_miss();
     }
 }
 
@@ -618,7 +597,6 @@ pub fn after_fork() {
         if record.has_counts() {
             (0..WORDS).for_each(|word| record.word(word).store(0, Relaxed));
         }
-        record.bytes_at_miss.store(0, Relaxed);
     });
     if let Some(own) = try_record() {
         // SAFETY: no precondition.

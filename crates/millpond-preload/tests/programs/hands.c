@@ -249,42 +249,6 @@ static void mapped(void)
 	close(fd);
 }
 
-#ifdef __x86_64__
-static long raw(long number, long a, long b, long c)
-{
-	long result;
-	__asm__ volatile("syscall"
-			 : "=a"(result)
-			 : "a"(number), "D"(a), "S"(b), "d"(c)
-			 : "rcx", "r11", "memory");
-	return result;
-}
-
-/* Cut by who does not wait for the lease, which is taken away unseen: reads end where the file does. */
-static void cut_below(void)
-{
-	int new = open("cut", O_RDWR | O_CREAT | O_TRUNC, 0644);
-	write_pages(new, 1);
-	close(new);
-	fd = open("cut", O_RDONLY);
-	CHECK(fd >= 0);
-	read_pages(20, 1);
-	raw(SYS_fcntl, fd, F_SETLEASE, F_UNLCK);
-	long other = raw(SYS_open, (long)"cut", O_RDWR, 0);
-	CHECK(other >= 0);
-	CHECK(raw(SYS_ftruncate, other, 10 * PAGE, 0) == 0);
-	check_page(9, 1);
-	CHECK(pread(fd, page, PAGE, 20 * PAGE) == 0);
-	CHECK(pread(fd, page, PAGE, 10 * PAGE - 100) == 100);
-	CHECK(raw(SYS_close, other, 0, 0) == 0);
-	close(fd);
-}
-#else
-static void cut_below(void)
-{
-}
-#endif
-
 int main(int count, char **arguments)
 {
 	CHECK(count >= 2);
@@ -303,8 +267,6 @@ int main(int count, char **arguments)
 		missed();
 	else if (strcmp(what, "mapped") == 0)
 		mapped();
-	else if (strcmp(what, "cut") == 0)
-		cut_below();
 	else
 		return 2;
 	return 0;
