@@ -56,7 +56,7 @@ pub fn give_to_child() {
     section::run(|_| {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
-        registry.leave_read_only();
+        registry.leave_unserved();
     });
 }
 

@@ -70,7 +70,7 @@ impl Request {
             // To describe it the registry is locked.
             File::start_now();
         }
-        if matches!(table::get(fd), Known::ReadOnly | Known::Claimed) {
+        if matches!(table::get(fd), Known::Unserved | Known::Claimed) {
             // The kernel does not say when its request has ended: in_flight.I1.
             File::start_now();
             section::run(|_| registry::lock().leave(fd));

@@ -27,7 +27,7 @@ impl Registry {
         FORKS.begin();
         self.pass_where(Reason::Forked, |_| true);
         self.pass_shared();
-        self.leave_read_only();
+        self.leave_unserved();
         table::known(0, u32::MAX)
             .filter(|(_, slot)| matches!(slot, Known::File(description) if description.shares()))
             .filter(|(fd, _)| super::several::is_bypassed(*fd))

@@ -23,7 +23,7 @@ use crate::files::identity::{self, FileId, status_flags};
 use crate::files::registry::{self, Registry, STDERR};
 use crate::files::several::LOST;
 use crate::files::table::{self, Known};
-use crate::files::{process_locks, read_only};
+use crate::files::{process_locks, unserved};
 use crate::runtime::sys::sys;
 use crate::runtime::{config, section};
 
@@ -109,7 +109,7 @@ impl Registry {
             first.set_sharing(told);
         }
         if config::is_explained() {
-            read_only::row_of(new);
+            unserved::row_of(new);
         }
         let access = Access::of_flags(flags);
         let description = Description::acquire(id, access, 0, real, Ok(file));

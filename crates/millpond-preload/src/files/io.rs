@@ -16,7 +16,7 @@ use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
-use crate::files::{identity, read_only, registry};
+use crate::files::{identity, registry, unserved};
 use crate::report::accounts::Row;
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -89,7 +89,7 @@ pub unsafe fn try_counted_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Op
 fn row_of(fd: RawFd) -> Option<&'static Row> {
     match table::get(fd) {
         Known::File(description) => description.row(),
-        Known::ReadOnly | Known::Left => read_only::row(fd),
+        Known::Unserved | Known::Left => unserved::row(fd),
         _ => None,
     }
 }
@@ -215,7 +215,7 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
 pub fn enterable(fd: RawFd) -> Option<&'static Record> {
     match table::get(fd) {
         Known::Foreign | Known::Internal | Known::Left => None,
-        Known::Unknown | Known::ReadOnly | Known::Claimed | Known::File(_) => {
+        Known::Unknown | Known::Unserved | Known::Claimed | Known::File(_) => {
             Some(thread::record())
         }
     }
@@ -372,7 +372,7 @@ pub fn count_passed(fd: RawFd, direction: Direction, result: isize) {
     let reason = match table::get(fd) {
         Known::File(description) if description.is_served() => Reason::Changed,
         Known::File(description) => description.reason(),
-        Known::ReadOnly | Known::Left => Reason::ReadOnly,
+        Known::Unserved | Known::Left => unserved::reason(fd),
         _ => return,
     };
     counts::count_bytes_passed(reason, result);

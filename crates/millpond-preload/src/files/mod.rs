@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! table: number -> description -> io: a hit, or pinned and through the engine
-//!               -> READ_ONLY: the kernel, until the program opens the file for writing (read_only, several)
+//!               -> UNSERVED: the kernel, until the program opens the file for writing (unserved, several)
 //! registry: which files are served                   late: dirty pages
 //! ```
 
@@ -24,7 +24,6 @@ pub mod parting;
 pub mod pin;
 pub mod pressure;
 pub mod process_locks;
-pub mod read_only;
 pub mod references;
 pub mod registry;
 pub mod seek;
@@ -35,3 +34,4 @@ pub mod streams;
 pub mod table;
 pub mod under_way;
 pub mod unfinished;
+pub mod unserved;

@@ -71,7 +71,7 @@ impl Registry {
             Known::Foreign => {
                 table::set(new, Known::Foreign);
             }
-            Known::ReadOnly | Known::Left => {
+            Known::Unserved | Known::Left => {
                 // in_flight.I5.
                 self.leave(fd);
                 table::set(new, Known::Left);

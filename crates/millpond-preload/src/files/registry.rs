@@ -34,7 +34,7 @@ use crate::files::parting::{part, pass_together};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, Known};
-use crate::files::{lease, lingering, mode_back, process_locks, read_only};
+use crate::files::{lease, lingering, mode_back, process_locks, unserved};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{Lock, LockGuard};
@@ -151,9 +151,7 @@ impl Registry {
         if matches!(table::get(fd), Known::File(_)) {
             self.forget_lost(fd);
         }
-        if config::is_explained() {
-            read_only::row_of(fd);
-        }
+        let row = if config::is_explained() { unserved::row_of(fd) } else { None };
         let access = Access::of_flags(flags);
         let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
@@ -165,17 +163,16 @@ impl Registry {
             }
         };
         let served = match served {
-            Err(Reason::OpenElsewhere) if access.write => {
-                match self.serve_with_readers(fd, id) {
-                    // `several`: it is one of the descriptions that share the file, or G3.
-                    _ if matches!(table::get(fd), Known::File(_)) => {
-                        if fd <= STDERR {
-                            self.share_with_libc(fd);
-                        }
-                        return;
+            Err(Reason::OpenElsewhere) if access.write && fd > STDERR && !self.is_known(id) => {
+                unserved::note_writer(fd, row);
+                match self.serve_together(fd, id) {
+                    Ok(()) | Err(Reason::OpenElsewhere) => return,
+                    // `several.G3`: it is one of the descriptions that share the file.
+                    Err(_) if matches!(table::get(fd), Known::File(_)) => return,
+                    Err(reason) => {
+                        unserved::uncount(fd);
+                        Err(reason)
                     }
-                    Ok(()) => Err(Reason::OpenElsewhere),
-                    Err(reason) => Err(reason),
                 }
             }
             served => served,
@@ -331,7 +328,7 @@ impl Registry {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
             self.pass_where(Reason::Unseen, |_| true);
-            self.leave_read_only();
+            self.leave_unserved();
         }
     }
 
@@ -365,13 +362,13 @@ impl Registry {
         self.end_closing();
     }
 
-    /// Leaves `fd` to the kernel for good, if it is READ_ONLY.
+    /// Leaves `fd` to the kernel for good, if it is UNSERVED.
     pub fn leave(&mut self, fd: RawFd) {
-        table::try_change(fd, Known::ReadOnly, Known::Left);
+        table::try_change(fd, Known::Unserved, Known::Left);
     }
 
     /// The same of all such descriptors: another process gets them, or may.
-    pub fn leave_read_only(&mut self) {
+    pub fn leave_unserved(&mut self) {
         table::known(0, u32::MAX).for_each(|(fd, _)| self.leave(fd));
     }
 
@@ -412,7 +409,7 @@ impl Registry {
         self.pass_file(id, Reason::Given);
         for (fd, slot) in table::known(0, u32::MAX) {
             let is_it = || identity::identify(fd).is_some_and(|identity| identity.id == id);
-            if matches!(slot, Known::ReadOnly) && is_it() {
+            if matches!(slot, Known::Unserved) && is_it() {
                 self.leave(fd);
             }
         }
@@ -528,7 +525,7 @@ pub fn leave_all() {
 
 /// Before libc reads or writes `fd` by itself.
 pub fn give_to_libc(fd: RawFd) {
-    let is_ours = is_served(fd) || matches!(table::get(fd), Known::ReadOnly | Known::Claimed);
+    let is_ours = is_served(fd) || matches!(table::get(fd), Known::Unserved | Known::Claimed);
     if is_ours && !thread::record().is_inside() {
         section::run(|_| {
             let mut registry = lock();

@@ -4,11 +4,11 @@
 //! descriptors of the file become duplicates of one description, the *real* one, which carries the lease. The library
 //! keeps the rights, the flags and the offset of each descriptor.
 //!
-//! A further open of a file that is served gets a duplicate at once (`further`). The other order, readers first, is
-//! this module's: the program opens a file for writing that it has open for reading already.
+//! A further open of a file that is served gets a duplicate at once (`further`). The other order is this module's: the
+//! process has a file open several times, and the kernel serves its descriptors (`unserved`).
 //!
 //! ```text
-//! claim the descriptors that are READ_ONLY; no call in flight on any     in_flight.I1, I2, I5
+//! claim the descriptors that are UNSERVED; no call in flight on any     in_flight.I1, I2, I5
 //! note flags, offset and close-on-exec of each                           G1
 //! real: /proc/self/fd/N, opened for reading and writing
 //! dup3(real, number) of each: its own description ends
@@ -50,10 +50,10 @@ use crate::files::parting::{have_spare, make_own, open_anew, replace};
 use crate::files::registry::{self, Registry};
 use crate::files::serving::Opened;
 use crate::files::table::{self, Known};
-use crate::files::{mode_back, process_locks, read_only};
+use crate::files::{mode_back, process_locks, unserved};
 use crate::report::reason::Reason;
 use crate::runtime::link::path_of;
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{errno, set_errno, sys};
 use crate::runtime::{section, thread};
 
 /// G1.
@@ -69,10 +69,10 @@ const PLAIN: i32 = libc::O_ACCMODE
     | libc::O_ASYNC;
 const LARGE_FILE: i32 = if cfg!(target_arch = "x86_64") { 0o100_000 } else { 0o400_000 };
 
-/// For how long a claim waits for calls in flight, while other calls on the descriptor wait for it. Chosen, not
-/// measured: longer than a read from the kernel's cache, shorter than most from the device.
+/// For how long a claim waits for calls in flight, while new calls on the descriptors wait for it. Chosen: a thread that
+/// was preempted amid a call gets its next time slice.
 fn patience() -> impl FnMut() -> bool {
-    const PATIENCE: Duration = Duration::from_micros(200);
+    const PATIENCE: Duration = Duration::from_millis(10);
     let mut end = None;
     move || {
         let end = *end.get_or_insert_with(|| Instant::now() + PATIENCE);
@@ -105,36 +105,38 @@ impl Member {
 }
 
 impl Registry {
-    /// Serves a file that was just opened for writing at `fd`, and whose lease was refused for the sake of descriptors
-    /// of this process that are open for reading.
-    pub fn serve_with_readers(&mut self, fd: RawFd, id: FileId) -> Result<(), Reason> {
+    /// Serves a file that is open for writing at `fd`, which is UNSERVED, with all its descriptors of this process.
+    pub fn serve_together(&mut self, fd: RawFd, id: FileId) -> Result<(), Reason> {
         let mut numbers = Vec::new();
-        for (number, slot) in table::known(0, u32::MAX).filter(|(number, _)| *number != fd) {
+        for (number, slot) in table::known(0, u32::MAX) {
             let is_it = || identity::identify(number).is_some_and(|found| found.id == id);
             match slot {
-                Known::ReadOnly if is_it() => numbers.push(number),
+                Known::Unserved if is_it() => numbers.push(number),
                 Known::Left if is_it() => return Err(Reason::OpenTwice),
                 _ => {}
             }
         }
-        if numbers.is_empty() {
+        if numbers.len() < 2 {
             return Err(Reason::OpenElsewhere);
         }
         if process_locks::is_noted(id) || process_locks::is_locked(fd, id) {
             return Err(Reason::Locked);
         }
         let count = numbers.len();
-        numbers.retain(|number| table::try_change(*number, Known::ReadOnly, Known::Claimed));
-        numbers.push(fd);
-        table::set(fd, Known::Claimed);
-        let is_free = numbers.len() == count + 1 && thread::await_calls(&numbers, patience());
+        numbers.retain(|number| table::try_change(*number, Known::Unserved, Known::Claimed));
+        let is_free = numbers.len() == count && thread::await_calls(&numbers, patience());
         let members = numbers.iter().map(|number| Member::look(*number, id));
-        let members = is_free.then(|| members.collect::<Option<Vec<_>>>()).flatten();
-        let outcome =
-            members.map_or(Err(Reason::OpenTwice), |members| self.take_over(id, &members));
-        if outcome.is_err() {
+        let outcome = if is_free {
+            let members = members.collect::<Option<Vec<_>>>().ok_or(Reason::OpenTwice);
+            members.and_then(|members| self.take_over(id, &members))
+        } else {
+            // Another try may find it free.
+            Err(Reason::OpenElsewhere)
+        };
+        if let Err(reason) = outcome {
+            let next = if reason == Reason::OpenElsewhere { Known::Unserved } else { Known::Left };
             for number in numbers {
-                table::try_change(number, Known::Claimed, Known::Left);
+                table::try_change(number, Known::Claimed, next);
             }
         }
         outcome
@@ -190,9 +192,7 @@ impl Registry {
                 description.set_late();
             }
             self.push_served(id, description);
-            if *fd != writer.fd {
-                read_only::note_served();
-            }
+            unserved::uncount(*fd);
             table::set(*fd, Known::File(description));
         }
         Ok(())
@@ -264,6 +264,30 @@ impl Registry {
             self.pass_file(id, Reason::OpenTwice);
         }
     }
+}
+
+/// Tries to serve a file that is open for writing at `fd`, which is UNSERVED and in use. Between two calls.
+#[cold]
+pub fn try_to_serve(fd: RawFd) {
+    if thread::record().is_inside() {
+        return;
+    }
+    let told = errno();
+    section::run(|record| {
+        // In a handler that has interrupted such a call.
+        if record.is_calling(&[fd]) {
+            return;
+        }
+        let Some(identity) = identity::identify(fd).filter(|identity| identity.is_regular) else {
+            return;
+        };
+        let mut registry = registry::lock();
+        if matches!(table::get(fd), Known::Unserved) && !registry.is_known(identity.id) {
+            // It stays the kernel's otherwise.
+            let _ = registry.serve_together(fd, identity.id);
+        }
+    });
+    set_errno(told);
 }
 
 /// Whether both were opened by the same name, and have it still: the one's would become the other's.

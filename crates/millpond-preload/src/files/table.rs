@@ -6,12 +6,12 @@
 //! UNKNOWN   not seen opened: inherited, received, or opened where no hook sees it
 //! FOREIGN   not a regular file under the served directories
 //! INTERNAL  the library's own (the engine's duplicate, the report's stderr)
-//! READ_ONLY the kernel's, and open for reading only: see `read_only`
+//! UNSERVED the kernel's, and open for reading only: see `unserved`
 //! CLAIMED   about to be served or LEFT: for a moment under the registry lock
-//! LEFT      the same as READ_ONLY, and the kernel's until it is closed
+//! LEFT      the same as UNSERVED, and the kernel's until it is closed
 //! pointer   a `Description`, served or passed
 //!
-//! open -> READ_ONLY -> CLAIMED -> pointer, LEFT      (all but the first: registry lock)
+//! open -> UNSERVED -> CLAIMED -> pointer, LEFT      (all but the first: registry lock)
 //! open -> pointer
 //! ```
 //!
@@ -36,7 +36,7 @@ pub const SLOTS: usize = 1 << 20;
 const UNKNOWN: usize = 0;
 const FOREIGN: usize = 1;
 const INTERNAL: usize = 2;
-const READ_ONLY: usize = 3;
+const UNSERVED: usize = 3;
 const CLAIMED: usize = 4;
 const LEFT: usize = 5;
 const WORDS_PER_PAGE: usize = 512;
@@ -60,7 +60,7 @@ pub enum Known {
     Unknown,
     Foreign,
     Internal,
-    ReadOnly,
+    Unserved,
     Claimed,
     Left,
     File(&'static Description),
@@ -72,7 +72,7 @@ impl Known {
             Known::Unknown => UNKNOWN,
             Known::Foreign => FOREIGN,
             Known::Internal => INTERNAL,
-            Known::ReadOnly => READ_ONLY,
+            Known::Unserved => UNSERVED,
             Known::Claimed => CLAIMED,
             Known::Left => LEFT,
             Known::File(description) => std::ptr::from_ref(description).expose_provenance(),
@@ -125,7 +125,7 @@ pub fn get(fd: RawFd) -> Known {
         UNKNOWN => Known::Unknown,
         FOREIGN => Known::Foreign,
         INTERNAL => Known::Internal,
-        READ_ONLY => Known::ReadOnly,
+        UNSERVED => Known::Unserved,
         CLAIMED => Known::Claimed,
         LEFT => Known::Left,
         // SAFETY: other values are pointers that `set` stored; descriptions are never unmapped.

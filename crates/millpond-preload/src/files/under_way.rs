@@ -1,4 +1,4 @@
-//! A call of the kernel's on a descriptor that is READ_ONLY, and may be served later: `in_flight`.
+//! A call of the kernel's on a descriptor that is UNSERVED, and may be served later: `in_flight`.
 //!
 //! Every hook that reads by the kernel there, or uses the kernel's offset, does so between [`begin`] and
 //! [`UnderWay::end`]. In between the descriptor is not claimed.

@@ -9,7 +9,7 @@ use crate::files::seek::{seek, tell_offset};
 use crate::files::several::{self, make_real};
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
-use crate::files::{identity, io, late, process_locks, read_only};
+use crate::files::{identity, io, late, process_locks, unserved};
 use crate::hooks::process::leave_all;
 use crate::page_cache;
 use crate::report::lines;
@@ -46,8 +46,8 @@ pub unsafe fn close(fd: c_int) -> c_int {
         Known::Foreign => table::forget_foreign(fd),
         Known::Internal => return fail(libc::EBADF) as c_int,
         Known::File(_) | Known::Claimed => return close_file(fd),
-        slot @ (Known::ReadOnly | Known::Left) => {
-            if !read_only::forget(fd, slot) {
+        slot @ (Known::Unserved | Known::Left) => {
+            if !unserved::forget(fd, slot) {
                 return close_file(fd);
             }
         }
@@ -222,7 +222,7 @@ fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
 
 /// A call that changes what the number `fd` is, not what it stands for: that is not replaced meanwhile.
 pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
-    let is_ours = matches!(table::get(fd), Known::ReadOnly | Known::Claimed | Known::File(_));
+    let is_ours = matches!(table::get(fd), Known::Unserved | Known::Claimed | Known::File(_));
     if !is_ours || thread::record().is_inside() {
         return call();
     }
@@ -358,8 +358,8 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         return call();
     }
     let is_outside = !thread::record().is_inside();
-    if is_outside && matches!(table::get(fd), Known::ReadOnly | Known::Claimed) {
-        before_fcntl_read_only(fd, command);
+    if is_outside && matches!(table::get(fd), Known::Unserved | Known::Claimed) {
+        before_fcntl_unserved(fd, command);
     }
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
         note_process_lock(fd);
@@ -502,8 +502,8 @@ fn before_flock(fd: c_int) {
     }
 }
 
-/// Before the kernel does something to a READ_ONLY descriptor by which it has to stay the kernel's.
-fn before_fcntl_read_only(fd: c_int, command: c_int) {
+/// Before the kernel does something to a UNSERVED descriptor by which it has to stay the kernel's.
+fn before_fcntl_unserved(fd: c_int, command: c_int) {
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
     match command {

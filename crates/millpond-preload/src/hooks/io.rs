@@ -5,8 +5,10 @@
 
 use crate::files::io::{self, At, Outcome};
 use crate::files::segments::{Direction, Memory};
+use crate::files::several::try_to_serve;
 use crate::files::table::{self, Known};
 use crate::files::under_way::{self, Way, begin};
+use crate::files::unserved::{is_due, reason as unserved_reason};
 use crate::files::{late, mode_back, registry, several};
 use crate::page_cache;
 use crate::report::counts;
@@ -42,8 +44,8 @@ pub unsafe fn read_one(
     if under_way::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
-    if let Known::ReadOnly = table::get(fd) {
-        return read_only_one(fd, buf, len, at, Direction::Read, by_libc);
+    if let Known::Unserved = table::get(fd) {
+        return unserved_one(fd, buf, len, at, Direction::Read, by_libc);
     }
     // SAFETY: the caller's duty.
     unsafe { read_known(fd, buf, len, at, by_libc) }
@@ -177,16 +179,16 @@ unsafe fn through(
     }
     let done = match table::get(fd) {
         Known::Left => return left(fd, direction, by_libc),
-        Known::ReadOnly => read_only(fd, direction, &by_libc),
+        Known::Unserved => unserved(fd, direction, &by_libc),
         _ => None,
     };
     // SAFETY: the caller's duty.
     done.unwrap_or_else(|| unsafe { served(fd, memory, at, direction, by_libc) })
 }
 
-/// [`read_only`], of one buffer.
+/// [`unserved`], of one buffer.
 #[inline(never)]
-fn read_only_one(
+fn unserved_one(
     fd: c_int,
     buf: *mut c_void,
     len: usize,
@@ -194,7 +196,7 @@ fn read_only_one(
     direction: Direction,
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
-    match read_only(fd, direction, || by_libc(fd, buf, len, offset_of(at))) {
+    match unserved(fd, direction, || by_libc(fd, buf, len, offset_of(at))) {
         Some(result) => result,
         // SAFETY: the caller of the hook vouches for the memory.
         None => unsafe { served_one(fd, buf, len, at, direction, by_libc) },
@@ -224,17 +226,20 @@ fn left(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     result
 }
 
-/// The kernel's, and counted; `None` if it is not READ_ONLY any more.
+/// The kernel's, and counted; `None` if it is not UNSERVED any more.
 #[inline(always)]
-fn read_only(fd: c_int, direction: Direction, by_libc: impl FnOnce() -> isize) -> Option<isize> {
+fn unserved(fd: c_int, direction: Direction, by_libc: impl FnOnce() -> isize) -> Option<isize> {
     let record = record();
     let before = record.begin_call(fd);
-    let is_it = matches!(table::get(fd), Known::ReadOnly);
+    let is_it = matches!(table::get(fd), Known::Unserved);
     let result = is_it.then(by_libc);
     record.end_call(before);
     if let Some(bytes @ 1..) = result {
-        record.count_passed(Reason::ReadOnly as usize, bytes as u64);
+        record.count_passed(unserved_reason(fd) as usize, bytes as u64);
         io::explain_passed(fd, direction, bytes);
+        if is_due(fd) {
+            try_to_serve(fd);
+        }
     }
     result
 }

@@ -46,9 +46,9 @@ fn give(fd: c_int, reason: Reason) {
     pass(fd, reason);
 }
 
-/// Leaves `fd` to the kernel for good, if it is READ_ONLY.
+/// Leaves `fd` to the kernel for good, if it is UNSERVED.
 fn leave(fd: c_int) {
-    let is_it = matches!(table::get(fd), Known::ReadOnly | Known::Claimed);
+    let is_it = matches!(table::get(fd), Known::Unserved | Known::Claimed);
     if is_it && !thread::record().is_inside() {
         section::run(|_| lock().leave(fd));
     }
@@ -248,7 +248,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         return descriptor::of_number(fd, call);
     }
     if !matches!(request, FICLONE | FICLONERANGE) {
-        let is_read_only = matches!(table::get(fd), Known::ReadOnly | Known::Claimed);
+        let is_read_only = matches!(table::get(fd), Known::Unserved | Known::Claimed);
         let control = || {
             before();
             call()

@@ -15,7 +15,7 @@ use crate::files::description::Access;
 use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, Known};
-use crate::files::{further, io, read_only, registry};
+use crate::files::{further, io, registry, unserved};
 use crate::fork::ensure_initialised;
 use crate::page_cache;
 use crate::report::reason::Reason;
@@ -219,7 +219,7 @@ pub fn describe(fd: c_int, flags: c_int, before: Before) {
         return;
     }
     if flags & libc::O_ACCMODE == libc::O_RDONLY && !config::is_eager() {
-        describe_read_only(fd, flags, before);
+        describe_unserved(fd, flags, before);
         return;
     }
     for slice in 1..=KEEPER_SLICES {
@@ -230,15 +230,15 @@ pub fn describe(fd: c_int, flags: c_int, before: Before) {
 }
 
 /// The kernel's, unless the program opens the file for writing, too.
-fn describe_read_only(fd: c_int, flags: c_int, before: Before) {
+fn describe_unserved(fd: c_int, flags: c_int, before: Before) {
     if matches!(table::get(fd), Known::File(_) | Known::Claimed) {
         // Closed where no hook saw it.
         section::run(|_| registry::lock().forget_lost(fd));
     }
-    read_only::note_open(fd);
+    unserved::note_reader(fd);
     let is_kernels = flags & libc::O_DIRECT != 0 || fd <= registry::STDERR;
     if is_kernels || FORKS.has_forked(before) {
-        table::try_change(fd, Known::ReadOnly, Known::Left);
+        table::try_change(fd, Known::Unserved, Known::Left);
     }
 }
 

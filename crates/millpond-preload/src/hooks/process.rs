@@ -90,7 +90,7 @@ pub fn give_inherited() {
                 registry.pass_fd(fd, Reason::Given);
             }
         }
-        registry.leave_read_only();
+        registry.leave_unserved();
     });
 }
 

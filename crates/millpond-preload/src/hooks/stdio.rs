@@ -17,7 +17,7 @@ use libc::FILE;
 use crate::files::io::At;
 use crate::files::seek::seek;
 use crate::files::table::{self, Known};
-use crate::files::{late, process_locks, read_only, registry, streams};
+use crate::files::{late, process_locks, registry, streams, unserved};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
 use crate::hooks::open::{before_open_by_libc, open_at};
@@ -236,7 +236,7 @@ fn forget_former(fd: c_int) {
     if page_cache::is_on() {
         page_cache::forget(fd);
     }
-    if matches!(table::get(fd), Known::ReadOnly | Known::Left | Known::File(_))
+    if matches!(table::get(fd), Known::Unserved | Known::Left | Known::File(_))
         && !thread::record().is_inside()
     {
         section::run(|_| registry::lock().forget_lost(fd));
@@ -278,7 +278,7 @@ unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<late::Closi
     }
     match table::get(fd) {
         Known::File(_) | Known::Claimed => {}
-        slot @ (Known::ReadOnly | Known::Left) if !read_only::forget(fd, slot) => {}
+        slot @ (Known::Unserved | Known::Left) if !unserved::forget(fd, slot) => {}
         _ => return None,
     }
     // SAFETY: the stream is open until libc closes it.
