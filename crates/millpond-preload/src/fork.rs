@@ -2,7 +2,7 @@
 //!
 //! A description that another process holds too can change unnoticed: its offset, and its bytes if it is writable. So
 //! before a fork, every served file is handed to the kernel for good, with its offset (`files::forked`). Files that
-//! parent and child open afterwards are served as ever.
+//! parent and child open afterwards may be served.
 //!
 //! The child leaves the parent's engine alone. A raw `clone` with memory shared and descriptors not
 //! is a documented limit; one without shared memory is noticed by the wiped table

@@ -24,7 +24,7 @@ fn run(scenario: &[&str]) -> Vec<Report> {
     reports
 }
 
-/// Goal: whatever a child does with a file that it shares, parent and child find what the kernel would show.
+/// Goal: parent and child find the bytes and the offset of the kernel, whichever calls the child makes on the shared file.
 #[track_caller]
 fn assert_handed_over(scenario: &[&str]) {
     for report in run(scenario) {
@@ -53,7 +53,7 @@ fn a_grandchild_that_goes_on() {
     assert_handed_over(&["grandchild", "1"]);
 }
 
-/// Goal: another program that has the file after an exec goes on at its offset, and what it writes is read.
+/// Goal: another program that has the file after an exec goes on at its offset, and the parent reads its writes.
 #[test]
 fn a_program_that_keeps_it() {
     for way in ["0", "1", "2", "3"] {
@@ -67,7 +67,7 @@ fn a_process_that_was_sent_it() {
     run(&["sent"]);
 }
 
-/// Goal: what a child writes by a mapping is read, though it has closed the file.
+/// Goal: the parent reads a child's writes by a mapping, though the child has closed the file.
 #[test]
 fn a_child_that_maps_and_closes() {
     for way in ["0", "1"] {

@@ -23,7 +23,7 @@ fn run(source: &str, scenario: &[&str]) -> Vec<Report> {
         .collect()
 }
 
-/// Goal: a thread reads what it has written, at whichever moment the file is handed over.
+/// Goal: a thread reads its own writes, at whichever moment the file is handed over.
 #[test]
 fn while_threads_write() {
     run("handed_over.c", &["writers"]);

@@ -77,7 +77,7 @@ fn rights_that_are_given_up() {
 }
 
 /// Goal: a file that is open for reading is served to the readers, too, when the program opens it for writing: they
-/// read what is written from then on, each at its own offset; and the file is handed over when they are locked.
+/// read each later write, each at its own offset; and the file is handed over when they are locked.
 #[test]
 fn readers_come_first() {
     require("python3", "python3");

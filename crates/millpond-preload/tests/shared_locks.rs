@@ -16,8 +16,8 @@ fn run(scenario: &[&str]) {
     }
 }
 
-/// Goal: what other processes see of the locks is what was taken, while the file is served and handed over, with a lock
-/// to write, over a fork, and until the first close.
+/// Goal: other processes see the locks that were taken, while the file is served and handed over, with a lock to write,
+/// over a fork, and until the first close.
 #[test]
 fn locks_are_kept_while_the_file_is_served_and_handed_over() {
     run(&["kept", "3"]);

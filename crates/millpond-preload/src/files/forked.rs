@@ -1,6 +1,6 @@
 //! Files at a fork: written back, and the kernel's for good in parent and child.
 //!
-//! Parent and child share each open file description with its offset, and a lease does not tell the two apart. So the
+//! Parent and child share each open file description with its offset, and one lease covers both processes. So the
 //! parent hands all its files to the kernel before the fork.
 //!
 //! - **K5** Descriptors that could not be parted (`several`: G3) still share one description of the kernel's, which the

@@ -1,19 +1,17 @@
-//! A further open of a file that is served here, which would break its lease: where it can, it gets a
-//! number that shares the description (`several`), and the file stays served.
+//! A further open of a file that is served: it gets a descriptor that shares the served description (`several`).
 //!
 //! ```text
-//! the path's inode is one of ours                        else the kernel opens, as ever
-//! O_PATH: what the path is, without opening it
-//! registry: still ours, and shared, or may be            F1
+//! the path's inode is a served one                       else the kernel opens
+//! O_PATH: a look at the file without opening it
+//! registry: still served, and shared, or may be          F1
 //! the rights that the open asks for                      F2
 //! a duplicate of the real one; its description           several, description.D6
 //! ```
 //!
-//! - F1. What has been opened once is as good as several if it is open to read and write, and could be
-//!   opened anew (`several.G1`): from here on it shares what it had for itself.
-//! - F2. What isn't proved to be allowed is the kernel's: it refuses as it does, or opens, and
-//!   the file is given back. So are O_TRUNC, O_EXCL, flags that can't be shared, and O_CREAT of
-//!   another's file, which depends on its directory.
+//! - F1. A file that was opened once can be shared if it is open to read and write, and could be opened again
+//!   (`several.G1`).
+//! - F2. If the rights are not proved, the kernel opens or refuses, and the file is handed over. So it does for O_TRUNC,
+//!   O_EXCL, flags that can't be shared, and O_CREAT of a file of another user, which depends on its directory.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;

@@ -259,7 +259,7 @@ pub fn describe_passed(fd: RawFd) -> bool {
     if !matches!(table::get(fd), Known::File(_) | Known::Internal) && flags >= 0 {
         let access = Access::of_flags(flags as i32);
         registry.before_open(identity.id, access, false);
-        registry.adopt(fd, identity.id, flags as i32, Some(Reason::Inherited));
+        registry.describe(fd, identity.id, flags as i32, Some(Reason::Inherited));
     }
     flags >= 0
 }

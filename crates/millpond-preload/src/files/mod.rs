@@ -1,4 +1,4 @@
-//! The files of a program in mode back: which are open, which are served, and what is done to them.
+//! The files of a program in mode back.
 //!
 //! ```text
 //! table: number -> description -> io: a hit, or pinned and through the engine

@@ -1,5 +1,4 @@
-//! The numbers of a description: a second one, one that goes, one that becomes another's; and what
-//! is noted of them.
+//! The descriptor numbers of a description: duplicates, closes, replacements, and locks taken by them.
 
 use std::os::fd::RawFd;
 
@@ -103,7 +102,7 @@ impl Registry {
     }
 
     /// `new`, which was something else perhaps, has become a second number for the description at
-    /// `fd`. It changes in one step: whoever uses it meanwhile meets the one or the other file.
+    /// `fd`. It changes in one step: a concurrent call finds the one or the other file.
     pub fn replace(&mut self, fd: RawFd, new: RawFd) {
         let old = table::get(new);
         self.share(fd, new);

@@ -1,4 +1,4 @@
-//! How descriptions that are one become several again: see `several`.
+//! Hands a file over that several descriptions share: each gets a description of its own again. See `several`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
@@ -15,10 +15,10 @@ use crate::runtime::config;
 use crate::runtime::link::format_link;
 use crate::runtime::sys::sys;
 
-/// What opening anew keeps.
+/// Flags that the new description gets.
 const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
 
-/// Gives a file back that several descriptions share.
+/// Hands a file to the kernel that several descriptions share.
 pub fn pass_together(all: &[&'static Description], reason: Reason) {
     let Some(first) = all.first() else { return };
     let real = first.kernel_fd();
@@ -103,8 +103,7 @@ pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
     Some(own)
 }
 
-/// several.G3: a number that is given up where there is no other for a file that is opened anew. The registry
-/// is locked, so Relaxed will do; -1 while there is none.
+/// several.G3: a spare number for opening a file when no other is free; -1: none. Relaxed: the registry is locked.
 static SPARE: AtomicI32 = AtomicI32::new(-1);
 
 /// Whether there is one, or could be had. Not a file: its close would end locks.

@@ -98,7 +98,7 @@ impl Gauge {
             counts::count_shrunk();
         }
         CAP.store(cap, Relaxed);
-        // What can't go now goes with the next look.
+        // The next look evicts the rest.
         let _ = engine.set_cache_bytes(cap.min(most));
     }
 }

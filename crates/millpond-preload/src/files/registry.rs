@@ -4,13 +4,13 @@
 //! is held over short system calls on our own descriptors, never over one that opens a file:
 //! opening may wait for a lease, and the watcher needs this lock to give one up.
 //!
-//! - R1. A file is served only while each of its descriptions here holds a lease, so nobody else
-//!   can change it unnoticed; or else all its descriptions are passed.
+//! - R1. A file is served only while each of its descriptions here holds a lease, so no other process
+//!   can change it unnoticed. Otherwise all its descriptions are passed.
 //! - R2. Descriptions of one file are served side by side if all are read-only; or if they share one
 //!   (`several`): a write lease is refused while a second description exists, even our own.
 //! - R3. A file that was passed to the kernel stays passed until its last descriptor is closed here.
-//! - R4. A description takes its lease before the engine looks at the file, and what the engine
-//!   may remember of an earlier time is dropped when the first description of a file is served.
+//! - R4. A description takes its lease before the engine looks at the file. The engine drops cached pages of an
+//!   earlier time when the first description of a file is served.
 //!
 //! Order at close: clear the slot, end or share the description, give up the lease, close the
 //! program's number. The engine's duplicate is closed last.
@@ -71,9 +71,8 @@ pub fn lock() -> LockGuard<'static, Registry> {
     REGISTRY.lock()
 }
 
-/// Before fork: nobody is halfway through a change. The lock is kept, and given back by
-/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile
-/// comes after it in the order of locks.
+/// Before fork: no thread is halfway through a change. The lock is kept until `after_fork_parent`, because the locks
+/// that the fork takes later come after it in the order of locks.
 pub fn before_fork(registry: LockGuard<'static, Registry>) {
     std::mem::forget(registry);
 }
@@ -145,7 +144,7 @@ impl Registry {
     /// Describes `fd`, which the program has just opened with `flags`, and decides who serves it.
     /// It is a regular file in a served directory; `refusal` is a reason not to serve it, if there
     /// is one already, such as its file system.
-    pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
+    pub fn describe(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
         self.serving.tell_lost_keeper();
         if matches!(table::get(fd), Known::File(_)) {
@@ -210,7 +209,7 @@ impl Registry {
         }
     }
 
-    /// Why the file can't be served, as far as can be told without trying.
+    /// The reason against serving the file, if one is known without trying.
     pub(in crate::files) fn refusal(
         &mut self,
         fd: RawFd,
@@ -429,7 +428,7 @@ impl Registry {
     }
 
     /// The program finds no free descriptor: gives it those of the engine's. Their files are
-    /// passed, and described anew without one. Not those that the process may have locked. Returns
+    /// passed, and get descriptions without one. Not those that the process may have locked. Returns
     /// whether there were any.
     pub fn shed(&mut self) -> bool {
         self.is_crowded = true;
@@ -548,8 +547,8 @@ pub fn leave_keeper() {
     }
 }
 
-/// Before the report: counts what was not counted yet, and tells what the engine has done, where
-/// that is asked for. In a section.
+/// Before the report: counts bytes that were not counted yet. Returns the engine's statistics where the report has
+/// them. In a section.
 pub fn before_report() -> Option<Stats> {
     let registry = lock();
     registry.serving.tell_lost_keeper();
@@ -560,7 +559,7 @@ pub fn before_report() -> Option<Stats> {
         .for_each(|d| count_moved_by_libc(d));
     let engine = registry.serving.made().cloned();
     drop(registry);
-    // Takes time in proportion to what is cached.
+    // Takes time in proportion to the cached pages.
     engine.filter(|_| config::get().backing == Backing::Direct).as_ref().map(Engine::stats)
 }
 

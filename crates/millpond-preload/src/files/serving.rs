@@ -19,7 +19,7 @@ use crate::runtime::sys::sys;
 use crate::runtime::thread::record;
 use crate::runtime::{config, fault, handlers};
 
-/// What the program has just opened.
+/// A file that the program has just opened.
 pub struct Opened {
     pub fd: RawFd,
     pub id: FileId,
@@ -82,7 +82,7 @@ impl Serving {
             process_locks::close(copy);
             return Err(Reason::Descriptors);
         }
-        // SAFETY: the duplicate made above is nobody else's.
+        // SAFETY: the duplicate was made above.
         let owned = unsafe { OwnedFd::from_raw_fd(copy) };
         // `registry.R4`: the lease first.
         take_lease(copy, opened, broken, is_closing)?;
@@ -165,7 +165,7 @@ fn take_lease(
         if taken != Err(Reason::OpenElsewhere) {
             return taken;
         }
-        // It ends what can end, and so comes first.
+        // First, because it ends closed descriptions.
         let is_closing = is_closing();
         let is_ours =
             is_closing || lingering::is_lingering(opened.id) || lingering::is_leaving(opened.id);

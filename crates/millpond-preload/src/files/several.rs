@@ -168,7 +168,7 @@ impl Registry {
             if !matches!(served, Err(Reason::OpenElsewhere)) {
                 break;
             }
-            // A call that neither reads nor writes may hold what it was made on.
+            // A call that names no number, such as fstat, may hold the former description.
             // SAFETY: no memory involved.
             unsafe { sys!(libc::SYS_sched_yield) };
             served = self.serve(&opened);
@@ -198,7 +198,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The lease was refused: each becomes what it was, or G3.
+    /// The lease was refused: each gets a description of its own again, or G3.
     fn restore(&mut self, id: FileId, members: &[Member], real: RawFd, reason: Reason) {
         let mut is_needed = false;
         for Member { fd, flags, offset } in members {

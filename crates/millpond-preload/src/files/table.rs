@@ -54,7 +54,7 @@ static TABLE: Table = Table {
 /// One more than the highest slot ever set.
 static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// What is known of a descriptor number.
+/// The state of a descriptor number.
 #[derive(Clone, Copy)]
 pub enum Known {
     Unknown,
@@ -133,7 +133,7 @@ pub fn get(fd: RawFd) -> Known {
     }
 }
 
-/// Changes what is known of `fd`; for descriptions under the registry lock. A number past the end
+/// Sets the state of `fd`; for descriptions under the registry lock. A number past the end
 /// of the table stays foreign.
 pub fn set(fd: RawFd, slot: Known) -> bool {
     let Some(word) = TABLE.slots.get(fd as usize) else {
@@ -145,7 +145,7 @@ pub fn set(fd: RawFd, slot: Known) -> bool {
     true
 }
 
-/// Changes what is known of `fd` from `old`, if that is it.
+/// Changes the state of `fd` from `old`, if it is that.
 pub fn try_change(fd: RawFd, old: Known, new: Known) -> bool {
     use_slot(fd);
     let (old, new) = (old.to_word(), new.to_word());
@@ -164,7 +164,7 @@ fn use_slot(fd: RawFd) {
 #[inline]
 pub fn forget_foreign(fd: RawFd) {
     if let Some(slot) = TABLE.slots.get(fd as usize) {
-        // A lost race means that somebody opened the number anew, and described it.
+        // A lost race means that another thread opened the number, and described it.
         let _ = slot.compare_exchange(FOREIGN, UNKNOWN, Relaxed, Relaxed);
     }
 }

@@ -17,7 +17,7 @@ use crate::runtime::{config, section};
 pub struct UnderWay {
     record: &'static Record,
     before: Before,
-    /// What the number was at the beginning.
+    /// The state of the number at the beginning.
     pub known: Known,
 }
 
@@ -84,7 +84,7 @@ pub fn during<R>(fds: [RawFd; 2], call: impl FnOnce() -> R) -> R {
     let first = begin(fds[0]);
     let second = begin(fds[1]);
     let result = call();
-    // The other way round: a word is what it was before.
+    // In reverse order: each restores its thread's word.
     if let Way::Open(call) = second {
         call.end();
     }

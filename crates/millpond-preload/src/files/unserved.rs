@@ -32,23 +32,23 @@ const NUMBERS: usize = 1 << 16;
 /// system calls for each descriptor.
 const CALLS: u32 = 64;
 
-/// What is known of an unserved descriptor.
-struct Number {
+/// The state of an unserved descriptor.
+struct Counted {
     row: AtomicPtr<Row>,
     /// Zero: it is open for reading only.
     calls_to_try: AtomicU32,
     calls: AtomicU32,
 }
 
-static TABLE: [Number; NUMBERS] = [const {
-    Number {
+static TABLE: [Counted; NUMBERS] = [const {
+    Counted {
         row: AtomicPtr::new(std::ptr::null_mut()),
         calls_to_try: AtomicU32::new(0),
         calls: AtomicU32::new(0),
     }
 }; NUMBERS];
 
-fn number(fd: RawFd) -> Option<&'static Number> {
+fn number(fd: RawFd) -> Option<&'static Counted> {
     TABLE.get(fd as usize)
 }
 

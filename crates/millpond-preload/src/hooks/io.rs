@@ -338,7 +338,7 @@ pub unsafe fn pwritev2(
 }
 
 /// A call with flags such as `RWF_NOWAIT` and `RWF_APPEND`, which mean things that only the kernel
-/// does: the file is left to it, and not adopted meanwhile.
+/// does: the file is handed to it.
 #[cold]
 fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     point();

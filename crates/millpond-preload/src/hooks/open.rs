@@ -1,12 +1,11 @@
-//! `open` and its kin: after the kernel has opened the file, its number is watched (`adoption`); or
-//! it is decided at once who serves it, if that was asked for (`--eager`).
+//! `open` and similar calls: the kernel opens the file, and the library decides whether to serve it.
 //!
-//! An open of a file that this process has a lease on shares what is open already (`further`), or waits
-//! for that lease, and the watcher lets it through. Where it may not wait, or files are served from their open on, the file is looked up by
-//! path first, and makes way. No lock is held while the kernel opens.
+//! An open of a file that this process has a lease on gets a duplicate of the served descriptor (`further`). If that can't be,
+//! the file is handed to the kernel first, because the open would otherwise wait for this process's own lease. No lock is
+//! held while the kernel opens.
 //!
-//! A file that a dead process left to its keeper is waited for until it is written. No lock is held
-//! then, either, and signals are taken.
+//! An open waits for a keeper that still writes the file for a dead process. No lock is held then either, and signals are
+//! taken.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -26,7 +25,7 @@ use crate::runtime::libc_calls;
 use crate::runtime::sys::{errno, sys, to_libc};
 use crate::runtime::{config, fault, section, thread};
 
-/// So often an open that may not wait makes way for itself: the file may be adopted again meanwhile.
+/// So often an open that may not wait hands the file over first: another thread may have it served again in between.
 /// Chosen, not measured.
 const WAYS_MADE: usize = 4;
 
@@ -59,7 +58,7 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     fd
 }
 
-/// Opens; where the open may not wait, and a lease of our own is in its way, makes way for it.
+/// Opens; where the open may not wait, and a lease of this process is in its way, hands the file over.
 #[inline]
 fn without_waiting(flags: c_int, open: impl Fn() -> c_int, make_way: impl Fn()) -> c_int {
     let may_not_wait = flags & libc::O_NONBLOCK != 0;
@@ -261,7 +260,7 @@ fn try_describe(fd: c_int, flags: c_int, before: Before, is_last: bool) -> bool 
         } else {
             (!is_local).then_some(Reason::FileSystem)
         };
-        registry.adopt(fd, identity.id, flags, refusal);
+        registry.describe(fd, identity.id, flags, refusal);
     } else if matches!(table::get(fd), Known::File(_)) {
         registry::lock().forget_lost(fd);
     } else {

@@ -7,8 +7,8 @@
 //! does it). One can't be: libc gives such streams no wide characters. A program whose main
 //! executable imports wide stream input gets libc's own streams, and those files are passed.
 //!
-//! The standard streams and streams on other files stay libc's own. So do all that `fopen` opens where
-//! files are adopted when they show use: see `adoption`.
+//! The standard streams and streams on other files stay libc's own. So do all that `fopen` opens
+//! without `--eager`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 

@@ -202,7 +202,7 @@ impl Row {
         }
     }
 
-    /// One description less is: given back to the kernel, or closed. The registry is locked.
+    /// One description less is: handed to the kernel, or closed. The registry is locked.
     pub fn end(&self, reason: Option<Reason>) {
         if let Some(reason) = reason {
             self.left(reason);

@@ -41,7 +41,7 @@ pub const OPENED_NS: usize = 5;
 pub const OPENS: usize = 6;
 /// Why the kernel has it, or had it last.
 pub const REASON: usize = 7;
-/// Descriptions that are served now; how often it was adopted.
+/// Descriptions that are served now; how often it was served.
 pub const SERVED_NOW: usize = 8;
 pub const ADOPTIONS: usize = 9;
 /// Reads that were answered at once, and those that were served and not answered at once.

@@ -12,7 +12,7 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Its use did not show that it pays to serve it.
+    /// Mode through: read too seldom to be mapped.
     Once => "once",
     /// Open when the program started, or received, or opened past the hooks.
     Inherited => "inherited",

@@ -6,7 +6,7 @@
 //! already is kept elsewhere.
 
 /// Words of a block: threads never share a line. Words of files may go up and down in different blocks (a file
-/// that one thread opened is adopted by another): their sum is right, as sums wrap around.
+/// that one thread opened is served by another): their sum is right, as sums wrap around.
 pub const WORDS: usize = 64;
 pub const SERVED_FILES: usize = 0;
 pub const SERVED_BYTES: usize = 1;

@@ -33,7 +33,7 @@
 //!   library. Whatever else the library does blocks signals.
 //!
 //! Handlers that were set around the library (by system call, by another libc) would run amid a section.
-//! They are looked for when files are adopted ([`look_for_others`]), and from then on all sections block
+//! They are looked for when a file is served ([`look_for_others`]), and from then on all sections block
 //! signals. One that is set while a section is under way may run in that section.
 
 use std::ffi::{c_int, c_void};
