@@ -26,7 +26,7 @@ use crate::runtime::section::{self, Section};
 use crate::runtime::sys::sys;
 use crate::runtime::{fault, handlers, own_threads, thread};
 
-/// What the forking thread carries across the fork. The registry lock protects it.
+/// The state that the forking thread carries across the fork. The registry lock protects it.
 struct Crossing(UnsafeCell<Option<Crossed>>);
 
 struct Crossed {
@@ -48,7 +48,7 @@ pub fn initialise() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
-/// Leaves to the kernel what a child shares that may not come by libc's fork.
+/// Hands over the files that a child shares which may not come by libc's fork.
 pub fn give_to_child() {
     if page_cache::is_on() {
         page_cache::release_for_fork();
@@ -60,7 +60,7 @@ pub fn give_to_child() {
     });
 }
 
-/// A fork by system call: it calls nobody.
+/// A fork by system call, which calls no handlers.
 pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
     // SAFETY: they are called around a fork.
     unsafe {
@@ -144,7 +144,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
     table::after_fork();
     page_cache::after_fork();
     for fd in internal_fds {
-        // SAFETY: duplicates that the child's program knows nothing of.
+        // SAFETY: duplicates of the library's, unknown to the child's program.
         unsafe { sys!(libc::SYS_close, *fd) };
     }
     thread::after_fork();

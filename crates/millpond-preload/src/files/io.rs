@@ -4,8 +4,8 @@
 //! outcome is either settled here, or left to the kernel: because the file is passed, because the
 //! call is one that only the kernel can refuse as the kernel would, or because the engine could not
 //! do it (the caller's memory faulted, no frame was free). That is always possible: writes are
-//! through, or made to be, so the kernel has every byte; after a write that went past the engine,
-//! what the engine has cached of the range is dropped.
+//! through, or made to be, so the kernel has every byte. After a write that went past the engine,
+//! the engine's pages of the range are dropped.
 
 use std::os::fd::RawFd;
 
@@ -24,7 +24,7 @@ use crate::runtime::sys::sys;
 use crate::runtime::thread::{self, Record};
 use crate::runtime::{config, section};
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy)]
 pub enum Outcome {
     /// The result in the kernel's form: bytes, or a negative errno.
@@ -85,7 +85,7 @@ pub unsafe fn try_counted_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Op
     done
 }
 
-/// What is told of the file behind `fd`, where somebody asked.
+/// The file's row in the report by file, where that was asked for.
 fn row_of(fd: RawFd) -> Option<&'static Row> {
     match table::get(fd) {
         Known::File(description) => description.row(),
@@ -177,7 +177,7 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
     })
 }
 
-/// What became of a call that was not a hit.
+/// The outcome of a call that was not a hit.
 fn slow(
     record: &Record,
     description: &Description,
@@ -227,7 +227,7 @@ pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
         if let Some(pin) = Pin::of(fd) {
             return if pin.is_served() { Ok(pin) } else { Err(Some(pin.reason())) };
         }
-        // Somebody else may have described it meanwhile, and the kernel does not have it then.
+        // Another thread may have described it, and the kernel does not have it then.
         if !describe(fd) {
             return Err(None);
         }
@@ -379,7 +379,7 @@ pub fn count_passed(fd: RawFd, direction: Direction, result: isize) {
     explain_passed(fd, direction, result);
 }
 
-/// Counts, by file, what a call returned that the kernel had.
+/// Counts, by file, the result of a call of the kernel's.
 pub fn explain_passed(fd: RawFd, direction: Direction, result: isize) {
     if config::is_explained() {
         row_of(fd).inspect(|row| row.passed(result, direction == Direction::Write));

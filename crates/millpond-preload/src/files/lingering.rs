@@ -11,7 +11,7 @@ use crate::runtime::lock::Lock;
 /// Descriptors of ended descriptions that the engine may still hold, and their files.
 static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
 /// Files of descriptors that were found closed, and when. The number is free before the kernel is
-/// done with what it stood for, if a thread of the engine closes it: a file system may have much to
+/// done with its description, if a thread of the engine closes it: a file system may have much to
 /// do then. Its lock may be taken under that of [`LINGERING`].
 static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
 /// For so long a file may be in use after its number is free. Chosen, not measured.
@@ -26,7 +26,7 @@ pub fn add(fd: RawFd, id: FileId) {
 
 /// Notes which descriptors the engine has closed.
 fn forget_closed() {
-    // Not used any more, but open: nobody need wait for it, and the number is not free.
+    // Not used any more, but open: no call has to wait for it, and the number is not free.
     let retired = process_locks::retired();
     let mut lingering = LINGERING.lock();
     lingering.retain(|(fd, id)| {

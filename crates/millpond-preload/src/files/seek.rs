@@ -1,4 +1,4 @@
-//! The file offset: moved, and told to the kernel.
+//! Moves the file offset, and sets the kernel's.
 
 use std::os::fd::RawFd;
 
@@ -80,7 +80,7 @@ fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
             let _ = file.write_back();
         }
         let before = kernel_offset(kernel_fd);
-        // SAFETY: no memory involved. The kernel knows what is valid on this file system, and
+        // SAFETY: no memory involved. The kernel knows valid offsets of this file system, and
         // where the file ends and its holes are.
         let result = unsafe {
             if whence == libc::SEEK_CUR && old != IN_KERNEL {
@@ -108,7 +108,7 @@ fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
     })
 }
 
-/// Tells the kernel the offset of a served description, for a call that looks at it.
+/// Sets the kernel's offset of a served description, for a call that uses it.
 pub fn tell_offset(fd: i32) {
     section::run(|_| {
         if let Some(pin) = Pin::of(fd) {

@@ -15,7 +15,7 @@
 //! open -> pointer
 //! ```
 //!
-//! Reading a slot takes no lock; what it points to stays valid inside a reading section (see
+//! Reading a slot takes no lock; its description stays valid inside a reading section (see
 //! `thread`). Slots of descriptions change under the registry lock only.
 //!
 //! The table lies in memory that the kernel wipes in a forked child (`MADV_WIPEONFORK`), however

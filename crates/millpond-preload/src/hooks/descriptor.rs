@@ -220,7 +220,7 @@ fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
     })
 }
 
-/// A call that changes what the number `fd` is, not what it stands for: that is not replaced meanwhile.
+/// A call that changes the number `fd`, not its description. The registry is locked, so the description is not replaced.
 pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
     let is_ours = matches!(table::get(fd), Known::Unserved | Known::Claimed | Known::File(_));
     if !is_ours || thread::record().is_inside() {
@@ -335,8 +335,7 @@ fn may_wait_in_close(fd: c_int) -> bool {
 }
 
 pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
-    // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
-    // value, which nobody looks at.
+    // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old value, which is not used.
     let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
@@ -485,7 +484,7 @@ pub unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
     unsafe { libc_calls::flock(fd, operation) }
 }
 
-/// Whether what is about the description at `fd` would be about one that others have, too: `several.G3`.
+/// Whether a call about the description at `fd` would affect other descriptors, too: `several.G3`.
 fn is_stuck(fd: c_int) -> bool {
     several::is_bypassed(fd) && {
         make_real(fd);

@@ -1,7 +1,6 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. What
-//! is not served goes to libc at once; what may be some day is counted. Each is a cancellation point.
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. A call on a file that is not served goes to libc at once. Each is a cancellation point.
 
 use crate::files::io::{self, At, Outcome};
 use crate::files::segments::{Direction, Memory};
@@ -26,8 +25,7 @@ pub fn many(vectors: Vectors, count: c_int) -> Memory {
 }
 
 /// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
-/// kernel's, and the caller vouches for the memory as to libc. It captures nothing, and what is
-/// inlined is what a call on a file of nobody's interest needs: else the arguments would go to the
+/// kernel's, and the caller vouches for the memory as to libc. It captures nothing, and the inlined part is that of a file that the library does not serve: else the arguments would go to the
 /// stack before each hit, and registers before each of those.
 #[inline(always)]
 pub unsafe fn read_one(
@@ -97,7 +95,7 @@ pub unsafe fn write_one(
     unsafe { through(fd, memory, at, Direction::Write, || by_libc(fd, buf, len, offset_of(at))) }
 }
 
-/// What the kernel gets for it: nothing that is looked at, if it is the description's own.
+/// The kernel's argument for it: nothing that is looked at, if it is the description's own.
 #[inline(always)]
 fn offset_of(at: At) -> Off {
     match at {

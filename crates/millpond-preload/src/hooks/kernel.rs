@@ -86,7 +86,7 @@ pub unsafe fn mmap64(
     std::ptr::with_exposed_provenance_mut(to_libc(result) as usize)
 }
 
-/// Drops what the engine has cached of the file behind `fd`, which the kernel has just changed.
+/// Drops the engine's pages of the file behind `fd`, which the kernel has just changed.
 fn forget_bytes(fd: c_int, offset: u64, len: u64) {
     if !is_served(fd) || thread::record().is_inside() {
         return;

@@ -29,7 +29,7 @@ use crate::runtime::{config, fault, section, thread};
 /// Chosen, not measured.
 const WAYS_MADE: usize = 4;
 
-/// Opens, and describes what was opened.
+/// Opens, and describes the descriptor.
 pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int {
     if thread::record().is_inside() {
         // The library's own: large-file semantics are the kernel's only ones on 64-bit targets.
@@ -118,7 +118,7 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
             if let Some(identity) = identity::identify(found as c_int) {
                 make_way_for(&identity, flags);
             }
-            // SAFETY: opened above, and nobody else's.
+            // SAFETY: opened above.
             unsafe { sys!(libc::SYS_close, found) };
         });
     };
@@ -129,7 +129,7 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
     fd
 }
 
-/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers
+/// A descriptor of any process, perhaps of this one: a description with an offset and writers
 /// elsewhere.
 pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     // It may be one of this process's.
@@ -186,12 +186,12 @@ fn make_way_for(identity: &Identity, flags: c_int) {
     }
 }
 
-/// How long an open waits for a keeper that writes what a dead process left of the file: so many
+/// How long an open waits for a keeper that writes dirty pages of a dead process: so many
 /// times so long. Handlers run in between.
 const KEEPER_SLICES: usize = 600;
 const KEEPER_SLICE: Duration = Duration::from_millis(100);
 
-/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked
+/// Whether no keeper has pages of a dead process left to write to the file. Asked
 /// before the lease, which a keeper's own descriptor keeps from us, and without the registry's
 /// lock.
 fn is_written(fd: c_int, id: FileId) -> bool {
@@ -202,7 +202,7 @@ fn is_written(fd: c_int, id: FileId) -> bool {
     // SAFETY: the caller has just opened it.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let waited = millpond::keeper::await_written(file, KEEPER_SLICE);
-    // Where nobody can be asked there is nobody to wait for.
+    // Without an answer there is no keeper to wait for.
     !waited.is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
 }
 

@@ -21,8 +21,7 @@ use crate::runtime::libc_calls;
 use crate::runtime::sys::sys;
 use crate::runtime::{own_threads, section, thread};
 
-/// Threads that the engine starts are inside the library for good: what they open, read and close
-/// is its own.
+/// Threads that the engine starts are inside the library for good: their calls are its own.
 pub unsafe fn pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
@@ -42,7 +41,7 @@ pub unsafe fn pthread_create(
     }
     let job = Box::into_raw(Box::new((start, argument)));
     own_threads::begin_start();
-    // SAFETY: as above; `run` takes what it is given.
+    // SAFETY: as above; `run` takes `job`.
     let result = unsafe { libc_calls::pthread_create(thread, attributes, run, job.cast()) };
     if result != 0 {
         own_threads::cancel_start();
@@ -68,7 +67,7 @@ pub fn give_to_libc(fd: RawFd) {
     registry::give_to_libc(fd);
 }
 
-/// Leaves to the kernel what another program will inherit. What it may look at is in the files.
+/// Hands over the files that another program will inherit, and writes all dirty pages back.
 pub fn give_inherited() {
     if thread::record().is_inside() {
         return;
@@ -78,7 +77,7 @@ pub fn give_inherited() {
     }
     late::settle_all();
     section::run(|_| {
-        // An exec that nobody was told had failed.
+        // An earlier exec has failed unnoticed.
         process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
@@ -100,7 +99,7 @@ fn is_closed_by_exec(fd: RawFd) -> bool {
     flags & libc::FD_CLOEXEC as isize != 0
 }
 
-/// What is written from now on is not for this process to write back later.
+/// From now on writes go through, because this process can't write back later.
 pub extern "C" fn before_exec() {
     if vfork::is_left_alone() {
         return;
@@ -113,7 +112,7 @@ fn prepare_exec() -> Vec<Pin> {
     let paused = late::pause_all();
     if !thread::record().is_inside() {
         give_inherited();
-        // Nothing of this program is left after exec to tell it.
+        // Nothing of this program is left after exec to report it.
         report::put_by(registry::before_report);
         tally::keep_over_exec(true);
         section::run(|_| {

@@ -230,8 +230,7 @@ pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     stream
 }
 
-/// libc has opened a file of its own at `fd`: what is known of the number is of a file that was closed
-/// where no hook saw it.
+/// libc has opened a file of its own at `fd`: the state of the number is that of a file that was closed where no hook saw it.
 fn forget_former(fd: c_int) {
     if page_cache::is_on() {
         page_cache::forget(fd);
@@ -251,7 +250,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         let mode_text = (!mode.is_null()).then(|| CStr::from_ptr(mode));
         let parsed = mode_text.and_then(|mode| StreamMode::parse(mode, FDOPEN_LETTERS));
         match parsed {
-            // The mode must not ask for more than the descriptor can do; libc says what it says.
+            // The mode must not ask for more than the descriptor can do; libc returns the error.
             Some(parsed)
                 if flags >= 0
                     && (flags & libc::O_ACCMODE == libc::O_RDWR
@@ -332,7 +331,7 @@ pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
 }
 
 /// Gives one of our streams another file, under its old number. The stream stays ours even if the
-/// file is not: our functions pass what is not served.
+/// file is not: our functions pass files that are not served.
 unsafe fn reopen_ours(
     path: *const c_char,
     mode: *const c_char,
@@ -342,8 +341,7 @@ unsafe fn reopen_ours(
     const NO_READS: c_int = 4;
     const NO_WRITES: c_int = 8;
     const APPENDING: c_int = 0x1000;
-    // SAFETY: the caller vouches for stream, path and mode. A stream begins with its flags, three
-    // of which say what the mode said.
+    // SAFETY: the caller vouches for stream, path and mode. A stream begins with its flags, three of which encode the mode.
     unsafe {
         libc::fflush(stream);
         let mut link = [0u8; 32];

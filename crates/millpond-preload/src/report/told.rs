@@ -1,4 +1,4 @@
-//! The tally, a memory file in which the processes of a run count: its form, and what is said of it to people. The
+//! The tally, a memory file in which the processes of a run count: its form, and the line for people. The
 //! preload library writes it; it says the line when the program ends, and `millpond run` does when the program
 //! could not.
 //!
@@ -38,7 +38,7 @@ pub const FORM: u64 = u64::from_le_bytes(*b"mp-sum\x001");
 
 const _: () = assert!(REASONS.len() <= REASONS_MAX);
 
-/// What of direct backing is told.
+/// The part of the line about direct backing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Direct {
     /// It was not asked for.

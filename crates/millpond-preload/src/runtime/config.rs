@@ -1,4 +1,4 @@
-//! What the environment says, read once when the library is loaded.
+//! The settings in the environment, read once when the library is loaded.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `MILLPOND_BACKING` | mode back: `buffered` (default) or `direct`; mode through is mapped |
 //! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
 //! | `MILLPOND_PRESSURE_FILE` | for tests: a file in place of `/proc/pressure/memory` |
-//! | `MILLPOND_LOCAL_DEVICE` | the number of a device whose files are served though its kind of file system is not known to be local: whoever sets it knows that it is, and that it has leases |
+//! | `MILLPOND_LOCAL_DEVICE` | the number of a device whose files are served though its kind of file system is not known to be local: the user vouches that it is, and that it has leases |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
 //! | `MILLPOND_EAGER` | `1`: mode through maps files from their first read on; mode back also serves files that are open for reading only, and streams |
 //! | `MILLPOND_HAND_OVER` | for tests: a seed; files are handed to the kernel at random moments |
@@ -76,7 +76,7 @@ pub fn random() -> u64 {
     (word ^ (word >> 31)) >> 1
 }
 
-/// Somebody wants to know of each file.
+/// A report by file was asked for.
 #[inline]
 pub fn is_explained() -> bool {
     IS_EXPLAINED.load(Relaxed)
@@ -159,7 +159,7 @@ fn current_directory() -> Option<Vec<u8>> {
     std::env::current_dir().ok().map(|path| path.into_os_string().into_vec())
 }
 
-/// Half of what the process may open, the lower half being the program's alone; but not so high
+/// Half of the process's limit on descriptors, the lower half being the program's alone; but not so high
 /// that the kernel's own table, which fork copies, grows large.
 fn internal_fd_min() -> RawFd {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

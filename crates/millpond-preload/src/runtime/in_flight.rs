@@ -53,7 +53,7 @@ const FULL: u64 = ONE << (2 * BITS);
 /// The numbers that one thread names, which alone changes it. Zero: none.
 pub struct InFlight(AtomicU64);
 
-/// What a thread named before a call: see [`InFlight::end`].
+/// The numbers that a thread named before a call: see [`InFlight::end`].
 #[derive(Clone, Copy)]
 pub struct Before(u64);
 
@@ -102,7 +102,7 @@ impl InFlight {
     }
 }
 
-/// I4: the word of a thread that names `fd` beside what it names already.
+/// I4: the word of a thread that names `fd` in addition.
 #[cold]
 fn nested(before: u64, fd: RawFd) -> u64 {
     let any = if before & (FULL | ANY) == 0 { 0 } else { ANY };

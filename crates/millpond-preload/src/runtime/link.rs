@@ -13,7 +13,7 @@ pub fn format_link(fd: RawFd, buffer: &mut [u8; 32]) -> &[u8] {
     &buffer[..]
 }
 
-/// The path of what is open at `fd`, as far as there is one.
+/// The path of the file at `fd`, as far as there is one.
 pub fn path_of(fd: RawFd, path: &mut [u8; libc::PATH_MAX as usize]) -> &[u8] {
     let mut link = [0u8; 32];
     let text = format_link(fd, &mut link);

@@ -1,4 +1,4 @@
-//! What the library needs to run inside a program: threads, sections, locks, memory, the ways to
+//! The library's base inside a program: threads, sections, locks, memory, the ways to
 //! the kernel.
 
 pub mod alloc;

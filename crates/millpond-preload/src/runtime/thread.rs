@@ -1,4 +1,4 @@
-//! What the library knows of each thread.
+//! The library's state of each thread.
 //!
 //! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
 //! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
@@ -133,7 +133,7 @@ impl Record {
         self.in_flight.names(fds)
     }
 
-    /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first
+    /// Whether the engine knows this thread, and no cancellation of it was requested. A thread's first
     /// hit makes the engine set up thread-local state of its own, under a lock: that must happen in
     /// a section.
     #[inline]
@@ -141,7 +141,7 @@ impl Record {
         self.request.is_warm()
     }
 
-    /// Whether somebody has asked to cancel the thread, and whether it has hits.
+    /// Whether cancellation of the thread was requested, and whether it has hits.
     pub fn request(&self) -> &CancelRequest {
         &self.request
     }
@@ -158,7 +158,7 @@ impl Record {
         self.asynchronous.load(Relaxed)
     }
 
-    /// By the thread itself. Returns what it was.
+    /// By the thread itself. Returns the former value.
     pub fn set_asynchronous(&self, is_asynchronous: bool) -> bool {
         // SAFETY: no precondition.
         self.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
@@ -475,7 +475,7 @@ fn make_chunk() -> &'static [Record] {
 ///
 /// # Safety
 ///
-/// They are never unmapped, no other thread exists, and nobody else writes there.
+/// They are never unmapped, no other thread exists, and no other code writes there.
 pub unsafe fn share_blocks(shared: *mut Block, max: usize, has_counted_before: bool) {
     record();
     HAS_COUNTED_BEFORE.store(has_counted_before, Relaxed);
@@ -563,7 +563,7 @@ fn for_each(mut visit: impl FnMut(&'static Record)) {
     }
 }
 
-/// Sets up what the records need; once, when the library is loaded.
+/// Sets the records up; once, when the library is loaded.
 pub fn initialise() {
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
     // SAFETY: registering for membarrier has no memory effects.
@@ -652,8 +652,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Notes the threads that are reading now. What was unpublished before this call is unreachable
-    /// for all that are not in the snapshot.
+    /// Notes the threads that are reading now. An object that was unpublished before this call is unreachable for all threads that are not in the snapshot.
     pub fn take() -> Self {
         let readers = Readers::take(
             || {

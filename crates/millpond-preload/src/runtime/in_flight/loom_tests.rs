@@ -143,7 +143,7 @@ fn loom_in_flight_nests() {
     });
 }
 
-/// Goal: what is interrupted stays named, and what there is no room for is any number.
+/// Goal: an interrupted call stays named, and a number without room counts as any number.
 #[test]
 fn loom_in_flight_names_all_that_are_nested() {
     loom::model(|| {
