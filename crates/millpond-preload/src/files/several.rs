@@ -144,7 +144,6 @@ impl Registry {
 
     /// The kernel has no call in flight on any of them, and gets none.
     fn take_over(&mut self, id: FileId, members: &[Member]) -> Result<(), Reason> {
-        const TRIES: usize = 3;
         let Some(writer) = members.iter().find(|member| member.access().write) else {
             return Err(Reason::OpenElsewhere);
         };
@@ -164,13 +163,9 @@ impl Registry {
         let access = Access { read: true, write: true, append: false };
         let opened = Opened { fd: real, id, access, is_late, is_first: true };
         let mut served = self.serve(&opened);
-        for _ in 1..TRIES {
-            if !matches!(served, Err(Reason::OpenElsewhere)) {
-                break;
-            }
-            // A call that names no number, such as fstat, may hold the former description.
-            // SAFETY: no memory involved.
-            unsafe { sys!(libc::SYS_sched_yield) };
+        let mut goes_on = patience();
+        // A call that names no number, such as fstat, may hold the former description.
+        while matches!(served, Err(Reason::OpenElsewhere)) && goes_on() {
             served = self.serve(&opened);
         }
         let (internal_fd, file) = match served {
