@@ -536,7 +536,6 @@ const SOURCES: [(&str, &str); 37] = [
     ("millpond-preload/src/files/further.rs", "the program's own open"),
     ("millpond-preload/src/files/parting.rs", "/proc/self"),
     ("millpond-preload/src/files/process_locks.rs", "/proc"),
-    ("millpond-preload/src/files/share.rs", "/proc"),
     ("millpond-preload/src/hooks/open.rs", "the program's own open"),
     ("millpond-preload/src/report/lines.rs", "MILLPOND_REPORT_FILE: for tests"),
     ("millpond-preload/src/report/named.rs", "checked by device and inode"),

@@ -47,17 +47,6 @@ static void once(int times)
 	}
 }
 
-/* ---- again: read so often that it shows ---- */
-
-static void again(int times)
-{
-	char page[PAGE];
-	int fd = make(O_RDONLY);
-	for (int i = 0; i < times; i++)
-		CHECK(pread(fd, page, PAGE, (i * 7 % PAGES) * PAGE) == PAGE && is_all(page, PAGE, i * 7 % PAGES));
-	CHECK(close(fd) == 0);
-}
-
 /* ---- each thread reads its own writes, on one descriptor ---- */
 
 static int shared, round_number;
@@ -284,8 +273,6 @@ int main(int count, char **arguments)
 	int times = count > 2 ? atoi(arguments[2]) : 1;
 	if (!strcmp(name, "once"))
 		once(times);
-	else if (!strcmp(name, "again"))
-		again(times);
 	else if (!strcmp(name, "writers"))
 		writers();
 	else if (!strcmp(name, "offsets"))

@@ -1,4 +1,4 @@
-/* Files whose description is in more hands than one number's and one thread's while they are adopted: what
+/* Files whose description is in more hands than one number's and one thread's while they are served: what
  * is read must be what was written, by whichever way, and locks must be held as long as they should be. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -26,7 +26,7 @@ static int make(const char *path, int pages)
 	return new;
 }
 
-/* Reads two pages so often that the file is adopted. */
+/* Reads two pages many times. */
 static void use(int number)
 {
 	for (int i = 0; i < 600; i++)
@@ -123,7 +123,7 @@ static void forked(void)
 	CHECK(flock(other, LOCK_EX) == 0);
 }
 
-/* ---- what is asked for just when the file is adopted ---- */
+/* ---- flags of calls, and of the description ---- */
 
 static void use_it(void) { stage = 1, use(fd); }
 
@@ -166,20 +166,6 @@ static void changed(void *(*work)(void *), int appended, int tries)
 		CHECK(pread(fd, &byte, 1, 0) == 1 && byte == 'a');
 		close(fd);
 	}
-}
-
-/* ---- a file larger than the cache ---- */
-
-static void missed(void)
-{
-	fd = make("missed", 1);
-	CHECK(ftruncate(fd, 16384L * PAGE) == 0);
-	use(fd);
-	/* From here on the kernel's bytes are not copied without a frame. */
-	CHECK(pwrite(fd, page, PAGE, 0) == PAGE);
-	for (long i = 0; i < 40000; i++)
-		CHECK(pread(fd, page, PAGE, i * 7919 % 16384 * PAGE) == PAGE);
-	close(fd);
 }
 
 /* ---- a file that is not written to takes no memory, and is what others make of it ---- */
@@ -263,8 +249,6 @@ int main(int count, char **arguments)
 		changed(append_by_flag, 6, 200);
 	else if (strcmp(what, "status") == 0)
 		changed(set_append, 1, 200);
-	else if (strcmp(what, "missed") == 0)
-		missed();
 	else if (strcmp(what, "mapped") == 0)
 		mapped();
 	else
