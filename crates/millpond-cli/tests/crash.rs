@@ -230,8 +230,7 @@ os.fsync(fd)
 os.close(fd)
 ";
 
-/// Method: in mode back fewer pages are written than the program wrote; in mode through the library reports
-/// the same number.
+/// Method: in mode back fewer pages are written than the program wrote; the library reports the number of the program.
 #[test]
 fn the_engine_serves_the_recorded_files() {
     if !has_fuse() {
@@ -255,7 +254,9 @@ fn the_engine_serves_the_recorded_files() {
 
     let dir = tempfile::tempdir().unwrap();
     let mut crash = Command::new(MILLPOND);
-    crash.args(["crash", "--check", "true", "--eager", "--states", "5", "--dir"]).arg(dir.path());
+    crash
+        .args(["crash", "--check", "true", "--mode", "back", "--states", "5", "--dir"])
+        .arg(dir.path());
     let done = crash.env("MILLPOND_REPORT_FILE", &told).arg("--").args(python).output().unwrap();
     assert!(done.status.success(), "{}", text(&done));
     let told = fs::read_to_string(&told).unwrap();

@@ -515,7 +515,7 @@ fn a_report_is_opened_as_by_a_shell() {
 
 /// The sources that open, create or look up a path, and why each is safe. A source that is not listed fails
 /// the test below, so that its author thinks of other users.
-const SOURCES: [(&str, &str); 37] = [
+const SOURCES: [(&str, &str); 36] = [
     ("millpond-cli/src/demo/cold_reads.rs", "/proc/self"),
     ("millpond-cli/src/demo/kill.rs", "the command's own program; /proc of its parent"),
     ("millpond-cli/src/descendants.rs", "/proc of the caller's own children"),
@@ -536,7 +536,6 @@ const SOURCES: [(&str, &str); 37] = [
     ("millpond-preload/src/files/further.rs", "the program's own open"),
     ("millpond-preload/src/files/parting.rs", "/proc/self"),
     ("millpond-preload/src/files/process_locks.rs", "/proc"),
-    ("millpond-preload/src/files/share.rs", "/proc"),
     ("millpond-preload/src/hooks/open.rs", "the program's own open"),
     ("millpond-preload/src/report/lines.rs", "MILLPOND_REPORT_FILE: for tests"),
     ("millpond-preload/src/report/named.rs", "checked by device and inode"),

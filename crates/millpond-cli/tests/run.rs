@@ -53,6 +53,15 @@ fn bad_arguments_are_refused() {
     assert_fails(&run(&["--backing", "tape", "--", "true"]), 2, "mapped, buffered, direct");
     assert_fails(&run(&["--mode", "late", "--", "true"]), 2, "through, back");
     assert_fails(&run(&["--mode", "back", "--cache", "64k", "--", "true"]), 2, "at least 256k");
+    for (options, message) in [
+        (&["--backing", "buffered"][..], "--backing buffered needs --mode back"),
+        (&["--backing", "direct"], "--backing direct needs --mode back"),
+        (&["--cache", "1m"], "--cache needs --mode back"),
+        (&["--mode", "back", "--backing", "mapped"], "use --backing buffered or --backing direct"),
+    ] {
+        assert_fails(&run(&[options, &["--", "true"]].concat()), 2, message);
+    }
+    assert_fails(&run(&["--cache-shared", "--", "true"]), 2, "--cache-shared");
 }
 
 #[test]
@@ -166,7 +175,7 @@ fn the_library_is_told_what_to_do() {
     let place = dir.path().to_str().unwrap();
     let output = millpond()
         .args(["run", "--cache", "64m", "--path", place, "--path", "/usr/../usr", "--quiet"])
-        .args(["--backing", "direct", "--mode", "through", "--eager", "--", "/usr/bin/env"])
+        .args(["--backing", "direct", "--mode", "back", "--eager", "--", "/usr/bin/env"])
         .env("XDG_RUNTIME_DIR", dir.path())
         .env("LD_PRELOAD", "")
         .output()
@@ -179,7 +188,7 @@ fn the_library_is_told_what_to_do() {
         "MILLPOND_CACHE_BYTES=67108864\n".into(),
         "MILLPOND_QUIET=1\n".into(),
         "MILLPOND_BACKING=direct\n".into(),
-        "MILLPOND_MODE=through\n".into(),
+        "MILLPOND_MODE=back\n".into(),
         "MILLPOND_EAGER=1\n".into(),
     ] {
         assert!(environment.contains(&line), "{line:?} in {environment}");
@@ -202,7 +211,7 @@ fn one_line_says_what_was_served() {
     assert_eq!(told.lines().count(), 1, "{told}");
     assert!(told.starts_with("millpond: ") && told.contains("served"), "{told}");
     assert!(told.contains("served 0 files, 0 bytes") && told.contains("once: "), "{told}");
-    let eager = cat(&["--backing", "buffered", "--eager"]);
+    let eager = cat(&["--mode", "back", "--eager"]);
     assert!(eager.contains("served 1 files, 100000 bytes"), "{eager}");
     assert_eq!(cat(&["--quiet"]), "");
 }

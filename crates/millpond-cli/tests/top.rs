@@ -78,7 +78,7 @@ fn program(dir: &Path) -> (Ended, u32, u32) {
         while True:\n    os.pread(fd, 4096, 0)\n    time.sleep(0.002)\n";
     let mut command = Command::new(MILLPOND);
     command
-        .args(["run", "--eager", "--backing", "buffered", "--stats", "--path"])
+        .args(["run", "--eager", "--mode", "back", "--stats", "--path"])
         .arg(dir)
         .args(["--", "python3", "-c"]);
     command.arg(script).args([&path, &first]).stdout(Stdio::piped()).stderr(Stdio::null());

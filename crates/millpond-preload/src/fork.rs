@@ -1,9 +1,8 @@
 //! Fork: parent and child share each description, and the child starts the library afresh.
 //!
-//! A description that another process holds too can change in ways we can't see (its offset, and
-//! its bytes if it is writable). So before a fork, every served file is left to the kernel, with
-//! its offset, until only one process has it (`files::forked`); what parent and child open afterwards is
-//! served as ever.
+//! A description that another process holds too can change unnoticed: its offset, and its bytes if it is writable. So
+//! before a fork, every served file is handed to the kernel for good, with its offset (`files::forked`). Files that
+//! parent and child open afterwards may be served.
 //!
 //! The child leaves the parent's engine alone. A raw `clone` with memory shared and descriptors not
 //! is a documented limit; one without shared memory is noticed by the wiped table
@@ -13,10 +12,10 @@ use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 
 use crate::aio::context;
-use crate::files::forked::{self, Inheritance};
+use crate::files::forked::{self, FORKS};
 use crate::files::{
-    description, lease, lingering, mode_back, pressure, process_locks, registry, share, streams,
-    table, unfinished,
+    description, lease, lingering, mode_back, pressure, process_locks, registry, streams, table,
+    unfinished,
 };
 use crate::page_cache;
 use crate::report;
@@ -27,8 +26,16 @@ use crate::runtime::section::{self, Section};
 use crate::runtime::sys::sys;
 use crate::runtime::{fault, handlers, own_threads, thread};
 
-/// What the forking thread carries across the fork. The registry lock protects it.
-struct Crossing(UnsafeCell<Option<(Section, Vec<RawFd>, Inheritance)>>);
+/// The state that the forking thread carries across the fork. The registry lock protects it.
+struct Crossing(UnsafeCell<Option<Crossed>>);
+
+struct Crossed {
+    _section: Section,
+    /// The library's own descriptors, for the child to close.
+    internal: Vec<RawFd>,
+    /// `forked.K5`.
+    hidden: Vec<RawFd>,
+}
 
 // SAFETY: touched between `before_fork` and `after_fork_*` only, by the thread that holds the
 // registry lock.
@@ -41,7 +48,7 @@ pub fn initialise() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
-/// Leaves to the kernel what a child shares that may not come by libc's fork.
+/// Hands over the files that a child shares which may not come by libc's fork.
 pub fn give_to_child() {
     if page_cache::is_on() {
         page_cache::release_for_fork();
@@ -49,11 +56,11 @@ pub fn give_to_child() {
     section::run(|_| {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
-        registry.leave_watched(Reason::Forked);
+        registry.leave_unserved();
     });
 }
 
-/// A fork by system call: it calls nobody.
+/// A fork by system call, which calls no handlers.
 pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
     // SAFETY: they are called around a fork.
     unsafe {
@@ -62,7 +69,7 @@ pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
         if child_pid == 0 {
             child()
         } else {
-            end_in_parent(child_pid < 0);
+            parent();
         }
         child_pid
     }
@@ -74,25 +81,25 @@ unsafe extern "C" fn prepare() {
     }
     let section = Section::enter();
     if !table::is_initialised() {
-        start_afresh(&[], None);
+        start_afresh(&[]);
     }
     let mut registry = registry::lock();
     // Asked again: it changes under the lock, and not before `parent` or `child`.
     if thread::is_away() {
         return;
     }
-    let inheritance = registry.share_watched();
+    let hidden = registry.hand_over_for_fork();
     if page_cache::is_on() {
         page_cache::release_for_fork();
     }
     page_cache::before_fork();
     // From here on the engine's threads close nothing.
-    let mut internal_fds = process_locks::before_fork();
-    internal_fds.extend(registry.internal_fds());
-    internal_fds.extend(context::internal_fd());
+    let mut internal = process_locks::before_fork();
+    internal.extend(registry.internal_fds());
+    internal.extend(context::internal_fd());
     registry::before_fork(registry);
     // SAFETY: the registry is locked.
-    unsafe { *CROSSING.0.get() = Some((section, internal_fds, inheritance)) };
+    unsafe { *CROSSING.0.get() = Some(Crossed { _section: section, internal, hidden }) };
     streams::before_fork();
     fault::before_fork();
     handlers::before_fork();
@@ -100,11 +107,6 @@ unsafe extern "C" fn prepare() {
 }
 
 unsafe extern "C" fn parent() {
-    // libc does not tell whether there is a child: holders.H5.
-    end_in_parent(false);
-}
-
-fn end_in_parent(is_failed: bool) {
     if thread::is_away() {
         return;
     }
@@ -115,10 +117,7 @@ fn end_in_parent(is_failed: bool) {
     streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
     let crossing = unsafe { (*CROSSING.0.get()).take() };
-    if let Some((_, _, inheritance)) = crossing.as_ref().filter(|_| is_failed) {
-        forked::cancel(inheritance);
-    }
-    forked::FORKS.end();
+    FORKS.end();
     process_locks::after_fork_parent();
     registry::after_fork_parent();
     drop(crossing);
@@ -133,18 +132,19 @@ unsafe extern "C" fn child() {
     fault::after_fork();
     streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
-    if let Some((_section, internal_fds, inheritance)) = unsafe { (*CROSSING.0.get()).take() } {
-        start_afresh(&internal_fds, Some(&inheritance));
+    if let Some(crossed) = unsafe { (*CROSSING.0.get()).take() } {
+        crossed.hidden.iter().for_each(|fd| forked::hide(*fd));
+        start_afresh(&crossed.internal);
     }
 }
 
 /// In a child: forgets the parent's files, engine and locks. The engine's duplicates are closed,
 /// else they would keep the parent's files open here, and their flocks held.
-fn start_afresh(internal_fds: &[RawFd], inheritance: Option<&Inheritance>) {
+fn start_afresh(internal_fds: &[RawFd]) {
     table::after_fork();
     page_cache::after_fork();
     for fd in internal_fds {
-        // SAFETY: duplicates that the child's program knows nothing of.
+        // SAFETY: duplicates of the library's, unknown to the child's program.
         unsafe { sys!(libc::SYS_close, *fd) };
     }
     thread::after_fork();
@@ -158,11 +158,10 @@ fn start_afresh(internal_fds: &[RawFd], inheritance: Option<&Inheritance>) {
         lingering::after_fork();
         registry::after_fork_child();
         process_locks::after_fork_child();
-        share::after_fork();
         pressure::after_fork();
     }
     table::initialise();
-    forked::inherit(inheritance);
+    FORKS.reset();
     unfinished::after_fork();
     mode_back::after_fork();
     report::after_fork();
@@ -171,6 +170,6 @@ fn start_afresh(internal_fds: &[RawFd], inheritance: Option<&Inheritance>) {
 /// Called first by hooks that describe files: notices a child of a fork that no handler saw.
 pub fn ensure_initialised() {
     if !table::is_initialised() && !thread::is_away() {
-        section::run(|_| start_afresh(&[], None));
+        section::run(|_| start_afresh(&[]));
     }
 }

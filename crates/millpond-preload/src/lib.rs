@@ -4,38 +4,35 @@
 //! under the served directories are read and written through an engine in the program's own
 //! process; everything else, and every call that can't be served, goes to the kernel.
 //!
-//! A call's way through the library:
+//! Mode through reads from the kernel's page cache (`page_cache`), and each other call is the program's. The rest of this
+//! page is mode back. A call's way through the library there:
 //!
 //! ```text
 //! hooks  ->  files/table: number -> description  ->  hit: the engine's lock-free read
 //!                                                ->  files/io: pinned, through the engine
 //!                                                ->  the kernel, if not served, or passed
-//!                                -> watched      ->  the kernel, and counts (files/watch)
+//!                                -> unserved     ->  the kernel (files/unserved)
 //! ```
 //!
-//! A file is the kernel's when it is opened, and *watched*. When its use shows that serving it pays,
-//! it is taken over, between two calls (`files/adoption`, `runtime/in_flight`).
+//! A file that the program opens for writing is served from then on, with all descriptors that the process has of it. It
+//! is handed to the kernel for good when another process may use it.
 //!
-//! Folders, each of which knows only those below it: `hooks`, `fork`, `retirement`, `aio`, `files`, `report`,
+//! Folders, each of which imports only those below it: `hooks`, `fork`, `retirement`, `aio`, `files`, `report`,
 //! `runtime`.
 //!
-//! What keeps it coherent: each served descriptor *is* a real one, so whatever no hook catches
-//! still reaches the right file (of several of one file all are the same one: `several`); every write is through to the kernel before it returns, or written
-//! back before anybody looks (`late`), so the kernel's view is never seen behind; and a lease tells
-//! when somebody else wants the file (`lease`). Only the file offset lives here (`offset`), and is
-//! told to the kernel whenever the file is passed to it.
+//! Coherence: each served descriptor *is* a real one, so a call that no hook catches still reaches the right file
+//! (`several`: all descriptors of a file are of one description); dirty pages are written back before another process can
+//! look (`late`); and a lease reports when another process opens the file (`lease`). Only the file offset lives here
+//! (`offset`), and the kernel gets it when the file is passed to it.
 //!
-//! Linux AIO is the same with an end that comes later: `hooks/aio` -> `aio` -> the engine, or the
-//! kernel; the completions of both come from one queue.
+//! Linux AIO is the same with an end that comes later: `hooks/aio` -> `aio` -> the engine, or the kernel; the completions of
+//! both come from one queue.
 //!
 //! Limits. Each is a file left to the kernel, coherently, unless it says otherwise:
 //!
-//! - one process has the file open several times, once for writing, and locked, mapped or with flags
-//!   that can't be kept (`several`); or another process has it open so, or opens it later; it is open across
-//!   a fork, and several processes have it (`forked`); a descriptor given away; a shared writable mapping;
-//! - inherited descriptors, `O_DIRECT`, file systems without leases, files of other owners;
-//! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all where files are
-//!   adopted on use; numbers from 65,536 on;
+//! - a file that another process has open; one that is open several times, and locked, or with flags that can't be kept
+//!   (`several`); files that are open at a fork, descriptors that were sent to another process, shared writable mappings;
+//! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all without `--eager`;
 //! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a
 //!   thread's own (`Registry::leave_all`);
 //! - **a system call that the program makes by an instruction of its own is not seen**: on a file
@@ -71,7 +68,7 @@ mod report;
 mod retirement;
 mod runtime;
 
-use files::{late, registry, streams, table, watch};
+use files::{late, registry, streams, table};
 use runtime::cancel::point::without;
 use runtime::cancel::unwinding::let_threads_end;
 use runtime::{config, libc_calls, section, thread};
@@ -83,7 +80,7 @@ extern "C" fn load() {
         end_on_panic();
         let_threads_end();
         table::initialise();
-        config::initialise(watch::READS_AGAIN);
+        config::initialise();
         for fd in report::initialise() {
             table::set(fd, table::Known::Internal);
         }

@@ -24,7 +24,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use crate::files::{lease, pressure, registry, share, table, watch};
+use crate::files::{lease, pressure, registry, table};
 use crate::page_cache;
 use crate::report;
 use crate::runtime::sys::sys;
@@ -74,7 +74,6 @@ pub fn retire() {
         registry.end_serving();
         drop(registry);
         pressure::end();
-        share::end();
         lease::end();
         let end = Instant::now() + PATIENCE;
         while !own_threads::are_gone() && Instant::now() < end {
@@ -99,7 +98,7 @@ pub fn lock_memory(call: impl FnOnce() -> c_int) -> c_int {
     retire();
     let result = call();
     if result == 0 && thread::is_away() {
-        for (start, bytes) in [table::memory(), watch::memory(), page_cache::memory()] {
+        for (start, bytes) in [table::memory(), page_cache::memory()] {
             release(start, bytes);
         }
     }

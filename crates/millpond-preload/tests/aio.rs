@@ -92,8 +92,8 @@ fn completions_that_are_taken_late() {
             directly(&pond, scenario, &[]);
         }
     }
-    // Adopted from the open on, so all that misses is handed to the kernel, if it can be.
-    let pond = Pond::new().in_mode(Mode::Through);
+    // Served from the open on, so all that misses is handed to the kernel, if it can be.
+    let pond = Pond::new().in_mode(Mode::BackDirect);
     let probe = pond.path("probe");
     std::fs::write(&probe, [0; 4096]).unwrap();
     let is_direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(probe).is_ok();
@@ -174,7 +174,7 @@ fn fio_verifies() {
 #[test]
 fn fio_reads_directly() {
     require("fio", "fio");
-    let pond = Pond::with_cache_bytes(2 << 20).in_mode(Mode::Through);
+    let pond = Pond::with_cache_bytes(2 << 20).in_mode(Mode::BackDirect);
     std::fs::write(pond.path("data"), common::lines(600_000)).unwrap();
     let options = ["--rw=randread", "--bs=4k", "--size=6m", "--iodepth=32", "--readonly"];
     let mut command = pond.served("fio");

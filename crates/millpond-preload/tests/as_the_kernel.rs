@@ -2,15 +2,15 @@
 
 mod common;
 
-use common::{ALL_MODES, Adoption, Pond, succeed};
+use common::{ALL_MODES, Pond, ServedFiles, succeed};
 
-/// In each mode with files served on use, after one read, at random moments, and from their open on.
+/// In each mode with each choice of files.
 fn ponds() -> impl Iterator<Item = (String, Pond)> {
-    let adoptions = [Adoption::OnUse, Adoption::After(1), Adoption::Random(1), Adoption::AtOpen];
+    let choices = [ServedFiles::Default, ServedFiles::HandOver(1), ServedFiles::Eager];
     ALL_MODES.into_iter().flat_map(move |mode| {
-        adoptions.map(|adoption| {
-            let name = format!("{mode:?}, {adoption:?}");
-            (name, Pond::new().in_mode(mode).adopting(adoption))
+        choices.map(|files| {
+            let name = format!("{mode:?}, {files:?}");
+            (name, Pond::new().in_mode(mode).serving(files))
         })
     })
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{MODES, Mode, Pond, require};
+use common::{MODES, Mode, Pond, ServedFiles, require};
 
 fn fio(pond: &Pond, options: &[&str]) {
     require("fio", "fio");
@@ -44,6 +44,28 @@ fn threads_read_one_file() {
         ["--rw=randread", "--bs=4k", "--size=3m", "--thread", "--numjobs=4", "--readonly"];
     fio(&pond, &options);
     pond.report().assert_served(12 << 20);
+}
+
+/// Goal: a file is served to all threads that open it at once, some to read and some to write.
+#[test]
+fn threads_open_one_file_at_once() {
+    const TRIES: usize = 5;
+    require("fio", "fio");
+    let is_served = |mode| {
+        let pond = Pond::new().in_mode(mode).serving(ServedFiles::Default);
+        std::fs::write(pond.path("data"), common::lines(300_000)).unwrap();
+        let mut command = pond.served("fio");
+        command.args(["--thread", "--filename=data", "--size=2m", "--bs=4k", "--ioengine=psync"]);
+        command.args(["--time_based", "--runtime=1", "--output=fio.log"]);
+        command.args(["--name=reads", "--rw=randread", "--numjobs=4"]);
+        command.args(["--name=writes", "--rw=randwrite", "--numjobs=4"]);
+        common::succeed(&mut command);
+        pond.report().served_share() > 0.5
+    };
+    // A try fails while a preempted thread holds a description of the file.
+    for mode in MODES {
+        assert!((0..TRIES).any(|_| is_served(mode)), "{mode:?}");
+    }
 }
 
 #[test]

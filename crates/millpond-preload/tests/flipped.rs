@@ -7,7 +7,7 @@ use common::{ALL_MODES, Pond, succeed};
 /// Goal: a descriptor is of the file that its open found, inside the directories of the run or not, though the path
 /// leads to another one now; what is written through it is in that file and in no other, and what lies outside is
 /// not served.
-/// Method: one thread flips a link, others open it, read and write; once alone, and in each mode and adoption.
+/// Method: one thread flips a link, others open it, read and write; once alone, and in each mode.
 #[test]
 fn links_that_are_flipped() {
     let alone = Pond::new();

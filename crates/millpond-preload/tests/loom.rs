@@ -16,9 +16,7 @@ mod files {
 }
 #[path = "../src/runtime"]
 mod runtime {
-    mod budget;
     mod forks;
-    mod holders;
     pub mod in_flight;
     pub mod reading;
     #[path = "cancel/request.rs"]

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use common::{Adoption, Mode, Pond};
+use common::{Mode, Pond, ServedFiles};
 
 const DOCUMENT: &str = include_str!("../../../docs/run.md");
 
@@ -70,15 +70,15 @@ fn open(path: &Path, flags: i32) -> std::io::Result<File> {
 
 /// The ponds of the modes, as `millpond run` has them.
 fn ponds() -> [(&'static str, Pond); 3] {
-    let pond = |mode, adoption| {
-        let pond = Pond::new().in_mode(mode).adopting(adoption);
+    let pond = |mode, files| {
+        let pond = Pond::new().in_mode(mode).serving(files);
         std::fs::write(pond.path("file"), vec![7; 16384]).unwrap();
         pond
     };
     [
-        ("default", pond(Mode::Through, Adoption::OnUse)),
-        ("eager", pond(Mode::Through, Adoption::AtOpen)),
-        ("back", pond(Mode::Back, Adoption::OnUse)),
+        ("default", pond(Mode::Through, ServedFiles::Default)),
+        ("eager", pond(Mode::Through, ServedFiles::Eager)),
+        ("back", pond(Mode::Back, ServedFiles::Default)),
     ]
 }
 

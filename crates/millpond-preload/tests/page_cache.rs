@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Adoption, Mode, Pond, Report, succeed};
+use common::{Mode, Pond, Report, ServedFiles, succeed};
 
 /// Runs a scenario on the kernel alone, and mapped from the first read on and on use. Returns the output of the kernel's
 /// run, and output and report of the mapped runs.
@@ -11,8 +11,8 @@ fn run(scenario: &str) -> (String, Vec<(String, Report)>) {
     let alone = Pond::new();
     let program = alone.compile("page_cache.c", &["-O1"]);
     let by_kernel = succeed(alone.plain(&program).arg(scenario));
-    let mapped = [Adoption::AtOpen, Adoption::OnUse].map(|adoption| {
-        let pond = Pond::new().in_mode(Mode::Mapped).adopting(adoption);
+    let mapped = [ServedFiles::Eager, ServedFiles::Default].map(|files| {
+        let pond = Pond::new().in_mode(Mode::Through).serving(files);
         let printed = succeed(pond.served(&program).arg(scenario));
         (printed, pond.report())
     });

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Adoption, Mode, Pond, succeed};
+use common::{MODES, Pond, succeed};
 
 /// Goal: told that tasks are stalled for want of memory, a process gives most of its cache back, and what it
 /// reads is right.
 #[test]
 fn the_cache_shrinks_under_pressure() {
-    for mode in [Mode::Through, Mode::Back] {
-        let pond = Pond::new().in_mode(mode).adopting(Adoption::OnUse);
+    for mode in MODES {
+        let pond = Pond::new().in_mode(mode);
         let program = pond.compile("pressure.c", &["-O1"]);
         let file = pond.aside("stalls");
         std::fs::write(&file, "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n").unwrap();

@@ -20,7 +20,7 @@ fn operations_against_a_model() {
         let report = pond.report();
         match mode {
             // Files with holes and short files are the kernel's.
-            Mode::Mapped => {}
+            Mode::Through => {}
             _ => report.assert_served(30 << 20),
         }
     }

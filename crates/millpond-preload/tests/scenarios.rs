@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use common::{MODES, Mode, Mount, Pond, Report, succeed};
 
-/// In all modes, and adopted at random; returns what mode through reported.
+/// In all modes, and handed over at random moments; returns the report of mode back.
 fn run(scenario: &str) -> Report {
     let alone = Pond::new();
     let program = alone.compile("scenario.c", &["-O1"]);

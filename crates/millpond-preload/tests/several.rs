@@ -5,14 +5,13 @@ mod common;
 use std::io::Read;
 use std::process::Stdio;
 
-use common::{Adoption, MODES, Mode, Pond, Report, succeed};
+use common::{MODES, Mode, Pond, Report, ServedFiles, require, succeed};
 
 fn on_use() -> Pond {
-    Pond::new().adopting(Adoption::OnUse)
+    Pond::new().serving(ServedFiles::Default)
 }
 
-/// On the kernel alone, and with files adopted on use and at random, in all modes. Returns what was
-/// reported of those adopted on use.
+/// On the kernel alone, and in mode back. Returns the reports of the runs without options.
 fn run(plain: &[&str], scenario: &[&str]) -> Vec<Report> {
     let alone = Pond::new();
     let program = alone.compile("several.c", &["-O1"]);
@@ -75,6 +74,51 @@ fn opened_further_while_it_is_served() {
 #[test]
 fn rights_that_are_given_up() {
     run(&["rights"], &["rights"]);
+}
+
+/// Goal: a file that is open for reading is served to the readers, too, when the program opens it for writing: they
+/// read each later write, each at its own offset; and the file is handed over when they are locked.
+#[test]
+fn readers_come_first() {
+    require("python3", "python3");
+    let script = "import os, threading\n\
+        size = 1 << 20\n\
+        with open('f', 'wb') as f: f.write(bytes(size))\n\
+        readers = [os.open('f', os.O_RDONLY) for _ in range(4)]\n\
+        for reader in readers: assert os.read(reader, 4096) == bytes(4096)\n\
+        ends = []\n\
+        def read(fd):\n\
+        \x20   left = size - 4096\n\
+        \x20   while left > 0: left -= len(os.read(fd, 512))\n\
+        \x20   ends.append(left == 0 and os.lseek(fd, 0, os.SEEK_CUR) == size)\n\
+        threads = [threading.Thread(target=read, args=[fd]) for fd in readers[:2]]\n\
+        for thread in threads: thread.start()\n\
+        writer = os.open('f', os.O_RDWR)\n\
+        for thread in threads: thread.join()\n\
+        assert ends == [True, True], ends\n\
+        for n in range(1, 200):\n\
+        \x20   os.pwrite(writer, bytes([n]) * 4096, 4096 * n)\n\
+        \x20   for reader in readers: assert os.pread(reader, 4096, 4096 * n) == bytes([n]) * 4096\n\
+        assert os.read(readers[2], 4096) == b'\\x01' * 4096\n\
+        try: os.write(readers[2], b'x')\n\
+        except OSError: pass\n\
+        else: assert False, 'a reader has written'\n\
+        import fcntl\n\
+        fcntl.flock(readers[3], fcntl.LOCK_SH)\n\
+        assert os.read(readers[2], 4096) == b'\\x02' * 4096\n\
+        assert os.lseek(writer, 0, os.SEEK_CUR) == 0\n";
+    succeed(Pond::new().plain("python3").args(["-c", script]));
+    let mut served = 0;
+    for mode in MODES {
+        for _ in 0..5 {
+            let pond = Pond::new().in_mode(mode).serving(ServedFiles::Default);
+            pond.run("python3", &["-c", script]);
+            let report = pond.report();
+            // The threads may have been in a call each time that the library looked.
+            served += u64::from(report.served_bytes > 199 * 4096 * 4);
+        }
+    }
+    assert!(served > 0);
 }
 
 /// Goal: the keeper has what was written by all of them.

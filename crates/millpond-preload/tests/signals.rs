@@ -5,7 +5,7 @@ mod common;
 
 use common::{ALL_MODES, Pond, succeed};
 
-/// On the kernel, in all modes, adopted at random, and with a cache of a few pages.
+/// On the kernel, in all modes, handed over at random moments, and with a cache of a few pages.
 fn run(scenario: &str) {
     let alone = Pond::new();
     let program = alone.compile_with("signals.c", &["-O1"], &["-lpthread"]);

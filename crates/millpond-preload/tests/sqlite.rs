@@ -37,7 +37,7 @@ fn database_in_mode(journal: &str, mode: Mode) {
     assert!(by_kernel.starts_with("ok\n24000|"), "{by_kernel}");
     assert_eq!(again, by_kernel);
     assert!(first.ends_with(&by_kernel), "{first}");
-    if mode == Mode::Mapped {
+    if mode == Mode::Through {
         assert!(report.served_bytes > 0, "{}", report.lines);
     } else {
         report.assert_served(10 << 20);

@@ -10,19 +10,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Adoption, Mode, Pond, library, skip};
+use common::{Mode, Pond, ServedFiles, library, skip};
 
 /// A run that takes longer hangs: the longest one takes a few seconds on a busy machine.
 const HANG: Duration = Duration::from_secs(90);
 
-/// When files are served, and how writes are: the modes that a user may choose.
-const MODES: [(&str, Mode, Adoption); 6] = [
-    ("default", Mode::Mapped, Adoption::OnUse),
-    ("eager", Mode::Mapped, Adoption::AtOpen),
-    ("buffered", Mode::Through, Adoption::OnUse),
-    ("buffered and eager", Mode::Through, Adoption::AtOpen),
-    ("back", Mode::Back, Adoption::OnUse),
-    ("back and eager", Mode::Back, Adoption::AtOpen),
+/// The modes that a user may choose.
+const MODES: [(&str, Mode, ServedFiles); 4] = [
+    ("default", Mode::Through, ServedFiles::Default),
+    ("eager", Mode::Through, ServedFiles::Eager),
+    ("back", Mode::Back, ServedFiles::Default),
+    ("back and eager", Mode::Back, ServedFiles::Eager),
 ];
 
 /// A program's exit and output.
@@ -92,8 +90,8 @@ fn compare(
     command.args(arguments);
     prepare(&mut command);
     let expected = run(&mut command, &alone.aside("plain"));
-    for (mode_name, mode, adoption) in MODES {
-        let pond = Pond::new().in_mode(mode).adopting(adoption);
+    for (mode_name, mode, files) in MODES {
+        let pond = Pond::new().in_mode(mode).serving(files);
         let mut command = pond.served(program);
         command.args(arguments);
         prepare(&mut command);
@@ -182,7 +180,7 @@ fn counts_are_reported_before() {
     let compiler = Pond::new();
     let program = compiler.compile("surroundings.c", &["-O1"]);
     for name in ["seccomp-kill", "main-pthread-exit", "mlockall-current"] {
-        let pond = Pond::new().adopting(Adoption::AtOpen);
+        let pond = Pond::new();
         let outcome = run(pond.served(&program).arg(name), &pond.aside("served"));
         assert_eq!(outcome.status, Some(Ok(0)), "{name}: {outcome:?}");
         let report = pond.report();

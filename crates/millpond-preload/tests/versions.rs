@@ -1,10 +1,10 @@
-//! Reads and writes of one file by several descriptors, while it is given back and adopted again.
+//! Reads and writes of one file by several descriptors, while it is handed to the kernel.
 //!
 //! `MILLPOND_TEST_SEED` replays one seed; `MILLPOND_TEST_SCALE` runs that many times as many.
 
 mod common;
 
-use common::{ALL_MODES, Adoption, Pond, succeed};
+use common::{ALL_MODES, Pond, ServedFiles, succeed};
 
 const SEEDS: u64 = 1;
 const STEPS: u32 = 12;
@@ -31,10 +31,9 @@ fn reads_are_never_older_than_the_last_write() {
         let arguments = [seed.to_string(), steps.clone()];
         succeed(pond.plain(&program).args(&arguments));
         for mode in ALL_MODES {
-            let adoptions = [Adoption::After(20), Adoption::Random(seed), Adoption::AtOpen];
-            for adoption in adoptions {
-                println!("MILLPOND_TEST_SEED={seed} in {mode:?}, {adoption:?}");
-                let pond = Pond::new().in_mode(mode).adopting(adoption);
+            for files in [ServedFiles::Default, ServedFiles::HandOver(seed), ServedFiles::Eager] {
+                println!("MILLPOND_TEST_SEED={seed} in {mode:?}, {files:?}");
+                let pond = Pond::new().in_mode(mode).serving(files);
                 succeed(pond.served(&program).args(&arguments));
                 served_bytes += pond.report().served_bytes;
             }

@@ -177,13 +177,6 @@ impl File {
         unsafe { read.end(&self.cached, start) }
     }
 
-    /// What the file's engine has in use, and its limit.
-    #[doc(hidden)]
-    pub fn cache_use(&self) -> (u64, u64) {
-        let frames = &self.cached.shared.cache.frames;
-        (frames.committed_bytes(), frames.limit_bytes())
-    }
-
     /// The threads of the file's engine.
     #[doc(hidden)]
     pub fn aside(&self) -> Aside {

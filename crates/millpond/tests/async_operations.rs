@@ -27,7 +27,6 @@ const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
     ("begin_plain", "for the owner of the description, and waits for no more than transfers"),
     ("begin_through", "for the owner of the description"),
     ("begin_unguarded", "never blocks"),
-    ("cache_use", "never blocks"),
     ("close", "by value; the file may have other clones"),
     ("close_shared", "the same"),
     ("end_mapping", "never blocks"),

@@ -55,7 +55,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             bytes,
             ramp,
         };
-        let launcher = match run::launcher(bytes * 2 + 32 * MIB, "buffered", &plan.dir) {
+        let launcher = match run::launcher(&[], &plan.dir) {
             Ok(launcher) => launcher,
             Err(failure) => {
                 skip(outcome, case, &failure.message);

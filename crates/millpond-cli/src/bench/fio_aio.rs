@@ -42,7 +42,9 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = NamedFile::create(&plan.dir, bytes)?;
     let load = Load::random(bytes, BLOCK_BYTES, 1);
     let job = |name, launcher, is_direct| Fio { name, launcher, is_direct, file: &file, bytes };
-    let launcher = match run::launcher(bytes / CACHE_SHARE, "direct", &plan.dir) {
+    let cache = (bytes / CACHE_SHARE).to_string();
+    let options = ["--mode", "back", "--backing", "direct", "--cache", &cache];
+    let launcher = match run::launcher(&options, &plan.dir) {
         Ok(launcher) => launcher,
         Err(failure) => {
             skip(outcome, failure.message);

@@ -118,8 +118,7 @@ impl CrashArgs {
         if self.kernel {
             return None;
         }
-        // With the cache of the library: the test is about its order of writes.
-        let mut words = ["--quiet", "--backing", "buffered"].map(OsString::from).to_vec();
+        let mut words = vec![OsString::from("--quiet")];
         for (name, value) in [("--mode", &self.mode), ("--cache", &self.cache)] {
             words.extend(value.iter().flat_map(|value| [name.into(), value.into()]));
         }

@@ -54,17 +54,11 @@ use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Resul
 #[derive(Debug, PartialEq, clap::Args)]
 #[command(group = clap::ArgGroup::new("telling").args(["stats", "explain"]).multiple(true))]
 pub struct Args {
-    /// Memory for cached file pages: 512m, 4g (k, m and g are powers of 1024)
+    /// In mode back: memory for cached file pages, 512m, 4g (k, m and g are powers of 1024)
     ///
     /// The default is a quarter of the machine's memory or of the cgroup's limit, whichever is less.
     #[arg(long, value_name = "SIZE", value_parser = parse_cache_bytes)]
     cache: Option<u64>,
-
-    /// That memory is for all processes of the run together, not for each
-    ///
-    /// But for 4 MiB that each process may always have.
-    #[arg(long)]
-    cache_shared: bool,
 
     /// Serve files under this directory; may be given again [default: the current directory]
     #[arg(long = "path", value_name = "DIR")]
@@ -80,11 +74,11 @@ pub struct Args {
     #[arg(long)]
     quiet: bool,
 
-    /// Where cached pages are [default: mapped, and buffered in mode back]
+    /// Where cached pages are: mapped in mode through; buffered or direct in mode back [default: buffered]
     ///
-    /// `mapped`: in the kernel's page cache, which reads copy from. `buffered` and `direct`: in a cache of the program,
-    /// which is filled by reads of the kernel's cache, or with O_DIRECT. Files that the program may write have
-    /// O_DIRECT in mode back only; a last close then waits for the device.
+    /// `mapped`: in the kernel's page cache, which reads copy from. `buffered`: in a cache of the program, which reads and
+    /// writes through the kernel's cache. `direct`: in a cache of the program, which reads and writes with O_DIRECT; a
+    /// last close then waits for the device.
     #[arg(long, value_enum)]
     backing: Option<Backing>,
 
@@ -191,23 +185,25 @@ impl Args {
     }
 }
 
-/// With mapped backing the kernel has the pages, and the dirty ones too.
+/// Each mode has its own backings, and only mode back has a cache.
 fn check_backing(args: &Args) -> Result<()> {
-    if args.backing() != Backing::Mapped {
-        return Ok(());
-    }
-    let instead = "needs --backing buffered or --backing direct";
-    let refused = if args.mode == Mode::Back {
-        "--mode back"
-    } else if args.cache.is_some() {
-        "--cache"
-    } else if args.cache_shared {
-        "--cache-shared"
-    } else {
-        return Ok(());
+    let (backing, mode) = (args.backing(), args.mode);
+    let refused = match (mode, backing) {
+        (Mode::Back, Backing::Mapped) => {
+            "--backing mapped is for mode through: use --backing buffered or --backing direct with --mode back"
+        }
+        (Mode::Through, Backing::Buffered) => {
+            "--backing buffered needs --mode back: mode through has no cache of its own"
+        }
+        (Mode::Through, Backing::Direct) => {
+            "--backing direct needs --mode back: mode through has no cache of its own"
+        }
+        (Mode::Through, Backing::Mapped) if args.cache.is_some() => {
+            "--cache needs --mode back: in mode through the pages are in the kernel's page cache"
+        }
+        _ => return Ok(()),
     };
-    let why = "with mapped backing the pages are the kernel's";
-    Err(Failure::new(REFUSED, format!("{refused} {instead}: {why}")))
+    Err(Failure::new(REFUSED, refused))
 }
 
 /// Runs the program as a child, to its end. `Err` inside: it could not be started.
@@ -252,9 +248,6 @@ fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str
     ];
     if let Some(bytes) = args.cache {
         environment.push(("MILLPOND_CACHE_BYTES", bytes.to_string().into()));
-    }
-    if args.cache_shared {
-        environment.push(("MILLPOND_CACHE_SHARED", "1".into()));
     }
     if args.eager {
         environment.push(("MILLPOND_EAGER", "1".into()));
@@ -302,14 +295,13 @@ fn served_directories(paths: &[PathBuf]) -> Result<OsString> {
 
 /// The words that, put before a command, run it under this very binary; for benchmarks of what is
 /// served.
-pub fn launcher(cache_bytes: u64, backing: &str, served: &Path) -> Result<Vec<OsString>> {
+pub fn launcher(options: &[&str], served: &Path) -> Result<Vec<OsString>> {
     preload::library()?;
     let own = env::current_exe().context("finding this program")?;
-    let cache = cache_bytes.to_string();
-    let words = ["run", "--eager", "--quiet", "--backing", backing, "--cache", &cache, "--path"]
-        .map(OsString::from);
-    let served = served.as_os_str().to_owned();
-    Ok([own.into()].into_iter().chain(words).chain([served, "--".into()]).collect())
+    let mut words: Vec<OsString> = vec![own.into()];
+    words.extend(["run", "--eager", "--quiet"].iter().chain(options).map(OsString::from));
+    words.extend(["--path".into(), served.as_os_str().to_owned(), "--".into()]);
+    Ok(words)
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@ impl Args {
     pub fn of_plain(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut args = Self {
             cache: None,
-            cache_shared: false,
             paths: Vec::new(),
             eager: false,
             quiet: false,
@@ -35,7 +34,6 @@ impl Args {
             let word = words.next()?;
             let is_new = match word.to_str()? {
                 "--" => break,
-                "--cache-shared" => !std::mem::replace(&mut args.cache_shared, true),
                 "--eager" => !std::mem::replace(&mut args.eager, true),
                 "--quiet" => !std::mem::replace(&mut args.quiet, true),
                 "--cache" => {
@@ -83,12 +81,11 @@ mod tests {
     /// Goal: P1. Method: all lines of up to four words before a program, of words right and wrong.
     #[test]
     fn what_is_understood_is_what_clap_understands() {
-        const WORDS: [&str; 14] = [
+        const WORDS: [&str; 13] = [
             "--cache",
             "64k",
             "4k",
             "--cache=64k",
-            "--cache-shared",
             "--eager",
             "--quiet",
             "--path",

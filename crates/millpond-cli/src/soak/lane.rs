@@ -42,7 +42,7 @@ pub enum LaneKind {
     /// The library; the options of the worker, and whether it has a keeper.
     Library { words: &'static [&'static str], has_keeper: bool },
     /// A program under `millpond run`, with these options.
-    Program { words: &'static [&'static str], random_adoption: bool },
+    Program { words: &'static [&'static str], random_hand_over: bool },
     /// A load that checks itself, and is not killed.
     Alone { words: &'static [&'static str] },
 }
@@ -57,12 +57,12 @@ pub const LANES: &[(&str, LaneKind)] = &[
     ("back", LaneKind::Library { words: &["--library", "back", "--atomic"], has_keeper: false }),
     ("keeper", LaneKind::Library { words: &["--library", "back", "--atomic"], has_keeper: true }),
     ("direct", LaneKind::Library { words: &["--library", "direct", "--atomic"], has_keeper: true }),
-    ("run", LaneKind::Program { words: &["--eager"], random_adoption: false }),
+    ("run", LaneKind::Program { words: &["--eager"], random_hand_over: false }),
     (
         "run-back",
-        LaneKind::Program { words: &["--eager", "--mode", "back"], random_adoption: false },
+        LaneKind::Program { words: &["--eager", "--mode", "back"], random_hand_over: false },
     ),
-    ("run-random", LaneKind::Program { words: &["--mode", "back"], random_adoption: true }),
+    ("run-random", LaneKind::Program { words: &["--mode", "back"], random_hand_over: true }),
     ("extents", LaneKind::Alone { words: &["extents"] }),
     ("faults", LaneKind::Alone { words: &["faults"] }),
 ];
@@ -149,10 +149,10 @@ impl Lane<'_> {
         let own = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(&own);
         if !under.is_empty() {
-            let cache = self.cache_bytes.to_string();
-            command
-                .args(["run", "--quiet", "--backing", "buffered", "--cache", &cache])
-                .args(under);
+            command.args(["run", "--quiet"]).args(under);
+            if under.contains(&"back") {
+                command.arg("--cache").arg(self.cache_bytes.to_string());
+            }
             command.arg("--path").arg(data).arg("--").arg(&own);
         }
         command.arg("soak-worker").args(words).arg("--data").arg(data);
@@ -204,11 +204,11 @@ impl Lane<'_> {
                 }
                 command
             }
-            LaneKind::Program { words, random_adoption } => {
-                let atomic: &[&str] = if random_adoption { &[] } else { &["--atomic"] };
+            LaneKind::Program { words, random_hand_over } => {
+                let atomic: &[&str] = if random_hand_over { &[] } else { &["--atomic"] };
                 let mut command = self.worker(words, &[&["slots"], atomic].concat(), data, seed)?;
-                if random_adoption {
-                    command.env("MILLPOND_ADOPT", format!("random:{}", seed >> 32));
+                if random_hand_over {
+                    command.env("MILLPOND_HAND_OVER", (seed >> 32).to_string());
                 }
                 command
             }

@@ -37,8 +37,8 @@ pub const METRICS: &[(&str, &str, bool, &str)] = &[
     ("objects_disk_bytes_written", "millpond_objects_disk_written_bytes_total", true, "Written."),
     ("objects_disk_errors", "millpond_objects_disk_errors_total", true, "Errors of the disk."),
     ("files", "millpond_files_total", true, "Files that processes of a run opened."),
-    ("served_files", "millpond_files_served_total", true, "Of these, files that were adopted."),
-    ("adoptions", "millpond_adoptions_total", true, "Adoptions of files."),
+    ("served_files", "millpond_files_served_total", true, "Of these, files that were served."),
+    ("adoptions", "millpond_adoptions_total", true, "Times that a file was served."),
     (
         "read_served_bytes",
         "millpond_read_served_bytes_total",

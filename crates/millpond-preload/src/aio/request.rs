@@ -10,9 +10,9 @@ use crate::aio::handed::Handed;
 use crate::aio::transfer::{carry_out, count_read};
 use crate::files::io::{enterable, find};
 use crate::files::pin::Pin;
+use crate::files::registry;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
-use crate::files::{adoption, registry};
 use crate::report::reason::Reason;
 use crate::runtime::section;
 
@@ -70,19 +70,13 @@ impl Request {
             // To describe it the registry is locked.
             File::start_now();
         }
-        let pin = loop {
-            if matches!(table::get(fd), Known::Watched | Known::Claimed) {
-                File::start_now();
-                section::run(|_| adoption::decide(fd));
-            }
-            let found = if is_unknown { section::run(|_| find(fd)) } else { find(fd) };
-            match found {
-                Ok(pin) => break pin,
-                // Given back just now.
-                Err(_) if matches!(table::get(fd), Known::Watched | Known::Claimed) => {}
-                Err(reason) => return Err(Unserved::Kernel(reason)),
-            }
-        };
+        if matches!(table::get(fd), Known::Unserved | Known::Claimed) {
+            // The kernel does not say when its request has ended: in_flight.I1.
+            File::start_now();
+            section::run(|_| registry::lock().leave(fd));
+        }
+        let found = if is_unknown { section::run(|_| find(fd)) } else { find(fd) };
+        let pin = found.map_err(Unserved::Kernel)?;
         let access = pin.access();
         let is_durable =
             direction == Direction::Write && flags & !DURABLE == 0 && pin.late_file().is_some();

@@ -14,7 +14,7 @@ use crate::files::{io, late, registry};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
-use crate::runtime::{config, fault, section, thread};
+use crate::runtime::{fault, section, thread};
 
 /// Reads of more are carried out by a thread, which reads to the program's memory: the pages of a
 /// hit.
@@ -34,10 +34,7 @@ pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
         return made;
     }
     section::run(|_| {
-        // Files that may be adopted are looked for among the requests from the first on.
-        if !config::is_eager() {
-            fault::install();
-        }
+        fault::install();
         // SAFETY: the kernel has read and written it.
         let kernel = unsafe { handle.read() };
         // Where there is no memory or no descriptor for it, the kernel's it stays.
@@ -159,7 +156,7 @@ unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
         let fd = block.aio_fildes as i32;
         match block.aio_lio_opcode {
             PREAD | PREADV => {
-                registry::lock().leave(fd, Reason::InLibc);
+                registry::lock().leave(fd);
                 late::go_through_inside(fd);
             }
             PWRITE | PWRITEV => registry::lock().pass_fd(fd, Reason::InLibc),

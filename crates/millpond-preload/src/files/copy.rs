@@ -1,19 +1,19 @@
 //! `copy_file_range` and `sendfile` between two served files: reads and writes through the engine,
 //! as a copy in the kernel would go past the cache on both sides.
 //!
-//! One call moves what the kernel's would: up to [`TRANSFER_BYTES_MAX`], less only at the end of
+//! One call moves as much as the kernel's would: up to [`TRANSFER_BYTES_MAX`], less only at the end of
 //! the input or where a write fails. Callers that call once and trust the result exist.
 //!
-//! Either file may be passed at any moment, because somebody opens it. Whatever of a part is not
-//! settled by the engine then is done by the kernel, at the same place: passing a file tells the
-//! kernel its offset, and what was read and is not written yet is in our hands.
+//! Either file may be passed at any moment, because another process opens it. The kernel does the rest of a part
+//! then, at the same place: passing a file sets the kernel's offset, and the bytes that were read and not written
+//! yet are in the buffer.
 //!
 //! Offsets that the program gives are read at the beginning and stored at the end, as the kernel
 //! does: both may be in one place, where the second stays.
 //!
 //! Each part is a few sections, so signals are taken between them. A handler may leave by `longjmp`
 //! or `pthread_exit`: nothing here is dropped by unwinding, which loses the buffer and nothing
-//! else. What was copied by then is not told.
+//! else. The bytes copied by then are not reported.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -32,8 +32,8 @@ type Off = libc::off64_t;
 const PART_BYTES: usize = 256 << 10;
 
 /// Copies `len` bytes from the served file at `from` to the one at `to`. A null offset stands for
-/// the description's own, else it is read and moved. Returns what the kernel would; `None` where it
-/// should do it, or refuse it.
+/// the description's own, else it is read and moved. Returns the kernel's result; `None` where the
+/// kernel should do it, or refuse it.
 pub fn between_served(
     from: c_int,
     from_offset: *mut Off,
@@ -93,7 +93,7 @@ fn load(offset: *const Off) -> Option<Option<Off>> {
     is_loaded.then_some(Some(loaded))
 }
 
-/// Tells the program its offset; whether it could be told.
+/// Stores the program's offset. Whether that succeeded.
 fn store(offset: *mut Off, at: Option<Off>) -> bool {
     let Some(at) = at else { return true };
     // SAFETY: the offset is there to be read; `offset` may be any address that the caller may write
@@ -132,7 +132,7 @@ fn copy_part(
     match from_at {
         Some(offset) => *offset += moved as Off,
         None if moved < read => {
-            // What was read and could not be written is given back.
+            // The bytes that were read and could not be written are read again next time.
             seek(from, (moved - read) as Off, libc::SEEK_CUR);
         }
         None => {}

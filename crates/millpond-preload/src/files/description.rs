@@ -10,20 +10,19 @@
 //! - D2. `references` counts the table (one for all its slots together) and every pin. A pin is
 //!   taken inside a reading section; the table's reference is given up only after every reading
 //!   section that may have seen a slot is over. So the count of a description that a reader found
-//!   in a slot is never zero, and at zero nobody can find it.
+//!   in a slot is never zero, and at zero no thread can find it.
 //! - D3. `file` lives from `acquire` to the last unpin, also after `pass`: its descriptor is a
 //!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file.
 //!   After that unpin, too, it is closed only when that ends none: see `process_locks`.
 //! - D4. `hit`, or `counted_hit` where hits are counted by file, is non-null only while SERVED, readable
 //!   and findable; a reading section that loaded it may use it to its end (D2, D3).
-//! - D5. SERVED -> PASSED happens with the offset locked, after the kernel was told the offset.
-//!   Who locks the offset and then finds SERVED has the offset to itself and may use it; an
-//!   operation at an explicit offset that was under way meanwhile has overlapped the change, and
-//!   may be ordered before it.
+//! - D5. SERVED -> PASSED happens with the offset locked, after the kernel's offset was set.
+//!   A thread that locks the offset and then finds SERVED has the offset to itself. An operation at
+//!   an explicit offset that overlaps the change may be ordered before it.
 //! - D6. One that *shares* has no description of the kernel's: its numbers are duplicates of one that
-//!   all descriptions of the file have together (`several`). The kernel's offset there is nobody's.
+//!   all descriptions of the file have together (`several`). The kernel's offset there is not used.
 //! - D7. While it is *bypassed* it is SERVED by the kernel in the engine's place, at the offset that is
-//!   kept here: there are no hits, and no file for who begins a call. It is bypassed at the same moment as all
+//!   kept here: there are no hits, and a new call finds no file. It is bypassed at the same moment as all
 //!   descriptions of its file: see `bypass`.
 //!
 //! Close racing with a read on another thread: the read found the slot before it was cleared and
@@ -98,7 +97,7 @@ pub struct Description {
     hit: AtomicPtr<File>,
     /// In place of `hit`, where hits are counted by file.
     counted_hit: AtomicPtr<File>,
-    /// Where somebody asked.
+    /// Where the report by file was asked for.
     row: AtomicPtr<Row>,
     pub offset: Offset,
     state: AtomicU32,
@@ -109,28 +108,22 @@ pub struct Description {
     shares: AtomicBool,
     /// D7.
     bypass: Bypass,
-    /// How the program has opened it, as the kernel would tell; of one that shares.
+    /// The status flags that the program sees; of one that shares.
     flags: AtomicI32,
-    /// Opened in mode back: what is written may wait in the cache; see `late`.
+    /// Opened in mode back: its pages may be dirty; see `late`.
     late: AtomicBool,
     /// See [`Description::is_unwritten`].
     unwritten: AtomicBool,
     /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
     lock_noted: AtomicBool,
-    /// Calls that wait for a POSIX lock, while it is bypassed.
-    lock_waiters: AtomicU32,
     /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
     moved_in_kernel: AtomicU64,
-    /// Counts its lives: who remembers one sees whether it has ended.
-    life: AtomicU32,
-    /// Calls that missed, and what makes up for them: see [`Description::note_slow`].
-    missed: AtomicU32,
     references: References,
     file: UnsafeCell<Option<Arc<File>>>,
     cold: UnsafeCell<Cold>,
 }
 
-// SAFETY: `file` changes only in `acquire` and at the last unpin, when nobody else can reach the
+// SAFETY: `file` changes only in `acquire` and at the last unpin, when no other thread can reach the
 // description (D2); `cold` is touched under the registry lock only. The rest is atomic.
 unsafe impl Sync for Description {}
 
@@ -147,7 +140,7 @@ impl Description {
         file: Result<Arc<File>, Reason>,
     ) -> &'static Self {
         let description = POOL.lock().pop().unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
-        // SAFETY: taken from the pool, so nobody else can reach it (D2).
+        // SAFETY: taken from the pool, so no other thread can reach it (D2).
         unsafe {
             *description.cold.get() = Cold { id, slots: 1, ..Cold::default() };
             *description.file.get() = None;
@@ -158,7 +151,6 @@ impl Description {
         description.bypass.reset(false);
         description.unwritten.store(false, Relaxed);
         description.lock_noted.store(false, Relaxed);
-        description.missed.store(0, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
         description.access.store(access.to_bits(), Relaxed);
         description.offset.reset(offset);
@@ -202,10 +194,7 @@ impl Description {
             late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
             lock_noted: AtomicBool::new(false),
-            lock_waiters: AtomicU32::new(0),
             moved_in_kernel: AtomicU64::new(0),
-            life: AtomicU32::new(0),
-            missed: AtomicU32::new(0),
             references: References::none(),
             file: UnsafeCell::new(None),
             cold: UnsafeCell::new(Cold::default()),
@@ -226,7 +215,7 @@ impl Description {
         unsafe { self.counted_hit.load(Acquire).as_ref() }
     }
 
-    /// What is told of the file, where somebody asked.
+    /// The file's row in the report by file, where that was asked for.
     pub fn row(&self) -> Option<&'static Row> {
         // SAFETY: rows are never freed (`accounts.C2`).
         unsafe { self.row.load(Relaxed).as_ref() }
@@ -259,7 +248,7 @@ impl Description {
 
     /// D6: how the program has opened it, if it shares.
     pub fn shared_flags(&self) -> Option<i32> {
-        self.shares().then(|| self.flags.load(Relaxed))
+        (self.shares() && self.is_served()).then(|| self.flags.load(Relaxed))
     }
 
     /// D6.
@@ -267,7 +256,7 @@ impl Description {
         self.shares.load(Relaxed)
     }
 
-    /// D6. The registry is locked, and nobody has found the description yet.
+    /// D6. The registry is locked, and no thread has found the description yet.
     pub fn set_sharing(&self, flags: i32) {
         self.flags.store(flags, Relaxed);
         self.shares.store(true, Relaxed);
@@ -297,13 +286,13 @@ impl Description {
         self.file().filter(|_| self.is_served() && !self.is_bypassed())
     }
 
-    /// The file, if what is written to it may wait in the cache: also after it was passed, since
-    /// what could not be written back then waits still. As for [`Description::file`].
+    /// The file, if its pages may be dirty: also after it was passed, since pages that could not be
+    /// written back stay dirty. As for [`Description::file`].
     pub fn late_file(&self) -> Option<&File> {
         if self.late.load(Relaxed) { self.file() } else { None }
     }
 
-    /// Passed, and something still waits to be written: it must be found until that is done.
+    /// Passed, with dirty pages left: it must be found until they are written back.
     pub fn is_unwritten(&self) -> bool {
         self.unwritten.load(Relaxed)
     }
@@ -312,35 +301,10 @@ impl Description {
         self.unwritten.store(true, Relaxed);
     }
 
-    /// The registry is locked, and nobody has found the description yet.
+    /// The registry is locked, and no thread has found the description yet.
     pub fn set_late(&self) {
         self.late.store(true, Relaxed);
         mode_back::opened();
-    }
-
-    /// Which life this is; see [`Description::is_alive`].
-    pub fn life(&self) -> u32 {
-        self.life.load(Relaxed)
-    }
-
-    /// Whether that life has not ended.
-    pub fn is_alive(&self, life: u32) -> bool {
-        // Acquire: pairs with the Release in `end`; what was done in that life comes before.
-        self.life.load(Acquire) == life
-    }
-
-    /// A call was not a hit; `hits` says whether its thread had hits since its last such call. Whether
-    /// the file should be given back. Approximate, as every thread counts here without a lock.
-    pub fn note_slow(&self, hits: bool) -> bool {
-        // A miss takes about what the kernel's read takes, so there is time: whoever reads P pages at
-        // random has missed P / 34 times more than his hits make up for until the cache is warm, which
-        // must not be too much for 2 GiB.
-        const MISSED_MAX: u32 = 1 << 14;
-        const WORTH: u32 = 16;
-        let missed = self.missed.load(Relaxed);
-        let missed = if hits { missed.saturating_sub(WORTH) } else { missed + 1 };
-        self.missed.store(missed, Relaxed);
-        missed > MISSED_MAX
     }
 
     /// Whether [`Description::note_lock`] was called: the note lasts as long as the description does.
@@ -351,22 +315,6 @@ impl Description {
     /// After `process_locks::note` of its file. The registry is locked.
     pub fn note_lock(&self) {
         self.lock_noted.store(true, Relaxed);
-    }
-
-    /// A call waits in the kernel for a POSIX lock by one of its numbers.
-    pub fn awaits_lock(&self) -> bool {
-        self.lock_waiters.load(Acquire) != 0
-    }
-
-    /// Such a call begins, with the registry locked.
-    pub fn begin_lock_wait(&self) {
-        self.lock_waiters.fetch_add(1, Relaxed);
-    }
-
-    /// And has ended. The caller has a pin.
-    pub fn end_lock_wait(&self) {
-        // Release: pairs with the Acquire in `awaits_lock`.
-        self.lock_waiters.fetch_sub(1, Release);
     }
 
     pub fn moved_in_kernel(&self) -> u64 {
@@ -390,11 +338,11 @@ impl Description {
 
     /// The file. The caller holds a pin, or the registry lock with the description in it.
     pub fn file(&self) -> Option<&File> {
-        // SAFETY: `file` does not change while anybody can reach the description.
+        // SAFETY: `file` does not change while a thread can reach the description.
         unsafe { (*self.file.get()).as_deref() }
     }
 
-    /// [`Description::file`], for who has it longer than his pin.
+    /// [`Description::file`], for callers that keep it longer than their pin.
     pub fn shared_file(&self) -> Option<&Arc<File>> {
         // SAFETY: as in `file`.
         unsafe { (*self.file.get()).as_ref() }
@@ -408,7 +356,7 @@ impl Description {
         self.state.store(PASSED, Release);
     }
 
-    /// One more reference, of who has one or found the description in a slot (D2).
+    /// One more reference, by a caller that has one or found the description in a slot (D2).
     pub fn pin(&self) {
         self.references.pin();
     }
@@ -424,15 +372,13 @@ impl Description {
         self.references.try_unpin()
     }
 
-    /// Ends it, which nobody else can reach any more (D2): which file it was, and the engine's part
-    /// of it.
+    /// Ends it, which no other thread can reach any more (D2). Returns its file's id, and the engine's file.
     ///
     /// # Safety
     ///
     /// The last reference is gone.
     pub unsafe fn end(&self) -> (FileId, Option<Arc<File>>) {
         self.state.store(FREE, Relaxed);
-        self.life.fetch_add(1, Release);
         if self.late.swap(false, Relaxed) {
             mode_back::closed();
         }

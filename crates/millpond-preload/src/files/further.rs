@@ -1,33 +1,29 @@
-//! A further open of a file that is served here, which would break its lease: where it can, it gets a
-//! number that shares the description (`several`), and the file stays served.
+//! A further open of a file that is served: it gets a descriptor that shares the served description (`several`).
 //!
 //! ```text
-//! the path's inode is one of ours                        else the kernel opens, as ever
-//! O_PATH: what the path is, without opening it
-//! registry: still ours, and shared, or may be            F1
+//! the path's inode is a served one                       else the kernel opens
+//! O_PATH: a look at the file without opening it
+//! registry: still served, and shared, or may be          F1
 //! the rights that the open asks for                      F2
 //! a duplicate of the real one; its description           several, description.D6
 //! ```
 //!
-//! - F1. What has been opened once is as good as several if it is open to read and write, and could be
-//!   opened anew (`several.G1`): from here on it shares what it had for itself.
-//! - F2. What isn't proved to be allowed is the kernel's: it refuses as it does, or opens, and
-//!   the file is given back. So are O_TRUNC, O_EXCL, flags that can't be shared, and O_CREAT of
-//!   another's file, which depends on its directory.
+//! - F1. A file that was opened once can be shared if it is open to read and write, and could be opened again
+//!   (`several.G1`).
+//! - F2. If the rights are not proved, the kernel opens or refuses, and the file is handed over. So it does for O_TRUNC,
+//!   O_EXCL, flags that can't be shared, and O_CREAT of a file of another user, which depends on its directory.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
-use crate::files::process_locks;
 use crate::files::registry::{self, Registry, STDERR};
 use crate::files::several::LOST;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, MAPPED};
-use crate::runtime::section;
+use crate::files::{process_locks, unserved};
 use crate::runtime::sys::sys;
-use crate::runtime::thread::await_calls;
+use crate::runtime::{config, section};
 
 /// The number that an open of `path` gets, if it needs none of the kernel's.
 pub fn open(dir: RawFd, path: *const libc::c_char, flags: i32) -> Option<RawFd> {
@@ -96,21 +92,22 @@ impl Registry {
         let command = if is_cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
         // SAFETY: no memory involved.
         let new = unsafe { sys!(libc::SYS_fcntl, real, command, 0) } as RawFd;
-        let is_watched = new >= 0 && {
-            if !matches!(table::get(new), Known::Unknown) {
-                self.forget_lost(new);
-            }
-            watch::begin(new, flags)
-        };
-        if !is_watched {
-            if new >= 0 {
-                process_locks::close(new);
-            }
+        if new < 0 {
             return None;
+        }
+        if new as usize >= table::SLOTS {
+            process_locks::close(new);
+            return None;
+        }
+        if !matches!(table::get(new), Known::Unknown) {
+            self.forget_lost(new);
         }
         if !first.shares() {
             // F1.
             first.set_sharing(told);
+        }
+        if config::is_explained() {
+            unserved::row_of(new);
         }
         let access = Access::of_flags(flags);
         let description = Description::acquire(id, access, 0, real, Ok(file));
@@ -119,7 +116,6 @@ impl Registry {
             description.set_late();
         }
         self.push_served(id, description);
-        watch::of(new).inspect(|watch| watch.note_served());
         table::set(new, Known::File(description));
         if new <= STDERR {
             self.share_with_libc(new);
@@ -133,7 +129,6 @@ fn may_be_shared(single: &'static Description, id: FileId) -> bool {
     let Access { read, write, append } = single.access();
     // SAFETY: the registry is locked.
     let cold = unsafe { single.cold() };
-    let is_mapped = |fd: &RawFd| watch::of(*fd).is_none_or(|watch| watch.flags() & MAPPED != 0);
     single.is_served()
         && read
         && write
@@ -141,7 +136,7 @@ fn may_be_shared(single: &'static Description, id: FileId) -> bool {
         && !cold.is_locked
         && cold.offset_given.is_none()
         && status_flags(single.kernel_fd()) & LOST & !libc::O_DIRECT == 0
-        // A call that locks by one of them as if it were alone (carried.K1): there is none just now.
-        && (!process_locks::is_noted(id) || await_calls(&table::numbers_of(single), || false))
-        && !table::numbers_of(single).iter().any(is_mapped)
+        // several.G7.
+        && !process_locks::is_noted(id)
+        && !process_locks::is_locked(single.kernel_fd(), id)
 }

@@ -1,4 +1,4 @@
-//! What the kernel is given back when a description is passed, or ends.
+//! Hands a description to the kernel: dirty pages, the offset, the lease.
 
 use std::os::fd::RawFd;
 
@@ -9,7 +9,7 @@ use crate::report::reason::Reason;
 use crate::report::{counts, lines};
 use crate::runtime::sys::sys;
 
-/// SERVED -> PASSED, with the kernel told the offset and the lease given up.
+/// SERVED -> PASSED: writes dirty pages back, sets the kernel's offset, and gives the lease up.
 pub fn pass(description: &'static Description, reason: Reason) {
     if !description.is_served() {
         return;
@@ -27,14 +27,13 @@ pub fn pass(description: &'static Description, reason: Reason) {
     description.row().inspect(|row| row.end(Some(reason)));
     counts::count_file_passed(reason);
     if let Some(file) = description.file() {
-        // Nobody will ask for the cached bytes again. If they can't be dropped they are forgotten
-        // with the file.
+        // The cached bytes are not used again. If they can't be dropped now, they go with the file.
         let _ = file.invalidate(0, i64::MAX as u64);
     }
     lease::give_up(fd);
 }
 
-/// Has what waits in the cache written back, and later writes go through. Whether it could be.
+/// Writes dirty pages back; later writes go through. Whether that succeeded.
 pub fn go_through(description: &Description) -> bool {
     if let Some(file) = description.late_file()
         && let Err(error) = file.begin_through()

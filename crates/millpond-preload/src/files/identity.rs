@@ -1,4 +1,4 @@
-//! What a descriptor or a path is: which file, where it lies, and what its file system can do.
+//! Identifies the file of a descriptor or path: its inode, its directory, and the abilities of its file system.
 //!
 //! All by system calls of our own, without memory from the heap: an answer may be needed anywhere.
 
@@ -10,7 +10,7 @@ use crate::runtime::{config, link};
 /// Device and inode: which file it is.
 pub type FileId = (u64, u64);
 
-/// What `fstat` says of a descriptor, as far as it matters here.
+/// The part of `fstat`'s answer that the library uses.
 pub struct Identity {
     pub id: FileId,
     pub is_regular: bool,

@@ -4,21 +4,19 @@
 //! outcome is either settled here, or left to the kernel: because the file is passed, because the
 //! call is one that only the kernel can refuse as the kernel would, or because the engine could not
 //! do it (the caller's memory faulted, no frame was free). That is always possible: writes are
-//! through, or made to be, so the kernel has every byte; after a write that went past the engine,
-//! what the engine has cached of the range is dropped.
+//! through, or made to be, so the kernel has every byte. After a write that went past the engine,
+//! the engine's pages of the range are dropped.
 
 use std::os::fd::RawFd;
 
 use millpond::File;
 
-use crate::files::adoption::note_slow;
 use crate::files::description::{Access, Description};
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, Watch};
-use crate::files::{identity, registry, share};
+use crate::files::{identity, registry, unserved};
 use crate::report::accounts::Row;
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -26,7 +24,7 @@ use crate::runtime::sys::sys;
 use crate::runtime::thread::{self, Record};
 use crate::runtime::{config, section};
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Copy)]
 pub enum Outcome {
     /// The result in the kernel's form: bytes, or a negative errno.
@@ -87,11 +85,11 @@ pub unsafe fn try_counted_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Op
     done
 }
 
-/// What is told of the file behind `fd`, where somebody asked.
+/// The file's row in the report by file, where that was asked for.
 fn row_of(fd: RawFd) -> Option<&'static Row> {
     match table::get(fd) {
         Known::File(description) => description.row(),
-        Known::Watched | Known::Left => watch::of(fd)?.row(),
+        Known::Unserved | Known::Left => unserved::row(fd),
         _ => None,
     }
 }
@@ -179,19 +177,16 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
     })
 }
 
-/// What became of a call that was not a hit.
+/// The outcome of a call that was not a hit.
 fn slow(
     record: &Record,
     description: &Description,
     outcome: Result<usize, Step>,
     direction: Direction,
 ) -> Outcome {
-    description.file().inspect(|file| share::after_miss(file));
     explain(description, &outcome, direction);
-    let has_hit = record.has_hit();
     let outcome = outcome_of(record, outcome);
-    record.note_miss();
-    note_slow(description, has_hit);
+    hand_over_at_random(description);
     outcome
 }
 
@@ -212,13 +207,6 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
         };
         // SAFETY: the caller's duty.
         let outcome = unsafe { transfer(&pin, memory, at, Direction::Write) };
-        // A write that waits in the cache is as good as a hit. Where others read the file by numbers of
-        // their own, theirs do not show here.
-        if pin.late_file().is_some() || pin.shares() {
-            pin.file().inspect(|file| share::after_miss(file));
-            explain(&pin, &outcome, Direction::Write);
-            return outcome_of(record, outcome);
-        }
         slow(record, &pin, outcome, Direction::Write)
     })
 }
@@ -227,7 +215,9 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
 pub fn enterable(fd: RawFd) -> Option<&'static Record> {
     match table::get(fd) {
         Known::Foreign | Known::Internal | Known::Left => None,
-        Known::Unknown | Known::Watched | Known::Claimed | Known::File(_) => Some(thread::record()),
+        Known::Unknown | Known::Unserved | Known::Claimed | Known::File(_) => {
+            Some(thread::record())
+        }
     }
 }
 
@@ -237,7 +227,7 @@ pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
         if let Some(pin) = Pin::of(fd) {
             return if pin.is_served() { Ok(pin) } else { Err(Some(pin.reason())) };
         }
-        // Somebody else may have described it meanwhile, and the kernel does not have it then.
+        // Another thread may have described it, and the kernel does not have it then.
         if !describe(fd) {
             return Err(None);
         }
@@ -247,11 +237,15 @@ pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
 /// Describes a number that was not seen opened: a regular file in a served directory is counted as
 /// passed, anything else is foreign. In a section. Whether there was something to do.
 ///
-/// Not where files are adopted: such a number is the kernel's, and its first call is as cheap as any.
+/// Only with `--eager`. Otherwise such a descriptor is the kernel's.
 #[cold]
 pub fn describe(fd: RawFd) -> bool {
-    if !config::is_eager() || !matches!(table::get(fd), Known::Unknown) || !table::is_initialised()
-    {
+    config::is_eager() && matches!(table::get(fd), Known::Unknown) && describe_passed(fd)
+}
+
+/// Gives a regular file in a served directory, which the kernel serves, a description. Whether there was something to do.
+pub fn describe_passed(fd: RawFd) -> bool {
+    if !table::is_initialised() {
         return false;
     }
     let Some(identity) = identity::identify(fd) else { return false };
@@ -262,12 +256,25 @@ pub fn describe(fd: RawFd) -> bool {
     // SAFETY: no memory involved.
     let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) };
     let mut registry = registry::lock();
-    if matches!(table::get(fd), Known::Unknown) && flags >= 0 {
+    if !matches!(table::get(fd), Known::File(_) | Known::Internal) && flags >= 0 {
         let access = Access::of_flags(flags as i32);
         registry.before_open(identity.id, access, false);
-        registry.adopt(fd, identity.id, flags as i32, Some(Reason::Inherited));
+        registry.describe(fd, identity.id, flags as i32, Some(Reason::Inherited));
     }
     flags >= 0
+}
+
+/// For tests: hands the file to the kernel at a random moment.
+fn hand_over_at_random(description: &Description) {
+    if config::random().is_multiple_of(64) {
+        // The call's own section has signals open.
+        section::run(|_| {
+            let mut registry = registry::lock();
+            // SAFETY: the registry is locked.
+            let id = unsafe { description.cold() }.id;
+            registry.pass_file(id, Reason::Changed);
+        });
+    }
 }
 
 /// Counts, by file, a call that was not a hit.
@@ -365,14 +372,14 @@ pub fn count_passed(fd: RawFd, direction: Direction, result: isize) {
     let reason = match table::get(fd) {
         Known::File(description) if description.is_served() => Reason::Changed,
         Known::File(description) => description.reason(),
-        Known::Watched | Known::Left => watch::of(fd).map_or(Reason::Once, Watch::reason),
+        Known::Unserved | Known::Left => unserved::reason(fd),
         _ => return,
     };
     counts::count_bytes_passed(reason, result);
     explain_passed(fd, direction, result);
 }
 
-/// Counts, by file, what a call returned that the kernel had.
+/// Counts, by file, the result of a call of the kernel's.
 pub fn explain_passed(fd: RawFd, direction: Direction, result: isize) {
     if config::is_explained() {
         row_of(fd).inspect(|row| row.passed(result, direction == Direction::Write));

@@ -1,34 +1,29 @@
-//! Mode back: what is written waits in the cache, and nobody may notice.
+//! Mode back: when dirty pages are written back.
 //!
-//! A file that the process may write, and that it alone has open (it holds the write lease), is
-//! opened in mode back if that was asked for. What the program writes then stays in the cache until
-//! it has aged, the cache fills up, or somebody could see that it is not in the file yet:
+//! A file that the process opens for writing, and that it alone has open (it holds the write lease), is in mode back. The
+//! program's writes stay in the cache until the pages are old, the cache fills up, or another process could notice that
+//! they are not in the file:
 //!
-//! - L1. Before a call that *looks* at the file in the kernel (stat, sendfile, ...) or sets what a
-//!   later write would spoil (times, mode, attributes), what waits is written back: [`settle`].
-//! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could
-//!   not do), writes go through, and what is cached is dropped after: [`around`].
-//! - L3. From the moment on at which others look at the file whenever they like (a mapping, a
-//!   stream of libc's), or are given it (pass, exec, the process's end), writes go through for
-//!   good: [`go_through`]. Passing a file begins with it, so a passed file is the kernel's
-//!   altogether.
-//! - L4. At the last close what waits is written back before the lease is given up, and the call
-//!   returns when the engine's descriptors are closed: the next to open or execute the file finds
-//!   it whole, and not open for writing. In mode through, too, a close returns when they are closed: its file can be
-//!   executed, its file system unmounted, and the space of an unlinked file is free.
-//! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as
-//!   another one would cost the lease. While a call reads at the description in the kernel, or
-//!   changes its flags, it is clear: [`undirected`]. So it is in L2 and L3, and before a fork. A
-//!   program that asks for the flags is not told of it: [`hides_direct`].
+//! - L1. Before a call that *looks* at the file in the kernel (stat, sendfile, ...), or sets attributes that a later write
+//!   would change (times, mode), dirty pages are written back: [`settle`].
+//! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could not do), writes go
+//!   through, and cached pages are dropped afterwards: [`around`].
+//! - L3. From the moment on at which the kernel or another process may look at any time (a mapping, a stream of libc's, a
+//!   pass, an exec, the process's end), writes go through for good: [`go_through`]. Passing a file begins with it, so a
+//!   passed file is the kernel's altogether.
+//! - L4. At the last close dirty pages are written back before the lease is given up, and the call returns when the
+//!   engine's descriptors are closed. So the next process to open or execute the file finds it whole, and not open for
+//!   writing; its file system can be unmounted, and the space of an unlinked file is free.
+//! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as another description
+//!   would cost the lease. While a call reads at the description in the kernel, or changes its flags, the flag is clear:
+//!   [`undirected`]. So it is in L2 and L3, and before a fork. F_GETFL does not report the flag: [`hides_direct`].
 //!
-//! What can't be written back stays in the cache. `close`, `fsync` and writes return the error;
-//! where there is no call to return it, a line on standard error names the file. The engine goes on
-//! trying, and the keeper after it.
+//! A page that can't be written back stays in the cache. `close`, `fsync` and writes return the error; where there is no
+//! call to return it, a line on standard error names the file. The engine tries again, and so does the keeper.
 //!
-//! A process that is killed leaves the rest to the keeper, `millpond run`. The lease lives as long
-//! as the keeper has the file, so others that open it wait until it is whole. A *lookup of size and
-//! times by path, from another process*, waits for nobody: they may be seen late, by fifteen
-//! seconds.
+//! A process that is killed leaves its dirty pages to the keeper, `millpond run`. The lease lives as long as the keeper has
+//! the file, so another process that opens it waits until it is whole. A *lookup of size and times by path, from another
+//! process*, does not wait: they may be fifteen seconds old.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -39,7 +34,7 @@ use millpond::File;
 
 use crate::files::description::Description;
 use crate::files::identity::{self, FileId};
-use crate::files::lingering::{has_any, is_lingering};
+use crate::files::lingering::is_lingering;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
 use crate::files::table::{self, Known};
@@ -70,11 +65,11 @@ fn errno(result: millpond::Result<()>) -> Result<(), c_int> {
 
 /// L1: before the kernel looks at the file behind `fd`.
 pub fn settle(fd: RawFd) {
-    // What fails stays dirty, and is told by fsync or close.
+    // A page that fails stays dirty, and fsync or close returns the error.
     let _ = with(fd, |file| file.settle());
 }
 
-/// L1, for a call that tells.
+/// L1, for a call that returns the error.
 pub fn write_back(fd: RawFd) -> Option<Result<(), c_int>> {
     with(fd, |file| errno(file.settle()))
 }
@@ -91,8 +86,7 @@ pub fn settle_path(dir: RawFd, path: *const c_char, follow: bool) {
     });
 }
 
-/// L1, by device and inode. Whether anything may have been written back: then what was learnt of
-/// the file before is old.
+/// L1, by device and inode. Whether anything may have been written back: then earlier answers about the file are old.
 pub fn settle_id(id: FileId) -> bool {
     if !mode_back::is_any() || thread::record().is_inside() {
         return false;
@@ -124,9 +118,6 @@ pub fn settle_all() {
 
 /// L2: has the kernel change the file behind `fd`. Hits copy nothing of the kernel's from here on, in whatever mode.
 pub fn around<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
-    if matches!(table::get(fd), Known::File(_)) && !thread::record().is_inside() {
-        section::run(|_| Pin::of(fd).and_then(|pin| pin.file().map(File::end_mapping)));
-    }
     let begin = |file: &File| drop(file.begin_through());
     let end = |file: &File| {
         let _ = file.invalidate(0, i64::MAX as u64);
@@ -153,8 +144,7 @@ fn between<R: Copy, E: FnOnce(&File)>(
         end: Option<E>,
     }
     unsafe extern "C" fn give_back<E: FnOnce(&File)>(held: *mut c_void) {
-        // SAFETY: what is made below, which only this looks at while it runs. If it runs again, it
-        // finds nothing.
+        // SAFETY: made below, and used by this function alone while it runs. A second run finds nothing.
         let held = unsafe { &mut *held.cast::<Held<E>>() };
         section::run(|_| {
             let (pin, end) = (held.pin.take(), held.end.take());
@@ -175,12 +165,12 @@ fn between<R: Copy, E: FnOnce(&File)>(
             if let Some(file) = pin.as_deref().and_then(Description::late_file) {
                 begin(file);
             }
-            // SAFETY: nobody else looks at it now.
+            // SAFETY: no other code uses it now.
             unsafe { (*held).pin = pin };
         });
         call()
     };
-    // SAFETY: `give_back` takes what is held, for whose type it was made.
+    // SAFETY: `give_back` takes `held`, for whose type it was made.
     unsafe { with_cleanup(give_back::<E>, held.cast(), work) }
 }
 
@@ -225,8 +215,7 @@ pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
 
 /// L4, first half: before a number is given up. `None` where the library has nothing of its file open afterwards.
 pub fn before_close(fd: RawFd) -> Option<Closing> {
-    let may_be_ours = matches!(table::get(fd), Known::File(_)) || has_any();
-    if !may_be_ours || thread::record().is_inside() {
+    if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
         return None;
     }
     section::run(|_| begin_close(fd))
@@ -234,12 +223,7 @@ pub fn before_close(fd: RawFd) -> Option<Closing> {
 
 /// The same in a section.
 pub fn begin_close(fd: RawFd) -> Option<Closing> {
-    let Some(pin) = Pin::of(fd) else {
-        // The description that it had before it was given back.
-        let may_be_former = has_any() && matches!(table::get(fd), Known::Watched | Known::Left);
-        let id = may_be_former.then(|| identity::identify(fd)).flatten()?.id;
-        return Some(Closing { id, failed: None });
-    };
+    let pin = Pin::of(fd)?;
     let Some(file) = pin.late_file() else {
         let id = lock().last_number_of(fd).filter(|_| pin.kernel_fd() >= 0)?;
         return Some(Closing { id, failed: None });
@@ -269,7 +253,7 @@ impl Closing {
         const YIELDS: usize = 10;
         const PAUSE: Duration = Duration::from_micros(200);
         section::run(|record| {
-            // An error was told already; the engine keeps the file then, and tries again.
+            // After an error the engine keeps the file, and tries again.
             for attempt in 0..TRIES_MAX {
                 let is_open = lock().is_closing(self.id) || is_lingering(self.id);
                 if !is_open || self.failed.is_some() || record.is_reading() {

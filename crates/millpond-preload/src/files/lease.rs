@@ -1,11 +1,11 @@
 //! Leases: how the library learns that another process opens a file it serves.
 //!
-//! A file lease (`F_SETLEASE`) is granted only while nobody else has the file open in a way that
-//! could change it (read lease) or at all (write lease). A process that then opens it in such a way
+//! A file lease (`F_SETLEASE`) is granted only while no other description of the file is open for
+//! writing (read lease), or is open at all (write lease). A process that then opens it in such a way
 //! waits in the kernel until the lease is given up, and the kernel sends us a signal. So:
 //!
-//! - a description opened read-only takes a read lease, which fails while anybody may write;
-//! - a writable one takes a write lease, which fails while anybody has the file open at all;
+//! - a description opened read-only takes a read lease, which fails while another description may write;
+//! - a writable one takes a write lease, which fails while another description is open at all;
 //! - on a break, the *watcher* thread passes the file to the kernel, then gives the lease up. The
 //!   opener continues and finds a file that only the kernel serves.
 //!
@@ -87,7 +87,7 @@ pub fn give_up(fd: RawFd) {
     unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK) };
 }
 
-/// Whether the lease on `fd` still stands, and nobody waits for it.
+/// Whether the lease on `fd` still stands, and no process waits for it.
 pub fn stands(fd: RawFd, access: Access) -> bool {
     let kind = if access.write { libc::F_WRLCK } else { libc::F_RDLCK };
     // SAFETY: fcntl on our own descriptor.

@@ -2,8 +2,6 @@
 //! open. A lease can't be had before they are done.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use crate::files::identity::{self, FileId};
@@ -13,26 +11,11 @@ use crate::runtime::lock::Lock;
 /// Descriptors of ended descriptions that the engine may still hold, and their files.
 static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
 /// Files of descriptors that were found closed, and when. The number is free before the kernel is
-/// done with what it stood for, if a thread of the engine closes it: a file system may have much to
+/// done with its description, if a thread of the engine closes it: a file system may have much to
 /// do then. Its lock may be taken under that of [`LINGERING`].
 static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
-/// How many descriptions are closed and may still be looked at, and how many descriptors are in [`LINGERING`]: with none
-/// a close need not wait. Relaxed: a thread counts before it closes.
-static CLOSING_COUNT: AtomicUsize = AtomicUsize::new(0);
-static LINGERING_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// For so long a file may be in use after its number is free. Chosen, not measured.
 const LEAVING_MAX: Duration = Duration::from_millis(100);
-
-/// Whether the library may still have a file open that the program gives up.
-#[inline]
-pub fn has_any() -> bool {
-    CLOSING_COUNT.load(Relaxed) + LINGERING_COUNT.load(Relaxed) != 0
-}
-
-/// The registry is locked, and has so many closed descriptions that may still be looked at.
-pub fn count_closing(count: usize) {
-    CLOSING_COUNT.store(count, Relaxed);
-}
 
 /// A description has ended whose descriptor was `fd`: the engine may still use it, for other
 /// descriptions of the file.
@@ -43,7 +26,7 @@ pub fn add(fd: RawFd, id: FileId) {
 
 /// Notes which descriptors the engine has closed.
 fn forget_closed() {
-    // Not used any more, but open: nobody need wait for it, and the number is not free.
+    // Not used any more, but open: no call has to wait for it, and the number is not free.
     let retired = process_locks::retired();
     let mut lingering = LINGERING.lock();
     lingering.retain(|(fd, id)| {
@@ -57,7 +40,6 @@ fn forget_closed() {
         }
         is_open
     });
-    LINGERING_COUNT.store(lingering.len(), Relaxed);
     drop(lingering);
     LEAVING.lock().retain(|(closed, _)| closed.elapsed() < LEAVING_MAX);
 }
@@ -90,7 +72,5 @@ pub unsafe fn after_fork() {
     unsafe {
         LINGERING.reset(Vec::new());
         LEAVING.reset(Vec::new());
-        CLOSING_COUNT.store(0, Relaxed);
-        LINGERING_COUNT.store(0, Relaxed);
     }
 }

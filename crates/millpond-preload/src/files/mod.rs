@@ -1,22 +1,16 @@
-//! The files of a program: which are open, which are served, and what is done to them.
+//! The files of a program in mode back.
 //!
 //! ```text
-//! table: number -> watched: the kernel, and counts (watch), until it pays (adoption, claim)
-//!               -> description -> io: a hit, or pinned and through the engine
-//! registry: who serves a file                        late: what waits in the cache
-//! forked: what several processes have by fork
+//! table: number -> description -> io: a hit, or pinned and through the engine
+//!               -> UNSERVED: the kernel, until the program opens the file for writing (unserved, several)
+//! registry: which files are served                   late: dirty pages
 //! ```
 
-pub mod adoption;
 pub mod bypass;
-pub mod carried;
-pub mod claim;
 pub mod copy;
 pub mod description;
-pub mod evidence;
 pub mod forked;
 pub mod further;
-pub mod given;
 pub mod hand_over;
 pub mod identity;
 pub mod io;
@@ -36,9 +30,8 @@ pub mod seek;
 pub mod segments;
 pub mod serving;
 pub mod several;
-pub mod share;
 pub mod streams;
 pub mod table;
 pub mod under_way;
 pub mod unfinished;
-pub mod watch;
+pub mod unserved;

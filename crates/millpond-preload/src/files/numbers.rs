@@ -1,14 +1,11 @@
-//! The numbers of a description: a second one, one that goes, one that becomes another's; and what
-//! is noted of them.
+//! The descriptor numbers of a description: duplicates, closes, replacements, and locks taken by them.
 
 use std::os::fd::RawFd;
 
 use crate::files::description::Description;
 use crate::files::hand_over::{count_moved_by_libc, end_locks, go_through};
-use crate::files::identity::{self, FileId};
 use crate::files::registry::{Registry, STDERR};
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, LOCKED, PROCESS_LOCKED};
 use crate::files::{lease, process_locks};
 use crate::report::reason::Reason;
 use crate::runtime::thread::{Snapshot, record};
@@ -17,9 +14,6 @@ use crate::runtime::thread::{Snapshot, record};
 /// [`Registry::note_process_lock`] has nothing to do.
 pub fn is_lock_noted(fd: RawFd) -> bool {
     match table::get(fd) {
-        Known::Watched | Known::Left => {
-            watch::of(fd).is_some_and(|watch| watch.flags() & PROCESS_LOCKED != 0)
-        }
         Known::File(_) => {
             let record = record();
             record.enter();
@@ -32,34 +26,20 @@ pub fn is_lock_noted(fd: RawFd) -> bool {
 }
 
 impl Registry {
-    /// The program is about to take a POSIX lock on the file behind `fd`.
+    /// The program is about to take a POSIX lock on the file behind `fd`. A file that descriptions share is handed over
+    /// first (several.G7).
     pub fn note_process_lock(&mut self, fd: RawFd) {
-        if let Some(description) = table::description(fd) {
-            // SAFETY: the registry is locked.
-            process_locks::note(unsafe { description.cold() }.id);
+        let Some(description) = table::description(fd) else { return };
+        // SAFETY: the registry is locked.
+        let id = unsafe { description.cold() }.id;
+        if description.shares() && description.is_served() {
+            self.pass_file(id, Reason::Locked);
+        }
+        // It may be another one by now.
+        if let Some(description) = table::description(fd).filter(|d| !d.shares()) {
+            process_locks::note(id);
             description.note_lock();
-            return;
         }
-        let Some(watch) = watch::of(fd) else { return };
-        let slot = table::get(fd);
-        let is_noted =
-            matches!(slot, Known::Watched | Known::Left) && watch.flags() & PROCESS_LOCKED != 0;
-        if is_noted || !matches!(slot, Known::Watched | Known::Left | Known::Unknown) {
-            return;
-        }
-        let Some(identity) = identity::identify(fd).filter(|identity| identity.is_regular) else {
-            return;
-        };
-        if matches!(slot, Known::Unknown) {
-            // From here on it has to be known when it is closed.
-            watch::begin(fd, 0);
-            watch.set_reason(Reason::Inherited);
-            table::set(fd, Known::Left);
-        }
-        self.locked.retain(|(_, number)| *number != fd);
-        self.locked.push((identity.id, fd));
-        process_locks::note(identity.id);
-        watch.note(PROCESS_LOCKED);
     }
 
     /// The program locks the description at `fd`; see `Cold::is_locked`.
@@ -67,11 +47,8 @@ impl Registry {
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             unsafe { description.cold() }.is_locked = true;
-        } else if matches!(table::get(fd), Known::Watched | Known::Left) {
-            for watch in watch::numbers(fd).into_iter().filter_map(watch::of) {
-                watch.note(LOCKED);
-            }
         }
+        self.leave(fd);
     }
 
     /// A second number for the description at `fd`.
@@ -82,7 +59,6 @@ impl Registry {
                 let cold = unsafe { description.cold() };
                 if table::set(new, Known::File(description)) {
                     cold.slots += 1;
-                    watch::duplicate(fd, new);
                 }
                 if new as usize >= table::SLOTS {
                     let id = cold.id;
@@ -94,11 +70,10 @@ impl Registry {
             Known::Foreign => {
                 table::set(new, Known::Foreign);
             }
-            Known::Watched | Known::Left => {
-                let is_joined = watch::join(fd, new);
-                table::set(new, if is_joined { Known::Left } else { Known::Foreign });
+            Known::Unserved | Known::Left => {
                 // in_flight.I5.
-                self.leave(fd, if new <= STDERR { Reason::Stdio } else { Reason::Duplicated });
+                self.leave(fd);
+                table::set(new, Known::Left);
             }
             Known::Unknown | Known::Internal | Known::Claimed => {
                 table::set(new, Known::Unknown);
@@ -109,47 +84,11 @@ impl Registry {
     /// The program gives the number `fd` up: its close follows.
     pub fn forget(&mut self, fd: RawFd) {
         let slot = table::get(fd);
-        if matches!(slot, Known::Watched | Known::Left)
-            && watch::of(fd).is_some_and(|watch| watch.flags() & LOCKED != 0)
-        {
-            self.end_locks_of_watched(fd);
-        }
         table::set(fd, Known::Unknown);
-        match slot {
-            Known::File(description) => {
-                // SAFETY: the registry is locked.
-                let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
-                self.give_up_slot(description);
-            }
-            Known::Watched | Known::Left => self.forget_watch(fd, true),
-            _ => {}
-        }
-    }
-
-    /// [`Registry::forget`], of a number that is released (`forked`) and stays claimed until it is closed.
-    pub fn forget_released(&mut self, fd: RawFd) {
-        self.forget_watch(fd, true);
-    }
-
-    /// The watched number `fd` is no longer in the table; `is_closing`: the program gives it up.
-    fn forget_watch(&mut self, fd: RawFd, is_closing: bool) {
-        let Some(watch) = watch::of(fd) else { return };
-        watch.tell();
-        if watch.flags() & PROCESS_LOCKED == 0 {
-            return;
-        }
-        let Some(index) = self.locked.iter().position(|(_, number)| *number == fd) else { return };
-        let (id, _) = self.locked.swap_remove(index);
-        let _ending = is_closing.then(|| process_locks::giving_up(id));
-        if !self.is_known(id) {
-            self.forget_process_locks(id);
-        }
-    }
-
-    /// No description of the file is known any more.
-    fn forget_process_locks(&self, id: FileId) {
-        if self.locked.iter().all(|(other, _)| *other != id) {
-            process_locks::forget(id);
+        if let Known::File(description) = slot {
+            // SAFETY: the registry is locked.
+            let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
+            self.give_up_slot(description);
         }
     }
 
@@ -157,21 +96,15 @@ impl Registry {
     pub fn forget_lost(&mut self, fd: RawFd) {
         let slot = table::get(fd);
         table::set(fd, Known::Unknown);
-        match slot {
-            Known::File(description) => self.give_up_slot(description),
-            Known::Watched | Known::Left => self.forget_watch(fd, false),
-            _ => {}
+        if let Known::File(description) = slot {
+            self.give_up_slot(description);
         }
     }
 
     /// `new`, which was something else perhaps, has become a second number for the description at
-    /// `fd`. It changes in one step: whoever uses it meanwhile meets the one or the other file.
+    /// `fd`. It changes in one step: a concurrent call finds the one or the other file.
     pub fn replace(&mut self, fd: RawFd, new: RawFd) {
         let old = table::get(new);
-        // The registry is locked: what is claimed is released (`forked`).
-        if matches!(old, Known::Watched | Known::Left | Known::Claimed) {
-            self.forget_watch(new, false);
-        }
         self.share(fd, new);
         if let Known::File(description) = old {
             self.give_up_slot(description);
@@ -196,7 +129,7 @@ impl Registry {
                     Self::note_unleased();
                 }
                 self.inodes.remove(&id);
-                self.forget_process_locks(id);
+                process_locks::forget(id);
             }
         }
         count_moved_by_libc(description);

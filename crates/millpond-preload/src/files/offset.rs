@@ -7,12 +7,12 @@
 //!
 //! POSIX wants the offset updates of calls on one description to be atomic: two threads that read
 //! must not get the same bytes. A read that hits copies first and then moves the offset by one
-//! compare-exchange; if another thread moved it meanwhile, the copy is thrown away and done again.
+//! compare-exchange; if another thread moved it in between, the copy is thrown away and done again.
 //! It takes no lock, so a signal handler may do it at any time. Everything else locks the offset
 //! with signals blocked.
 //!
 //! A description may leave its offset to the kernel ([`IN_KERNEL`]): those on the standard streams'
-//! numbers do, where libc reads and writes by itself. Then every use asks the kernel and tells it.
+//! numbers do, where libc reads and writes by itself. Then every use reads and sets the kernel's offset.
 //!
 //! Offsets reach up to 2^62 - 2; the two bits above are LOCKED and WAITERS. Lock order: registry ->
 //! offset; the holder of an offset takes no lock of this library but the heap's.
@@ -41,12 +41,12 @@ impl Offset {
         Self { word: AtomicU64::new(0) }
     }
 
-    /// Starts a new life at `offset`; nobody else uses it yet.
+    /// Starts a new life at `offset`; no other thread uses it yet.
     pub fn reset(&self, offset: u64) {
         self.word.store(offset, Release);
     }
 
-    /// The offset, unless somebody has it locked or the kernel has it.
+    /// The offset, unless a thread has it locked or the kernel has it.
     #[inline]
     pub fn peek(&self) -> Option<u64> {
         // Acquire: pairs with the Release of `unlock`, so that a thread that sees an offset that a
@@ -98,7 +98,7 @@ impl Offset {
         }
     }
 
-    /// The half with the flags, which is what a futex can wait on.
+    /// The half with the flags, on which a futex can wait.
     fn high_half(&self) -> &AtomicU32 {
         let index = usize::from(cfg!(target_endian = "little"));
         // SAFETY: the pointer stays within the eight bytes of `word`, aligned to four. Only the
@@ -113,7 +113,7 @@ pub fn kernel_offset(fd: RawFd) -> isize {
     unsafe { sys!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR) }
 }
 
-/// Tells the kernel the offset of the description behind `fd`.
+/// Sets the kernel's offset of the description behind `fd`.
 pub fn push_offset(fd: RawFd, offset: u64) {
     debug_assert!(offset < OFFSET_END);
     // SAFETY: no memory involved.

@@ -1,10 +1,9 @@
-//! How descriptions that are one become several again: see `several`.
+//! Hands a file over that several descriptions share: each gets a description of its own again. See `several`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::files::carried::Locks;
 use crate::files::description::Description;
 use crate::files::hand_over::go_through;
 use crate::files::offset::{IN_KERNEL, push_offset};
@@ -16,10 +15,10 @@ use crate::runtime::config;
 use crate::runtime::link::format_link;
 use crate::runtime::sys::sys;
 
-/// What opening anew keeps.
+/// Flags that the new description gets.
 const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
 
-/// Gives a file back that several descriptions share.
+/// Hands a file to the kernel that several descriptions share.
 pub fn pass_together(all: &[&'static Description], reason: Reason) {
     let Some(first) = all.first() else { return };
     let real = first.kernel_fd();
@@ -41,20 +40,12 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
 pub fn part(all: &[&'static Description], reason: Reason) -> bool {
     let bypassed = || all.iter().filter(|d| d.is_bypassed() && d.is_served());
     let Some(first) = bypassed().next() else { return false };
-    // carried.K1.
-    if all.iter().any(|description| description.awaits_lock()) {
-        return false;
-    }
-    let real = first.kernel_fd();
     // SAFETY: the registry is locked.
     let id = unsafe { first.cold() }.id;
-    let readers = all.iter().filter(|description| description.access().read);
-    let reader = readers.flat_map(|d| table::numbers_of(d)).next().unwrap_or(real);
-    let mut locked_by: Vec<RawFd> = all.iter().flat_map(|d| table::numbers_of(d)).collect();
-    locked_by.push(real);
-    let Some(carried) = Locks::look(id, &locked_by).and_then(|locks| locks.carry(real)) else {
+    if process_locks::is_locked(first.kernel_fd(), id) {
+        // several.G7: a lock that no hook has seen.
         return false;
-    };
+    }
     let mut is_done = false;
     for description in bypassed() {
         let Some(flags) = description.shared_flags() else { continue };
@@ -69,7 +60,6 @@ pub fn part(all: &[&'static Description], reason: Reason) -> bool {
             description.offset.unlock(offset);
         }
     }
-    carried.end(reader);
     // Numbers are free again.
     have_spare();
     is_done
@@ -113,8 +103,7 @@ pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
     Some(own)
 }
 
-/// several.G3: a number that is given up where there is no other for a file that is opened anew. The registry
-/// is locked, so Relaxed will do; -1 while there is none.
+/// several.G3: a spare number for opening a file when no other is free; -1: none. Relaxed: the registry is locked.
 static SPARE: AtomicI32 = AtomicI32::new(-1);
 
 /// Whether there is one, or could be had. Not a file: its close would end locks.

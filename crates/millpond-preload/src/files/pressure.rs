@@ -5,10 +5,9 @@
 //! `/proc/pressure/memory`. It reads, and sets no trigger: that would want privileges, or windows of two
 //! seconds, and a descriptor. A kernel without either has no pressure here.
 //!
-//! - PR1. Stalled for a twentieth of the time since the last look: the limit becomes three quarters of what
-//!   is in use, but not less than a 16th of the configured one. With each further look so again.
+//! - PR1. Stalled for a twentieth of the time since the last look: the limit becomes three quarters of the memory
+//!   in use, but not less than a 16th of the configured one. With each further look so again.
 //! - PR2. After ten seconds without, it grows by a 16th of the configured one; so again each ten seconds.
-//! - PR3. With one budget for all processes (`share`) this is a bound beside it.
 //!
 //! Locks: `ENGINE`; the registry's may be held.
 
@@ -20,7 +19,6 @@ use std::time::{Duration, Instant};
 use millpond::Engine;
 
 use crate::files::process_locks::read_whole;
-use crate::files::share;
 use crate::report::counts;
 use crate::runtime::config;
 use crate::runtime::lock::Lock;
@@ -58,7 +56,7 @@ pub unsafe fn after_fork() {
     CAP.store(u64::MAX, Relaxed);
 }
 
-/// What the watcher keeps from look to look.
+/// The watcher's state between looks.
 pub struct Gauge {
     path: CString,
     seen: Option<(Instant, Duration)>,
@@ -67,7 +65,7 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// `None`: the kernel does not tell.
+    /// `None`: the kernel has no pressure information.
     pub fn find() -> Option<Self> {
         let of_cgroup = || of_cgroup().filter(|path| stalled(path).is_some());
         let told = config::get().pressure_file.clone();
@@ -100,10 +98,8 @@ impl Gauge {
             counts::count_shrunk();
         }
         CAP.store(cap, Relaxed);
-        if !share::set_cap(cap) {
-            // What can't go now goes with the next look.
-            let _ = engine.set_cache_bytes(cap.min(most));
-        }
+        // The next look evicts the rest.
+        let _ = engine.set_cache_bytes(cap.min(most));
     }
 }
 
@@ -136,7 +132,7 @@ fn of_cgroup() -> Option<CString> {
 mod tests {
     use super::*;
 
-    /// Goal: down by quarters of what is used, to a 16th; up by 16ths, to where there is no bound.
+    /// Goal: down by quarters of the memory in use, to a 16th; up by 16ths, to where there is no bound.
     #[test]
     fn down_and_up() {
         let most = 1600;

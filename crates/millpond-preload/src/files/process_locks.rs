@@ -2,19 +2,18 @@
 //!
 //! POSIX drops all of a process's locks on a file when the process closes *any* descriptor of it.
 //! The engine's duplicates are in the program's descriptor table, and the last of a duplicate's
-//! users may be done long after the program's own close: by then the program may have the file open
-//! and locked anew. So whatever the library closes comes through here ([`close`]):
+//! users may be done long after the program's own close: by then the program may have opened the file
+//! and locked it again. So whatever the library closes comes through here ([`close`]):
 //!
 //! - P1. A descriptor of ours is closed only while the program itself gives up a descriptor of that
 //!   file ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the
-//!   file. Until then it is *retired*: open, and used by nobody.
-//!   Or while the locks are carried over closes: `carried`.
+//!   file. Until then it is *retired*: open, and not used.
 //! - P2. Whether there is a lock, the kernel says; but between its answer and the close the program
 //!   may take one. So a thread that is about to take one says so first ([`note`]), which holds
 //!   until the program has closed its last known descriptor of the file, and with it dropped its
 //!   locks. The kernel's answer is for locks that no hook has seen: of before an exec, or taken by
 //!   an inline system call.
-//! - P3. Exec closes what is close-on-exec, ours as well, and the locks on those files end. They
+//! - P3. Exec closes the descriptors that are close-on-exec, those of the library as well, and the locks on those files end. They
 //!   must stay where all of the program's own descriptors of the file stay open, and so ours do
 //!   there ([`before_exec`]). The next program does not know of them; they are open until it ends.
 //!
@@ -32,8 +31,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::files::identity::{self, FileId};
 use crate::files::table::{self, Known};
 use crate::runtime::lock::Lock;
+use crate::runtime::section;
 use crate::runtime::sys::sys;
-use crate::runtime::{section, tree};
 
 struct Held {
     /// Files on which the program takes locks (P2).
@@ -76,24 +75,13 @@ pub fn giving_up(id: FileId) -> GivingUp {
     GivingUp(())
 }
 
-impl GivingUp {
-    /// The close has come; what `work` locks is not ended by one of ours.
-    pub fn end_with(self, work: impl FnOnce()) {
-        let mut held = HELD.lock();
-        held.ending = None;
-        work();
-        drop(held);
-    }
-}
-
 impl Drop for GivingUp {
     fn drop(&mut self) {
         HELD.lock().ending = None;
     }
 }
 
-/// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns what
-/// the kernel would.
+/// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns the kernel's result.
 pub fn close(fd: RawFd) -> isize {
     if matches!(table::get(fd), Known::File(_)) {
         // The program has closed ours by its number, and has the number now.
@@ -119,7 +107,7 @@ fn close_now(fd: RawFd) -> isize {
     unsafe { sys!(libc::SYS_close, fd) }
 }
 
-/// After a close of the program's: what was retired for locks that have ended with it can go.
+/// After a close of the program's: closes descriptors that were retired for locks that have ended with it.
 #[inline]
 pub fn close_retired() {
     // SeqCst: either this load, which follows the program's close, sees what another thread has
@@ -127,11 +115,6 @@ pub fn close_retired() {
     if RETIRED.load(SeqCst) != 0 {
         section::run(|_| HELD.lock().close_retired());
     }
-}
-
-/// Whether one of the file's is retired.
-pub fn has_retired(id: FileId) -> bool {
-    HELD.lock().retired.iter().any(|(_, other)| *other == id)
 }
 
 /// The retired descriptors.
@@ -174,17 +157,16 @@ pub fn is_locked(fd: RawFd, id: FileId) -> bool {
     if asked == 0 && whole.l_type == libc::F_UNLCK as i16 {
         return false;
     }
-    // One lock was told of, of any process.
+    // The kernel has reported one lock, of any process.
     count(id) != Some(0)
 }
 
-/// How many POSIX locks this process has on the file, if the kernel tells.
+/// How many POSIX locks this process has on the file, if the kernel reports them.
 pub fn count(id: FileId) -> Option<usize> {
     let own = std::process::id().to_string();
     let locks = read_whole(c"/proc/locks")?;
     let is_own = |line: &&str| {
-        // 7: POSIX  ADVISORY  WRITE 1234 08:01:5678 0 EOF. Not the device: it may not be the one
-        // that `stat` tells.
+        // 7: POSIX  ADVISORY  WRITE 1234 08:01:5678 0 EOF. Not the device: it may differ from that of `stat`.
         let mut fields = line.split_ascii_whitespace().skip(1);
         fields.next() == Some("POSIX")
             && fields.nth(2) == Some(&own)
@@ -222,8 +204,6 @@ pub fn before_exec() {
         let held = HELD.lock();
         table::known(0, u32::MAX)
             .filter(|(_, slot)| matches!(slot, Known::Internal))
-            // Whose lock shall end.
-            .filter(|(fd, _)| *fd != tree::locks())
             .filter_map(|(fd, _)| Some((fd, identity::identify(fd)?)))
             .filter(|(fd, file)| {
                 file.is_regular && (held.noted.contains(&file.id) || is_locked(*fd, file.id))
@@ -269,7 +249,7 @@ pub fn after_exec() {
 }
 
 /// Before fork: nothing is closed until [`after_fork_parent`], so that the child can close it.
-/// Returns what is retired.
+/// Returns the retired descriptors.
 pub fn before_fork() -> Vec<RawFd> {
     let held = HELD.lock();
     let fds = held.retired_fds();

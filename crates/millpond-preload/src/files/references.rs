@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::runtime::sync::AtomicU32;
 
-/// A count that nobody raises from zero.
+/// A count that is not raised from zero.
 pub struct References(AtomicU32);
 
 impl References {

@@ -1,18 +1,16 @@
-//! Which files are served here, and by what: decided by `adoption`, or at open where that is
-//! wanted (`--eager`), and changed by `pass`.
+//! The files of mode back: which are served, decided when they are opened, and which were handed to the kernel.
 //!
 //! The registry lock covers the table's slots of descriptions, the inodes below and the leases. It
 //! is held over short system calls on our own descriptors, never over one that opens a file:
 //! opening may wait for a lease, and the watcher needs this lock to give one up.
 //!
-//! - R1. A file is served only while each of its descriptions here holds a lease, so nobody else
-//!   can change it unnoticed; or else all its descriptions are passed.
+//! - R1. A file is served only while each of its descriptions here holds a lease, so no other process
+//!   can change it unnoticed. Otherwise all its descriptions are passed.
 //! - R2. Descriptions of one file are served side by side if all are read-only; or if they share one
 //!   (`several`): a write lease is refused while a second description exists, even our own.
-//! - R3. What has been passed stays passed until its last descriptor is closed here; or is watched
-//!   again, if files are adopted when they show use (`claim`), or it was passed for a fork (`forked`).
-//! - R4. A description takes its lease before the engine looks at the file, and what the engine
-//!   may remember of an earlier time is dropped when the first description of a file is served.
+//! - R3. A file that was passed to the kernel stays passed until its last descriptor is closed here.
+//! - R4. A description takes its lease before the engine looks at the file. The engine drops cached pages of an
+//!   earlier time when the first description of a file is served.
 //!
 //! Order at close: clear the slot, end or share the description, give up the lease, close the
 //! program's number. The engine's duplicate is closed last.
@@ -36,7 +34,7 @@ use crate::files::parting::{part, pass_together};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, Known};
-use crate::files::{given, lease, lingering, mode_back, process_locks, watch};
+use crate::files::{lease, lingering, mode_back, process_locks, unserved};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{Lock, LockGuard};
@@ -49,10 +47,6 @@ pub struct Registry {
     pub(in crate::files) serving: Serving,
     /// Closed descriptions that a reading section may still look at.
     pub(in crate::files) closing: Closed,
-    /// Descriptions of files that were given back, and may still be in use: which life.
-    pub(in crate::files) former: Vec<(FileId, &'static Description, u32)>,
-    /// Numbers without a description by which the process has taken POSIX locks.
-    pub(in crate::files) locked: Vec<(FileId, RawFd)>,
     /// The program has met the limit of open descriptors.
     is_crowded: bool,
 }
@@ -77,9 +71,8 @@ pub fn lock() -> LockGuard<'static, Registry> {
     REGISTRY.lock()
 }
 
-/// Before fork: nobody is halfway through a change. The lock is kept, and given back by
-/// `after_fork_parent`: not given back and taken again, since what the fork has taken meanwhile
-/// comes after it in the order of locks.
+/// Before fork: no thread is halfway through a change. The lock is kept until `after_fork_parent`, because the locks
+/// that the fork takes later come after it in the order of locks.
 pub fn before_fork(registry: LockGuard<'static, Registry>) {
     std::mem::forget(registry);
 }
@@ -144,8 +137,6 @@ impl Registry {
             inodes: BTreeMap::new(),
             serving: Serving::new(),
             closing: Vec::new(),
-            former: Vec::new(),
-            locked: Vec::new(),
             is_crowded: false,
         }
     }
@@ -153,13 +144,13 @@ impl Registry {
     /// Describes `fd`, which the program has just opened with `flags`, and decides who serves it.
     /// It is a regular file in a served directory; `refusal` is a reason not to serve it, if there
     /// is one already, such as its file system.
-    pub fn adopt(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
+    pub fn describe(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
         self.serving.tell_lost_keeper();
         if matches!(table::get(fd), Known::File(_)) {
             self.forget_lost(fd);
         }
-        watch::note_open(fd, flags);
+        let row = if config::is_explained() { unserved::row_of(fd) } else { None };
         let access = Access::of_flags(flags);
         let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
@@ -167,8 +158,23 @@ impl Registry {
             None => {
                 let is_first =
                     self.inodes.get(&id).is_none_or(|inode| inode.descriptions.is_empty());
-                self.serve(&Opened { fd, id, access, is_late, is_first, waits: true })
+                self.serve(&Opened { fd, id, access, is_late, is_first })
             }
+        };
+        let served = match served {
+            Err(Reason::OpenElsewhere) if access.write && fd > STDERR && !self.is_known(id) => {
+                unserved::note_writer(fd, row);
+                match self.serve_together(fd, id) {
+                    Ok(()) | Err(Reason::OpenElsewhere) => return,
+                    // `several.G3`: it is one of the descriptions that share the file.
+                    Err(_) if matches!(table::get(fd), Known::File(_)) => return,
+                    Err(reason) => {
+                        unserved::uncount(fd);
+                        Err(reason)
+                    }
+                }
+            }
+            served => served,
         };
         if let Err(reason) = &served {
             self.pass_file(id, *reason);
@@ -203,7 +209,7 @@ impl Registry {
         }
     }
 
-    /// Why the file can't be served, as far as can be told without trying.
+    /// The reason against serving the file, if one is known without trying.
     pub(in crate::files) fn refusal(
         &mut self,
         fd: RawFd,
@@ -231,9 +237,7 @@ impl Registry {
         if is_written && !inode.descriptions.is_empty() {
             // R2. The open has broken the lease already, unless `before_open` came first; or it came
             // before that was taken.
-            if config::is_eager() {
-                self.pass_file(id, Reason::OpenTwice);
-            }
+            self.pass_file(id, Reason::OpenTwice);
             return Some(Reason::OpenTwice);
         }
         None
@@ -274,13 +278,13 @@ impl Registry {
         self.inodes.contains_key(&id)
     }
 
-    /// Leaves the file to the kernel, through all its descriptions.
+    /// Hands the file to the kernel for good: writes dirty pages back, and gives the lease up.
     pub fn pass_file(&mut self, id: FileId, reason: Reason) {
         let Some(inode) = self.inodes.get_mut(&id) else { return };
         if inode.passed.is_some() {
             // several.G3: perhaps it can be had by now.
-            if part(&inode.descriptions, reason) && !config::is_eager() {
-                self.watch_again(id, reason);
+            if part(&inode.descriptions, reason) {
+                self.renew(id, reason);
             }
             return;
         }
@@ -288,12 +292,33 @@ impl Registry {
         FILES_LEASED.fetch_sub(1, Relaxed);
         if inode.descriptions.iter().any(|description| description.shares()) {
             pass_together(&inode.descriptions, reason);
+            // The description that they shared is open for writing: other processes could not execute the file.
+            self.renew(id, reason);
         } else {
             inode.descriptions.iter().for_each(|description| pass(description, reason));
         }
-        if !config::is_eager() || reason == Reason::Forked {
-            self.watch_again(id, reason);
+    }
+
+    /// Gives each description that the kernel has a successor without a descriptor of the library's.
+    fn renew(&mut self, id: FileId, reason: Reason) {
+        let Some(inode) = self.inodes.get_mut(&id) else { return };
+        for description in &mut inode.descriptions {
+            let old = *description;
+            if old.is_served() || old.is_unwritten() || old.kernel_fd() < 0 {
+                // several.G3: it is still what all its numbers are, with an offset that is here.
+                continue;
+            }
+            let fresh = Description::acquire(id, old.access(), IN_KERNEL, -1, Err(reason));
+            // SAFETY: the registry is locked.
+            let (cold, old_cold) = unsafe { (fresh.cold(), old.cold()) };
+            (cold.slots, cold.is_locked) = (old_cold.slots, old_cold.is_locked);
+            for fd in table::numbers_of(old) {
+                table::set(fd, Known::File(fresh));
+            }
+            *description = fresh;
+            self.closing.push((Snapshot::take(), old));
         }
+        self.end_closing();
     }
 
     /// The program is about to get a way to read and write that no hook sees: it gets all files
@@ -302,7 +327,7 @@ impl Registry {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
             self.pass_where(Reason::Unseen, |_| true);
-            given::give_all();
+            self.leave_unserved();
         }
     }
 
@@ -336,9 +361,19 @@ impl Registry {
         self.end_closing();
     }
 
-    /// Leaves the file behind `fd` to the kernel, if it is served, or may be some day.
+    /// Leaves `fd` to the kernel for good, if it is UNSERVED.
+    pub fn leave(&mut self, fd: RawFd) {
+        table::try_change(fd, Known::Unserved, Known::Left);
+    }
+
+    /// The same of all such descriptors: another process gets them, or may.
+    pub fn leave_unserved(&mut self) {
+        table::known(0, u32::MAX).for_each(|(fd, _)| self.leave(fd));
+    }
+
+    /// Leaves the file behind `fd` to the kernel for good.
     pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
-        self.leave(fd, reason);
+        self.leave(fd);
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             let id = unsafe { description.cold() }.id;
@@ -368,6 +403,17 @@ impl Registry {
         description.offset.unlock(IN_KERNEL);
     }
 
+    /// Another process got one of the descriptions of the file, and it is not known which.
+    pub fn give(&mut self, id: FileId) {
+        self.pass_file(id, Reason::Given);
+        for (fd, slot) in table::known(0, u32::MAX) {
+            let is_it = || identity::identify(fd).is_some_and(|identity| identity.id == id);
+            if matches!(slot, Known::Unserved) && is_it() {
+                self.leave(fd);
+            }
+        }
+    }
+
     /// Leaves every served file to the kernel for which `chosen` says so.
     pub fn pass_where(&mut self, reason: Reason, mut chosen: impl FnMut(FileId) -> bool) {
         let ids: Vec<FileId> = self
@@ -382,7 +428,7 @@ impl Registry {
     }
 
     /// The program finds no free descriptor: gives it those of the engine's. Their files are
-    /// passed, and described anew without one. Not those that the process may have locked. Returns
+    /// passed, and get descriptions without one. Not those that the process may have locked. Returns
     /// whether there were any.
     pub fn shed(&mut self) -> bool {
         self.is_crowded = true;
@@ -396,28 +442,7 @@ impl Registry {
             .collect();
         for id in &ids {
             self.pass_file(*id, Reason::Descriptors);
-            let Some(inode) = self.inodes.get_mut(id) else { continue };
-            for description in &mut inode.descriptions {
-                let old = *description;
-                if old.is_served() {
-                    // several.G3: it is still what all its numbers are, with an offset that is here.
-                    continue;
-                }
-                let fresh = Description::acquire(
-                    *id,
-                    old.access(),
-                    IN_KERNEL,
-                    -1,
-                    Err(Reason::Descriptors),
-                );
-                // SAFETY: the registry is locked.
-                unsafe { fresh.cold().slots = old.cold().slots };
-                for fd in table::numbers_of(old) {
-                    table::set(fd, Known::File(fresh));
-                }
-                *description = fresh;
-                self.closing.push((Snapshot::take(), old));
-            }
+            self.renew(*id, Reason::Descriptors);
         }
         self.end_closing();
         !ids.is_empty()
@@ -482,7 +507,6 @@ fn end_closing(closing: &mut Closed) {
             index += 1;
         }
     }
-    lingering::count_closing(closing.len());
 }
 
 fn is_closing(closing: &mut Closed, id: FileId) -> bool {
@@ -500,11 +524,11 @@ pub fn leave_all() {
 
 /// Before libc reads or writes `fd` by itself.
 pub fn give_to_libc(fd: RawFd) {
-    let is_ours = is_served(fd) || matches!(table::get(fd), Known::Watched | Known::Claimed);
+    let is_ours = is_served(fd) || matches!(table::get(fd), Known::Unserved | Known::Claimed);
     if is_ours && !thread::record().is_inside() {
         section::run(|_| {
             let mut registry = lock();
-            registry.leave(fd, Reason::InLibc);
+            registry.leave(fd);
             registry.share_with_libc(fd);
         });
     }
@@ -523,8 +547,8 @@ pub fn leave_keeper() {
     }
 }
 
-/// Before the report: counts what was not counted yet, and tells what the engine has done, where
-/// that is asked for. In a section.
+/// Before the report: counts bytes that were not counted yet. Returns the engine's statistics where the report has
+/// them. In a section.
 pub fn before_report() -> Option<Stats> {
     let registry = lock();
     registry.serving.tell_lost_keeper();
@@ -533,14 +557,9 @@ pub fn before_report() -> Option<Stats> {
         .values()
         .flat_map(|inode| &inode.descriptions)
         .for_each(|d| count_moved_by_libc(d));
-    for (fd, slot) in table::known(0, u32::MAX) {
-        if let (Known::Watched | Known::Left, Some(watch)) = (slot, watch::of(fd)) {
-            watch.tell();
-        }
-    }
     let engine = registry.serving.made().cloned();
     drop(registry);
-    // Takes time in proportion to what is cached.
+    // Takes time in proportion to the cached pages.
     engine.filter(|_| config::get().backing == Backing::Direct).as_ref().map(Engine::stats)
 }
 

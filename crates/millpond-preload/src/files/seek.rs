@@ -1,12 +1,12 @@
-//! The file offset: moved, and told to the kernel.
+//! Moves the file offset, and sets the kernel's.
 
 use std::os::fd::RawFd;
 
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
+use crate::files::registry;
 use crate::files::table::{self, Known};
 use crate::files::under_way::{Way, begin};
-use crate::files::{registry, watch};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
@@ -29,13 +29,7 @@ pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
     let Way::Open(call) = begin(fd) else { return by_kernel() };
     let result = match call.known {
         Known::File(_) => seek_slow(fd, offset, whence).unwrap_or_else(by_kernel),
-        _ => {
-            let result = by_kernel();
-            if let (Some(watch), Ok(offset)) = (watch::of(fd), u64::try_from(result)) {
-                watch.set_position(offset);
-            }
-            result
-        }
+        _ => by_kernel(),
     };
     call.end();
     result
@@ -86,7 +80,7 @@ fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
             let _ = file.write_back();
         }
         let before = kernel_offset(kernel_fd);
-        // SAFETY: no memory involved. The kernel knows what is valid on this file system, and
+        // SAFETY: no memory involved. The kernel knows valid offsets of this file system, and
         // where the file ends and its holes are.
         let result = unsafe {
             if whence == libc::SEEK_CUR && old != IN_KERNEL {
@@ -114,7 +108,7 @@ fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
     })
 }
 
-/// Tells the kernel the offset of a served description, for a call that looks at it.
+/// Sets the kernel's offset of a served description, for a call that uses it.
 pub fn tell_offset(fd: i32) {
     section::run(|_| {
         if let Some(pin) = Pin::of(fd) {

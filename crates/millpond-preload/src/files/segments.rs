@@ -122,7 +122,7 @@ impl Segments {
             // EFBIG.
             _ => {
                 if let Some(file) = description.late_file() {
-                    // What fails to be written back stays cached, and is told by a sync.
+                    // A page that fails stays dirty, and a sync returns the error.
                     let _ = file.begin_through();
                 }
                 // SAFETY: the kernel checks the addresses.
@@ -130,7 +130,7 @@ impl Segments {
                 if direction == Direction::Write && bytes > 0 {
                     let start = if append { 0 } else { offset };
                     let len = if append { i64::MAX as u64 } else { bytes as u64 };
-                    // If it fails, stale bytes would stay: then nobody may be served them.
+                    // If it fails, stale bytes would stay: then they may not be served.
                     if file.invalidate(start, len).is_err() {
                         description.stop_hits();
                     }
@@ -151,9 +151,6 @@ impl Segments {
         direction: Direction,
     ) -> isize {
         let fd = description.kernel_fd();
-        if direction == Direction::Write {
-            description.file().inspect(|file| file.end_mapping());
-        }
         if direction == Direction::Write && description.shares() && description.access().append {
             const RWF_APPEND: i32 = 0x10;
             let one;

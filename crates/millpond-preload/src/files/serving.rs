@@ -12,14 +12,14 @@ use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::{self, Broken};
 use crate::files::table::{self, Known};
-use crate::files::{lingering, mode_back, pressure, process_locks, share};
+use crate::files::{lingering, mode_back, pressure, process_locks};
 use crate::report::reason::Reason;
 use crate::report::{accounts, counts, lines};
 use crate::runtime::sys::sys;
 use crate::runtime::thread::record;
-use crate::runtime::{config, fault};
+use crate::runtime::{config, fault, handlers};
 
-/// What the program has just opened.
+/// A file that the program has just opened.
 pub struct Opened {
     pub fd: RawFd,
     pub id: FileId,
@@ -28,8 +28,6 @@ pub struct Opened {
     pub is_late: bool,
     /// It has no other description here.
     pub is_first: bool,
-    /// Waits a moment for the lease, if that is our own in the way.
-    pub waits: bool,
 }
 
 /// The process's engine, which is made for the first file.
@@ -73,6 +71,7 @@ impl Serving {
         let engine = self.engine()?;
         let is_late = is_late && mode_back::is_kept();
         fault::install();
+        handlers::look_for_others();
         let first = config::get().internal_fd_min;
         // SAFETY: duplicating a descriptor touches no memory.
         let copy = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) } as RawFd;
@@ -83,7 +82,7 @@ impl Serving {
             process_locks::close(copy);
             return Err(Reason::Descriptors);
         }
-        // SAFETY: the duplicate made above is nobody else's.
+        // SAFETY: the duplicate was made above.
         let owned = unsafe { OwnedFd::from_raw_fd(copy) };
         // `registry.R4`: the lease first.
         take_lease(copy, opened, broken, is_closing)?;
@@ -130,11 +129,6 @@ impl Serving {
         }
     }
 
-    /// Makes the engine.
-    pub fn prepare(&mut self) -> Result<(), Reason> {
-        self.engine().map(drop)
-    }
-
     fn engine(&mut self) -> Result<Engine, Reason> {
         if let Some(engine) = &self.engine {
             return Ok(engine.clone());
@@ -151,7 +145,6 @@ impl Serving {
         }
         let engine = build(builder).map_err(|_| Reason::Engine)?;
         pressure::begin(&engine, engine.cache_bytes());
-        share::begin(&engine);
         self.engine = Some(engine.clone());
         Ok(engine)
     }
@@ -169,10 +162,10 @@ fn take_lease(
     const PAUSE: Duration = Duration::from_micros(200);
     for _ in 0..TRIES_MAX {
         let taken = lease::take(fd, opened.access, broken);
-        if taken != Err(Reason::OpenElsewhere) || !opened.waits {
+        if taken != Err(Reason::OpenElsewhere) {
             return taken;
         }
-        // It ends what can end, and so comes first.
+        // First, because it ends closed descriptions.
         let is_closing = is_closing();
         let is_ours =
             is_closing || lingering::is_lingering(opened.id) || lingering::is_leaving(opened.id);

@@ -1,52 +1,48 @@
 //! A file that the process has open several times, a writer among them: served by one description.
 //!
-//! A write lease is refused while its inode has a second open description, even of the same process.
-//! So where there are several, each by one number, all their numbers become duplicates of a new one,
-//! the *real* one, which carries the lease. The library keeps what each was opened for, and its offset:
+//! The kernel refuses a write lease while the inode has a second open description, even of the same process. So all
+//! descriptors of the file become duplicates of one description, the *real* one, which carries the lease. The library
+//! keeps the rights, the flags and the offset of each descriptor.
+//!
+//! A further open of a file that is served gets a duplicate at once (`further`). The other order is this module's: the
+//! process has a file open several times, and the kernel serves its descriptors (`unserved`).
 //!
 //! ```text
-//! claim all numbers of the inode; no call in flight on any    in_flight.I1, I2, I5
-//! note how each is open: flags, offset, close-on-exec         G1
+//! claim the descriptors that are UNSERVED; no call in flight on any     in_flight.I1, I2, I5
+//! note flags, offset and close-on-exec of each                           G1
 //! real: /proc/self/fd/N, opened for reading and writing
-//! dup3(real, number) of each: its own description ends          G7
-//! the lease, the engine's handle                              G2; refused: each is opened anew
-//! slots -> descriptions that share the file                   description.D6
+//! dup3(real, number) of each: its own description ends
+//! the lease, the engine's handle                                         G2; refused: each is opened again
+//! slots -> descriptions that share the file                              description.D6
 //! ```
 //!
-//! and back:
+//! The file is handed to the kernel in the other direction, for good:
 //!
 //! ```text
-//! write back; bypass all                                      description.D7
-//! drop what is cached; give up the lease
+//! write back; bypass all                                                 description.D7
+//! drop cached pages; give up the lease
 //! each: /proc/self/fd/REAL, opened with its flags; its offset; dup3 over its number; PASSED
 //! ```
 //!
-//! - G1. What opening anew would lose forbids it: locks of the description, or of the process to write; mappings, which keep a description open; other flags than O_APPEND and
-//!   O_NONBLOCK; another path; and a right to the file that is gone. Who is about to lock, to map, to duplicate or
-//!   to change flags says so with the registry locked, or names the number meanwhile.
-//! - G2. The lease says that no description is open but the real one: nobody else's, none of a number
-//!   that is not known here, none of a closed number in a call that goes on.
-//! - G3. Nobody else gets a lease while the real one is open for writing, so what is opened anew, with the
-//!   registry locked, waits for nobody. Before the process changes its rights, or the file's, it comes
-//!   back. It may fail still: others have changed the file's rights, no number is free and the one in
-//!   reserve (`parting`) was taken meanwhile, or the limit on numbers is lower than the number. Then the
-//!   description stays bypassed; whatever would give the file back tries again, and until then calls
-//!   that are about the description itself are refused: O_APPEND and its kin, locks, writable mappings.
-//! - G4. A call that is about the description itself, such as `flock` or a mapping, gives the file back
-//!   first: [`make_real`].
-//! - G5. So does the close of the last number that may write: others could not execute the file.
-//! - G6. Lost are the kernel's memory of advice, and of whom it has told of an error of write-back that
-//!   came before; others who watch the file see it opened and closed.
-//! - G7. The process's POSIX locks are by inode and process: any number may take them, whatever description
-//!   it stands for (`hooks::lock` minds its rights and its offset), and a close of any of the numbers
-//!   ends them all, as ever. Those to read are `carried` over the closes above. With one to write
-//!   the numbers are not parted: the description stays bypassed (G3), which such locks do not
-//!   mind, until it is given up. A child of fork can't use them then (`forked.K5`).
+//! - G1. Opening a file again loses locks, mappings, and flags other than O_APPEND and O_NONBLOCK. A file with any of
+//!   these, opened by another path, or without the rights to open it again, stays with the kernel.
+//! - G2. The lease proves that no other description is open: of another process, of a descriptor that is unknown here,
+//!   or of a closed descriptor in a call that goes on.
+//! - G3. No other process gets a lease while the real one is open for writing, so an open of the file with the registry
+//!   locked does not wait. Before the process changes its rights, or the file's, the file is handed over. Parting may
+//!   still fail: another process has changed the file's rights, or no number is free. Then the descriptions stay
+//!   bypassed. Each later hand-over tries again, and calls about the description itself are refused: O_APPEND and
+//!   other flags, locks, writable mappings.
+//! - G4. A call about the description itself, such as `flock` or a mapping, hands the file over first: [`make_real`].
+//! - G5. So does the close of the last descriptor that may write. Other processes could not execute the file.
+//! - G6. The kernel's memory of advice is lost, and processes that watch the file see it opened and closed.
+//! - G7. POSIX locks end with any close of a descriptor of the file, so with a dup3 over one. A file on which the process
+//!   has such locks is not shared, and the first lock hands a shared file over.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use crate::files::carried::{Carried, Locks};
 use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
 use crate::files::offset::{OFFSET_END, kernel_offset};
@@ -54,11 +50,10 @@ use crate::files::parting::{have_spare, make_own, open_anew, replace};
 use crate::files::registry::{self, Registry};
 use crate::files::serving::Opened;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, LOCKED, MAPPED, POSTPONED, SHARED};
-use crate::files::{mode_back, process_locks};
+use crate::files::{mode_back, process_locks, unserved};
 use crate::report::reason::Reason;
 use crate::runtime::link::path_of;
-use crate::runtime::sys::sys;
+use crate::runtime::sys::{errno, set_errno, sys};
 use crate::runtime::{section, thread};
 
 /// G1.
@@ -74,6 +69,19 @@ const PLAIN: i32 = libc::O_ACCMODE
     | libc::O_ASYNC;
 const LARGE_FILE: i32 = if cfg!(target_arch = "x86_64") { 0o100_000 } else { 0o400_000 };
 
+/// For how long a claim waits for calls in flight, while new calls on the descriptors wait for it. Chosen: a thread that
+/// was preempted amid a call gets its next time slice.
+fn patience() -> impl FnMut() -> bool {
+    const PATIENCE: Duration = Duration::from_millis(10);
+    let mut end = None;
+    move || {
+        let end = *end.get_or_insert_with(|| Instant::now() + PATIENCE);
+        // SAFETY: no memory involved.
+        unsafe { sys!(libc::SYS_sched_yield) };
+        Instant::now() < end
+    }
+}
+
 /// One of the descriptions, as it was opened.
 struct Member {
     fd: RawFd,
@@ -83,22 +91,12 @@ struct Member {
 
 impl Member {
     /// G1. The number is claimed.
-    fn look(fd: RawFd, id: FileId) -> Result<Self, Option<Reason>> {
-        if identity::identify(fd).is_none_or(|identity| identity.id != id) {
-            return Err(None);
-        }
-        let noted = watch::of(fd).map_or(0, |watch| watch.flags());
+    fn look(fd: RawFd, id: FileId) -> Option<Self> {
         let flags = status_flags(fd);
         let offset = u64::try_from(kernel_offset(fd)).unwrap_or(OFFSET_END);
-        if noted & LOCKED != 0 {
-            Err(Some(Reason::Locked))
-        } else if noted & MAPPED != 0 {
-            Err(Some(Reason::Mapped))
-        } else if noted & SHARED != 0 || flags < 0 || flags & !PLAIN != 0 || offset >= OFFSET_END {
-            Err(Some(Reason::OpenTwice))
-        } else {
-            Ok(Self { fd, flags, offset })
-        }
+        let is_it = identity::identify(fd).is_some_and(|identity| identity.id == id);
+        let is_plain = flags >= 0 && flags & !PLAIN == 0 && offset < OFFSET_END;
+        (is_it && is_plain).then_some(Self { fd, flags, offset })
     }
 
     fn access(&self) -> Access {
@@ -107,110 +105,77 @@ impl Member {
 }
 
 impl Registry {
-    /// Adopts a file of which the lease was refused, if that is for descriptions of this process's.
-    pub fn adopt_several(
-        &mut self,
-        fd: RawFd,
-        id: FileId,
-        patience: impl FnMut() -> bool,
-    ) -> Result<(), Option<Reason>> {
+    /// Serves a file that is open for writing at `fd`, which is UNSERVED, with all its descriptors of this process.
+    pub fn serve_together(&mut self, fd: RawFd, id: FileId) -> Result<(), Reason> {
         let mut numbers = Vec::new();
         for (number, slot) in table::known(0, u32::MAX) {
             let is_it = || identity::identify(number).is_some_and(|found| found.id == id);
             match slot {
-                Known::Watched if is_it() => numbers.push(number),
-                Known::Left if is_it() => return Err(Some(Reason::OpenTwice)),
+                Known::Unserved if is_it() => numbers.push(number),
+                Known::Left if is_it() => return Err(Reason::OpenTwice),
                 _ => {}
             }
         }
-        // One of ours that was put off (process_locks.P1) is in the way of a lease as well.
-        if numbers.len() < 2 && !process_locks::has_retired(id) {
-            return Err(Some(Reason::OpenElsewhere));
+        if numbers.len() < 2 {
+            return Err(Reason::OpenElsewhere);
+        }
+        if process_locks::is_noted(id) || process_locks::is_locked(fd, id) {
+            return Err(Reason::Locked);
         }
         let count = numbers.len();
-        numbers.iter().try_for_each(|number| self.unshare(*number))?;
-        numbers.retain(|number| table::try_change(*number, Known::Watched, Known::Claimed));
-        let outcome = if numbers.len() == count && thread::await_calls(&numbers, patience) {
-            let members: Result<Vec<_>, _> =
-                numbers.iter().map(|number| Member::look(*number, id)).collect();
-            members.and_then(|members| match members[..] {
-                [Member { fd, flags, .. }] if Access::of_flags(flags).read => {
-                    let locks = Locks::look(id, &[fd]).ok_or(Some(Reason::Locked))?;
-                    locks.carry(fd).ok_or(Some(Reason::Locked))?.end(fd);
-                    // Another try may do better.
-                    Err(Some(Reason::OpenElsewhere))
-                }
-                [_] => Err(Some(Reason::OpenElsewhere)),
-                _ => self.take_over_several(id, &members),
-            })
+        numbers.retain(|number| table::try_change(*number, Known::Unserved, Known::Claimed));
+        let is_free = numbers.len() == count && thread::await_calls(&numbers, patience());
+        let members = numbers.iter().map(|number| Member::look(*number, id));
+        let outcome = if is_free {
+            let members = members.collect::<Option<Vec<_>>>().ok_or(Reason::OpenTwice);
+            members.and_then(|members| self.take_over(id, &members))
         } else {
-            Err(None)
+            // Another try may find it free.
+            Err(Reason::OpenElsewhere)
         };
         if let Err(reason) = outcome {
+            let next = if reason == Reason::OpenElsewhere { Known::Unserved } else { Known::Left };
             for number in numbers {
-                table::try_change(number, Known::Claimed, Known::Watched);
-                // That of `fd` is told by who tried.
-                if let Some(watch) = watch::of(number).filter(|_| number != fd) {
-                    watch.postpone(POSTPONED, reason);
-                }
+                table::try_change(number, Known::Claimed, next);
             }
         }
         outcome
     }
 
     /// The kernel has no call in flight on any of them, and gets none.
-    fn take_over_several(&mut self, id: FileId, members: &[Member]) -> Result<(), Option<Reason>> {
-        const TRIES: usize = 3;
+    fn take_over(&mut self, id: FileId, members: &[Member]) -> Result<(), Reason> {
         let Some(writer) = members.iter().find(|member| member.access().write) else {
-            return Err(Some(Reason::OpenElsewhere));
+            return Err(Reason::OpenElsewhere);
         };
         if members.iter().any(|member| !have_one_path(member.fd, writer.fd)) {
-            return Err(Some(Reason::OpenTwice));
+            return Err(Reason::OpenTwice);
         }
         if !have_spare() {
-            return Err(Some(Reason::Descriptors));
+            return Err(Reason::Descriptors);
         }
-        let numbers: Vec<RawFd> = members.iter().map(|member| member.fd).collect();
-        let locks = Locks::look(id, &numbers).ok_or(Some(Reason::Locked))?;
-        let real = open_anew(writer.fd, libc::O_RDWR).ok_or(Some(Reason::OpenTwice))?;
-        let Some(mut carried) = locks.carry(real) else {
-            process_locks::close(real);
-            return Err(Some(Reason::Locked));
-        };
-        // Locks to read were taken by one that reads.
-        let reader = members.iter().find(|member| member.access().read).unwrap_or(writer).fd;
+        let real = open_anew(writer.fd, libc::O_RDWR).ok_or(Reason::OpenTwice)?;
         let done = members.iter().take_while(|member| replace(real, member.fd)).count();
         if done < members.len() {
-            self.restore(id, &members[..done], real, Reason::Descriptors, (carried, reader));
-            return Err(Some(Reason::Descriptors));
+            self.restore(id, &members[..done], real, Reason::Descriptors);
+            return Err(Reason::Descriptors);
         }
-        let is_late = members
-            .iter()
-            .any(|member| member.access().write && mode_back::is_wanted(member.flags));
+        let is_late = mode_back::is_wanted(writer.flags);
         let access = Access { read: true, write: true, append: false };
-        let opened = Opened { fd: real, id, access, is_late, is_first: true, waits: false };
+        let opened = Opened { fd: real, id, access, is_late, is_first: true };
         let mut served = self.serve(&opened);
-        for _ in 1..TRIES {
-            if !matches!(served, Err(Reason::OpenElsewhere)) {
-                break;
-            }
-            // A call that neither reads nor writes may hold what it was made on.
-            // SAFETY: no memory involved.
-            unsafe { sys!(libc::SYS_sched_yield) };
+        let mut goes_on = patience();
+        // A call that names no number, such as fstat, may hold the former description.
+        while matches!(served, Err(Reason::OpenElsewhere)) && goes_on() {
             served = self.serve(&opened);
         }
         let (internal_fd, file) = match served {
             Ok((internal_fd, file)) => (internal_fd, Arc::new(file)),
             Err(reason) => {
-                self.restore(id, members, real, reason, (carried, reader));
-                return Err(Some(reason));
+                self.restore(id, members, real, reason);
+                return Err(reason);
             }
         };
-        // By then a number of the same.
-        carried.rest_on(reader);
         process_locks::close(real);
-        carried.end(reader);
-        self.locked.retain(|(_, number)| !numbers.contains(number));
         // Asked again: it may be the first file, and no keeper there.
         let is_late = is_late && mode_back::is_kept();
         for Member { fd, flags, offset } in members {
@@ -222,21 +187,14 @@ impl Registry {
                 description.set_late();
             }
             self.push_served(id, description);
-            watch::of(*fd).inspect(|watch| watch.note_served());
+            unserved::uncount(*fd);
             table::set(*fd, Known::File(description));
         }
         Ok(())
     }
 
-    /// The lease was not to be had: all become what they were, or G3.
-    fn restore(
-        &mut self,
-        id: FileId,
-        members: &[Member],
-        real: RawFd,
-        reason: Reason,
-        (mut carried, reader): (Carried, RawFd),
-    ) {
+    /// The lease was refused: each gets a description of its own again, or G3.
+    fn restore(&mut self, id: FileId, members: &[Member], real: RawFd, reason: Reason) {
         let mut is_needed = false;
         for Member { fd, flags, offset } in members {
             if make_own(real, &[*fd], *flags, *offset) {
@@ -250,14 +208,11 @@ impl Registry {
             let inode = self.inodes.entry(id).or_default();
             inode.passed = Some(reason);
             inode.descriptions.push(description);
-            self.locked.retain(|(_, number)| number != fd);
             table::set(*fd, Known::File(description));
         }
         if !is_needed {
-            carried.rest_on(reader);
             process_locks::close(real);
         }
-        carried.end(reader);
     }
 
     /// G3.
@@ -267,7 +222,7 @@ impl Registry {
         }
     }
 
-    /// G3: gives back all files that descriptions share.
+    /// G3: hands all files over that descriptions share.
     pub fn pass_shared(&mut self) {
         let shared: Vec<FileId> = self
             .inodes
@@ -280,7 +235,7 @@ impl Registry {
         }
     }
 
-    /// G5, before the one number is given up by which the file is written: given back, if it is that.
+    /// G5, before the one number is given up by which the file is written: handed over, if it is that.
     pub fn leave_last_writer(&mut self, fd: RawFd) -> Option<FileId> {
         let writer = table::description(fd)?;
         // SAFETY: the registry is locked.
@@ -306,6 +261,30 @@ impl Registry {
     }
 }
 
+/// Tries to serve a file that is open for writing at `fd`, which is UNSERVED and in use. Between two calls.
+#[cold]
+pub fn try_to_serve(fd: RawFd) {
+    if thread::record().is_inside() {
+        return;
+    }
+    let told = errno();
+    section::run(|record| {
+        // In a handler that has interrupted such a call.
+        if record.is_calling(&[fd]) {
+            return;
+        }
+        let Some(identity) = identity::identify(fd).filter(|identity| identity.is_regular) else {
+            return;
+        };
+        let mut registry = registry::lock();
+        if matches!(table::get(fd), Known::Unserved) && !registry.is_known(identity.id) {
+            // It stays the kernel's otherwise.
+            let _ = registry.serve_together(fd, identity.id);
+        }
+    });
+    set_errno(told);
+}
+
 /// Whether both were opened by the same name, and have it still: the one's would become the other's.
 fn have_one_path(one: RawFd, other: RawFd) -> bool {
     let mut paths = [[0; libc::PATH_MAX as usize]; 2];
@@ -317,6 +296,7 @@ fn have_one_path(one: RawFd, other: RawFd) -> bool {
 pub fn make_real(fd: RawFd) {
     if let Known::File(description) = table::get(fd)
         && description.shares()
+        && description.is_served()
         && !thread::record().is_inside()
     {
         section::run(|_| registry::lock().pass_fd(fd, Reason::OpenTwice));
@@ -349,5 +329,5 @@ pub fn is_bypassed(fd: RawFd) -> bool {
 /// Whether the library has to refuse a write at `fd`, as the kernel would not.
 pub fn may_not_write(fd: RawFd) -> bool {
     matches!(table::get(fd), Known::File(description)
-        if description.shares() && !description.access().write)
+        if description.shares() && description.is_served() && !description.access().write)
 }

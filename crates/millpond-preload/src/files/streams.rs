@@ -35,7 +35,7 @@ pub fn flush() {
 
 /// The descriptor of a stream of ours; taken out of the map if `take`.
 pub fn lookup(stream: *mut FILE, take: bool) -> Option<RawFd> {
-    // Relaxed: whoever has a stream of ours was told of it after it was counted.
+    // Relaxed: a thread that has a stream of ours got it after it was counted.
     if COUNT.load(Relaxed) == 0 {
         return None;
     }

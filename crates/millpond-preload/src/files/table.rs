@@ -6,15 +6,16 @@
 //! UNKNOWN   not seen opened: inherited, received, or opened where no hook sees it
 //! FOREIGN   not a regular file under the served directories
 //! INTERNAL  the library's own (the engine's duplicate, the report's stderr)
-//! WATCHED   the kernel's, until it shows use: see `watch`
-//! CLAIMED   just being adopted, or not: a moment under the registry lock
-//! LEFT      the kernel's for good
+//! UNSERVED the kernel's, and open for reading only: see `unserved`
+//! CLAIMED   about to be served or LEFT: for a moment under the registry lock
+//! LEFT      the same as UNSERVED, and the kernel's until it is closed
 //! pointer   a `Description`, served or passed
 //!
-//! open -> WATCHED -> CLAIMED -> pointer -> WATCHED, LEFT      (all but the first: registry lock)
+//! open -> UNSERVED -> CLAIMED -> pointer, LEFT      (all but the first: registry lock)
+//! open -> pointer
 //! ```
 //!
-//! Reading a slot takes no lock; what it points to stays valid inside a reading section (see
+//! Reading a slot takes no lock; its description stays valid inside a reading section (see
 //! `thread`). Slots of descriptions change under the registry lock only.
 //!
 //! The table lies in memory that the kernel wipes in a forked child (`MADV_WIPEONFORK`), however
@@ -35,7 +36,7 @@ pub const SLOTS: usize = 1 << 20;
 const UNKNOWN: usize = 0;
 const FOREIGN: usize = 1;
 const INTERNAL: usize = 2;
-const WATCHED: usize = 3;
+const UNSERVED: usize = 3;
 const CLAIMED: usize = 4;
 const LEFT: usize = 5;
 const WORDS_PER_PAGE: usize = 512;
@@ -53,13 +54,13 @@ static TABLE: Table = Table {
 /// One more than the highest slot ever set.
 static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// What is known of a descriptor number.
+/// The state of a descriptor number.
 #[derive(Clone, Copy)]
 pub enum Known {
     Unknown,
     Foreign,
     Internal,
-    Watched,
+    Unserved,
     Claimed,
     Left,
     File(&'static Description),
@@ -71,7 +72,7 @@ impl Known {
             Known::Unknown => UNKNOWN,
             Known::Foreign => FOREIGN,
             Known::Internal => INTERNAL,
-            Known::Watched => WATCHED,
+            Known::Unserved => UNSERVED,
             Known::Claimed => CLAIMED,
             Known::Left => LEFT,
             Known::File(description) => std::ptr::from_ref(description).expose_provenance(),
@@ -124,7 +125,7 @@ pub fn get(fd: RawFd) -> Known {
         UNKNOWN => Known::Unknown,
         FOREIGN => Known::Foreign,
         INTERNAL => Known::Internal,
-        WATCHED => Known::Watched,
+        UNSERVED => Known::Unserved,
         CLAIMED => Known::Claimed,
         LEFT => Known::Left,
         // SAFETY: other values are pointers that `set` stored; descriptions are never unmapped.
@@ -132,7 +133,7 @@ pub fn get(fd: RawFd) -> Known {
     }
 }
 
-/// Changes what is known of `fd`; for descriptions under the registry lock. A number past the end
+/// Sets the state of `fd`; for descriptions under the registry lock. A number past the end
 /// of the table stays foreign.
 pub fn set(fd: RawFd, slot: Known) -> bool {
     let Some(word) = TABLE.slots.get(fd as usize) else {
@@ -144,7 +145,7 @@ pub fn set(fd: RawFd, slot: Known) -> bool {
     true
 }
 
-/// Changes what is known of `fd` from `old`, if that is it.
+/// Changes the state of `fd` from `old`, if it is that.
 pub fn try_change(fd: RawFd, old: Known, new: Known) -> bool {
     use_slot(fd);
     let (old, new) = (old.to_word(), new.to_word());
@@ -163,7 +164,7 @@ fn use_slot(fd: RawFd) {
 #[inline]
 pub fn forget_foreign(fd: RawFd) {
     if let Some(slot) = TABLE.slots.get(fd as usize) {
-        // A lost race means that somebody opened the number anew, and described it.
+        // A lost race means that another thread opened the number, and described it.
         let _ = slot.compare_exchange(FOREIGN, UNKNOWN, Relaxed, Relaxed);
     }
 }

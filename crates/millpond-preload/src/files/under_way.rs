@@ -1,14 +1,12 @@
-//! A call that may end up in the kernel, on a file that may be adopted: `in_flight`.
+//! A call of the kernel's on a descriptor that is UNSERVED, and may be served later: `in_flight`.
 //!
-//! Every hook that reads, writes or changes a file by the kernel, or moves or asks for its offset
-//! there, does so between [`begin`] and [`UnderWay::end`]. In between the number is not adopted: who
-//! found it watched may have the kernel do it. It may be given back, as ever.
+//! Every hook that reads by the kernel there, or uses the kernel's offset, does so between [`begin`] and
+//! [`UnderWay::end`]. In between the descriptor is not claimed.
 
 use std::os::fd::RawFd;
 
 use crate::files::registry;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, Watch};
 use crate::runtime::in_flight::Before;
 use crate::runtime::thread::{self, Record};
 use crate::runtime::{config, section};
@@ -19,7 +17,7 @@ use crate::runtime::{config, section};
 pub struct UnderWay {
     record: &'static Record,
     before: Before,
-    /// What the number was at the beginning.
+    /// The state of the number at the beginning.
     pub known: Known,
 }
 
@@ -80,13 +78,13 @@ impl UnderWay {
     }
 }
 
-/// Makes `call` on one or two numbers, which are not adopted meanwhile.
+/// Makes `call` on one or two descriptors, which are not claimed before it has ended.
 #[inline(always)]
 pub fn during<R>(fds: [RawFd; 2], call: impl FnOnce() -> R) -> R {
     let first = begin(fds[0]);
     let second = begin(fds[1]);
     let result = call();
-    // The other way round: a word is what it was before.
+    // In reverse order: each restores its thread's word.
     if let Way::Open(call) = second {
         call.end();
     }
@@ -94,14 +92,4 @@ pub fn during<R>(fds: [RawFd; 2], call: impl FnOnce() -> R) -> R {
         call.end();
     }
     result
-}
-
-/// Does something to the counts of `fd` if it is watched, which it is meanwhile.
-pub fn with_watch(fd: RawFd, work: impl FnOnce(&'static Watch)) {
-    if let Way::Open(call) = begin(fd) {
-        if let (Known::Watched, Some(watch)) = (call.known, watch::of(fd)) {
-            work(watch);
-        }
-        call.end();
-    }
 }

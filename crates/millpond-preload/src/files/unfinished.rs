@@ -22,9 +22,9 @@ pub fn end() {
     }
 }
 
-/// Before the process ends, or becomes another program: what was submitted to be written is.
+/// Before the process ends, or becomes another program: submitted writes have ended.
 pub fn wait() {
-    // In a child of a fork that no handler saw there is nobody to carry them out.
+    // In a child of a fork that no handler saw no thread carries them out.
     while table::is_initialised() {
         // Acquire: pairs with the end of the last write.
         match WRITES.load(Acquire) {

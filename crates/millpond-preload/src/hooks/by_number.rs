@@ -1,7 +1,7 @@
 //! `syscall(2)`: the system calls of the other hooks, asked for by number.
 //!
 //! Programs do so where libc had no function once (`close_range`, `copy_file_range`), and some as a
-//! habit. What is asked for so must be as what is called by name: a close past the hooks, and the
+//! habit. A call by number must do the same as the call by name: a close past the hooks, and the
 //! table takes the next file under that number for the one before; a write past them, and hits are
 //! stale. The table of calls says what that is; `tests/system_calls.rs` has every number that there
 //! is.
@@ -74,7 +74,7 @@ unsafe extern "C-unwind" fn by_number(
     }
 }
 
-/// What the call of this number returns; `None`, after what comes before it, if it is the kernel's.
+/// The result of the call of this number; `None`, after the library's part before it, if it is the kernel's.
 #[allow(unused_mut, unused_unsafe, unused_variables, unreachable_code)]
 #[allow(clippy::diverging_sub_expression)]
 unsafe fn by_table(number: c_long, arguments: [usize; 6]) -> Option<isize> {

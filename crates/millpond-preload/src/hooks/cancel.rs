@@ -1,4 +1,4 @@
-//! The ways a program asks for cancellation, and says what it thinks of it; see `cancel`.
+//! The functions by which a program requests cancellation, and enables or disables it; see `cancel`.
 
 use std::ffi::c_int;
 

@@ -1,5 +1,4 @@
-//! `clone` and its kin, by name and by number: which of them are forks, and what is left to the
-//! kernel before the others.
+//! `clone` and its kin, by name and by number: which of them are forks, and which files are handed over before the others.
 
 use std::ffi::{c_int, c_long, c_void};
 
@@ -20,7 +19,7 @@ pub extern "C" fn route_clone(_: *const c_void, stack: usize, flags: c_int) -> *
 }
 
 /// Whether the system call makes a thread or process that is not as after a fork, on a stack of its
-/// own. What has to be done before that is done.
+/// own. Does the library's part before it.
 pub fn leaves_for_good(number: c_long, a: usize, b: usize) -> bool {
     let request = match number {
         libc::SYS_clone => Some(NewTask { flags: a as u64, stack: b as u64 }),

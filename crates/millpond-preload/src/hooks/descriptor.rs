@@ -9,17 +9,15 @@ use crate::files::seek::{seek, tell_offset};
 use crate::files::several::{self, make_real};
 use crate::files::table::{self, Known};
 use crate::files::under_way::during;
-use crate::files::watch::{self, CLOSES_CHANGED, forget_watched};
-use crate::files::{identity, io, late, lingering, process_locks};
+use crate::files::{identity, io, late, process_locks, unserved};
 use crate::hooks::process::leave_all;
-use crate::hooks::{lock, vfork};
 use crate::page_cache;
 use crate::report::lines;
 use crate::report::reason::Reason;
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
-use crate::runtime::{config, fault, section, thread};
+use crate::runtime::{fault, section, thread};
 
 type Off = libc::off64_t;
 
@@ -48,9 +46,8 @@ pub unsafe fn close(fd: c_int) -> c_int {
         Known::Foreign => table::forget_foreign(fd),
         Known::Internal => return fail(libc::EBADF) as c_int,
         Known::File(_) | Known::Claimed => return close_file(fd),
-        slot @ (Known::Watched | Known::Left) => {
-            // Its file may have been given back a moment ago.
-            if lingering::has_any() || !forget_watched(fd, slot) {
+        slot @ (Known::Unserved | Known::Left) => {
+            if !unserved::forget(fd, slot) {
                 return close_file(fd);
             }
         }
@@ -66,23 +63,9 @@ fn close_file(fd: c_int) -> c_int {
     let closing = late::before_close(fd);
     // In one section: a thread that ends here has closed the number, or not begun to.
     let result = section::run(|_| {
+        registry::lock().forget(fd);
         // SAFETY: no memory involved; the number is the caller's to close.
-        let close = || unsafe { sys!(libc::SYS_close, fd) };
-        let mut registry = registry::lock();
-        match registry.begin_release(fd) {
-            Some(release) => {
-                registry.forget_released(fd);
-                drop(registry);
-                let result = close();
-                registry::lock().end_release(release);
-                result
-            }
-            None => {
-                registry.forget(fd);
-                drop(registry);
-                close()
-            }
-        }
+        unsafe { sys!(libc::SYS_close, fd) }
     });
     process_locks::close_retired();
     match closing.and_then(late::Closing::end) {
@@ -109,9 +92,6 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         // before (`parting`).
         return section::run(|_| {
             let _registry = registry::lock();
-            for (fd, _) in table::known(first, last) {
-                watch::of(fd).inspect(|watch| watch.note(CLOSES_CHANGED));
-            }
             // SAFETY: no memory involved.
             to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int
         });
@@ -123,7 +103,6 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let mut registry = registry::lock();
         // With the registry locked: the library opens no file of its own before the list is complete.
         let open = if flags == 0 { open_numbers(first, last) } else { None };
-        let mut releases = Vec::new();
         // The ranges between the library's own numbers.
         let mut ranges = Vec::new();
         let mut start = first;
@@ -135,21 +114,15 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
                     }
                     start = fd as c_uint + 1;
                 }
-                _ => match registry.begin_release(fd) {
-                    Some(release) => {
-                        registry.forget_released(fd);
-                        releases.push(release);
-                    }
-                    None => registry.forget(fd),
-                },
+                _ => registry.forget(fd),
             }
         }
         if start <= last {
             ranges.push((start, last));
         }
         let mut result = 0;
+        drop(registry);
         if let Some(open) = open {
-            drop(registry);
             let is_theirs =
                 |fd: &c_uint| ranges.iter().any(|(start, end)| (start..=end).contains(&fd));
             for fd in open.into_iter().filter(is_theirs) {
@@ -157,15 +130,12 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
                 // caller's to close.
                 unsafe { sys!(libc::SYS_close, fd) };
             }
-            registry = registry::lock();
         } else {
             for (start, end) in ranges {
                 // SAFETY: as above.
                 result = unsafe { sys!(libc::SYS_close_range, start, end, flags) };
             }
         }
-        releases.into_iter().for_each(|release| registry.end_release(release));
-        drop(registry);
         process_locks::close_retired();
         for closing in closing {
             closing.end();
@@ -224,7 +194,6 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 /// (`several.G1`).
 fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
     if thread::record().is_inside() {
-        vfork::note_duplicated(fd);
         return to_libc(call()) as c_int;
     }
     if page_cache::is_on() {
@@ -251,15 +220,14 @@ fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
     })
 }
 
-/// A call that changes what the number `fd` is, not what it stands for: that is not replaced meanwhile.
+/// A call that changes the number `fd`, not its description. The registry is locked, so the description is not replaced.
 pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
-    let is_ours = matches!(table::get(fd), Known::Watched | Known::Claimed | Known::File(_));
+    let is_ours = matches!(table::get(fd), Known::Unserved | Known::Claimed | Known::File(_));
     if !is_ours || thread::record().is_inside() {
         return call();
     }
     section::run(|_| {
         let _registry = registry::lock();
-        watch::of(fd).inspect(|watch| watch.note(CLOSES_CHANGED));
         call()
     })
 }
@@ -267,7 +235,6 @@ pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
 pub unsafe fn dup2(fd: c_int, new: c_int) -> c_int {
     #[cfg(target_arch = "x86_64")]
     if is_kernels_alone() {
-        vfork::note_duplicated(fd);
         // SAFETY: no memory involved.
         return to_libc(unsafe { sys!(libc::SYS_dup2, fd, new) }) as c_int;
     }
@@ -292,7 +259,6 @@ pub unsafe fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
 /// or races with an open.)
 fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
     if is_kernels_alone() {
-        vfork::note_duplicated(fd);
         // SAFETY: no memory involved.
         return to_libc(unsafe { sys!(libc::SYS_dup3, fd, new, flags) }) as c_int;
     }
@@ -330,9 +296,6 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         // SAFETY: as above.
         let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
         let waits = may_wait && replaces && !is_served(new);
-        if replaces && !is_served(new) && (waits || !matches!(table::get(new), Known::Watched)) {
-            registry.leave(fd, Reason::Changed);
-        }
         if replaces && !is_served(new) && is_served(fd) {
             if (0..=libc::STDERR_FILENO).contains(&new) {
                 registry.share_with_libc(fd);
@@ -340,27 +303,19 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
                 registry.pass_fd(fd, Reason::Changed);
             }
         }
-        let release = registry.begin_release(new);
         if waits {
             // The kernel has both, so the table may say so before.
             registry.replace(fd, new);
             drop(registry);
             let result = call();
-            let mut registry = registry::lock();
             if result < 0 {
-                registry.forget_lost(new);
+                registry::lock().forget_lost(new);
             }
-            release.into_iter().for_each(|release| registry.end_release(release));
             return to_libc(result) as c_int;
         }
         let result = call();
         if result >= 0 {
             registry.replace(fd, new);
-        }
-        match release {
-            Some(release) if result >= 0 => registry.end_release(release),
-            Some(release) => registry.cancel_release(release),
-            None => {}
         }
         to_libc(result) as c_int
     });
@@ -380,8 +335,7 @@ fn may_wait_in_close(fd: c_int) -> bool {
 }
 
 pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
-    // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old
-    // value, which nobody looks at.
+    // SAFETY: as the caller vouches to `fcntl64`; an argument it did not give is a register's old value, which is not used.
     let call = || unsafe { libc_calls::fcntl64(fd, command, arg) };
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
@@ -403,8 +357,8 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         return call();
     }
     let is_outside = !thread::record().is_inside();
-    if is_outside && matches!(table::get(fd), Known::Watched | Known::Claimed) {
-        before_fcntl_watched(fd, command);
+    if is_outside && matches!(table::get(fd), Known::Unserved | Known::Claimed) {
+        before_fcntl_unserved(fd, command);
     }
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
         note_process_lock(fd);
@@ -412,9 +366,13 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     if !is_outside {
         return call();
     }
+    use libc::{
+        F_OFD_SETLK as OFD_SETLK, F_OFD_SETLKW as OFD_SETLKW, F_SETFL as SETFL, F_SETLK as SETLK,
+        F_SETLKW as SETLKW,
+    };
     const F_GETSIG: c_int = 11;
     const F_GETOWN_EX: c_int = 16;
-    // Not adopted meanwhile: what it is about is this number's description.
+    // Not claimed meanwhile: the call is about this number's description.
     during([fd, -1], || match (table::get(fd), command) {
         (Known::File(description), libc::F_GETFL) => {
             description.shared_flags().unwrap_or_else(|| {
@@ -436,16 +394,8 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
                 unsafe { fault::copy_out(place, none.as_ptr().cast(), size_of_val(&none)) };
             if is_told { 0 } else { fail(libc::EFAULT) as c_int }
         }
-        (Known::File(_), libc::F_SETFL | libc::F_OFD_SETLK | libc::F_OFD_SETLKW)
-            if is_stuck(fd) =>
-        {
+        (Known::File(_), SETFL | SETLK | SETLKW | OFD_SETLK | OFD_SETLKW) if is_stuck(fd) => {
             fail(libc::ENOLCK) as c_int
-        }
-        (Known::File(description), libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK)
-            if description.shares() && is_served(fd) =>
-        {
-            // SAFETY: as the caller vouches to `fcntl64`.
-            unsafe { lock::by_shared(fd, command, arg) }.unwrap_or_else(call)
         }
         (Known::File(_), libc::F_SETFL) if is_served(fd) => late::undirected(fd, || {
             before_fcntl(fd, command, arg);
@@ -534,7 +484,7 @@ pub unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
     unsafe { libc_calls::flock(fd, operation) }
 }
 
-/// Whether what is about the description at `fd` would be about one that others have, too: `several.G3`.
+/// Whether a call about the description at `fd` would affect other descriptors, too: `several.G3`.
 fn is_stuck(fd: c_int) -> bool {
     several::is_bypassed(fd) && {
         make_real(fd);
@@ -551,13 +501,13 @@ fn before_flock(fd: c_int) {
     }
 }
 
-/// Before the kernel does something to a watched file that forbids its adoption.
-fn before_fcntl_watched(fd: c_int, command: c_int) {
+/// Before the kernel does something to a UNSERVED descriptor by which it has to stay the kernel's.
+fn before_fcntl_unserved(fd: c_int, command: c_int) {
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
     match command {
         libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
-            section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+            section::run(|_| registry::lock().leave(fd));
         }
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW => before_flock(fd),
         _ => {}
@@ -607,15 +557,15 @@ pub unsafe fn login_tty(fd: c_int) -> c_int {
 
 /// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
 fn note_process_lock(fd: c_int) {
-    if thread::record().is_inside() || matches!(table::get(fd), Known::Foreign | Known::Internal) {
+    if thread::record().is_inside() || matches!(table::get(fd), Known::Internal) {
         return;
     }
     if is_lock_noted(fd) {
         return;
     }
     section::run(|_| {
-        if config::is_eager() || watch::of(fd).is_none() {
-            io::describe(fd);
+        if !matches!(table::get(fd), Known::File(_)) {
+            io::describe_passed(fd);
         }
         registry::lock().note_process_lock(fd);
     });
@@ -656,7 +606,6 @@ fn truncate_open(fd: c_int, len: Off) -> isize {
             }
             Err(_) => {
                 let _ = file.begin_through();
-                file.end_mapping();
                 let result = by_kernel();
                 if file.invalidate(0, i64::MAX as u64).is_err() {
                     pin.stop_hits();

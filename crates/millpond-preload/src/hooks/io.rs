@@ -1,14 +1,14 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. What
-//! is not served goes to libc at once; what may be some day is counted. Each is a cancellation point.
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. A call on a file that is not served goes to libc at once. Each is a cancellation point.
 
-use crate::files::adoption::try_adopt;
 use crate::files::io::{self, At, Outcome};
 use crate::files::segments::{Direction, Memory};
+use crate::files::several::try_to_serve;
 use crate::files::table::{self, Known};
 use crate::files::under_way::{self, Way, begin};
-use crate::files::{late, mode_back, registry, several, watch};
+use crate::files::unserved::{is_due, reason as unserved_reason};
+use crate::files::{late, mode_back, registry, several};
 use crate::page_cache;
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -25,8 +25,7 @@ pub fn many(vectors: Vectors, count: c_int) -> Memory {
 }
 
 /// A read to one buffer, which may hit. Here and below, `by_libc` makes the call if it is the
-/// kernel's, and the caller vouches for the memory as to libc. It captures nothing, and what is
-/// inlined is what a call on a file of nobody's interest needs: else the arguments would go to the
+/// kernel's, and the caller vouches for the memory as to libc. It captures nothing, and the inlined part is that of a file that the library does not serve: else the arguments would go to the
 /// stack before each hit, and registers before each of those.
 #[inline(always)]
 pub unsafe fn read_one(
@@ -43,8 +42,8 @@ pub unsafe fn read_one(
     if under_way::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
-    if let Known::Watched = table::get(fd) {
-        return watched_one(fd, buf, len, at, Direction::Read, by_libc);
+    if let Known::Unserved = table::get(fd) {
+        return unserved_one(fd, buf, len, at, Direction::Read, by_libc);
     }
     // SAFETY: the caller's duty.
     unsafe { read_known(fd, buf, len, at, by_libc) }
@@ -91,15 +90,12 @@ pub unsafe fn write_one(
     if under_way::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
-    if let Known::Watched = table::get(fd) {
-        return watched_one(fd, buf, len, at, Direction::Write, by_libc);
-    }
     let memory = Memory::One(buf.cast(), len);
     // SAFETY: the caller's duty.
     unsafe { through(fd, memory, at, Direction::Write, || by_libc(fd, buf, len, offset_of(at))) }
 }
 
-/// What the kernel gets for it: nothing that is looked at, if it is the description's own.
+/// The kernel's argument for it: nothing that is looked at, if it is the description's own.
 #[inline(always)]
 fn offset_of(at: At) -> Off {
     match at {
@@ -181,16 +177,16 @@ unsafe fn through(
     }
     let done = match table::get(fd) {
         Known::Left => return left(fd, direction, by_libc),
-        Known::Watched => watched(fd, at, direction, &by_libc),
+        Known::Unserved => unserved(fd, direction, &by_libc),
         _ => None,
     };
     // SAFETY: the caller's duty.
     done.unwrap_or_else(|| unsafe { served(fd, memory, at, direction, by_libc) })
 }
 
-/// [`watched`], of one buffer.
+/// [`unserved`], of one buffer.
 #[inline(never)]
-fn watched_one(
+fn unserved_one(
     fd: c_int,
     buf: *mut c_void,
     len: usize,
@@ -198,7 +194,7 @@ fn watched_one(
     direction: Direction,
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
-    match watched(fd, at, direction, || by_libc(fd, buf, len, offset_of(at))) {
+    match unserved(fd, direction, || by_libc(fd, buf, len, offset_of(at))) {
         Some(result) => result,
         // SAFETY: the caller of the hook vouches for the memory.
         None => unsafe { served_one(fd, buf, len, at, direction, by_libc) },
@@ -228,38 +224,22 @@ fn left(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     result
 }
 
-/// The kernel's, and counted; `None` if it is so no more.
+/// The kernel's, and counted; `None` if it is not UNSERVED any more.
 #[inline(always)]
-fn watched(
-    fd: c_int,
-    at: At,
-    direction: Direction,
-    by_libc: impl FnOnce() -> isize,
-) -> Option<isize> {
+fn unserved(fd: c_int, direction: Direction, by_libc: impl FnOnce() -> isize) -> Option<isize> {
     let record = record();
-    let watch = watch::of(fd)?;
     let before = record.begin_call(fd);
-    if !matches!(table::get(fd), Known::Watched) {
-        record.end_call(before);
-        return None;
-    }
-    let result = by_libc();
-    if result <= 0 {
-        record.end_call(before);
-        return Some(result);
-    }
-    let bytes = result as u64;
-    record.count_passed(watch.reason_index(), bytes);
-    let at = match at {
-        At::Offset => None,
-        At::Byte(offset) => Some(offset as u64),
-    };
-    let is_useful = watch.count(at, bytes, direction == Direction::Write);
+    let is_it = matches!(table::get(fd), Known::Unserved);
+    let result = is_it.then(by_libc);
     record.end_call(before);
-    if is_useful {
-        try_adopt(fd);
+    if let Some(bytes @ 1..) = result {
+        record.count_passed(unserved_reason(fd) as usize, bytes as u64);
+        io::explain_passed(fd, direction, bytes);
+        if is_due(fd) {
+            try_to_serve(fd);
+        }
     }
-    Some(result)
+    result
 }
 
 #[inline(never)]
@@ -356,7 +336,7 @@ pub unsafe fn pwritev2(
 }
 
 /// A call with flags such as `RWF_NOWAIT` and `RWF_APPEND`, which mean things that only the kernel
-/// does: the file is left to it, and not adopted meanwhile.
+/// does: the file is handed to it.
 #[cold]
 fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     point();

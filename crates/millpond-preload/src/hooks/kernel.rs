@@ -15,8 +15,7 @@ use crate::files::seek::tell_offset;
 use crate::files::segments::Direction;
 use crate::files::several::{is_bypassed, make_real, may_not_write};
 use crate::files::table::{self, Known};
-use crate::files::under_way::{during, with_watch};
-use crate::files::watch::{self, MAPPED, WRITABLE};
+use crate::files::under_way::during;
 use crate::files::{copy, identity, io, late};
 use crate::hooks::descriptor;
 use crate::hooks::process::give_to_libc;
@@ -43,20 +42,15 @@ fn give(fd: c_int, reason: Reason) {
     if page_cache::is_on() && reason == Reason::Given {
         page_cache::share(fd);
     }
-    leave(fd, reason);
+    leave(fd);
     pass(fd, reason);
 }
 
-/// Leaves the watched file behind `fd` to the kernel.
-fn leave(fd: c_int, reason: Reason) {
-    let is_it = match table::get(fd) {
-        Known::Watched | Known::Claimed => true,
-        // It may be another process's, too, who has to know.
-        Known::Left => reason == Reason::Given,
-        _ => false,
-    };
+/// Leaves `fd` to the kernel for good, if it is UNSERVED.
+fn leave(fd: c_int) {
+    let is_it = matches!(table::get(fd), Known::Unserved | Known::Claimed);
     if is_it && !thread::record().is_inside() {
-        section::run(|_| lock().leave(fd, reason));
+        section::run(|_| lock().leave(fd));
     }
 }
 
@@ -70,7 +64,7 @@ pub unsafe fn mmap64(
 ) -> *mut c_void {
     let is_shared = flags & libc::MAP_SHARED != 0 && flags & libc::MAP_ANONYMOUS == 0;
     if flags & libc::MAP_ANONYMOUS == 0 {
-        note_mapped(fd, is_shared);
+        leave(fd);
     }
     if is_shared
         && let Known::File(description) = table::get(fd)
@@ -92,24 +86,7 @@ pub unsafe fn mmap64(
     std::ptr::with_exposed_provenance_mut(to_libc(result) as usize)
 }
 
-/// Before a file is mapped that may be adopted some day: one that is written by a mapping never.
-fn note_mapped(fd: c_int, is_shared: bool) {
-    match (table::get(fd), watch::of(fd)) {
-        (Known::Watched | Known::Claimed, Some(watch))
-            if is_shared && watch.flags() & WRITABLE != 0 =>
-        {
-            section::run(|_| lock().leave(fd, Reason::Mapped));
-        }
-        (Known::Watched | Known::Claimed, _) => with_watch(fd, |watch| watch.note(MAPPED)),
-        _ => {}
-    }
-    // Perhaps just now.
-    if let (Known::File(_), Some(watch)) = (table::get(fd), watch::of(fd)) {
-        watch.note(MAPPED);
-    }
-}
-
-/// Drops what the engine has cached of the file behind `fd`, which the kernel has just changed.
+/// Drops the engine's pages of the file behind `fd`, which the kernel has just changed.
 fn forget_bytes(fd: c_int, offset: u64, len: u64) {
     if !is_served(fd) || thread::record().is_inside() {
         return;
@@ -271,14 +248,14 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         return descriptor::of_number(fd, call);
     }
     if !matches!(request, FICLONE | FICLONERANGE) {
-        let is_watched = matches!(table::get(fd), Known::Watched | Known::Claimed);
+        let is_read_only = matches!(table::get(fd), Known::Unserved | Known::Claimed);
         let control = || {
             before();
             call()
         };
         // Those of terminals change no file, and may wait.
         let is_quiet = is_terminals(request) && !matches!(request, FIONBIO | FIOASYNC | FIONREAD);
-        return if is_watched && !is_quiet { during([fd, -1], control) } else { control() };
+        return if is_read_only && !is_quiet { during([fd, -1], control) } else { control() };
     }
     let source = match request {
         FICLONE => arg as c_int,
@@ -504,7 +481,7 @@ pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
 
 /// Before POSIX AIO reads at `fd`.
 pub fn before_aio_read(fd: c_int) {
-    leave(fd, Reason::InLibc);
+    leave(fd);
     late::go_through(fd);
 }
 

@@ -2,8 +2,7 @@
 //!
 //! A program that looks a function up in libc's own handle (`ctypes.CDLL("libc.so.6").pwrite`)
 //! would go past the hooks. So `dlsym` and `dlvsym` are replaced: where a lookup in a handle ends
-//! at the very definition that one of our functions stands before, the program gets ours. If
-//! somebody else's definition comes between ours and libc's, it does not: that one looks for
+//! at the very definition that one of our functions stands before, the program gets ours. If another library's definition comes between ours and libc's, it does not: that one looks for
 //! libc's, and ours calls it.
 //!
 //! Lookups with `RTLD_DEFAULT` and `RTLD_NEXT` depend on the caller. They are left to libc, by a
@@ -11,8 +10,7 @@
 //! the second is how a definition finds the next. `dlopen` depends on its caller, too.
 //!
 //! `RTLD_DEEPBIND` has a library find libc's functions before ours, and so does a name space of its
-//! own (`dlmopen`). The flag is not dropped: a program that sets it has symbols of the same names
-//! as somebody else's, and would break. Instead all files are left to the kernel before
+//! own (`dlmopen`). The flag is not dropped: a program that sets it has symbols of the same names as another library, and would break. Instead all files are left to the kernel before
 //! (`Registry::leave_all`).
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
@@ -68,7 +66,7 @@ unsafe extern "C-unwind" fn look_up_version(
     }
 }
 
-/// What a program gets that has found `found` under this name.
+/// The result for a program that has found `found` under this name.
 fn hook_of(found: *mut c_void, name: &CStr) -> *mut c_void {
     if thread::record().is_inside() {
         return found;

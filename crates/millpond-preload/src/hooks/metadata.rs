@@ -1,6 +1,6 @@
-//! Calls that set what a later write would spoil: times (a write sets them), modes (it strips
-//! setuid bits), attributes (it strips capabilities); and those that put a file in another's place,
-//! after which others read it. Before each, what waits in the cache is written back.
+//! Calls that set attributes which a later write would change: times (a write sets them), modes (it strips setuid bits),
+//! extended attributes (it strips capabilities); and those that rename a file over another one, after which other processes
+//! read it. Before each, dirty pages are written back.
 
 use crate::files::{late, mode_back, several};
 use crate::runtime::c::{NOFOLLOW, Text, c_int};

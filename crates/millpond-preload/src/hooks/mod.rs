@@ -10,7 +10,6 @@ pub mod exports;
 pub mod io;
 pub mod jump;
 pub mod kernel;
-pub mod lock;
 pub mod lookup;
 pub mod metadata;
 pub mod open;

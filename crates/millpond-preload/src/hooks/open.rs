@@ -1,12 +1,11 @@
-//! `open` and its kin: after the kernel has opened the file, its number is watched (`adoption`); or
-//! it is decided at once who serves it, if that was asked for (`--eager`).
+//! `open` and similar calls: the kernel opens the file, and the library decides whether to serve it.
 //!
-//! An open of a file that this process has a lease on shares what is open already (`further`), or waits
-//! for that lease, and the watcher lets it through. Where it may not wait, or files are served from their open on, the file is looked up by
-//! path first, and makes way. No lock is held while the kernel opens.
+//! An open of a file that this process has a lease on gets a duplicate of the served descriptor (`further`). If that can't be,
+//! the file is handed to the kernel first, because the open would otherwise wait for this process's own lease. No lock is
+//! held while the kernel opens.
 //!
-//! A file that a dead process left to its keeper is waited for until it is written. No lock is held
-//! then, either, and signals are taken.
+//! An open waits for a keeper that still writes the file for a dead process. No lock is held then either, and signals are
+//! taken.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -15,23 +14,22 @@ use crate::files::description::Access;
 use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, Known};
-use crate::files::watch::forget_watched;
-use crate::files::{further, io, registry, watch};
+use crate::files::{further, io, registry, unserved};
 use crate::fork::ensure_initialised;
 use crate::page_cache;
 use crate::report::reason::Reason;
-use crate::runtime::c::{Mode, Text, c_char, c_int, c_void};
+use crate::runtime::c::{HERE, Mode, Text, c_char, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::forks::Before;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{errno, sys, to_libc};
 use crate::runtime::{config, fault, section, thread};
 
-/// So often an open that may not wait makes way for itself: the file may be adopted again meanwhile.
+/// So often an open that may not wait hands the file over first: another thread may have it served again in between.
 /// Chosen, not measured.
 const WAYS_MADE: usize = 4;
 
-/// Opens, and describes what was opened.
+/// Opens, and describes the descriptor.
 pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int {
     if thread::record().is_inside() {
         // The library's own: large-file semantics are the kernel's only ones on 64-bit targets.
@@ -40,14 +38,11 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     }
     point();
     ensure_initialised();
-    if config::is_eager() && registry::holds_leases() {
+    if registry::holds_leases() {
+        if let Some(fd) = further::open(dir, path, flags) {
+            return fd;
+        }
         make_way(dir, path, flags);
-    }
-    if !config::is_eager()
-        && registry::holds_leases()
-        && let Some(fd) = further::open(dir, path, flags)
-    {
-        return fd;
     }
     let before = FORKS.before();
     // SAFETY: the caller's duty.
@@ -63,7 +58,7 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     fd
 }
 
-/// Opens; where the open may not wait, and a lease of our own is in its way, makes way for it.
+/// Opens; where the open may not wait, and a lease of this process is in its way, hands the file over.
 #[inline]
 fn without_waiting(flags: c_int, open: impl Fn() -> c_int, make_way: impl Fn()) -> c_int {
     let may_not_wait = flags & libc::O_NONBLOCK != 0;
@@ -97,7 +92,7 @@ pub unsafe fn open_at2(dir: c_int, path: Text, how: *const u64, bytes: usize) ->
         unsafe { fault::copy_in((&raw mut flags).cast(), how.cast(), wanted) }
     });
     let flags = flags as c_int;
-    if (config::is_eager() || flags & libc::O_NONBLOCK != 0) && registry::holds_leases() {
+    if registry::holds_leases() {
         make_way(dir, path, flags);
     }
     let before = FORKS.before();
@@ -123,7 +118,7 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
             if let Some(identity) = identity::identify(found as c_int) {
                 make_way_for(&identity, flags);
             }
-            // SAFETY: opened above, and nobody else's.
+            // SAFETY: opened above.
             unsafe { sys!(libc::SYS_close, found) };
         });
     };
@@ -134,7 +129,7 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
     fd
 }
 
-/// Somebody's descriptor, perhaps one of our own: a description with an offset and writers
+/// A descriptor of any process, perhaps of this one: a description with an offset and writers
 /// elsewhere.
 pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     // It may be one of this process's.
@@ -164,6 +159,13 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     new
 }
 
+/// Before libc opens the file of a path by itself, which would wait for a lease of this process.
+pub fn before_open_by_libc(path: Text, flags: c_int) {
+    if registry::holds_leases() && !thread::record().is_inside() {
+        make_way(HERE, path, flags);
+    }
+}
+
 #[cold]
 fn make_way(dir: c_int, path: Text, flags: c_int) {
     if flags & libc::O_PATH != 0 {
@@ -184,12 +186,12 @@ fn make_way_for(identity: &Identity, flags: c_int) {
     }
 }
 
-/// How long an open waits for a keeper that writes what a dead process left of the file: so many
+/// How long an open waits for a keeper that writes dirty pages of a dead process: so many
 /// times so long. Handlers run in between.
 const KEEPER_SLICES: usize = 600;
 const KEEPER_SLICE: Duration = Duration::from_millis(100);
 
-/// Whether nobody has bytes left to write to the file that a process had cached when it died. Asked
+/// Whether no keeper has pages of a dead process left to write to the file. Asked
 /// before the lease, which a keeper's own descriptor keeps from us, and without the registry's
 /// lock.
 fn is_written(fd: c_int, id: FileId) -> bool {
@@ -200,7 +202,7 @@ fn is_written(fd: c_int, id: FileId) -> bool {
     // SAFETY: the caller has just opened it.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     let waited = millpond::keeper::await_written(file, KEEPER_SLICE);
-    // Where nobody can be asked there is nobody to wait for.
+    // Without an answer there is no keeper to wait for.
     !waited.is_err_and(|error| error.kind() == std::io::ErrorKind::ResourceBusy)
 }
 
@@ -215,11 +217,8 @@ pub fn describe(fd: c_int, flags: c_int, before: Before) {
         describe_foreign(fd);
         return;
     }
-    if !config::is_eager() {
-        begin_watch(fd, flags);
-        if FORKS.has_forked(before) {
-            section::run(|_| registry::lock().leave_to_child(fd));
-        }
+    if flags & libc::O_ACCMODE == libc::O_RDONLY && !config::is_eager() {
+        describe_unserved(fd, flags, before);
         return;
     }
     for slice in 1..=KEEPER_SLICES {
@@ -229,38 +228,17 @@ pub fn describe(fd: c_int, flags: c_int, before: Before) {
     }
 }
 
-/// The kernel's, until it shows use.
-fn begin_watch(fd: c_int, flags: c_int) {
-    let slot = table::get(fd);
-    let is_lost = match slot {
-        Known::Unknown | Known::Foreign => false,
+/// The kernel's, unless the program opens the file for writing, too.
+fn describe_unserved(fd: c_int, flags: c_int, before: Before) {
+    if matches!(table::get(fd), Known::File(_) | Known::Claimed) {
         // Closed where no hook saw it.
-        Known::Watched | Known::Left => !forget_watched(fd, slot),
-        Known::Internal | Known::Claimed | Known::File(_) => true,
-    };
-    if is_lost {
         section::run(|_| registry::lock().forget_lost(fd));
     }
-    let slot = match watch::of(fd) {
-        Some(watch) if watch::begin(fd, flags) => {
-            let reason = if flags & libc::O_DIRECT != 0 {
-                Some(Reason::Direct)
-            } else if fd <= registry::STDERR {
-                Some(Reason::Stdio)
-            } else {
-                None
-            };
-            match reason {
-                Some(reason) => {
-                    watch.set_reason(reason);
-                    Known::Left
-                }
-                None => Known::Watched,
-            }
-        }
-        _ => Known::Foreign,
-    };
-    table::set(fd, slot);
+    unserved::note_reader(fd);
+    let is_kernels = flags & libc::O_DIRECT != 0 || fd <= registry::STDERR;
+    if is_kernels || FORKS.has_forked(before) {
+        table::try_change(fd, Known::Unserved, Known::Left);
+    }
 }
 
 /// In a section. False if a keeper has to be waited for, unless it was for the last time.
@@ -282,7 +260,7 @@ fn try_describe(fd: c_int, flags: c_int, before: Before, is_last: bool) -> bool 
         } else {
             (!is_local).then_some(Reason::FileSystem)
         };
-        registry.adopt(fd, identity.id, flags, refusal);
+        registry.describe(fd, identity.id, flags, refusal);
     } else if matches!(table::get(fd), Known::File(_)) {
         registry::lock().forget_lost(fd);
     } else {

@@ -8,8 +8,7 @@ use std::os::fd::RawFd;
 
 use crate::files::pin::Pin;
 use crate::files::table::{self, Known};
-use crate::files::watch::{self, Watch};
-use crate::files::{given, late, process_locks, registry};
+use crate::files::{late, process_locks, registry};
 use crate::hooks::vfork;
 use crate::page_cache;
 use crate::report::reason::Reason;
@@ -22,8 +21,7 @@ use crate::runtime::libc_calls;
 use crate::runtime::sys::sys;
 use crate::runtime::{own_threads, section, thread};
 
-/// Threads that the engine starts are inside the library for good: what they open, read and close
-/// is its own.
+/// Threads that the engine starts are inside the library for good: their calls are its own.
 pub unsafe fn pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
@@ -43,7 +41,7 @@ pub unsafe fn pthread_create(
     }
     let job = Box::into_raw(Box::new((start, argument)));
     own_threads::begin_start();
-    // SAFETY: as above; `run` takes what it is given.
+    // SAFETY: as above; `run` takes `job`.
     let result = unsafe { libc_calls::pthread_create(thread, attributes, run, job.cast()) };
     if result != 0 {
         own_threads::cancel_start();
@@ -69,7 +67,7 @@ pub fn give_to_libc(fd: RawFd) {
     registry::give_to_libc(fd);
 }
 
-/// Leaves to the kernel what another program will inherit. What it may look at is in the files.
+/// Hands over the files that another program will inherit, and writes all dirty pages back.
 pub fn give_inherited() {
     if thread::record().is_inside() {
         return;
@@ -79,16 +77,11 @@ pub fn give_inherited() {
     }
     late::settle_all();
     section::run(|_| {
-        // An exec that nobody was told had failed.
+        // An earlier exec has failed unnoticed.
         process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
-            .filter(|(fd, slot)| match slot {
-                Known::File(description) => description.is_served(),
-                // Which another process may have, too.
-                Known::Left => given::is_shared(*fd),
-                slot => matches!(slot, Known::Watched),
-            })
+            .filter(|(_, slot)| matches!(slot, Known::File(description) if description.is_served()))
             .map(|(fd, _)| fd)
             .collect();
         for fd in fds {
@@ -96,20 +89,17 @@ pub fn give_inherited() {
                 registry.pass_fd(fd, Reason::Given);
             }
         }
+        registry.leave_unserved();
     });
 }
 
-/// The registry is locked.
 fn is_closed_by_exec(fd: RawFd) -> bool {
-    let is_one = matches!(table::get(fd), Known::Watched);
-    watch::of(fd).filter(|_| is_one).and_then(Watch::closes).unwrap_or_else(|| {
-        // SAFETY: no memory involved.
-        let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
-        flags & libc::FD_CLOEXEC as isize != 0
-    })
+    // SAFETY: no memory involved.
+    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
+    flags & libc::FD_CLOEXEC as isize != 0
 }
 
-/// What is written from now on is not for this process to write back later.
+/// From now on writes go through, because this process can't write back later.
 pub extern "C" fn before_exec() {
     if vfork::is_left_alone() {
         return;
@@ -122,7 +112,7 @@ fn prepare_exec() -> Vec<Pin> {
     let paused = late::pause_all();
     if !thread::record().is_inside() {
         give_inherited();
-        // Nothing of this program is left after exec to tell it.
+        // Nothing of this program is left after exec to report it.
         report::put_by(registry::before_report);
         tally::keep_over_exec(true);
         section::run(|_| {

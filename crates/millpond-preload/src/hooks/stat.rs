@@ -1,8 +1,8 @@
-//! `stat` and its kin, which tell of writes that wait in the cache; and the calls that make them
+//! `stat` and similar calls, which must report the size and times of dirty pages; and the calls that make them
 //! durable.
 //!
-//! The kernel answers first. Where the file turns out to be one whose writes wait, they are written
-//! back and the kernel is asked again: its size and its times are those of the last write then.
+//! The kernel answers first. If the file has dirty pages, they are written back and the kernel is asked again: its size
+//! and its times are those of the last write then.
 
 use crate::files::{late, mode_back};
 use crate::runtime::c::{Off, Stat, Text, c_int};

@@ -7,8 +7,8 @@
 //! does it). One can't be: libc gives such streams no wide characters. A program whose main
 //! executable imports wide stream input gets libc's own streams, and those files are passed.
 //!
-//! The standard streams and streams on other files stay libc's own. So do all that `fopen` opens where
-//! files are adopted when they show use: see `adoption`.
+//! The standard streams and streams on other files stay libc's own. So do all that `fopen` opens
+//! without `--eager`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -17,11 +17,10 @@ use libc::FILE;
 use crate::files::io::At;
 use crate::files::seek::seek;
 use crate::files::table::{self, Known};
-use crate::files::watch::forget_watched;
-use crate::files::{late, process_locks, registry, streams};
+use crate::files::{late, process_locks, registry, streams, unserved};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
-use crate::hooks::open::open_at;
+use crate::hooks::open::{before_open_by_libc, open_at};
 use crate::hooks::process::give_to_libc;
 use crate::page_cache;
 use crate::runtime::cancel::point::without;
@@ -178,8 +177,20 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, parsed: &StreamMode) -> *m
     stream
 }
 
+/// Before libc opens `path` for a stream of its own.
+fn before_opening(path: *const c_char, mode: *const c_char) {
+    if path.is_null() || mode.is_null() {
+        return;
+    }
+    // SAFETY: the caller of the hook vouches for the text.
+    if let Some(parsed) = StreamMode::parse(unsafe { CStr::from_ptr(mode) }, FOPEN_LETTERS) {
+        before_open_by_libc(path, parsed.flags);
+    }
+}
+
 /// A stream of libc's own.
 unsafe fn open_by_libc(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    before_opening(path, mode);
     // SAFETY: the caller's duty.
     let stream = unsafe { libc_calls::fopen64(path, mode) };
     if !stream.is_null() {
@@ -219,13 +230,12 @@ pub unsafe fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     stream
 }
 
-/// libc has opened a file of its own at `fd`: what is known of the number is of a file that was closed
-/// where no hook saw it.
+/// libc has opened a file of its own at `fd`: the state of the number is that of a file that was closed where no hook saw it.
 fn forget_former(fd: c_int) {
     if page_cache::is_on() {
         page_cache::forget(fd);
     }
-    if matches!(table::get(fd), Known::Watched | Known::Left | Known::File(_))
+    if matches!(table::get(fd), Known::Unserved | Known::Left | Known::File(_))
         && !thread::record().is_inside()
     {
         section::run(|_| registry::lock().forget_lost(fd));
@@ -240,7 +250,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
         let mode_text = (!mode.is_null()).then(|| CStr::from_ptr(mode));
         let parsed = mode_text.and_then(|mode| StreamMode::parse(mode, FDOPEN_LETTERS));
         match parsed {
-            // The mode must not ask for more than the descriptor can do; libc says what it says.
+            // The mode must not ask for more than the descriptor can do; libc returns the error.
             Some(parsed)
                 if flags >= 0
                     && (flags & libc::O_ACCMODE == libc::O_RDWR
@@ -267,7 +277,7 @@ unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<late::Closi
     }
     match table::get(fd) {
         Known::File(_) | Known::Claimed => {}
-        slot @ (Known::Watched | Known::Left) if !forget_watched(fd, slot) => {}
+        slot @ (Known::Unserved | Known::Left) if !unserved::forget(fd, slot) => {}
         _ => return None,
     }
     // SAFETY: the stream is open until libc closes it.
@@ -310,6 +320,7 @@ pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
         unsafe {
             let fd = libc_calls::fileno(stream);
             before_libc_closes(stream, fd);
+            before_opening(path, mode);
             let stream = libc_calls::freopen64(path, mode, stream);
             process_locks::close_retired();
             return stream;
@@ -320,7 +331,7 @@ pub unsafe fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
 }
 
 /// Gives one of our streams another file, under its old number. The stream stays ours even if the
-/// file is not: our functions pass what is not served.
+/// file is not: our functions pass files that are not served.
 unsafe fn reopen_ours(
     path: *const c_char,
     mode: *const c_char,
@@ -330,8 +341,7 @@ unsafe fn reopen_ours(
     const NO_READS: c_int = 4;
     const NO_WRITES: c_int = 8;
     const APPENDING: c_int = 0x1000;
-    // SAFETY: the caller vouches for stream, path and mode. A stream begins with its flags, three
-    // of which say what the mode said.
+    // SAFETY: the caller vouches for stream, path and mode. A stream begins with its flags, three of which encode the mode.
     unsafe {
         libc::fflush(stream);
         let mut link = [0u8; 32];

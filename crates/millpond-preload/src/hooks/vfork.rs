@@ -1,9 +1,9 @@
 //! `vfork`: the child has the memory of its parent, which waits until the child has become another program, or ended.
 //!
 //! ```text
-//! before:  as before a fork (`fork`): files are the kernel's, and watched as those of several processes
+//! before:  as before a fork (`fork`): files are handed to the kernel
 //! child:   runs on with the parent's memory: its hooks go straight to the kernel (Record::begin_vfork)
-//! parent:  the child's part of the files is over; files that the child has given another program are left for good
+//! parent:  goes on when the child has become another program, or ended
 //! ```
 //!
 //! - **V1** The child takes no lock: it may be killed at any time, and other threads of its parent go on. Its
@@ -17,20 +17,20 @@ use std::ptr::null_mut;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use crate::files::forked::{self, FORKS, Inheritance};
-use crate::files::table::{self, Known};
-use crate::files::{given, registry};
+use crate::files::forked::{self, FORKS};
+use crate::files::registry;
 use crate::fork::ensure_initialised;
 use crate::page_cache;
 use crate::runtime::elf::libcs;
 use crate::runtime::libc_calls::slots;
 use crate::runtime::section::{self, BLOCKED, change_mask};
-use crate::runtime::sys::{sys, to_libc};
+use crate::runtime::sys::to_libc;
 use crate::runtime::thread;
 
 /// State of the forking thread across the call.
 struct VforkCrossing {
-    inheritance: Inheritance,
+    /// `forked.K5`.
+    hidden: Vec<RawFd>,
     /// The thread's signals, as the program has them blocked.
     mask: u64,
     /// V2: the child runs.
@@ -48,8 +48,8 @@ pub extern "C" fn route_vfork() -> *const c_void {
     let mask = change_mask(libc::SIG_BLOCK, BLOCKED);
     section::run(|record| {
         let mut registry = registry::lock();
-        let inheritance = registry.share_watched();
-        let crossing = VforkCrossing { inheritance, mask, has_begun: AtomicBool::new(false) };
+        let hidden = registry.hand_over_for_fork();
+        let crossing = VforkCrossing { hidden, mask, has_begun: AtomicBool::new(false) };
         record.keep_over_vfork(Box::into_raw(Box::new(crossing)).cast());
         registry::before_fork(registry);
     });
@@ -65,7 +65,7 @@ extern "C" fn in_child() {
     crossing.has_begun.store(true, Release);
     FORKS.end();
     registry::after_fork_parent();
-    forked::hide_from_child(&crossing.inheritance);
+    crossing.hidden.iter().for_each(|fd| forked::hide(*fd));
     change_mask(libc::SIG_SETMASK, crossing.mask);
 }
 
@@ -82,37 +82,14 @@ extern "C" fn in_parent(child_pid: isize) -> isize {
         registry::after_fork_parent();
     }
     let mask = crossing.mask;
-    section::run(|_| {
-        forked::cancel(&crossing.inheritance);
-        drop(crossing);
-    });
+    section::run(|_| drop(crossing));
     change_mask(libc::SIG_SETMASK, mask);
     to_libc(child_pid)
 }
 
-/// The child of a vfork makes a second number for what `fd` is: another program may get it.
-pub fn note_duplicated(fd: RawFd) {
-    if thread::record().is_in_vfork() {
-        given::give(fd);
-    }
-}
-
-/// Before an exec: whether the library does nothing, as it is away, or the child of a vfork makes the call. Another program
-/// gets the descriptors that such a child does not close.
+/// Before an exec: whether the library does nothing, as it is away, or the child of a vfork makes the call.
 pub fn is_left_alone() -> bool {
     let record = thread::record();
-    if record.is_in_vfork() {
-        for (fd, slot) in table::known(0, u32::MAX) {
-            // SAFETY: no memory involved.
-            let flags = || unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) } as i32;
-            if matches!(slot, Known::Watched | Known::Left)
-                && given::is_shared(fd)
-                && flags() & libc::FD_CLOEXEC == 0
-            {
-                given::give(fd);
-            }
-        }
-    }
     record.is_inside() && record.inside_depth() == 0
 }
 

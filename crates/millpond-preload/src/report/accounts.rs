@@ -1,13 +1,13 @@
-//! One row for each file of a process: what was served of it, and what was not, and why.
+//! One row for each file of a process: bytes that were served, bytes of the kernel's, and the reason.
 //!
-//! Only where somebody asked for it (`millpond run --explain` or `--stats`). The rows lie in memory that
+//! Only where a report was asked for (`millpond run --explain` or `--stats`). The rows lie in memory that
 //! `millpond run` has, too (`layout`): so they are there when this process is not, whatever ended it.
 //!
 //! - **C1** A hit is counted by file only then: a description keeps what hits read out of the fast way's sight,
-//!   and the slower way that finds it counts (`description.D4`). So it costs nothing when nobody asks.
+//!   and the slower way that finds it counts (`description.D4`). So it costs nothing without a report.
 //! - **C2** A row is never freed, and belongs to a process and a file: its device and inode. A child of fork
 //!   begins with none; one that no hook saw counts in its parent's.
-//! - **C3** Counts are added atomically. What is told of periods changes under the registry's lock.
+//! - **C3** Counts are added atomically. Periods change under the registry's lock.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -30,7 +30,7 @@ pub struct Row {
     words: [AtomicU64; WORDS],
 }
 
-/// The mapped file; null where nobody asked.
+/// The mapped file; null without a report.
 static FILE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 static ROWS: Lock<BTreeMap<(u64, u64), &'static Row>> = Lock::new(BTreeMap::new());
 
@@ -38,8 +38,7 @@ static ROWS: Lock<BTreeMap<(u64, u64), &'static Row>> = Lock::new(BTreeMap::new(
 pub fn initialise() {
     let Some(fd) = named::open(VARIABLE, libc::O_RDWR) else { return };
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of a file that `named` has found to be the one that was meant, which nobody
-    // cuts; the descriptor is ours.
+    // SAFETY: a new mapping of a file that `named` has identified, and that is not truncated; the descriptor is ours.
     let mapped = unsafe {
         let mapped =
             sys!(libc::SYS_mmap, 0, layout::FILE_BYTES, protection, libc::MAP_SHARED, fd, 0);
@@ -67,7 +66,7 @@ pub fn is_kept() -> bool {
 
 /// In a forked child, which has one thread.
 pub fn after_fork() {
-    // SAFETY: nobody else is there.
+    // SAFETY: no other thread exists.
     unsafe { ROWS.reset(BTreeMap::new()) };
     count(PROCESSES);
 }
@@ -138,7 +137,7 @@ impl Row {
             return None;
         }
         let start = std::ptr::from_ref(word_of_file(first * UNIT_BYTES / WORD_BYTES)?).cast_mut();
-        // SAFETY: the units were taken above, lie within the mapping, and are nobody else's. `Row` is
+        // SAFETY: the units were taken above, lie within the mapping, and belong to this row. `Row` is
         // nothing but words, which are zero.
         let row = unsafe {
             let text = start.add(WORDS).cast::<u8>();
@@ -180,7 +179,7 @@ impl Row {
         self.add(WRITTEN_SERVED, bytes as u64);
     }
 
-    /// What a call returned that the kernel had.
+    /// The result of a call of the kernel's.
     pub fn passed(&self, result: isize, writes: bool) {
         if let Ok(bytes) = u64::try_from(result) {
             self.add(if writes { WRITTEN_PASSED } else { READ_PASSED }, bytes);
@@ -202,7 +201,7 @@ impl Row {
         }
     }
 
-    /// One description less is: given back to the kernel, or closed. The registry is locked.
+    /// One description less is: handed to the kernel, or closed. The registry is locked.
     pub fn end(&self, reason: Option<Reason>) {
         if let Some(reason) = reason {
             self.left(reason);

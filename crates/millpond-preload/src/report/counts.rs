@@ -1,7 +1,6 @@
-//! What is counted, and how it is said to programs; see `told` for people.
+//! The counters, and the line for programs; see `told` for people.
 //!
-//! Threads count in blocks (`runtime::block`), whose sums only grow, over an exec too. What one line has told, the
-//! next one does not.
+//! Threads count in blocks (`runtime::block`), whose sums only grow, over an exec too. A line has the counts since the last one.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -15,7 +14,7 @@ use crate::report::told::{Direct, Sums};
 use crate::runtime::block::*;
 use crate::runtime::{config, thread};
 
-/// What lines have told already.
+/// The counts of earlier lines.
 pub struct Told([AtomicU64; WORDS]);
 
 impl Told {
@@ -23,7 +22,7 @@ impl Told {
         Self([const { AtomicU64::new(0) }; WORDS])
     }
 
-    /// What is more in `sums`; it is told from here on.
+    /// The difference of `sums` to earlier lines, which it then belongs to.
     pub fn take(&self, mut sums: Sums) -> Sums {
         for (told, sum) in self.0.iter().zip(&mut sums.0) {
             *sum = sum.wrapping_sub(told.swap(*sum, Relaxed));
@@ -72,7 +71,7 @@ pub fn after_fork() {
     DIRECT_NOTED.iter().for_each(|noted| noted.store(0, Relaxed));
 }
 
-/// What this process has counted, before an exec too, with what the engine has.
+/// The counts of this process, before an exec too, and of the engine.
 pub fn sums(stats: Option<Stats>) -> Sums {
     if let Some(stats) = stats {
         let words = [(DIRECT_READS, stats.direct_reads), (DIRECT_WRITES, stats.direct_writes)];
@@ -83,12 +82,12 @@ pub fn sums(stats: Option<Stats>) -> Sums {
     Sums(thread::sums())
 }
 
-/// What is told of direct backing.
+/// The part of the line about direct backing.
 pub fn direct() -> Direct {
     if config::get().backing == Backing::Direct { Direct::All } else { Direct::Nothing }
 }
 
-/// The line for programs; `program` is what the process runs.
+/// The line for programs; `program` is the process's executable.
 pub fn fields(sums: &Sums, program: &str) -> String {
     let mut line = format!(
         "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Words are of 64 bits in the machine's order. Room is taken by adding to [`NEXT`], so a process that is killed
-//! while it makes a row leaves units that nobody marked: a reader goes on unit by unit, and no text can be
+//! while it makes a row leaves units without a mark: a reader goes on unit by unit, and no text can be
 //! taken for a mark, since that has a byte of zero.
 
-/// As large as the file ever gets; what is not used takes no memory. Rows take about 384 bytes.
+/// As large as the file ever gets; unused parts take no memory. Rows take about 384 bytes.
 pub const FILE_BYTES: u64 = 64 << 20;
 pub const UNIT_BYTES: usize = 64;
 pub const WORD_BYTES: usize = 8;
@@ -41,7 +41,7 @@ pub const OPENED_NS: usize = 5;
 pub const OPENS: usize = 6;
 /// Why the kernel has it, or had it last.
 pub const REASON: usize = 7;
-/// Descriptions that are served now; how often it was adopted.
+/// Descriptions that are served now; how often it was served.
 pub const SERVED_NOW: usize = 8;
 pub const ADOPTIONS: usize = 9;
 /// Reads that were answered at once, and those that were served and not answered at once.

@@ -44,8 +44,7 @@ pub fn after_fork() {
     }
 }
 
-/// What was written to the file behind `fd` is not in the file, and there may be no call that could
-/// say so.
+/// Bytes written to the file behind `fd` are not in the file, and there may be no call that could return the error.
 pub fn warn_unwritten(fd: RawFd, errno: i32) {
     let mut path = [0u8; libc::PATH_MAX as usize];
     let path = printable(link::path_of(fd, &mut path));
@@ -53,14 +52,7 @@ pub fn warn_unwritten(fd: RawFd, errno: i32) {
     warn(&format!("millpond: {path}: written bytes are not in the file yet: {error}\n"));
 }
 
-/// A POSIX lock could not be taken again by `fd`: the kernel had no memory.
-pub fn warn_lost_lock(fd: RawFd) {
-    let mut path = [0u8; libc::PATH_MAX as usize];
-    let path = printable(link::path_of(fd, &mut path));
-    warn(&format!("millpond: {path}: a lock of this process was lost\n"));
-}
-
-/// What waits in the cache has nobody any more who would write it if this process were killed.
+/// Dirty pages have no keeper any more that would write them if this process were killed.
 pub fn warn_lost_keeper() {
     let pid = std::process::id();
     warn(&format!("millpond: process {pid}: the keeper died; writes go through from now on\n"));
@@ -90,7 +82,7 @@ pub fn append(path: &CStr, line: &str) {
 /// Appends a line by a descriptor that was opened for that, and closes it.
 pub fn append_to(fd: RawFd, line: &str) {
     write(fd, line);
-    // SAFETY: nobody else has the descriptor.
+    // SAFETY: no other code has the descriptor.
     unsafe { sys!(libc::SYS_close, fd) };
 }
 
@@ -99,7 +91,7 @@ fn write(fd: RawFd, line: &str) {
     unsafe { sys!(libc::SYS_write, fd, line.as_ptr(), line.len()) };
 }
 
-/// What the process runs.
+/// The process's executable.
 pub fn program() -> String {
     std::fs::read_link("/proc/self/exe")
         .map(|path| path.to_string_lossy().replace([' ', '\n'], "_"))

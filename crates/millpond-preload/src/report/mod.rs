@@ -1,4 +1,4 @@
-//! What was served and what was passed, and why; said once, when the process ends.
+//! Served and passed files and bytes, and the reasons; said once, when the process ends.
 //!
 //! To people: one line on the stderr that existed at the start (`MILLPOND_QUIET=1` silences it).
 //! To programs: one line appended to `MILLPOND_REPORT_FILE`, of the form
@@ -15,7 +15,7 @@
 //! can't, as a signal has ended it, or a system call of its own, `millpond run` does.
 //! A process that neither served nor passed a file says nothing. Byte counts are those of read and
 //! write calls on regular files under the served directories; memory mappings move no bytes here.
-//! What `millpond run --explain` and `--stats` tell is counted apart, by file: `accounts`.
+//! `millpond run --explain` and `--stats` have counts of their own, by file: `accounts`.
 //! Nothing can be lost at an end without a report: every write was through to the kernel, or the
 //! keeper has it.
 
@@ -47,7 +47,7 @@ static TOLD_PEOPLE: Told = Told::nothing();
 pub fn initialise() -> impl Iterator<Item = RawFd> {
     accounts::initialise();
     let tally = tally::initialise();
-    // Before its exec this process has told of itself.
+    // This process has reported before its exec.
     TOLD.take(counts::sums(None));
     let is_told = !config::get().is_quiet && tally.is_some();
     let stderr = if is_told { lines::keep_stderr(libc::STDERR_FILENO) } else { None };
@@ -64,8 +64,8 @@ pub fn after_fork() {
     accounts::after_fork();
 }
 
-/// At the end of the process: says what it and its children did, or tells the main process. `last`
-/// is called first: it counts what was not counted yet, and tells what the engine has done.
+/// At the end of the process: reports the counts of it and its children, or adds them to those of the main process. `last`
+/// is called first: it counts bytes that were not counted yet, and returns the engine's statistics.
 pub fn say(last: fn() -> Option<Stats>) {
     section::run(|_| {
         let own = counts::sums(last());
@@ -89,7 +89,7 @@ pub fn put_by(last: fn() -> Option<Stats>) {
     section::run(|_| tell(counts::sums(last())));
 }
 
-/// Tells programs, and the main process if this is a child: what is new in `sums`.
+/// Tells programs, and the main process if this is a child: the new counts in `sums`.
 fn tell(sums: Sums) {
     let new = TOLD.take(sums);
     if new.is_empty() {

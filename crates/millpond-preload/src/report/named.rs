@@ -4,8 +4,7 @@
 //! VARIABLE=/proc/PID/fd/NUMBER:DEVICE:INODE
 //! ```
 //!
-//! By the time somebody opens it the number may be another file, and the process somebody else's. So what was
-//! opened is used only if it is the file that was meant.
+//! By the time a process opens it the number may be another file, and the process id another process. So the file is used only if its device and inode match.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::RawFd;
@@ -19,7 +18,7 @@ pub fn text(fd: RawFd) -> Option<CString> {
     CString::new(path).ok()
 }
 
-/// Opens what the variable names, if it is still there.
+/// Opens the file that the variable names, if it is still there.
 pub fn open(variable: &CStr, flags: i32) -> Option<RawFd> {
     // SAFETY: the name is NUL-terminated; the value is copied at once.
     let value = unsafe {
@@ -36,7 +35,7 @@ pub fn open(variable: &CStr, flags: i32) -> Option<RawFd> {
         return None;
     }
     if identity(fd) != Some(id) {
-        // SAFETY: opened above, and nobody else's.
+        // SAFETY: opened above.
         unsafe { sys!(libc::SYS_close, fd) };
         return None;
     }

@@ -12,18 +12,19 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Its use did not show that it pays to serve it.
+    /// Mode through: read too seldom to be mapped.
     Once => "once",
     /// Open when the program started, or received, or opened past the hooks.
     Inherited => "inherited",
     /// Standard input, output or error: libc reads and writes there by itself.
     Stdio => "stdio",
-    /// Somebody else had it open in a way that allows changes.
+    /// Mode back without `--eager`: open for reading only.
+    ReadOnly => "read-only",
+    /// Another process had it open in a way that allows changes.
     OpenElsewhere => "open-elsewhere",
-    /// Somebody else opened it, and broke the lease.
+    /// Another process opened it, and broke the lease.
     OpenedElsewhere => "opened-elsewhere",
-    /// The program has it open several times, once for writing, in a way that can't be served: one
-    /// has several numbers, or flags such as `O_SYNC`; or a call needed one by itself (`several`).
+    /// The program has it open several times, once for writing, in a way that can't be served (`several`).
     OpenTwice => "open-twice",
     /// The file system, or the file's owner, allows no lease.
     NoLease => "no-lease",
@@ -37,9 +38,7 @@ reasons! {
     Forked => "forked",
     /// Given to another program: exec, spawn, or over a socket.
     Given => "given",
-    /// It has, or had, several numbers while the kernel had it.
-    Duplicated => "duplicated",
-    /// Mapped shared and writable; or in any way, and open several times.
+    /// Mapped shared and writable.
     Mapped => "mapped",
     /// The program has it open several times, and locked.
     Locked => "locked",
@@ -50,8 +49,6 @@ reasons! {
     /// The program has I/O of its own that no hook sees: by io_uring, by a library that binds to
     /// libc first, or with descriptors that only some of its threads have.
     Unseen => "unseen",
-    /// Served, and hardly ever hit.
-    Unused => "unused",
     /// No descriptor was left for the engine.
     Descriptors => "descriptors",
     /// The engine could not take it.

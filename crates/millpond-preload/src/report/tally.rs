@@ -2,8 +2,7 @@
 //!
 //! The *main* process keeps a tally: a memory file (`told` has its form) that it names to its children in
 //! `MILLPOND_TALLY` (`named`). `millpond run` makes it for the process that becomes the program, and names it by
-//! `/proc/self`; where nobody did, the first process that loads the library does. Each child adds what it has
-//! counted when it ends, and says nothing itself: its standard error may be somebody's input. At its
+//! `/proc/self`; otherwise the first process that loads the library does. Each child adds its counts when it ends, and prints no line: its standard error may be read by another program. At its
 //! end the main process says all. Children that outlive it are not counted, nor are those that are killed.
 //!
 //! The main process counts in the tally, so that `millpond run` can say the line where the program could not.
@@ -18,7 +17,6 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
 use crate::report::named;
 use crate::report::told::*;
 use crate::runtime::block::WORDS;
-use crate::runtime::budget::Budget;
 use crate::runtime::sys::sys;
 use crate::runtime::{blocks, config, thread};
 
@@ -26,7 +24,6 @@ const VARIABLE: &CStr = c"MILLPOND_TALLY";
 const NONE: RawFd = -1;
 const PAGE: usize = 4096;
 
-const _: () = assert!(BUDGET + size_of::<Budget>() <= BLOCKS_AT);
 const _: () = assert!(BLOCK_BYTES == size_of::<blocks::Block>());
 
 /// The memory file, in the main process.
@@ -100,7 +97,7 @@ fn count_in(fd: RawFd) -> Option<()> {
     let head = map(fd, 0, FILE_BYTES)?;
     HEAD.store(head.cast(), Relaxed);
     word(MARK).inspect(|mark| mark.store(FORM, Relaxed));
-    // Each byte is a sign to who waits for the end of this process.
+    // Each byte signals the process that waits for the end of this one.
     let loaded_before = word(LOADED).map_or(0, |loaded| loaded.swap(u64::MAX, Relaxed));
     // SAFETY: mapped for good, and it is the main process's to write.
     unsafe {
@@ -112,7 +109,7 @@ fn count_in(fd: RawFd) -> Option<()> {
 
 fn map(fd: RawFd, offset: usize, bytes: usize) -> Option<*mut u8> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of the tally, which nobody cuts.
+    // SAFETY: a new mapping of the tally, which is not truncated.
     let mapped =
         unsafe { sys!(libc::SYS_mmap, 0, bytes, protection, libc::MAP_SHARED, fd, offset) };
     (!(-4095..0).contains(&mapped)).then(|| std::ptr::with_exposed_provenance_mut(mapped as usize))
@@ -123,18 +120,6 @@ fn word(index: usize) -> Option<&'static AtomicU64> {
     let head = HEAD.load(Relaxed);
     // SAFETY: null, or mapped for good; `index` is within a page.
     (!head.is_null()).then(|| unsafe { &*head.add(index) })
-}
-
-/// The budget that lies between the counts, mapped; where the cache is shared.
-pub fn map_budget() -> Option<*mut Budget> {
-    let own = OWN.load(Relaxed);
-    let fd = if own == NONE { named::open(VARIABLE, libc::O_RDWR)? } else { own };
-    let mapped = map(fd, BUDGET, size_of::<Budget>());
-    if own == NONE {
-        // SAFETY: opened here.
-        unsafe { sys!(libc::SYS_close, fd) };
-    }
-    mapped.map(<*mut u8>::cast)
 }
 
 /// Whether this is the main process.
@@ -165,11 +150,11 @@ fn set_close_on_exec(fd: RawFd, on: bool) {
     unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETFD, if on { libc::FD_CLOEXEC } else { 0 }) };
 }
 
-/// Adds what a child has counted to the main process's tally.
+/// Adds a child's counts to the main process's tally.
 pub fn add(sums: &Sums) {
     let Some(fd) = named::open(VARIABLE, libc::O_RDWR) else { return };
     let head = map(fd, 0, PAGE);
-    // SAFETY: opened above. `map` has mapped a page, of which nobody else here knows.
+    // SAFETY: opened above. `map` has mapped a page, which no other code uses.
     unsafe {
         sys!(libc::SYS_close, fd);
         let Some(head) = head else { return };
@@ -194,8 +179,7 @@ pub fn of_children() -> Sums {
     sums
 }
 
-/// The line is about to be said here: not by `millpond run` after all. Relaxed: who reads it waits for the end of
-/// this process first.
+/// The line is about to be said here: not by `millpond run` after all. Relaxed: its reader waits for the end of this process first.
 pub fn note_said() {
     word(SAID).inspect(|said| said.store(1, Relaxed));
 }

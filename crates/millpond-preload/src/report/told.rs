@@ -1,11 +1,10 @@
-//! The tally, a memory file in which the processes of a run count: its form, and what is said of it to people. The
+//! The tally, a memory file in which the processes of a run count: its form, and the line for people. The
 //! preload library writes it; it says the line when the program ends, and `millpond run` does when the program
 //! could not.
 //!
 //! ```text
 //! 0          header: MARK, SAID, LOADED
 //! CHILDREN   a block: what children have added when they ended
-//! BUDGET     the budget, where the cache is shared
 //! BLOCKS_AT  the main process's blocks, each a thread's
 //! ```
 //!
@@ -20,9 +19,8 @@ use super::reason::REASONS;
 pub const WORD_BYTES: usize = 8;
 pub const BLOCK_BYTES: usize = WORDS * WORD_BYTES;
 pub const CHILDREN: usize = BLOCK_BYTES;
-/// These are mapped by themselves: multiples of any page's size.
-pub const BUDGET: usize = 64 << 10;
-pub const BLOCKS_AT: usize = 128 << 10;
+/// A multiple of any page's size.
+pub const BLOCKS_AT: usize = 64 << 10;
 /// Threads beyond these count where only their process sees it.
 pub const BLOCKS_MAX: usize = 2048;
 pub const FILE_BYTES: usize = BLOCKS_AT + BLOCKS_MAX * BLOCK_BYTES;
@@ -40,7 +38,7 @@ pub const FORM: u64 = u64::from_le_bytes(*b"mp-sum\x001");
 
 const _: () = assert!(REASONS.len() <= REASONS_MAX);
 
-/// What of direct backing is told.
+/// The part of the line about direct backing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Direct {
     /// It was not asked for.

@@ -2,11 +2,10 @@
 //!
 //! Where this is the main process of a run they lie in the tally's memory file, which outlives it (`report::told`
 //! has its form, and `millpond run` reads it when the program was killed). A child of fork gets blocks of its own.
-//! So a word is what a thread, and those that had its record before it, have counted in all; what was told
-//! already is kept elsewhere.
+//! So a word is the sum of a thread, and of earlier threads with its record; `Told` keeps the counts of earlier lines.
 
 /// Words of a block: threads never share a line. Words of files may go up and down in different blocks (a file
-/// that one thread opened is adopted by another): their sum is right, as sums wrap around.
+/// that one thread opened is served by another): their sum is right, as sums wrap around.
 pub const WORDS: usize = 64;
 pub const SERVED_FILES: usize = 0;
 pub const SERVED_BYTES: usize = 1;
@@ -14,7 +13,7 @@ pub const SERVED_BYTES: usize = 1;
 pub const SHRUNK: usize = 2;
 /// Files served through the kernel's cache though direct backing was asked for.
 pub const UNDIRECTED_FILES: usize = 3;
-/// Transfers with O_DIRECT: the engine counts them, and they come here when they are told, or before an exec.
+/// Transfers with O_DIRECT: the engine counts them, and they are added here before a line, or an exec.
 pub const DIRECT_READS: usize = 4;
 pub const DIRECT_WRITES: usize = 5;
 /// A word for each reason: files left to the kernel; bytes that it moved.

@@ -5,10 +5,10 @@
 //! fork: begin  -> a look at the table -> the kernel's fork       -> end
 //! ```
 //!
-//! - **F1** The count is odd from `begin` to `end`. What a child gets and the look has not found, `has_forked` tells of:
-//!   `begin` and `has_forked` have a fence each, between what they store and what they load, so either the fork finds
+//! - **F1** The count is odd from `begin` to `end`. `has_forked` reports a file that a child gets and the look has not found:
+//!   `begin` and `has_forked` have a fence each, between their stores and their loads, so either the fork finds
 //!   the file in the table or the open finds another count; and an open after `begin` had an odd one before.
-//! - **F2** What is opened after `end` no child has, and such an open is not told of a fork: it has read the count that
+//! - **F2** A file that is opened after `end` is in no child, and `has_forked` is false for it: it has read the count that
 //!   `end` made.
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
@@ -38,7 +38,7 @@ impl Forks {
         Before(self.0.load(Acquire))
     }
 
-    /// Whether a child may have what was opened since `before`, and is in the table.
+    /// Whether a child may have a file that was opened since `before`, and is in the table.
     pub fn has_forked(&self, before: Before) -> bool {
         // SeqCst: the table comes before the load. Pairs with the fence in `begin`.
         fence(SeqCst);
@@ -48,11 +48,11 @@ impl Forks {
     /// Before the table is looked at.
     pub fn begin(&self) {
         self.0.fetch_add(1, SeqCst);
-        // SeqCst: the count comes before what is loaded from the table. Pairs with the fence in `has_forked`.
+        // SeqCst: the count comes before the loads from the table. Pairs with the fence in `has_forked`.
         fence(SeqCst);
     }
 
-    /// In the parent: what is opened from now on no child has.
+    /// In the parent: no child has a file that is opened from now on.
     pub fn end(&self) {
         // Release: pairs with `before`.
         self.0.fetch_add(1, Release);

@@ -14,26 +14,24 @@
 //!
 //! - **S1** Only a thread that a signal has met in such a section pays for masks. From then on all is as if
 //!   the section had begun with them blocked: later signals wait, those of one number become one.
-//! - **S2** A section is *inside* before it holds anything, and outside after it has let go of everything;
+//! - **S2** A section is *inside* before it takes a lock, and outside after it has released all locks;
 //!   the mask is looked for when it is outside. A signal in between meets a thread that is outside, or was
 //!   noted before that look.
 //! - **S3** `deliver` may interrupt itself, before all is blocked. The outermost is the last to note the
 //!   mask, and has the one that the program had set.
 //! - **S4** The signal is queued with all that came with it; the kernel allows a process that of itself. To
-//!   the thread, not the process: it had been chosen. It comes after those of its number that the thread
-//!   was sent meanwhile: of a standard signal there are none, or it is one with them. Real-time
+//!   the thread, not the process: it had been chosen. It comes after those of its number that were sent to the thread in between: of a standard signal there are none, or it is one with them. Real-time
 //!   signals come in order, so a program with a handler of one has all sections block signals.
 //! - **S5** Masks and flags are the kernel's business, as the program gave them, but for `SA_SIGINFO`,
 //!   which `deliver` needs, and `SA_RESETHAND`: the action would be gone when the signal comes again.
-//!   What the program is told is what it has set.
+//!   The program gets the flags that it has set.
 //! - **S6** Signals that the thread's own instructions raise, and libc's two, have no `deliver`: they are
 //!   open in every section.
 //! - **S7** A call of the kernel's in such a section may end with EINTR. The engine's transfers go on
-//!   then (`transfer` in the engine); what the kernel has for the program may be told so, as without the
-//!   library. Whatever else the library does blocks signals.
+//!   then (`transfer` in the engine); a call of the program's may return it, as without the library. Whatever else the library does blocks signals.
 //!
 //! Handlers that were set around the library (by system call, by another libc) would run amid a section.
-//! They are looked for when files are adopted ([`look_for_others`]), and from then on all sections block
+//! They are looked for when a file is served ([`look_for_others`]), and from then on all sections block
 //! signals. One that is set while a section is under way may run in that section.
 
 use std::ffi::{c_int, c_void};
@@ -51,7 +49,7 @@ use crate::runtime::thread;
 /// One more than the greatest number of a signal.
 const SIGNALS: usize = 65;
 
-/// What the program has set, beside what the kernel knows.
+/// The program's settings, beside those in the kernel.
 struct Handler {
     address: AtomicUsize,
     flags: AtomicU32,
@@ -163,7 +161,7 @@ pub fn exchange_plain(
     })
 }
 
-/// The handler that the program has set, where a function of libc's has told `handler`.
+/// The handler that the program has set, as the function of libc's got it by `handler`.
 pub fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == ours() { Known::of(signal).address } else { handler }
 }
@@ -173,7 +171,7 @@ fn kernels(flags: c_int) -> c_int {
     flags & !libc::SA_RESETHAND | libc::SA_SIGINFO
 }
 
-/// What was known of a signal before a change.
+/// The state of a signal before a change.
 struct Known {
     handler: &'static Handler,
     address: sighandler_t,
@@ -187,7 +185,7 @@ impl Known {
         Self { handler, address, flags }
     }
 
-    /// Notes a function of the program's; returns what the kernel is to have in its place. Before the
+    /// Notes a function of the program's; returns the action for the kernel in its place. Before the
     /// kernel has it: there must not be a moment with nothing to call.
     fn replace(&self, mut action: libc::sigaction) -> libc::sigaction {
         if is_function(action.sa_sigaction) {

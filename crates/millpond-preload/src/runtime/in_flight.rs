@@ -1,46 +1,40 @@
-//! Kernel calls in flight: how a file is taken over from the kernel, and no call pays for it.
+//! Kernel calls in flight: how the library takes a descriptor over from the kernel.
 //!
-//! A file that the kernel serves is *watched*: its slot in the table says so, and each call that
-//! reads, writes or moves the offset there names the number in its thread's word while it lasts:
-//!
-//! ```text
-//! begin: push the number;  load the slot;  WATCHED: the kernel's call;  end: the word as it was
-//!                                          CLAIMED: end, wait for the claimant, begin again
-//! ```
-//!
-//! Who adopts the file wants no such call to be under way, and none to begin: a write of the
-//! kernel's that lands later would never be seen, and a read would move an offset that was taken
-//! over. So he does
+//! A descriptor that the kernel serves for now is *unserved*: its slot in the table says so, and each call that reads,
+//! writes or moves the offset there names the descriptor in its thread's word while it lasts:
 //!
 //! ```text
-//! slot: WATCHED -> CLAIMED;  membarrier();  load every thread's word
-//!     nobody names the number: take the file over;  slot: CLAIMED -> the description
-//!     somebody does, and goes on so for a while:    slot: CLAIMED -> WATCHED
+//! begin: push the number;  load the slot;  UNSERVED: the kernel's call;  end: the word as it was
+//!                                          CLAIMED:  end, wait for the claimant, begin again
 //! ```
 //!
-//! - I1. The number is pushed before the slot is loaded, and the slot is claimed before the words
-//!   are loaded; `membarrier` is a full fence on every thread. A call that pushed before that fence
-//!   is seen by the loads after it; one that pushed after it loads the slot after it, and finds it
-//!   claimed. So a call needs a compiler fence only, and writes its own thread's word alone. Where
-//!   the kernel refuses `membarrier`, callers fence themselves; loom explores that way.
-//! - I2. A claim is a try. A call may last for ever (a pipe that was opened by name, a handler that
-//!   does not return, a `longjmp` out of a call, which leaves its number named): who finds the
-//!   number named gives the claim back after a bounded time, and so waits for nobody for good.
-//! - I3. Who waits for a claimant names nothing meanwhile.
-//! - I4. A handler's calls nest in the word of its thread; what it interrupts may be restarted, and
-//!   stays named. There is room for three: with more the word says *any number*, until the
-//!   outermost of them ends. So three jumps out of calls (`longjmp`) end adoption in a process for good. To
-//!   notice a jump by the stack pointer (an outermost call that begins where an earlier one was, or above, has
-//!   lost it) would take one more store for each call, and be wrong on a signal stack that lies above the frame which
-//!   was interrupted; with SS_AUTODISARM the kernel does not tell whether that is so. Then a call of the
-//!   kernel's would go on unnamed, and bytes could be lost: rather no adoption.
-//! - I5. A description that has, or had, several numbers is not claimed: a call may go on by one of
-//!   them that was closed meanwhile, and is another file's now. Several descriptions of one file may
-//!   be, each by its one number: a call that goes on by a number that was closed holds a description
-//!   that nobody claimed, and with it open there is no lease (`several.G2`).
+//! The thread that takes the file over must find no such call in flight, and none may begin: a write of the kernel's that
+//! lands later would not be in the cache, and a read would move an offset that was taken over:
 //!
-//! What the calls did to the file is ordered by the kernel; what they noted in the library, by
-//! Release at their end and Acquire in the claimant's loads.
+//! ```text
+//! slot: UNSERVED -> CLAIMED;  membarrier();  load every thread's word
+//!     no thread names the number:       take the file over;  slot: CLAIMED -> the description
+//!     a thread names it for some time:  slot: CLAIMED -> UNSERVED
+//! ```
+//!
+//! - I1. The number is pushed before the slot is loaded, and the slot is claimed before the words are loaded; `membarrier`
+//!   is a full fence on every thread. A call that pushed before that fence is seen by the loads after it. A call that
+//!   pushed after it loads the slot after it, and finds it claimed. So a call needs a compiler fence only, and writes
+//!   its own thread's word alone. Where the kernel refuses `membarrier`, callers fence themselves; loom explores that.
+//! - I2. A claim is a try. A call may last without limit (a pipe that was opened by name, a handler that does not return, a
+//!   `longjmp` out of a call, which leaves its number named). A claimant that finds the number named gives the claim up
+//!   after a bounded time.
+//! - I3. A call that waits for a claimant names no number while it waits.
+//! - I4. A handler's calls nest in the word of its thread. There is room for three; with more the word says *any number*,
+//!   until the outermost of them ends. So three jumps out of calls (`longjmp`) end claims in a process. A jump could be
+//!   noticed by the stack pointer, but not where a signal stack lies above the interrupted frame; then a call would go
+//!   on unnamed, and bytes could be lost.
+//! - I5. A description that has, or had, several numbers is not claimed: a call may go on by a number that was closed, and
+//!   is another file's now. Several descriptions of one file may be claimed, each by its one number. A call that goes on
+//!   by a closed number holds a description that is not claimed, and with it open there is no lease (`several.G2`).
+//!
+//! The kernel orders the changes of the file by these calls. Release at the end of a call and Acquire in the claimant's loads
+//! order the library's own memory.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -59,7 +53,7 @@ const FULL: u64 = ONE << (2 * BITS);
 /// The numbers that one thread names, which alone changes it. Zero: none.
 pub struct InFlight(AtomicU64);
 
-/// What a thread named before a call: see [`InFlight::end`].
+/// The numbers that a thread named before a call: see [`InFlight::end`].
 #[derive(Clone, Copy)]
 pub struct Before(u64);
 
@@ -108,7 +102,7 @@ impl InFlight {
     }
 }
 
-/// I4: the word of a thread that names `fd` beside what it names already.
+/// I4: the word of a thread that names `fd` in addition.
 #[cold]
 fn nested(before: u64, fd: RawFd) -> u64 {
     let any = if before & (FULL | ANY) == 0 { 0 } else { ANY };

@@ -1,6 +1,5 @@
 //! Descriptors by their names in `/proc`.
 
-use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 use crate::runtime::sys::sys;
@@ -14,16 +13,7 @@ pub fn format_link(fd: RawFd, buffer: &mut [u8; 32]) -> &[u8] {
     &buffer[..]
 }
 
-/// What the kernel says of `fd` beside its path: `/proc/thread-self/fdinfo/N`.
-pub fn format_info(fd: RawFd, buffer: &mut [u8; 48]) -> &CStr {
-    use std::io::Write;
-    let mut rest = &mut buffer[..47];
-    // As above.
-    let _ = write!(rest, "/proc/thread-self/fdinfo/{fd}");
-    CStr::from_bytes_until_nul(buffer).unwrap_or_default()
-}
-
-/// The path of what is open at `fd`, as far as there is one.
+/// The path of the file at `fd`, as far as there is one.
 pub fn path_of(fd: RawFd, path: &mut [u8; libc::PATH_MAX as usize]) -> &[u8] {
     let mut link = [0u8; 32];
     let text = format_link(fd, &mut link);

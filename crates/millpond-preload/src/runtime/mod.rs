@@ -1,10 +1,9 @@
-//! What the library needs to run inside a program: threads, sections, locks, memory, the ways to
+//! The library's base inside a program: threads, sections, locks, memory, the ways to
 //! the kernel.
 
 pub mod alloc;
 pub mod block;
 pub mod blocks;
-pub mod budget;
 pub mod c;
 pub mod cancel;
 pub mod config;
@@ -13,7 +12,6 @@ pub mod fault;
 pub mod following;
 pub mod forks;
 pub mod handlers;
-pub mod holders;
 pub mod in_flight;
 pub mod libc_calls;
 pub mod link;
@@ -25,4 +23,3 @@ pub mod stack;
 pub mod sync;
 pub mod sys;
 pub mod thread;
-pub mod tree;

@@ -1,9 +1,9 @@
-//! What the library knows of each thread.
+//! The library's state of each thread.
 //!
 //! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
 //! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
 //! Its fields: its *reading sections* (see `reading`), its kernel calls *in flight* on files that may be
-//! adopted, how deep it is *inside* the library; and where its counts are (`block`).
+//! served later, how deep it is *inside* the library; and where its counts are (`block`).
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -44,8 +44,6 @@ pub struct Record {
     block: AtomicPtr<Block>,
     /// Something may have been counted there. Never unset.
     is_counting: AtomicBool,
-    /// What the bytes served were at the thread's last miss.
-    bytes_at_miss: AtomicU64,
     /// Where the stack for sections ends; zero: not made yet. See `stack`.
     stack: AtomicUsize,
     /// Where the thread's stack for handlers begins, and its size; zero: it has none.
@@ -135,7 +133,7 @@ impl Record {
         self.in_flight.names(fds)
     }
 
-    /// Whether the engine knows this thread, and nobody has asked to cancel it. A thread's first
+    /// Whether the engine knows this thread, and no cancellation of it was requested. A thread's first
     /// hit makes the engine set up thread-local state of its own, under a lock: that must happen in
     /// a section.
     #[inline]
@@ -143,7 +141,7 @@ impl Record {
         self.request.is_warm()
     }
 
-    /// Whether somebody has asked to cancel the thread, and whether it has hits.
+    /// Whether cancellation of the thread was requested, and whether it has hits.
     pub fn request(&self) -> &CancelRequest {
         &self.request
     }
@@ -160,7 +158,7 @@ impl Record {
         self.asynchronous.load(Relaxed)
     }
 
-    /// By the thread itself. Returns what it was.
+    /// By the thread itself. Returns the former value.
     pub fn set_asynchronous(&self, is_asynchronous: bool) -> bool {
         // SAFETY: no precondition.
         self.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
@@ -232,10 +230,6 @@ impl Record {
             0 => stack::make().inspect(|end| self.stack.store(*end, Relaxed)),
             end => Some(end),
         }
-    }
-
-    pub fn is_in_vfork(&self) -> bool {
-        self.inside.load(Relaxed) & IN_VFORK != 0
     }
 
     pub fn enter_inside(&self) {
@@ -318,10 +312,6 @@ impl Record {
         self.is_counting.load(Relaxed) || HAS_COUNTED_BEFORE.load(Relaxed)
     }
 
-    fn bytes_served(&self) -> u64 {
-        self.word(SERVED_BYTES).load(Relaxed)
-    }
-
     /// Adds to the bytes that this thread was served. A handler that interrupts between the load
     /// and the store loses its own addition: a count, nothing that anything depends on.
     #[inline]
@@ -340,16 +330,6 @@ impl Record {
     /// Adds to a word of the block, around which it may wrap; no addition is lost.
     pub fn count(&self, word: usize, count: u64) {
         self.word(word).fetch_add(count, Relaxed);
-    }
-
-    /// Whether the thread had a hit since its last miss.
-    pub fn has_hit(&self) -> bool {
-        self.bytes_served() != self.bytes_at_miss.load(Relaxed)
-    }
-
-    /// The thread has missed, and its bytes are counted.
-    pub fn note_miss(&self) {
-        self.bytes_at_miss.store(self.bytes_served(), Relaxed);
     }
 }
 
@@ -495,7 +475,7 @@ fn make_chunk() -> &'static [Record] {
 ///
 /// # Safety
 ///
-/// They are never unmapped, no other thread exists, and nobody else writes there.
+/// They are never unmapped, no other thread exists, and no other code writes there.
 pub unsafe fn share_blocks(shared: *mut Block, max: usize, has_counted_before: bool) {
     record();
     HAS_COUNTED_BEFORE.store(has_counted_before, Relaxed);
@@ -511,7 +491,6 @@ pub unsafe fn share_blocks(shared: *mut Block, max: usize, has_counted_before: b
             // SAFETY: blocks are never unmapped.
             record.count(word, unsafe { &*old }.word(word).load(Relaxed));
         }
-        record.note_miss();
     }
 }
 
@@ -584,7 +563,7 @@ fn for_each(mut visit: impl FnMut(&'static Record)) {
     }
 }
 
-/// Sets up what the records need; once, when the library is loaded.
+/// Sets the records up; once, when the library is loaded.
 pub fn initialise() {
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
     // SAFETY: registering for membarrier has no memory effects.
@@ -618,7 +597,6 @@ pub fn after_fork() {
         if record.has_counts() {
             (0..WORDS).for_each(|word| record.word(word).store(0, Relaxed));
         }
-        record.bytes_at_miss.store(0, Relaxed);
     });
     if let Some(own) = try_record() {
         // SAFETY: no precondition.
@@ -674,8 +652,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Notes the threads that are reading now. What was unpublished before this call is unreachable
-    /// for all that are not in the snapshot.
+    /// Notes the threads that are reading now. An object that was unpublished before this call is unreachable for all threads that are not in the snapshot.
     pub fn take() -> Self {
         let readers = Readers::take(
             || {

@@ -50,37 +50,25 @@ pub struct Pond {
     aside: tempfile::TempDir,
     cache_bytes: u64,
     mode: Mode,
-    adoption: Adoption,
+    served_files: ServedFiles,
 }
 
-/// When files are served; see the library's module `adoption`.
+/// Which files are served.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Adoption {
-    /// From their open on.
-    AtOpen,
-    /// When they have shown use, as in a run without options.
-    OnUse,
-    /// After so many reads of what was read before.
-    After(u32),
-    /// At random moments, and given back at others.
-    Random(u64),
-}
-
-impl Default for Adoption {
-    /// At open; with `MILLPOND_TEST_ADOPT=SEED` at random, to run tests so that are not written for it: what
-    /// they expect to be served is not, but nothing may be wrong.
-    fn default() -> Self {
-        let seed = std::env::var("MILLPOND_TEST_ADOPT").ok().and_then(|seed| seed.parse().ok());
-        seed.map_or(Self::AtOpen, Self::Random)
-    }
+pub enum ServedFiles {
+    /// As with `--eager`: mode through maps files from their first read on, and mode back also serves files that are
+    /// open for reading only.
+    Eager,
+    /// As in a run without options.
+    Default,
+    /// The same, and files of mode back are handed to the kernel at random moments; the seed.
+    HandOver(u64),
 }
 
 /// The library's modes; see its modules `page_cache` and `late`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Mode through on the kernel's page cache, as in a run without options.
-    Mapped,
-    /// Mode through with a cache of the library's own.
+    /// Reads from the kernel's page cache, as in a run without options.
     Through,
     Back,
     /// `Back`, and with `O_DIRECT` where the served directory's file system knows it.
@@ -88,15 +76,8 @@ pub enum Mode {
 }
 
 /// The modes with a cache of the library's own.
-pub const MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
-pub const ALL_MODES: [Mode; 4] = [Mode::Mapped, Mode::Through, Mode::Back, Mode::BackDirect];
-
-/// Whether `mode` is on the kernel's page cache. With `MILLPOND_TEST_MAPPED` mode through is, too: to run tests so that
-/// are not written for it, and expect other files to be served.
-fn is_mapped(mode: Mode) -> bool {
-    mode == Mode::Mapped
-        || mode == Mode::Through && std::env::var_os("MILLPOND_TEST_MAPPED").is_some()
-}
+pub const MODES: [Mode; 2] = [Mode::Back, Mode::BackDirect];
+pub const ALL_MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
 
 /// The keeper of all programs of this test.
 pub fn keeper() -> &'static Address {
@@ -156,8 +137,8 @@ impl Pond {
             served: tempfile::tempdir().unwrap(),
             aside: tempfile::tempdir().unwrap(),
             cache_bytes: 64 << 20,
-            mode: Mode::Through,
-            adoption: Adoption::default(),
+            mode: Mode::Back,
+            served_files: ServedFiles::Eager,
         }
     }
 
@@ -170,23 +151,23 @@ impl Pond {
         Self { mode, ..self }
     }
 
-    pub fn adopting(self, adoption: Adoption) -> Self {
-        Self { adoption, ..self }
+    pub fn serving(self, served_files: ServedFiles) -> Self {
+        Self { served_files, ..self }
     }
 
     pub fn with_cache_bytes(cache_bytes: u64) -> Self {
         Self { cache_bytes, ..Self::new() }
     }
 
-    /// Ponds of which only the program's result counts, not how much is served: files are adopted and given back at
-    /// random moments, or read from the kernel's page cache.
+    /// Ponds of which only the program's result counts, not how much is served: files are handed to the kernel at random
+    /// moments, or read from the kernel's page cache.
     pub fn unmeasured() -> [Self; 4] {
-        let pond = |mode, adoption| Self::new().in_mode(mode).adopting(adoption);
+        let pond = |mode, files| Self::new().in_mode(mode).serving(files);
         [
-            pond(Mode::Through, Adoption::Random(1)),
-            pond(Mode::Back, Adoption::Random(2)),
-            pond(Mode::Mapped, Adoption::AtOpen),
-            pond(Mode::Mapped, Adoption::OnUse),
+            pond(Mode::Back, ServedFiles::HandOver(1)),
+            pond(Mode::BackDirect, ServedFiles::HandOver(2)),
+            pond(Mode::Through, ServedFiles::Eager),
+            pond(Mode::Through, ServedFiles::Default),
         ]
     }
 
@@ -219,20 +200,15 @@ impl Pond {
             // What else the machine does shrinks no cache.
             .env("MILLPOND_PRESSURE_FILE", "/dev/null")
             .env("MILLPOND_QUIET", "1");
-        match self.adoption {
-            Adoption::AtOpen => command.env("MILLPOND_EAGER", "1"),
-            Adoption::OnUse => &mut command,
-            Adoption::After(reads) => command.env("MILLPOND_ADOPT", reads.to_string()),
-            Adoption::Random(seed) => command.env("MILLPOND_ADOPT", format!("random:{seed}")),
+        match self.served_files {
+            ServedFiles::Eager => command.env("MILLPOND_EAGER", "1"),
+            ServedFiles::Default => &mut command,
+            ServedFiles::HandOver(seed) => command.env("MILLPOND_HAND_OVER", seed.to_string()),
         };
         if self.mode == Mode::BackDirect {
             command.env("MILLPOND_BACKING", "direct");
         }
-        if is_mapped(self.mode) {
-            command.env("MILLPOND_BACKING", "mapped");
-        } else if self.mode == Mode::Through {
-            command.env("MILLPOND_BACKING", "buffered");
-        } else {
+        if self.mode != Mode::Through {
             command.env("MILLPOND_MODE", "back");
             command.env("MILLPOND_KEEPER", keeper().to_string());
         }

@@ -476,7 +476,7 @@ static void locks(void)
 	CHECK(close(fd) == 0);
 	say(line.to_child);
 	hear(line.to_parent);
-	/* It is given back. */
+	/* It is handed over. */
 	fd = open("f", O_RDWR);
 	CHECK(fd >= 0);
 	for (int i = 0; i < 100; i++) {

@@ -1,4 +1,4 @@
-/* Files whose description is in more hands than one number's and one thread's while they are adopted: what
+/* Files whose description is in more hands than one number's and one thread's while they are served: what
  * is read must be what was written, by whichever way, and locks must be held as long as they should be. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -26,7 +26,7 @@ static int make(const char *path, int pages)
 	return new;
 }
 
-/* Reads two pages so often that the file is adopted. */
+/* Reads two pages many times. */
 static void use(int number)
 {
 	for (int i = 0; i < 600; i++)
@@ -123,7 +123,7 @@ static void forked(void)
 	CHECK(flock(other, LOCK_EX) == 0);
 }
 
-/* ---- what is asked for just when the file is adopted ---- */
+/* ---- flags of calls, and of the description ---- */
 
 static void use_it(void) { stage = 1, use(fd); }
 
@@ -166,20 +166,6 @@ static void changed(void *(*work)(void *), int appended, int tries)
 		CHECK(pread(fd, &byte, 1, 0) == 1 && byte == 'a');
 		close(fd);
 	}
-}
-
-/* ---- a file larger than the cache ---- */
-
-static void missed(void)
-{
-	fd = make("missed", 1);
-	CHECK(ftruncate(fd, 16384L * PAGE) == 0);
-	use(fd);
-	/* From here on the kernel's bytes are not copied without a frame. */
-	CHECK(pwrite(fd, page, PAGE, 0) == PAGE);
-	for (long i = 0; i < 40000; i++)
-		CHECK(pread(fd, page, PAGE, i * 7919 % 16384 * PAGE) == PAGE);
-	close(fd);
 }
 
 /* ---- a file that is not written to takes no memory, and is what others make of it ---- */
@@ -249,42 +235,6 @@ static void mapped(void)
 	close(fd);
 }
 
-#ifdef __x86_64__
-static long raw(long number, long a, long b, long c)
-{
-	long result;
-	__asm__ volatile("syscall"
-			 : "=a"(result)
-			 : "a"(number), "D"(a), "S"(b), "d"(c)
-			 : "rcx", "r11", "memory");
-	return result;
-}
-
-/* Cut by who does not wait for the lease, which is taken away unseen: reads end where the file does. */
-static void cut_below(void)
-{
-	int new = open("cut", O_RDWR | O_CREAT | O_TRUNC, 0644);
-	write_pages(new, 1);
-	close(new);
-	fd = open("cut", O_RDONLY);
-	CHECK(fd >= 0);
-	read_pages(20, 1);
-	raw(SYS_fcntl, fd, F_SETLEASE, F_UNLCK);
-	long other = raw(SYS_open, (long)"cut", O_RDWR, 0);
-	CHECK(other >= 0);
-	CHECK(raw(SYS_ftruncate, other, 10 * PAGE, 0) == 0);
-	check_page(9, 1);
-	CHECK(pread(fd, page, PAGE, 20 * PAGE) == 0);
-	CHECK(pread(fd, page, PAGE, 10 * PAGE - 100) == 100);
-	CHECK(raw(SYS_close, other, 0, 0) == 0);
-	close(fd);
-}
-#else
-static void cut_below(void)
-{
-}
-#endif
-
 int main(int count, char **arguments)
 {
 	CHECK(count >= 2);
@@ -299,12 +249,8 @@ int main(int count, char **arguments)
 		changed(append_by_flag, 6, 200);
 	else if (strcmp(what, "status") == 0)
 		changed(set_append, 1, 200);
-	else if (strcmp(what, "missed") == 0)
-		missed();
 	else if (strcmp(what, "mapped") == 0)
 		mapped();
-	else if (strcmp(what, "cut") == 0)
-		cut_below();
 	else
 		return 2;
 	return 0;

@@ -436,7 +436,7 @@ static void model_many(int first)
 	}
 }
 
-/* ---- limit: given back while there is no number to open anything anew ---- */
+/* ---- limit: handed over while no number is free to open the file again ---- */
 
 static void limit(void)
 {

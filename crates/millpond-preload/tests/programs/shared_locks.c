@@ -120,7 +120,7 @@ static void close_ends(void)
 		CHECK(close(ends[i]) == 0);
 }
 
-/* Read until it is adopted, where it is by use: numbers that are opened anew count afresh. */
+/* Reads many times. */
 static void heat(int times)
 {
 	char page[PAGE];
@@ -147,7 +147,6 @@ static void kept(int times)
 		heat(10);
 		CHECK(seen(10) == 'R' && other('c', 0, 0, 0) == '-');
 	}
-	/* Eight times as much is wanted until it is adopted again. */
 	heat(8000);
 	/* A lock to write while it is served, and somebody comes. */
 	CHECK(set(ends[3], F_WRLCK, 20, 5) == 0 && other('o', 0, 0, 0) == '-');

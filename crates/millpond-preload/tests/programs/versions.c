@@ -1,5 +1,5 @@
 /* One file, open several times in one process. Threads write versions to pages and read them by different
-   descriptors, while another process opens and writes the file, so that it is given back and adopted again.
+   descriptors, while another process opens and writes the file, so that it is handed over.
    `versions SEED STEPS`. A read must not return a version that is older than the last write that had returned before
    the read began, nor one that was not begun when the read returned. Prints nothing and returns 0 where that is so. */
 #define _GNU_SOURCE
@@ -117,7 +117,7 @@ static void *read_bulk(void *argument)
 	return NULL;
 }
 
-/* Another process, forked before the file is open. The main thread asks for each open, so that the file is adopted in between. */
+/* Another process, forked before the file is open. The main thread asks for each open, so that the file is served in between. */
 static void disturb(void)
 {
 	uint64_t state = seed * 41;
@@ -141,7 +141,7 @@ static void disturb(void)
 	}
 }
 
-/* What gives the file back within the process. */
+/* Calls that hand the file over within the process. */
 static void disturb_within(uint64_t *state)
 {
 	int other, fd = ends[pick(state, ENDS)];
@@ -190,7 +190,7 @@ int main(int count, char **arguments)
 		CHECK(pthread_create(&threads[WRITERS + i], NULL, read_versions, (void *)i) == 0);
 	CHECK(pthread_create(&threads[WRITERS + READERS], NULL, read_bulk, NULL) == 0);
 	for (int i = 0; i < steps; i++) {
-		/* Enough for an adoption, more often than not. */
+		/* Reads and writes in between. */
 		for (int j = 200 + pick(&state, 3000); j > 0; j--)
 			check_version(ends[pick(&state, ENDS)], pick(&state, VERSIONS), &state);
 		if (pick(&state, 6) == 0)

@@ -16,7 +16,7 @@ use crate::runtime::sync::AtomicUsize;
 struct Model {
     slot: AtomicUsize,
     references: References,
-    /// The file. Loom reports what is looked at while it is taken away.
+    /// The file. Loom reports an access to an object while it is taken away.
     file: UnsafeCell<Option<u32>>,
     sections: [Sections; 2],
     ends: AtomicU32,
@@ -132,7 +132,7 @@ fn loom_references_keep_the_file() {
     explore([|model| model.read(0), |model| model.read(1)], close);
 }
 
-/// Goal: so it does where somebody gives his up only if it is not the last.
+/// Goal: so it does where a thread gives its reference up only if it is not the last.
 #[test]
 fn loom_references_that_are_left_to_others_keep_the_file() {
     explore([|model| model.read_and_leave(0), |model| model.read(1)], close);

@@ -1,5 +1,4 @@
-//! Loom models of a file that is opened beside a fork, compiled by `tests/loom.rs`: what a child gets, the fork
-//! finds in the table or the open is told of. The `loom_forks_without_*` twins leave one rule out and must fail.
+//! Loom models of a file that is opened beside a fork, compiled by `tests/loom.rs`: a file that a child gets is found in the table by the fork, or reported to the open. The `loom_forks_without_*` twins leave one rule out and must fail.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -30,7 +29,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whether the open was told of a fork.
+    /// Whether the open has noticed a fork.
     fn open(&self, rule: Rule) -> bool {
         let before = self.forks.before();
         *self.kernels.lock().unwrap() = true;

@@ -1,4 +1,4 @@
-//! Loom models of an adoption, compiled by `tests/loom.rs`: the kernel and the engine never have a file
+//! Loom models of a claim, compiled by `tests/loom.rs`: the kernel and the engine never have a file
 //! at once. The `loom_in_flight_without_*` twins leave one rule out and must fail.
 
 use loom::cell::UnsafeCell;
@@ -9,7 +9,7 @@ use crate::runtime::sync::AtomicUsize;
 
 use super::*;
 
-const WATCHED: usize = 3;
+const UNSERVED: usize = 3;
 const CLAIMED: usize = 4;
 const SERVED: usize = 5;
 const FD: RawFd = 7;
@@ -34,7 +34,7 @@ enum Rule {
 impl Model {
     fn new(numbers: usize) -> Arc<Model> {
         Arc::new(Model {
-            slots: (0..numbers).map(|_| AtomicUsize::new(WATCHED)).collect(),
+            slots: (0..numbers).map(|_| AtomicUsize::new(UNSERVED)).collect(),
             kernels: UnsafeCell::new(0),
             calls: [InFlight::new(), InFlight::new()],
         })
@@ -49,7 +49,7 @@ impl Model {
         // As in `table::get`.
         let slot = self.slots[place].load(Acquire);
         let named = if rule == Rule::NamedLate { Some(begin()) } else { named };
-        if slot == WATCHED {
+        if slot == UNSERVED {
             // SAFETY: loom checks it.
             self.kernels
                 .with(|kernels| assert_eq!(unsafe { *kernels }, 0, "after it was taken over"));
@@ -59,15 +59,15 @@ impl Model {
         }
     }
 
-    /// As `adoption` does, with one look instead of several.
-    fn adopt(&self, looks: bool) -> bool {
+    /// As `several` does, with one look at the words.
+    fn claim(&self, looks: bool) -> bool {
         for slot in &self.slots {
-            slot.compare_exchange(WATCHED, CLAIMED, Acquire, Relaxed).unwrap();
+            slot.compare_exchange(UNSERVED, CLAIMED, Acquire, Relaxed).unwrap();
         }
         after_claim(|| {});
         let fds: Vec<RawFd> = (FD..FD + self.slots.len() as RawFd).collect();
         if looks && self.calls.iter().any(|calls| calls.names(&fds)) {
-            self.slots.iter().for_each(|slot| slot.store(WATCHED, Release));
+            self.slots.iter().for_each(|slot| slot.store(UNSERVED, Release));
             return false;
         }
         // SAFETY: loom checks it.
@@ -93,10 +93,10 @@ fn explore_numbers(numbers: usize, callers: usize, rule: Rule, looks: bool) {
                 thread::spawn(move || model.call(caller, rule))
             })
             .collect();
-        model.adopt(looks);
+        model.claim(looks);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        if rule == Rule::All && model.slots[0].load(Relaxed) == WATCHED {
-            assert!(model.adopt(true), "nobody is in a call");
+        if rule == Rule::All && model.slots[0].load(Relaxed) == UNSERVED {
+            assert!(model.claim(true), "nobody is in a call");
         }
     });
 }
@@ -128,7 +128,7 @@ fn loom_in_flight_nests() {
             let model = Arc::clone(&model);
             thread::spawn(move || {
                 let before = model.calls[0].begin(FD, true);
-                let is_kernels = model.slots[0].load(Acquire) == WATCHED;
+                let is_kernels = model.slots[0].load(Acquire) == UNSERVED;
                 let inner = model.calls[0].begin(FD + 1, true);
                 model.calls[0].end(inner);
                 if is_kernels {
@@ -138,12 +138,12 @@ fn loom_in_flight_nests() {
                 model.calls[0].end(before);
             })
         };
-        model.adopt(true);
+        model.claim(true);
         caller.join().unwrap();
     });
 }
 
-/// Goal: what is interrupted stays named, and what there is no room for is any number.
+/// Goal: an interrupted call stays named, and a number without room counts as any number.
 #[test]
 fn loom_in_flight_names_all_that_are_nested() {
     loom::model(|| {

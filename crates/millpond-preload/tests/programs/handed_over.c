@@ -1,4 +1,4 @@
-/* Files that are taken over from the kernel, and given back, while they are in use. One scenario each, by
+/* Files that are handed to the kernel while they are in use. One scenario each, by
    name. Prints nothing and returns 0 where all is as the kernel has it. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -47,18 +47,7 @@ static void once(int times)
 	}
 }
 
-/* ---- again: read so often that it shows ---- */
-
-static void again(int times)
-{
-	char page[PAGE];
-	int fd = make(O_RDONLY);
-	for (int i = 0; i < times; i++)
-		CHECK(pread(fd, page, PAGE, (i * 7 % PAGES) * PAGE) == PAGE && is_all(page, PAGE, i * 7 % PAGES));
-	CHECK(close(fd) == 0);
-}
-
-/* ---- each thread reads what it has written, on one descriptor ---- */
+/* ---- each thread reads its own writes, on one descriptor ---- */
 
 static int shared, round_number;
 
@@ -104,7 +93,7 @@ static void writers(void)
 			CHECK(shared >= 0);
 		}
 	}
-	/* What is read here, others read. */
+	/* Pages that are read here, other threads read. */
 	char page[PAGE], theirs[PAGE];
 	int fd = raw(SYS_openat, AT_FDCWD, (long)"f", O_RDONLY, 0);
 	CHECK(fd >= 0);
@@ -115,7 +104,7 @@ static void writers(void)
 	}
 }
 
-/* ---- one offset: what is read and written there is read and written once, and whole ---- */
+/* ---- one offset: each read and write there moves it once, and is whole ---- */
 
 enum { RECORDS = 20000 };
 static unsigned char found[RECORDS * THREADS];
@@ -165,7 +154,7 @@ static void offsets(void)
 
 static void *seek_and_read(void *argument)
 {
-	/* All but the first read at places; the first moves the offset, which nobody else does. */
+	/* All but the first read at places; the first alone moves the offset. */
 	uint32_t record[4];
 	for (uint32_t i = 0; i < 6000; i++) {
 		uint32_t wanted = i * 37 % RECORDS;
@@ -199,7 +188,7 @@ static void seeks(void)
 	}
 }
 
-/* ---- a child takes a part of what is read at one offset ---- */
+/* ---- a child reads a part at the shared offset ---- */
 
 static void *read_at_offset(void *unused)
 {
@@ -284,8 +273,6 @@ int main(int count, char **arguments)
 	int times = count > 2 ? atoi(arguments[2]) : 1;
 	if (!strcmp(name, "once"))
 		once(times);
-	else if (!strcmp(name, "again"))
-		again(times);
 	else if (!strcmp(name, "writers"))
 		writers();
 	else if (!strcmp(name, "offsets"))
