@@ -13,11 +13,8 @@
 //! The back end and the kernel have the memory of a read that goes around the cache (`unattended`), of no other:
 //! each step of a task copies what is cached (`read::miss`).
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Waker;
-
-use millpond_rangelock::Mode;
 
 use crate::error::Result;
 use crate::face::file::{File, release_handle};
@@ -30,7 +27,6 @@ use crate::options::OpenOptions;
 use crate::queue::task::{Reading, Task};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::read::unguarded::{self, Begun, UnguardedRead};
-use crate::units::PageIndex;
 
 /// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.
 #[doc(hidden)]
@@ -205,32 +201,6 @@ impl File {
     #[doc(hidden)]
     pub fn start_now() {
         batch::wake_now();
-    }
-}
-
-impl File {
-    /// Maps the file, at `fd`: until something changes it, reads that find no page here copy what the kernel has
-    /// cached (`inode::mapped`). Whether they do from here on; not if it was so before. The file is opened
-    /// with `Backing::Buffered`.
-    ///
-    /// # Safety
-    ///
-    /// Until [`File::end_mapping`], nobody but this process's engines changes the file; and a handler of
-    /// SIGBUS consults [`crate::fault`].
-    #[doc(hidden)]
-    pub unsafe fn map(&self, fd: BorrowedFd<'_>) -> bool {
-        let file = &self.cached;
-        let guard = file.lock(0, u64::MAX, Mode::Exclusive);
-        let is_mapped = !file.has_dirty_pages() && file.mapped.map(fd, file.core().size.get());
-        drop(guard);
-        is_mapped
-    }
-
-    /// Before something else than this process's engines changes the file. Does not block.
-    #[doc(hidden)]
-    pub fn end_mapping(&self) {
-        self.cached.mapped.end();
-        self.cached.unguarded.change(PageIndex::FIRST, PageIndex::LAST);
     }
 }
 

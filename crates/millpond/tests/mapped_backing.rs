@@ -357,8 +357,8 @@ fn a_child_of_fork_maps_for_itself() {
     assert!(case.read(0, 3 * PAGE) == [77; 3 * PAGE]);
 }
 
-/// Goal: the mapping serves a file that the process neither owns nor may write, of which the kernel does not say what it
-/// has cached.
+/// Goal: the mapping serves a file that the process neither owns nor may write. The kernel does not report the residency
+/// of such a file.
 #[test]
 fn files_of_others_are_served() {
     const NOBODY: u32 = 65534;

@@ -27,8 +27,6 @@ pub(crate) mod turns;
 
 pub(crate) mod kept;
 
-pub(crate) mod mapped;
-
 pub(crate) mod mapped_pages;
 
 pub(crate) mod unguarded;
@@ -51,7 +49,6 @@ use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::backend::Backend;
 use crate::inode::kept::Kept;
-use crate::inode::mapped::Mapped;
 use crate::inode::mapped_pages::MappedPages;
 use crate::inode::registry::Registry;
 use crate::inode::space::account::Space;
@@ -158,7 +155,6 @@ pub(crate) struct CachedFile {
     pub(crate) through: AtomicUsize,
     /// How many times callers have the descriptors' flags left alone.
     plain: AtomicUsize,
-    pub(crate) mapped: Mapped,
     /// With mapped backing.
     pub(crate) mapped_pages: Option<Box<MappedPages>>,
     pub(crate) unguarded: Unguarded,
@@ -254,7 +250,6 @@ impl CachedFile {
             opened_mode: options.write_mode,
             through: AtomicUsize::new(0),
             plain: AtomicUsize::new(0),
-            mapped: Mapped::default(),
             mapped_pages,
             unguarded: Unguarded::default(),
             writeback: Writeback::default(),
@@ -354,12 +349,11 @@ impl CachedFile {
         self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
     }
 
-    /// The holder of an exclusive guard may change the file: reads without a guard find that (mapped.MP1,
-    /// unguarded.U1, mapped_pages.MB2).
+    /// The holder of an exclusive guard may change the file: reads without a guard find that (unguarded.U1,
+    /// mapped_pages.MB2).
     fn locked<'g>(&'g self, guard: Guard<'g>) -> FileGuard<'g> {
         let mut changing = None;
         if guard.mode() == Mode::Exclusive {
-            self.mapped.end();
             let range = guard.range();
             self.unguarded.change(self.page_of(range.start()), self.page_of(range.end() - 1));
             changing = self.mapped_pages.as_deref();

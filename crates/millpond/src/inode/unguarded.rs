@@ -10,10 +10,8 @@
 //!                               -> else, or where a byte is missing: it is read anew, in another way
 //! ```
 //!
-//! - **U1** Who has an exclusive guard counts a change of its pages before he changes anything
-//!   (`CachedFile::lock`); who lets others than this engine change the file counts one of all before they may
-//!   (as for mapped.MP1), and another when they have, as it drops what is cached: a read that begins and ends
-//!   between the two is one of the kernel's beside that change.
+//! - **U1** The holder of an exclusive guard counts a change of its pages before it changes anything
+//!   (`CachedFile::lock`).
 //! - **U2** A change whose guard came before the read's is done, and its bytes are what an EMPTY page of the
 //!   back end's has. One whose guard comes after it is counted after the number was noted. So where the number
 //!   is the same in the end, none had been counted when the read ended; and since each is counted first, and

@@ -9,8 +9,6 @@
 //!                        all unchanged, or from 1
 //! ```
 //!
-//! Where a page is missing and the file is mapped, all is copied from there (`inode::mapped`).
-//!
 //! Between 4 and the reloading of 6 every page had one content (page.W1, page.W2), and the size was what 4
 //! says while the words were those of 3; so the bytes are those of one moment. Nothing is written
 //! but the thread's own counters, and REFERENCED where it is clear.
@@ -116,12 +114,7 @@ impl<'f> HitPath<'f> {
                 // SAFETY: the caller's promise is the same.
                 unsafe { try_read_again(file, slot, tries, dst, len, offset, copied) }
             }
-            Attempt::Miss => {
-                // SAFETY: the caller's promise is the same.
-                let segment = unsafe { [Segment::new(dst, len)] };
-                try_read_mapped(file, slot, (&segment).into(), offset)
-            }
-            Attempt::Fault => None,
+            Attempt::Miss | Attempt::Fault => None,
         }
     }
 
@@ -163,8 +156,7 @@ impl<'f> HitPath<'f> {
         let read = match self.attempt_pages(dst, offset) {
             Attempt::Read(moved) => Some(moved),
             Attempt::Retry(copied) => self.try_again(dst, offset, copied),
-            Attempt::Miss => try_read_mapped(self.file, self.slot, dst, offset),
-            Attempt::Fault => None,
+            Attempt::Miss | Attempt::Fault => None,
         };
         self.slot.took_if(LatencyKind::ReadHit, since.filter(|_| read.is_some()));
         read
@@ -353,35 +345,6 @@ unsafe fn try_read_again(
     // SAFETY: the caller's promise is the same.
     let segment = unsafe { [Segment::new(dst, len)] };
     HitPath { file, slot, tries }.try_again((&segment).into(), offset, copied)
-}
-
-/// Something is missing: the file may be mapped (`inode::mapped`).
-#[cold]
-#[inline(never)]
-fn try_read_mapped(
-    file: &CachedFile,
-    slot: &ThreadCounts,
-    dst: SegmentIter<'_>,
-    offset: u64,
-) -> Option<usize> {
-    let look = file.mapped.look()?;
-    // After the address: the size is that of mapped.MP1.
-    let size = file.core().size.get();
-    let end = (offset + dst.left()).min(size);
-    if end <= offset {
-        return None;
-    }
-    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
-    let bytes = look.bytes(offset, end)?;
-    // SAFETY: so many bytes are mapped there while we have the file (mapped.MP3), and
-    // may fault (mapped.MP4), as `dst` may.
-    let copied = unsafe { copy_out(dst.limited(end - offset), bytes, source) };
-    if copied.is_err() || !look.is_good() {
-        wipe(dst, 0, end - offset);
-        return None;
-    }
-    slot.hit_several(file.page_of(end - 1) - file.page_of(offset) + 1, end - offset);
-    Some((end - offset) as usize)
 }
 
 /// Nothing is cached at `offset`: a hit all the same if the file ends before it; unless it has no size
