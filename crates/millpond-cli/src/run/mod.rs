@@ -43,9 +43,8 @@ use std::process::{Command, ExitCode};
 use clap::ValueEnum;
 
 use self::explain::Explained;
-pub use self::program::find;
 use self::tally::Tally;
-use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
 /// Runs a program with its file reads and writes served by Millpond.
 ///
@@ -145,7 +144,7 @@ fn parse_cache_bytes(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// A size as fio writes it: `4k` is 4096.
-pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
+fn parse_size(text: &str) -> std::result::Result<u64, String> {
     ::parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
 }
 
@@ -298,18 +297,6 @@ fn served_directories(paths: &[PathBuf]) -> Result<OsString> {
         joined.push(canonical);
     }
     Ok(joined)
-}
-
-/// The words that, put before a command, run it under this very binary; for benchmarks of what is
-/// served.
-pub fn launcher(cache_bytes: u64, backing: &str, served: &Path) -> Result<Vec<OsString>> {
-    preload::library()?;
-    let own = env::current_exe().context("finding this program")?;
-    let cache = cache_bytes.to_string();
-    let words = ["run", "--eager", "--quiet", "--backing", backing, "--cache", &cache, "--path"]
-        .map(OsString::from);
-    let served = served.as_os_str().to_owned();
-    Ok([own.into()].into_iter().chain(words).chain([served, "--".into()]).collect())
 }
 
 #[cfg(test)]

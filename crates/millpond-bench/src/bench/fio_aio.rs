@@ -14,7 +14,7 @@ use super::load::Load;
 use super::outcome::Outcome;
 use super::plan::Plan;
 use crate::failure::Result;
-use crate::run;
+use crate::millpond_command::launcher;
 
 pub const CASE: &str = "fio-libaio-cold-4k";
 const MILLPOND: &str = "fio libaio, millpond run";
@@ -42,7 +42,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let file = NamedFile::create(&plan.dir, bytes)?;
     let load = Load::random(bytes, BLOCK_BYTES, 1);
     let job = |name, launcher, is_direct| Fio { name, launcher, is_direct, file: &file, bytes };
-    let launcher = match run::launcher(bytes / CACHE_SHARE, "direct", &plan.dir) {
+    let launcher = match launcher(bytes / CACHE_SHARE, "direct", &plan.dir) {
         Ok(launcher) => launcher,
         Err(failure) => {
             skip(outcome, failure.message);
