@@ -1,4 +1,5 @@
-//! The parts of `millpond bench` that need unsafe code, behind safe functions, as the CLI forbids unsafe code.
+//! The parts of `millpond-bench` and `millpond demo` that need unsafe code, behind safe functions: both programs forbid
+//! unsafe code.
 //!
 //! - [`Arena`]: the upper bound for cached reads, a `memcpy` from plain memory.
 //! - [`Mapped`]: reads cached bytes without a system call, through `mmap`.
@@ -6,8 +7,10 @@
 //! - [`Nops`]: the minimal cost of a request in the kernel.
 //! - [`Counting`]: an allocator that counts allocations.
 //! - [`Usage`]: processor time and context switches of this process, or of a thread.
+//! - [`processor_name`], [`file_system_name`]: the machine, for the heading of results.
 
 mod allocations;
+mod host;
 mod nops;
 
 use std::ffi::c_void;
@@ -19,6 +22,7 @@ use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 pub use allocations::{Counting, allocations};
+pub use host::{file_system_name, processor_name, value_of};
 pub use nops::Nops;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 

@@ -22,6 +22,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("millpond-c", "millpond-c/src/lib.rs"),
     ("millpond-objects", "millpond-objects/src/lib.rs"),
     ("millpond-cli", "millpond-cli/src/main.rs"),
+    ("millpond-bench", "millpond-bench/src/main.rs"),
     ("millpond-rangelock", "rangelock/src/lib.rs"),
     ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),
     ("millpond-bench-peers", "bench-peers/src/lib.rs"),

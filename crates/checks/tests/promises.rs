@@ -1,6 +1,6 @@
 //! Goal: each promise of the documents has tests, and the table of promises in docs/testing.md is correct: a document
 //! contains the promise word for word, each test exists, and each longer version is a part of `scripts/long` or a suite of
-//! `millpond bench`.
+//! `millpond-bench`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ fn each_promise_has_its_tests() {
     let promises = words(&documents.join("\n\n"));
     let document = read(&root.join("docs/testing.md"));
     let long = read(&root.join("scripts/long"));
-    let suites = read(&root.join("crates/millpond-cli/src/bench/mod.rs"));
+    let suites = read(&root.join("crates/millpond-bench/src/bench/mod.rs"));
     let (_, section) = document.split_once(HEADING).expect("the section is there");
     let section = section.split("\n## ").next().unwrap_or_default();
     let mut files = Vec::new();

@@ -1,4 +1,4 @@
-//! A failure of the CLI: a message for the user, and an exit status for the shell.
+//! A failure of a program: a message for the user, and an exit status for the shell.
 
 use std::fmt::Display;
 

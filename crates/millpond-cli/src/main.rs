@@ -6,12 +6,11 @@
 //!   as the program's keeper ([`run::kept`]).
 //! - [`keeper`]: writes back the dirty pages of processes that died; [`rescue`]: applies a rescue file,
 //!   which has the bytes that a keeper could not write.
-//! - [`bench`]: measures Millpond and its baselines on this machine.
-//! - [`soak`]: runs self-checking loads for hours.
 //! - [`store_check`]: tests the promises of an object store.
-//! - [`crash`]: computes the states that a power cut could leave of a program's files, and checks them.
 //! - [`top`]: shows the statistics of running engines.
 //! - [`manual`]: man pages and completions.
+//!
+//! Benchmarks and long tests are in another program, `millpond-bench`.
 //!
 //! Before all of that, and before std's runtime starts, [`early`] handles `run` with its most common
 //! options: building the full description of the command line took half of the time until the program ran.
@@ -21,17 +20,13 @@
 
 #![forbid(unsafe_code)]
 
-mod bench;
-mod crash;
 mod demo;
-mod descendants;
 mod failure;
 mod keeper;
 mod manual;
 mod printable;
 mod rescue;
 mod run;
-mod soak;
 mod store_check;
 mod top;
 
@@ -41,11 +36,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::failure::Failure;
 
-/// `bench` counts the allocations of a request.
-#[global_allocator]
-static ALLOCATOR: millpond_bench_peers::Counting = millpond_bench_peers::Counting;
-
-/// A user-space page cache for unmodified programs, and its benchmarks.
+/// A user-space page cache for unmodified programs.
 #[derive(Debug, Parser)]
 #[command(name = "millpond", version)]
 struct Cli {
@@ -61,11 +52,6 @@ enum Command {
     Run(run::Args),
     Keeper(keeper::KeeperArgs),
     Rescue(rescue::RescueArgs),
-    Bench(bench::Args),
-    Crash(crash::CrashArgs),
-    Soak(soak::SoakArgs),
-    #[command(hide = true)]
-    SoakWorker(soak::WorkerArgs),
     Store(store_check::StoreArgs),
     Top(top::TopArgs),
     Manual(manual::ManualArgs),
@@ -95,10 +81,6 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
-        Command::Crash(args) => crash::run(&args),
-        Command::Soak(args) => soak::run(&args),
-        Command::SoakWorker(args) => soak::work(&args).map(|()| ExitCode::SUCCESS),
         Command::Store(args) => store_check::run(&args),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),

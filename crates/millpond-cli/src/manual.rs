@@ -36,7 +36,7 @@ pub fn run(args: &ManualArgs, mut program: clap::Command) -> Result<()> {
     }
 }
 
-/// Writes the page of a command, and of its subcommands: `millpond-bench-compare.1`.
+/// Writes the page of a command, and of its subcommands: `millpond-store-check.1`.
 fn page(command: &clap::Command, dir: &Path) -> Result<()> {
     let name = command.get_display_name().unwrap_or(command.get_name()).replace(' ', "-");
     let path = dir.join(format!("{name}.1"));

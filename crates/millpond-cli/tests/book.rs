@@ -115,7 +115,7 @@ fn links_lead_somewhere() {
 
 /// Method: runs the blocks of a page marked `sh`, in turn, in an empty directory. The blocks marked
 /// `sh,ignore` install or measure for minutes: other tests cover `scripts/install`, `scripts/install-c` and
-/// `millpond bench`.
+/// `millpond-bench`.
 #[test]
 fn the_commands_of_the_guide_run() {
     let mut path = Path::new(MILLPOND).parent().unwrap().as_os_str().to_owned();

@@ -39,8 +39,6 @@ fn each_command_has_a_page_and_completions() {
         vec!["run"],
         vec!["keeper"],
         vec!["rescue"],
-        vec!["bench"],
-        vec!["bench", "compare"],
         vec!["store", "check"],
         vec!["manual", "man"],
     ];

@@ -53,7 +53,7 @@ fn a_database_of_four_connections() {
     require("sqlite3", "sqlite3");
     for mode in [None, Some(Mode::Through), Some(Mode::Back)] {
         let pond = Pond::new().in_mode(mode.unwrap_or(Mode::Through)).serving(ServedFiles::Default);
-        let source = "../../../millpond-cli/src/bench/programs/wal.c";
+        let source = "../../../millpond-bench/src/bench/programs/wal.c";
         let program = pond.compile_with(source, &["-O1"], &["-lsqlite3"]);
         let schema = "create table t(id integer primary key, n integer, v text);
             with recursive k(x) as (select 1 union all select x + 1 from k where x < 3000)

@@ -8,7 +8,7 @@
 //! | [`OlcBTree`] | a B+tree whose leaves are locked separately | few held ranges share one leaf |
 //!
 //! All of them use the queue of `Striped` for waiting requests, so a comparison shows the difference of the path without
-//! waiting. `millpond bench range-lock` compares them.
+//! waiting. `millpond-bench range-lock` compares them.
 
 mod btree;
 mod interval_tree;

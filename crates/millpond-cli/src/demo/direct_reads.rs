@@ -1,13 +1,13 @@
-//! Direct I/O: 4 KiB at random with `O_DIRECT`, 32 requests in flight, and the memory that they allocate.
+//! Direct I/O: 4 KiB at random with `O_DIRECT`, 32 requests in flight.
 //!
 //! The kernel's side is a bare io_uring with registered file and buffers: the least that such a read can
-//! cost. Where io_uring is refused it is one `pread` after another.
+//! cost. A request allocates no memory: `millpond/tests/direct_allocations.rs` counts that.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use millpond::{DirectRequest, Engine, Mut, OpenOptions, Pipeline, SegmentList};
-use millpond_bench_peers::{Uring, allocations};
+use millpond_bench_peers::Uring;
 use rustix::fs::OFlags;
 
 use super::scratch::{MIB, Scratch, ScratchFile};
@@ -48,14 +48,13 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
     let buffers = engine.alloc_buffers(DEPTH, BLOCK_BYTES).context("allocating buffers")?;
     let idle = buffers.into_iter().map(|buffer| SegmentList::from_buffers(vec![buffer])).collect();
     let pipeline = engine.pipeline(DEPTH).context("creating a pipeline")?;
-    let mut own = PipelineReads { pipeline, file: &millpond, idle, requests: 0, allocations: 0 };
+    let mut own = PipelineReads { pipeline, file: &millpond, idle };
     let (mut kernel_places, mut own_places) = (BlockRandom::seeded(5), BlockRandom::seeded(5));
     let compared = compare(
         ROUNDS,
         || read_by_ring(&mut ring, &file, &mut kernel_places).map(|rate| [rate]),
         || own.run(&file, &mut own_places).map(|rate| [rate]),
     )?;
-    let allocated = 100.0 * own.allocations as f64 / own.requests.max(1) as f64;
     let [kernel, millpond] = [compared.kernel[0], compared.millpond[0]].map(per_second);
     table.add_ratio(
         "direct reads of 4 KiB, 32 in flight (kernel: bare io_uring)",
@@ -63,8 +62,6 @@ pub fn run(scratch: &Scratch, table: &mut Table) -> Result<()> {
         millpond,
         compared.ratio[0],
     );
-    let what = "  allocations per 100 requests";
-    table.add_counts(what, "-".into(), format!("{allocated:.1}"), allocated < 1.0);
     Ok(())
 }
 
@@ -83,17 +80,15 @@ struct PipelineReads<'f> {
     file: &'f millpond::File,
     /// The memory of requests that are not in flight.
     idle: Vec<SegmentList<'static, Mut>>,
-    requests: u64,
-    allocations: u64,
 }
 
 impl PipelineReads<'_> {
     fn run(&mut self, places: &ScratchFile, random: &mut BlockRandom) -> io::Result<f64> {
-        let Self { pipeline, file, idle, .. } = self;
+        let Self { pipeline, file, idle } = self;
         let mut unused = std::mem::take(idle);
         let mut ended = Vec::with_capacity(DEPTH);
         let (mut done, mut failure) = (0u64, None);
-        let (started, before) = (Instant::now(), allocations());
+        let started = Instant::now();
         pipeline.run(|lane| {
             let offset = places.offset_of(random.below(places.blocks()));
             let Some(outcome) = lane.outcome else {
@@ -115,8 +110,6 @@ impl PipelineReads<'_> {
             true
         });
         let elapsed = started.elapsed();
-        self.allocations += allocations() - before;
-        self.requests += done;
         let lists =
             ended.into_iter().map(|request| SegmentList::from_buffers(request.into_buffers()));
         self.idle = unused.into_iter().chain(lists).collect();

@@ -7,7 +7,7 @@
 //! 2. [`shared_file`]: readers and writers of one file; torn reads are counted on both sides.
 //! 3. [`cold_reads`]: many reads of a device in flight, and the threads that they need.
 //! 4. [`wake_ups`]: a thread that waits for batches of completions.
-//! 5. [`direct_reads`]: direct I/O, and the memory that a request allocates.
+//! 5. [`direct_reads`]: direct I/O with many requests in flight.
 //! 6. [`kill`]: writes in mode back, SIGKILL, and a comparison of the file with the acknowledged writes.
 //!
 //! The files have no names, so no end of the process leaves any behind. A mechanism that the machine
@@ -36,7 +36,7 @@ use crate::failure::Result;
 ///
 /// Creates files without names in DIR, which needs 200 MiB of free space, and prints one table: cached
 /// reads, readers and writers of one file, reads in flight, wake-ups, direct I/O, and a program that is
-/// killed in mode back. Needs no root. `millpond bench` measures the same with more care.
+/// killed in mode back. Needs no root. `millpond-bench` measures the same with more care.
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
     /// The directory for the files

@@ -1,19 +1,21 @@
 //! The table of a demonstration, the machine above it, and the next commands below it.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement};
 
-use crate::bench::Machine;
+use millpond_bench_peers::{file_system_name, processor_name};
 
 /// Ratios from here to 1 count as equal: a short run shows no smaller difference.
 const EQUAL_FROM: f64 = 0.95;
 
 pub struct Table {
-    machine: Machine,
+    /// The directory, whose file system the heading names.
+    dir: PathBuf,
     rows: Vec<[String; 4]>,
     notes: Vec<String>,
     /// Rows in which Millpond is behind the kernel.
@@ -22,14 +24,18 @@ pub struct Table {
 
 impl Table {
     pub fn new(dir: &Path) -> Self {
-        Table { machine: Machine::of(dir), rows: Vec::new(), notes: Vec::new(), misses: 0 }
+        Table { dir: dir.to_owned(), rows: Vec::new(), notes: Vec::new(), misses: 0 }
     }
 
     pub fn heading(&self) -> String {
-        let Machine { millpond, cpu, cores, kernel, file_system, .. } = &self.machine;
-        let build = match self.machine.optimized {
-            true => "",
-            false => {
+        let millpond = env!("CARGO_PKG_VERSION");
+        let (cpu, file_system) = (processor_name(), file_system_name(&self.dir));
+        let cores = thread::available_parallelism().map_or(0, usize::from);
+        let uname = rustix::system::uname();
+        let kernel = uname.release().to_string_lossy();
+        let build = match cfg!(debug_assertions) {
+            false => "",
+            true => {
                 "\nThis build is not optimized: its figures mean nothing. Use `cargo run --release -- demo`."
             }
         };
@@ -107,7 +113,7 @@ impl Table {
             "cargo doc --open -p millpond            documents the engine for Rust programs; docs/guide/c.md does for C"
         );
         println!(
-            "millpond bench all --dir DIR --quick    measures all of it against its peers, in 4 minutes"
+            "millpond-bench all --dir DIR --quick    measures all of it against its peers, in 4 minutes"
         );
     }
 }

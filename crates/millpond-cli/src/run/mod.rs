@@ -43,9 +43,8 @@ use std::process::{Command, ExitCode};
 use clap::ValueEnum;
 
 use self::explain::Explained;
-pub use self::program::find;
 use self::tally::Tally;
-use crate::failure::{Context, Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
 /// Runs a program with its file reads and writes served by Millpond.
 ///
@@ -139,7 +138,7 @@ fn parse_cache_bytes(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// A size as fio writes it: `4k` is 4096.
-pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
+fn parse_size(text: &str) -> std::result::Result<u64, String> {
     ::parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
 }
 
@@ -291,17 +290,6 @@ fn served_directories(paths: &[PathBuf]) -> Result<OsString> {
         joined.push(canonical);
     }
     Ok(joined)
-}
-
-/// The words that, put before a command, run it under this very binary; for benchmarks of what is
-/// served.
-pub fn launcher(options: &[&str], served: &Path) -> Result<Vec<OsString>> {
-    preload::library()?;
-    let own = env::current_exe().context("finding this program")?;
-    let mut words: Vec<OsString> = vec![own.into()];
-    words.extend(["run", "--eager", "--quiet"].iter().chain(options).map(OsString::from));
-    words.extend(["--path".into(), served.as_os_str().to_owned(), "--".into()]);
-    Ok(words)
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ impl Report {
     pub fn new(suite: &'static str, machine: Machine, outcome: Outcome) -> Self {
         let Outcome { rows, skipped, notes, .. } = outcome;
         let command: Vec<String> = std::env::args().skip(1).collect();
-        let command = format!("millpond {}", command.join(" "));
+        let command = format!("millpond-bench {}", command.join(" "));
         Self { suite, machine, command, rows, skipped, notes }
     }
 
@@ -55,7 +55,8 @@ impl Report {
         let text = fs::read(file).context(file.display())?;
         let read = serde_json::from_slice::<Self>(&text);
         read.map_err(|error| {
-            let message = format!("{}: not a report of `bench --json`: {error}", file.display());
+            let message =
+                format!("{}: not a report of `millpond-bench --json`: {error}", file.display());
             Failure::new(REFUSED, message)
         })
     }

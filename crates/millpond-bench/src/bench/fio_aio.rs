@@ -14,7 +14,7 @@ use super::load::Load;
 use super::outcome::Outcome;
 use super::plan::Plan;
 use crate::failure::Result;
-use crate::run;
+use crate::millpond_command::launcher;
 
 pub const CASE: &str = "fio-libaio-cold-4k";
 const MILLPOND: &str = "fio libaio, millpond run";
@@ -44,7 +44,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let job = |name, launcher, is_direct| Fio { name, launcher, is_direct, file: &file, bytes };
     let cache = (bytes / CACHE_SHARE).to_string();
     let options = ["--mode", "back", "--backing", "direct", "--cache", &cache];
-    let launcher = match run::launcher(&options, &plan.dir) {
+    let launcher = match launcher(&options, &plan.dir) {
         Ok(launcher) => launcher,
         Err(failure) => {
             skip(outcome, failure.message);

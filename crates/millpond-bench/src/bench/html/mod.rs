@@ -24,8 +24,8 @@ pub fn page(report: &Report) -> Result<String> {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <meta name=\"color-scheme\" content=\"light dark\">\
-         <title>millpond bench {0}</title><style>{STYLE}</style></head><body>\n\
-         <h1>millpond bench {0}</h1>\n<dl>",
+         <title>millpond-bench {0}</title><style>{STYLE}</style></head><body>\n\
+         <h1>millpond-bench {0}</h1>\n<dl>",
         report.suite
     );
     for (name, value) in report.machine.properties() {

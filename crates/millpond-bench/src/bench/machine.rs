@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::thread;
 
+use millpond_bench_peers::{file_system_name, processor_name, value_of};
 use serde::{Deserialize, Serialize};
 
 use super::outcome::{Name, word};
@@ -31,13 +32,13 @@ impl Machine {
         Self {
             millpond: env!("CARGO_PKG_VERSION"),
             optimized: !cfg!(debug_assertions),
-            cpu: value_of("/proc/cpuinfo", &["model name", "CPU part", "uarch"]),
+            cpu: processor_name(),
             cores: thread::available_parallelism().map_or(0, usize::from),
             memory_bytes: memory_bytes(),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             architecture: std::env::consts::ARCH,
             huge_pages: huge_pages(),
-            file_system: file_system(dir),
+            file_system: file_system_name(dir),
         }
     }
 
@@ -56,16 +57,6 @@ impl Machine {
     }
 }
 
-/// The first of `names` that a file of `name: value` lines has a value for.
-fn value_of(file: &str, names: &[&str]) -> String {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    let lines = || text.lines().filter_map(|line| line.split_once(':'));
-    names
-        .iter()
-        .find_map(|name| lines().find(|(key, _)| key.trim() == *name))
-        .map_or_else(|| "unknown".into(), |(_, value)| value.trim().to_owned())
-}
-
 fn memory_bytes() -> u64 {
     let text = value_of("/proc/meminfo", &["MemTotal"]);
     let kib: Option<u64> = text.split_whitespace().next().and_then(|kib| kib.parse().ok());
@@ -80,22 +71,6 @@ fn huge_pages() -> String {
         Some(rest.split_once(']')?.0.to_owned())
     });
     chosen.unwrap_or_else(|| "unknown".into())
-}
-
-fn file_system(dir: &Path) -> String {
-    // From linux/magic.h.
-    let name = match rustix::fs::statfs(dir).map(|statfs| statfs.f_type as u64) {
-        Ok(0xef53) => "ext2/3/4",
-        Ok(0x5846_5342) => "xfs",
-        Ok(0x9123_683e) => "btrfs",
-        Ok(0x0102_1994) => "tmpfs",
-        Ok(0x794c_7630) => "overlayfs",
-        Ok(0x6969) => "nfs",
-        Ok(0x2fc1_2fc1) => "zfs",
-        Ok(other) => return format!("type {other:#x}"),
-        Err(_) => "unknown",
-    };
-    name.into()
 }
 
 #[cfg(test)]

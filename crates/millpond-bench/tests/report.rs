@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 mod skip;
 
 fn bench(words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_millpond")).arg("bench").args(words).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_millpond-bench")).args(words).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -99,7 +99,7 @@ fn report(scale: f64) -> Value {
     rows.extend(pair("around-the-hit", "miss-4k", ["millpond", "kernel pread"], at, 0.4));
     rows.extend(pair("programs", "tar-create", ["run", "kernel"], at, 0.99));
     json!({
-        "suite": "all", "command": "millpond bench all --quick <made up>",
+        "suite": "all", "command": "millpond-bench all --quick <made up>",
         "machine": {
             "millpond": "0.1.0", "optimized": true, "cpu": "made up", "cores": 2, "memory_bytes": 1u64 << 34,
             "kernel": "6.18", "architecture": "x86_64", "huge_pages": "madvise", "file_system": "ext2/3/4",
@@ -282,8 +282,8 @@ fn the_page_can_be_read_in_a_browser() {
 #[test]
 fn an_interrupt_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_millpond"))
-        .args(["bench", "around-the-hit", "--case", "open-read-close", "--dir"])
+    let mut child = Command::new(env!("CARGO_BIN_EXE_millpond-bench"))
+        .args(["around-the-hit", "--case", "open-read-close", "--dir"])
         .arg(dir.path())
         .stderr(std::process::Stdio::piped())
         .spawn()
@@ -312,7 +312,7 @@ fn all_figures_are_made_by_one_command() {
     let before = fs::read_to_string(root.join("docs/benchmarks.md")).unwrap();
     let output = Command::new(root.join("scripts/figures"))
         .args(["--quick", "--without-programs"])
-        .envs([("MILLPOND", env!("CARGO_BIN_EXE_millpond")), ("FIGURES_SHRINK", "64")])
+        .envs([("MILLPOND_BENCH", env!("CARGO_BIN_EXE_millpond-bench")), ("FIGURES_SHRINK", "64")])
         .envs([("FIGURES_SUITES", "no-copy"), ("CARGO_TARGET_DIR", out.path().to_str().unwrap())])
         .output()
         .unwrap();

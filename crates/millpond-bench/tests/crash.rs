@@ -1,6 +1,8 @@
-//! Goal: `millpond crash` finds the states that a power cut can break, and reports none for a program that
+//! Goal: `millpond-bench crash` finds the states that a power cut can break, and reports none for a program that
 //! is safe.
 
+#[path = "common/needs_millpond.rs"]
+mod needs_millpond;
 #[path = "../../millpond/tests/common/skip.rs"]
 mod skip;
 
@@ -10,7 +12,9 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-const MILLPOND: &str = env!("CARGO_BIN_EXE_millpond");
+use needs_millpond::has_millpond;
+
+const MILLPOND_BENCH: &str = env!("CARGO_BIN_EXE_millpond-bench");
 
 /// Whether FUSE can mount.
 fn has_fuse() -> bool {
@@ -22,7 +26,7 @@ fn has_fuse() -> bool {
 }
 
 fn crash(dir: &Path, check: &str, options: &[&str], program: &[&str]) -> Output {
-    let mut crash = Command::new(MILLPOND);
+    let mut crash = Command::new(MILLPOND_BENCH);
     crash.arg("crash").args(["--check", check, "--dir"]).arg(dir).args(options).arg("--");
     let done = crash.args(program).output().unwrap();
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
@@ -50,7 +54,7 @@ const WHOLE: &str = "test \"$(cat f)\" = old || test \"$(cat f)\" = new";
 
 #[test]
 fn a_rename_without_a_sync_is_found() {
-    if !has_fuse() {
+    if !has_fuse() || !has_millpond() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -115,7 +119,7 @@ echo said $said, has $1 rows, the last is $2
 /// journal is not synced, and that in mode WAL it may undo commits with NORMAL.
 #[test]
 fn sqlite_is_never_broken() {
-    if !has_fuse() {
+    if !has_fuse() || !has_millpond() {
         return;
     }
     let scripts = tempfile::tempdir().unwrap();
@@ -174,7 +178,7 @@ if good < len(said):
 
 #[test]
 fn a_log_is_as_good_as_its_syncs() {
-    if !has_fuse() {
+    if !has_fuse() || !has_millpond() {
         return;
     }
     let scripts = tempfile::tempdir().unwrap();
@@ -203,7 +207,7 @@ fn a_log_is_as_good_as_its_syncs() {
 
 #[test]
 fn what_fails_is_told() {
-    if !has_fuse() {
+    if !has_fuse() || !has_millpond() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -233,7 +237,7 @@ os.close(fd)
 /// Method: in mode back fewer pages are written than the program wrote; the library reports the number of the program.
 #[test]
 fn the_engine_serves_the_recorded_files() {
-    if !has_fuse() {
+    if !has_fuse() || !has_millpond() {
         return;
     }
     let scripts = tempfile::tempdir().unwrap();
@@ -253,7 +257,7 @@ fn the_engine_serves_the_recorded_files() {
     assert!((1..=100).contains(&back), "{back} writes reached the file system");
 
     let dir = tempfile::tempdir().unwrap();
-    let mut crash = Command::new(MILLPOND);
+    let mut crash = Command::new(MILLPOND_BENCH);
     crash
         .args(["crash", "--check", "true", "--mode", "back", "--states", "5", "--dir"])
         .arg(dir.path());
@@ -269,7 +273,7 @@ fn an_interrupt_leaves_nothing_behind() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let mut crash = Command::new(MILLPOND);
+    let mut crash = Command::new(MILLPOND_BENCH);
     crash.args(["crash", "--kernel", "--check", "true", "--dir"]).arg(dir.path());
     // Its child holds its standard output, too.
     let begins = dir.path().with_extension("begun");

@@ -17,7 +17,7 @@ use super::load::Load;
 use super::outcome::Outcome;
 use super::plan::Plan;
 use crate::failure::{Context, Result};
-use crate::run;
+use crate::millpond_command::launcher;
 
 const BLOCK_BYTES: u32 = 4096;
 const MILLPOND: &str = "fio, millpond run";
@@ -55,7 +55,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             bytes,
             ramp,
         };
-        let launcher = match run::launcher(&[], &plan.dir) {
+        let launcher = match launcher(&[], &plan.dir) {
             Ok(launcher) => launcher,
             Err(failure) => {
                 skip(outcome, case, &failure.message);
@@ -115,7 +115,7 @@ fn check_served(subject: &Fio, plan: &Plan) -> io::Result<()> {
     Ok(())
 }
 
-/// Cargo builds the shim, an example of the preload crate, in the same target directory as the CLI.
+/// Cargo builds the shim, an example of the preload crate, in the same target directory as this program.
 fn memcpy_shim() -> std::result::Result<PathBuf, String> {
     let named = env::var_os("MILLPOND_MEMCPY_SHIM").map(PathBuf::from);
     let beside = || {

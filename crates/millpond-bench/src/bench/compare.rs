@@ -1,4 +1,4 @@
-//! `millpond bench compare`: compares two reports of the same cases.
+//! `millpond-bench compare`: compares two reports of the same cases.
 //!
 //! It compares the ratios to the baselines, which were measured in turns with the subject: they
 //! stay the same if the machine as a whole is faster. Their quartiles are the noise. If those of
@@ -21,7 +21,7 @@ const LEAST: f64 = 0.03;
 
 /// Compares two reports: fails if a case got slower, or is missing in the second
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct CompareArgs {
     /// The JSON report before the change
     before: PathBuf,
 
@@ -67,7 +67,7 @@ struct Comparison {
     changes: Vec<Change>,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &CompareArgs) -> Result<()> {
     let [before, after] = [Report::read(&args.before)?, Report::read(&args.after)?];
     let compared = comparison(&before, &after);
     if compared.changes.is_empty() {

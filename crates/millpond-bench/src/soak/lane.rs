@@ -29,6 +29,7 @@ use super::ledger::{Count, Ledger, Word};
 use super::slots::{SHAPES, SlotLayout, SlotRandom};
 use super::verdict::SoakCounts;
 use crate::failure::{Context, FAILED, Failure, Result};
+use crate::millpond_command::millpond;
 
 /// A worker that has not ended this long after its time hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -147,8 +148,11 @@ impl Lane<'_> {
     /// The command of a worker, with the options of `run`, if it runs under it.
     fn worker(&self, under: &[&str], words: &[&str], data: &Path, seed: u64) -> Result<Command> {
         let own = std::env::current_exe().context("finding this program")?;
-        let mut command = Command::new(&own);
-        if !under.is_empty() {
+        let mut command;
+        if under.is_empty() {
+            command = Command::new(&own);
+        } else {
+            command = Command::new(millpond()?);
             command.args(["run", "--quiet"]).args(under);
             if under.contains(&"back") {
                 command.arg("--cache").arg(self.cache_bytes.to_string());
@@ -263,8 +267,7 @@ impl Lane<'_> {
 
     fn keeper(&self, address: &Path) -> Result<Process> {
         let _ = std::fs::remove_file(address);
-        let own = std::env::current_exe().context("finding this program")?;
-        let mut command = Command::new(own);
+        let mut command = Command::new(millpond()?);
         command.arg("keeper").arg(address).stderr(Stdio::null());
         // The socket of a keeper that was killed.
         let _ = std::fs::remove_file(address);

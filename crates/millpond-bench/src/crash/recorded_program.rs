@@ -22,6 +22,7 @@ use super::mount::{Shared, mount};
 use super::tree::Tree;
 use crate::descendants::end_children;
 use crate::failure::{Context, FAILED, Failure, Result};
+use crate::millpond_command::millpond;
 
 const PAUSE: Duration = Duration::from_millis(2);
 /// The interval at which the reader of the output checks for an interruption.
@@ -74,8 +75,7 @@ impl Program<'_> {
                 command
             }
             Some(words) => {
-                let own = std::env::current_exe().context("finding this program")?;
-                let mut command = Command::new(own);
+                let mut command = Command::new(millpond()?);
                 // Only the program changes the files below the mount, and the mount supports leases.
                 let device = std::fs::metadata(dir).context(dir.display())?.dev();
                 command.env("MILLPOND_LOCAL_DEVICE", device.to_string());

@@ -1,4 +1,4 @@
-//! `millpond bench figures`: writes the results of reports into documents, between markers.
+//! `millpond-bench figures`: writes the results of reports into documents, between markers.
 //!
 //! ```text
 //! <!-- figures: mixed -->       replaced from here: the results of a SUITE, or of the `machine`
@@ -22,7 +22,7 @@ const END: &str = "<!-- end of figures -->";
 
 /// Writes the results of reports into documents, between markers
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct FiguresArgs {
     /// JSON reports of `bench --json`, all of one machine
     #[arg(required = true)]
     reports: Vec<PathBuf>,
@@ -44,7 +44,7 @@ pub struct Args {
     commit: String,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &FiguresArgs) -> Result<()> {
     let reports: Vec<Report> =
         args.reports.iter().map(|file| Report::read(file)).collect::<Result<_>>()?;
     let first = &reports[0].machine;

@@ -10,7 +10,7 @@
 //!   cgroup of the same limit. Each slice starts with a ramp and is followed by a sync, which are
 //!   not counted, so that no engine writes back the pages of the other.
 //!
-//! [`work`] has the loops, [`target`] the files, [`pair`] the order of slices and the rows,
+//! [`work`] has the loops, [`target`] the files, [`mod@pair`] the order of slices and the rows,
 //! [`test_file_system`] the file systems, [`case_setup`] the shared setup of cases, [`limit`] the memory cgroup,
 //! [`interference`] cases with interfering threads.
 

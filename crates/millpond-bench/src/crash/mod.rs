@@ -1,4 +1,4 @@
-//! `millpond crash`: computes and checks the states that a power cut could leave of a program's files.
+//! `millpond-bench crash`: computes and checks the states that a power cut could leave of a program's files.
 //!
 //! ```text
 //! program -> engine -> recorder (FUSE) -> history -> atoms -> states -> each written to a directory, and

@@ -1,7 +1,7 @@
-//! `millpond soak`: self-checking loads for hours, through the library and under `millpond run`.
+//! `millpond-bench soak`: self-checking loads for hours, through the library and under `millpond run`.
 //!
 //! ```text
-//! lane (a thread, a directory) -> rounds -> worker, a process: `millpond soak-worker` -> ledger
+//! lane (a thread, a directory) -> rounds -> worker, a process: `millpond-bench soak-worker` -> ledger
 //!                                        -> kills, of it and of its keeper -> check
 //! ```
 //!
@@ -27,7 +27,7 @@ use self::lane::{LANES, Lane};
 use self::ledger::{Count, Ledger};
 use self::verdict::{Operations, SoakCounts, SoakVerdict};
 use crate::failure::{Context, Failure, REFUSED, Result};
-use crate::run::parse_size;
+use crate::millpond_command::millpond;
 
 /// Runs self-checking mixed loads with evictions, kills and faults, for a given time
 ///
@@ -64,7 +64,12 @@ pub struct SoakArgs {
     json: bool,
 }
 
-/// A worker of `millpond soak`.
+/// A size as fio writes it: `4k` is 4096.
+fn parse_size(text: &str) -> std::result::Result<u64, String> {
+    ::parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
+}
+
+/// A worker of `millpond-bench soak`.
 #[derive(Debug, clap::Args)]
 pub struct WorkerArgs {
     #[command(subcommand)]
@@ -94,6 +99,8 @@ pub fn run(args: &SoakArgs) -> Result<ExitCode> {
     if !is_wanted {
         return Err(Failure::new(REFUSED, "--hours: more than 0, and less than 10,000"));
     }
+    // Fails now if it is missing, not in a lane.
+    millpond()?;
     let length = match args.seconds {
         Some(seconds) => Duration::from_secs(seconds),
         None => Duration::from_secs_f64(args.hours * 3600.0),

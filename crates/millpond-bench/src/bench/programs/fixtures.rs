@@ -1,7 +1,6 @@
 //! The files that the programs use: created on first use, the same each time; removed at the end,
 //! and large files as soon as they are not used any more.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,7 @@ use std::process::{self, Command, Stdio};
 use super::job::remove;
 use crate::bench::data::Random;
 use crate::failure::{Context, FAILED, Failure, Result};
-use crate::run;
+use crate::millpond_command::find_program;
 
 const NAME: &str = "millpond-bench-programs-";
 
@@ -54,8 +53,8 @@ fn remove_stale(dir: &Path) {
 
 /// A program, or the reason why there is none.
 pub fn program(name: &str, package: &str) -> std::result::Result<PathBuf, String> {
-    run::find(OsStr::new(name))
-        .map_err(|_| format!("{name} is not installed; Debian's package is {package}"))
+    find_program(name)
+        .ok_or_else(|| format!("{name} is not installed; Debian's package is {package}"))
 }
 
 /// Runs a command that creates files; it must succeed.

@@ -1,6 +1,5 @@
 //! Runs a program on the kernel and under `millpond run`, and produces its rows.
 
-use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::fs;
@@ -17,6 +16,7 @@ use crate::bench::data::MIB;
 use crate::bench::harness::{Pair, Slice, alternate};
 use crate::bench::outcome::{Outcome, Row};
 use crate::bench::plan::Plan;
+use crate::millpond_command::millpond;
 
 pub const RUN: &str = "run";
 pub const KERNEL: &str = "kernel";
@@ -199,9 +199,9 @@ impl<'a> JobRunner<'a> {
         job: &Job,
     ) -> Result<([Vec<Vec<Slice>>; 2], Option<String>), Fault> {
         let limit = Duration::from_secs(LIMITS_S[usize::from(self.plan.quick)]);
-        let own = env::current_exe().map_err(|error| (RUN, error.to_string()))?;
+        let millpond = millpond().map_err(|failure| (RUN, failure.message))?;
         let on_kernel = JobRun { job, dir, limit, engine: KERNEL, launcher: Vec::new() };
-        let launcher: Vec<OsString> = [own.into(), "run".into()]
+        let launcher: Vec<OsString> = [millpond.into(), "run".into()]
             .into_iter()
             .chain(job.options.iter().map(OsString::from))
             .chain(["--".into()])

@@ -30,6 +30,7 @@ use self::job::JobRunner;
 use super::outcome::Outcome;
 use super::plan::Plan;
 use crate::failure::Result;
+use crate::millpond_command::millpond;
 
 /// Number of starts of `run` that measure its own time.
 const STARTS: u32 = 10;
@@ -53,7 +54,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 /// The time of `run` itself, which is part of every row of a whole run.
 fn note_start(dir: &Path) -> Option<String> {
     let time = |launcher: &[&str]| -> std::io::Result<Duration> {
-        let own = std::env::current_exe()?;
+        let own = millpond().map_err(|failure| std::io::Error::other(failure.message))?;
         let mut least = Duration::MAX;
         for _ in 0..STARTS {
             let mut command = match launcher {

@@ -1,14 +1,14 @@
-//! `millpond bench`: measures Millpond and its baselines in turns on this machine.
+//! `millpond-bench SUITE`: measures Millpond and its baselines in turns on this machine.
 //!
 //! - [`harness`]: the parts of a suite: engines, slices, pairs. [`outcome`]: their results.
 //! - [`data`], [`load`], [`loop_mount`]: the test files, the order of their blocks, and file
 //!   systems for them.
-//! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`write`],
+//! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`mod@write`],
 //!   [`mixed`], [`range_lock`], [`no_copy`], [`stalls`], [`programs`]: the suites.
 //! - [`plan`]: sizes and time limits. [`interrupt`], [`creation_lock`]: cleanup after a signal.
 //! - [`machine`], [`catalog`], [`targets`]: the machine, the description of the cases, and their
 //!   targets.
-//! - [`report`], [`html`], [`compare`], [`render_docs`]: output of reports, and commands on them.
+//! - [`report`], [`html`], [`mod@compare`], [`render_docs`]: output of reports, and commands on them.
 //!
 //! A new suite is a module with a `run(&Plan) -> Result<Outcome>`, a line in [`SUITES`], and its
 //! cases in [`catalog`].
@@ -48,25 +48,19 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-pub use self::machine::Machine;
+pub use self::compare::{CompareArgs, run as compare};
 use self::outcome::Outcome;
 use self::plan::{Pace, Plan};
+pub use self::render_docs::{FiguresArgs, run as render};
 use self::report::Report;
 use crate::failure::{Context, FAILED, Failure, REFUSED, Result};
 
-/// Measures Millpond and its baselines on this machine.
-///
-/// Every suite reads or writes files of the same size, in the same order, through each engine in
-/// turn, and prints a table of the results.
+/// What to measure, and where the results go.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct Args {
+pub struct SuiteArgs {
     /// What to measure
     #[arg(value_enum, required = true)]
     suite: Option<Suite>,
-
-    #[command(subcommand)]
-    other: Option<Other>,
 
     /// Where to create the test files, on the file system to measure; they are removed
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -92,13 +86,6 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, hide = true,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     shrink: u32,
-}
-
-/// Commands on reports.
-#[derive(Debug, clap::Subcommand)]
-enum Other {
-    Compare(compare::Args),
-    Figures(render_docs::Args),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -175,12 +162,7 @@ impl Suite {
 }
 
 /// Measures the suites of `args`, and reports the results.
-pub fn run(args: &Args) -> Result<()> {
-    match &args.other {
-        Some(Other::Compare(args)) => return compare::run(args),
-        Some(Other::Figures(args)) => return render_docs::run(args),
-        None => {}
-    }
+pub fn run(args: &SuiteArgs) -> Result<()> {
     let suite = args.suite.unwrap_or(Suite::All);
     let dir = fs::canonicalize(&args.dir).context(format!("--dir {}", args.dir.display()))?;
     if !dir.is_dir() {
