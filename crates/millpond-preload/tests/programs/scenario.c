@@ -722,7 +722,8 @@ static void unnoticed_stat(void)
 	/* Nor does closing, if nothing was written since. */
 	CHECK(fstat(fd, &st) == 0 && usleep(20000) == 0 && close(fd) == 0 && stat("s", &other) == 0);
 	CHECK(other.st_mtim.tv_nsec == st.st_mtim.tv_nsec && other.st_ctim.tv_nsec == st.st_ctim.tv_nsec);
-	CHECK(other.st_blocks == st.st_blocks);
+	/* The file system may take a block for the extents when it writes the pages. */
+	CHECK(other.st_blocks >= st.st_blocks - 8 && other.st_blocks <= st.st_blocks + 8);
 }
 
 static void unnoticed_metadata(void)
