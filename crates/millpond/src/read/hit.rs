@@ -16,8 +16,8 @@
 //! *Beyond the count.* An attempt copies before it is validated, and frames are reused. So a failed attempt may have
 //! copied bytes of another file. If the read then returns fewer bytes, as the file was cut, the copied bytes beyond
 //! them are zeroed. So a read changes its memory beyond the bytes it returns only if it raced with a cut, an error or
-//! another process, and then to zero. To preserve that memory, each
-//! attempt, and so each hit, would first have to copy it, or copy the file's bytes to a buffer.
+//! another process, and then to zero. To preserve that memory, each attempt, and so each hit, would first have
+//! to copy it, or copy the file's bytes to a buffer.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
