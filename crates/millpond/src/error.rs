@@ -75,10 +75,10 @@ pub enum PersistStep {
     /// The rename. All names are as they were. The file's bytes are durable, but its name `from` may
     /// not be.
     Rename,
-    /// The sync of a directory. The file has the name `to` for all processes. After a power cut, `to` may be the file
-    /// that had the name before, or this file with all its bytes, and this file may have its old name as well.
-    /// `persist(to, to)` tries this step again. But a file system that failed the step may have dropped the data that
-    /// it could not store, and then reports success.
+    /// The sync of a directory. The file has the name `to` for all processes. After a power cut, `to` may be as it
+    /// was before, or this file with all its bytes, and this file may have its old name as well. `persist(to, to)`
+    /// tries this step again. But a file system that failed the step may have dropped the data that it could not
+    /// store, and then reports success.
     SyncDirectory,
 }
 

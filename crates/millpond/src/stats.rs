@@ -120,7 +120,7 @@ impl Stats {
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct ThreadCounts {
-    /// Of reads of one page, and the pages of others.
+    /// Reads of one page; the next field counts the pages of longer reads.
     hits: AtomicU64,
     hits_of_several: AtomicU64,
     hit_bytes: AtomicU64,

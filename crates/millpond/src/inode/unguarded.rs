@@ -7,18 +7,18 @@
 //!
 //! ```text
 //!   begin:  shared guard -> all of its pages EMPTY? -> changes noted -> guard released -> the kernel reads
-//!   change: exclusive guard -> changes += 1 -> whatever is changed
+//!   change: exclusive guard -> changes += 1 -> the change itself
 //!   end:    the kernel has read -> no more changes than noted: it counts
 //!                               -> else, or where a byte is missing: it is read again, in another way
 //! ```
 //!
 //! - **U1** The holder of an exclusive guard counts a change of its pages before it changes anything
 //!   (`CachedFile::lock`).
-//! - **U2** A change whose guard came before the read's is done, and its bytes are what an EMPTY page of the
-//!   back end's has. One whose guard comes after it is counted after the number was noted. So where the number
-//!   is the same in the end, none had been counted when the read ended; and since each is counted first, and
-//!   there is a system call on both sides, the kernel has read nothing of it. The bytes are those of the moment
-//!   when the number was noted.
+//! - **U2** If the guard of a change was granted before the read's, the change is done, and its bytes are those that
+//!   the back end has for an EMPTY page. If it was granted after the read's, the change was counted after the read
+//!   noted the number. So if the number is the same in the end, no change had been counted when the read ended. As
+//!   each change is counted before it begins, and there is a system call on both sides, the kernel has read nothing
+//!   of a change. The bytes are those of the moment when the number was noted.
 //! - **U3** Pages share counts, so a change of one page may have the read of another one repeated. No read is lost to
 //!   that.
 //!

@@ -10,7 +10,7 @@ use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, drop_hidden};
 
 impl Write<'_> {
-    /// Puts the pages that were taken in place together, and frees the frames of the others.
+    /// Puts the acknowledged pages in place together, and drops the others from the cache.
     pub(super) fn install(
         &self,
         leaves: &mut Leaves<'_>,
@@ -33,7 +33,7 @@ impl Write<'_> {
         self.install_hidden(leaves, fresh, moved, size, dirty);
     }
 
-    /// The same, with the pages hidden first.
+    /// As [`Write::install`], with the pages hidden first.
     fn install_hidden(
         &self,
         leaves: &mut Leaves<'_>,
@@ -90,8 +90,8 @@ impl Write<'_> {
         hiding.finish();
     }
 
-    /// Shows the hidden pages that were taken, with their fresh frames, and frees the frames of the others. Returns
-    /// whether all shown pages had been DIRTY.
+    /// Shows the acknowledged pages, with their fresh frames, and makes the other hidden pages EMPTY. Returns whether
+    /// all shown pages had been DIRTY.
     fn show_all(
         &self,
         leaves: &mut Leaves<'_>,
