@@ -1,6 +1,6 @@
-//! Hints that a program can give about how it will use a file.
+//! Hints that a program can give about its use of a file.
 
-/// How a range of a file will be used, after `posix_fadvise`.
+/// The expected use of a range of a file, after `posix_fadvise`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
@@ -10,9 +10,9 @@ pub enum Advice {
     Sequential,
     /// Read in no order: this handle starts no read-ahead.
     Random,
-    /// Will be read soon: fill what can be filled without waiting.
+    /// Will be read soon: fill pages as far as that needs no waiting.
     WillNeed,
-    /// Won't be read soon: drop what is cached and not in use.
+    /// Won't be read soon: drop cached pages that are not in use.
     DontNeed,
     /// Reads of this handle need not be of one moment: one that covers several pages may show some
     /// of them as they were before a write and some as after it, and ends at the end of the file as
@@ -20,6 +20,6 @@ pub enum Advice {
     /// a read never waits for the writer or the holder of a page that it does not have to fetch.
     /// For programs with locks of their own. Concerns this handle's reads and nothing else.
     TornReads,
-    /// Reads of this handle are atomic, however many pages they cover (the default).
+    /// Reads of this handle are atomic, over any number of pages (the default).
     AtomicReads,
 }

@@ -1,8 +1,8 @@
 //! Buffers for direct I/O: aligned, and in regions that a ring can register.
 //!
-//! A region that is registered with a ring is mapped and pinned once, instead of for each request.
-//! The kernel counts what is pinned against `RLIMIT_MEMLOCK`, so memory comes in regions of a few
-//! MiB, of which as many are registered as the limit allows; the others are served all the same.
+//! A region that is registered with a ring is mapped and pinned once, instead of for each request. The kernel counts
+//! pinned memory against `RLIMIT_MEMLOCK`. So memory comes in regions of a few MiB, and as many of them are
+//! registered as the limit allows. The other regions work as well, unregistered.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -13,7 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::error::{Error, Op, Result};
 use crate::memory::no_memory;
 
-/// What buffers are aligned to, in bytes: enough for direct I/O on every file system known to us.
+/// The alignment of buffers, in bytes: enough for direct I/O on every file system known to us.
 pub const BUFFER_ALIGN_BYTES: usize = 4096;
 /// Buffers that fit together share a region of this size: two huge pages of 2 MiB. Chosen, not
 /// measured.
@@ -26,14 +26,14 @@ pub(crate) struct Region {
     len: usize,
 }
 
-// SAFETY: the region only says where memory is; its buffers say who may use it.
+// SAFETY: the region is only an address and a length; access to the memory goes through its buffers.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
     fn new(len: usize) -> rustix::io::Result<Region> {
-        // SAFETY: a new mapping, of memory that nobody knows.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let base = unsafe {
             let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags)?
@@ -44,7 +44,7 @@ impl Region {
         Ok(Region { base, len })
     }
 
-    /// As the kernel wants it to be registered.
+    /// In the kernel's form, for registration.
     pub(crate) fn as_iovec(&self) -> libc::iovec {
         libc::iovec { iov_base: self.base.as_ptr().cast(), iov_len: self.len }
     }
@@ -61,11 +61,11 @@ impl Drop for Region {
     }
 }
 
-/// Which region a list's memory is of. The list's buffers keep the region.
+/// The identity of the region that has a list's memory. The list's buffers keep the region alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RegionId(*const Region);
 
-// SAFETY: only compared, save by `region`, whose caller knows that the region lives.
+// SAFETY: only compared, except by `region`, whose caller knows that the region is alive.
 unsafe impl Send for RegionId {}
 // SAFETY: as above.
 unsafe impl Sync for RegionId {}
@@ -108,7 +108,7 @@ pub struct Buffer {
     region: Arc<Region>,
 }
 
-// SAFETY: a buffer is the only one to refer to its part of the region, as a Vec to its memory.
+// SAFETY: a buffer alone refers to its part of the region, as a Vec to its memory.
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
@@ -129,7 +129,7 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: within the region, which the buffer keeps, and nobody else's.
+        // SAFETY: within the region, which the buffer keeps alive; no other buffer has this part.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, which bytes it concerns, and the errno it stands for.
+//! The errors of operations, with the bytes concerned and the errno of each.
 
 use std::fmt;
 use std::io;
@@ -64,24 +64,21 @@ impl fmt::Display for Op {
     }
 }
 
-/// The step at which [`crate::File::persist`] failed: the ones before it are done, the ones after it are
-/// not.
+/// The step at which [`crate::File::persist`] failed. The steps before it are done, and the steps after it are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PersistStep {
-    /// Opening the directories, and looking whether `from` is a name of the file (EINVAL). Nothing has
-    /// been done.
+    /// Opening the directories, and checking that `from` is a name of the file (EINVAL). Nothing has been done.
     Lookup,
     /// The sync of the file, which failed as [`crate::File::sync_all`] does. Nothing was renamed.
     Sync,
     /// The rename. All names are as they were. The file's bytes are durable, but its name `from` may
     /// not be.
     Rename,
-    /// The sync of a directory. The file has the name `to`, for everybody who looks. After a power cut
-    /// `to` may be what it was before, or this file, with all its bytes, and this file may have its old
-    /// name as well. `persist(to, to)` tries this
-    /// step again; but a file system that has failed it may have given up what it could not store, and
-    /// then says that all is well.
+    /// The sync of a directory. The file has the name `to` for all processes. After a power cut, `to` may be as it
+    /// was before, or this file with all its bytes, and this file may have its old name as well. `persist(to, to)`
+    /// tries this step again. But a file system that failed the step may have dropped the data that it could not
+    /// store, and then reports success.
     SyncDirectory,
 }
 
@@ -98,7 +95,7 @@ impl fmt::Display for PersistStep {
     }
 }
 
-/// Why an operation failed. [`Error::errno`] gives the value that POSIX has for it.
+/// The reason why an operation failed. [`Error::errno`] gives its POSIX errno.
 ///
 /// # Examples
 ///
@@ -119,8 +116,8 @@ impl fmt::Display for PersistStep {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The back end failed `op` on `len` bytes at byte `offset`. The engine reports EAGAIN, EINTR and ECANCELED
-    /// after it has tried again for about a third of a second.
+    /// The back end failed `op` on `len` bytes at byte `offset`. The engine reports EAGAIN, EINTR and ECANCELED only
+    /// after retries for about a third of a second.
     Io {
         /// The operation that failed.
         op: Op,
@@ -128,7 +125,7 @@ pub enum Error {
         offset: u64,
         /// Number of bytes concerned; 0 where the operation has none.
         len: u64,
-        /// What the back end said.
+        /// The error of the back end.
         source: io::Error,
     },
     /// `offset + len` is past the largest file offset, `i64::MAX`.
@@ -144,7 +141,7 @@ pub enum Error {
     InvalidInput {
         /// The operation that was refused.
         op: Op,
-        /// The argument, its value and what would have been accepted.
+        /// The argument, its value and the accepted values.
         what: String,
     },
     /// Direct I/O that is not aligned as the file system wants it: `what` must be a multiple of
@@ -156,9 +153,9 @@ pub enum Error {
         offset: u64,
         /// Number of bytes asked for.
         len: u64,
-        /// What is not aligned: the offset, or the length or the memory of a segment.
+        /// The misaligned item: the offset, or the length or the memory of a segment.
         what: &'static str,
-        /// What it must be a multiple of, in bytes.
+        /// The required alignment, in bytes.
         limit_bytes: u32,
     },
     /// The handle was not opened for `op` (EBADF), which concerned `len` bytes at `offset`.
@@ -170,8 +167,8 @@ pub enum Error {
         /// Number of bytes asked for.
         len: u64,
     },
-    /// The file or engine is the parent's, and this is a child of fork (EBADF): the cache is not
-    /// inherited. Files that the child opens are of engines that it builds.
+    /// The file or engine is the parent's, and this process is a child of fork (EBADF): the cache is not inherited. A
+    /// child opens files on engines that it builds itself.
     Forked {
         /// The operation that was refused.
         op: Op,
@@ -193,21 +190,21 @@ pub enum Error {
         /// Number of bytes asked for.
         len: u64,
     },
-    /// A sync failed, and some of what was written since the last one that succeeded has left the cache
-    /// since: it can't be written again, and may not be on the device; what was read back of it may be
-    /// older. Every sync says so, and [`crate::File::close`], until the last handle of the file is gone.
+    /// A sync failed, and some of the bytes written since the last successful sync have left the cache since. They
+    /// can't be written again, and may not be on the device; reads of them may return older bytes. Every sync returns
+    /// this error, and so does [`crate::File::close`], until the last handle of the file is dropped.
     Lost {
-        /// What the back end said when it failed.
+        /// The error of the back end at the failed sync.
         source: io::Error,
     },
-    /// [`crate::File::persist`] did not come to its end.
+    /// [`crate::File::persist`] did not complete.
     Persist {
-        /// What failed; it says what has changed, and what is durable.
+        /// The failed step, which implies the changes made so far, and which of them are durable.
         step: PersistStep,
-        /// What the kernel or the back end said.
+        /// The error of the kernel or the back end.
         source: io::Error,
     },
-    /// Not all bytes asked for are cached (EAGAIN), and the call was one that never waits.
+    /// Not all requested bytes are cached (EAGAIN), and the call never waits.
     WouldBlock {
         /// The operation that would have had to wait.
         op: Op,

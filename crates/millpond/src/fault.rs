@@ -1,12 +1,12 @@
-//! Faults in copies that the engine makes, and how they become errors instead of signals.
+//! Faults in the engine's copies, which become errors instead of signals.
 //!
 //! The kernel answers EFAULT for a buffer that can't be accessed; code in the same process gets SIGSEGV or SIGBUS
 //! instead. A program (or a library that stands between a program and the kernel) that wants the kernel's answer
 //! installs a handler for both. The handler continues the interrupted thread at the address that
 //! [`resume_address`] returns: the copy then stops, and the operation returns [`crate::Error::Fault`].
 //!
-//! Files with [`Backing::Mapped`](crate::Backing::Mapped) need a handler of SIGBUS in any case: a page of the mapping may
-//! be unreadable, or cut by another process. [`install_handler`] installs one.
+//! Files with [`Backing::Mapped`](crate::Backing::Mapped) need a handler of SIGBUS in any case: a page of the mapping
+//! may be unreadable, or cut by another process. [`install_handler`] installs one.
 
 #[cfg(not(loom))]
 use std::cell::UnsafeCell;

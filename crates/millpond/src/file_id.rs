@@ -1,6 +1,6 @@
-//! Which file it is, whatever its names.
+//! The identity of a file, under any of its names.
 
-/// An inode, by its device and number, for as long as somebody has it open.
+/// An inode, by its device and number, for as long as a descriptor of it is open.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FileId {
     pub(crate) device: u64,
@@ -12,7 +12,7 @@ impl FileId {
         FileId { device: stat.st_dev, inode: stat.st_ino }
     }
 
-    /// For tests of what is given it otherwise.
+    /// For tests of code that is otherwise given the id.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn of_fd(fd: impl std::os::fd::AsFd) -> FileId {
         FileId::of(&rustix::fs::fstat(fd).expect("a descriptor"))

@@ -1,22 +1,22 @@
-//! How long operations took, counted in buckets, each a quarter of an octave of nanoseconds.
+//! The duration of operations, counted in buckets of a quarter of an octave of nanoseconds each.
 //!
-//! A thread records into a [`Recorder`] of its own, by plain loads and stores; what the threads have is
-//! merged when somebody asks. Of kinds that are over in less than a microsecond or so only a sample is timed,
-//! as the clock costs tens of nanoseconds: [`LatencyKind::one_in`].
+//! A thread records into a [`Recorder`] of its own, by plain loads and stores. A request for statistics merges the
+//! recorders of all threads. Of kinds that take less than a microsecond or so only a sample is timed, as the clock
+//! costs tens of nanoseconds: [`LatencyKind::one_in`].
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Buckets of an octave: a bucket's upper bound is at most a quarter above what was recorded.
+/// Buckets of an octave: a bucket's upper bound is at most a quarter above the recorded time.
 const PER_OCTAVE_BITS: u32 = 2;
 const PER_OCTAVE: usize = 1 << PER_OCTAVE_BITS;
-/// All that took longer, 137 s, counts as if it had taken that.
+/// Longer times than 137 s count as 137 s.
 const OCTAVES: usize = 37;
 const BUCKETS: usize = (OCTAVES - 1) * PER_OCTAVE;
 const KINDS: usize = LatencyKind::ALL.len();
 
-/// What is timed.
+/// The kinds of operations that are timed.
 ///
 /// Not timed are views, blobs and changes of a file's extents.
 ///
@@ -32,15 +32,15 @@ const KINDS: usize = LatencyKind::ALL.len();
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LatencyKind {
-    /// A read of what is cached, without a lock.
+    /// A read of cached bytes, without a lock.
     ReadHit,
-    /// Any other read through the cache, from when it was found not to be a hit.
+    /// Any other read through the cache, from the moment at which it turned out not to be a hit.
     ReadMiss,
     /// A write through the cache, or around it; a durable one to its end.
     Write,
-    /// A sync that somebody asked for.
+    /// A sync that the program requested.
     Sync,
-    /// A direct read, of a pipeline's too, to its end.
+    /// A direct read, also of a pipeline, to its end.
     DirectRead,
     /// A direct write, in the same way.
     DirectWrite,
@@ -60,7 +60,7 @@ impl LatencyKind {
         LatencyKind::Open,
     ];
 
-    /// As programs have it: `read_hit`.
+    /// The kind's name in programs and reports: `read_hit`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -74,13 +74,13 @@ impl LatencyKind {
         }
     }
 
-    /// Of so many operations of a thread one is timed.
+    /// The sampling interval: one in this number of a thread's operations is timed.
     #[must_use]
     pub const fn one_in(self) -> u64 {
         match self {
             LatencyKind::ReadHit => 64,
-            // A pipeline's take 4.5 µs each, of which two looks at the clock would be a hundredth.
-            // A write into the cache takes 0.4.
+            // A pipeline's direct operations take 4.5 µs each; two reads of the clock would be a hundredth of that. A
+            // write into the cache takes 0.4 µs.
             LatencyKind::DirectRead | LatencyKind::DirectWrite | LatencyKind::Write => 16,
             _ => 1,
         }
@@ -168,8 +168,8 @@ impl Histogram {
         self.sum_ns
     }
 
-    /// What so many of a hundred times did not exceed, in nanoseconds: up to a quarter too much, never too little
-    /// (but for times of more than 137 s). 0 if there are none.
+    /// The time, in nanoseconds, that this percentage of all times did not exceed: up to a quarter too long, never
+    /// too short (but for times of more than 137 s). 0 if there are no times.
     #[must_use]
     pub fn percentile_ns(&self, percent: f64) -> u64 {
         let count = self.count();
@@ -182,8 +182,8 @@ impl Histogram {
         found.map_or(0, |(upper_ns, _)| upper_ns)
     }
 
-    /// The buckets that have something: the largest number of nanoseconds that counts there, and how many
-    /// times do, in ascending order.
+    /// The buckets that are not empty, in ascending order: the largest number of nanoseconds that counts in the
+    /// bucket, and the number of times in it.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let counts = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         counts.map(|(bucket, count)| (upper_ns(bucket), *count))
@@ -242,10 +242,10 @@ impl std::fmt::Debug for Latencies {
     }
 }
 
-/// What one thread records. Written by its owner alone, but for threads that share one as they end: there,
+/// The times recorded by one thread. Only its owner writes it. Threads that are ending share one recorder; there,
 /// times may get lost.
 ///
-/// For each kind its buckets and then the sum; never on a stack, as those of threads may be small.
+/// For each kind its buckets and then the sum. It is never on a stack, as threads may have small ones.
 pub(crate) struct Recorder(Box<[AtomicU64]>);
 
 const RECORDED: usize = BUCKETS + 1;

@@ -1,9 +1,9 @@
-//! How much memory the cache takes by default, and large blocks of the heap that may be refused.
+//! The default size of the cache, and large blocks of the heap whose allocation may fail.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::io;
 
-/// So many zeros; ENOMEM where the heap has no room. The kernel gives the pages when they are first used.
+/// A block of that many zeros; ENOMEM where the heap has no room. The kernel supplies the pages at their first use.
 pub(crate) fn try_zeros(len: usize) -> io::Result<Box<[u64]>> {
     if len == 0 {
         return Ok(Box::default());

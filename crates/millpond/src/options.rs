@@ -1,4 +1,4 @@
-//! How an engine is built and how a file is opened.
+//! Options for building an engine and for opening a file.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -42,16 +42,16 @@ pub enum BackendChoice {
 
 /// Which pages are cached when a read misses them; see [`EngineBuilder::admission`].
 ///
-/// A read of 1 to 16 whole pages, none of which is cached, may go *around* the cache: its bytes are read
-/// in one transfer, into the caller's memory if it waits, and no page is kept. It is as atomic as any other. Read-ahead,
-/// longer reads and writes cache their pages in any case, and so do reads that are not aligned as the file's
-/// back end wants it.
+/// A read of 1 to 16 whole pages, none of which is cached, may go *around* the cache: its bytes are read in one
+/// transfer, into the caller's memory if it waits, and no page is kept. It is as atomic as any other read. Pages are
+/// cached in any case by read-ahead, longer reads, writes, and reads that are not aligned as the file's back end
+/// requires.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Admission {
-    /// All, until pages leave the cache before they are read again: then, for as long as that is
-    /// so, those that are missed a second time before long, and some others by which it is seen whether it is
-    /// so still. For caches of 4 MiB and more.
+    /// All pages, until pages leave the cache before they are read again. While that is so, only pages that are
+    /// missed a second time within a short history, and a sample of others, which shows whether it is still so. For
+    /// caches of 4 MiB and more.
     #[default]
     Adaptive,
     /// All.
@@ -83,7 +83,7 @@ pub enum WriteMode {
     Back,
 }
 
-/// What is read ahead at most, unless asked otherwise: the largest window. Chosen, not measured.
+/// The default for the largest read-ahead window. Chosen, not measured.
 pub(crate) const READAHEAD_BYTES_MAX: u64 = 1 << 20;
 
 /// Options of an [`Engine`]; see [`Engine::builder`].
@@ -121,12 +121,12 @@ pub struct EngineBuilder {
     pub(crate) watch: Option<Watch>,
 }
 
-/// Whether other processes are told what the engine does.
+/// Whether the engine publishes its state to other processes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Published {
     No,
     Yes,
-    /// By a descriptor of at least that number.
+    /// With a descriptor of at least that number.
     IfPossible(RawFd),
 }
 
@@ -149,32 +149,37 @@ impl Default for EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// The hard memory limit, in bytes: page frames, the tables that find them, and the objects of
-    /// open files with all that grows with them, and the copies of pending asynchronous writes, which get an
-    /// eighth of it. Not counted are: about 150 bytes for each operation that waits, and 8 for each page that is
-    /// being written back; of the copies, one that is longer than the room that was left of the eighth; for an
-    /// asynchronous read of more than 64 pages, or of more than an eighth of the cache, a buffer of its length
-    /// until its future is polled or dropped; 9 KiB for each living thread that uses the engine; the stacks
-    /// of the engine's threads; buffers of the caller's own. 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
+    /// The hard memory limit, in bytes: 16 KiB to 512 GiB. Default: a quarter of the machine's memory or of the
     /// cgroup's limit, whichever is less.
-    /// Below 1 MiB, sets of dirty pages that lie more than 2 MiB apart in a file may pass the limit by a
-    /// few KiB while write-back keeps all of the cache; frames never do.
+    ///
+    /// It covers page frames, the tables that find them, the objects of open files with all that grows with them, and
+    /// the copies of pending asynchronous writes, which get an eighth of it. It does not cover:
+    ///
+    /// - about 150 bytes for each operation that waits, and 8 for each page that is being written back;
+    /// - of those copies, one that is longer than the rest of the eighth;
+    /// - for an asynchronous read of more than 64 pages, or of more than an eighth of the cache, a buffer of its
+    ///   length until its future is polled or dropped;
+    /// - 9 KiB for each living thread that uses the engine, and the stacks of the engine's threads;
+    /// - the caller's own buffers.
+    ///
+    /// Below 1 MiB, sets of dirty pages that lie more than 2 MiB apart in a file may pass the limit by a few KiB
+    /// while write-back keeps all of the cache; frames never do.
     #[must_use]
     pub fn cache_bytes(mut self, cache_bytes: u64) -> Self {
         self.cache_bytes = Some(cache_bytes);
         self
     }
 
-    /// Which back end to use; [`crate::Stats::back_end`] tells what was chosen.
+    /// Which back end to use; [`crate::Stats::back_end`] has the choice made.
     #[must_use]
     pub fn backend(mut self, backend: BackendChoice) -> Self {
         self.backend = backend;
         self
     }
 
-    /// Whether [`crate::Stats`] and what waits to be written back are told to other processes of the same
-    /// user, four times a second: to `millpond top`. Takes a thread and a descriptor; reads and writes do
-    /// nothing for it. Building the engine fails where the system gives neither. Default: no.
+    /// Whether the engine publishes [`crate::Stats`] and its dirty files to other processes of the same user, four
+    /// times a second, for `millpond top`. This takes a thread and a descriptor, and costs reads and writes nothing.
+    /// Building the engine fails where the system gives neither. Default: no.
     ///
     /// # Examples
     ///
@@ -188,7 +193,7 @@ impl EngineBuilder {
         self
     }
 
-    /// [`EngineBuilder::published`], if it can be had, by a descriptor that is out of the way of the program's.
+    /// [`EngineBuilder::published`], if possible, with a descriptor number out of the way of the program's.
     #[doc(hidden)]
     #[must_use]
     pub fn published_from(mut self, fd_min: RawFd) -> Self {
@@ -196,10 +201,10 @@ impl EngineBuilder {
         self
     }
 
-    /// Has a thread report each operation that waits for `limit` or longer, once, to `report` and as a warning
-    /// of `tracing`. It looks twice in that time, every 5 ms at most, and every second at least; what it calls may
-    /// take its time, but must not wait for the operation. After a panic of the report it goes on with the next.
-    /// Default: nobody looks.
+    /// Has a thread report each operation that waits for `limit` or longer, once, to `report` and as a warning of
+    /// `tracing`. The thread checks twice in that time, every 5 ms at most, and every second at least. `report` may
+    /// be slow, but must not wait for the operation. After a panic of `report` the thread goes on with the next
+    /// operation. Default: no such thread.
     ///
     /// # Examples
     ///
@@ -244,28 +249,27 @@ impl EngineBuilder {
         self
     }
 
-    /// The largest read-ahead window, in bytes; 0 turns read-ahead off. Default 1 MiB, and never
-    /// more than 1/128 of the cache.
+    /// The largest read-ahead window, in bytes; 0 turns read-ahead off. Default 1 MiB, and never more than 1/128 of
+    /// the cache.
     #[must_use]
     pub fn readahead_bytes_max(mut self, bytes: u64) -> Self {
         self.readahead_bytes_max = bytes;
         self
     }
 
-    /// How many reads of pages the back end is given at a time, 1 to 1024 (the default). Beyond that
-    /// synchronous operations wait until one of them ends, and asynchronous ones are pending, in the
-    /// order in which they came. Contiguous missing pages are one read. Never more than a quarter of the
-    /// pages that the cache can hold. Read-ahead and direct I/O do not count.
+    /// The number of reads of pages that the back end is given at a time, 1 to 1024 (the default). Beyond that,
+    /// synchronous operations wait until a read ends, and asynchronous ones are pending, in the order of their
+    /// arrival. Contiguous missing pages are one read. Never more than a quarter of the pages that the cache can
+    /// hold. Read-ahead and direct I/O do not count.
     #[must_use]
     pub fn reads_in_flight_max(mut self, reads: usize) -> Self {
         self.reads_in_flight_max = reads;
         self
     }
 
-    /// How much of the cache may be waiting to be written back, in bytes; beyond it, writers write
-    /// back themselves before they go on. Default, and at most: three quarters of the cache. One file
-    /// alone may have four fifths of it, and each of several less, so that there is room beside a file that can't
-    /// be written back.
+    /// The limit of bytes in the cache that wait to be written back. Beyond it, writers write back pages themselves
+    /// before they go on. Default, and at most: three quarters of the cache. A single file may have four fifths of
+    /// it, and each of several files less, so that a file that can't be written back leaves room for others.
     #[must_use]
     pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
         self.dirty_bytes_max = Some(bytes);
@@ -279,9 +283,9 @@ impl EngineBuilder {
         self
     }
 
-    /// The keeper that writes back what this process leaves dirty when it dies; see
-    /// [`crate::keeper`]. Cached pages are then in memory that is shared with the keeper, which the
-    /// system may not give huge pages, and the cache has at least 256 KiB. Default: none.
+    /// The keeper, which writes back this process's dirty pages when the process dies; see [`crate::keeper`]. Cached
+    /// pages are then in memory that is shared with the keeper, for which the system may not give huge pages, and the
+    /// cache has at least 256 KiB. Default: none.
     ///
     /// # Examples
     ///
@@ -387,8 +391,8 @@ impl OpenOptions {
         self
     }
 
-    /// Opens for writing; [`crate::File::append`] is the call that appends. As on POSIX systems
-    /// other than Linux, `write_at` keeps writing where it was told to.
+    /// Opens for writing; [`crate::File::append`] is the call that appends. As on POSIX systems other than Linux,
+    /// `write_at` keeps writing at its offset.
     #[must_use]
     pub fn append(mut self, on: bool) -> Self {
         self.append = on;
@@ -423,11 +427,11 @@ impl OpenOptions {
         self
     }
 
-    /// The page size: a power of two from 4 KiB to 64 KiB. A page is read, cached and seen by
-    /// readers as one piece. (After a power cut the file may have a part of a page that was on its way to
-    /// the device, as with the kernel's cache: what is larger than a sector is atomic in memory only.)
-    /// Default 4 KiB, or the page size of the file where it is open already; asking for another one than that
-    /// is an error. With direct backing it is at least the kernel's page size, 16 or 64 KiB on some AArch64 systems.
+    /// The page size: a power of two from 4 KiB to 64 KiB. A page is read, cached and seen by readers as one piece.
+    /// (Units larger than a sector are atomic in memory only: after a power cut the file may have a part of a page
+    /// that was in flight to the device, as with the kernel's cache.) Default 4 KiB, or the page size of the file
+    /// where it is open already; any other size for such a file is an error. With direct backing it is at least the
+    /// kernel's page size, 16 or 64 KiB on some AArch64 systems.
     #[must_use]
     pub fn page_bytes(mut self, bytes: u32) -> Self {
         self.page_bytes = Some(bytes);
@@ -458,21 +462,21 @@ impl OpenOptions {
         self
     }
 
-    /// Reads and writes through this handle go past the cache, straight between the caller's memory
-    /// and the device (`O_DIRECT`), and see, and are seen by, everyone's cached ones. Offsets, and
-    /// addresses and lengths of memory, must be aligned as the file system wants it, mostly to 512
-    /// or 4096 bytes: [`crate::Error::Unaligned`] says to what. [`crate::Engine::alloc_buffers`] has
-    /// memory that is. Needs a second open of the file, by way of `/proc/self/fd`; where the file
-    /// system has no direct I/O, opening fails with EINVAL.
+    /// Reads and writes through this handle go past the cache, straight between the caller's memory and the device
+    /// (`O_DIRECT`). They are coherent with cached reads and writes of other handles. Offsets, and addresses and
+    /// lengths of memory, must be aligned as the file system requires, mostly to 512 or 4096 bytes:
+    /// [`crate::Error::Unaligned`] has the limit. [`crate::Engine::alloc_buffers`] returns aligned memory. The file
+    /// is opened a second time, by way of `/proc/self/fd`; where the file system has no direct I/O, opening fails
+    /// with EINVAL.
     #[must_use]
     pub fn direct(mut self, on: bool) -> Self {
         self.direct = on;
         self
     }
 
-    /// Of a [`direct`](OpenOptions::direct) handle: serves what is not aligned, too, by way of a
-    /// buffer that is, or of the kernel's cache for parts of blocks that are written;
-    /// [`crate::Stats::bounced`] counts it. Requests of a [`crate::Pipeline`] must be aligned.
+    /// Has a [`direct`](OpenOptions::direct) handle serve unaligned requests, too, by way of an aligned buffer, or of
+    /// the kernel's cache for partly written blocks. [`crate::Stats::bounced`] counts them. Requests of a
+    /// [`crate::Pipeline`] must be aligned.
     #[must_use]
     pub fn bounce(mut self, on: bool) -> Self {
         self.bounce = on;

@@ -1,8 +1,8 @@
-//! What only the preload library calls: hidden from the documentation, and free to change with it.
+//! The interface of the preload library alone: hidden from the documentation, and free to change with it.
 //!
-//! Above all a read into memory of the caller's that outlives the call, told of by a callback. The library
-//! has completion queues of its own, and the program's memory is the kernel's to write to until the
-//! completion was told, which is the contract of Linux AIO.
+//! Its main part is a read into the caller's memory that outlives the call and ends with a callback. The library has
+//! completion queues of its own. As in the contract of Linux AIO, the kernel may write to the program's memory until
+//! the completion has been delivered.
 //!
 //! ```text
 //!   start -> a hit: the result, at once
@@ -10,8 +10,8 @@
 //!         -> else `task`, stepped by who ends the fills it waits for -> the callback
 //! ```
 //!
-//! The back end and the kernel have the memory of a read that goes around the cache (`unattended`), of no other:
-//! each step of a task copies what is cached (`read::miss`).
+//! Only in a read around the cache (`unattended`) do the back end and the kernel have the caller's memory. Each step
+//! of a task copies cached bytes (`read::miss`).
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -28,7 +28,7 @@ use crate::queue::task::{Reading, Task};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
 use crate::read::unguarded::{self, Begun, UnguardedRead};
 
-/// Told how a read ended, on any thread, perhaps the one that started it. It must not wait.
+/// Called with a read's result, on any thread, perhaps the one that started it. It must not wait.
 #[doc(hidden)]
 pub type ReadDone = Box<dyn FnOnce(Result<usize>) + Send>;
 
@@ -68,28 +68,27 @@ impl Reading for RawReading {
     }
 }
 
-/// Threads for what has to wait.
+/// Threads for jobs that may block.
 #[doc(hidden)]
 pub struct Aside {
     workers: Arc<Pool>,
 }
 
 impl Aside {
-    /// Has one of them carry out `job`, which may wait; the calling thread, if there is no other to be
-    /// had.
+    /// Has one of the threads carry out `job`, which may wait. If no thread can be started, the calling thread does.
     pub fn run(&self, job: Box<dyn FnOnce() + Send>) {
         self.workers.run(job);
     }
 }
 
 impl File {
-    /// [`File::read_vectored_raw_at`] that does not wait: returns the result of a read that hits, or
-    /// is refused; else `None`, and `done` is told the result. Does not block, save for locks that are
-    /// held for moments. `fills`: its pages are to be brought ([`Begun::Fills`]).
+    /// [`File::read_vectored_raw_at`] that does not wait. Returns the result of a read that hits, or is refused;
+    /// otherwise `None`, and `done` is called with the result. Does not block, except for locks that are held for
+    /// moments. `fills`: the read is to fill its pages ([`Begun::Fills`]).
     ///
     /// # Safety
     ///
-    /// As for [`File::read_raw_at`], for each buffer, and until the result was told.
+    /// As for [`File::read_raw_at`], for each buffer, and until the result has been delivered.
     ///
     /// # Panics
     ///
@@ -109,8 +108,8 @@ impl File {
         assert!(self.hits || !self.read, "reads go through the cache");
         let segments: Box<[Segment<'static>]> = (dst.iter())
             .filter(|one| one.iov_len > 0)
-            // SAFETY: the caller's promise: the memory is valid until the read has ended, and nobody
-            // has the segments then.
+            // SAFETY: the caller's promise: the memory is valid until the read has ended. No thread uses the segments
+            // after that.
             .map(|one| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) })
             .collect();
         let len = segments.iter().map(|one| one.len() as u64).sum();
@@ -139,9 +138,10 @@ impl File {
         None
     }
 
-    /// Begins a read of `len` bytes at `offset` to `start`, of which the kernel may have all to do by Linux
-    /// AIO: then the caller tells it before it gives the handle up. [`File::end_unguarded`] says whether
-    /// what came counts; until then no guard is held (`read::unguarded`). Does not block.
+    /// Begins a read of `len` bytes at `offset` to `start`. The result may be a read for the kernel to carry out by
+    /// Linux AIO: then the caller submits it to the kernel before it closes the handle. At the end,
+    /// [`File::end_unguarded`] returns whether the bytes read count; until then no guard is held (`read::unguarded`).
+    /// Does not block.
     ///
     /// # Safety
     ///
@@ -161,8 +161,8 @@ impl File {
         begun
     }
 
-    /// Whether what the kernel has read, all that was asked for, counts as read; then it is at `start`. Else it
-    /// is to be read anew. Does not block.
+    /// Whether the kernel's bytes, which must be all that were requested, count as read. If so, they are at `start`;
+    /// otherwise the read is to be repeated. Does not block.
     ///
     /// # Safety
     ///
@@ -179,9 +179,9 @@ impl File {
         Aside { workers: Arc::clone(&self.cached.shared.workers) }
     }
 
-    /// Carries out `work`, which starts several reads: they go to the back end together, when it
-    /// returns. It must not wait for anything unless it has called [`File::start_now`] before: what it
-    /// waits for may wait for one of those reads.
+    /// Carries out `work`, which starts several reads: they go to the back end together, when `work` returns. `work`
+    /// must not wait for anything unless it has called [`File::start_now`] before: the event may depend on one of
+    /// those reads.
     #[doc(hidden)]
     pub fn start_together<R>(work: impl FnOnce() -> R) -> R {
         let batch = batch::open();
@@ -190,8 +190,8 @@ impl File {
         result
     }
 
-    /// Has `telling` called when this thread has started, or ended, all that it does together; at once
-    /// if it does nothing such.
+    /// Has `telling` called when this thread has submitted, or ended, all requests of its present batch; at once if
+    /// it has no batch.
     #[doc(hidden)]
     pub fn at_end(telling: Box<dyn FnOnce()>) {
         batch::defer(telling);
@@ -224,8 +224,8 @@ mod tests {
 
     const BLOCK: usize = 4096;
 
-    /// Goal: reads that miss end once, with their bytes, also of a cache that holds few of them; those
-    /// that hit are told at once; what is beyond the end, or not permitted, is told so.
+    /// Goal: reads that miss end once, with their bytes, also in a cache of few pages. Reads that hit return at once.
+    /// Reads beyond the end, or without permission, return that result at once.
     #[test]
     fn raw_reads_end_once() {
         const BLOCKS: usize = 200;
@@ -289,9 +289,8 @@ mod tests {
         }
     }
 
-    /// Goal: a read that the kernel carries out without a guard counts unless something has changed its pages
-    /// meanwhile; it is aligned whatever memory the reader has; and pages that are cached, or missed again, are
-    /// read in another way.
+    /// Goal: a read that the kernel carries out without a guard counts unless its pages were changed during the read.
+    /// It is aligned for any memory of the reader. Pages that are cached, or missed again, are read in another way.
     #[test]
     fn reads_without_a_guard_tell_whether_they_count() {
         const BLOCKS: usize = 256;
@@ -313,7 +312,7 @@ mod tests {
             unsafe { file.begin_unguarded(to, BLOCK, (at * BLOCK) as u64) }
         };
         let carry_out = |read: &crate::KernelRead, at: usize| {
-            // SAFETY: what the kernel is told by `begin_unguarded`.
+            // SAFETY: the request that `begin_unguarded` returned.
             let read =
                 unsafe { libc::pread(read.fd, read.memory.cast(), read.len, (at * BLOCK) as i64) };
             assert_eq!(read, BLOCK as isize);

@@ -1,11 +1,11 @@
-//! Counters that cost a cached read nothing but three adds to memory of its own.
+//! Counters. They cost a cached read only three adds to memory of its own thread.
 //!
-//! Reads are counted in a slot that belongs to the thread (plain loads and stores, no shared
-//! cache line is written); what happens once per miss or less is counted in shared atomics. How long operations took
-//! is in the slot, too; of hits one in 64 is timed ([`ThreadCounts::is_sampled`]).
+//! Reads are counted in a slot that belongs to the thread (plain loads and stores, no shared cache line is written).
+//! Events that occur once per miss or less are counted in shared atomics. The slot also has the durations of
+//! operations; of hits one in 64 is timed ([`ThreadCounts::is_sampled`]).
 //!
-//! The end of a thread adds its slot to a sum and frees it: so 9 KiB are in use for each living thread that has used
-//! the engine, which the memory limit does not count.
+//! The end of a thread adds its slot to a sum and frees it. So each living thread that has used the engine takes 9
+//! KiB, which the memory limit does not count.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -20,8 +20,8 @@ use crate::latency::{Latencies, LatencyKind, Recorder};
 use crate::process_local::{self, ProcessLocal};
 use crate::waits::{ThreadWait, Waiting};
 
-/// What an engine has done since it was built. Counts are those of single moments: read while
-/// others work, they need not fit each other exactly.
+/// The activity of an engine since it was built. Each count is of a moment of its own: if other threads work during
+/// the call, counts may differ slightly.
 ///
 /// # Examples
 ///
@@ -52,11 +52,10 @@ pub struct Stats {
     pub fills: u64,
     /// Reads that were taken to the back end around the cache, as no page could be evicted.
     pub uncached_reads: u64,
-    /// Pages that read-ahead brought and that were read. Settled when a page is looked at for
-    /// eviction the first time, or leaves: what was brought of late is not counted yet.
+    /// Pages that read-ahead brought and that were read. A page is counted when it is first considered for eviction,
+    /// or leaves the cache: recently filled pages are not counted yet.
     pub readahead_used: u64,
-    /// Pages that read-ahead brought and that left unread, or were not read until they were looked at
-    /// for eviction.
+    /// Pages that read-ahead brought and that left unread, or were not read until they were considered for eviction.
     pub readahead_wasted: u64,
     /// Pages evicted to make room.
     pub evictions: u64,
@@ -77,20 +76,20 @@ pub struct Stats {
     pub plain_reads: u64,
     /// Writes that were handed to the kernel without.
     pub plain_writes: u64,
-    /// How long operations took, by kind: of all that miss, and of a sample of hits.
+    /// Durations of operations, by kind: of all that miss, and of a sample of hits.
     pub latencies: Latencies,
     /// Memory in use, of the limit: frames, tables, objects of open files.
     pub memory_bytes: u64,
     /// The back end: `uring`, `threads`, `memory` or `sim`.
     pub back_end: &'static str,
-    /// Why that back end.
+    /// The reason for that back end.
     pub back_end_reason: String,
-    /// Whether the keeper died before the engine parted from it: writes go through since, and what waited
-    /// in the cache before and has not been written yet is lost if this process is killed.
+    /// Whether the keeper died before the engine parted from it. Since then, writes go through. Earlier writes that
+    /// are still dirty are lost if this process is killed.
     pub has_lost_keeper: bool,
 }
 
-/// A shared counter, for what is seldom done.
+/// A shared counter, for rare events.
 #[derive(Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -116,12 +115,12 @@ impl Stats {
     }
 }
 
-/// What one thread counts. Written by its owner alone.
-// What a hit touches comes first, in one cache line.
+/// The counts of one thread. Only its owner writes them.
+// The fields that a hit touches come first, in one cache line.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct ThreadCounts {
-    /// Of reads of one page, and the pages of others.
+    /// Reads of one page; the next field counts the pages of longer reads.
     hits: AtomicU64,
     hits_of_several: AtomicU64,
     hit_bytes: AtomicU64,
@@ -137,7 +136,7 @@ pub(crate) struct ThreadCounts {
     directs: AtomicU64,
     writes: AtomicU64,
     latencies: Recorder,
-    /// What the thread waits for.
+    /// The record of the thread's present wait.
     pub(crate) wait: ThreadWait,
 }
 
@@ -154,27 +153,27 @@ impl ThreadCounts {
         add_owned(&self.hit_bytes, bytes);
     }
 
-    /// Whether a lock-free read of one page that begins is to be timed: by the count of those that there were,
-    /// as one more to be counted would be half of what this costs.
+    /// Whether the lock-free read of one page that begins now is to be timed. This depends on the count of such
+    /// reads: one more counter would add half of the cost.
     #[inline]
     pub(crate) fn is_sampled(&self) -> bool {
         const LAST: u64 = LatencyKind::ReadHit.one_in() - 1;
         self.hits.load(Relaxed) & LAST == LAST
     }
 
-    /// When the lock-free read of several pages that begins did so, if it is to be timed.
+    /// The start time of a lock-free read of several pages, if it is to be timed.
     #[inline]
     pub(crate) fn several_begins(&self) -> Option<Instant> {
         is_nth(&self.tries_of_several, LatencyKind::ReadHit.one_in()).then(Instant::now)
     }
 
-    /// When the direct operation that begins did so, if it is to be timed.
+    /// The start time of a direct operation, if it is to be timed.
     #[inline]
     pub(crate) fn direct_begins(&self) -> Option<Instant> {
         is_nth(&self.directs, LatencyKind::DirectRead.one_in()).then(Instant::now)
     }
 
-    /// When the write that begins did so, if it is to be timed.
+    /// The start time of a write, if it is to be timed.
     #[inline]
     pub(crate) fn write_begins(&self) -> Option<Instant> {
         is_nth(&self.writes, LatencyKind::Write.one_in()).then(Instant::now)
@@ -246,7 +245,7 @@ fn add_owned(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// Counts one more; whether it is one of `one_in`, a power of two.
+/// Counts one more. Returns whether it is one of `one_in`, a power of two.
 #[inline]
 fn is_nth(counter: &AtomicU64, one_in: u64) -> bool {
     add_owned(counter, 1);
@@ -274,7 +273,7 @@ impl CounterSlots {
 
 /// The counters of an engine.
 pub(crate) struct Counters {
-    /// Each hit reads it, and so it is in no line with what is written.
+    /// Each hit reads it, so it shares no cache line with written fields.
     id: CachePadded<u64>,
     slots: Arc<Mutex<CounterSlots>>,
     /// In a child of fork, other threads of the parent may have held the lock of the slots.
@@ -307,8 +306,8 @@ impl Last {
     }
 }
 
-/// What a thread counts of an engine, kept by who reads so often that looking it up tells. For that thread
-/// alone: else reads go uncounted.
+/// A reference to a thread's counts of an engine, for callers that read so often that the look-up costs noticeably.
+/// Valid on that thread alone: elsewhere, reads go uncounted.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct HitCounts {
@@ -321,9 +320,8 @@ impl HitCounts {
     pub const NONE: HitCounts = HitCounts { engine: 0, slot: std::ptr::null() };
 }
 
-/// Changes the engine used last. A signal handler may look at any moment: it finds no engine, or
-/// one with its slot. Argued: it runs on this very thread, so the compiler's order is enough; loom
-/// has no signals.
+/// Changes the engine used last. A signal handler may read it at any moment: it finds no engine, or one with its
+/// slot. Argued: the handler runs on this very thread, so the compiler's order is enough; loom has no signals.
 fn set_last(engine: u64, slot: *const ThreadCounts) {
     LAST.with(|last| {
         last.engine.set(0);
@@ -385,8 +383,8 @@ impl Counters {
         }
     }
 
-    /// The calling thread's slot if it is at hand, else one for all: for callers that may run in a
-    /// signal handler, and so can't take locks or memory.
+    /// The calling thread's slot if it is cached, else a shared one. For callers that may run in a signal handler,
+    /// and so can't take locks or memory.
     #[inline]
     pub(crate) fn mine_if_known(&self) -> &ThreadCounts {
         match LAST.with(|last| last.slot_of(*self.id)) {
@@ -407,7 +405,7 @@ impl Counters {
         self.find()
     }
 
-    /// [`Counters::mine`] of a thread that keeps them at hand.
+    /// [`Counters::mine`] of a thread that caches its slots.
     ///
     /// # Safety
     ///
@@ -448,7 +446,7 @@ impl Counters {
                 Some(taken) => Arc::clone(&taken.slot),
                 None if self.origin.is_inherited() => return &raw const *self.orphan,
                 None => {
-                    // Engines that are gone need them no more.
+                    // Slots of dropped engines are not needed any more.
                     taken.slots.retain(|taken| taken.slots.strong_count() > 0);
                     let (slot, slots) = (self.new_slot(), Arc::downgrade(&self.slots));
                     let (engine, process) = (*self.id, process_local::number());
@@ -528,10 +526,10 @@ mod tests {
         assert_eq!(lock(&counters.slots).living.len(), 1, "slots of ended threads are freed");
     }
 
-    /// Goal: a thread that comes, and misses, take no line from those that hit.
-    /// Method: the addresses of what they write, and of what a hit reads and writes.
-    /// Incident: a thread that came wrote to the line in which each living thread counts its hits, and what misses
-    /// count was in a line with the number that each hit compares.
+    /// Goal: neither a new thread nor a miss invalidates a cache line of threads that hit.
+    /// Method: the addresses of the fields that they write, and of the fields that a hit reads and writes.
+    /// Incident: a new thread wrote to the line in which each living thread counts its hits, and the counters of
+    /// misses were in a line with the number that each hit compares.
     #[test]
     fn hits_lose_no_line_to_others() {
         let counters = Counters::new();

@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 /// For more processors than that, several share one.
 const SHARDS_MAX: usize = 256;
 
-/// Spawns a thread that takes no signals: they belong to the program's own threads. Save those of
-/// memory faults, which a copy to a caller's memory may raise here as well ([`crate::fault`]).
+/// Spawns a thread that takes no signals: they belong to the program's own threads. The exception is memory faults,
+/// which a copy to a caller's memory may raise here as well ([`crate::fault`]).
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut all = MaybeUninit::uninit();
     let mut old = MaybeUninit::uninit();
@@ -30,7 +30,8 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     spawned.map(drop)
 }
 
-/// Of things that threads have one each of, as far as there are processors: so many, a power of two.
+/// The number of shards, a power of two, of structures with one shard for each thread, as far as there are
+/// processors.
 pub(crate) fn shards() -> usize {
     static SHARDS: OnceLock<usize> = OnceLock::new();
     *SHARDS.get_or_init(|| {

@@ -1,11 +1,11 @@
-//! How pages and frames are numbered, and in which units memory is cut.
+//! Numbers of pages and frames, and the units into which memory is divided.
 
 use std::ops::{Add, AddAssign, Sub};
 
 /// The unit of frame indexes, and the size of table nodes.
 pub(crate) const UNIT_BYTES: usize = 1 << UNIT_SHIFT;
 pub(crate) const UNIT_SHIFT: u32 = 12;
-/// Units of a chunk: what a huge page holds.
+/// Units of a chunk: the size of a huge page.
 pub(crate) const CHUNK_UNITS: u32 = 512;
 pub(crate) const CHUNK_BYTES: u64 = CHUNK_UNITS as u64 * UNIT_BYTES as u64;
 /// The binary logarithms of the sizes that pages may have: 4 to 64 KiB.
@@ -13,7 +13,7 @@ pub(crate) const PAGE_SHIFTS: std::ops::Range<u32> = UNIT_SHIFT..UNIT_SHIFT + 5;
 
 /// Bits that a frame index takes in page words and in links between table nodes.
 pub(crate) const FRAME_BITS: u32 = 28;
-/// Frames that so many bits tell apart: 1 TiB of them.
+/// The number of frames that an index of that many bits can address: 1 TiB of them.
 pub(crate) const FRAMES_MAX: u64 = 1 << FRAME_BITS;
 
 /// The number of a page within its file.

@@ -1,21 +1,21 @@
-//! Who waits, for what, and since when: what `Engine::dump` shows.
+//! Records of waits, for `Engine::dump`: the waiting thread or task, the event and the start.
 //!
-//! A thread that is about to wait says so in a place of its own, by plain stores; a task that is pending has
-//! an entry in a list of its engine's, in shards, from its first wait to its end. Nothing here is done by a hit.
+//! A thread that is about to wait records that in a place of its own, by plain stores. A pending task has an entry in
+//! a sharded list of its engine, from its first wait to its end. A hit does none of this.
 //!
 //! ```text
 //!   thread: sequence odd -> what, file, range, since -> sequence even      what := NOTHING at the end
 //!   dump:   sequence even? -> all of it -> the same sequence? else again
 //! ```
 //!
-//! - **WT1** A place is written by its thread alone, and a wait within a wait only changes for what: told is
-//!   the outermost one's range, and its beginning.
-//! - **WT2** What a dump shows was so at one moment, of each wait by itself: it is of one sequence.
+//! - **WT1** Only the thread writes its place. A wait within a wait changes the event alone: the range and the start
+//!   remain those of the outermost wait.
+//! - **WT2** A dump shows each wait by itself as it was at one moment: its fields are of one sequence.
 //!
-//! Orderings: those of a sequence lock. Release fence after the odd number, before the words; Release of the
-//! even one after them. The reader's Acquire of an even number sees the words of that sequence, and its Acquire
-//! fence before the second look has it find an odd one if it saw a word of a later sequence. So for what it waits
-//! for, too, which is stored after that: it needs no order of its own.
+//! Orderings: those of a sequence lock. A Release fence follows the odd number, before the words; the even number is
+//! stored with Release after them. The reader's Acquire of an even number sees the words of that sequence. Its
+//! Acquire fence before the second load makes that load find an odd number if the reader saw a word of a later
+//! sequence. The same holds for the event, which is stored after the even number: it needs no order of its own.
 //!
 //! Locks: a shard's is a leaf.
 
@@ -31,30 +31,30 @@ use crate::file_id::FileId;
 use crate::sync::{AtomicU32, AtomicU64, fence};
 use crate::thread;
 
-/// What an operation waits for.
+/// The event for which an operation waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u32)]
 pub enum WaitFor {
-    /// The device, or the kernel, which reads for it.
+    /// A read by the device or the kernel.
     Read = 1,
-    /// The same, which writes.
+    /// A write by the device or the kernel.
     Write,
     /// The kernel's sync of the file.
     Sync,
-    /// A page that somebody else reads or replaces.
+    /// A page that another thread reads or replaces.
     Page,
-    /// A range of the file that somebody else has locked.
+    /// A range of the file that another thread has locked.
     Range,
     /// Its turn to append.
     Turn,
-    /// Write-back, as too much is dirty or kept.
+    /// Write-back, as too many bytes are dirty or kept.
     Room,
-    /// Other syncs of the same file, that began with it.
+    /// Other syncs of the same file, which began with it.
     Syncs,
-    /// One of the reads in flight to end: as many as may be are.
+    /// The end of one of the reads in flight, of which there are as many as permitted.
     Slot,
-    /// A thread of the engine, that does what may take long.
+    /// A thread of the engine, for work that may take long.
     Worker,
 }
 
@@ -98,7 +98,7 @@ impl fmt::Display for WaitFor {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {
-    /// For what.
+    /// The event.
     pub what: WaitFor,
     /// The file: the number of its device, as `stat(2)` has it.
     pub device: u64,
@@ -108,11 +108,11 @@ pub struct Waiting {
     pub offset: u64,
     /// How many are; `u64::MAX`: to the end of the file.
     pub len: u64,
-    /// For how long, to a few milliseconds; of an operation with several waits in turn, in all of them.
+    /// The duration so far, to a few milliseconds. Of an operation with several waits in turn: of all of them.
     pub since: Duration,
-    /// The kernel's number of the thread; `None`: a task, that has none.
+    /// The kernel's number of the thread; `None`: a task, which has none.
     pub thread: Option<u32>,
-    /// Tells it from any other wait of this process.
+    /// Distinguishes it from any other wait of this process.
     pub(crate) key: (usize, u64),
 }
 
@@ -132,18 +132,18 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// A clock that costs a few nanoseconds, and goes on by milliseconds. The C library's: rustix's reads the auxiliary
-/// vector, which ends the process under valgrind.
+/// A clock that costs a few nanoseconds, and advances by milliseconds. It is the C library's: rustix's reads the
+/// auxiliary vector, which ends the process under valgrind.
 fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` has room for what is written. It can't fail: every Linux has this clock.
+    // SAFETY: `now` is valid for the write. The call can't fail: every Linux has this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 const NOTHING: u32 = 0;
 
-/// Where one thread says what it waits for.
+/// The record of one thread's present wait.
 #[derive(Default)]
 pub(crate) struct ThreadWait {
     sequence: AtomicU32,
@@ -163,7 +163,7 @@ pub(crate) struct ThreadWaits<'a> {
 }
 
 impl ThreadWait {
-    /// Of a thread that uses it from now on.
+    /// Assigns the place to a thread.
     pub(crate) fn is_of(&self, thread: u32) {
         self.thread.store(thread, Relaxed);
     }
@@ -179,7 +179,8 @@ impl ThreadWait {
         if outer == NOTHING {
             self.set(id, offset, len, now_ns());
         }
-        // Relaxed: who sees it finds, past its fence, that the number was odd since, by the fence in `set`.
+        // Relaxed: by the fence in `set`, a reader that loads it finds, after its own fence, that the number has been
+        // odd since.
         self.what.store(what as u32, Relaxed);
         ThreadWaits { place: self, outer }
     }
@@ -197,7 +198,7 @@ impl ThreadWait {
         self.sequence.store(sequence.wrapping_add(2), Release);
     }
 
-    /// What it waits for; `None`, too, where it begins and ends waits all the time.
+    /// The present wait. Also `None` if waits begin and end all the time.
     pub(crate) fn seen(&self) -> Option<Waiting> {
         self.seen_within(100)
     }
@@ -232,9 +233,9 @@ impl Drop for ThreadWaits<'_> {
     }
 }
 
-/// Tasks that wait.
+/// Pending tasks.
 pub(crate) struct TaskWaits {
-    /// Each by itself: who uses it counts it, and threads should not meet there.
+    /// Each in a cache line of its own: each user counts in it, and threads should not contend there.
     shards: [Arc<CachePadded<Shard>>; SHARDS],
 }
 
@@ -258,7 +259,7 @@ struct Entry {
     number: u64,
 }
 
-/// A task's entry, which goes with it.
+/// A task's entry. Its drop removes it.
 pub(crate) struct TaskWait {
     shard: Arc<CachePadded<Shard>>,
     at: usize,
@@ -308,7 +309,7 @@ impl TaskWaits {
 }
 
 impl TaskWait {
-    /// It goes on, and waits for something else.
+    /// The task goes on, and waits for another event.
     pub(crate) fn waits_for(&mut self, what: WaitFor) {
         if std::mem::replace(&mut self.what, what) != what {
             self.shard.entries().all[self.at].what = what;
@@ -327,7 +328,7 @@ impl Drop for TaskWait {
     }
 }
 
-/// What an engine waits for: see [`Engine::dump`](crate::Engine::dump).
+/// The waits of an engine: see [`Engine::dump`](crate::Engine::dump).
 ///
 /// # Examples
 ///
@@ -375,7 +376,7 @@ impl fmt::Display for Dump {
     }
 }
 
-/// Who is told of waits that take longer.
+/// The callback for waits that take longer than a limit.
 #[derive(Clone)]
 pub(crate) struct Watch {
     pub(crate) limit: Duration,
@@ -388,12 +389,12 @@ impl fmt::Debug for Watch {
     }
 }
 
-/// Of WT2: whoever looks finds no mixture of two waits.
+/// WT2: a reader finds no mixture of two waits.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
 
-    /// Who waits goes first, on the thread that begins: else loom tries fewer old values.
+    /// The waiting code runs on the thread that begins; otherwise loom tries fewer old values.
     fn look_beside(before: fn(&ThreadWait), wait: fn(&ThreadWait)) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
@@ -405,7 +406,7 @@ mod loom_tests {
                 if let Some(seen) = looked_at.seen_within(1) {
                     let words = [seen.inode, seen.offset, seen.len];
                     assert!(words.iter().all(|word| *word == seen.device), "{seen:?}");
-                    assert_ne!(seen.device, 0, "nobody has waited for that");
+                    assert_ne!(seen.device, 0, "no thread has waited for that");
                 }
             });
             wait(&place);

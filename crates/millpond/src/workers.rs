@@ -1,24 +1,22 @@
-//! A few threads for what has to wait: operations that nobody has made to wait without one.
+//! A few threads for operations that may block and have no asynchronous form.
 //!
-//! Asynchronous writes, syncs and changes of extents run here, and reads that are too long or too
-//! unlucky to be retried (`read::miss`). At most [`THREADS_MAX`] of them at a time, however many are
-//! pending.
+//! Asynchronous writes, syncs and changes of extents run here, and so do reads that are too long or failed too often
+//! to be retried (`read::miss`). At most [`THREADS_MAX`] of them run at a time, out of any number of pending ones.
 //!
-//! Jobs that hang keep their threads: with [`THREADS_MAX`] syncs of a file whose device does not answer, all
-//! other jobs of the engine wait for it. That is so for as many threads as there may be, as a job can't be
-//! taken back from a thread that is in the kernel; more of them would be more processes' worth of memory and of
-//! contention where nothing hangs. Reads that miss need none (`read::miss`), nor does what the flusher
-//! writes back, whose threads are its own, counted by device. Who serves devices that may hang beside others gives each
-//! an engine.
+//! Jobs that hang keep their threads. With [`THREADS_MAX`] syncs of a file whose device does not answer, all other
+//! jobs of the engine wait for the device. Any limit of threads has this effect, as a job can't be taken back from a
+//! thread that is in the kernel; more threads would cost memory and contention in each process where no job hangs.
+//! Two kinds of I/O are not affected. Reads that miss need no thread (`read::miss`), and the flusher writes back with
+//! threads of its own, counted by device. A program with devices that may hang, beside other devices, should give
+//! each an engine of its own.
 //!
-//! The first is started before anything begins that may need one ([`Pool::start`]), so that what
-//! has begun comes to its end: a system that gives no thread refuses a queue, or an asynchronous
-//! operation before it has done anything, and never has a job carried out by a thread that must not
-//! wait.
+//! The first thread is started before any operation begins that may need one ([`Pool::start`]), so that each
+//! operation comes to its end. If the system gives no thread, the engine refuses a queue, or an asynchronous
+//! operation before any of its effects. So no job is ever carried out by a thread that must not wait.
 //!
-//! A job may wait for a guard. Nobody holds a guard while waiting for a job to be started: guards are
-//! held by callers at work, by I/O under way, and by jobs that run; so the jobs that run come to their
-//! end, and the others get their turn.
+//! A job may wait for a guard. No guard is held by a caller that waits for a job to be started: guards are held by
+//! callers at work, by I/O under way, and by running jobs. So the running jobs come to their end, and then the
+//! pending ones are started.
 
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
@@ -36,7 +34,7 @@ pub(crate) fn workers() -> Arc<Pool> {
     Pool::new("millpond-work", THREADS_MAX)
 }
 
-/// The outcome of a job, to be polled for.
+/// The outcome of a job, for polling.
 pub(crate) struct Outcome<T>(ProcessLocal<Arc<Mutex<Told<T>>>>);
 
 enum Told<T> {
@@ -47,7 +45,7 @@ enum Told<T> {
     Taken,
 }
 
-/// The side that tells of an [`Outcome`].
+/// The side that completes an [`Outcome`].
 pub(crate) struct Teller<T>(Arc<Mutex<Told<T>>>);
 
 impl<T> Teller<T> {
@@ -76,7 +74,7 @@ impl<T> Drop for Teller<T> {
 }
 
 impl<T: Send + 'static> Outcome<T> {
-    /// An outcome, and the side that tells of it.
+    /// An outcome, and the side that completes it.
     pub(crate) fn new() -> (Outcome<T>, Teller<T>) {
         let told = Arc::new(Mutex::new(Told::Waits(None)));
         (Outcome(ProcessLocal::new(Arc::clone(&told))), Teller(told))

@@ -34,7 +34,7 @@ pub(crate) enum BackendKind {
 impl Backend {
     /// # Errors
     ///
-    /// The system refuses what was chosen.
+    /// The system refuses the chosen back end.
     pub(crate) fn new(choice: BackendChoice) -> io::Result<Backend> {
         let (kind, reason) = choose(choice)?;
         Ok(Backend { kind, reason, threads: Arc::default(), transfers: Arc::default() })
@@ -49,12 +49,12 @@ impl Backend {
         }
     }
 
-    /// Whether what is written reaches files, and what is in them counts.
+    /// Whether writes reach files whose bytes matter: not so for simulated back ends.
     pub(crate) fn has_files(&self) -> bool {
         matches!(self.kind, BackendKind::Uring(_) | BackendKind::Threads)
     }
 
-    /// What has rings for queues.
+    /// The rings, of a back end that has them for queues.
     pub(crate) fn driver(&self) -> Option<&Arc<Driver>> {
         match &self.kind {
             BackendKind::Uring(driver) => Some(driver),

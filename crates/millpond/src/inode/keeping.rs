@@ -1,19 +1,18 @@
-//! A file's place at the keeper: taken before its first page is DIRTY, given up after its last
-//! handle is gone and all is written back.
+//! A file's place at the keeper. It is taken before the file's first page is DIRTY, and given up after the last
+//! handle is dropped and all pages are written back.
 //!
-//! The keeper sets a file to the size that it knows, so it must know the right one, also of a file
-//! that it adopts while others change its size. A change of the size is stored in the core first,
-//! and told then, under `sizes`; an adoption makes the place known and tells the core's size in one
-//! step under `sizes`. So the last to tell has seen the last size.
+//! The keeper sets a file to the size that it knows. So it must know the right size, also of a file that it adopts
+//! while other threads change the size. A change of the size is stored in the core first, and then sent to the
+//! keeper, under `sizes`. An adoption publishes the place and sends the core's size in one step under `sizes`. So the
+//! last thread that sends a size has read the last size.
 //!
-//! Locks: `adopting`, under range guards; the keeper or the back end is asked under it, and no guard
-//! is waited for. It keeps a file from being adopted in the middle of a change that was not
-//! announced. Then `sizes`.
+//! Locks: `adopting`, under range guards. A thread that holds it calls the keeper or the back end, and waits for no
+//! guard. The lock keeps a file from being adopted in the middle of a change that was not announced. Then `sizes`.
 //!
-//! Argued: `slot` is stored under `adopting` and `sizes`, and by `let_go` under a guard over the
-//! whole file; a thread that looks without those has a guard, and looks again under `adopting` if
-//! it does not see it. Release and Acquire are for `kept` alone: what was stored in the tables for
-//! the place comes before. Guards and the keeper are in no model.
+//! Argued: `slot` is stored under `adopting` and `sizes`, and by `let_go` under a guard over the whole file. A thread
+//! that loads it without those locks holds a guard, and loads it again under `adopting` if it finds none. Release and
+//! Acquire serve `kept` alone: they order the tables' entries for the place before it. No model has guards and the
+//! keeper.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -34,9 +33,9 @@ impl CachedFile {
         (word != 0).then(|| (survival, EntryUse::from_word(word)))
     }
 
-    /// Whether pages of the file survive this process from now on, as far as the engine wants that.
-    /// Asked by each write that is to wait in the cache: so a keeper that died is noticed by the next.
-    /// Caller: a writer's guard.
+    /// Whether pages of the file survive this process from now on, as far as the engine wants that. Each write that
+    /// may stay in the cache calls this, so the next write notices a keeper that died. Caller: holds a writer's
+    /// guard.
     pub(crate) fn keep(&self) -> bool {
         let Some(survival) = self.survival() else { return true };
         if !survival.has_keeper() {
@@ -71,8 +70,8 @@ impl CachedFile {
         }
     }
 
-    /// The keeper drops its descriptor. Caller: exclusive guard over the whole file, of which
-    /// nothing is DIRTY.
+    /// The keeper drops its descriptor. Caller: holds an exclusive guard over the whole file, of which no page is
+    /// DIRTY.
     pub(crate) fn let_go(&self) {
         if let Some((survival, slot)) = self.kept() {
             self.kept.slot.store(0, Release);
@@ -81,8 +80,8 @@ impl CachedFile {
         }
     }
 
-    /// New contents of pages survive from here on, all or none, and with them a new size. Before
-    /// they are shown.
+    /// New contents of pages survive from here on, all or none, and with them a new size. To be called before the
+    /// pages are shown.
     pub(crate) fn commit(
         &self,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
@@ -93,15 +92,15 @@ impl CachedFile {
         }
     }
 
-    /// What a frame holds is at the back end, or older than what was committed.
+    /// The frame's bytes are at the back end, or older than the committed ones.
     pub(crate) fn forget_frame(&self, frame: FrameIndex) {
         if let Some(survival) = self.survival() {
             survival.clean(frame);
         }
     }
 
-    /// Does `act`, which changes the file below the cache and then what the cache says of it, so
-    /// that the keeper finishes it if the process dies meanwhile.
+    /// Calls `act`, which changes the file below the cache and then the cache's state of it. The keeper finishes the
+    /// change if the process dies during the call.
     pub(crate) fn intending<R>(&self, intent: Intent, act: impl FnOnce() -> R) -> R {
         if self.survival().is_none() {
             return act();
@@ -114,8 +113,8 @@ impl CachedFile {
         outcome
     }
 
-    /// The file is about to be changed below the cache by a caller that does not ask its back end
-    /// to: it will be no longer than `reach`.
+    /// A caller is about to change the file below the cache without its back end. The file will be no longer than
+    /// `reach`.
     pub(crate) fn begin_change(&self, reach: u64) {
         if let Some(survival) = self.survival() {
             self.kept.changes.begin(survival, reach);
@@ -147,7 +146,7 @@ impl CachedFile {
         Some(survival.tables().files[slot.index as usize].size.load(Acquire))
     }
 
-    /// Whether what is DIRTY survives this process.
+    /// Whether DIRTY pages survive this process.
     pub(crate) fn is_kept(&self) -> bool {
         self.kept().is_some()
     }

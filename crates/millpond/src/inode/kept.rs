@@ -1,4 +1,4 @@
-//! What a file knows of its place at the keeper (see [`keeping`](crate::inode::keeping)).
+//! A file's record of its place at the keeper (see [`keeping`](crate::inode::keeping)).
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};

@@ -1,13 +1,15 @@
 //! A file as the engine knows it: one per inode and process, shared by all handles.
 //!
-//! The [`registry`](mod@registry) finds the cached file of an inode, whichever engine opened it first; its cache,
-//! page size and backing stay as that opener chose them. A cached file lives as long as a handle
-//! of it, or a background read into it, does. What is cached goes with it: without a descriptor, and the
-//! lease that goes with one under `millpond run`, nobody would learn that others change the file, and
-//! its number may be another file's by the next open. A file of one page costs a leaf of 4 KiB beside it: half of what
-//! many such files have of the memory, kept for one form of table, whose look-up is the same for all files.
+//! The [`registry`](mod@registry) finds the cached file of an inode, whichever engine opened it first. Its cache,
+//! page size and backing stay as that opener chose them. A cached file lives as long as a handle of it, or a
+//! background read into it. Its pages are dropped with it. Without a descriptor, and the lease that goes with one
+//! under `millpond run`, the process would not notice changes by other processes, and the inode number may belong to
+//! another file at the next open.
 //!
-//! Fields that each operation changes are in no line with those that hits read (`tests/shared_lines` tells).
+//! A file of one page costs a leaf of 4 KiB beside it. Many such files spend half of their memory on that. The gain
+//! is a single form of table, with one look-up for all files.
+//!
+//! Fields that each operation changes share no cache line with fields that hits read (test `shared_lines`).
 //!
 //! Lock order of an operation: turn to append -> range guard -> (queues, free lists).
 
@@ -66,27 +68,27 @@ use crate::units::PageIndex;
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
 use crate::writeback::{Flusher, Writeback, unreported_errors};
 
-/// What an open file costs beside its core: its object and range lock, with what that keeps for its
-/// waiters; its backing, its entry in the registry and what the allocator adds, rounded up; and in
-/// debug builds what the range lock remembers of its holders.
+/// The memory of an open file beside its core: its object, its range lock with the state kept for waiters, its
+/// backing, its entry in the registry and the allocator's overhead, rounded up. In debug builds, also the range
+/// lock's records of its holders.
 const FILE_BYTES: u64 = (size_of::<CachedFile>() + size_of::<RangeLock>() + 1024) as u64
     + if cfg!(debug_assertions) { 384 } else { 0 };
 
-/// Of the range lock's regions: a direct request of 16 pages is one piece, and so is a page; of larger
-/// regions, many readers of one would counts a word.
+/// Size of the range lock's regions. A direct request of 16 pages is one piece, and so is a page. With larger
+/// regions, many readers of one region would share a word.
 const REGION_BYTES: u64 = 64 << 10;
 
-/// Of [`CachedFile::through`]: writes go through until the file is closed.
+/// Bit of [`CachedFile::through`]: writes go through until the file is closed.
 const STAYS_THROUGH: usize = 1 << (usize::BITS - 1);
 
-/// Whether the caller may be made to wait: for range guards, for a flush, for others' syncs.
+/// Whether the caller may be made to wait: for range guards, for a flush, for syncs of other threads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocking {
     Wait,
     Try,
 }
 
-/// What the handles of an engine counts.
+/// The parts of an engine that all of its handles share.
 pub(crate) struct Shared {
     pub(crate) cache: Cache,
     pub(crate) hit_path: AtomicBool,
@@ -94,7 +96,7 @@ pub(crate) struct Shared {
     pub(crate) marks: Marks,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) pinned_bytes: std::sync::atomic::AtomicU64,
-    /// Frames that reads without a guard have.
+    /// Frames in use by reads without a guard.
     pub(crate) bounces: std::sync::atomic::AtomicU64,
     pub(crate) flusher: Arc<Flusher<CachedFile>>,
     pub(crate) flight: crate::sync::Arc<Flight>,
@@ -144,16 +146,16 @@ pub(crate) struct CachedFile {
     pub(crate) shared: Arc<Shared>,
     pub(crate) ranges: Arc<RangeLock>,
     pub(crate) backing: Arc<dyn BackingFile>,
-    /// Appends take turns, so that each finds the end where it looked for it.
+    /// Appends take turns, so that each finds the end of the file where it looked for it.
     pub(crate) appending: Turns,
-    /// Descriptors are offered to `backing` one at a time: of two that it opened again for one purpose,
-    /// one would have to be closed, and the process's POSIX locks would go with it.
+    /// Descriptors are offered to `backing` one at a time. If two descriptors were opened again for one purpose, one
+    /// would have to be closed, and that would drop the process's POSIX locks.
     pub(crate) attaching: Mutex<()>,
     pub(crate) opened_mode: WriteMode,
-    /// How many times writes are to go through, whatever the mode (see [`CachedFile::suspend_writeback`]), and
+    /// Number of reasons for writes to go through in any mode (see [`CachedFile::suspend_writeback`]), and
     /// [`STAYS_THROUGH`].
     pub(crate) through: AtomicUsize,
-    /// How many times callers have the descriptors' flags left alone.
+    /// Number of callers that need the descriptors' flags left alone.
     plain: AtomicUsize,
     /// With mapped backing.
     pub(crate) mapped_pages: Option<Box<MappedPages>>,
@@ -166,7 +168,7 @@ pub(crate) struct CachedFile {
     pub(crate) id: FileId,
 }
 
-// SAFETY: the core is of atomics, in memory that `shared` keeps; it is freed by `drop` alone.
+// SAFETY: the core consists of atomics, in memory that `shared` keeps alive; only `drop` frees it.
 unsafe impl Send for CachedFile {}
 // SAFETY: as above.
 unsafe impl Sync for CachedFile {}
@@ -175,8 +177,8 @@ unsafe impl Sync for CachedFile {}
 static REGISTRY: AtomicPtr<Registry<CachedFile>> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The files that are open in this process.
-// Argued: made once, published by the exchange, and found by an acquire of it; a static, which a model
-// can't make anew.
+// Argued: the registry is made once, published by the exchange, and found by an acquire of it. It is a static, which
+// a model can't reset.
 pub(crate) fn registry() -> &'static Registry<CachedFile> {
     let mut found = REGISTRY.load(Acquire);
     if found.is_null() {
@@ -184,7 +186,7 @@ pub(crate) fn registry() -> &'static Registry<CachedFile> {
         found = match REGISTRY.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
             Ok(_) => fresh,
             Err(found) => {
-                // SAFETY: made above, and nobody else has seen it.
+                // SAFETY: made above and never published, so no other thread has the pointer.
                 drop(unsafe { Box::from_raw(fresh) });
                 found
             }
@@ -194,8 +196,8 @@ pub(crate) fn registry() -> &'static Registry<CachedFile> {
     unsafe { &*found }
 }
 
-/// In a forked child: leaves the parent's registry behind, whatever state its lock is in, so that no file
-/// that the child opens is taken for one that the parent had; and what else is the parent's.
+/// In a forked child: abandons the parent's registry and other state of the parent, in any state of its lock. So a
+/// file that the child opens is never taken for a file of the parent.
 pub(crate) fn forget_parent() {
     // Argued: a child of fork has one thread.
     REGISTRY.store(std::ptr::null_mut(), Release);
@@ -267,7 +269,7 @@ impl CachedFile {
         unsafe { self.core.as_ref() }
     }
 
-    /// When writes reach the back end. Under a guard, a write that finds `Back` is over before
+    /// When writes reach the back end. Under a guard: a write that finds `Back` ends before
     /// [`CachedFile::suspend_writeback`] writes back.
     pub(crate) fn write_mode(&self) -> WriteMode {
         // Acquire: the guard orders it; see `begin_through`. Argued: there.
@@ -277,8 +279,8 @@ impl CachedFile {
     /// Ends one [`CachedFile::suspend_writeback`]; without one, has no effect.
     pub(crate) fn resume_writeback(&self) {
         let less_one = |count: usize| (count & !STAYS_THROUGH > 0).then(|| count - 1);
-        // Release: what went past the cache meanwhile comes before writes that wait again. Argued: the
-        // guards under which both are done say so, too.
+        // Release: writes past the cache come before later writes that stay in the cache. Argued: the guards under
+        // which both are done order them, too.
         if self.through.fetch_update(Release, Relaxed, less_one).is_ok() {
             self.backing.set_plain(false);
         }
@@ -344,7 +346,7 @@ impl CachedFile {
         self.locked(guard)
     }
 
-    /// [`CachedFile::lock`], if nobody is in the way.
+    /// As [`CachedFile::lock`], if no holder and no waiter is in the way.
     pub(crate) fn try_lock(&self, start: u64, end: u64, mode: Mode) -> Option<FileGuard<'_>> {
         self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
     }
@@ -362,7 +364,7 @@ impl CachedFile {
         FileGuard { changing, guard }
     }
 
-    /// Has the size agree with the kernel's (mapped_pages.MB3), with mapped backing. The caller has no guard.
+    /// Updates the size from the kernel's (mapped_pages.MB3), with mapped backing. The caller has no guard.
     pub(crate) fn refresh_size(&self) -> Result<()> {
         if self.mapped_pages.is_some() { self.adopt_size().map(drop) } else { Ok(()) }
     }
@@ -372,7 +374,7 @@ impl CachedFile {
         self.appending.take()
     }
 
-    /// To be held while the calling thread waits, for what concerns so many bytes at `offset`.
+    /// Marks the calling thread as waiting, for that many bytes at `offset`, until it is dropped.
     pub(crate) fn waits(&self, what: WaitFor, offset: u64, len: u64) -> ThreadWaits<'_> {
         self.cache().counters.mine().wait.begin(what, self.id, offset, len)
     }
@@ -388,7 +390,7 @@ impl CachedFile {
         request::run(&*self.backing, batch);
     }
 
-    /// How many pages an operation takes in one go: what the cache can spare.
+    /// The number of pages that an operation takes in one go: the cache's spare memory, at most.
     pub(crate) fn chunk_pages(&self, at_most: usize) -> usize {
         let spare = self.cache().frames.limit_bytes() / 8 / self.core().page_bytes() as u64;
         (spare as usize).clamp(1, at_most)
@@ -421,7 +423,7 @@ impl Drop for FileGuard<'_> {
 impl Drop for CachedFile {
     fn drop(&mut self) {
         self.mapped_pages.as_deref().inspect(|pages| pages.unmap());
-        // Before the file is opened anew: the opener that it concerned may have failed.
+        // Before another open of the file: the opener that the failures concerned may have failed.
         self.writeback.forget_failures(self.id, &*self.backing);
         registry().leave(self.id);
         self.writeback.uncharge(self.cache());

@@ -16,11 +16,11 @@ use crate::units::kernel_page_bytes;
 
 /// A descriptor to open a file by.
 pub(crate) enum Given<'a> {
-    /// By the engine: nobody else has the description.
+    /// Opened by the engine: no other descriptor shares the file description.
     Opened(OwnedFd),
     Owned(OwnedFd),
-    /// Duplicated when nothing else can fail: a duplicate that is closed drops the process's POSIX locks
-    /// on the file (`fcntl(2)`).
+    /// Duplicated when no later step can fail: closing a duplicate drops the process's POSIX locks on the file
+    /// (`fcntl(2)`).
     Borrowed(BorrowedFd<'a>),
 }
 
@@ -43,8 +43,8 @@ impl Given<'_> {
 }
 
 impl CachedFile {
-    /// Finds or makes the cached file of `fd`. Returns the descriptor, too, where the file does
-    /// not need it: the handle keeps it, as closing it could drop the process's POSIX locks.
+    /// Finds or makes the cached file of `fd`. Also returns the descriptor where the file does not need it. The
+    /// handle keeps it then, as closing it could drop the process's POSIX locks.
     pub(crate) fn open(
         shared: &Arc<Shared>,
         fd: Given<'_>,
@@ -76,7 +76,7 @@ impl CachedFile {
                 }
                 known
             }
-            // From here until it is entered, nobody else opens the file.
+            // From here until the file is entered, no other thread opens it.
             Found::Place(place) => {
                 if shared.backend.has_files() {
                     length::check(fd.as_fd(), &stat, options.read).map_err(failed)?;
@@ -89,7 +89,7 @@ impl CachedFile {
                 let backing =
                     shared.backend.open(fd.as_fd(), id, options.backing).map_err(failed)?;
                 let page_bytes = page_bytes_of(options, kernel_page_bytes())?;
-                // Asked for only now: the last handle of the file may have changed it since `stat`.
+                // Read only now: the last handle of the file may have changed it since `stat`.
                 let size = match backing.len() {
                     Ok(size) => size,
                     Err(_) => {
@@ -127,7 +127,7 @@ impl CachedFile {
     ) -> Result<Arc<CachedFile>> {
         use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
         static INODE: AtomicUsize = AtomicUsize::new(0);
-        // A number of its own, whatever the ordering.
+        // Relaxed: only the number's uniqueness counts.
         let inode = INODE.fetch_add(1, Relaxed) as u64;
         let id = FileId { device: u64::MAX, inode };
         let size = backing.len().map_err(|error| Error::io(Op::Open, 0, 0, error))?;

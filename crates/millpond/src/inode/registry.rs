@@ -8,12 +8,11 @@
 //!   a file's drop: OPEN or CLOSING -> gone
 //! ```
 //!
-//! - **RG1** What asks the kernel is done outside of the lock: it may take as long as somebody's lease, or a
-//!   server that does not answer. It holds up other openers of the same inode, as there may be one
-//!   file of an inode only, and nobody else.
+//! - **RG1** System calls are made outside of the lock: they may take as long as another process holds a lease, or a
+//!   server does not answer. Only openers of the same inode wait for that, as an inode may have one file only.
 //! - **RG2** An entry is OPENING until the thread that made it so has entered a file or given up.
-//! - **RG3** A file is opened again only when the drop of the one before has left: that one keeps its errors for the
-//!   next opener (`untold`).
+//! - **RG3** A file is opened again only when the drop of its predecessor has called `leave`: that drop keeps its
+//!   errors for the next opener (`unreported_errors`).
 //!
 //! Locks: the map's; nothing is called under it, and no file is dropped.
 
@@ -30,7 +29,7 @@ enum Known<F> {
     Closing(Arc<Opening>),
 }
 
-/// Somebody opens the file.
+/// An open, or a drop, of a file that is in progress.
 #[derive(Default)]
 struct Opening {
     is_over: Mutex<bool>,
@@ -43,7 +42,7 @@ impl Opening {
         drop(self.over.wait_while(is_over, |is_over| !*is_over).expect("no panic under the lock"));
     }
 
-    /// Caller: it is in the map no more, where who waits has found it.
+    /// Caller: has removed the entry from the map, where waiting openers found it.
     fn end(self: &Arc<Self>) {
         if Arc::strong_count(self) > 1 {
             *self.is_over.lock().expect("no panic under the lock") = true;
@@ -63,10 +62,10 @@ impl<F> Default for Registry<F> {
     }
 }
 
-/// What is known of a file.
+/// The state of a file in the registry.
 pub(crate) enum Found<'a, F> {
     Open(Arc<F>),
-    /// Nothing: the caller is to open it.
+    /// Not in the registry: the caller is to open it.
     Place(Place<'a, F>),
 }
 
@@ -75,8 +74,7 @@ impl<F> Registry<F> {
         self.files.lock().expect("no panic under the lock")
     }
 
-    /// Finds the file of an inode, or makes the caller the one who opens it. Waits for one that does
-    /// already.
+    /// Finds the file of an inode, or makes the caller its opener. Waits for another thread that is opening it.
     pub(crate) fn find(&self, id: FileId) -> Found<'_, F> {
         loop {
             let opening = match self.files().entry(id) {
@@ -101,7 +99,7 @@ impl<F> Registry<F> {
         }
     }
 
-    /// All files that are open, and those that were a moment ago.
+    /// All files that are open, and files that were open a moment ago.
     pub(crate) fn all(&self) -> Vec<Weak<F>> {
         let files = self.files();
         let open = files.values().filter_map(|known| match known {
@@ -118,7 +116,7 @@ impl<F> Registry<F> {
         let closing = match entry.get() {
             Known::Open(file) if file.strong_count() == 0 => None,
             Known::Closing(closing) => Some(Arc::clone(closing)),
-            // Of a file that was never entered: another one is open, or being opened.
+            // A file that was never entered: another one is open, or being opened.
             Known::Open(_) | Known::Opening(_) => return,
         };
         entry.remove();

@@ -1,10 +1,9 @@
-//! Turns: one at a time, in the order in which they ask.
+//! Turns: one holder at a time, in the order of the requests.
 //!
-//! A mutex of the standard library may be taken again by the thread that has just given it up, time
-//! after time, while others are on their way from their sleep. Here a turn that is given up is
-//! handed on.
+//! The thread that has just unlocked a mutex of the standard library may lock it again, many times in a row, while
+//! waiters are still waking up. Here the holder hands its turn to the next waiter.
 //!
-//! Locks: the one in here is a leaf; nobody is woken under it.
+//! Locks: the one in here is a leaf; no thread is woken under it.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -17,15 +16,15 @@ pub(crate) struct Turns {
 
 #[derive(Default)]
 struct State {
-    /// The number of the next to ask.
+    /// The number of the next thread to ask.
     next: u64,
     /// The number of the holder of the turn, or of the next holder.
     served: u64,
-    /// Those behind, in order.
+    /// The waiters, in order.
     waiting: VecDeque<Thread>,
 }
 
-/// A turn; its holder is the only one.
+/// A turn. It has one holder.
 #[must_use]
 pub(crate) struct Turn<'a>(&'a Turns);
 
@@ -34,7 +33,7 @@ impl Turns {
         self.state.lock().expect("no panic under the lock")
     }
 
-    /// Waits for those before.
+    /// Waits for the earlier turns.
     pub(crate) fn take(&self) -> Turn<'_> {
         let mut state = self.state();
         let number = state.next;

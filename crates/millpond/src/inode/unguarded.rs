@@ -1,26 +1,29 @@
-//! Reads of the back end's that hold no guard, and find out in the end whether what they read is of one moment.
+//! Reads by the back end that hold no guard. At its end, such a read checks whether its bytes are those of one
+//! moment.
 //!
-//! A read that the kernel completes in a queue of the program's has ended when the program takes its completion, and not
-//! before. Under a guard, a program that writes first and takes the completion then would wait for itself. So:
+//! The kernel completes such a read in a queue of the program's. For the engine, the read has ended when the program
+//! takes the completion, and not before. Under a guard, a program that writes first and takes the completion later
+//! would deadlock with itself. So:
 //!
 //! ```text
-//!   begin:  shared guard -> all of its pages EMPTY? -> changes noted -> guard let go -> the kernel reads
-//!   change: exclusive guard -> changes += 1 -> whatever is changed
+//!   begin:  shared guard -> all of its pages EMPTY? -> changes noted -> guard released -> the kernel reads
+//!   change: exclusive guard -> changes += 1 -> the change itself
 //!   end:    the kernel has read -> no more changes than noted: it counts
-//!                               -> else, or where a byte is missing: it is read anew, in another way
+//!                               -> else, or where a byte is missing: it is read again, in another way
 //! ```
 //!
 //! - **U1** The holder of an exclusive guard counts a change of its pages before it changes anything
 //!   (`CachedFile::lock`).
-//! - **U2** A change whose guard came before the read's is done, and its bytes are what an EMPTY page of the
-//!   back end's has. One whose guard comes after it is counted after the number was noted. So where the number
-//!   is the same in the end, none had been counted when the read ended; and since each is counted first, and
-//!   there is a system call on both sides, the kernel has read nothing of it. The bytes are those of the moment
-//!   when the number was noted.
-//! - **U3** Pages counts counts, so a change of one may have the read of another begun anew. No read is lost to that.
+//! - **U2** If the guard of a change was granted before the read's, the change is done, and its bytes are those that
+//!   the back end has for an EMPTY page. If it was granted after the read's, the change was counted after the read
+//!   noted the number. So if the number is the same in the end, no change had been counted when the read ended. As
+//!   each change is counted before it begins, and there is a system call on both sides, the kernel has read nothing
+//!   of a change. The bytes are those of the moment when the number was noted.
+//! - **U3** Pages share counts, so a change of one page may have the read of another one repeated. No read is lost to
+//!   that.
 //!
-//! The counts are made by the first such read of the file, before it asks for its guard: the holder of a later
-//! guard that conflicts finds them, and one of an earlier guard need not.
+//! The first such read of the file allocates the counts, before it asks for its guard. The holder of a later guard
+//! that conflicts finds them; the holder of an earlier guard need not.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -38,17 +41,17 @@ pub(crate) struct Unguarded {
 }
 
 impl Unguarded {
-    /// Before a guard is asked for, under which [`Unguarded::changes`] is.
+    /// To be called before the guard is asked for under which [`Unguarded::changes`] is called.
     pub(crate) fn prepare(&self) {
         self.counts.get_or_init(|| (0..COUNTS).map(|_| AtomicU64::new(0)).collect());
     }
 
-    /// How often pages were changed, or others with them (U3). Prepared.
+    /// The number of changes of these pages, and of pages that share their counts (U3). Caller: has called `prepare`.
     pub(crate) fn changes(&self, first: PageIndex, last: PageIndex) -> u64 {
         let counts = self.counts.get().map_or(&[][..], |counts| counts);
-        // Acquire: what the kernel has read comes before, and changes that it has seen are found.
+        // Acquire: orders the kernel's read before the loads, so they find each change that the read has seen.
         fence(Acquire);
-        // Relaxed: of a file where nothing is ever counted off, an equal sum is that of equal counts.
+        // Relaxed: counts only grow, so an equal sum means equal counts.
         places(first, last).filter_map(|at| counts.get(at)).map(|count| count.load(Relaxed)).sum()
     }
 
@@ -66,11 +69,11 @@ fn count(counts: &[AtomicU64], first: PageIndex, last: PageIndex) {
     for at in places(first, last) {
         counts[at].fetch_add(1, Relaxed);
     }
-    // Release: before all that is changed from here on.
+    // Release: orders the count before all changes from here on.
     fence(Release);
 }
 
-/// The counts of these pages, each once.
+/// The counts of these pages, each count once.
 fn places(first: PageIndex, last: PageIndex) -> impl Iterator<Item = usize> {
     let pages = last.0.saturating_sub(first.0).saturating_add(1).min(COUNTS as u64);
     (0..pages).map(move |at| (first.0.wrapping_add(at) % COUNTS as u64) as usize)
@@ -80,8 +83,8 @@ fn places(first: PageIndex, last: PageIndex) -> impl Iterator<Item = usize> {
 mod tests {
     use super::*;
 
-    /// Goal: a change is seen by the reads of its pages, however many they are, and of no pages that are not
-    /// counted with them.
+    /// Goal: a change is found by each read of its pages, of any number of pages, and by no read of pages that share
+    /// no count with them.
     #[test]
     fn a_change_is_seen_by_reads_of_its_pages() {
         let page = |at: u64| PageIndex(at);

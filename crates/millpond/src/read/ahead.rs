@@ -1,13 +1,13 @@
-//! Read-ahead: guessing what a handle reads next, and filling it without making anybody wait.
+//! Read-ahead: fills the pages that a handle is likely to read next, without delaying a caller.
 //!
-//! Each handle watches its own slow reads. A read that continues where the last one ended starts
-//! a window behind it; the window's first page carries a marker, which sends the reader who gets
-//! there to the slow path once, and that starts the next window, twice as long. So a sequential
-//! reader is always one window behind the device, and the hit path itself starts nothing.
+//! Each handle watches its own slow reads. A read that continues where the last one ended starts a window behind it.
+//! The window's first page carries a marker. The reader that reaches the marker takes the slow path once, and starts
+//! the next window, twice as long. So a sequential reader is always one window behind the device, and the hit path
+//! itself starts nothing.
 //!
-//! A window takes what it can have at once: the range if nobody else has it, frames, places in the
-//! back end's queue. Each run of pages is one background read, which owns its guard (page.W3) and its
-//! file until it ends.
+//! A window takes only resources that are free at once: the range, if no other holder has it, frames, and places in
+//! the back end's queue. Each run of pages is one background read, which owns its guard (page.W3) and its file until
+//! it ends.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,16 +21,16 @@ use crate::inode::CachedFile;
 use crate::read::run::{Claims, Next};
 use crate::units::PageIndex;
 
-/// The first window, in bytes: what Linux reads ahead of a file at most, unless told otherwise.
+/// The first window, in bytes: the default maximum of Linux's read-ahead.
 const WINDOW_BYTES_FIRST: u64 = 128 << 10;
-/// Of the cache, a window takes at most this part: half of the eviction policy's young queue.
+/// The largest part of the cache that a window takes: half of the eviction policy's young queue.
 const CACHE_PART: u64 = 128;
 /// Pages of one background read: of small pages, 1 MiB. Chosen, not measured.
 const RUN_PAGES_MAX: usize = 256;
 /// Pages of a slow read that are looked at: as many as a hit may have.
 const LOOK_PAGES_MAX: u64 = 64;
 
-/// What a handle remembers of its slow reads.
+/// A handle's record of its slow reads.
 pub(crate) struct Readahead {
     state: Mutex<Window>,
     /// An [`Advice`] about the whole handle.
@@ -73,7 +73,7 @@ impl Readahead {
         }
         let pattern = self.pattern.load(Relaxed);
         let (marked, missing) = look(file, first, last.min(first + LOOK_PAGES_MAX));
-        // Another thread reads through the same handle at this moment: let it guess.
+        // Another thread reads through the same handle at this moment: that thread starts the window.
         let Ok(mut window) = self.state.try_lock() else { return };
         let continues = first == window.next || first + 1 == window.next;
         window.next = last + 1;
@@ -114,8 +114,7 @@ impl Readahead {
     }
 }
 
-/// Takes the markers off the pages of a slow read; whether there was one, and whether a page is
-/// missing.
+/// Takes the markers off the pages of a slow read. Returns whether there was one, and whether a page is missing.
 fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
     let (frames, core) = (&file.cache().frames, file.core());
     let (mut marked, mut missing) = (false, false);
@@ -131,8 +130,8 @@ fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
     (marked, missing)
 }
 
-/// Starts to fill up to `pages` pages from `first` on that are EMPTY, as far as that needs no
-/// waiting. `marker` marks the first of them.
+/// Starts to fill up to `pages` pages from `first` on that are EMPTY, as far as that needs no waiting. Sets the
+/// marker on the first of them if `marker`.
 pub(crate) fn fill_ahead(file: &Arc<CachedFile>, first: PageIndex, pages: u64, mut marker: bool) {
     let size = file.core().size.get();
     // mapped_pages.MB1.
@@ -153,8 +152,8 @@ pub(crate) fn fill_ahead(file: &Arc<CachedFile>, first: PageIndex, pages: u64, m
     }
 }
 
-/// Starts a background read of the first run of EMPTY pages in `page..end`. Returns where to go
-/// on, and whether a read was started; `None` if nothing more can be had now.
+/// Starts a background read of the first run of EMPTY pages in `page..end`. Returns where to go on, and whether a
+/// read was started; `None` if a resource has run out.
 fn start_run(
     file: &Arc<CachedFile>,
     page: PageIndex,

@@ -1,13 +1,15 @@
-//! Reads that bring no page, as none is worth it (`cache::policy::admission`).
+//! Reads that cache no page, as none is worth a frame (`cache::policy::admission`).
 //!
-//! Under a guard over the pages, one that is EMPTY has no bytes but the back end's, and none is DIRTY (page.W3).
-//! So a read that finds all of its pages so is one transfer: of a thread that waits into the reader's
-//! memory, without a slot, as it is for memory of a caller's (flight.L2); of a request that owns its memory, or
-//! is lent it until it has ended, into that, whoever waits ([`Lent`]); of a task, which has no such memory, into
-//! frames that no word has (*aside*). Its bytes are copied from there when the task is called again, and then
-//! the frames are free again.
+//! Under a guard over the pages, the only bytes of an EMPTY page are the back end's, and none of the pages is DIRTY
+//! (page.W3). So a read whose pages are all EMPTY is one transfer. Its destination depends on the reader:
 //!
-//! - **BY1** The end of a read aside lets go of guard and slot, and tells its [`Arrival`](crate::read::arrival).
+//! - A thread that waits: the reader's memory. It takes no slot, as for any memory of a caller (flight.L2).
+//! - A request that owns its memory, or is lent it until the read has ended ([`Lent`]): that memory, whether or not a
+//!   thread waits.
+//! - A task, which has no such memory: frames that no word refers to (*aside*). The task's next call copies the bytes
+//!   from there and frees the frames.
+//!
+//! - **BY1** The end of a read aside releases guard and slot, and then signals its [`Arrival`](crate::read::arrival).
 
 use std::ptr;
 use std::sync::Arc;
@@ -36,8 +38,8 @@ use crate::units::{FrameIndex, PageIndex};
 /// The most pages of a read that goes around the cache. Chosen, not measured.
 const PAGES_MAX: u64 = 16;
 
-/// Whether a read of bytes `offset..end` of a file of `size` bytes goes around: it has whole pages, since the
-/// rest of others is mostly wanted next. Caller: has a guard over them.
+/// Whether a read of bytes `offset..end` of a file of `size` bytes goes around the cache. It must consist of whole
+/// pages, since the rest of a partly read page is mostly read next. Caller: has a guard over them.
 fn goes_around(file: &CachedFile, asks: impl Asks, offset: u64, end: u64, size: u64) -> bool {
     let (cache, core) = (file.cache(), file.core());
     let number = cache.frames.file_number(ptr::from_ref(core).cast());
@@ -50,7 +52,7 @@ fn goes_around(file: &CachedFile, asks: impl Asks, offset: u64, end: u64, size: 
         && asks(&cache.admission, number, first, last)
 }
 
-/// What is asked of the gate about the pages of a read, last of all, as it remembers them.
+/// The call to the admission filter about the pages of a read. It comes last, as the filter remembers the pages.
 pub(super) trait Asks:
     FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool
 {
@@ -58,8 +60,7 @@ pub(super) trait Asks:
 
 impl<T: FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool> Asks for T {}
 
-/// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: their pages are to be
-/// filled.
+/// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: the pages are to be filled.
 pub(crate) fn read(
     file: &CachedFile,
     dst: SegmentIter<'_>,
@@ -96,8 +97,8 @@ pub(crate) fn read(
     Some(Came { moved, touched: len, stopped })
 }
 
-/// A read into memory that is its own until it ends, or lent to it so long: under its guard, and so of one moment.
-/// Where nobody waits for it, whoever has it has a slot, too (flight.L1).
+/// A read into memory that the request owns, or that is lent to it until the read ends. It runs under its guard, so
+/// its bytes are of one moment. Where no thread waits for it, its owner has a slot, too (flight.L1).
 pub(crate) struct Lent<'f> {
     file: &'f CachedFile,
     guard: Guard<'f>,
@@ -105,8 +106,8 @@ pub(crate) struct Lent<'f> {
 }
 
 impl<'f> Lent<'f> {
-    /// Of `len` bytes at `offset`, which must all lie below the size. Waits for nothing. `None`: it is to be read
-    /// in another way.
+    /// A read of `len` bytes at `offset`, which must all lie below the size. Does not wait. `None`: read it in
+    /// another way.
     pub(crate) fn begin(
         file: &'f CachedFile,
         range: (u64, u64),
@@ -127,8 +128,8 @@ impl<'f> Lent<'f> {
         Some(Lent { file, guard, begun })
     }
 
-    /// Reads into all of `dst`, which are as many bytes and so aligned, and waits for it. `None`: it is to be read in
-    /// another way, and where there are bytes, zeros are.
+    /// Reads into all of `dst`, which has the same length and alignment, and waits. `None`: read it in another way;
+    /// `dst` may then hold zeros.
     pub(crate) fn carry_out(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
         let mut batch = [Transfer::new(Direction::Read, offset, dst)];
         self.file.carry_out(&mut batch);
@@ -141,7 +142,8 @@ impl<'f> Lent<'f> {
         Some(moved as usize)
     }
 
-    /// All of its `len` bytes, up to `end`, have arrived. Without, they were not read.
+    /// Ends a read of which all `len` bytes, up to `end`, have arrived. A read that is dropped instead has not read
+    /// them.
     pub(crate) fn end(self, len: u64, end: u64) {
         drop(self.guard);
         if let Some(pages) = self.file.mapped_pages.as_deref() {
@@ -176,20 +178,20 @@ pub(super) fn begin_if(
     Some(guard)
 }
 
-/// A read of a task's, into frames of its own.
+/// A read of a task, into frames of its own.
 pub(crate) struct Aside {
     file: Arc<CachedFile>,
     first: PageIndex,
     frames: SmallVec<[FrameIndex; 2]>,
-    /// Of the file, while the guard was held.
+    /// Size of the file while the guard was held.
     size: u64,
-    /// Of bytes from the first page's start on.
+    /// Counts bytes from the first page's start on.
     arrival: Arrival,
 }
 
 impl Aside {
-    /// Starts a read of `len` bytes at `offset`, under a guard over all, which wakes when it has ended and let go
-    /// of all that it had. The guard comes back where the pages are to be filled.
+    /// Starts a read of `len` bytes at `offset`, under a guard over all of them. Its end releases guard and slot, and
+    /// then wakes `waker`. Returns the guard if the pages are to be filled.
     pub(crate) fn start(
         file: &Arc<CachedFile>,
         guard: OwnedGuard,
@@ -207,8 +209,8 @@ impl Aside {
         Aside::read(file, guard, (offset, end, size), waker, ring)
     }
 
-    /// The same of a file with mapped backing, whose end the back end knows (mapped_pages.MB3). The guard comes back
-    /// where a worker is to read.
+    /// As [`Aside::start`], of a file with mapped backing, whose end the back end knows (mapped_pages.MB3). Returns
+    /// the guard if a worker is to read.
     pub(crate) fn start_mapped(
         file: &Arc<CachedFile>,
         guard: OwnedGuard,
@@ -249,7 +251,7 @@ impl Aside {
         let aside = Arc::new(aside);
         let page_bytes = file.core().page_bytes();
         let memory = aside.frames.iter().map(|&frame| cache.frames.bytes(frame));
-        // SAFETY: frames that no word has, which `aside` keeps, and `done` keeps that.
+        // SAFETY: no word refers to these frames; `aside` owns them, and `done` keeps `aside`.
         let segments = memory.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect();
         let reading = Arc::clone(&aside);
         let done = Box::new(move |outcome: std::io::Result<usize>| {
@@ -268,12 +270,12 @@ impl Aside {
         Ok(aside)
     }
 
-    /// Whether the read has ended; else `waker` is woken when it has (BY1).
+    /// Whether the read has ended. If not, `waker` is woken at its end (BY1).
     pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
         self.arrival.has_ended_or_wakes(waker)
     }
 
-    /// Of a read that has ended: copies the bytes from `offset` on to its task. `None`: some are missing.
+    /// Caller: the read has ended. Copies the bytes from `offset` on to the task's memory. `None`: some are missing.
     pub(crate) fn take(&self, dst: SegmentIter<'_>, offset: u64) -> Option<Result<usize>> {
         let (file, start) = (&*self.file, self.file.start_of(self.first));
         let end = (offset + dst.left()).min(self.size);
@@ -286,8 +288,8 @@ impl Aside {
             let page_start = file.start_of(page);
             let (from, to) = (page_start.max(offset), (page_start + page_bytes).min(end));
             let bytes = file.cache().frames.bytes(frame);
-            // SAFETY: within the frame, which is ours, and the part of `dst` for it, which its
-            // maker vouched for.
+            // SAFETY: within the frame, which is ours, and within the part of `dst` for it, for which the maker of
+            // `dst` vouched.
             faulted |= unsafe {
                 let part = dst.slice(from - offset, to - from);
                 copy_out(part, bytes.add((from - page_start) as usize), Source::Near).is_err()

@@ -1,4 +1,4 @@
-//! How a read that nobody waits for tells its task that it has ended.
+//! Completion notification of a background read, for the task that needs its bytes.
 //!
 //! ```text
 //!   end:   bytes, and arrived --> take the waker, under its lock --> wake
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! - **AR1** A task that finds the read under way at its second look is woken, by the waker of its last call: the end
-//!   has not taken it by then.
-//! - **AR2** Who finds that it has arrived finds its bytes.
+//!   of the read has not taken the waker by then.
+//! - **AR2** A task that finds the read ended finds its bytes.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::task::Waker;
@@ -19,7 +19,7 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard};
 const UNDER_WAY: u64 = u64::MAX;
 
 pub(crate) struct Arrival {
-    /// How many bytes, or [`UNDER_WAY`].
+    /// The number of bytes that have arrived, or [`UNDER_WAY`].
     bytes: AtomicU64,
     waker: Mutex<Option<TaskWaker>>,
 }
@@ -33,14 +33,14 @@ impl Arrival {
         self.waker.lock().expect("no panic under the lock")
     }
 
-    /// So many bytes have arrived, and no more will; whom to wake.
+    /// Ends the read with that many bytes. Returns the task to wake.
     pub(crate) fn end(&self, bytes: u64) -> Option<TaskWaker> {
         // Release: AR2.
         self.bytes.store(bytes, Release);
         self.waker().take()
     }
 
-    /// Whether it has ended; else `waker` is woken when it has (AR1).
+    /// Whether the read has ended. If not, `waker` is woken at its end (AR1).
     pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
         if self.bytes() != UNDER_WAY {
             return true;
@@ -54,7 +54,7 @@ impl Arrival {
         self.bytes() != UNDER_WAY
     }
 
-    /// Of one that has ended.
+    /// The bytes of a read that has ended.
     pub(crate) fn bytes(&self) -> u64 {
         // Acquire: AR2.
         self.bytes.load(Acquire)
@@ -82,7 +82,7 @@ mod loom_tests {
         }
     }
 
-    /// A read that ends beside a task that is called with another waker; `call` is what the task does.
+    /// A read that ends beside a task that is called with another waker. `call` is the task's step.
     fn ends_beside_a_call(call: fn(&Arrival, &Waker) -> bool) {
         loom::model(move || {
             let first = &Waker::from(Untracked::new(Woken(AtomicBool::new(false))));
@@ -94,7 +94,7 @@ mod loom_tests {
                     let (arrival, byte) = &*shared;
                     let has_ended = call(arrival, &task.into());
                     if has_ended {
-                        // SAFETY: loom says whether it is a race.
+                        // SAFETY: loom checks this access for races.
                         assert_eq!((arrival.bytes(), byte.with(|byte| unsafe { *byte })), (1, 7));
                     }
                     has_ended

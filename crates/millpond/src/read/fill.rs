@@ -1,4 +1,4 @@
-//! The miss path: bringing pages into frames, and reading them on the way.
+//! The miss path: fills missing pages, and copies them to the reader.
 //!
 //! Everything here runs under a guard that covers the pages (page.W3), so no page is HIDDEN and the
 //! size does not change as far as it concerns them.
@@ -10,19 +10,19 @@
 //!   rest:  pages that others fill, or that were READY or failed with their run, one by one
 //! ```
 //!
-//! A read within one page begins with that: `fill_one` has the same steps without lists, as most misses of
+//! A read within one page begins with that page: `fill_one` has the same steps without lists, as most misses of
 //! programs that read at random are of one page.
 //!
-//! - **F1** Nobody waits with a page FILLING and not submitted: claims are followed by their
-//!   transfers before anything is waited for. A slot for each run (`io::flight`) is taken before its
-//!   pages are claimed; where there are fewer than runs, the rest is claimed when those have ended.
-//!   Slots are given back before bytes are handed to the reader, whose memory may have to be waited for.
+//! - **F1** No thread waits while it has a page FILLING and not submitted: claims are followed by their transfers
+//!   before any wait. A slot for each run (`io::flight`) is taken before its pages are claimed. Where there are fewer
+//!   slots than runs, the rest is claimed when the first runs have ended. Slots are given back before bytes are
+//!   copied to the reader, as a fault on the reader's memory may block.
 //! - **F2** The filler takes the bytes before the page becomes READY and so evictable: a cache of
 //!   very few pages makes progress.
 //! - **F3** A run that fails leaves its pages EMPTY, and each is tried again alone; only the error
 //!   of its own transfer is a page's error.
-//! - **F4** Where no frame is to be had, the bytes go around the cache, into the reader's memory.
-//!   Nobody waits for frames, so nobody deadlocks over them.
+//! - **F4** Where no frame is free, the bytes go around the cache, into the reader's memory. No thread waits for
+//!   frames, so frames cause no deadlock.
 
 use std::iter;
 
@@ -45,28 +45,27 @@ use crate::read::run::{self, Claims, Filled, Next, Run, RunEnd};
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
 
-/// Pages that are claimed and read in one go. Chosen, not measured: of small pages, 1 MiB.
+/// Pages that are claimed and read in one go: of small pages, 1 MiB. Chosen, not measured.
 const CHUNK_PAGES: usize = 256;
 
 /// Why a read ended before its end.
 pub(crate) enum Stopped {
-    /// The file turned out shorter than it should be: somebody else cut it.
+    /// The file is shorter than expected: another process cut it.
     Shrunk,
     Failed(Error),
 }
 
-/// How often a page that others fill, and that is evicted before it was copied, is looked at,
-/// before it is read around the cache: other pages' misses can't keep a read from its end. Chosen,
-/// not measured.
+/// Number of attempts on a page that other threads fill, and that is evicted before it was copied. After that it is
+/// read around the cache, so misses of other pages can't delay a read without bound. Chosen, not measured.
 const ROUNDS_MAX: u32 = 8;
 
-/// How far a read came.
+/// The progress of a read.
 pub(crate) struct Came {
     /// Bytes that were read, from the first on.
     pub(crate) moved: u64,
-    /// Up to where its memory may have been written to.
+    /// The end of the memory that may have been written to.
     pub(crate) touched: u64,
-    /// Why not all were read.
+    /// The reason why not all were read.
     pub(crate) stopped: Option<Stopped>,
 }
 
@@ -104,9 +103,9 @@ struct Reader<'a> {
     offset: u64,
     end: u64,
     size: u64,
-    /// All before it was taken.
+    /// All bytes before it were copied.
     reached: u64,
-    /// Nothing from there on was written to.
+    /// No byte from there on was written to.
     touched: u64,
     faulted: bool,
 }
@@ -128,7 +127,7 @@ impl Reader<'_> {
                 self.take(filled);
             });
             tried += part.pages;
-            // Somebody cut the file: which page it is, and what there is of it, is found out below.
+            // Another process cut the file: the single pages below show how much of it is left.
             if part.is_cut {
                 break;
             }
@@ -143,7 +142,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads one page: fills it, or waits for the thread that does.
+    /// Reads one page: fills it, or waits for the thread that fills it.
     fn one(&mut self, page: PageIndex) -> Outcome {
         let file = self.file;
         let mut leaves = Leaves::new(file);
@@ -174,8 +173,8 @@ impl Reader<'_> {
                     match fill_one(file, held, page, size, Op::Read, |it| self.take(it)) {
                         Ok(Alone::Filled) => true,
                         Ok(Alone::Others) => false,
-                        // Of a page that is bad or missing in part, the caller may want another part,
-                        // and has what comes before.
+                        // The page is bad, or missing in part. The caller may want another part of it, and keeps the
+                        // bytes before it.
                         Ok(Alone::NoFrame | Alone::Shrunk) | Err(_) => return self.around(page),
                     }
                 }
@@ -188,15 +187,15 @@ impl Reader<'_> {
         self.around(page)
     }
 
-    /// Copies the part of a page that the caller wants.
+    /// Copies the caller's part of a page.
     fn take(&mut self, filled: &Filled) {
         let start = self.file.start_of(filled.page);
         let page_end = start + self.file.core().page_bytes() as u64;
         let (from, to) = (start.max(self.offset), page_end.min(self.end));
         self.touched = self.touched.max(to);
         let frame = self.file.cache().frames.bytes(filled.frame);
-        // SAFETY: the part lies within the frame, which may be reused meanwhile where the caller
-        // checks the word afterwards; `dst` is our caller's promise.
+        // SAFETY: the part lies within the frame. The frame may be reused during the copy where the caller checks the
+        // word afterwards. `dst` is our caller's promise.
         let copied = unsafe {
             let part = self.dst.slice(from - self.offset, to - from);
             copy_out(part, frame.add((from - start) as usize), Source::Near)
@@ -204,7 +203,7 @@ impl Reader<'_> {
         self.faulted |= copied.is_err();
     }
 
-    /// F4: reads the part of a page that the caller wants from the back end, or what there is of it.
+    /// F4: reads the caller's part of a page from the back end, as far as there are bytes.
     fn around(&mut self, page: PageIndex) -> Outcome {
         let file = self.file;
         file.cache().counters.uncached_reads.add(1);
@@ -215,8 +214,8 @@ impl Reader<'_> {
         let alignment = file.backing.alignment(false).offset_bytes;
         let mut slots = Slots::new(&file.shared.flight);
         slots.add();
-        // A slot is not for the caller's memory (flight.L2), and direct I/O wants aligned memory: a
-        // bounce buffer, aligned by taking more.
+        // A slot must not be held for the caller's memory (flight.L2), and direct I/O needs aligned memory: hence a
+        // bounce buffer, allocated with room to align it.
         let (first, len) = match alignment {
             1 => (from, (to - from) as usize),
             _ => (start, page_bytes),
@@ -247,11 +246,11 @@ impl Reader<'_> {
     }
 }
 
-/// What a fill of pages in a row achieved.
+/// The result of filling contiguous pages.
 struct Tried {
-    /// How many of them were looked at.
+    /// The number of pages looked at.
     pages: usize,
-    /// Bytes of pages that were claimed are missing, as the file ended.
+    /// The file ended within the claimed pages, so bytes of them are missing.
     is_cut: bool,
 }
 
@@ -278,7 +277,7 @@ fn fill_missing(
     let mut tried = Tried { pages: (claims.next() - first) as usize, is_cut: false };
     if matches!(end, Next::NoFrame) {
         file.shared.flusher.request_reclaim(file.cache().writeback_counts.unevictable());
-        // That page goes around the cache.
+        // This page goes around the cache.
         tried.pages += 1;
     }
     let mut leaves = claims.into_leaves();
@@ -305,7 +304,7 @@ fn fill_missing(
 pub(crate) enum Alone {
     Filled,
     Shrunk,
-    /// Somebody else fills it or has filled it.
+    /// Another thread fills it or has filled it.
     Others,
     NoFrame,
 }
@@ -338,7 +337,7 @@ pub(crate) fn fill_one(
     // Before it is shown (generations.G5).
     file.writeback.generations.read_back(page, page);
     cache.counters.mine().missed(1);
-    // SAFETY: the frame of a page that is FILLING, by us.
+    // SAFETY: the frame of a page that this thread made FILLING.
     let segment = unsafe { [Segment::new(cache.frames.bytes(frame), page_bytes)] };
     let start = file.start_of(page);
     let mut batch = [Transfer::of_pages(start, &segment, size)];
@@ -355,7 +354,7 @@ pub(crate) fn fill_one(
     error.map_or(Ok(Alone::Shrunk), |error| Err(Error::io(op, start, page_bytes as u64, error)))
 }
 
-/// Waits while somebody else fills `page`.
+/// Waits while another thread fills `page`.
 pub(crate) fn wait(file: &CachedFile, page: PageIndex) {
     let mut leaves = Leaves::new(file);
     while let Ok(held) = leaves.hold(page, false) {

@@ -9,15 +9,15 @@
 //!                        all unchanged, or from 1
 //! ```
 //!
-//! Between 4 and the reloading of 6 every page had one content (page.W1, page.W2), and the size was what 4
-//! says while the words were those of 3; so the bytes are those of one moment. Nothing is written
-//! but the thread's own counters, and REFERENCED where it is clear.
+//! Between 4 and the reloading of 6 every page had one content (page.W1, page.W2). The size was the value loaded in 4
+//! while the words were those of 3. So the bytes are those of one moment. A hit writes nothing but the thread's own
+//! counters, and REFERENCED where it is clear.
 //!
-//! *Beyond the count.* An attempt has copied by the time it fails, and what it copied need not be bytes of
-//! this file: frames are reused. If the read then returns less, as the file was cut, what lies between is
-//! zeroed. So a read changes bytes of its memory beyond those it returns only if it raced with a cut, an
-//! error or another process, and then to zero. To leave them as they were would take a copy of them, or
-//! one of the file's bytes, before each attempt: of every hit.
+//! *Beyond the count.* An attempt copies before it is validated, and frames are reused. So a failed attempt may have
+//! copied bytes of another file. If the read then returns fewer bytes, as the file was cut, the copied bytes beyond
+//! them are zeroed. So a read changes its memory beyond the bytes it returns only if it raced with a cut, an error or
+//! another process, and then to zero. To preserve that memory, each attempt, and so each hit, would first have
+//! to copy it, or copy the file's bytes to a buffer.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,22 +35,21 @@ use crate::units::PageIndex;
 
 /// Pages that one lock-free read covers; longer reads take the slow path. Chosen, not measured.
 pub(crate) const HIT_PAGES_MAX: usize = 64;
-/// Files from this size on are taken to be in memory rather than in the processor's caches: chosen.
-/// What it gains was measured: 4 KiB at random over 256 MiB went from 2.26 of `pread` to 2.32, and
-/// the time of 8 KiB writes over 1 GiB from 2.15 to 1.65 µs.
+/// Files from this size on are taken to be in memory rather than in the processor's caches: chosen. The gain was
+/// measured: reads of 4 KiB at random over 256 MiB went from 2.26 to 2.32 times the speed of `pread`, and 8 KiB
+/// writes over 1 GiB from 2.15 to 1.65 µs each.
 pub(crate) const FAR_BYTES_MIN: u64 = 32 << 20;
-/// Of a read of several pages, so many are asked for before the first is copied. Chosen, not
-/// measured.
+/// The number of pages that a read of several pages prefetches before it copies the first. Chosen, not measured.
 const AHEAD_PAGES_MAX: usize = 4;
 /// Lock-free attempts before the slow path. Chosen, not measured.
 pub(crate) const TRIES_MAX: u32 = 8;
-/// Of the whole of a read that may be torn; then each page has [`TRIES_MAX`].
+/// Attempts at the whole of a read that may be torn; after them each page has [`TRIES_MAX`].
 pub(crate) const TRIES_TORN: u32 = 1;
 
 /// The outcome of one lock-free attempt.
 enum Attempt {
     Read(usize),
-    /// A page changed meanwhile; so many bytes were copied, for nothing.
+    /// A page changed during the copy. That many bytes were copied, and don't count.
     Retry(usize),
     /// A page is missing, in transition, or marked for the slow path.
     Miss,
@@ -58,7 +57,7 @@ enum Attempt {
     Fault,
 }
 
-/// Where a lock-free read looks, what it counts in, and how many attempts it has.
+/// The file of a lock-free read, the counters of its thread, and its number of attempts.
 #[derive(Clone, Copy)]
 pub(crate) struct HitPath<'f> {
     file: &'f CachedFile,
@@ -72,19 +71,20 @@ impl<'f> HitPath<'f> {
         HitPath { file, slot, tries }
     }
 
-    /// Reads into one piece of memory without locks, if all is cached, and
-    /// counts. `None`: take the slow path.
+    /// Reads into one piece of memory without locks, if all pages are cached, and counts the read. `None`: take the
+    /// slow path.
     ///
     /// # Safety
     ///
-    /// `dst` must be valid for writes of `len` bytes, save that it may fault where a handler consults
-    /// [`crate::fault`]; that gives `None`, too.
+    /// `dst` must be valid for writes of `len` bytes, except that it may fault where a handler consults
+    /// [`crate::fault`]. A fault returns `None`, too.
     #[inline]
     pub(crate) unsafe fn try_read(self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
         if !self.file.shared.hit_path.load(Relaxed) {
             return None;
         }
-        // What is called takes arguments for registers: else a hit, too, would put them into memory.
+        // The functions called below take their arguments in registers: otherwise a hit, too, would spill them to
+        // memory.
         let HitPath { file, slot, tries } = self;
         let page_bytes = file.core().page_bytes();
         if (offset as usize & (page_bytes - 1)) + len > page_bytes {
@@ -118,8 +118,8 @@ impl<'f> HitPath<'f> {
         }
     }
 
-    /// Goes on after a first attempt that failed having copied so many bytes. Leaves none of what no attempt
-    /// has vouched for.
+    /// Goes on after a failed first attempt that copied that many bytes. Zeroes those that no later attempt has
+    /// validated.
     #[cold]
     fn try_again(self, dst: SegmentIter<'_>, offset: u64, mut copied: usize) -> Option<usize> {
         self.slot.retried();
@@ -141,7 +141,7 @@ impl<'f> HitPath<'f> {
         read
     }
 
-    /// Reads into several pieces of memory without locks, if all is cached.
+    /// Reads into several pieces of memory without locks, if all pages are cached.
     pub(crate) fn try_read_vectored(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
         if !self.file.shared.hit_path.load(Relaxed) {
             return None;
@@ -149,7 +149,7 @@ impl<'f> HitPath<'f> {
         self.try_pages(dst, offset)
     }
 
-    // Always: a call, and arguments in memory, are 25 to 40 instructions of a read of two pages.
+    // Always inlined: a call, with its arguments in memory, costs 25 to 40 instructions of a read of two pages.
     #[inline(always)]
     fn try_pages(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
         let since = self.slot.several_begins();
@@ -214,11 +214,11 @@ impl<'f> HitPath<'f> {
         let hint = core.size.hint();
         let first = PageIndex::of_byte(offset, core.page_shift);
         let hinted_end = (offset + len).min(hint);
-        // Set up to `pages`: to clear all of it would cost as much as a page.
+        // Initialised up to `pages`: clearing all of it would cost as much as a page.
         let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
             [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
         let mut pages = 0;
-        // So few pages lie in two leaves at most.
+        // `HIT_PAGES_MAX` pages lie in at most two leaves.
         const { assert!(HIT_PAGES_MAX <= SLOTS) };
         let mut leaves = [None; 2];
         if hinted_end > offset {
@@ -239,7 +239,7 @@ impl<'f> HitPath<'f> {
                         return Attempt::Miss;
                     }
                     if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
-                        // While the other words are looked for, and the pages before are copied.
+                        // Prefetches while the other words are loaded, and the earlier pages are copied.
                         frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
                     }
                     words[pages].write((word, seen));
@@ -247,7 +247,7 @@ impl<'f> HitPath<'f> {
                 }
             }
         }
-        // SAFETY: those were set; a MaybeUninit is laid out as what it holds.
+        // SAFETY: those elements were set; a MaybeUninit has the layout of its value.
         let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
         // The linearization point; after all words.
         let size = core.size.get();
@@ -347,8 +347,8 @@ unsafe fn try_read_again(
     HitPath { file, slot, tries }.try_again((&segment).into(), offset, copied)
 }
 
-/// Nothing is cached at `offset`: a hit all the same if the file ends before it; unless it has no size
-/// because it is the parent's, which the slow path finds out.
+/// Nothing is cached at `offset`. That is still a hit if the file ends before it, unless the file has no size because
+/// it is the parent's: the slow path finds that out.
 #[cold]
 fn at_end(core: &FileCore, offset: u64) -> Attempt {
     if offset >= core.size.get() && !core.is_the_parents() {
@@ -358,7 +358,7 @@ fn at_end(core: &FileCore, offset: u64) -> Attempt {
     }
 }
 
-/// Zeroes bytes `from..to` of the segments, as far as their memory can be written to.
+/// Zeroes bytes `from..to` of the segments, as far as their memory is writable.
 pub(crate) fn wipe(dst: SegmentIter<'_>, from: u64, to: u64) {
     if from >= to {
         return;
@@ -395,7 +395,7 @@ pub(crate) unsafe fn copy_out(
     Ok(())
 }
 
-/// Whether the page at `offset` looks as if it could be read without a guard.
+/// Whether the page at `offset` can probably be read without a guard.
 pub(super) fn may_hit(shared: &Shared, core: &FileCore, offset: u64) -> bool {
     let found = core.lookup(&shared.cache.frames, PageIndex::of_byte(offset, core.page_shift));
     shared.hit_path.load(Relaxed) && found.is_some_and(|found| found.word.load().is_hit())

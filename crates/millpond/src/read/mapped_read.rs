@@ -1,7 +1,7 @@
 //! Reads of files with mapped backing (`inode::mapped_pages`).
 //!
-//! A read copies from the mapping without a lock. Where that is refused, it takes a shared guard over its pages, and the
-//! back end reads into the reader's memory: the kernel brings the pages, with its own read-ahead.
+//! A read copies from the mapping without a lock. If that is refused, it takes a shared guard over its pages, and the
+//! back end reads into the reader's memory: the kernel fills the pages, with its own read-ahead.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -43,7 +43,7 @@ pub(crate) fn try_read(
     }
 }
 
-/// The next attempt may return fewer bytes: nothing of this one may stay in the reader's memory.
+/// The next attempt may return fewer bytes: no byte of this one may stay in the reader's memory.
 #[cold]
 fn forget_copy(slot: &ThreadCounts, dst: SegmentIter<'_>) {
     slot.retried();

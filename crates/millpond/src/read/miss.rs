@@ -1,15 +1,15 @@
-//! A read that does not wait: hit, or start what is missing and be called again.
+//! A read that does not wait: it hits, or starts reads of the missing pages and is called again.
 //!
-//! The asynchronous counterpart of `fill`. It is a state machine that owns no memory of its reader's
-//! and no thread; futures and queues drive it. Between two steps nothing of the back end's or the
-//! kernel's points to the reader's memory, and no guard is held: so a read can be dropped at any time.
+//! The asynchronous counterpart of `fill`. It is a state machine without a thread and without memory of its reader's;
+//! futures and queues drive it. Between two steps neither the back end nor the kernel has a pointer to the reader's
+//! memory, and no guard is held. So a read can be dropped at any time.
 //!
 //! ```text
 //!         +----------------------------------------------------------------+
 //!         v                                                                | woken
 //!   hit? -+-> done                                                         |
 //!         +-> a page is EMPTY --> guard: try, else ask for it ------> [GUARD]
-//!         |       |  guard in hand
+//!         |       |  guard held
 //!         |       +-> slot? no ------------------------------------> [ROOM]
 //!         |       +-> claim, start reads; each keeps the guard and its slot until it ends
 //!         |           all pages by one read --------------------------> [READ]
@@ -19,27 +19,26 @@
 //!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
 //! ```
 //!
-//! - **M1** A hit is that of `read`: of one moment, however the pages came.
-//! - **M2** Before a task waits for a page, all pages of its read that were EMPTY have been tried: what
-//!   is missing is under way at once, contiguous pages as one read. Where one read of its own brings
-//!   them all, its end wakes the task, once it has let go of all it had; else the task waits for the
-//!   first page that is not READY, and those behind it arrive meanwhile.
-//! - **M3** A page is FILLING only while a read of it is in flight (fill.F1): slot, guard and frame are in
-//!   hand before it is claimed, and reads are started before anything is waited for.
+//! - **M1** A hit is a hit of `read`: its bytes are of one moment, whichever read filled the pages.
+//! - **M2** Before a task waits for a page, all pages of its read that were EMPTY have been tried: reads of all
+//!   missing pages are in flight at once, contiguous pages as one read. Where one read fills all of them, its end
+//!   wakes the task, after it has released guard and slot. Otherwise the task waits for the first page that is not
+//!   READY, and the pages behind it are filled at the same time.
+//! - **M3** A page is FILLING only while a read of it is in flight (fill.F1): its reader has slot, guard and frame
+//!   before it claims the page, and starts the reads before it waits.
 //! - **M4** The guard over all pages of the read goes with each read that it starts (page.W3), and ends with
 //!   the last: nothing can hide the pages before they are READY or EMPTY again.
 //! - **M5** Only the error of a worker's read is final (fill.F3): a started read that fails or is short
 //!   leaves its pages EMPTY, and its task goes to a worker, which tries page by page.
-//! - **M6** What a task brought can be evicted before it looks: after [`ROUNDS_MAX`] rounds a worker
-//!   reads under a guard, so a tiny cache makes progress.
-//! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the
-//!   thread that ended a fill, in the middle of that (wait_queue.WQ4).
-//! - **M8** A task that finds no slot leaves an offer that starts its reads when there is one
-//!   (`io::flight`), on the thread of a read that has ended and let go of all it had, and then
-//!   wakes the task: so under the limit, too, reads follow each other without another thread,
-//!   whether or not tasks are polled.
-//! - **M9** What goes around the cache is read into frames that nobody else knows (`around`): its step copies
-//!   and is done, whatever became of the pages meanwhile. If a byte is missing, a worker reads.
+//! - **M6** The pages that a task has filled can be evicted before it copies them. After [`ROUNDS_MAX`] rounds a
+//!   worker reads under a guard, so a tiny cache makes progress.
+//! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the thread that ended
+//!   a fill, in the middle of that end (wait_queue.WQ4).
+//! - **M8** A task that finds no slot leaves an offer (`io::flight`). When a slot is free, the offer starts the
+//!   task's reads and then wakes the task. It runs on the thread of a read that has ended and has released guard and
+//!   slot. So at the limit, too, reads follow each other without another thread, whether or not tasks are polled.
+//! - **M9** A read around the cache goes into frames that no page word refers to (`around`). Its step copies from
+//!   them and is done, in any state of the pages. If a byte is missing, a worker reads.
 
 use std::ops::RangeInclusive;
 use std::pin::Pin;
@@ -71,27 +70,27 @@ use crate::units::PageIndex;
 use crate::waits::{TaskWait, WaitFor};
 use crate::workers::Outcome;
 
-/// How often a read starts what is missing before a worker does it. Chosen, not measured.
+/// The number of times that a read starts reads of missing pages before a worker does it. Chosen, not measured.
 const ROUNDS_MAX: u32 = 4;
 
-/// What is to be read, where to.
+/// The file, the range and the destination of a read.
 pub(crate) struct Wanted<'a> {
     pub(crate) file: &'a Arc<CachedFile>,
     pub(crate) readahead: &'a Readahead,
     pub(crate) dst: SegmentIter<'a>,
     pub(crate) offset: u64,
-    /// Of the queue that waits for it, if there is one.
+    /// The ring of the queue that waits for it, if there is one.
     pub(crate) ring: Option<&'a Arc<SharedRing>>,
-    /// Its pages are to be brought, whatever the gate says.
+    /// Fills its pages, without asking the admission filter.
     pub(crate) fills: bool,
 }
 
 /// How much a step may do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// Anything but wait.
+    /// All but waiting.
     Full,
-    /// Copy, or arm (M7).
+    /// Copying, or arming (M7).
     Moment,
 }
 
@@ -106,11 +105,11 @@ pub(crate) enum Step {
 
 type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
 
-/// What a read waits for.
+/// The event for which a read waits.
 enum Wait {
     Nothing,
     Page(WaitEntry),
-    /// The read that it has started brings all, and wakes.
+    /// The read that it has started: it fills all pages, and wakes the task.
     Read,
     Aside(Arc<Aside>),
     Guard(GuardRequest),
@@ -123,16 +122,16 @@ pub(crate) struct Miss {
     wait: Wait,
     rounds: u32,
     looked_ahead: bool,
-    /// Something may have come since the last try.
+    /// Pages may have been filled since the last try.
     may_hit: bool,
-    /// Of the reads that it has started.
+    /// Of the reads that this task has started.
     progress: Option<Arc<Progress>>,
     begun: Instant,
-    /// Once it is pending, to its end.
+    /// Set once the read is pending, until its end.
     told: Option<TaskWait>,
 }
 
-/// What a look at the pages found.
+/// The result of a look at the pages.
 enum Found {
     /// All are READY, or they were when looked at.
     Ready,
@@ -140,10 +139,10 @@ enum Found {
     Parked(WaitEntry),
 }
 
-/// What became of the missing pages.
+/// The outcome of starting reads of the missing pages.
 enum Started {
     Reads,
-    /// One, of all pages: its end wakes.
+    /// One read, of all pages: its end wakes the task.
     All,
     NoFrame,
     NoSlot,
@@ -203,7 +202,7 @@ impl Wanted<'_> {
 }
 
 impl Miss {
-    /// Of a read that was tried just now.
+    /// A read that was tried just now.
     pub(crate) fn new() -> Miss {
         Miss {
             wait: Wait::Nothing,
@@ -216,8 +215,7 @@ impl Miss {
         }
     }
 
-    /// Goes on with a read. To be called with the same read each time, which is not empty and was
-    /// checked.
+    /// Goes on with a read. Caller: passes the same read each time, not empty and checked.
     pub(crate) fn step(&mut self, wanted: &Wanted<'_>, waker: &Waker, pace: Pace) -> Step {
         let step = self.go_on(wanted, waker, pace);
         if matches!(step, Step::Pending) {
@@ -229,7 +227,7 @@ impl Miss {
         step
     }
 
-    /// Says what it waits for.
+    /// Records the event that it waits for.
     fn tell(&mut self, wanted: &Wanted<'_>) {
         let what = match self.wait {
             Wait::Nothing | Wait::Read | Wait::Aside(_) => WaitFor::Read,
@@ -288,7 +286,7 @@ impl Miss {
                 return self.hand_over(wanted, waker);
             };
             if !std::mem::replace(&mut self.looked_ahead, true) {
-                // Takes off the marker that sent a read here all of whose pages are READY.
+                // Takes off the marker that sent a read here although all of its pages are READY.
                 wanted.readahead.before_read(wanted.file, *pages.start(), *pages.end());
             }
             if matches!(found, Found::Ready) {
@@ -363,7 +361,7 @@ impl Miss {
         }
     }
 
-    /// A shared guard over the read, by the request that waits for one or a new one; `None`: it waits.
+    /// A shared guard over the read: from the pending request, or from a new one. `None`: the request is pending.
     fn guard(
         &mut self,
         request: Option<GuardRequest>,
@@ -371,8 +369,8 @@ impl Miss {
         waker: &Waker,
     ) -> Option<OwnedGuard> {
         let ranges = &wanted.file.ranges;
-        // Of all that is wanted, not only of what lies below the size by now: a request that waits is
-        // for the range of the step that made it, and the file may grow meanwhile (page.W3).
+        // The whole range, not only its part below the present size: a pending request has the range of the step that
+        // made it, and the file may grow before it is granted (page.W3).
         let range = wanted.file.pages(wanted.offset, wanted.offset + wanted.dst.left());
         if request.is_none()
             && let Some(guard) = ranges.try_lock_owned(range, Mode::Shared)
@@ -385,7 +383,7 @@ impl Miss {
             Poll::Ready(guard) => Some(guard),
             Poll::Pending => {
                 self.wait = Wait::Guard(waiting);
-                // Asking is no round: the task is in the queue then.
+                // A request is no round: the task is in the queue now.
                 self.rounds = self.rounds.saturating_sub(1);
                 None
             }
@@ -423,8 +421,8 @@ impl Miss {
             bytes
                 .try_reserve_exact(len as usize)
                 .map_err(|_| Error::io(Op::Read, offset, len, crate::memory::no_memory()))?;
-            // SAFETY: the vector's own memory, of at least `len` bytes; it outlives the read, which
-            // returns when nobody uses the memory any more.
+            // SAFETY: the vector's own memory, of at least `len` bytes. It outlives the read, which returns when no
+            // thread and no kernel request uses the memory any more.
             let segment = unsafe { [Segment::new(bytes.as_mut_ptr(), len as usize)] };
             let moved = read::read_slow(&file, (&segment).into(), offset)?;
             // SAFETY: that many bytes were read into it.
@@ -461,7 +459,7 @@ impl Miss {
 }
 
 impl Wait {
-    /// Takes back what would wake.
+    /// Withdraws the registration that would wake the task.
     fn leave(self) {
         match self {
             Wait::Page(parked) => wait_table().deregister(&parked),
@@ -477,7 +475,7 @@ impl Drop for Miss {
     }
 }
 
-/// Tells of the end of a read as it goes.
+/// Signals the end of a read when it is dropped.
 struct Telling {
     progress: Arc<Progress>,
     waker: Option<TaskWaker>,
@@ -485,8 +483,8 @@ struct Telling {
 
 impl Drop for Telling {
     fn drop(&mut self) {
-        // Release: who finds it set finds the pages as the read has left them. Argued: a shortcut; who
-        // does not is woken.
+        // Release: a task that finds it set finds the pages as the read has left them. Argued: it is a shortcut; a
+        // task that finds it clear is woken.
         self.progress.ended.store(true, Release);
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -494,10 +492,11 @@ impl Drop for Telling {
     }
 }
 
-/// How reads are started.
+/// Parameters of the reads to start.
 struct Reads<'r> {
     progress: &'r Arc<Progress>,
-    /// For the end of a read that brings all pages, which takes it. Cloned before a page is claimed (`millpond_rangelock::callback`).
+    /// Woken by the end of a read that fills all pages; that read takes it. Cloned before a page is claimed
+    /// (`millpond_rangelock::callback`).
     waker: Option<TaskWaker>,
     ring: Option<&'r Arc<SharedRing>>,
 }
@@ -515,7 +514,7 @@ impl Reads<'_> {
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
         let count = (*pages.end() - *pages.start() + 1) as usize;
-        // Reads of several runs share it.
+        // The reads of several runs share it.
         let (mut own, shared) =
             if count == 1 { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
         let mut claims = Claims::new(file, *pages.start()..*pages.end() + 1, size);
@@ -565,7 +564,7 @@ fn offer(
     Box::new(move |slot| {
         let mut spare = Some(slot);
         let range = file.pages(file.start_of(*pages.start()), file.start_of(*pages.end() + 1));
-        // Where there is no guard or no frame now, the task looks what to do.
+        // If there is no guard or no frame now, the task's next step decides.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
             let ring = SharedRing::of_this_batch(ring.as_ref());
             let mut reads = Reads { progress: &progress, waker: waker.take(), ring };

@@ -1,19 +1,18 @@
-//! Reads: the hit, and the way of one that is none.
+//! Reads: the hit, and the miss path.
 //!
 //! ```text
-//!   hit    lock-free, of what is cached
+//!   hit    lock-free, of cached pages
 //!   run    pages that are claimed, read and shown together
-//!   fill   shared guard: claim what is missing, read it, copy            (a thread waits)
-//!   around as much, of pages that are not worth a frame (`arrival`: how one that is aside tells its task)
+//!   fill   shared guard: claim missing pages, read them, copy           (a thread waits)
+//!   around as much, of pages that are not worth a frame (`arrival`: completion of a read aside)
 //!   miss   the same without a thread: a state machine, called again
-//!   ahead  what is read before anybody asks
+//!   ahead  read-ahead
 //! ```
 //!
-//! A read whose validation fails [`TRIES_MAX`] times takes a guard, too: it has its turn, however
-//! much is written.
+//! A read whose validation fails [`TRIES_MAX`] times takes a guard, too: then it has its turn at any rate of writes.
 //!
-//! *Torn*: a handle that was advised so reads page by page, each as a read of its own; pages that
-//! are missing are fetched together, under a guard over them alone.
+//! *Torn*: a handle with that advice reads page by page, each page as a read of its own. Pages that are missing are
+//! fetched together, under a guard over them alone.
 
 pub(crate) mod hit;
 
@@ -43,8 +42,8 @@ use crate::read::hit::{HitPath, TRIES_MAX, may_hit, wipe};
 /// Times that a read starts over because the file below shrank under it. Chosen, not measured.
 const SHRUNK_MAX: usize = 8;
 
-/// Reads at `offset` under a shared guard, filling what is missing. Of bytes that can't be read, tells
-/// only if there are none before them, as the kernel does.
+/// Reads at `offset` under a shared guard, and fills the missing pages. Bytes that can't be read are an error only if
+/// there are none before them, as in the kernel.
 pub(crate) fn read_slow(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
     if let Some(pages) = file.mapped_pages.as_deref() {
         return mapped_read::read_slow(file, pages, dst, offset);
@@ -55,7 +54,7 @@ pub(crate) fn read_slow(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) ->
     outcome
 }
 
-/// The same; `touched` is how far `dst` may have been written to.
+/// As [`read_slow`]; `touched` returns how far `dst` may have been written to.
 fn read_guarded(
     file: &CachedFile,
     dst: SegmentIter<'_>,
@@ -70,7 +69,7 @@ fn read_guarded(
             return Ok(0);
         }
         let guard = file.lock(offset, offset + len, Mode::Shared);
-        // No longer changes as far as it concerns this range (write.W5).
+        // Does not change any more as far as it concerns this range (write.W5).
         size = file.core().size.get();
         let end = (offset + len).min(size);
         if end <= offset {
@@ -95,7 +94,7 @@ fn read_guarded(
         match stopped {
             Some(Stopped::Failed(error)) if moved == 0 => return Err(error),
             Some(Stopped::Shrunk) if tries < SHRUNK_MAX => size = file.adopt_size()?,
-            // Of a file that somebody else keeps cutting shorter and longer: what was there of it.
+            // Another process keeps cutting and extending the file: returns the bytes that were read.
             _ => return Ok(moved as usize),
         }
     }
@@ -103,9 +102,9 @@ fn read_guarded(
 
 /// Reads `len` bytes at `offset` page by page, each page at a moment of its own.
 ///
-/// What is cached is read without locks. Pages that are missing or in transition, or whose validation
-/// keeps failing, are read together as far as they lie side by side, under a shared guard over
-/// them: holders of other pages are not waited for.
+/// Cached pages are read without locks. Pages that are missing or in transition, or whose validation keeps failing,
+/// are read together as far as they are contiguous, under a shared guard over them. So the read does not wait for
+/// holders of other pages.
 pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
     let len = dst.left();
     let (shared, core) = (&*file.shared, file.core());

@@ -28,28 +28,28 @@ use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Segments};
 use crate::units::{FrameIndex, PageIndex};
 
-/// A run of at least so many pages counts as frames in a row: a shorter one says little about the
-/// leaf's 512 pages. Chosen, not measured.
+/// The number of pages from which a run counts as frames in a row. A shorter run says little about the leaf's 512
+/// pages. Chosen, not measured.
 const RUN_NOTED: usize = 16;
 
-/// A page whose bytes are complete, before anyone else can see it.
+/// A page whose bytes are complete, before any other thread can see it.
 pub(crate) struct Filled {
     pub(crate) page: PageIndex,
     pub(crate) frame: FrameIndex,
 }
 
-/// Contiguous pages that are FILLING, by the owner of this.
+/// Contiguous pages that the owner of this has made FILLING.
 pub(crate) struct Run {
     pub(crate) first: PageIndex,
     pub(crate) frames: SmallVec<[FrameIndex; 4]>,
-    /// Of the file.
+    /// Size of the file.
     pub(crate) size: u64,
     pub(crate) prefetched: bool,
-    /// Mark the first page for the reader who continues the read-ahead.
+    /// Mark the first page for the reader that continues the read-ahead.
     pub(crate) marker: bool,
 }
 
-/// What became of the reads that a miss has started.
+/// The outcome of the reads that a miss has started.
 #[derive(Default)]
 pub(crate) struct Progress {
     /// A byte of them is missing.
@@ -58,7 +58,7 @@ pub(crate) struct Progress {
     pub(crate) ended: AtomicBool,
 }
 
-/// What a search for the next run came to.
+/// The result of a search for the next run.
 pub(crate) enum Next {
     Run(Run),
     /// There is no page left that is EMPTY and below the size.
@@ -73,7 +73,7 @@ pub(crate) struct Claims<'f> {
     leaves: Leaves<'f>,
     pages: Range<PageIndex>,
     size: u64,
-    /// The range is one page, and may be the first of many that come in no order.
+    /// The range is one page, and may be the first of many pages at random.
     pub(crate) alone: bool,
 }
 
@@ -87,13 +87,13 @@ impl<'f> Claims<'f> {
         self.leaves
     }
 
-    /// The first page that is not done with: behind the last run, or the one there is no frame or slot for.
+    /// The first page that is still to be claimed: behind the last run, or the page without a frame or slot.
     pub(crate) fn next(&self) -> PageIndex {
         self.pages.start
     }
 
-    /// Claims the next run; before its first page, `slot` says whether it may be read. Where frames run
-    /// out, it ends there.
+    /// Claims the next run. Before its first page, `slot` returns whether it may be read. The run ends where frames
+    /// run out.
     pub(crate) fn next_run(&mut self, slot: &mut dyn FnMut() -> bool) -> Next {
         let mut frames = SmallVec::new();
         let mut first = self.pages.start;
@@ -141,7 +141,7 @@ impl<'f> Claims<'f> {
     }
 }
 
-/// Makes a page FILLING, if it is EMPTY; whether it was.
+/// Makes a page FILLING, if it is EMPTY. Returns whether it was.
 pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
     held.occupy();
     let claimed = word.try_fill(frame).is_ok();
@@ -151,8 +151,8 @@ pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> 
     claimed
 }
 
-/// Ends the fill of a page of which `arrived` bytes or more are there, of a file of `size` bytes: it is handed
-/// to `take` and becomes READY, or it is EMPTY again, if some are missing. Whether it is READY.
+/// Ends the fill of a page, of which `arrived` bytes or more are there, of a file of `size` bytes. The page is handed
+/// to `take` and becomes READY, or becomes EMPTY again if bytes are missing. Returns whether it is READY.
 pub(crate) fn show(
     file: &CachedFile,
     held: &Held<'_>,
@@ -192,7 +192,7 @@ pub(crate) enum RunEnd {
 }
 
 impl Run {
-    /// The memory of its pages, which is theirs until the run is finished.
+    /// The memory of its pages. The pages own it until the run is finished.
     pub(crate) fn memory(&self, file: &CachedFile) -> Segments {
         let page_bytes = file.core().page_bytes();
         let frames = self.frames.iter().map(|&frame| file.cache().frames.bytes(frame));
@@ -200,10 +200,10 @@ impl Run {
         frames.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect()
     }
 
-    /// Hands the run to the back end, which finishes it; at once, of no bytes, where it has no room:
-    /// whether it had. `keep`, which has a guard over the pages, is dropped when the read has ended.
-    /// Somebody waits for the pages if there is a `progress`, which says so before anyone is woken if a
-    /// byte of them is missing.
+    /// Hands the run to the back end, which finishes it. If the back end has no room, the run ends at once, with no
+    /// bytes. Returns whether it had room. `keep`, which has a guard over the pages, is dropped when the read has
+    /// ended. `progress` is given if a task waits for the pages: it records, before any waker is woken, if a byte of
+    /// them is missing.
     pub(crate) fn start<K: Send + 'static>(
         self,
         file: &Arc<CachedFile>,
@@ -220,9 +220,8 @@ impl Run {
             // A failed or short read leaves its pages EMPTY: the next reader reads them.
             let moved = outcome.unwrap_or(0) as u64;
             if let Some(progress) = progress.filter(|_| moved < valid) {
-                // Release: pairs with the look of the task that the end of a fill wakes. Argued:
-                // the words that end the fill after it are released, too, and the waker passes
-                // through a lock.
+                // Release: pairs with the look of the task that the end of a fill wakes. Argued: the words that end
+                // the fill after it are released, too, and the waker passes through a lock.
                 progress.failed.store(true, Release);
             }
             let _ = self.finish(&owner, &mut Leaves::new(&owner), moved, &mut |_| {});

@@ -1,8 +1,8 @@
 //! Reads that the kernel completes in a queue of the program's: past the cache, and without a guard
 //! (`inode::unguarded`).
 //!
-//! The kernel reads into the program's memory, or where that is not aligned as the device wants it, into a frame that no
-//! word has, of which the bytes are copied in the end.
+//! The kernel reads into the program's memory. Where that is not aligned as the device requires, the kernel reads
+//! into a frame that no word refers to, and the bytes are copied in the end.
 
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
@@ -18,12 +18,13 @@ use crate::read::around;
 use crate::read::hit::copy_out;
 use crate::units::{FrameIndex, PageIndex};
 
-/// Frames that such reads of an engine have: a program may leave its completions where they are. Chosen, not measured.
+/// Frames in use by such reads of an engine, at most: a program may leave its completions in the queue. Chosen, not
+/// measured.
 const FRAMES_MAX: u64 = 1024;
-/// And of all frames one in so many.
+/// At most this part of all frames, too: one in that many.
 const FRAMES_PART: u64 = 16;
 
-/// What the kernel is to be told: a `pread` of `len` bytes to `memory`.
+/// The request for the kernel: a `pread` of `len` bytes to `memory`.
 #[doc(hidden)]
 pub struct KernelRead {
     pub fd: RawFd,
@@ -31,7 +32,7 @@ pub struct KernelRead {
     pub len: usize,
 }
 
-/// A read under way, of a file that outlives it.
+/// A read under way. Its file outlives it.
 #[doc(hidden)]
 pub struct UnguardedRead {
     offset: u64,
@@ -46,11 +47,11 @@ struct Bounce {
     frame: FrameIndex,
 }
 
-/// What has become of a read that was to begin.
+/// The outcome of beginning a read.
 #[doc(hidden)]
 pub enum Begun {
     ByKernel(KernelRead, UnguardedRead),
-    /// It is to bring its pages: they are not missed for the first time.
+    /// It is to fill its pages, as this is not their first miss.
     Fills,
     /// It is to be read in another way.
     Not,
@@ -60,8 +61,8 @@ pub enum Begun {
 ///
 /// # Safety
 ///
-/// The memory is valid for writes until the kernel has completed the read, though a part may fault; the file until
-/// the read was dropped, which is not before.
+/// The memory is valid for writes until the kernel has completed the read, though a part may fault. The file is valid
+/// until the read is dropped, which must not be before that.
 pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset: u64) -> Begun {
     if !file.backing.reads_directly() || len == 0 {
         return Begun::Not;
@@ -80,7 +81,7 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
         fills = is_ready && !gate.bypasses_first_miss(number, first, last);
         is_ready && !fills
     };
-    // What it needs is as well aligned as frames are.
+    // Its alignment requirement is no larger than the alignment of frames.
     let base = if is_aligned { start.cast_const() } else { ptr::null() };
     let memory = Misalignment::of_one(base, len);
     file.unguarded.prepare();
@@ -91,7 +92,7 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     // SAFETY: as above; or a frame of `bounce`, of as many bytes.
     let segment = [unsafe { Segment::new(memory, len) }];
     let transfer = Transfer::new(Direction::Read, offset, &segment);
-    // None, if it is somebody else's by now. The gate was asked.
+    // None, if another thread has locked it by now. The admission filter was asked.
     let Some(fd) = file.backing.direct_route(&transfer) else { return Begun::Fills };
     let (first, last) = (file.page_of(offset), file.page_of(offset + len as u64 - 1));
     let changes = file.unguarded.changes(first, last);
@@ -101,19 +102,19 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
 }
 
 impl UnguardedRead {
-    /// Whether what the kernel has read, all of it, counts; then it is at `dst`. Else it is to be read anew.
-    /// Does not block.
+    /// Whether the bytes that the kernel has read, all of them, count. If so, they are at `dst`; otherwise the read
+    /// is to be repeated. Does not block.
     ///
     /// # Safety
     ///
-    /// It is of this file, and `dst` valid for writes of as many bytes, though a part may fault.
+    /// The read is one of this file, and `dst` is valid for writes of as many bytes, though a part may fault.
     pub(crate) unsafe fn end(self, file: &CachedFile, dst: *mut u8) -> bool {
         let (first, last) = (file.page_of(self.offset), file.page_of(self.offset + self.len - 1));
         if file.unguarded.changes(first, last) != self.changes {
             return false;
         }
         if let Some(bounce) = &self.bounce {
-            // SAFETY: the caller's promise; the frame is ours, and the kernel has done with it.
+            // SAFETY: the caller's promise; the frame is ours, and the kernel's request has ended.
             let copied = unsafe {
                 let segment = [Segment::new(dst, self.len as usize)];
                 copy_out((&segment).into(), bounce.bytes(), Source::Near)
@@ -128,7 +129,7 @@ impl UnguardedRead {
 }
 
 impl Bounce {
-    /// For `len` bytes, if those are a page.
+    /// A frame for `len` bytes, if those are a page.
     fn take(file: &CachedFile, len: usize) -> Option<Bounce> {
         if len != file.core().page_bytes() {
             return None;

@@ -1,9 +1,9 @@
 //! Writes past the cache.
 //!
-//! All cached pages of the range are hidden first and dropped in the end, so readers see the old
-//! bytes or the new ones; what a failed write did not overwrite is shown again where it is needed.
-//! Asking the back end lies between [`Write::begin_around`] and [`Write::end_around`], for callers
-//! that have several such writes under way at once.
+//! All cached pages of the range are hidden first and dropped in the end, so readers see the old bytes or the new
+//! ones. After a failed write, pages that were not overwritten are shown again where they are still needed. The back
+//! end's write lies between [`Write::begin_around`] and [`Write::end_around`], for callers that have several such
+//! writes in flight at once.
 
 use crate::cache::frames::class::Class;
 use crate::cache::table::Held;
@@ -18,7 +18,7 @@ use crate::units::{FrameIndex, PageIndex};
 use crate::write::{Write, Written};
 use crate::writeback::Copy;
 
-/// What a write past the cache has hidden.
+/// The hidden pages of a write past the cache.
 #[must_use]
 #[derive(Clone, Copy)]
 pub(crate) struct Around {
@@ -34,19 +34,19 @@ impl Write<'_> {
         self.end_around(written, around)
     }
 
-    /// Hides the pages; nothing is on its way to the back end then. With [`Blocking::Try`], the caller
-    /// has found that it [`Write::has_to_wait`] for nothing.
+    /// Hides the pages. After that, no write-back of them is in flight. With [`Blocking::Try`], the caller has
+    /// checked that [`Write::has_to_wait`] is false.
     pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<Around> {
         let file = self.file;
         if blocking == Blocking::Wait {
             self.clear_end()?;
         }
-        // What is cached keeps its leaf. Nothing comes in: the guard is ours (page.W3).
+        // Cached pages keep their leaf. No page is added: the guard is ours (page.W3).
         let is_there = |word: Word| word.state() != State::Empty;
         if !file.core().any_word(&file.cache().frames, self.first, self.last, is_there) {
             return Ok(Around { is_cached: false });
         }
-        // Nobody dirties the pages again.
+        // Under our guard, no writer makes the pages DIRTY again.
         let kept = (blocking == Blocking::Wait).then(|| self.kept_pages());
         for (first, last) in kept.into_iter().flatten() {
             if flush::needs_writeback(file, first, last) {
@@ -59,9 +59,9 @@ impl Write<'_> {
         Ok(Around { is_cached: true })
     }
 
-    /// Whether [`Write::begin_around`] would have to wait: for what it must write back, or for
-    /// write-backs of pages that it hides, as the flusher may claim a DIRTY one at any time. Under the
-    /// guard, what is not so stays not so.
+    /// Whether [`Write::begin_around`] would have to wait: to write back pages itself, or for write-backs of pages
+    /// that it hides, as the flusher may claim a DIRTY page at any time. Under the guard, a result of false stays
+    /// false.
     pub(crate) fn has_to_wait(&self) -> bool {
         let end = self.offset + self.len;
         flush::needs_writeback(self.file, self.first, self.last)
@@ -69,8 +69,9 @@ impl Write<'_> {
             || (self.offset > self.size && space::has_reserved_ahead(self.file, self.size))
     }
 
-    /// Before a write past the cache: no dirty page counts on blocks that it may free (space.SP2), and none are
-    /// reserved where it leaves a hole (space.SP5). No page of the file is hidden by the caller.
+    /// To be called before a write past the cache. After it, no dirty page counts on blocks that the write may free
+    /// (space.SP2), and none are reserved where the write leaves a hole (space.SP5). Caller: has hidden no page of
+    /// the file.
     pub(super) fn clear_end(&self) -> Result<()> {
         flush::write_back_at_risk(self.file, self.offset + self.len)?;
         if self.offset > self.size && space::has_reserved_ahead(self.file, self.size) {
@@ -79,23 +80,23 @@ impl Write<'_> {
         Ok(())
     }
 
-    /// After a write past the cache, of which `moved` bytes were taken, and the file's size is set.
+    /// After a write past the cache that moved `moved` bytes, with the file's size set.
     pub(super) fn end_cleared(&self, moved: u64) {
         if self.offset + self.len > self.size {
             space::end_moved(self.file, self.size, moved == self.len);
         }
     }
 
-    /// The pages that must be clean before the back end is given new bytes of theirs: those that are
-    /// not overwritten whole; and all that a keeper knows, else it could put an old page in the
-    /// middle of what is written here.
+    /// The pages that must be clean before the back end is given new bytes for them: those that are not overwritten
+    /// whole, and all pages of a file with a keeper. Otherwise the keeper could write an old page over a part of the
+    /// new bytes.
     fn kept_pages(&self) -> impl Iterator<Item = (PageIndex, PageIndex)> {
         let all = self.file.is_kept().then_some((self.first, self.last));
         let ends = [self.first, self.last].into_iter().filter(|&page| self.keeps_rest(page));
         all.into_iter().chain(ends.map(|page| (page, page)))
     }
 
-    /// Notes what the back end did of it.
+    /// Records the outcome of the back end's write.
     pub(crate) fn end_around(&self, written: Written, around: Around) -> Result<usize> {
         let Written { moved, error, epoch, durability } = written;
         let file = self.file;
@@ -119,7 +120,7 @@ impl Write<'_> {
         self.result(end - self.offset, error, durability)
     }
 
-    /// Up to where a write past the cache counts: a page that is not durable yet is overwritten
+    /// The end of the bytes that count of a write past the cache: a page that is not durable yet is overwritten
     /// whole, or stays as it was.
     pub(super) fn acknowledged(&self, moved: u64) -> u64 {
         let end = self.offset + moved;
@@ -133,27 +134,27 @@ impl Write<'_> {
         }
     }
 
-    /// The size after a write past the cache, in mode Back, of which `moved` bytes were acknowledged
-    /// and those before `end` count. The back end may have kept more, and its file is never longer
-    /// than ours: that is cut off, or else counts.
+    /// The size after a write past the cache, in mode Back, of which `moved` bytes were acknowledged and those before
+    /// `end` count. The back end may have stored more, but its file must never be longer than ours: the excess is cut
+    /// off, or else counts.
     pub(super) fn size_trimmed(&self, moved: u64, end: u64) -> u64 {
         let size = if end > self.offset { self.size.max(end) } else { self.size };
         let end = self.offset + self.len;
-        // Within the file, the guard does not keep others from moving its end; and nothing was kept
-        // beyond.
+        // Within the file, the guard does not keep other threads from moving its end; and no byte was stored beyond
+        // it.
         if moved == self.len || end <= self.size {
             return size;
         }
         match self.file.backing.len() {
-            // Not left there: the next write beyond it would have what was kept come back.
+            // Cut off, as the next write beyond it would expose the stored bytes.
             Ok(kept) if kept > size && space::set_len(self.file, size).is_err() => kept.min(end),
             _ => size,
         }
     }
 
-    /// Makes the hidden pages EMPTY that the back end has new bytes of up to `end`, and those that
-    /// are clean; shows others again. One that is UNSTABLE and was not overwritten whole is DIRTY
-    /// then: a device that failed may have lost what no sync has covered, and this is the only copy.
+    /// Makes those hidden pages EMPTY of which the back end has new bytes up to `end`, and clean ones. Shows the
+    /// others again. A page that is UNSTABLE and was not overwritten whole becomes DIRTY: a device that failed may
+    /// have lost bytes that no sync has covered, and this is their only copy.
     pub(super) fn drop_or_show(&self, end: u64) {
         let file = self.file;
         let class = Class::page(file.core().page_shift);
@@ -190,7 +191,7 @@ pub(crate) fn hide_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
         if word.load().is_ready() {
             held.occupy();
             let was = hiding.hide(word);
-            // Evicted between the look and the hiding: the page's own hold is gone with it.
+            // Evicted between the look and the hiding: the page's own hold was released with it.
             if was.is_ready() {
                 held.vacated();
             }

@@ -1,7 +1,7 @@
 //! Writes that stay in the cache and are written back later.
 //!
-//! Space is reserved first, so that a full disk is told of by the write; every page's leaf is held
-//! before the first page is seen, so that nothing is missing from then on.
+//! Space is reserved first, so that a full disk fails the write itself. Every page's leaf is held before the first
+//! page is shown, so that the write can't run out of memory from then on.
 
 use crate::cache::frames::class::Class;
 use crate::cache::table::step;
@@ -16,7 +16,7 @@ use crate::io::transfer::Transfer;
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{CHUNK_PAGES, Write};
 
-/// How often a write has others written back to get one frame. Chosen, not measured.
+/// The number of times that a write has pages written back to get one frame. Chosen, not measured.
 const RELIEVED_MAX: usize = 3;
 
 impl Write<'_> {
@@ -40,7 +40,7 @@ impl Write<'_> {
         Ok(waits)
     }
 
-    /// The same of any pages.
+    /// As [`Write::back`], of any pages.
     fn back_many(&self, leaves: &mut Leaves<'_>, pages: usize) -> Result<bool> {
         let mut fresh = [FrameIndex::NONE; CHUNK_PAGES];
         let fresh = &mut fresh[..pages];
@@ -57,8 +57,8 @@ impl Write<'_> {
         Ok(true)
     }
 
-    /// A write within one page, if that is READY, and a frame is free; false: nothing was done. What it
-    /// writes that others do too is the range's stripe, the leaf's holds and the page's word.
+    /// A write within one page, if the page is READY and a frame is free. False: nothing was done. The shared memory
+    /// that it writes is the range's stripe, the leaf's holds and the page's word.
     fn overwrite(&self, leaves: &mut Leaves<'_>) -> Result<bool> {
         let Some(frame) = self.build_over(leaves)? else { return Ok(false) };
         let replaced = self.replace(leaves, frame, true);
@@ -68,8 +68,8 @@ impl Write<'_> {
         Ok(replaced)
     }
 
-    /// The new content of the write's only page, in a fresh frame; `None` if the page is not READY for
-    /// long enough, the write moves the end of the file, or no frame is free.
+    /// The new content of the write's only page, in a fresh frame. `None` if the page is not READY for long enough,
+    /// if the write moves the end of the file, or if no frame is free.
     pub(super) fn build_over(&self, leaves: &mut Leaves<'_>) -> Result<Option<FrameIndex>> {
         let (file, page) = (self.file, self.first);
         let Some(word) = leaves.hold(page, false).ok().map(|held| held.word(page)) else {
@@ -85,8 +85,8 @@ impl Write<'_> {
         let head = (self.offset - file.start_of(page)) as usize;
         let tail = head + self.len as usize;
         let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
-        // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
-        // evicted and reused meanwhile, which `copy_if_unchanged` finds out.
+        // SAFETY: both frames are a page long. No other thread has our frame. The other may be evicted and reused
+        // during the copy, which `copy_if_unchanged` detects.
         let copy_rest = || unsafe {
             let _ = copy::copy(to, from, head);
             let _ = copy::copy(to.add(tail), from.add(tail), page_bytes - tail);
@@ -100,8 +100,8 @@ impl Write<'_> {
         Ok(built?.then_some(fresh))
     }
 
-    /// Takes a hold for each page on its leaf, so that nothing is missing once the write begins to
-    /// be seen; false if there is no memory for the tables.
+    /// Takes a hold on its leaf for each page, so that no memory is needed once the write begins to be visible. False
+    /// if there is no memory for the tables.
     pub(super) fn occupy(&self, leaves: &mut Leaves<'_>, pages: usize) -> bool {
         for (done, page) in self.first.onwards().take(pages).enumerate() {
             match leaves.hold(page, true) {
@@ -159,7 +159,7 @@ impl Write<'_> {
         Ok(true)
     }
 
-    /// A free frame, written back for if need be.
+    /// A free frame. Has pages written back for it if need be.
     pub(super) fn take_frame(&self, class: Class) -> Option<FrameIndex> {
         for _ in 0..RELIEVED_MAX {
             if let Some(frame) = self.file.cache().take_frame(class) {
@@ -172,7 +172,7 @@ impl Write<'_> {
         self.file.cache().take_frame(class)
     }
 
-    /// Copies a page as it is cached; false if it is not, or not for long enough.
+    /// Copies a page from its cached frame. False if it is not cached, or not for long enough.
     pub(super) fn copy_old(&self, page: PageIndex, fresh: FrameIndex) -> bool {
         let frames = &self.file.cache().frames;
         let Ok(held) = self.file.core().hold(self.file.cache(), page, false) else { return false };
@@ -183,14 +183,14 @@ impl Write<'_> {
         }
         let page_bytes = self.file.core().page_bytes();
         let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
-        // SAFETY: both frames are a page long; ours is in nobody else's hands, and the other may be
-        // evicted and reused meanwhile, which `copy_if_unchanged` finds out.
+        // SAFETY: both frames are a page long. No other thread has our frame. The other may be evicted and reused
+        // during the copy, which `copy_if_unchanged` detects.
         let copied =
             step::copy_if_unchanged(word, seen, || unsafe { copy::copy(to, from, page_bytes) });
         copied.is_some()
     }
 
-    /// Reads pages from the back end, all at once; false if that can't be done.
+    /// Reads pages from the back end, all at once. False if that is not possible.
     pub(super) fn read_old(&self, pages: &[(PageIndex, FrameIndex)]) -> Result<bool> {
         let file = self.file;
         if pages.is_empty() {
@@ -226,7 +226,7 @@ impl Write<'_> {
                 return Err(Error::io(Op::Write, transfer.offset, page_bytes as u64, error));
             }
             if transfer.moved < valid {
-                // Somebody else cut the file: the kernel decides what the write means now.
+                // Another process cut the file: the kernel decides the outcome of the write.
                 return Ok(false);
             }
             // SAFETY: the rest of our frame. write.W5: nothing but zeros beyond the size.
@@ -238,8 +238,8 @@ impl Write<'_> {
         Ok(true)
     }
 
-    /// Has the back end extend the file up to the first page of a write beyond its end, so that
-    /// what lies between is there to be read (writeback.WB1-back). False if it refuses.
+    /// Has the back end extend the file up to the first page of a write beyond its end, so that the bytes in between
+    /// can be read (writeback.WB1-back). False if it refuses.
     pub(super) fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {

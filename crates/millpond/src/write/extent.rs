@@ -1,4 +1,4 @@
-//! Changes of a file's extent: truncation, holes, reserved space, and changes made by others.
+//! Changes of a file's extent: truncation, holes, reserved space, and changes made by other processes.
 //!
 //! ```text
 //!   truncate, punch, zero:
@@ -8,10 +8,10 @@
 //!   allocate: guard, exclusive from the old end on if that moves -> back end -> size
 //! ```
 //!
-//! Each takes exactly its range, from the end of the file on where it moves that; I/O elsewhere goes
-//! on. No fill can begin under an exclusive guard (page.W3), so none can put a page in place between the
-//! start of its invalidation and the end of its removal (as XFS does it). Only pages that have a leaf are
-//! visited, so the length of a range costs nothing by itself.
+//! Each takes a guard over exactly its range, and from the end of the file on where it moves that. I/O to other
+//! ranges goes on. No fill can begin under an exclusive guard (page.W3), so none can put a page in place between the
+//! start of its invalidation and the end of its removal (as in XFS). Only pages that have a leaf are visited, so the
+//! length of a range costs nothing by itself.
 
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
@@ -49,7 +49,7 @@ struct Zeros([u8; 4096]);
 
 static ZEROS: Zeros = Zeros([0; 4096]);
 
-/// Why the back end did not do what it was asked to.
+/// A failure of the back end to change the file.
 struct Failure {
     error: io::Error,
     /// Nothing was changed.
@@ -139,7 +139,7 @@ impl CachedFile {
         })
     }
 
-    /// Lets `act`, which is told the size, clear `offset..end` below the cache.
+    /// Calls `act` with the size, to clear `offset..end` below the cache.
     fn clear(
         &self,
         op: Op,
@@ -173,7 +173,7 @@ impl CachedFile {
             match outcome {
                 Ok(()) => {
                     drop_pages(self, first, last);
-                    // Not the edges: a sync that fails must know that bytes of theirs were written.
+                    // The edges stay recorded: a sync that fails must know that bytes of them were written.
                     let [head, tail] = edges.map(|edge| u64::from(edge.is_some()));
                     if first + head + tail <= last {
                         self.writeback.forget(first + head, last - tail);
@@ -185,18 +185,18 @@ impl CachedFile {
             outcome
         });
         if outcome.as_ref().is_err_and(|failure| !failure.refused) {
-            // space.SP1. What fails is noted, and stays dirty.
+            // space.SP1. A failed write-back is recorded, and its pages stay dirty.
             let _ = flush::write_back(self, first, last, op);
         }
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
     }
 
-    /// Reserves space for `offset..end`; the file becomes as long as that reaches.
+    /// Reserves space for `offset..end`. The file grows to `end` if it is shorter.
     pub(crate) fn allocate(&self, offset: u64, end: u64) -> Result<()> {
         let mut size = self.core().size.get();
         loop {
-            // Either guard covers the last byte, so nobody can cut the file below `end` meanwhile,
+            // Either guard covers the last byte, so no other thread can cut the file below `end` during the call,
             // which would leave space reserved beyond its end.
             let guard = if end > size {
                 self.lock(size, end, Mode::Exclusive)
@@ -205,7 +205,8 @@ impl CachedFile {
             };
             let now = self.core().size.get();
             if end > now && (end <= size || guard.range().start() > now) {
-                // It was cut meanwhile, and may be again: from the first byte on, exclusive.
+                // The file was cut before the guard was granted, and may be cut again: from the first byte on,
+                // exclusive.
                 size = 0;
                 continue;
             }
@@ -215,7 +216,7 @@ impl CachedFile {
                 self.set_size(end);
             }
             if reserved.is_err() {
-                // space.SP1. What fails is noted there, and stays dirty.
+                // space.SP1. A failed write-back is recorded there, and its pages stay dirty.
                 let (first, last) = (self.page_of(offset), self.page_of(end - 1));
                 let _ = flush::write_back(self, first, last, Op::Allocate);
             }
@@ -233,8 +234,8 @@ impl CachedFile {
         }
     }
 
-    /// The first byte from `offset` on that is in data, or in a hole. Takes no guard: what it finds
-    /// may be gone when it returns, whatever it took.
+    /// The first byte from `offset` on that is in data, or in a hole. Takes no guard, as with any guard the result
+    /// may be out of date when it returns.
     pub(crate) fn seek(&self, offset: u64, to: Seek) -> Result<Option<u64>> {
         let size = self.core().size.get();
         if offset >= size {
@@ -250,9 +251,8 @@ impl CachedFile {
         })
     }
 
-    /// Hides the READY pages from `first` to `last`, and waits until no write-back is in the way of
-    /// changing them below. Those of `edges` are clean then; others may be DIRTY. Caller: exclusive
-    /// guard.
+    /// Hides the READY pages from `first` to `last`, and waits until no write-back conflicts with a change of them
+    /// below the cache. The pages of `edges` are clean then; others may be DIRTY. Caller: has an exclusive guard.
     fn hide_and_settle(
         &self,
         op: Op,
@@ -260,7 +260,7 @@ impl CachedFile {
         last: PageIndex,
         edges: Edges,
     ) -> Result<()> {
-        // The last page in any case: what will be EMPTY must lie within the back end's file (writeback.WB1).
+        // The last page in any case: pages that become EMPTY must lie within the back end's file (writeback.WB1).
         for page in edges.into_iter().flatten().chain([last]) {
             flush::write_back(self, page, page, op)?;
         }
@@ -269,8 +269,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Shows those of the hidden pages from `first` to `last` that are DIRTY, and so will be written
-    /// again; the others become EMPTY.
+    /// Shows those of the hidden pages from `first` to `last` that are DIRTY, and so will be written again. The
+    /// others become EMPTY.
     fn show_dirty(&self, first: PageIndex, last: PageIndex) {
         self.core().for_each_page(self.cache(), first, last, &mut |_, _, word| {
             let seen = word.load();
@@ -315,12 +315,12 @@ impl CachedFile {
         Ok(())
     }
 
-    /// After the last handle is gone and all is written back: gives back space beyond the end that
-    /// was reserved for writes to come, and the file's place at the keeper.
+    /// After the last handle is dropped and all pages are written back: gives back space beyond the end that was
+    /// reserved for later writes, and the file's place at the keeper.
     pub(crate) fn rest(&self) {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
-        // Argued: a thread that opens the file again has raised the count before it gets a guard,
-        // and does nothing to the file before that.
+        // Argued: a thread that opens the file again has raised the count before it gets a guard, and does nothing to
+        // the file before that.
         if self.handles.load(Acquire) == 0 && !self.has_dirty_pages() {
             space::trim(self, self.core().size.get());
             self.let_go();
@@ -338,7 +338,8 @@ impl CachedFile {
             if guard.range().start() <= size.min(len) {
                 return (guard, size);
             }
-            // It was cut meanwhile, and may be again: from the first byte on, wherever the end is then.
+            // The file was cut before the guard was granted, and may be cut again: the next guard is from the first
+            // byte on, and so covers any end.
             start = 0;
         }
     }
@@ -354,8 +355,8 @@ impl CachedFile {
         let fresh = self.cache().take_frame(Class::page(self.core().page_shift))?;
         let (kept, page_bytes) = ((len - self.start_of(page)) as usize, self.core().page_bytes());
         let frames = &self.cache().frames;
-        // SAFETY: within the two frames; the old one is in a HIDDEN word, so nobody frees it, and
-        // ours is in nobody else's hands.
+        // SAFETY: within the two frames. The old one is in a HIDDEN word, so no thread frees it, and no other thread
+        // has ours.
         unsafe {
             let _ = copy::copy(frames.bytes(fresh), frames.bytes(seen.frame()), kept);
             copy::zero(frames.bytes(fresh).add(kept), page_bytes - kept);
@@ -383,8 +384,8 @@ impl CachedFile {
         });
     }
 
-    /// Drops the cached bytes of a range that something else than this engine has changed, and
-    /// adopts the size that the file has now.
+    /// Drops the cached bytes of a range that was changed from outside of this engine, and adopts the size that the
+    /// file has now.
     pub(crate) fn invalidate(&self, offset: u64, end: u64) -> Result<()> {
         if end > offset {
             let guard = self.lock(offset, end, Mode::Exclusive);
@@ -400,7 +401,7 @@ impl CachedFile {
         self.adopt_size().map(drop)
     }
 
-    /// Adopts the size that the file has below us, if somebody else changed it; returns it.
+    /// Adopts the size of the file below the cache, if another process changed it. Returns the size.
     pub(crate) fn adopt_size(&self) -> Result<u64> {
         let failed = |error| Error::io(Op::Stat, 0, 0, error);
         if self.backing.len().map_err(failed)? == self.core().size.get() {

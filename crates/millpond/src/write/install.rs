@@ -10,7 +10,7 @@ use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, drop_hidden};
 
 impl Write<'_> {
-    /// Puts the pages that were taken in place together, and drops the others.
+    /// Puts the acknowledged pages in place together, and drops the others from the cache.
     pub(super) fn install(
         &self,
         leaves: &mut Leaves<'_>,
@@ -33,7 +33,7 @@ impl Write<'_> {
         self.install_hidden(leaves, fresh, moved, size, dirty);
     }
 
-    /// The same, with the pages hidden first.
+    /// As [`Write::install`], with the pages hidden first.
     fn install_hidden(
         &self,
         leaves: &mut Leaves<'_>,
@@ -44,7 +44,7 @@ impl Write<'_> {
     ) {
         let mut old = [FrameIndex::NONE; CHUNK_PAGES];
         let old = &mut old[..fresh.len()];
-        // Before anything that tells of the write.
+        // Before any sign of the write is visible.
         self.hide_all(leaves, fresh, old, dirty);
         if dirty {
             let pages = self.first.onwards().zip(fresh.iter().copied());
@@ -54,7 +54,7 @@ impl Write<'_> {
             self.file.set_size(size);
         }
         let were_dirty = self.show_all(leaves, fresh, old, moved, dirty);
-        // Those that are left have a fresh frame each, which is in place by now.
+        // Each of the old frames that are left was replaced by a fresh frame, which is in place by now.
         self.file.cache().release_replaced(old, fresh, Class::page(self.file.core().page_shift));
         // Pages that were DIRTY before are in the set, or will be put back (writeback.WB2).
         if dirty && !were_dirty {
@@ -62,7 +62,7 @@ impl Write<'_> {
         }
     }
 
-    /// Hides the pages, and fences; `old` is given the frames of those that were READY.
+    /// Hides the pages, and fences. Fills `old` with the frames of those that were READY.
     fn hide_all(
         &self,
         leaves: &mut Leaves<'_>,
@@ -77,7 +77,7 @@ impl Write<'_> {
             if frame == FrameIndex::NONE && word.load().state() == State::Empty {
                 continue;
             }
-            // A write that is dirty has done so before.
+            // A write into the cache (`dirty`) has done so before.
             if !dirty {
                 held.occupy();
             }
@@ -90,8 +90,8 @@ impl Write<'_> {
         hiding.finish();
     }
 
-    /// Shows the hidden pages that were taken, with their fresh frames, and drops the others; whether
-    /// all that were shown had been DIRTY.
+    /// Shows the acknowledged pages, with their fresh frames, and makes the other hidden pages EMPTY. Returns whether
+    /// all shown pages had been DIRTY.
     fn show_all(
         &self,
         leaves: &mut Leaves<'_>,
@@ -105,7 +105,7 @@ impl Write<'_> {
         let shown = Shown { referenced: true, marker: false, dirty };
         let mut were_dirty = true;
         for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(old) {
-            // One that had no leaf when the others were hidden is not HIDDEN.
+            // A page that had no leaf when the others were hidden is not HIDDEN.
             let held = leaves.hold(page, false).ok();
             let hidden = held.filter(|held| held.word(page).load().state() == State::Hidden);
             let Some(held) = hidden else {
@@ -137,16 +137,16 @@ impl Write<'_> {
         were_dirty
     }
 
-    /// A newer content of the page was committed and is about to be shown: from then on the old one
-    /// must not survive alone (survival.K4).
+    /// A newer content of the page was committed and is about to be shown. From then on the old content must not
+    /// survive alone (survival.K4).
     pub(super) fn supersede(&self, seen: Word) {
         if seen.is_dirty() || seen.is_under_writeback() {
             self.file.forget_frame(seen.frame());
         }
     }
 
-    /// The same of a page that is READY: it may be written back and evicted meanwhile, and the pin
-    /// keeps its frame from being used for another page, whose record this would be (survival.K7).
+    /// The same for a page that is READY. It may be written back and evicted during the call. The pin keeps its frame
+    /// from being used for another page, whose record would be superseded instead (survival.K7).
     pub(super) fn supersede_ready(&self, word: &PageWord) {
         let seen = word.load();
         let owes = seen.is_dirty() || seen.is_under_writeback();
@@ -186,7 +186,7 @@ impl Write<'_> {
                 true
             }
             Err(_) => {
-                // Evicted meanwhile, and so clean: the frame is committed anew with its page hidden.
+                // Evicted since the look, and so clean: the frame is committed again with its page hidden.
                 if dirty {
                     self.file.forget_frame(frame);
                 }

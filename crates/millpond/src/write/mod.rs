@@ -1,4 +1,4 @@
-//! Writes: into the cache, and to the back end, now or later.
+//! Writes: into the cache, and to the back end, at once or later.
 //!
 //! ```text
 //!   exclusive guard over the pages
@@ -8,14 +8,14 @@
 //!   -> release
 //! ```
 //!
-//! A write *through* returns after the back end took the bytes, so nothing is lost that the kernel
-//! would keep. Readers see the old bytes until the back end is done, then the new ones, all at once;
-//! a write to one page that leaves the size alone is a single RMW. A write *back* leaves its bytes in
-//! the cache, to be written back later (`writeback`). A write *around* the cache is one of more pages
-//! than are put in place together, one beside pages that wait to be written back, or direct I/O.
+//! A write *through* returns after the back end took the bytes, so it is as safe from a crash of this process as a
+//! write to the kernel. Readers see the old bytes until the back end is done, then the new ones, all at once; a write
+//! to one page that leaves the size alone is a single RMW. A write *back* leaves its bytes in the cache, to be
+//! written back later (`writeback`). Three kinds of writes go *around* the cache: those of more pages than are put in
+//! place together, those beside pages that wait to be written back, and direct I/O.
 //!
-//! - **W5** A write that moves the end of the file takes its guard from the old end on, so that
-//!   nobody else moves it meanwhile and no fill sees it move.
+//! - **W5** A write that moves the end of the file takes its guard from the old end on, so that no other thread moves
+//!   the end during the write and no fill sees it move.
 
 mod back;
 
@@ -47,10 +47,10 @@ use crate::writeback::{DurableOp, Failure, FailureEpoch};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
-/// Pages that a write puts in place together; longer ones are not cached. Chosen, not measured: of
-/// small pages, 1 MiB.
+/// Pages that a write puts in place together: of small pages, 1 MiB. Longer writes are not cached. Chosen, not
+/// measured.
 const CHUNK_PAGES: usize = 256;
-/// From this length on, what is written is not expected to be read soon. Chosen, not measured.
+/// From this length on, a write's bytes are not expected to be read soon. Chosen, not measured.
 const AWAY_BYTES_MIN: u64 = 256 << 10;
 
 /// Writes `src` at `offset`; returns how many bytes were taken.
@@ -107,7 +107,7 @@ fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
     flush::throttle(file, len + 2 * file.core().page_bytes() as u64)
 }
 
-/// What a write has taken.
+/// The outcome of a write.
 #[derive(Clone, Copy)]
 struct Moved {
     bytes: usize,
@@ -124,23 +124,22 @@ fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: Moved) -> Resul
     flush::sync_written(file, first, last)
 }
 
-/// What a caller wants of a write, and promises.
+/// The caller's demands on a write, and its promises.
 #[derive(Clone, Copy)]
 pub(crate) struct How {
     /// It returns when the bytes are on the device.
     pub(crate) durable: bool,
-    /// The source does not change meanwhile, whatever the program does.
+    /// The source does not change during the write, by any action of the program.
     pub(crate) is_constant: bool,
 }
 
-/// An exclusive guard for `len` bytes at the end of the file, and where that is: it does not move
-/// meanwhile. Caller: has the turn to append.
+/// An exclusive guard for `len` bytes at the end of the file, and the offset of that end, which does not move under
+/// the guard. Caller: has the turn to append.
 ///
-/// Waits twice at most, however fast others move the end. A writer that moves it holds the bytes
-/// from the old end on (W5). So a guard from where the end was seen to the last byte there is has
-/// it in its range, or before that where it was cut meanwhile: then the next guard is for the whole
-/// file. One for the bytes of the append alone would come too late each time that somebody extends
-/// the file while it is waited for.
+/// Waits twice at most, however fast other writers move the end. A writer that moves it holds the bytes from the old
+/// end on (W5). So a guard from the end as last read to the last possible byte covers the end, unless the file was
+/// cut before the guard was granted. Then the next guard is for the whole file. A guard for the bytes of the append
+/// alone would come too late each time that another writer extends the file while it is pending.
 pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(FileGuard<'_>, u64)> {
     let check = |end: u64| match end.checked_add(len) {
         Some(to) if to <= i64::MAX as u64 => Ok(to),
@@ -148,7 +147,8 @@ pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(FileGuard<'_>, u6
     };
     file.refresh_size()?;
     let seen = file.core().size.get();
-    // Mostly nobody is there; and what lies beyond the append is left to others.
+    // The common case is that no other thread has a guard there. The bytes beyond the append stay free for other
+    // writers.
     if let Ok(to) = check(seen)
         && let Some(guard) = file.try_lock(seen, to, Mode::Exclusive)
         && file.core().size.get() == seen
@@ -167,8 +167,8 @@ pub(crate) fn lock_end(file: &CachedFile, len: u64) -> Result<(FileGuard<'_>, u6
     }
 }
 
-/// An exclusive guard for a write, and the size, which cannot change under it if it matters. `None`:
-/// somebody else has a part of the range, and the caller does not want to wait. Asks twice at most.
+/// An exclusive guard for a write, and the size, which cannot change under it if it matters. `None`: another thread
+/// has a part of the range, and the caller must not wait. Asks twice at most.
 pub(crate) fn lock_for_write(
     file: &CachedFile,
     offset: u64,
@@ -186,7 +186,8 @@ pub(crate) fn lock_for_write(
         if end <= size || guard.range().start() <= offset.min(size) {
             return Some((guard, size));
         }
-        // It was cut meanwhile, and may be again: from the first byte on, wherever the end is then.
+        // The file was cut before the guard was granted, and may be cut again: the next guard is from the first byte
+        // on, and so covers any end.
         size = 0;
     }
 }
@@ -229,16 +230,16 @@ fn write_locked(
     Ok(Moved { bytes: moved?, waits })
 }
 
-/// What the back end took, and whether that is durable.
+/// The bytes that the back end took, and whether they are durable.
 pub(crate) struct Written {
     pub(crate) moved: u64,
     pub(crate) error: Option<io::Error>,
-    /// Of before it began.
+    /// The epoch before the write began.
     pub(crate) epoch: FailureEpoch,
     pub(crate) durability: Durability,
 }
 
-/// A write that is on its way to the back end, as the generations of write-back see it.
+/// The record of a write in flight to the back end, for the generations of write-back.
 #[must_use]
 pub(crate) enum Account {
     Plain(FailureEpoch),
@@ -254,7 +255,8 @@ impl Account {
         }
     }
 
-    /// The transfer has ended. With [`Blocking::Try`] it may be pending whether its bytes are durable.
+    /// Ends the record of a transfer that has ended. With [`Blocking::Try`] the durability of its bytes may still be
+    /// pending.
     pub(crate) fn close(
         self,
         file: &CachedFile,
@@ -295,12 +297,12 @@ pub(crate) struct Write<'a> {
     src: SegmentIter<'a>,
     len: u64,
     offset: u64,
-    /// Of the file, before the write.
+    /// Size of the file before the write.
     size: u64,
     first: PageIndex,
     last: PageIndex,
     how: How,
-    /// Asked for under the guard.
+    /// Loaded under the guard.
     mode: WriteMode,
 }
 
@@ -318,7 +320,7 @@ impl<'a> Write<'a> {
         Write { file, src, len, offset, size, first, last, how, mode }
     }
 
-    /// A write that somebody else hands to the back end, between [`Write::begin_around`] and
+    /// A write that the caller hands to the back end itself, between [`Write::begin_around`] and
     /// [`Write::end_around`].
     pub(crate) fn around_cache(
         file: &'a CachedFile,
@@ -333,8 +335,8 @@ impl<'a> Write<'a> {
         Write { file, src, len, offset, size, first, last, how, mode }
     }
 
-    /// Whether it makes the file longer as logs become longer (writeback.log), and all else is in the back end,
-    /// as if no write had waited.
+    /// Whether it extends the file in the way of a log (writeback.log), and all other bytes are in the back end, so
+    /// that it may go there as if no earlier write had stayed in the cache.
     fn is_of_log(&self) -> bool {
         let file = self.file;
         self.offset + self.len > self.size
@@ -343,7 +345,7 @@ impl<'a> Write<'a> {
             && !file.has_dirty_pages()
     }
 
-    /// Gives up the guard of a write that is over.
+    /// Releases the guard of a write that is over.
     fn release(&self, guard: FileGuard<'_>, outcome: &Result<usize>) -> Result<()> {
         if self.release_apart(guard, outcome) {
             self.file.adopt_size()?;
@@ -351,8 +353,8 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    /// Gives up the guard of a write that is over; whether the back end may have kept more than it
-    /// acknowledged, and be longer now than we think.
+    /// Releases the guard of a write that is over. Returns whether the back end may have stored more than it
+    /// acknowledged, so that its file may be longer than our size.
     pub(crate) fn release_apart(&self, guard: FileGuard<'_>, outcome: &Result<usize>) -> bool {
         drop(guard);
         let done = *outcome.as_ref().unwrap_or(&0) as u64;
@@ -360,7 +362,7 @@ impl<'a> Write<'a> {
         done < self.len && extends && self.mode == WriteMode::Through
     }
 
-    /// Whether there are bytes in the page, below the size, that the write leaves alone.
+    /// Whether the page has bytes, below the size, that the write leaves alone.
     fn keeps_rest(&self, page: PageIndex) -> bool {
         let (from, to) = self.part(page);
         let start = self.file.start_of(page);
@@ -368,9 +370,9 @@ impl<'a> Write<'a> {
         (from > start && self.size > start) || (to < end && self.size > to)
     }
 
-    /// Notes the pages all of whose bytes the back end took. Caller: has set the size after the write.
+    /// Notes the pages of which the back end took all bytes. Caller: has set the size after the write.
     ///
-    /// Durable ones leave every generation: an error that a later sync meets is not about them.
+    /// Durable pages leave every generation: an error of a later sync does not concern them.
     fn note_whole_pages(&self, moved: u64, is_durable: bool) {
         let file = self.file;
         let page_bytes = file.core().page_bytes() as u64;
@@ -391,14 +393,14 @@ impl<'a> Write<'a> {
         }
     }
 
-    /// Copies what the caller writes of a page into its fresh frame.
+    /// Copies the caller's bytes of a page into its fresh frame.
     fn copy_new(&self, page: PageIndex, fresh: FrameIndex) -> Result<()> {
         let (from, to) = self.part(page);
         let bytes = self.file.cache().frames.bytes(fresh);
         let mut at = (from - self.file.start_of(page)) as usize;
         let whole = to - from == self.file.core().page_bytes() as u64;
         let far = self.len >= AWAY_BYTES_MIN || (whole && self.size >= FAR_BYTES_MIN);
-        // The kernel may copy it from there at once: not out of the processor's caches then.
+        // The kernel may copy the bytes from there at once, so they had better be in the processor's caches then.
         let goes_on = self.mode == WriteMode::Through && !self.goes_from_source();
         let away = far && (!goes_on || self.file.backing.is_direct());
         for piece in self.src.slice(from - self.offset, to - from) {
@@ -418,7 +420,7 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    /// Has the back end write `segments`, and waits for what becomes of it.
+    /// Has the back end write `segments`, and waits for the outcome.
     fn transfer(&self, segments: SegmentIter<'_>) -> Written {
         let account = Account::open(self.file, self.how.durable);
         let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
@@ -428,7 +430,7 @@ impl<'a> Write<'a> {
         account.close(self.file, transfer, Blocking::Wait)
     }
 
-    /// What the caller of the write is told of it.
+    /// The result for the caller of the write.
     fn result(
         &self,
         moved: u64,
@@ -443,13 +445,13 @@ impl<'a> Write<'a> {
             (_, Some(error)) if moved == 0 => {
                 Err(Error::io(Op::Write, self.offset, self.len, error))
             }
-            // A short write, as POSIX has it: the next one meets the error.
+            // A short write, as in POSIX: the next write returns the error.
             _ => Ok(moved as usize),
         }
     }
 
-    /// Whether a write through gives the back end the caller's memory, and not the frames with the same
-    /// bytes. Those are aligned, as direct I/O wants them.
+    /// Whether a write through gives the back end the caller's memory, rather than the frames with the same bytes.
+    /// The frames are aligned, as direct I/O requires.
     fn goes_from_source(&self) -> bool {
         self.how.is_constant && !self.file.backing.is_direct()
     }

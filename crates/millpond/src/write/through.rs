@@ -1,10 +1,9 @@
 //! Writes through the cache: the back end has the bytes when they return.
 //!
-//! - A page that is cached, or whose other bytes are all zero, gets a fresh frame (page.W2), and the
-//!   back end is given that frame's bytes: what is cached and what is written are the same even if
-//!   the caller changes its buffer meanwhile (where it can't, the back end is given that). A page
-//!   that is neither goes straight from the caller's memory and stays EMPTY; nothing is read in order
-//!   to write.
+//! - A page that is cached, or whose other bytes are all zero, gets a fresh frame (page.W2), and the back end writes
+//!   from that frame. So the cached and the written bytes are the same even if the caller changes its buffer during
+//!   the write. (A buffer that the caller can't change may be written from directly.) Any other page is written
+//!   straight from the caller's memory and stays EMPTY: no page is read in order to write it.
 //! - After a failed or short write the pages that were not acknowledged become EMPTY.
 
 use smallvec::SmallVec;
@@ -40,7 +39,7 @@ impl<'a> Write<'a> {
         self.clear_end()?;
         let leaves = &mut Leaves::new(self.file);
         if pages == 1 {
-            // A page that is READY; else as any other.
+            // A page that is READY; otherwise as any other write.
             let mut fresh = [self.build_over(leaves)?.unwrap_or(FrameIndex::NONE)];
             return self.through_pages(leaves, &mut fresh);
         }
@@ -85,7 +84,7 @@ impl<'a> Write<'a> {
         self.result(moved, error, durability)
     }
 
-    /// What the back end is given: the frames' bytes, or the caller's of pages that have none.
+    /// The source of the back end's write: the frames' bytes, or the caller's for pages without a frame.
     fn segments(&self, fresh: &[FrameIndex]) -> SmallVec<[Segment<'a>; 4]> {
         let mut segments = SmallVec::with_capacity(fresh.len());
         for (page, &frame) in self.first.onwards().zip(fresh) {
@@ -128,8 +127,8 @@ impl<'a> Write<'a> {
             let Some(frame) = cache.take_frame(class) else { continue };
             let bytes = cache.frames.bytes(frame);
             let (head, tail) = ((from - start) as usize, (end - to) as usize);
-            // SAFETY: all within the two frames; ours is in nobody else's hands, and the old one
-            // may be evicted and reused meanwhile, which is looked for below.
+            // SAFETY: all within the two frames. No other thread has ours. The old one may be evicted and reused
+            // during the copy, which is checked below.
             let kept = unsafe {
                 let after = bytes.add((to - start) as usize);
                 match (seen, old) {
@@ -158,17 +157,17 @@ impl<'a> Write<'a> {
         Ok(())
     }
 
-    /// The size after a write through of which `moved` bytes were acknowledged. The back end may
-    /// have kept more of one that failed, and the file is as long as that says: for readers the end
-    /// moves at the moment at which they see what was kept before it.
+    /// The size after a write through of which `moved` bytes were acknowledged. The back end may have stored more of
+    /// a write that failed, and then the file is that long. Readers see the end move at the moment at which they see
+    /// the stored bytes before it.
     pub(super) fn size_after(&self, moved: u64) -> u64 {
         let acknowledged = self.size.max(if moved > 0 { self.offset + moved } else { 0 });
         let end = self.offset + self.len;
         if moved == self.len || end <= self.size {
             return acknowledged;
         }
-        // write.W5: the guard reaches from the old end to that of the write. Where the back end can't
-        // say, or others made it longer, `write_locked` sees to it.
+        // write.W5: the guard reaches from the old end to the end of the write. Where the back end can't report its
+        // length, or another process has extended the file, `write_locked` adopts it.
         self.file.backing.len().map_or(acknowledged, |kept| acknowledged.max(kept.min(end)))
     }
 }

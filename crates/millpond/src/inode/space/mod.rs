@@ -14,9 +14,9 @@
 //! This module owns the account of known blocks ([`Space`](account::Space)) and makes each call that can
 //! free blocks of the file:
 //!
-//! - **SP1** [`set_len`], [`zero`], [`allocate`] and [`trim`] forget each range that the call may have freed,
-//!   whatever the call returns. (XFS frees a range before it zeroes it; tmpfs, when an allocation fails, frees
-//!   all pages of the range that are not written yet.)
+//! - **SP1** [`set_len`], [`zero`], [`allocate`] and [`trim`] forget each range that the call may have freed, also if
+//!   the call fails. (XFS frees a range before it zeroes it; tmpfs, when an allocation fails, frees all pages of the
+//!   range that are not written yet.)
 //! - **SP2** A write past the cache that moves the end of the file may free all blocks beyond the end: ext4
 //!   truncates the file when such a write fails, and may then succeed with the freed blocks. So the dirty
 //!   pages beyond the back end's end are written back first (`flush::at_risk`), and then no dirty page counts
