@@ -23,7 +23,7 @@ const MODES: [(&str, Mode, ServedFiles); 4] = [
     ("back and eager", Mode::Back, ServedFiles::Eager),
 ];
 
-/// A program's exit and output.
+/// The exit and the output of a program.
 #[derive(PartialEq, Debug)]
 struct Outcome {
     /// `None`: it did not end.
@@ -69,7 +69,7 @@ fn run(command: &mut Command, output: &Path) -> Outcome {
             None => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    // The group, with whatever processes are left in it: it is this child's own.
+    // Kills the group, with the processes that are left in it: this child alone leads it.
     let group = format!("-{}", child.id());
     let _ = Command::new("kill").args(["-9", "--", &group]).stderr(Stdio::null()).status();
     let _ = child.wait();
@@ -174,7 +174,7 @@ fn filters_of_system_calls() {
     ]);
 }
 
-/// Goal: a program that is left alone has its counts reported before.
+/// Goal: the counts of a program that the library leaves alone are reported before that.
 #[test]
 fn counts_are_reported_before() {
     let compiler = Pond::new();
@@ -248,7 +248,7 @@ const NARROW: &str = "Programs of 32 bits, and those in a `chroot`";
 /// Where Debian has jemalloc.
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
-/// Goal: programs start whose allocator uses files while it is set up.
+/// Goal: programs start even if their allocator uses files during its own start.
 /// Incident: redis, which Debian links with jemalloc, hung before `main`.
 #[test]
 fn allocators() {
