@@ -1,7 +1,7 @@
 //! Random operations on one file, by several descriptors, against a model of it (`programs/operations.c`), while
 //! files are handed to the kernel at random moments; also with caches of a few pages.
 //!
-//! `MILLPOND_TEST_SCALE=100` makes it 100,000 operations for each seed.
+//! `MILLPOND_TEST_SCALE=100` runs 100,000 operations for each seed.
 
 mod common;
 

@@ -40,11 +40,11 @@ impl Holder {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: a child that has not been waited for.
+        // SAFETY: no memory involved; the child is not reaped yet.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Until the kernel has stopped it.
+    /// Stops the program, and waits until the kernel has stopped it.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let stat = format!("/proc/{}/stat", self.child.id());
@@ -108,7 +108,7 @@ fn an_open_that_must_not_wait() {
 }
 
 /// Goal: an open by another process does not depend on a program that is stopped, or the document states that it does.
-/// Method: opens that must not wait; those that wait would take as long as the kernel lets a lease stand.
+/// Method: opens that must not wait; opens that wait would take the time that the kernel grants a lease holder.
 /// Incident: `cat` of another process took 45 s.
 #[test]
 fn an_open_while_the_program_is_stopped() {

@@ -69,7 +69,7 @@ fn functions_looked_up_in_a_handle() {
     run("lookups", &Fate::Served);
 }
 
-/// Goal: libaio's functions, too, where the program looks them up in libaio.
+/// Goal: the same for libaio's functions, if the program looks them up in libaio.
 #[test]
 fn libaio_looked_up() {
     require_library("libaio.so.1", "libaio-dev");

@@ -71,11 +71,11 @@ pub enum Mode {
     /// Reads from the kernel's page cache, as in a run without options.
     Through,
     Back,
-    /// `Back`, and with `O_DIRECT` where the served directory's file system knows it.
+    /// `Back`, and with `O_DIRECT` if the served directory's file system supports it.
     BackDirect,
 }
 
-/// The modes with a cache of the library's own.
+/// The modes in which the library has its own cache.
 pub const MODES: [Mode; 2] = [Mode::Back, Mode::BackDirect];
 pub const ALL_MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
 
