@@ -105,9 +105,9 @@
  * engine holds no second copy. A write is one system call. With MILLPOND_WRITE_THROUGH only.
  *
  * A page that can't be read, or that another process cuts off, raises SIGBUS in the copy. The first such open installs
- * a handler that ends the copy, unless the program has a handler of SIGBUS; that one must call
- * millpond_fault_resume_address. Threads that block SIGBUS read by system calls, and must not begin to block it
- * after their first read. Changes by other processes are visible at once; a read beside a write of another process
+ * a handler that ends the copy and passes any other fault on to the handler of before. A handler that the program
+ * installs later must call millpond_fault_resume_address. Threads that block SIGBUS read by system calls,
+ * and must not begin to block it after their first read. Changes by other processes are visible at once; a read beside a write of another process
  * may be torn, as with `read(2)`.
  */
 #define MILLPOND_BACKING_MAPPED 4

@@ -1,6 +1,6 @@
-//! Linux AIO on served files and others, by system calls and by libaio's functions. Each scenario is a C
-//! program's function that checks itself; it must pass on the kernel alone too, else it checks the wrong
-//! thing.
+//! Linux AIO on served files and on other files, by system calls and by libaio's functions. Each scenario is a
+//! function of a C program, which checks its own results. It must also pass on the kernel alone; otherwise it checks
+//! for the wrong behaviour.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use common::{MODES, Mode, Pond, Report, require, require_library, succeed};
 
-/// In all modes, in both ways; returns what was reported in each mode.
+/// Runs the scenario in all modes, in both ways; returns each mode's report.
 fn run(scenario: &str) -> Vec<Report> {
     require_library("libaio.so.1", "libaio-dev");
     let alone = Pond::new();
@@ -33,8 +33,7 @@ fn run(scenario: &str) -> Vec<Report> {
     MODES.into_iter().map(served).collect()
 }
 
-/// Goal: requests for files that are served, that are not, and that are open with `O_DIRECT`, all end
-/// in one wait.
+/// Goal: requests for served files, for other files and for files open with `O_DIRECT` all complete in one wait.
 #[test]
 fn served_and_other_files_in_one_context() {
     for report in run("mixed") {
@@ -43,19 +42,21 @@ fn served_and_other_files_in_one_context() {
     }
 }
 
-/// Goal: an eventfd counts each completion, after it can be had; one that is none is refused.
+/// Goal: an eventfd counts each completion no earlier than it can be taken; a descriptor that is no eventfd is
+/// refused.
 #[test]
 fn eventfds_count_completions() {
     run("eventfds");
 }
 
-/// Goal: minimum, maximum, timeout, signals and their mask are the kernel's.
+/// Goal: the minimum, the maximum, the timeout, signals and their mask have the kernel's effect.
 #[test]
 fn waits_are_the_kernels() {
     run("waits");
 }
 
-/// Goal: reads, writes and syncs do what they say, vectored, appending, durable, at and past the end.
+/// Goal: reads, writes and syncs have the kernel's results: vectored, appending, durable, at the end of the file and
+/// past it.
 #[test]
 fn operations() {
     for report in run("operations") {
@@ -63,27 +64,26 @@ fn operations() {
     }
 }
 
-/// Goal: what the kernel refuses is refused, when the kernel does; bad memory is EFAULT.
+/// Goal: the library refuses the requests that the kernel refuses, at the same point; bad memory is EFAULT.
 #[test]
 fn refusals() {
     run("errors");
 }
 
-/// Goal: a context takes no more than it has room for, and again when completions were taken.
+/// Goal: a context accepts no more requests than it has room for, and accepts more after completions were taken.
 #[test]
 fn room_for_so_many() {
     run("capacity");
 }
 
-/// Goal: destroying a context waits for its requests; closing a file does not change what they do.
+/// Goal: destroying a context waits for its requests; a request keeps its file when the descriptor is closed.
 #[test]
 fn destroyed_and_closed_in_flight() {
     run("in_flight");
 }
 
-/// Goal: reads that the kernel has carried out past the engine are of one moment, whatever becomes of the file
-/// until their
-/// completions are taken.
+/// Goal: a read that the kernel carried out past the engine returns bytes of one moment, even if the file is written,
+/// cut or closed before the completion is taken.
 #[test]
 fn completions_that_are_taken_late() {
     for scenario in ["taken_late", "overtaken"] {
@@ -92,7 +92,7 @@ fn completions_that_are_taken_late() {
             directly(&pond, scenario, &[]);
         }
     }
-    // Served from the open on, so all that misses is handed to the kernel, if it can be.
+    // The file is served from its open on, so each read that misses is handed to the kernel if possible.
     let pond = Pond::new().in_mode(Mode::BackDirect);
     let probe = pond.path("probe");
     std::fs::write(&probe, [0; 4096]).unwrap();
@@ -114,33 +114,33 @@ fn directly(pond: &Pond, scenario: &str, variables: &[(&str, &str)]) {
     }
 }
 
-/// Goal: threads that submit and threads that wait lose no completion.
+/// Goal: no completion is lost between threads that submit and threads that wait.
 #[test]
 fn threads_submit_while_others_wait() {
     run("threads");
 }
 
-/// Goal: contexts that are made and destroyed on several threads do not meet each other, and a
-/// thread that waits in one that is destroyed is told.
+/// Goal: contexts that several threads create and destroy do not affect each other; a thread that waits in a context
+/// gets an error when the context is destroyed.
 #[test]
 fn contexts_come_and_go() {
     run("churn");
 }
 
-/// Goal: a thread that submits to a context while it is destroyed is told that it is gone.
+/// Goal: a thread that submits to a context gets an error if the context is destroyed during the call.
 #[test]
 fn destroyed_while_others_submit() {
     run("closing");
 }
 
-/// Goal: a child has no contexts, those of its parent go on; a process that exits has written what
-/// it submitted.
+/// Goal: a child has no contexts, and those of its parent continue; the writes that a process submitted before it
+/// exits are in the file.
 #[test]
 fn forks_and_exits() {
     run("forks");
 }
 
-/// Goal: what fio writes at random by libaio, and syncs, it reads again; the kernel agrees.
+/// Goal: fio reads back the data that it wrote at random by libaio and synced; the kernel returns the same data.
 #[test]
 fn fio_verifies() {
     require("fio", "fio");
@@ -158,19 +158,19 @@ fn fio_verifies() {
     let ways: [&[&str]; 3] = [
         &["--iodepth=32"],
         &["--iodepth=32", "--iodepth_batch=8", "--iodepth_batch_complete_min=4", "--fsync=16"],
-        // Looks for completions in the ring that a kernel's handle points to.
+        // fio looks for completions in the ring that the kernel's context handle points to.
         &["--iodepth=32", "--userspace_reap"],
     ];
     for (mode, way) in MODES.into_iter().flat_map(|mode| ways.map(|way| (mode, way))) {
         let pond = Pond::with_cache_bytes(2 << 20).in_mode(mode);
         pond.run("fio", &[&VERIFY[..], way].concat());
         pond.report().assert_served(16 << 20);
-        // Without the library, so by what the kernel has.
+        // Verifies the file on the kernel alone, without the library.
         succeed(pond.plain("fio").args(VERIFY).args(way).arg("--verify_only"));
     }
 }
 
-/// Goal: reads that miss go to the device without the kernel's cache, where that was asked for.
+/// Goal: reads that miss bypass the kernel's cache if direct backing was requested.
 #[test]
 fn fio_reads_directly() {
     require("fio", "fio");

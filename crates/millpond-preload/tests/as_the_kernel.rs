@@ -4,7 +4,7 @@ mod common;
 
 use common::{ALL_MODES, Pond, ServedFiles, succeed};
 
-/// In each mode with each choice of files.
+/// The ponds of each mode with each choice of files.
 fn ponds() -> impl Iterator<Item = (String, Pond)> {
     let choices = [ServedFiles::Default, ServedFiles::HandOver(1), ServedFiles::Eager];
     ALL_MODES.into_iter().flat_map(move |mode| {
@@ -30,14 +30,14 @@ fn compare(source: &str, arguments: &[&str]) {
 }
 
 /// Incident: the library kept its duplicate of a closed file until it was next called, so that the file could not be
-/// executed (ETXTBSY), and its file system not be unmounted.
+/// executed (ETXTBSY), and its file system could not be unmounted.
 #[test]
 fn nothing_is_open_after_the_last_close() {
     compare("last_close.c", &["12"]);
 }
 
-/// Incident: `dup2` over a socket that lingers was made with the registry locked; another process's open of a served
-/// file waited for it, up to the 45 seconds of the kernel's lease break.
+/// Incident: the library held the registry's lock during a `dup2` over a socket that lingers. Another process's open of
+/// a served file waited for it, up to the 45 seconds of the kernel's lease break.
 #[test]
 fn a_close_that_waits_keeps_no_lease() {
     for way in ["dup2", "dup2_file", "close_range", "closefrom", "close"] {
@@ -45,8 +45,8 @@ fn a_close_that_waits_keeps_no_lease() {
     }
 }
 
-/// Incident: in mode back a lock relative to the end was placed by the size that the kernel had, and not by that of
-/// the writes which waited.
+/// Incident: in mode back a lock relative to the end was placed by the size in the kernel, and not by the size after
+/// the deferred writes.
 #[test]
 fn locks_land_where_the_kernel_puts_them() {
     compare("lock_ranges.c", &[]);

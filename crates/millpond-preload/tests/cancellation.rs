@@ -1,16 +1,16 @@
-//! Threads that are cancelled, that end in a signal handler or where libc calls back, while they do
-//! I/O on files of ours or on others.
+//! Cancellation of threads during I/O on served and on other files, and threads that end in a signal handler or in a
+//! callback of libc.
 //!
-//! The incident: a thread that waited in `read` of a pipe was cancelled, and the program died of
-//! SIGABRT, as unwinding met frames that were built to stop it. Threads that looped in hits were never
-//! cancelled, so that their joins hung; those with asynchronous cancel type died in our midst.
+//! Incident: a thread that waited in `read` of a pipe was cancelled, and the program died of SIGABRT, because
+//! unwinding met frames that do not let it pass. Threads that looped in hits were never cancelled, so `pthread_join`
+//! hung. Threads with the asynchronous cancel type died inside the library's code.
 
 mod common;
 
 use common::{ALL_MODES, Mode, Pond, Report, succeed};
 
-/// In all modes, and on the kernel alone; what was printed must be the same. Returns what each mode
-/// reported.
+/// Runs the scenario in all modes and on the kernel alone; the printed output must be the same. Returns each mode's
+/// report.
 fn run(scenario: &str) -> Vec<(Mode, Report)> {
     let alone = Pond::new();
     let program = alone.compile("cancel.c", &["-O1"]);
@@ -31,8 +31,8 @@ fn run(scenario: &str) -> Vec<(Mode, Report)> {
         .into()
 }
 
-/// The same; and nothing may have stayed open, or held, by a thread that is gone: a file that is
-/// opened again would be left to the kernel then.
+/// Like `run`, and checks that a thread that has ended left no file open and no lock held: a file that is opened
+/// again would be left to the kernel then.
 fn run_and_let_go(scenario: &str) {
     for (mode, report) in run(scenario) {
         for reason in ["open-elsewhere", "open-twice"] {
@@ -42,32 +42,32 @@ fn run_and_let_go(scenario: &str) {
     }
 }
 
-/// Goal: what is a cancellation point is one, and does nothing then; what is none is none.
+/// Goal: each cancellation point acts on a request, and has no other effect then; other calls do not act on it.
 #[test]
 fn a_pending_request_is_acted_on_where_libc_would() {
     run("points");
 }
 
-/// Goal: whatever waits in the kernel is interrupted.
+/// Goal: a cancel request interrupts each call that waits in the kernel.
 #[test]
 fn waits_are_interrupted() {
     run("waits");
 }
 
-/// Goal: a thread that does nothing but served I/O can be cancelled, and leaves nothing behind.
+/// Goal: a thread that does only served I/O can be cancelled, and leaves no resource behind.
 #[test]
 fn loops_are_cancelled() {
     run_and_let_go("deferred");
 }
 
-/// Goal: the same with asynchronous cancel type, also between calls that are no cancellation points,
-/// and with all signals blocked.
+/// Goal: the same with the asynchronous cancel type, also between calls that are no cancellation points, and with all
+/// signals blocked.
 #[test]
 fn loops_are_cancelled_asynchronously() {
     run_and_let_go("asynchronous");
 }
 
-/// Goal: requests wait while cancellation is disabled, however long, whatever is called meanwhile.
+/// Goal: requests stay pending as long as cancellation is disabled, whichever functions are called during that time.
 #[test]
 fn requests_wait_while_disabled() {
     run_and_let_go("held_off");
@@ -79,15 +79,16 @@ fn cleanup_uses_files() {
     run("cleanup");
 }
 
-/// Goal: `pthread_exit` in a handler, whatever it interrupted, and within callbacks of libc's streams.
+/// Goal: `pthread_exit` works in a handler at each point that the signal interrupts, and within callbacks of libc's
+/// streams.
 #[test]
 fn threads_end_anywhere() {
     run_and_let_go("ends_of_threads");
 }
 
-/// Goal: unwinding goes through every frame of ours. The incident: a handler that ended the thread while
-/// `syscall` or `dlopen` left files to the kernel met a frame without unwind information, and the
-/// destructors of all its callers were left out.
+/// Goal: unwinding passes through every frame of the library.
+/// Incident: a handler ended the thread while `syscall` or `dlopen` left files to the kernel. Unwinding met a frame
+/// without unwind information, and the destructors of all its callers were skipped.
 #[test]
 fn frames_are_described() {
     let pond = Pond::new();

@@ -1,10 +1,9 @@
-//! `sendfile`, `copy_file_range` and `splice` on served files: as much per call as the kernel moves,
-//! with its offsets and errors, even if the files are opened meanwhile.
+//! `sendfile`, `copy_file_range` and `splice` on served files. Each call moves as many bytes as on the kernel, with
+//! the same offsets and errors, even if another process opens the files during the call.
 //!
-//! Two incidents. Copies between served files ended after 256 KiB, which a caller must expect but
-//! many do not: they were left with the file's beginning. And when somebody opened the destination
-//! while such a copy was under way, the call failed with EAGAIN: `cp` gave up, and left its
-//! destination cut.
+//! Two incidents. Copies between served files ended after 256 KiB. POSIX lets a call be short, but many callers do
+//! not expect it, and their copies had only the beginning of the file. If another process opened the destination
+//! during such a copy, the call failed with EAGAIN: `cp` gave up, and left its destination cut.
 
 mod common;
 
@@ -12,7 +11,7 @@ use std::process::Stdio;
 
 use common::{MODES, Mode, Pond, Report, succeed};
 
-/// In all modes, and on the kernel alone; returns what each mode reported.
+/// Runs the scenario in all modes and on the kernel alone; returns each mode's report.
 fn run(scenario: &str) -> Vec<(Mode, Report)> {
     let alone = Pond::new();
     let program = alone.compile("copies.c", &["-O1"]);
@@ -29,7 +28,7 @@ fn run(scenario: &str) -> Vec<(Mode, Report)> {
         .into()
 }
 
-/// Goal: one call copies a whole file, and moves the offsets that it was not given.
+/// Goal: one call copies a whole file, and moves the offset of each description whose offset the caller did not pass.
 #[test]
 fn one_call_moves_all() {
     for (mode, report) in run("whole") {
@@ -37,19 +36,19 @@ fn one_call_moves_all() {
     }
 }
 
-/// Goal: a copy without room ends where the room ends, and tells why at the next call.
+/// Goal: a copy to a full destination ends where the room ends, and the next call returns the error.
 #[test]
 fn what_has_no_room_is_not_consumed() {
     run("no_room");
 }
 
-/// Goal: sockets and pipes get as much as they take.
+/// Goal: sockets and pipes receive as many bytes as they have room for.
 #[test]
 fn to_sockets_and_pipes() {
     run("streams");
 }
 
-/// Goal: a copy goes on, through the kernel, when one of its files is passed under it.
+/// Goal: a copy continues, through the kernel, when one of its files is passed during the call.
 #[test]
 fn files_opened_while_they_are_copied() {
     for (mode, report) in run("opened_meanwhile") {
@@ -57,7 +56,7 @@ fn files_opened_while_they_are_copied() {
     }
 }
 
-/// Goal: so does `cp`, whose copies are long calls.
+/// Goal: `cp`, which copies by long calls, continues likewise.
 #[test]
 fn cp_onto_a_file_that_is_opened() {
     for mode in MODES {

@@ -4,8 +4,8 @@ mod common;
 
 use common::{MODES, Mode, Pond, lines, require, succeed};
 
-/// Runs each shell line with the library and without, in directories of their own, and compares
-/// output and files.
+/// Runs each shell line with the library and without it, each in a directory of its own, and compares output and
+/// files.
 fn same(commands: &[&str], mode: Mode) -> common::Report {
     let (with, without) = (Pond::new().in_mode(mode), Pond::new());
     for pond in [&with, &without] {
@@ -99,8 +99,8 @@ fn writers() {
     }
 }
 
-/// `sort -o` writes through libc's own standard output, and `dd` to its number: those bytes are passed, and
-/// say so.
+/// `sort -o` writes through libc's own standard output, and `dd` to its descriptor: those bytes are passed to the
+/// kernel, and the report counts them.
 #[test]
 fn output_by_the_standard_stream() {
     let commands = [
@@ -119,7 +119,8 @@ fn output_by_the_standard_stream() {
     }
 }
 
-/// The line for people, on the stderr of the start, which coreutils close before they end.
+/// The report line for people goes to the stderr that the process started with, which coreutils close before they
+/// exit.
 #[test]
 fn the_report_is_one_line_on_stderr() {
     let pond = Pond::new();
@@ -134,7 +135,7 @@ fn the_report_is_one_line_on_stderr() {
     assert!(output.stderr.is_empty(), "a program without files says nothing");
 }
 
-/// A shell, its children, and what it execs, are one program to the reader of the line.
+/// The report line counts a shell, its children and the programs that it executes as one program.
 #[test]
 fn children_are_part_of_the_report() {
     let pond = Pond::new();

@@ -1,8 +1,8 @@
-//! Holes, zeros and space in mode back, and a sudden end: of the program, whose keeper writes what it left;
-//! or of the keeper, without which the program goes on.
+//! Holes, zeros and space in mode back, and a sudden death. Either the program dies, and its keeper writes the dirty
+//! pages that it left; or the keeper dies, and the program continues without it.
 //!
-//! The program `extents` says what it does; a model of its files is compared with what is there.
-//! `MILLPOND_TEST_SEED` and `MILLPOND_TEST_SCALE` as for the tests of the engine.
+//! The program `extents` reports each call before and after it; a model of its files is compared with the files.
+//! `MILLPOND_TEST_SEED` and `MILLPOND_TEST_SCALE` have the same meaning as in the tests of the engine.
 
 mod common;
 
@@ -27,7 +27,7 @@ const ALLOCATE: u32 = 5;
 const CALLED: u32 = 0;
 const RETURNED: u32 = 1;
 
-/// As the program's `struct record`.
+/// Has the layout of the program's `struct record`.
 #[derive(Clone, Debug)]
 struct Record {
     kind: u32,
@@ -79,14 +79,14 @@ impl Record {
     }
 }
 
-/// A file as it was when the last call returned, and what was called since.
+/// A file's bytes after the last call that returned, and the call that has not returned.
 #[derive(Default)]
 struct Model {
     data: Vec<u8>,
     under_way: Option<Record>,
 }
 
-/// The files by what the program has said, and how many calls returned.
+/// The expected files according to the program's records, and the number of calls that returned.
 fn models(account: &[u8]) -> (HashMap<String, Model>, usize) {
     let (mut models, mut returned) = (HashMap::<String, Model>::new(), 0);
     for record in account.chunks_exact(RECORD_BYTES).skip(1).map(Record::of) {
@@ -98,17 +98,17 @@ fn models(account: &[u8]) -> (HashMap<String, Model>, usize) {
                 returned += 1;
                 None
             }
-            // Refused: the file system has no such thing.
+            // Refused: the file system does not support the operation.
             _ => None,
         };
     }
     (models, returned)
 }
 
-/// Whether each page of what a write was to change is as it was or as it would be. The kernel ends a write
-/// between two pages when its process is killed: without the library, of 3,000 kills of a program that wrote 36
-/// KiB over and over 2,354 left such a write. With the smallest cache little may wait, and writes go to the
-/// kernel at once.
+/// Whether each page in the range of an unfinished write has its old or its new bytes. The kernel ends a write
+/// between two pages when its process is killed. Without the library, 3,000 kills of a program that wrote 36 KiB
+/// repeatedly left 2,354 such writes. With the smallest cache few pages may be dirty, and writes go to the kernel at
+/// once.
 fn is_ended_by_kernel(
     found: &[u8],
     before: &[u8],
@@ -125,7 +125,7 @@ fn is_ended_by_kernel(
         })
 }
 
-/// What is not as it should be.
+/// The differences between the files and their models.
 fn wrongs(pond: &Pond, models: &HashMap<String, Model>, cache_bytes: u64) -> Vec<String> {
     let mut wrongs = Vec::new();
     for (name, Model { data, under_way }) in models {
@@ -153,7 +153,7 @@ fn wrongs(pond: &Pond, models: &HashMap<String, Model>, cache_bytes: u64) -> Vec
     wrongs
 }
 
-/// The program, and its first word.
+/// Starts the program and reads its first record.
 fn start(pond: &Pond, program: &Path, args: [u64; 2], keeper: &Address) -> Child {
     let mut command = pond.served(program);
     command.args(args.map(|number| number.to_string()));
@@ -165,21 +165,21 @@ fn start(pond: &Pond, program: &Path, args: [u64; 2], keeper: &Address) -> Child
     child
 }
 
-/// All that it says further.
+/// Reads all further records of the program.
 fn account_of(child: &mut Child) -> Vec<u8> {
     let mut account = vec![0; RECORD_BYTES];
     child.stdout.take().unwrap().read_to_end(&mut account).unwrap();
     account
 }
 
-/// The same, and kills it: at any moment, or while it makes a hole or zeros.
+/// Reads records as `account_of` does, then kills the program: at any moment, or while it makes a hole or zeros.
 fn account_until_killed(child: &mut Child, seed: u64) -> Vec<u8> {
     let (begun, delay) = (Instant::now(), some_delay(seed, 150_000));
     let mut account = vec![0; RECORD_BYTES];
     let stdout = child.stdout.as_mut().unwrap();
     loop {
         let mut record = [0; RECORD_BYTES];
-        stdout.read_exact(&mut record).expect("it goes on for ever");
+        stdout.read_exact(&mut record).expect("the program goes on until it is killed");
         account.extend(record);
         let record = Record::of(&record);
         let is_clearing = matches!(record.kind, PUNCH | ZERO) && record.state == CALLED;
@@ -214,7 +214,7 @@ fn some_delay(seed: u64, below_us: u64) -> Duration {
     Duration::from_micros((seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % below_us)
 }
 
-/// Not 64 MiB, in which nothing would be evicted.
+/// Smaller than the usual 64 MiB, in which no page would be evicted.
 const CACHES: [u64; 3] = [16 << 20, 4 << 20, 512 << 10];
 
 fn cache_of(seed: u64) -> u64 {
@@ -227,8 +227,8 @@ fn pond(seed: u64) -> Pond {
     Pond::with_cache_bytes(cache_bytes).in_mode(mode)
 }
 
-/// Goal: whatever call has returned, also for a hole, zeros or space, is in the files when the keeper is
-/// done with a program that was killed; the call under way has happened, or not.
+/// Goal: after a program was killed and the keeper has finished, the files have the effect of every call that
+/// returned, also of calls that make a hole, zeros or space. The unfinished call took effect or did not.
 #[test]
 fn killed_in_changes_of_extents() {
     let (first, kills) = (first_seed(), runs(24));
@@ -266,7 +266,7 @@ fn killed_in_changes_of_extents() {
     assert!(recovered > kills / 2, "the keeper had nothing to do");
 }
 
-/// The keeper of the other, in a process of its own.
+/// The keeper of the other tests, in a process of its own.
 #[test]
 #[ignore = "a role, in which another starts this program"]
 fn the_keeper_of_the_others() {
@@ -276,29 +276,29 @@ fn the_keeper_of_the_others() {
     server.serve(|_| {}).unwrap();
 }
 
-/// A keeper that can be killed, and its address.
+/// Starts a keeper that can be killed; returns its address.
 fn keeper() -> (Child, Address) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "the_keeper_of_the_others", "--nocapture", "--include-ignored"]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // What the harness says stands before it in its line.
+    // The test harness prints text before the address in the same line.
     let address =
         |line: String| line.split_once("address=").map(|(_, address)| address.to_string());
     let address = lines.find_map(|line| address(line.unwrap())).expect("the keeper has an address");
-    // It goes on to read: the keeper may say more.
+    // The thread continues to read, as the keeper may print more.
     std::thread::spawn(move || lines.for_each(drop));
     (child, address.parse().unwrap())
 }
 
-/// Goal: a keeper that dies under a running program costs it nothing: the program goes on to its end, no call
-/// fails, all is in the files then, and it is said.
+/// Goal: the death of a keeper does not affect a running program. The program continues to its end, no call fails,
+/// the files have all writes then, and the library reports the death.
 #[test]
 fn the_keeper_dies_under_a_running_program() {
     let (first, kills) = (first_seed(), runs(12));
     let program = Pond::new();
     let program = (program.compile("extents.c", &["-O1"]), program);
-    let (mut returned, mut told) = (0, 0);
+    let (mut returned, mut reports) = (0, 0);
     for seed in first..first + kills {
         let pond = pond(seed);
         let (mut keeper, address) = keeper();
@@ -317,8 +317,8 @@ fn the_keeper_dies_under_a_running_program() {
         assert_eq!(wrongs(&pond, &models, cache_of(seed)), [""; 0], "seed {seed}: {said}");
         assert!(models.values().all(|model| model.under_way.is_none()), "a call did not return");
         returned += calls;
-        told += u64::from(said.contains("the keeper died"));
+        reports += u64::from(said.contains("the keeper died"));
     }
-    println!("{kills} keepers killed: {returned} calls returned, {told} times it was said");
-    assert!(told > kills / 2, "it was said {told} times of {kills}");
+    println!("{kills} keepers killed: {returned} calls returned, {reports} deaths were reported");
+    assert!(reports > kills / 2, "{reports} of {kills} deaths were reported");
 }

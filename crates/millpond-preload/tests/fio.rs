@@ -1,4 +1,4 @@
-//! fio with verification: data that it wrote is what it reads, and the kernel agrees.
+//! fio with verification: reads return the data that fio wrote, and the kernel returns the same.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn random_writes_verified() {
             ["--rw=randwrite", "--bs=4k", "--size=4m", "--verify=crc32c", "--thread", engine];
         fio(&pond, &options);
         pond.report().assert_served(8 << 20);
-        // Without the library, so by what the kernel has.
+        // Verifies the file on the kernel alone, without the library.
         let verify = "fio --name=t --filename=data --rw=randwrite --bs=4k --size=4m --verify=crc32c \
                       --verify_only --output=/dev/null";
         common::succeed(pond.plain("sh").args(["-c", verify]));
@@ -46,7 +46,7 @@ fn threads_read_one_file() {
     pond.report().assert_served(12 << 20);
 }
 
-/// Goal: a file is served to all threads that open it at once, some to read and some to write.
+/// Goal: a file is served to all threads that open it at once, some for reading and some for writing.
 #[test]
 fn threads_open_one_file_at_once() {
     const TRIES: usize = 5;
@@ -89,7 +89,7 @@ fn direct_backing_in_mode(mode: Mode) {
     }
 }
 
-/// The emergency stop: everything takes the slow path, and nothing else changes.
+/// The emergency stop: each call takes the slow path, and the results are the same.
 #[test]
 fn without_the_hit_path() {
     let pond = Pond::new();

@@ -1,12 +1,12 @@
-//! Paths that lead elsewhere from one moment to the next.
+//! Paths that resolve to different files from one moment to the next.
 
 mod common;
 
 use common::{ALL_MODES, Pond, succeed};
 
-/// Goal: a descriptor is of the file that its open found, inside the directories of the run or not, though the path
-/// leads to another one now; what is written through it is in that file and in no other, and what lies outside is
-/// not served.
+/// Goal: a descriptor refers to the file that its open found, inside the directories of the run or outside, even
+/// after the path resolves to another file. A write through it changes that file and no other, and a file outside the
+/// directories is not served.
 /// Method: one thread flips a link, others open it, read and write; once alone, and in each mode.
 #[test]
 fn links_that_are_flipped() {
@@ -25,7 +25,7 @@ fn links_that_are_flipped() {
     }
 }
 
-/// Goal: what lies outside is not served, whatever way leads there.
+/// Goal: a file outside the directories of the run is not served, by any path that leads to it.
 /// Method: a link to it, a path through a link to its directory, and one with `..`.
 #[test]
 fn ways_that_lead_outside() {

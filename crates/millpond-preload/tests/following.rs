@@ -1,5 +1,5 @@
-//! What `runtime/following` finds without `dlsym`; the code is compiled here once more, as the library itself can't be
-//! linked with a test.
+//! The functions that `runtime/following` finds without `dlsym`. This test compiles the module again, as the library
+//! itself can't be linked with a test.
 
 #![cfg(all(target_os = "linux", not(loom)))]
 #![allow(dead_code, reason = "some of it is for the library alone")]
@@ -29,8 +29,9 @@ fn libc_names() -> Vec<CString> {
     names.map(|symbol| CString::new(symbol.name().unwrap()).unwrap()).collect()
 }
 
-/// Goal: F1, F2: what is found is what `dlsym` with RTLD_NEXT finds. Method: all names that libc defines, of
-/// one version and of several, functions and variables; and some that nobody does.
+/// Goal: F1, F2: the module finds the definition that `dlsym` with RTLD_NEXT finds.
+/// Method: all names that libc defines, of one version and of several, functions and variables; and some names that
+/// no library defines.
 #[test]
 fn finds_what_dlsym_finds() {
     let following = Following::of(finds_what_dlsym_finds as *const () as usize);
@@ -55,7 +56,7 @@ fn finds_what_dlsym_finds() {
     }
 }
 
-/// Goal: what a program's calls come to is found, though several have two versions.
+/// Goal: the module finds the functions that a program's calls bind to, even if they have two versions.
 #[test]
 fn finds_what_calls_come_to() {
     let following = Following::of(finds_what_calls_come_to as *const () as usize);

@@ -1,11 +1,11 @@
-//! Files of mode back that are open across a fork: the kernel's from then on, in parent and child.
+//! Files of mode back that are open across a fork: the kernel serves them from then on, in parent and child.
 
 mod common;
 
 use common::{MODES, Pond, Report, ServedFiles, succeed};
 
-/// On the kernel alone, and in mode back in all ways. Returns the reports of those that are not handed over at random
-/// moments.
+/// Runs the scenario on the kernel alone, and in mode back in all ways. Returns the reports of the runs that do not
+/// hand files over at random moments.
 fn run(scenario: &[&str]) -> Vec<Report> {
     let alone = Pond::new();
     let program = alone.compile("forked.c", &["-O1"]);
@@ -24,7 +24,8 @@ fn run(scenario: &[&str]) -> Vec<Report> {
     reports
 }
 
-/// Goal: parent and child find the bytes and the offset of the kernel, whichever calls the child makes on the shared file.
+/// Goal: parent and child find the bytes and the offset of the kernel, after each call that the child may make on the
+/// shared file.
 #[track_caller]
 fn assert_handed_over(scenario: &[&str]) {
     for report in run(scenario) {
@@ -53,7 +54,7 @@ fn a_grandchild_that_goes_on() {
     assert_handed_over(&["grandchild", "1"]);
 }
 
-/// Goal: another program that has the file after an exec goes on at its offset, and the parent reads its writes.
+/// Goal: a program that inherits the file over an exec continues at its offset, and the parent reads its writes.
 #[test]
 fn a_program_that_keeps_it() {
     for way in ["0", "1", "2", "3"] {
@@ -61,13 +62,13 @@ fn a_program_that_keeps_it() {
     }
 }
 
-/// Goal: the same of a process that got the file from a child in a message.
+/// Goal: the same for a process that received the descriptor from a child in a message.
 #[test]
 fn a_process_that_was_sent_it() {
     run(&["sent"]);
 }
 
-/// Goal: the parent reads a child's writes by a mapping, though the child has closed the file.
+/// Goal: the parent reads a child's writes by a mapping, even after the child has closed the file.
 #[test]
 fn a_child_that_maps_and_closes() {
     for way in ["0", "1"] {
@@ -97,7 +98,7 @@ fn one_of_several_descriptions() {
     run(&["several"]);
 }
 
-/// Goal: a child has none of its parent's locks, and its own are not ended by what the library closes.
+/// Goal: a child has none of its parent's locks, and closes by the library do not end the child's own locks.
 #[test]
 fn locks_of_a_child() {
     run(&["locks"]);
@@ -109,7 +110,7 @@ fn calls_that_go_on_over_the_close() {
 }
 
 /// Goal: a descriptor that a child may not have can be neither read nor written there, and no other file takes its
-/// number: where the limit on numbers is below them, and where no number is free.
+/// number. This holds if the limit on descriptors is below these numbers, and if no number is free.
 #[test]
 fn descriptors_that_a_child_may_not_have() {
     for way in ["0", "1"] {
@@ -117,7 +118,7 @@ fn descriptors_that_a_child_may_not_have() {
     }
 }
 
-/// Goal: of a file that one thread opens while another one forks the child has none, or it is shared.
+/// Goal: if one thread opens a file while another thread forks, the child does not have the file, or it is shared.
 #[test]
 fn opens_beside_a_fork() {
     run(&["opens"]);

@@ -1,7 +1,8 @@
-//! Functions of libc that were not replaced, because nobody had thought of them, got at files past
-//! the library. So each function that libc exports is in the table of calls, or in a list that says
-//! why it need not be: on this machine's libc, and on another architecture's by a list of its
-//! names.
+//! The table of calls is complete for libc. Incident: functions of libc that the library did not replace gave
+//! programs access to files past the library.
+//!
+//! Each function that libc exports is in the table of calls, or in a list that states the reason why the library need
+//! not replace it. The tests check the libc of this machine, and that of another architecture by a list of its names.
 
 mod common;
 
@@ -16,7 +17,7 @@ use object::read::elf::{FileHeader, Sym};
 const OTHERS: &str = include_str!("programs/other_functions.txt");
 const AARCH64: &str = include_str!("programs/aarch64_functions.txt");
 
-/// The functions that a library offers to programs: not those for libc's own libraries.
+/// The functions that a library exports to programs, without those for libc's own libraries.
 fn exported(library: &Path) -> BTreeSet<String> {
     let data = std::fs::read(library).unwrap();
     let data = data.as_slice();
@@ -41,7 +42,7 @@ fn exported(library: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// The library that `path` is loaded from here.
+/// The file from which this process has loaded the library `path`.
 fn loaded(name: &str) -> std::path::PathBuf {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mut paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -60,7 +61,7 @@ fn assert_accounted_for<'a>(functions: impl Iterator<Item = &'a str>) {
     assert!(missing.is_empty(), "what becomes of {missing:?}?");
 }
 
-/// Goal: libc gets no new way to a file that nobody has thought of.
+/// Goal: each function by which a program of this libc can access a file is in the table or in the list.
 #[test]
 fn what_libc_exports_is_accounted_for() {
     let functions = exported(&loaded("/libc.so.6"));
@@ -68,14 +69,14 @@ fn what_libc_exports_is_accounted_for() {
     assert_accounted_for(functions.iter().map(String::as_str));
 }
 
-/// Goal: nor is there one on AArch64 that there is not here.
+/// Goal: AArch64 has no such function that is missing here.
 #[test]
 fn what_libc_exports_on_aarch64_is_accounted_for() {
     assert!(listed(AARCH64).count() > 2000);
     assert_accounted_for(listed(AARCH64));
 }
 
-/// Goal: the library replaces what the table says, and nothing that it does not say.
+/// Goal: the library replaces the functions of the table, and no other.
 #[test]
 fn the_table_is_what_is_exported() {
     let exported = exported(common::library());
@@ -83,7 +84,7 @@ fn the_table_is_what_is_exported() {
     assert_eq!(exported, replaced());
 }
 
-/// Goal: nothing is said of a name twice.
+/// Goal: each name occurs once.
 #[test]
 fn each_name_is_there_once() {
     let mut seen = BTreeMap::new();
@@ -97,10 +98,10 @@ const RUN: &str = include_str!("../../../docs/run.md");
 const BEGIN: &str = "<!-- calls: begin -->\n";
 const END: &str = "<!-- calls: end -->\n";
 
-/// Tests that try call after call; what they leave out others try.
+/// Tests that try each call of the table; other tests try the calls that these leave out.
 const TRY_ALL: [&str; 2] = ["hooks", "system_calls"];
 
-/// Each file of tests, with the programs that it names.
+/// Each test file, with the programs that it names.
 fn tests() -> BTreeMap<String, String> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let read = |path: &Path| std::fs::read_to_string(path).unwrap();
@@ -158,8 +159,8 @@ fn calls_as_text() -> String {
     text
 }
 
-/// Goal: each call is tested by somebody, and docs/run.md says of each what becomes of it. With
-/// `MILLPOND_WRITE_DOCS=1` the page is written.
+/// Goal: at least one test tries each call, and docs/run.md states how the library treats each. With
+/// `MILLPOND_WRITE_DOCS=1` the test writes the page.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_documentation_has_every_call() {

@@ -42,7 +42,7 @@ fn repository_in_mode(mode: Mode) {
     git(&["diff", "HEAD", "master@{0}"].map(|w| if w == "master@{0}" { "HEAD@{1}" } else { w }));
     git(&["checkout", "-q", "-"]);
     let report = pond.report();
-    // By the kernel alone.
+    // The kernel alone runs these commands.
     for tree in ["repository", "clone"] {
         succeed(pond.plain("git").args(["-C", tree, "fsck", "--full", "--strict"]));
         assert_eq!(succeed(pond.plain("git").args(["-C", tree, "status", "--porcelain"])), "");
@@ -53,7 +53,7 @@ fn repository_in_mode(mode: Mode) {
         let expected = [lines(2000 + 100 * file), b"round 3\n".to_vec()].concat();
         assert!(of("repository") == expected && of("clone") == expected, "{name} differs");
     }
-    // git reads again what was changed in the tick of its index: 5 to 5.8 million bytes were seen, in
-    // each mode.
+    // git reads a file again if it was changed in the same clock tick as its index: 5 to 5.8 million bytes were
+    // counted, in each mode.
     report.assert_served(4 << 20);
 }

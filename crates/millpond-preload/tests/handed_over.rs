@@ -1,10 +1,12 @@
-//! Files of mode back that are handed to the kernel amid reads and writes: nothing is lost, and nothing is old.
+//! Files of mode back that are handed to the kernel during reads and writes: no write is lost, and no read returns
+//! old bytes.
 
 mod common;
 
 use common::{MODES, Pond, Report, ServedFiles, succeed};
 
-/// On the kernel alone, in mode back, and handed over at random moments. Returns the reports of mode back.
+/// Runs the scenario on the kernel alone, in mode back, and handed over at random moments. Returns the reports of
+/// mode back.
 fn run(source: &str, scenario: &[&str]) -> Vec<Report> {
     let alone = Pond::new();
     let program = alone.compile(source, &["-O1"]);
@@ -23,7 +25,7 @@ fn run(source: &str, scenario: &[&str]) -> Vec<Report> {
         .collect()
 }
 
-/// Goal: a thread reads its own writes, at whichever moment the file is handed over.
+/// Goal: a thread reads its own writes, at each moment at which the file may be handed over.
 #[test]
 fn while_threads_write() {
     run("handed_over.c", &["writers"]);
@@ -35,19 +37,19 @@ fn while_the_offset_moves() {
     run("handed_over.c", &["offsets"]);
 }
 
-/// Goal: the same of seeks.
+/// Goal: the same for seeks.
 #[test]
 fn while_a_thread_seeks() {
     run("handed_over.c", &["seeks"]);
 }
 
-/// Goal: a child that shares the offset gets its part, once, also after an exec.
+/// Goal: a child that shares the offset reads its part, once, also after an exec.
 #[test]
 fn while_the_process_forks() {
     run("handed_over.c", &["forked"]);
 }
 
-/// Goal: the program reads what another process has written.
+/// Goal: the program reads the bytes that another process has written.
 #[test]
 fn while_another_process_opens_the_file() {
     for report in run("handed_over.c", &["others"]) {
@@ -55,35 +57,36 @@ fn while_another_process_opens_the_file() {
     }
 }
 
-/// Incident: a write that went on by a descriptor that had been closed landed after the file was served to another
-/// one, and the cache kept the old bytes.
+/// Incident: a write continued by a descriptor that had been closed. It reached the file after the file was served to
+/// another descriptor, and the cache kept the old bytes.
 #[test]
 fn writes_by_closed_descriptors() {
     run("hands.c", &["closed"]);
 }
 
-/// Incident: one of two descriptors was opened before the file was renamed into the served directory, and its writes
-/// went past the cache of the other.
+/// Incident: one of two descriptors was opened before the file was renamed into the served directory. Its writes
+/// bypassed the cache of the other descriptor.
 #[test]
 fn files_that_are_renamed_into_served_directories() {
     let elsewhere = Pond::new();
     run("hands.c", &["renamed", elsewhere.aside("renamed").to_str().unwrap()]);
 }
 
-/// Incident: a lock that a child had, too, was taken from it when the parent closed its descriptor.
+/// Incident: the close of a descriptor in the parent ended a lock that a child held, too.
 #[test]
 fn locks_that_a_child_has() {
     run("hands.c", &["forked"]);
 }
 
-/// Incident: flags of a call, and of a description, were forgotten: bytes that were to be appended overwrote the first.
+/// Incident: flags of a call and of a description were lost: bytes that the program appended overwrote the first
+/// bytes of the file.
 #[test]
 fn flags_of_calls_and_descriptions() {
     run("hands.c", &["flags"]);
     run("hands.c", &["status"]);
 }
 
-/// Goal: pages of a file that is only read are as they are in the file, also after the first write.
+/// Goal: the pages of a file that is only read have the file's bytes, also after the first write.
 #[test]
 fn read_and_then_written() {
     run("hands.c", &["mapped"]);

@@ -1,5 +1,4 @@
-//! Every function that the library replaces, under each of its names: what it returns, and errno,
-//! must be what the kernel says without the library.
+//! Every function that the library replaces, under each of its names: its result and errno must be the kernel's.
 
 mod common;
 
@@ -44,7 +43,7 @@ fn large_file_names() {
     same_with_and_without(&["-O2", "-D_FILE_OFFSET_BITS=64"]);
 }
 
-/// Goal: what hardly any program calls is no way around the library, either.
+/// Goal: functions that few programs call do not bypass the library, either.
 #[test]
 fn seldom_called_names() {
     for mode in ALL_MODES {

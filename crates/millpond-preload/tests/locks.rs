@@ -1,8 +1,8 @@
-//! A SQLite database was corrupted: a program's POSIX locks vanished while it held them. They end when any
-//! descriptor of the file is closed, and a duplicate of the engine's was closed by the open of another
-//! file, its end having been put off by a thread in a hit. Exec closed them, too.
+//! POSIX locks under the library: other processes see the same locks as on the kernel alone.
 //!
-//! Whatever a program does to its locks, others see what they see on the kernel alone.
+//! Incident: a SQLite database was corrupted, because a program's POSIX locks vanished while it held them. They end
+//! when any descriptor of the file is closed. The engine had deferred the close of a duplicate because of a thread in
+//! a hit, and the open of another file then closed it. Exec closed duplicates, too.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::process::Stdio;
 
 use common::{ALL_MODES, Mode, Pond, require, succeed};
 
-/// The same words with the library as without, in all modes.
+/// Runs the program with the library, in all modes, and without it; the output must be the same.
 fn same(scenario: &str) {
     let alone = Pond::new();
     let program = alone.compile("posix_locks.c", &["-O1"]);
@@ -27,8 +27,7 @@ fn same(scenario: &str) {
     }
 }
 
-/// Goal: a close that was put off ends no lock that was taken since, whichever call has seen it be
-/// taken.
+/// Goal: a deferred close ends no lock that was taken after the program's close, by whichever call it was taken.
 #[test]
 fn closes_that_are_put_off() {
     same("deferred");
@@ -40,20 +39,20 @@ fn ways_to_lock_and_to_close() {
     same("ways");
 }
 
-/// Goal: exec keeps locks exactly where it keeps all of the program's descriptors of the file.
+/// Goal: exec keeps locks exactly if it keeps all of the program's descriptors of the file.
 #[test]
 fn exec_keeps_locks() {
     same("exec");
 }
 
-/// Goal: a lock that the program has from before an exec, on a descriptor that no hook saw opened.
+/// Goal: a lock survives that the program has from before an exec, on a descriptor whose open no hook saw.
 #[test]
 fn locks_from_before_exec() {
     same("inherit");
 }
 
-/// Goal: two programs, one under the library and one on the kernel, write a database: it stays whole, and
-/// has every transaction that was acknowledged.
+/// Goal: two programs, one under the library and one on the kernel, write a database; it stays consistent and has
+/// every acknowledged transaction.
 #[test]
 fn two_programs_write_a_database() {
     require("sqlite3", "sqlite3");

@@ -1,5 +1,5 @@
-//! Loom models of the library's protocols. They are beside the code that they explore, which is compiled
-//! here once more, without the hooks: those would take over what the test harness calls.
+//! Loom models of the library's protocols. The models are in the modules that they explore. This test compiles those
+//! modules again without the hooks, which would replace the functions that the test harness calls.
 
 #![cfg(loom)]
 #![allow(dead_code)]

@@ -1,7 +1,7 @@
-//! Any operations on one file, by several descriptors, against a model of it (`programs/operations.c`), while files are
-//! handed to the kernel at random moments; on caches of a few pages, too.
+//! Random operations on one file, by several descriptors, against a model of it (`programs/operations.c`), while
+//! files are handed to the kernel at random moments; also with caches of a few pages.
 //!
-//! `MILLPOND_TEST_SCALE=100` makes it 100,000 operations for each seed.
+//! `MILLPOND_TEST_SCALE=100` runs 100,000 operations for each seed.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn operations() -> String {
     ((OPERATIONS * scale.unwrap_or(1.0)) as u64).to_string()
 }
 
-/// For each seed: a cache of a few pages, and one that holds all.
+/// Runs each seed with a cache of a few pages, and with one that holds the whole file.
 fn ponds(mode: Mode) -> impl Iterator<Item = (u64, Pond)> {
     let first = std::env::var("MILLPOND_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = first.unwrap_or(1);
@@ -41,7 +41,7 @@ fn agree(mode: Mode) {
     }
 }
 
-/// Goal: the model is the kernel's.
+/// Goal: the model agrees with the kernel.
 #[test]
 fn the_kernel_agrees_with_the_model() {
     for maps in ["nomap", "map"] {

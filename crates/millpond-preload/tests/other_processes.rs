@@ -1,7 +1,7 @@
-//! What other processes meet that open a file which the library serves: its lease, and the time until it is given up.
+//! Opens by other processes of a file that the library serves: its lease, and the time until the library gives it up.
 //!
-//! docs/run.md documents each difference from the kernel. A test here requires the kernel's behaviour unless the document
-//! names a difference.
+//! docs/run.md documents each difference from the kernel. A test here requires the kernel's behaviour unless the
+//! document names a difference.
 
 mod common;
 
@@ -15,7 +15,7 @@ use common::{Mode, Pond, ServedFiles};
 
 const DOCUMENT: &str = include_str!("../../../docs/run.md");
 
-/// A program that has a file served, which it may write, and does nothing more.
+/// A program for which a writable file is served, and which is idle then.
 struct Holder {
     child: Child,
     said: BufReader<ChildStdout>,
@@ -40,11 +40,11 @@ impl Holder {
     }
 
     fn signal(&self, signal: i32) {
-        // SAFETY: a child that has not been waited for.
+        // SAFETY: no memory involved; the child is not reaped yet.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Until the kernel has stopped it.
+    /// Stops the program, and waits until the kernel has stopped it.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let stat = format!("/proc/{}/stat", self.child.id());
@@ -68,7 +68,7 @@ fn open(path: &Path, flags: i32) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// The ponds of the modes, as `millpond run` has them.
+/// The ponds of the modes, set up as by `millpond run`.
 fn ponds() -> [(&'static str, Pond); 3] {
     let pond = |mode, files| {
         let pond = Pond::new().in_mode(mode).serving(files);
@@ -82,8 +82,8 @@ fn ponds() -> [(&'static str, Pond); 3] {
     ]
 }
 
-/// Goal: an open with O_NONBLOCK by another process succeeds at once, or the document says that it does not; a later open
-/// succeeds.
+/// Goal: an open with O_NONBLOCK by another process succeeds at once, or the document states that it does not.
+/// A later open succeeds.
 /// Incident: `tar` of another process failed with "Resource temporarily unavailable".
 #[test]
 fn an_open_that_must_not_wait() {
@@ -96,7 +96,7 @@ fn an_open_that_must_not_wait() {
             Ok(_) => println!("mode {mode}: opened at once"),
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(libc::EAGAIN), "mode {mode}");
-                assert!(is_told, "mode {mode}: {error}, and the document does not tell it");
+                assert!(is_told, "mode {mode}: {error}, which the document does not state");
                 deviations += 1;
                 println!("DEVIATION, documented: mode {mode}: open with O_NONBLOCK: {error}");
             }
@@ -104,11 +104,11 @@ fn an_open_that_must_not_wait() {
         open(&path, 0).unwrap_or_else(|error| panic!("mode {mode}: {error}"));
         open(&path, libc::O_NONBLOCK).unwrap_or_else(|error| panic!("mode {mode}: {error}"));
     }
-    assert_eq!(deviations > 0, is_told, "the document tells what no mode does");
+    assert_eq!(deviations > 0, is_told, "the document states a deviation that no mode has");
 }
 
-/// Goal: an open by another process does not depend on a program that is stopped, or the document says that it does.
-/// Method: opens that must not wait; those that wait would take as long as the kernel lets a lease stand.
+/// Goal: an open by another process does not depend on a program that is stopped, or the document states that it does.
+/// Method: opens that must not wait; opens that wait would take the time that the kernel grants a lease holder.
 /// Incident: `cat` of another process took 45 s.
 #[test]
 fn an_open_while_the_program_is_stopped() {
@@ -123,7 +123,7 @@ fn an_open_while_the_program_is_stopped() {
         let second = open(&path, libc::O_NONBLOCK).err();
         if let (Some(_), Some(error)) = (first, second) {
             assert_eq!(error.raw_os_error(), Some(libc::EAGAIN), "mode {mode}");
-            assert!(is_told, "mode {mode}: it would wait, and the document does not tell it");
+            assert!(is_told, "mode {mode}: the open would wait, which the document does not state");
             deviations += 1;
             println!("DEVIATION, documented: mode {mode}: an open waits for a stopped program");
         } else {
@@ -134,8 +134,8 @@ fn an_open_while_the_program_is_stopped() {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut opened, &mut bytes).unwrap();
         assert!(bytes == [7; 16384], "mode {mode}");
-        // Bytes of others are the program's, and the other way round.
+        // Both the program and the other process read each other's bytes.
         File::options().write(true).open(&path).unwrap().write_all(b"other").unwrap();
     }
-    assert_eq!(deviations > 0, is_told, "the document tells what no mode does");
+    assert_eq!(deviations > 0, is_told, "the document states a deviation that no mode has");
 }

@@ -1,12 +1,12 @@
-//! Files that are read from the kernel's page cache: reads return the kernel's bytes in each situation, and are whole
-//! beside the program's own writes.
+//! Reads from the kernel's page cache: they return the kernel's bytes in each situation, and are not torn by the
+//! program's own writes.
 
 mod common;
 
 use common::{Mode, Pond, Report, ServedFiles, succeed};
 
-/// Runs a scenario on the kernel alone, and mapped from the first read on and on use. Returns the output of the kernel's
-/// run, and output and report of the mapped runs.
+/// Runs a scenario on the kernel alone, mapped from the first read on, and mapped on use. Returns the output of the
+/// kernel's run, and output and report of the mapped runs.
 fn run(scenario: &str) -> (String, Vec<(String, Report)>) {
     let alone = Pond::new();
     let program = alone.compile("page_cache.c", &["-O1"]);
@@ -36,7 +36,7 @@ fn is_as_by_the_kernel_and_served(scenario: &str) {
     }
 }
 
-/// Goal: a read of 32 KiB beside writes of the same process is whole, by each call and by any descriptor.
+/// Goal: a read of 32 KiB is not torn by concurrent writes of the same process, by each call and by any descriptor.
 #[test]
 fn reads_beside_writes_are_whole() {
     let (_, mapped) = run("whole");
@@ -52,7 +52,7 @@ fn a_file_that_others_cut() {
     is_as_by_the_kernel_and_served("cut");
 }
 
-/// Goal: bytes that a mapping of another process stored past the end are no part of the file.
+/// Goal: bytes that another process stores past the end by a mapping are not part of the file.
 #[test]
 fn a_file_that_others_scribble_on() {
     is_as_by_the_kernel_and_served("scribbled");
@@ -70,19 +70,19 @@ fn a_handler_inside_of_a_write() {
     is_as_by_the_kernel_and_served("handler");
 }
 
-/// Goal: a thread that blocks all signals does not die of a file that is cut while it reads.
+/// Goal: a thread that blocks all signals survives when the file is cut during its read.
 #[test]
 fn a_thread_without_signals() {
     is_as_by_the_kernel("blocked");
 }
 
-/// Goal: the offset is where the kernel would have it, for each number and each process that shares it.
+/// Goal: the offset has the kernel's value, for each descriptor and each process that shares it.
 #[test]
 fn offsets() {
     is_as_by_the_kernel_and_served("offsets");
 }
 
-/// Goal: the process has no thread of the library's, and a close ends locks and mappings.
+/// Goal: the library has no thread in the process, and a close ends locks and mappings.
 #[test]
 fn nothing_is_left_of_a_closed_file() {
     is_as_by_the_kernel_and_served("alone");
@@ -94,7 +94,7 @@ fn a_limited_address_space() {
     is_as_by_the_kernel("address-space");
 }
 
-/// Goal: memory that is locked is the program's alone.
+/// Goal: locked memory contains only the program's own pages.
 #[test]
 fn locked_memory() {
     is_as_by_the_kernel("locked");

@@ -1,11 +1,11 @@
-//! The cache gives memory back when others want it.
+//! The cache gives memory back under memory pressure.
 
 mod common;
 
 use common::{MODES, Pond, succeed};
 
-/// Goal: told that tasks are stalled for want of memory, a process gives most of its cache back, and what it
-/// reads is right.
+/// Goal: when the kernel reports that tasks stall for lack of memory, a process frees most of its cache, and its
+/// reads are correct.
 #[test]
 fn the_cache_shrinks_under_pressure() {
     for mode in MODES {

@@ -14,12 +14,12 @@ fn operations_against_a_model() {
         let cache_bytes = if seed == 1 { 256 << 10 } else { 8 << 20 };
         let pond = Pond::with_cache_bytes(cache_bytes).in_mode(mode);
         pond.run("python3", &["-B", program.to_str().unwrap(), &seed.to_string()]);
-        // Written to a second file by the program, and both read by the kernel here.
+        // The program writes the expected bytes to a second file; the kernel reads both here.
         let files = ["data", "expected"].map(|name| std::fs::read(pond.path(name)).unwrap());
         assert!(files[0] == files[1], "seed {seed}");
         let report = pond.report();
         match mode {
-            // Files with holes and short files are the kernel's.
+            // The kernel serves files with holes and short files.
             Mode::Through => {}
             _ => report.assert_served(30 << 20),
         }

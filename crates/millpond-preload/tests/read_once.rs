@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{Mode, Pond, ServedFiles, finish, require, skip};
 
-/// How many system calls a command makes, by `strace`; `None` where a process may not be traced.
+/// The number of system calls of a command, by `strace`; `None` if a process may not be traced.
 fn system_calls(command: &Command, counts: &Path) -> Option<u64> {
     let mut strace = Command::new("strace");
     strace.args(["-f", "-c", "-o"]).arg(counts).arg("-E").arg("LC_ALL=C");
@@ -33,7 +33,7 @@ fn system_calls(command: &Command, counts: &Path) -> Option<u64> {
     Some(calls.parse().unwrap())
 }
 
-/// Goal: a file that is opened, read and closed costs no system call more than on the kernel, in both modes.
+/// Goal: a file that is opened, read and closed costs no more system calls than on the kernel, in both modes.
 #[test]
 fn a_file_that_is_read_once_costs_as_much() {
     require("strace", "strace");
@@ -41,7 +41,7 @@ fn a_file_that_is_read_once_costs_as_much() {
         let pond = Pond::new().in_mode(mode).serving(ServedFiles::Default);
         let program = pond.compile("handed_over.c", &["-O1"]);
         std::fs::write(pond.path("f"), common::lines(2000)).unwrap();
-        // The library's own calls at the beginning and the end are not of one file.
+        // The library's own calls at start and exit do not depend on the number of files.
         let all =
             [(false, "1"), (false, "101"), (true, "1"), (true, "101")].map(|(served, times)| {
                 let mut command = if served { pond.served(&program) } else { pond.plain(&program) };

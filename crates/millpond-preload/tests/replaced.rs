@@ -1,6 +1,8 @@
-//! A program that rotated its log by `dup2` lost lines: a thread that wrote while the number had no file
-//! that the library knew of left its write to the kernel, which wrote at its own offset, and the engine
-//! wrote over it. Every line that was written must be in one of the files.
+//! Descriptors that `dup2` replaces during writes: every line that was written must be in one of the files.
+//!
+//! Incident: a program that rotated its log by `dup2` lost lines. A thread wrote while the descriptor referred to no
+//! file known to the library, so the library passed the write to the kernel. The kernel wrote at its own offset, and
+//! the engine overwrote the line.
 
 mod common;
 
@@ -21,7 +23,7 @@ fn as_fast_as_it_can() {
     rotate("fast");
 }
 
-/// Most writes come between two rotations then, and some into the middle of one.
+/// With pauses most writes come between two rotations, and some in the middle of one.
 #[test]
 fn with_pauses() {
     rotate("slow");
@@ -52,7 +54,7 @@ fn of_files_that_are_read_too() {
     rotate("both");
 }
 
-/// A number whose writes the kernel has: one may be on its way there when the file changes.
+/// The kernel serves the descriptor's first file; one of its writes may be in flight when the file is replaced.
 #[test]
 fn of_what_was_no_file() {
     rotate("null");
@@ -68,8 +70,8 @@ fn of_standard_output() {
     rotate("output");
 }
 
-/// Another incident: a program that printed to such a file with one thread, and wrote with another, lost
-/// near half of its lines. libc moves the kernel's offset whenever it likes.
+/// Incident: a program printed to such a file with one thread and wrote to it with another, and lost nearly half of
+/// its lines. libc may move the kernel's offset at any time.
 #[test]
 fn of_standard_output_that_libc_writes_too() {
     rotate("printed");

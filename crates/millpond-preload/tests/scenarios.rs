@@ -1,6 +1,5 @@
-//! What can go wrong around descriptors: races, faults, signals, forks, other processes. Each
-//! scenario is a C program's function that checks itself; it must pass on the kernel alone too,
-//! else it checks the wrong thing.
+//! Descriptors under races, faults, signals, forks and other processes. Each scenario is a function of a C program,
+//! which checks its own results. It must also pass on the kernel alone; otherwise it checks for the wrong behaviour.
 
 mod common;
 
@@ -8,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use common::{MODES, Mode, Mount, Pond, Report, succeed};
 
-/// In all modes, and handed over at random moments; returns the report of mode back.
+/// Runs the scenario in all modes, and handed over at random moments; returns the report of mode back.
 fn run(scenario: &str) -> Report {
     let alone = Pond::new();
     let program = alone.compile("scenario.c", &["-O1"]);
@@ -24,38 +23,38 @@ fn run(scenario: &str) -> Report {
     report
 }
 
-/// Goal: a read that races with close and reopen sees one of the two files, whole, or EBADF.
+/// Goal: a read that races with close and reopen returns bytes of one of the two files, not torn, or EBADF.
 #[test]
 fn close_racing_with_pread() {
     let report = run("close_race");
     assert!(report.served_bytes > 1 << 20, "{}", report.lines);
 }
 
-/// Goal: threads that read through one offset, duplicated or not, get every byte once.
+/// Goal: threads that read through one offset, duplicated or not, read every byte exactly once.
 #[test]
 fn one_offset_for_all() {
     run("shared_offset").assert_served(3 << 20);
 }
 
-/// Goal: appends from two descriptors all land at the end, whole.
+/// Goal: appends from two descriptors all reach the end of the file, and none is torn.
 #[test]
 fn appends_from_two_descriptors() {
     run("append");
 }
 
-/// Goal: bad memory gives EFAULT, also partly; the program's own handlers work as ever.
+/// Goal: bad memory gives EFAULT, also if only a part is bad; the program's own handlers run as usual.
 #[test]
 fn faulting_buffers() {
     assert!(run("faults").served_bytes > 1 << 20);
 }
 
-/// Goal: handlers may read, write, seek, open and close, whatever they interrupt.
+/// Goal: handlers may read, write, seek, open and close, at each point that the signal interrupts.
 #[test]
 fn handlers_that_do_io() {
     run("signals").assert_served(1 << 20);
 }
 
-/// Goal: descriptions shared with a child stay coherent, offset included; new ones are served.
+/// Goal: descriptions shared with a child stay coherent, offset included; new descriptions are served.
 #[test]
 fn fork_spawn_and_exec() {
     let report = run("forks");
@@ -63,14 +62,16 @@ fn fork_spawn_and_exec() {
     assert!(report.served_bytes > 3 << 20, "{}", report.lines);
 }
 
-/// Goal: threads may open, lock and close files while another forks. The incident: the fork held the
-/// process locks and waited for the registry, which a close held that waited for the process locks.
+/// Goal: threads may open, lock and close files while another thread forks.
+/// Incident: the fork held the process locks and waited for the registry; a close held the registry and waited for
+/// the process locks.
 #[test]
 fn forks_beside_opens_and_closes() {
     assert!(run("fork_race").passed_for("forked") >= 1);
 }
 
-/// Goal: what another process writes is read, whether it opened the file before us or after.
+/// Goal: the program reads the bytes that another process writes, whether that process opened the file before the
+/// program or after it.
 #[test]
 fn files_changed_by_others() {
     let report = run("other_process");
@@ -84,19 +85,20 @@ fn descriptors_sent_away() {
     assert!(run("sent").passed_for("given") >= 1);
 }
 
-/// Goal: locks relative to the offset, closing of everything, and the numbers that open gives.
+/// Goal: locks relative to the offset, the close of all descriptors, and the numbers that open returns are as on the
+/// kernel.
 #[test]
 fn locks_and_numbers() {
     run("locks");
 }
 
-/// Goal: unlink, rename, truncate and O_TRUNC by path, with the file open.
+/// Goal: unlink, rename, truncate and O_TRUNC by path have the kernel's effect while the file is open.
 #[test]
 fn changes_by_path() {
     run("under_foot");
 }
 
-/// Goal: the engine's descriptors make way when the program needs the numbers.
+/// Goal: the engine's descriptors move away when the program needs their numbers.
 #[test]
 fn as_many_files_as_the_limit_allows() {
     assert!(run("many_files").passed_for("descriptors") >= 1);
@@ -112,14 +114,14 @@ fn processes_that_take_turns() {
     assert!(report.served_bytes > 1 << 20, "{}", report.lines);
 }
 
-/// Goal: nobody notices that writes wait: not by size, times, modes or contents, not by the kernel's
-/// calls on the file, not by execution, however the process ends.
+/// Goal: deferred writes are invisible: in sizes, times, modes and contents, to the kernel's calls on the file, to
+/// execution, and after each way in which the process ends.
 #[test]
 fn writes_that_wait_are_not_noticed() {
     run("unnoticed");
 }
 
-/// Goal: they do wait.
+/// Goal: the writes are indeed deferred.
 #[test]
 fn writes_wait() {
     let pond = Pond::new().in_mode(Mode::Back);
@@ -127,15 +129,15 @@ fn writes_wait() {
     succeed(pond.served(&program).arg("waiting"));
 }
 
-/// Goal: nobody meets the flag that direct backing sets on the program's own description: not calls
-/// that read there in the kernel, that ask for flags or set others, nor a child.
+/// Goal: the flag that direct backing sets on the program's own description is invisible: to calls that read from the
+/// description in the kernel, that get its flags or set others, and to a child.
 #[test]
 fn direct_backing_is_not_noticed() {
     run("undirected");
 }
 
-/// Goal: direct backing in mode back is direct: aligned bytes go past the kernel's cache, and tails,
-/// appends and what was cut are right. Where a file system can't, the report says so.
+/// Goal: direct backing in mode back is direct. Aligned bytes bypass the kernel's cache, and tails, appends and cut
+/// files are correct. If a file system has no direct I/O, the report states it.
 #[test]
 fn write_back_is_direct() {
     let script = "import os\n\
@@ -176,7 +178,7 @@ fn write_back_is_direct() {
     }
 }
 
-/// Goal: a full file system is told by write, fsync or close.
+/// Goal: write, fsync or close returns the error of a full file system.
 #[test]
 fn no_space_is_told() {
     for mode in MODES {
@@ -192,9 +194,10 @@ fn no_space_is_told() {
     }
 }
 
-/// Goal: an open of a file that a keeper still writes waits, whether the file can be served or not,
-/// and takes signals meanwhile. The incident: the keeper has such a file open for writing, so that
-/// there is no lease on it; the file was left to the kernel unwritten, and nobody waited.
+/// Goal: an open waits while a keeper still writes the file, whether the file can be served or not, and signals
+/// interrupt the wait.
+/// Incident: the keeper has such a file open for writing, so no lease can be taken on it. The library passed the file
+/// to the kernel before the keeper had written it, and the open did not wait.
 #[test]
 fn opens_wait_for_a_keeper() {
     use std::io::Write;
@@ -213,7 +216,7 @@ fn opens_wait_for_a_keeper() {
         let first = keeper.accept();
         // SAFETY: no memory involved; the child is not reaped yet.
         unsafe { libc::kill(stopped.id() as i32, libc::SIGTERM) };
-        // Sooner than the library would give up.
+        // Sooner than the library's own timeout.
         let until = Instant::now() + Duration::from_secs(30);
         let status = loop {
             assert!(Instant::now() < until, "{mode:?}: a signal waits for the keeper");
@@ -224,7 +227,7 @@ fn opens_wait_for_a_keeper() {
         };
         assert_eq!(status.signal(), Some(libc::SIGTERM), "{mode:?}");
         let waiting = start();
-        // More than one process can have left here.
+        // The open must wait for each keeper, as several dead processes can have left dirty pages of the file.
         let more: Vec<_> = (0..20).map(|_| keeper.accept()).collect();
         file.write_all(b"whole").unwrap();
         drop((keeper, first, more));
@@ -234,7 +237,7 @@ fn opens_wait_for_a_keeper() {
     }
 }
 
-/// The mark of a keeper that has a dead process's file: see `survival::mark` of the engine.
+/// The mark of a keeper that has the file of a dead process: see `survival::mark` of the engine.
 struct StandIn(OwnedFd);
 
 impl StandIn {
@@ -256,13 +259,14 @@ impl StandIn {
         }
     }
 
-    /// A peer that waits; there must be one before long.
+    /// Accepts a peer that waits; the test fails if none connects within 30 seconds.
     fn accept(&self) -> OwnedFd {
         let fd = self.0.as_raw_fd();
         let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: the kernel reads and writes `polled`; what it makes is nobody else's.
+        // SAFETY: the kernel reads and writes `polled`, which outlives the call; `accept4` returns a new descriptor,
+        // which no other code has.
         unsafe {
-            assert_eq!(libc::poll(&mut polled, 1, 30_000), 1, "nobody waits for the keeper");
+            assert_eq!(libc::poll(&mut polled, 1, 30_000), 1, "no open waits for the keeper");
             let null = std::ptr::null_mut();
             let accepted = libc::accept4(fd, null, null.cast(), libc::SOCK_CLOEXEC);
             assert!(accepted >= 0);

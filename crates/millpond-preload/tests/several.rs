@@ -11,7 +11,7 @@ fn on_use() -> Pond {
     Pond::new().serving(ServedFiles::Default)
 }
 
-/// On the kernel alone, and in mode back. Returns the reports of the runs without options.
+/// Runs the scenario on the kernel alone, and in mode back. Returns the reports of the runs without options.
 fn run(plain: &[&str], scenario: &[&str]) -> Vec<Report> {
     let alone = Pond::new();
     let program = alone.compile("several.c", &["-O1"]);
@@ -27,14 +27,14 @@ fn run(plain: &[&str], scenario: &[&str]) -> Vec<Report> {
     MODES.map(run).into()
 }
 
-/// Goal: what one thread has written every other one reads from then on, each with a descriptor of its own
-/// that it opens and closes meanwhile; and other programs find it.
+/// Goal: after a thread has written, every other thread reads the new bytes, each by a descriptor of its own that it
+/// opens and closes during the test; other programs read them, too.
 #[test]
 fn threads_that_open_for_themselves() {
     run(&["stamps"], &["stamps"]);
 }
 
-/// Goal: the file is served to all of them, so what they read is whole.
+/// Goal: the file is served to all descriptors, so no read is torn.
 #[test]
 fn threads_with_descriptors_of_their_own_are_served() {
     for report in run(&["whole", "0"], &["whole", "1"]) {
@@ -43,8 +43,8 @@ fn threads_with_descriptors_of_their_own_are_served() {
     }
 }
 
-/// Goal: each descriptor has its own rights, flags and offset, whatever is done to it or another one, and
-/// whoever disturbs.
+/// Goal: each descriptor has its own rights, flags and offset, under any operation on it or on another descriptor,
+/// and under any disturbance.
 #[test]
 fn anything_on_any_of_several() {
     let reports = run(&["model", "1"], &["model", "2"]);
@@ -54,13 +54,13 @@ fn anything_on_any_of_several() {
     }
 }
 
-/// Goal: the same where nothing can be opened anew when the file is given back.
+/// Goal: the same if no file can be opened again when the file is handed to the kernel.
 #[test]
 fn given_back_without_a_free_number() {
     run(&["limit"], &["limit"]);
 }
 
-/// Goal: a file that is served stays so when the program opens it once more; what it may not, it may not.
+/// Goal: a served file stays served when the program opens it again, and each descriptor keeps its access mode.
 #[test]
 fn opened_further_while_it_is_served() {
     for report in run(&["further"], &["further"]) {
@@ -69,15 +69,15 @@ fn opened_further_while_it_is_served() {
     }
 }
 
-/// Goal: what was opened stays open with its own offset when the process may not open it any more, also for
-/// a child.
+/// Goal: an open descriptor stays open with its own offset when the process may no longer open the file, also for a
+/// child.
 #[test]
 fn rights_that_are_given_up() {
     run(&["rights"], &["rights"]);
 }
 
-/// Goal: a file that is open for reading is served to the readers, too, when the program opens it for writing: they
-/// read each later write, each at its own offset; and the file is handed over when they are locked.
+/// Goal: a file that is open for reading stays served to its readers when the program opens it for writing. They read
+/// each later write, each at its own offset. The file is handed over when the readers are locked.
 #[test]
 fn readers_come_first() {
     require("python3", "python3");
@@ -114,14 +114,14 @@ fn readers_come_first() {
             let pond = Pond::new().in_mode(mode).serving(ServedFiles::Default);
             pond.run("python3", &["-c", script]);
             let report = pond.report();
-            // The threads may have been in a call each time that the library looked.
+            // The threads may have been in a call each time the library checked.
             served += u64::from(report.served_bytes > 199 * 4096 * 4);
         }
     }
     assert!(served > 0);
 }
 
-/// Goal: the keeper has what was written by all of them.
+/// Goal: the keeper has the writes of all descriptors.
 #[test]
 fn killed_with_several() {
     let page_bytes = 4096;
@@ -148,7 +148,7 @@ fn killed_with_several() {
             let bytes = &found[page as usize * page_bytes..][..page_bytes];
             let stamps = bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
             let stamps: std::collections::BTreeSet<u64> = stamps.collect();
-            // The one that was under way may have come.
+            // The write in progress may have reached the file.
             let is_whole = stamps.len() == 1 && stamps.first().is_some_and(|stamp| *stamp == least);
             let is_next = (last + 1) % pages == page && stamps.contains(&(last + 1));
             assert!(is_whole || is_next, "page {page}, last {last}, least {least}: {stamps:?}");

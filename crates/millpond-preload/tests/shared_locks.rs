@@ -1,11 +1,11 @@
-//! POSIX locks of a process that has a file open several times, in mode back: they are the kernel's, and the first lock
-//! hands a shared file over.
+//! POSIX locks of a process that has a file open several times, in mode back: the kernel holds the locks, and the
+//! first lock hands a shared file over.
 
 mod common;
 
 use common::{MODES, Mode, Pond, ServedFiles, require, succeed};
 
-/// On the kernel alone, and in mode back.
+/// Runs the scenario on the kernel alone, and in mode back.
 fn run(scenario: &[&str]) {
     let alone = Pond::new();
     let program = alone.compile("shared_locks.c", &["-O1"]);
@@ -16,14 +16,14 @@ fn run(scenario: &[&str]) {
     }
 }
 
-/// Goal: other processes see the locks that were taken, while the file is served and handed over, with a lock to write,
+/// Goal: other processes see the locks that were taken: while the file is served and handed over, with a write lock,
 /// over a fork, and until the first close.
 #[test]
 fn locks_are_kept_while_the_file_is_served_and_handed_over() {
     run(&["kept", "3"]);
 }
 
-/// Goal: any close of any descriptor ends them, as on the kernel.
+/// Goal: the close of any descriptor ends the locks, as on the kernel.
 #[test]
 fn a_close_ends_the_locks() {
     run(&["closed", "16"]);
@@ -35,19 +35,19 @@ fn rights_and_offsets_of_each_descriptor() {
     run(&["rights"]);
 }
 
-/// Goal: a thread that waits for another process's lock gets it, a signal, or is cancelled.
+/// Goal: a thread that waits for another process's lock acquires it, is interrupted by a signal, or is cancelled.
 #[test]
 fn waits_for_other_processes() {
     run(&["waits", "12"]);
 }
 
-/// Goal: no two processes are in at once, and each finds what the other wrote.
+/// Goal: no two processes are in the critical section at once, and each reads the other's writes.
 #[test]
 fn processes_that_contend() {
     run(&["count"]);
 }
 
-/// Goal: a database in WAL mode is whole after four connections in threads have used it.
+/// Goal: a database in WAL mode is consistent after four connections in threads have used it.
 #[test]
 fn a_database_of_four_connections() {
     require("sqlite3", "sqlite3");

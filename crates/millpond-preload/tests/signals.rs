@@ -1,11 +1,11 @@
-//! Signals amid reads and writes: no handler runs in the library's own work, and none is lost or told
-//! something else for it.
+//! Signals during reads and writes: no handler runs inside the library's own work, no signal is lost, and each
+//! handler gets the kernel's arguments.
 
 mod common;
 
 use common::{ALL_MODES, Pond, succeed};
 
-/// On the kernel, in all modes, handed over at random moments, and with a cache of a few pages.
+/// Runs the scenario on the kernel, in all modes, handed over at random moments, and with a cache of a few pages.
 fn run(scenario: &str) {
     let alone = Pond::new();
     let program = alone.compile_with("signals.c", &["-O1"], &["-lpthread"]);
@@ -22,20 +22,21 @@ fn run(scenario: &str) {
     }
 }
 
-/// Goal: real-time signals come in order, each once, with what was sent, to a handler with the mask it
-/// asked for; and the thread's mask stays what it was.
+/// Goal: real-time signals arrive in order, each once, with the value that was sent, and their handler runs with the
+/// requested mask; the thread's mask is unchanged after that.
 #[test]
 fn queued_signals_come_in_order() {
     run("queued");
 }
 
-/// Goal: a standard signal comes with what was sent, and not after a later one.
+/// Goal: a standard signal arrives with the value that was sent, and not after a later one.
 #[test]
 fn standard_signals_come_with_their_values() {
     run("standard");
 }
 
-/// Goal: handlers of timers nest, use a stack of their own and jump away, amid whatever.
+/// Goal: handlers of timers nest, use a stack of their own and jump away, at any point of the library and of the
+/// program.
 #[test]
 fn handlers_of_timers() {
     run("timers");
@@ -47,7 +48,7 @@ fn handlers_for_one_signal() {
     run("once");
 }
 
-/// Goal: the program finds the handlers that it has set, and they are called.
+/// Goal: `sigaction` returns the handlers that the program has set, and signals call them.
 #[test]
 fn handlers_are_what_was_set() {
     run("told");

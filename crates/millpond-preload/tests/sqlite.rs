@@ -54,13 +54,13 @@ fn kept_journal() {
     database("persist");
 }
 
-/// Write-ahead logging shares memory through a mapped file, which the kernel keeps.
+/// Write-ahead logging shares memory through a mapped file, which the kernel serves.
 #[test]
 fn write_ahead_log() {
     database("wal");
 }
 
-/// Two processes on one database: neither may see the other's pages stale.
+/// Two processes on one database: neither reads stale pages of the other.
 #[test]
 fn two_processes() {
     for mode in ALL_MODES {

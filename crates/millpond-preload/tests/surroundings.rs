@@ -23,10 +23,10 @@ const MODES: [(&str, Mode, ServedFiles); 4] = [
     ("back and eager", Mode::Back, ServedFiles::Eager),
 ];
 
-/// A program's exit and output.
+/// The exit and the output of a program.
 #[derive(PartialEq, Debug)]
 struct Outcome {
-    /// `None`: it did not end.
+    /// `None`: the program did not exit.
     status: Option<Result<i32, i32>>,
     printed: String,
     complained: String,
@@ -39,7 +39,7 @@ struct Row {
     limit: Option<&'static str>,
 }
 
-/// As on the kernel.
+/// The outcome must be as on the kernel.
 const fn same(name: &'static str) -> Row {
     Row { name, limit: None }
 }
@@ -69,7 +69,7 @@ fn run(command: &mut Command, output: &Path) -> Outcome {
             None => std::thread::sleep(Duration::from_millis(5)),
         }
     };
-    // The group, with whatever processes are left in it: it is this child's own.
+    // Kills the group, with the processes that are left in it: this child alone leads it.
     let group = format!("-{}", child.id());
     let _ = Command::new("kill").args(["-9", "--", &group]).stderr(Stdio::null()).status();
     let _ = child.wait();
@@ -77,7 +77,7 @@ fn run(command: &mut Command, output: &Path) -> Outcome {
     Outcome { status, printed: read(&out), complained: read(&err) }
 }
 
-/// Runs what `prepare` makes of a command, in each mode and on the kernel alone; the differences.
+/// Runs the command that `prepare` has changed, in each mode and on the kernel alone; returns the differences.
 fn compare(
     row: &Row,
     program: &Path,
@@ -159,7 +159,7 @@ fn small_stacks() {
     ]);
 }
 
-/// Goal: a program that forbids itself system calls makes none but its own.
+/// Goal: a program that filters its own system calls makes only the calls of its own code.
 /// Incident: a filter killed the process for a call of a library thread; another one made that thread spin.
 #[test]
 fn filters_of_system_calls() {
@@ -174,7 +174,7 @@ fn filters_of_system_calls() {
     ]);
 }
 
-/// Goal: a program that is left alone has its counts reported before.
+/// Goal: the counts of a program that the library leaves alone are reported before that.
 #[test]
 fn counts_are_reported_before() {
     let compiler = Pond::new();
@@ -188,7 +188,7 @@ fn counts_are_reported_before() {
     }
 }
 
-/// Goal: a program that locks its memory has about as much resident as on the kernel.
+/// Goal: a program that locks its memory has about as much resident memory as on the kernel.
 /// Incident: `mlockall` after a file was served took 9 s and 736 MB.
 #[test]
 fn locked_memory() {
@@ -245,10 +245,10 @@ const TSAN: &str = "ThreadSanitizer may report races in the library";
 const MUSL: &str = "Programs of another C library (musl) do not start";
 const NARROW: &str = "Programs of 32 bits, and those in a `chroot`";
 
-/// Where Debian has jemalloc.
+/// The path of jemalloc in Debian.
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 
-/// Goal: programs start whose allocator uses files while it is set up.
+/// Goal: programs start even if their allocator uses files during its own start.
 /// Incident: redis, which Debian links with jemalloc, hung before `main`.
 #[test]
 fn allocators() {

@@ -1,6 +1,8 @@
-//! Programs that asked for some calls by number and for others by name got wrong data: the library
-//! saw the ones and not the others. The table of calls, and `programs/other_system_calls.txt`, say
-//! what becomes of every number; what concerns served files does here what it does on the kernel.
+//! System calls by number have the same effect on served files as the functions of libc.
+//!
+//! Incident: programs that made some calls by number and others by name read wrong data, because the library saw only
+//! the latter. The table of calls and `programs/other_system_calls.txt` state the treatment of every number. A call
+//! that concerns served files behaves as on the kernel.
 
 mod common;
 
@@ -13,8 +15,8 @@ use common::{ALL_MODES, Mode, Pond, require, succeed};
 
 const OTHERS: &str = include_str!("programs/other_system_calls.txt");
 
-/// What becomes of each system call: its class in the table, or what the list says of those that
-/// are not there. And those of the table that are tried elsewhere, or not at all.
+/// The treatment of each system call: its class in the table, or the list's class for calls that are not in the
+/// table. Also returns the calls of the table that only other tests try, or no test.
 fn listed() -> (BTreeMap<&'static str, &'static str>, BTreeSet<&'static str>) {
     let mut all = BTreeMap::new();
     for row in rows() {
@@ -37,7 +39,7 @@ fn listed() -> (BTreeMap<&'static str, &'static str>, BTreeSet<&'static str>) {
     (all, untried)
 }
 
-/// The names that the headers know.
+/// The names in the headers.
 fn known() -> Vec<String> {
     require("gcc", "gcc");
     let mut gcc = Command::new("gcc");
@@ -50,7 +52,7 @@ fn known() -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Goal: nobody adds a system call, and nobody says what becomes of it.
+/// Goal: each system call of the headers is in the table or in the list.
 #[test]
 fn every_number_is_accounted_for() {
     let (listed, _) = listed();
@@ -60,8 +62,8 @@ fn every_number_is_accounted_for() {
     assert!(missing.is_empty(), "what becomes of {missing:?}?");
 }
 
-/// Goal: the same results, errors, bytes, sizes, offsets and times as on the kernel, of every
-/// system call that concerns files which are served.
+/// Goal: each system call that concerns served files has the kernel's results, errors, bytes, sizes, offsets and
+/// times.
 #[test]
 fn what_is_asked_for_by_number_is_the_same() {
     let alone = Pond::new();

@@ -1,6 +1,8 @@
-//! Programs that did some of their I/O where no hook saw it got wrong data, and lost writes in mode back: by
-//! functions looked up in libc's own handle, by a library that binds to libc before us, by io_uring. What
-//! can be seen is served, and what can't is left to the kernel.
+//! I/O that bypasses the hooks: the library serves the calls that it can see, and leaves files with other I/O to the
+//! kernel.
+//!
+//! Incident: programs read wrong data, and lost writes in mode back. Some of their I/O bypassed the hooks: functions
+//! looked up in libc's own handle, a library that binds to libc before this one, and io_uring.
 
 mod common;
 
@@ -8,7 +10,7 @@ use std::path::PathBuf;
 
 use common::{MODES, Pond, finish, require, require_library, skip, succeed};
 
-/// What becomes of the program's files.
+/// How the library treats the program's files.
 enum Fate {
     Served,
     Unseen,
@@ -18,7 +20,7 @@ fn run(how: &str, fate: &Fate) {
     run_with(how, fate, None);
 }
 
-/// The same with one of the libraries loaded before all others but ours.
+/// Like `run`, with one of the test libraries loaded before all others except this library.
 fn run_with(how: &str, fate: &Fate, preloaded: Option<&str>) {
     let alone = Pond::new();
     let (program, libraries) = compile(&alone);
@@ -48,7 +50,7 @@ fn run_with(how: &str, fate: &Fate, preloaded: Option<&str>) {
     }
 }
 
-/// The program, and the directory of its libraries.
+/// Compiles the program; returns it, and the directory of its libraries.
 fn compile(pond: &Pond) -> (PathBuf, PathBuf) {
     let program = pond.compile_with("looked_up.c", &["-O1"], &["-ldl"]);
     let directory = program.parent().unwrap().to_owned();
@@ -60,21 +62,22 @@ fn compile(pond: &Pond) -> (PathBuf, PathBuf) {
     (program, directory)
 }
 
-/// Goal: `dlsym` and `dlvsym` in libc's handle, in others that lead there, and with the two that stand for
-/// none; a library's own definitions are its own.
+/// Goal: the lookup is right with `dlsym` and `dlvsym` in libc's handle, in handles that lead to it, and with the two
+/// pseudo-handles. A library's own definitions stay its own.
 #[test]
 fn functions_looked_up_in_a_handle() {
     run("lookups", &Fate::Served);
 }
 
-/// Goal: libaio's functions, too, where the program looks them up in libaio.
+/// Goal: the same for libaio's functions, if the program looks them up in libaio.
 #[test]
 fn libaio_looked_up() {
     require_library("libaio.so.1", "libaio-dev");
     run("libaio", &Fate::Served);
 }
 
-/// Goal: somebody else's definition between ours and libc's finds libc's, and not ours, which called it.
+/// Goal: a definition of another library between this one and libc finds libc's, and not that of this library, which
+/// called it.
 #[test]
 fn a_definition_between_ours_and_libcs() {
     let alone = Pond::new();
@@ -94,7 +97,7 @@ fn a_library_that_binds_as_others_do() {
     run("bound", &Fate::Served);
 }
 
-/// Goal: a library that binds to libc before us reads and writes what everybody does.
+/// Goal: a library that binds to libc before this one reads and writes the same bytes as all other code.
 #[test]
 fn a_library_that_binds_deep() {
     run("deep", &Fate::Unseen);
@@ -105,19 +108,19 @@ fn a_library_in_a_space_of_its_own() {
     run("space", &Fate::Unseen);
 }
 
-/// Goal: what a ring reads and writes is what calls write and read.
+/// Goal: reads and writes by a ring have the same bytes as reads and writes by calls.
 #[test]
 fn rings_of_the_program() {
     run("rings", &Fate::Unseen);
 }
 
-/// Goal: the same by a library whose system calls nobody sees.
+/// Goal: the same for a library whose system calls bypass the hooks.
 #[test]
 fn rings_by_a_library() {
     run_with("library", &Fate::Unseen, Some("libring.so"));
 }
 
-/// Goal: Python's `ctypes`, which looks functions up in the handle of the library that it is told.
+/// Goal: Python's `ctypes` works, which looks functions up in the handle of the library that the script names.
 #[test]
 fn ctypes() {
     require("python3", "python3");

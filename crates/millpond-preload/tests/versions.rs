@@ -1,6 +1,6 @@
 //! Reads and writes of one file by several descriptors, while it is handed to the kernel.
 //!
-//! `MILLPOND_TEST_SEED` replays one seed; `MILLPOND_TEST_SCALE` runs that many times as many.
+//! `MILLPOND_TEST_SEED` replays one seed; `MILLPOND_TEST_SCALE` multiplies the number of runs.
 
 mod common;
 
@@ -15,8 +15,8 @@ fn variable(name: &str) -> Option<f64> {
 
 /// Goal: no read returns a version older than that of the last write that had returned before it began.
 ///
-/// Incident: the descriptions of a file that was given back were bypassed one after the other. A write by one that was
-/// bypassed went to the kernel, and a read by one that was not returned old cached bytes.
+/// Incident: when a file was handed back, its descriptions were bypassed one after the other. A write by a bypassed
+/// description went to the kernel, and a read by one that was not yet bypassed returned old cached bytes.
 #[test]
 fn reads_are_never_older_than_the_last_write() {
     let pond = Pond::new();

@@ -1,4 +1,4 @@
-//! Running programs under the preload library, and reading what it reports.
+//! Runs programs under the preload library, and parses its report.
 
 #![allow(dead_code, unused_imports, reason = "each test file uses a part of it")]
 
@@ -20,8 +20,8 @@ use millpond::keeper::{Address, Server};
 pub use mount::Mount;
 pub use skip::skip;
 
-/// The preload library, built with the profile of this test: cargo does not build a cdylib for
-/// the tests of its own package. `MILLPOND_TEST_LIBRARY`: another one, and what is to be loaded before it.
+/// The preload library, built with the profile of this test: cargo does not build a cdylib for the tests of its own
+/// package. `MILLPOND_TEST_LIBRARY` names another library to use, after the libraries to load before it.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -44,7 +44,7 @@ pub fn library() -> &'static Path {
     })
 }
 
-/// A directory that is served, and one that is not, for reports and compiled programs.
+/// A served directory, and one that is not served, for reports and compiled programs.
 pub struct Pond {
     served: tempfile::TempDir,
     aside: tempfile::TempDir,
@@ -61,7 +61,7 @@ pub enum ServedFiles {
     Eager,
     /// As in a run without options.
     Default,
-    /// The same, and files of mode back are handed to the kernel at random moments; the seed.
+    /// As `Default`, and files of mode back are handed to the kernel at random moments, by this seed.
     HandOver(u64),
 }
 
@@ -71,11 +71,11 @@ pub enum Mode {
     /// Reads from the kernel's page cache, as in a run without options.
     Through,
     Back,
-    /// `Back`, and with `O_DIRECT` where the served directory's file system knows it.
+    /// `Back`, and with `O_DIRECT` if the served directory's file system supports it.
     BackDirect,
 }
 
-/// The modes with a cache of the library's own.
+/// The modes in which the library has its own cache.
 pub const MODES: [Mode; 2] = [Mode::Back, Mode::BackDirect];
 pub const ALL_MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
 
@@ -96,7 +96,7 @@ pub fn keeper() -> &'static Address {
     })
 }
 
-/// What the processes of a run reported, together.
+/// The merged reports of all processes of a run.
 #[derive(Debug, Default, PartialEq)]
 pub struct Report {
     pub served_files: u64,
@@ -110,7 +110,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of the bytes moved, the share that the library served.
+    /// The share of the moved bytes that the library served.
     pub fn served_share(&self) -> f64 {
         self.served_bytes as f64 / (self.served_bytes + self.passed_bytes) as f64
     }
@@ -142,7 +142,7 @@ impl Pond {
         }
     }
 
-    /// With its served directory in `dir`.
+    /// Has its served directory in `dir`.
     pub fn in_dir(dir: &Path) -> Self {
         Self { served: tempfile::tempdir_in(dir).unwrap(), ..Self::new() }
     }
@@ -159,8 +159,8 @@ impl Pond {
         Self { cache_bytes, ..Self::new() }
     }
 
-    /// Ponds of which only the program's result counts, not how much is served: files are handed to the kernel at random
-    /// moments, or read from the kernel's page cache.
+    /// Ponds for tests that check only the program's result, not the served share: files are handed to the kernel at
+    /// random moments, or read from the kernel's page cache.
     pub fn unmeasured() -> [Self; 4] {
         let pond = |mode, files| Self::new().in_mode(mode).serving(files);
         [
@@ -197,7 +197,7 @@ impl Pond {
             .env("MILLPOND_PATHS", self.served.path().canonicalize().unwrap())
             .env("MILLPOND_CACHE_BYTES", self.cache_bytes.to_string())
             .env("MILLPOND_REPORT_FILE", self.aside("report"))
-            // What else the machine does shrinks no cache.
+            // Memory pressure by other programs of the machine shrinks no cache.
             .env("MILLPOND_PRESSURE_FILE", "/dev/null")
             .env("MILLPOND_QUIET", "1");
         match self.served_files {
@@ -215,13 +215,13 @@ impl Pond {
         command
     }
 
-    /// Runs a program under the library; it must succeed. Returns what it printed.
+    /// Runs a program under the library; it must succeed. Returns its output.
     #[track_caller]
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         succeed(self.served(program).args(args))
     }
 
-    /// What was reported since the last call.
+    /// The report since the last call.
     pub fn report(&self) -> Report {
         let lines = std::fs::read_to_string(self.aside("report")).unwrap_or_default();
         let _ = std::fs::remove_file(self.aside("report"));
@@ -249,7 +249,7 @@ impl Pond {
         self.compile_with(source, options, &[])
     }
 
-    /// The same with libraries.
+    /// Like `compile`, with libraries.
     pub fn compile_with(&self, source: &str, options: &[&str], libraries: &[&str]) -> PathBuf {
         require("gcc", "gcc");
         let binary = self.aside.path().join(Path::new(source).file_stem().unwrap());
@@ -276,7 +276,7 @@ pub fn succeed(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What takes longer hangs, also on a busy machine.
+/// A command that takes longer hangs, also on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
 
 /// Runs a command to its end; a hang ends it, with all its children.
@@ -297,7 +297,7 @@ pub fn finish(command: &mut Command) -> Output {
     output
 }
 
-/// Fails with the package's name where a program is missing: the set-up script installs it.
+/// Fails with the package's name if a program is missing: the set-up script installs it.
 #[track_caller]
 pub fn require(program: &str, package: &str) {
     let found = std::env::var_os("PATH")
@@ -305,7 +305,7 @@ pub fn require(program: &str, package: &str) {
     assert!(found, "{program} is missing: install the package {package}");
 }
 
-/// Fails with the package's name where a shared library is missing.
+/// Fails with the package's name if a shared library is missing.
 #[track_caller]
 pub fn require_library(name: &str, package: &str) {
     let listed = ["ldconfig", "/sbin/ldconfig"]
@@ -317,7 +317,7 @@ pub fn require_library(name: &str, package: &str) {
     assert!(found, "{name} is missing: install the package {package}");
 }
 
-/// Numbered lines, which compress badly enough to be seen when they move.
+/// Numbered lines, which differ enough from each other that a shift is noticed.
 pub fn lines(count: usize) -> Vec<u8> {
     (0..count)
         .flat_map(|n| format!("{} {n}\n", n * 2_654_435_761 % 1_000_003).into_bytes())

@@ -7,12 +7,12 @@ use std::process::Command;
 pub struct Mount(PathBuf);
 
 impl Mount {
-    /// `None` where the process may not mount.
+    /// `None` if the process may not mount.
     pub fn tmpfs(at: &Path, options: &str) -> Option<Self> {
         Self::new("tmpfs", at, options)
     }
 
-    /// An overlay at `dir/merged` of `dir/lower` and `dir/upper`, which are made; `None` where the process may not
+    /// Makes and mounts an overlay at `dir/merged` of `dir/lower` and `dir/upper`; `None` if the process may not
     /// mount, or the kernel has no overlay.
     pub fn overlay(dir: &Path) -> Option<Self> {
         for name in ["lower", "upper", "work", "merged"] {

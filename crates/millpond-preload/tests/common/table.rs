@@ -1,15 +1,15 @@
-//! The table of calls, as tests look at it.
+//! The table of calls, as data for the tests.
 
 #[macro_use]
 #[path = "../../src/calls.rs"]
 mod calls;
 
-/// What a row makes, and what becomes of it.
+/// The exports of a row, and the row's class.
 pub struct Row {
     pub class: &'static str,
-    /// The functions that are exported for it.
+    /// The functions that the row exports.
     pub names: Vec<&'static str>,
-    /// The system calls that it answers, by their numbers.
+    /// The system calls that the row handles, by their numbers.
     pub numbers: Vec<&'static str>,
 }
 
@@ -50,7 +50,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// The names of a list of those that are not in the table: lines of them, after comments.
+/// The names of a list of calls that are not in the table. The list has lines of names, after comments.
 pub fn listed(list: &str) -> impl Iterator<Item = &str> {
     list.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace)
 }

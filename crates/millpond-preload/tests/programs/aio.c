@@ -1,7 +1,7 @@
-/* Linux AIO, one scenario each, by name. Prints nothing and returns 0 where all is as the kernel has it.
+/* Linux AIO: one scenario each, by name. Prints nothing and returns 0 if all results are the kernel's.
  *
- * aio syscall|libaio SCENARIO DIR: system calls by number, or the functions of libaio; DIR is a
- * directory that is not served. */
+ * aio syscall|libaio SCENARIO DIR: system calls by number, or the functions of libaio; DIR is a directory that is
+ * not served. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -31,7 +31,7 @@ typedef struct iocb Block;
 typedef struct io_event Event;
 typedef unsigned long Context;
 
-/* All return the negative errno, as libaio does. */
+/* All these functions return the negative errno, as libaio does. */
 static int (*lib_setup)(int, Context *);
 static int (*lib_destroy)(Context);
 static int (*lib_submit)(Context, long, Block **);
@@ -90,7 +90,7 @@ static int pgetevents(Context context, long min, long max, Event *events, struct
 
 static void use_libaio(void)
 {
-	/* Found as a program's own reference to the function would be. */
+	/* Looks the function up as a program's own reference to it would bind. */
 	CHECK(dlopen("libaio.so.1", RTLD_NOW | RTLD_GLOBAL));
 	CHECK((lib_setup = dlsym(RTLD_DEFAULT, "io_setup")));
 	CHECK((lib_destroy = dlsym(RTLD_DEFAULT, "io_destroy")));
@@ -131,7 +131,7 @@ static void prepare(Block *block, int opcode, int fd, void *memory, size_t len, 
 	block->aio_data = (uintptr_t)block ^ 0x5aa5;
 }
 
-/* Submits one, and returns what it comes to. */
+/* Submits one request, and returns its result. */
 static long do_one_at(int line, Context context, Block *block)
 {
 	Event event;
@@ -198,7 +198,7 @@ static void mixed(void)
 	CHECK(destroy(context) == 0);
 }
 
-/* The eventfd counts completions, each of which can be taken when it was counted. */
+/* The eventfd counts completions; each counted completion can be taken. */
 static void eventfds(void)
 {
 	int fds[] = { make(".", "a", 0, O_RDONLY), make(aside, "b", 100, O_RDONLY) };
@@ -221,7 +221,7 @@ static void eventfds(void)
 	}
 	for (int i = 0; i < MANY; i++)
 		CHECK(is_all(memory + i * PAGE, PAGE, i % 2 * 100 + i));
-	/* No eventfd. */
+	/* These descriptors are no eventfds. */
 	blocks[0].aio_resfd = 9999;
 	CHECK(submit(context, 1, pointers) == -EBADF);
 	blocks[0].aio_resfd = fds[1];
@@ -234,7 +234,7 @@ static volatile sig_atomic_t alarms;
 
 static void on_alarm(int signal) { alarms++; }
 
-/* How many are waited for, how long, and what a signal does. */
+/* The number of completions to wait for, the timeout, and the effect of a signal. */
 static void waits(void)
 {
 	int fd = make(".", "a", 0, O_RDONLY);
@@ -254,7 +254,7 @@ static void waits(void)
 	CHECK(submit(context, 5, pointers) == 5);
 	CHECK(getevents(context, 2, 2, events, NULL) == 2);
 	CHECK(getevents(context, 3, MANY, events, NULL) == 3);
-	/* Fewer than wanted, when the time is up. */
+	/* Fewer completions than requested, at the timeout. */
 	CHECK(submit(context, 2, pointers) == 2);
 	int got = getevents(context, 8, MANY, events, &moment);
 	CHECK(got >= 0 && got <= 2);
@@ -265,7 +265,7 @@ static void waits(void)
 	struct itimerval often = { { 0, 5000 }, { 0, 5000 } }, never = { 0 };
 	CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
 	CHECK(getevents(context, 1, 1, events, NULL) == -EINTR && alarms > 0);
-	/* Those in flight come all the same. */
+	/* The requests in flight complete nevertheless. */
 	for (int round = 0; round < 200; round++) {
 		for (int i = 0; i < 8; i++)
 			blocks[i].aio_offset = (long)((round * 8 + i) % PAGES) * PAGE;
@@ -278,7 +278,7 @@ static void waits(void)
 	}
 	CHECK(setitimer(ITIMER_REAL, &never, NULL) == 0);
 
-	/* The mask is the call's while it waits. */
+	/* The call's mask applies during its wait. */
 	sigset_t blocked, none;
 	sigemptyset(&none);
 	sigemptyset(&blocked);
@@ -295,7 +295,7 @@ static void waits(void)
 	CHECK(destroy(context) == 0);
 }
 
-/* Every operation, and what it leaves in the file. */
+/* Every operation, and the resulting bytes of the file. */
 static void operations(void)
 {
 	int fd = make(".", "a", 0, O_RDWR);
@@ -325,13 +325,13 @@ static void operations(void)
 	CHECK(one(context, IOCB_CMD_PREAD, fd, memory, PAGE, 1L << 40) == 0);
 	CHECK(one(context, IOCB_CMD_PREAD, fd, memory, 0, 0) == 0);
 	CHECK(one(context, IOCB_CMD_PWRITE, fd, memory, 0, 0) == 0);
-	/* What a write adds to the file is there for a read after it. */
+	/* A read after a write sees the bytes that the write added to the file. */
 	memset(memory, 7, PAGE);
 	CHECK(one(context, IOCB_CMD_PWRITE, fd, memory, PAGE, (PAGES + 1) * PAGE) == PAGE);
 	CHECK(one(context, IOCB_CMD_PREAD, fd, other, 3 * PAGE, PAGES * PAGE) == 2 * PAGE);
 	CHECK(is_all(other, PAGE, 0) && is_all(other + PAGE, PAGE, 7));
 	CHECK(lseek(fd, 0, SEEK_CUR) == 0);
-	/* Durable, and with flags that are the kernel's alone. */
+	/* Durable, and with flags that only the kernel implements. */
 	Block block;
 	prepare(&block, IOCB_CMD_PWRITE, fd, memory, PAGE, 0);
 	block.aio_rw_flags = RWF_DSYNC;
@@ -355,7 +355,7 @@ static void operations(void)
 	for (int i = 0; i < 20; i++)
 		CHECK(is_all(other + i * 100, 100, i));
 
-	/* One for the kernel alone behind others that are not cached. */
+	/* A request that only the kernel can serve, behind others that are not cached. */
 	Event events[8];
 	int cold = make(".", "b", 0, O_RDWR);
 	for (int i = 0; i < 8; i++) {
@@ -370,7 +370,7 @@ static void operations(void)
 	CHECK(destroy(context) == 0);
 }
 
-/* What is refused, when, and what comes before it. */
+/* Requests and calls that are refused: the error, the point of refusal, and the requests before it. */
 static void errors(void)
 {
 	int fd = make(".", "a", 0, O_RDWR), writer = make(".", "b", 0, O_WRONLY);
@@ -386,7 +386,7 @@ static void errors(void)
 	CHECK(setup(8, (Context *)8) == -EFAULT);
 	CHECK(setup(8, &context) == 0);
 	CHECK(setup(8, &context) == -EINVAL);
-	/* libaio looks at the memory. */
+	/* libaio reads the memory that the handle points to. */
 	CHECK(lib_setup || getevents(bogus, 0, 1, events, &now) == -EINVAL);
 	CHECK(submit(bogus, 0, pointers) == -EINVAL && submit(none, 0, pointers) == -EINVAL);
 	CHECK(destroy(bogus) == -EINVAL && destroy(none) == -EINVAL);
@@ -402,7 +402,7 @@ static void errors(void)
 	CHECK(one(context, IOCB_CMD_PREADV, fd, (void *)16, 2, 0) == -EFAULT);
 	struct iovec many[1025] = { { memory, 1 } };
 	CHECK(one(context, IOCB_CMD_PREADV, fd, many, 1025, 0) == -EINVAL);
-	/* Memory that is not there: cold and cached, and for a write. */
+	/* Unmapped memory: for cold and cached reads, and for a write. */
 	for (int i = 0; i < 2; i++) {
 		CHECK(one(context, IOCB_CMD_PREAD, fd, hole, PAGE, 4 * PAGE) == -EFAULT);
 		CHECK(one(context, IOCB_CMD_PREAD, fd, hole, 100 * PAGE, 0) == -EFAULT);
@@ -416,7 +416,7 @@ static void errors(void)
 	CHECK(submit(context, 1, (Block **)16) == -EFAULT);
 	Block *nowhere[] = { (Block *)16 };
 	CHECK(submit(context, 1, nowhere) == -EFAULT);
-	/* Those before a bad one are submitted. */
+	/* The requests before a bad one are submitted. */
 	int fds[] = { fd, foreign, reader, fd, 9999, fd };
 	for (int i = 0; i < 6; i++) {
 		prepare(&blocks[i], IOCB_CMD_PREAD, fds[i], memory, 10, i * PAGE);
@@ -429,7 +429,7 @@ static void errors(void)
 	CHECK(submit(context, 2, pointers + 4) == -EBADF);
 	CHECK(getevents(context, 0, 8, events, &now) == 0);
 
-	/* What the kernel may cancel, and files it does not: the completion comes in any case. */
+	/* The kernel may cancel requests of some files, and not of others: the completion arrives in any case. */
 	CHECK(submit(context, 1, pointers) == 1);
 	int cancelled = cancel(context, &blocks[0], events);
 	CHECK(cancelled == -EINVAL || cancelled == -EAGAIN || cancelled == -EINPROGRESS);
@@ -439,7 +439,7 @@ static void errors(void)
 	CHECK(destroy(context) == -EINVAL);
 }
 
-/* Who has not taken his completions can't submit for ever. */
+/* A program that never takes its completions can't submit without limit. */
 static void capacity(void)
 {
 	int fds[] = { make(".", "a", 0, O_RDONLY), make(aside, "b", 0, O_RDONLY) };
@@ -473,7 +473,7 @@ static void capacity(void)
 	}
 }
 
-/* Destroying waits for what is in flight; closing does not change what it is for. */
+/* Destroying a context waits for the requests in flight; a request keeps its file when the descriptor is closed. */
 static void in_flight(void)
 {
 	char *other = memory_of(MANY * PAGE);
@@ -492,7 +492,7 @@ static void in_flight(void)
 		CHECK(submit(context, MANY, pointers) == MANY);
 		if (round % 2) {
 			CHECK(destroy(context) == 0);
-			/* Nobody reads to it any more. */
+			/* No request reads into the memory any more. */
 			CHECK(munmap(memory, MANY * PAGE) == 0);
 			CHECK(close(fd) == 0);
 		} else {
@@ -516,7 +516,7 @@ static void in_flight(void)
 	}
 }
 
-/* "a", made where nothing is served, open for reading: to the library it is a file that nobody has written. */
+/* File "a", made outside the served directory, and then open for reading: the library has seen no write to it. */
 static int never_written(int first)
 {
 	char path[4096];
@@ -528,7 +528,8 @@ static int never_written(int first)
 	return fd;
 }
 
-/* Completions are taken late: after others have written what was read, cut it off, or closed the file. */
+/* Completions are taken late: after other writers have overwritten or cut the bytes that were read, or closed the
+   file. */
 static void taken_late(void)
 {
 	char *memory = memory_of((MANY + 1) * PAGE), *ones = memory_of(MANY * PAGE);
@@ -536,7 +537,7 @@ static void taken_late(void)
 	for (int round = 0; round < 24; round++) {
 		int fd = never_written(round);
 		int writes = round & 1, cuts = round & 2, closes = round & 4;
-		/* Aligned as devices want it, and not. */
+		/* Aligned as devices require it, and unaligned. */
 		char *to = memory + (round & 8 ? 16 : 0);
 		Event events[MANY];
 		Context context = context_for(MANY);
@@ -545,10 +546,10 @@ static void taken_late(void)
 			pointers[i] = &blocks[i];
 		}
 		CHECK(submit(context, MANY, pointers) == MANY);
-		/* From now on the file may be the kernel's. */
+		/* From now on the kernel may serve the file. */
 		int writer = open("a", O_RDWR);
 		CHECK(writer >= 0);
-		/* The second quarter and the third, as whole as it goes. */
+		/* The write covers the second quarter and the third; it may be torn. */
 		if (writes)
 			CHECK(pwrite(writer, ones, MANY / 2 * PAGE, MANY / 4 * PAGE) == MANY / 2 * PAGE);
 		if (cuts)
@@ -582,8 +583,9 @@ static void taken_late(void)
 	}
 }
 
-/* What is written after all has been read, and before the completions are taken: told by an eventfd, which tells of none before its
-   read has ended. The kernel has the old bytes; a read that the library hands to it, and finds overtaken, has the new ones. */
+/* A write after all reads have ended, and before their completions are taken: an eventfd counts the ends, none
+   before its read has ended. The kernel's reads have the old bytes. A read that the library hands to the kernel has
+   the new bytes if the library finds that a write overtook it. */
 static void overtaken(void)
 {
 	char *memory = memory_of((MANY + 1) * PAGE), *ones = memory_of(MANY * PAGE);
@@ -599,7 +601,7 @@ static void overtaken(void)
 			prepare(&blocks[i], IOCB_CMD_PREAD, fd, to + i * PAGE, PAGE, (long)i * PAGE);
 			blocks[i].aio_flags = IOCB_FLAG_RESFD;
 			blocks[i].aio_resfd = told;
-			/* Not in order: what is read ahead is a hit, with the old bytes. */
+			/* Not in order: bytes that are read ahead would be hits, with the old bytes. */
 			pointers[i] = &blocks[i * 37 % MANY];
 		}
 		CHECK(submit(context, MANY, pointers) == MANY);
@@ -619,7 +621,8 @@ static void overtaken(void)
 					      (written && is_all(to + i * PAGE, got, 200))));
 			anew += written && got == PAGE && to[i * PAGE] == (char)200;
 		}
-		/* Some were brought into the cache, and were hits; so are most in later rounds, as pages that are missed again. */
+		/* Some pages entered the cache, and their reads were hits. In later rounds most reads are hits,
+		   as pages that are missed again enter the cache. */
 		CHECK(!is_strict || round > 0 || anew > 0);
 		CHECK(destroy(context) == 0 && close(fd) == 0 && close(writer) == 0 && close(told) == 0);
 	}
@@ -663,7 +666,7 @@ static void *taker(void *min)
 	return NULL;
 }
 
-/* Threads submit while others wait, for one and for several; nothing is lost, or comes twice. */
+/* Threads submit while others wait, for one completion and for several; no completion is lost or doubled. */
 static void threads(void)
 {
 	shared_fds[0] = make(".", "a", 0, O_RDONLY);
@@ -683,7 +686,7 @@ static void threads(void)
 	CHECK(shared_left == 0 && getevents(shared_context, 0, 1, &event, &now) == 0);
 	CHECK(destroy(shared_context) == 0);
 
-	/* One waits for all of them. */
+	/* The main thread waits for all completions. */
 	shared_context = context_for(SUBMITTERS * EACH);
 	for (intptr_t i = 0; i < SUBMITTERS; i++)
 		CHECK(pthread_create(&all[i], NULL, submitter, (void *)i) == 0);
@@ -706,7 +709,7 @@ static void *waiter(void *context)
 	return NULL;
 }
 
-/* Until the waiter is in the kernel; a number may be another context's later. */
+/* Waits until the waiter is in the kernel. If it came later, the context's handle could belong to another context. */
 static void wait_for_waiter(void)
 {
 	char path[64], line[64];
@@ -726,7 +729,7 @@ static void *churner(void *number)
 	char *memory = memory_of(8 * PAGE);
 	Event events[8];
 	Block mine[8], *all[8];
-	/* Few: destroying one takes the kernel many milliseconds. */
+	/* Few rounds: the kernel needs many milliseconds to destroy a context. */
 	for (int round = 0; round < 25; round++) {
 		Context context = context_for(8);
 		for (int i = 0; i < 8; i++) {
@@ -743,7 +746,7 @@ static void *churner(void *number)
 	return NULL;
 }
 
-/* Contexts come and go on many threads; and one goes while another thread waits in it. */
+/* Many threads create and destroy contexts; one context is destroyed while another thread waits in it. */
 static void churn(void)
 {
 	shared_fds[0] = make(".", "a", 0, O_RDONLY);
@@ -760,7 +763,7 @@ static void churn(void)
 		waiter_id = 0;
 		CHECK(pthread_create(&all[0], NULL, waiter, (void *)context) == 0);
 		wait_for_waiter();
-		/* Too few for it. */
+		/* Fewer requests than the waiter waits for. */
 		prepare(&blocks[0], IOCB_CMD_PREAD, shared_fds[round % 3], memory, 1, round * PAGE);
 		pointers[0] = &blocks[0];
 		CHECK(submit(context, 1, pointers) == 1);
@@ -771,7 +774,7 @@ static void churn(void)
 
 static int submitted_late;
 
-/* Until the context is gone. */
+/* Submits until the context is destroyed. */
 static void *late_submitter(void *context)
 {
 	char *memory = memory_of(PAGE);
@@ -785,7 +788,7 @@ static void *late_submitter(void *context)
 			return NULL;
 		CHECK(submitted == 1 || submitted == -EAGAIN);
 		__atomic_fetch_add(&submitted_late, 1, __ATOMIC_SEQ_CST);
-		/* Not libaio's, which looks at memory of the kernel's context, gone or not. */
+		/* Not by libaio's function, which reads memory of the kernel's context, destroyed or not. */
 		int got = told(syscall(SYS_io_getevents, context, 0, 8, events, &now));
 		CHECK(got >= 0 || got == -EINVAL);
 	}
@@ -809,7 +812,7 @@ static void closing(void)
 	}
 }
 
-/* A child has no contexts; the parent's go on. */
+/* A child has no contexts; the parent's contexts continue. */
 static void forks(void)
 {
 	for (int round = 0; round < 5; round++) {
@@ -835,7 +838,7 @@ static void forks(void)
 			int fd = make(".", "b", 50, O_RDWR);
 			CHECK(one(own, IOCB_CMD_PREAD, fd, memory, PAGE, 3 * PAGE) == PAGE);
 			CHECK(is_all(memory, PAGE, 53));
-			/* Submitted, and not waited for. */
+			/* Submitted, and no thread waits for it. */
 			memset(memory, 99, PAGE);
 			prepare(&blocks[0], IOCB_CMD_PWRITE, fd, memory, PAGE, 0);
 			CHECK(submit(own, 1, pointers) == 1);

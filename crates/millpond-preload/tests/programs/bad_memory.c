@@ -1,4 +1,4 @@
-/* Calls with bad addresses, and with structures that the kernel refuses. Prints what each returns. */
+/* Calls with bad addresses, and with structures that the kernel refuses. Prints each result. */
 #define _GNU_SOURCE
 #include <linux/fs.h>
 #include <linux/fiemap.h>
@@ -27,7 +27,7 @@
 static const char *which;
 static char page[PAGE];
 
-/* `bad` can't be read. */
+/* The memory at `bad` can't be read. */
 static void try_all(int fd, int out, void *bad)
 {
 	struct iovec vector = {bad, 100}, vectors[2] = {{page, 10}, {bad, 10}};

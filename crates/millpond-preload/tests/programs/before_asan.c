@@ -1,11 +1,11 @@
 /*
- * What is loaded before AddressSanitizer's runtime, where the library under test has its own dlsym.
+ * Functions that are loaded before AddressSanitizer's runtime if the library under test has its own dlsym.
  *
- * dlsym and dlvsym as libc has them: the runtime calls them before code that is instrumented may run. A jump each, as
- * they look at who calls. DLSYM, DLVSYM: how far they are from a function that nobody replaces, in bytes.
+ * dlsym and dlvsym of libc: the runtime calls them before instrumented code may run. Each is a jump, as they look at
+ * their caller's address. DLSYM and DLVSYM are their distances in bytes from a function that no library replaces.
  *
- * aligned_alloc as glibc has it, of any size: coreutils asks for sizes that are no multiple of the alignment, which the
- * runtime's refuses.
+ * aligned_alloc as in glibc, for any size: coreutils asks for sizes that are no multiple of the alignment, which the
+ * runtime's function refuses.
  */
 #include <stdlib.h>
 

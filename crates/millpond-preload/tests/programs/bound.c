@@ -1,4 +1,4 @@
-/* A library that calls libc's functions: those that it finds first. */
+/* A library that calls libc's functions: the first definitions that the dynamic linker finds for it. */
 #include <unistd.h>
 
 ssize_t bound_read(int fd, void *memory, size_t bytes, off_t offset) { return pread(fd, memory, bytes, offset); }

@@ -1,5 +1,5 @@
-/* System calls asked for by number, on files that are cached: what each returns, and what is to be seen of the
- * file after it. Run with the library and without, the output must be the same. */
+/* System calls by number, on cached files: the result of each, and the visible state of the file after it. The
+ * output must be the same with the library and without it. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@ enum { BYTES = 8192 };
 static char buf[1 << 16], two[BYTES];
 static int fd, other, p[2];
 
-/* The kernel's view, past every hook. */
+/* The kernel's view, which no hook sees. */
 static long raw(long number, long a, long b, long c, long d)
 {
 	long result;
@@ -63,7 +63,7 @@ static void begin(const char *name)
 	lseek(other, 200, SEEK_SET);
 	for (int i = 0; i < 2; i++)
 		pread(fd, buf, BYTES, 0), pread(other, buf, BYTES, 0);
-	/* What is in the cache alone in mode back. */
+	/* In mode back these bytes are in the cache only. */
 	pwrite(fd, "WAITS", 5, 4000);
 	memset(two, 'b', BYTES);
 	memset(buf, '.', sizeof buf);
@@ -78,7 +78,7 @@ static void say(const char *what, long result)
 }
 #define SAY(call) say(#call, (long)(call))
 
-/* What a file's descriptor and path show, to the hooks and past them. */
+/* The state of a file by its descriptor and by its path, through the hooks and past them. */
 static void show(const char *path, int file)
 {
 	static char all[1 << 16];
@@ -144,7 +144,7 @@ static void descriptors(void)
 #endif
 }
 
-/* None changes anything. */
+/* None of these calls changes the file. */
 static void rights(void)
 {
 	CASE(setuid, SAY(syscall(SYS_setuid, getuid())); SAY(read(fd, buf, 10)));
@@ -197,7 +197,7 @@ static void opens(void)
 		int mount;
 		int here = open(".", O_RDONLY | O_DIRECTORY);
 		if (name_to_handle_at(AT_FDCWD, "f", &handle.h, &mount, 0) == 0) {
-			/* May not wait for a lease. */
+			/* The call must not wait for a lease. */
 			SAY(n = syscall(SYS_open_by_handle_at, here, &handle, O_RDWR | O_NONBLOCK));
 			close(n);
 			SAY(n = syscall(SYS_open_by_handle_at, here, &handle, O_RDWR));
@@ -219,7 +219,7 @@ static void copies(void)
 		SAY(syscall(SYS_copy_file_range, fd, NULL, other, NULL, 50L, 0)));
 	/* Both offsets in one place. */
 	CASE(copy_file_range, from = 100; SAY(syscall(SYS_copy_file_range, fd, &from, other, &from, 50L, 0)); SAY(from));
-	/* Offsets that can't be read, or not be told. */
+	/* Offsets that the kernel can't read, or can't return. */
 	CASE(copy_file_range, from = 100; SAY(syscall(SYS_copy_file_range, fd, 16L, other, NULL, 50L, 0));
 		SAY(syscall(SYS_copy_file_range, fd, &from, other, 16L, 50L, 0)); SAY(from));
 	CASE(copy_file_range, SAY(syscall(SYS_copy_file_range, fd, &unwritable, other, NULL, 50L, 0)));
@@ -234,7 +234,7 @@ static void copies(void)
 		SAY(memcmp(m + 20, "seen", 4)); munmap(m, BYTES); SAY((long)syscall(SYS_mmap, NULL, 0L, PROT_READ, MAP_SHARED, fd, 0L)));
 }
 
-/* Times, modes and attributes stay as they were set, whatever is written back later. */
+/* Times, modes and attributes keep the values that the program set, even after a later write-back. */
 static void kept(const char *what)
 {
 	struct stat st;
@@ -278,7 +278,7 @@ static void metadata(void)
 #endif
 }
 
-/* In the child: writes where it finds the offset, opens a file anew, and ends. */
+/* In the child: writes at its current offset, opens a file again, and exits. */
 static void child(void)
 {
 	int n = open("g", O_RDWR);
@@ -316,19 +316,19 @@ static void processes(void)
 	char *cat[] = {"cat", "f", "g", NULL};
 	extern char **environ;
 	CASE(clone, if ((pid = syscall(SYS_clone, SIGCHLD, 0L, 0L, 0L, 0L)) == 0) child(); reap(pid));
-	/* On the kernel alone that can't be: the child would return over its parent's stack. */
+	/* This is impossible on the kernel alone: the child would return over its parent's stack. */
 	int has_library = getenv("LD_PRELOAD") != NULL;
 	long vfork_flags = has_library ? CLONE_VM | CLONE_VFORK : 0;
 	CASE(clone, if ((pid = syscall(SYS_clone, vfork_flags | SIGCHLD, 0L, 0L, 0L, 0L)) == 0) child(); reap(pid));
 	CASE(clone3, if ((pid = syscall(SYS_clone3, &args, sizeof args)) == 0) child(); reap(pid));
-	/* What the kernel refuses: no arguments, too few, or none that can be read. */
+	/* Arguments that the kernel refuses: none, too few, or unreadable ones. */
 	CASE(clone3, SAY(syscall(SYS_clone3, NULL, sizeof args)); SAY(syscall(SYS_clone3, 16L, sizeof args));
 		SAY(syscall(SYS_clone3, &args, 32L)); SAY(syscall(SYS_clone3, NULL, 0L)); SAY(write(fd, two, 10)));
 #ifdef SYS_fork
 	CASE(fork, if ((pid = syscall(SYS_fork)) == 0) child(); reap(pid));
 	CASE(vfork, if ((pid = syscall(has_library ? SYS_vfork : SYS_fork)) == 0) child(); reap(pid));
 #endif
-	/* libc's function of that name. */
+	/* libc's function of the same name. */
 	CASE(clone, fflush(stdout); SAY((pid = clone(as_child, stack + sizeof stack, SIGCHLD, NULL)) > 0); reap(pid));
 	CASE(exit_group, if ((pid = fork()) == 0) child(); reap(pid));
 	CASE(execve, fflush(stdout); if ((pid = fork()) == 0) {
@@ -342,7 +342,7 @@ static void processes(void)
 	CASE(execve, SAY(syscall(SYS_execve, "/none", cat, environ)); SAY(write(fd, two, 10)));
 }
 
-/* A description that another process has, offset included. */
+/* A description that another process shares, offset included. */
 static void sent(void)
 {
 	for (int many = 0; many < 2; many++) {
@@ -387,7 +387,7 @@ int main(void)
 	rights();
 	processes();
 	sent();
-	/* The last: files are the kernel's from here on. */
+	/* The last step: the kernel serves all files from here on. */
 	CASE(unshare, pthread_t t; pthread_create(&t, NULL, apart, NULL); pthread_join(t, NULL));
 	CASE(close_range, SAY(syscall(SYS_close_range, 400, 500, CLOSE_RANGE_UNSHARE)));
 	return 0;

@@ -1,6 +1,5 @@
-/* Threads that are cancelled, or end, in the midst of their I/O. One scenario each, by name. `points`
-   prints what happened, to be compared; the others print nothing and return 0 where all is as the
-   kernel has it. */
+/* Threads that are cancelled, or end, during their I/O. One scenario each, by name. `points` prints its events,
+   which the test compares; the others print nothing and return 0 if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
@@ -51,7 +50,8 @@ static void check_usable(int made)
 	CHECK(lseek(made, 0, SEEK_END) >= 2 * PAGE && fsync(made) == 0);
 }
 
-/* Closed, and opened again, alone: whatever still held it would show in the report. */
+/* Closes the file and opens it again, as its only descriptor: a descriptor or lock left on it would show in the
+   report. */
 static void check_let_go(int made, const char *path)
 {
 	check_usable(made);
@@ -69,7 +69,7 @@ static void *ended(pthread_t thread)
 	return result;
 }
 
-/* ---- which calls act on a request that was there before, and what they did then ---- */
+/* ---- calls with a cancel request pending: which of them act on it, and their effects before that ---- */
 
 static void *ask_then_call(void *unused)
 {
@@ -142,7 +142,8 @@ static void *ask_then_call(void *unused)
 	if (IS("fclose")) fclose(stream);
 	if (IS("fclose_clean")) fclose(stream);
 	if (IS("mkstemp")) { char name[] = "tempXXXXXX"; mkstemp(name); }
-	/* It lasts: libc kills the shell when it acts on the request, and not before it has started it. */
+	/* The command is long: libc kills the shell when it acts on the request, but not before it has started the
+	   shell. */
 	if (IS("system")) system("exec sleep 1000");
 	if (IS("pclose")) pclose(popen("true", "r"));
 	if (IS("sleep")) usleep(1);
@@ -234,7 +235,7 @@ static void *wait_in_kernel(void *unused)
 	return NULL;
 }
 
-/* Too short a pause would test less, and fail nothing. */
+/* A pause that is too short would test less, but no test would fail. */
 static void let_it_wait(void)
 {
 	while (!is_waiting)
@@ -300,7 +301,7 @@ static void waits(void)
 	}
 }
 
-/* ---- loops that are cancelled wherever they are ---- */
+/* ---- loops that are cancelled at any point ---- */
 
 static int type;
 static pthread_key_t key;
@@ -340,12 +341,12 @@ static void *loop(void *unused)
 		}
 		if (IS("allocates")) fallocate(fd, FALLOC_FL_ZERO_RANGE, 0, PAGE);
 		if (IS("fread")) rewind(mine), fread(page, 1, PAGE, mine);
-		/* These are no cancellation points; so they must be left while the type is asynchronous. */
+		/* These calls are no cancellation points; so a request must end them while the type is asynchronous. */
 		if (IS("seeks")) lseek(fd, at, SEEK_SET), lseek(fd, 0, SEEK_END);
 		if (IS("stats")) { struct stat status; CHECK(fstat(fd, &status) == 0); }
 		if (IS("blocked") && i % 1000 == 0) lseek(fd, at, SEEK_SET);
 		turns = 1;
-		/* Sleeps for ever, in a system call by number. */
+		/* Sleeps indefinitely, in a system call by number. */
 		if (IS("asleep")) syscall(SYS_ppoll, NULL, 0, NULL, NULL, 8);
 	}
 	return NULL;
@@ -389,7 +390,7 @@ static void asynchronous(void)
 	cancel_loops(all, 25);
 }
 
-/* ---- a request waits while it may not be acted on ---- */
+/* ---- a request stays pending while cancellation is disabled ---- */
 
 static void *hold_off(void *unused)
 {
@@ -449,7 +450,7 @@ static void held_off(void)
 	check_let_go(fd, "held");
 }
 
-/* ---- what a thread does after it was cancelled ---- */
+/* ---- I/O of a thread after its cancellation ---- */
 
 static void use_file(void)
 {
@@ -472,7 +473,7 @@ static void destroy(void *rounds)
 {
 	use_file();
 	destroyed++;
-	/* Again, when the library's own destructor may have run. */
+	/* Runs again, when the library's own destructor may have run. */
 	if ((intptr_t)rounds > 1)
 		pthread_setspecific(key, (void *)((intptr_t)rounds - 1));
 }

@@ -1,4 +1,4 @@
-/* What programs share that check, and print nothing where all is as the kernel has it. */
+/* Common functions of the programs that check results, and print nothing if all results are the kernel's. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static void make_pages(const char *path, int first)
 	CHECK(close(fd) == 0);
 }
 
-/* How often, at the scale of MILLPOND_TEST_SCALE; at least `min`. */
+/* The number of repetitions at the scale of MILLPOND_TEST_SCALE; at least `min`. */
 static int scaled(int count, int min)
 {
 	const char *scale = getenv("MILLPOND_TEST_SCALE");

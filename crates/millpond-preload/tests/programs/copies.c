@@ -1,5 +1,5 @@
-/* sendfile, copy_file_range and splice. One scenario each, by name. Prints nothing and returns 0
-   where all is as the kernel has it. */
+/* sendfile, copy_file_range and splice. One scenario each, by name. Prints nothing and returns 0 if all results are
+   the kernel's. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>
@@ -37,7 +37,7 @@ static void check_copy(int fd, off_t to, off_t from, size_t size)
 	CHECK(memcmp(back, big + from, size) == 0);
 }
 
-/* ---- one call moves it all, and the offsets that it should ---- */
+/* ---- one call moves all bytes, and the right offsets ---- */
 
 static void whole(void)
 {
@@ -57,7 +57,7 @@ static void whole(void)
 		CHECK(sendfile(b, a, &from, len) == BIG - 2001000 && from == BIG && at(b) == 7 + BIG - 1000);
 		check_copy(b, 7, 1000, BIG - 1000);
 
-		/* All four of explicit and implicit. */
+		/* All four combinations of explicit and implicit offsets. */
 		for (int kind = 0; kind < 4; kind++) {
 			off_t in = 300, out = 400;
 			off_t *explicit_in = kind & 1 ? &in : NULL, *explicit_out = kind & 2 ? &out : NULL;
@@ -75,7 +75,7 @@ static void whole(void)
 	}
 }
 
-/* ---- what can't be written is not read either ---- */
+/* ---- a copy does not move the source's offset past the bytes that it could write ---- */
 
 static void no_room(void)
 {
@@ -85,7 +85,7 @@ static void no_room(void)
 	CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
 	off_t in = 0, moved = 0;
 	ssize_t n;
-	/* The kernel may be short before it is out of room; then it says why. */
+	/* The kernel may return a short count before it is out of room; the next call returns the error. */
 	while ((n = copy_file_range(a, &in, b, NULL, BIG, 0)) > 0) {
 		moved += n;
 		CHECK(in == moved && at(b) == moved && at(a) == 0);
@@ -105,7 +105,7 @@ static void no_room(void)
 	close(a);
 	close(b);
 
-	/* Errors that come before anything. */
+	/* Errors that the kernel checks before it copies. */
 	a = make("a", BIG);
 	b = open("b", O_RDONLY);
 	CHECK(sendfile(b, a, NULL, 10) == -1 && errno == EBADF && at(a) == 0);
@@ -119,14 +119,14 @@ static void no_room(void)
 	CHECK(copy_file_range(a, &after, b, NULL, 10, 0) == 0);
 	CHECK(copy_file_range(a, NULL, b, NULL, 10, 1) == -1 && errno == EINVAL);
 	CHECK(sendfile(b, a, NULL, 0) == 0 && copy_file_range(a, NULL, b, NULL, 0, 0) == 0);
-	/* Within one file: what overlaps is refused. */
+	/* Within one file: overlapping ranges are refused. */
 	off_t in2 = 0, out2 = 100;
 	CHECK(copy_file_range(a, &in2, a, &out2, 1000, 0) == -1 && errno == EINVAL);
 	close(a);
 	close(b);
 }
 
-/* ---- to sockets and pipes, that wait and that do not ---- */
+/* ---- to blocking and nonblocking sockets and pipes ---- */
 
 static void drain(int fd, off_t from, size_t size)
 {
@@ -139,7 +139,7 @@ static void drain(int fd, off_t from, size_t size)
 	CHECK(memcmp(back, big + from, size) == 0);
 }
 
-/* What a socket that does not wait has. */
+/* Reads all bytes that a nonblocking socket holds. */
 static size_t take(int fd, size_t from)
 {
 	size_t got = 0;
@@ -152,7 +152,7 @@ static void streams(void)
 {
 	int pair[2], ends[2];
 	int a = make("a", BIG);
-	/* Waits until all is taken. */
+	/* The call waits until the peer has read all bytes. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
 	pid_t child = fork();
 	if (child == 0) {
@@ -173,7 +173,7 @@ static void streams(void)
 	close(pair[0]);
 	close(a);
 
-	/* Takes what there is room for, and says how much. */
+	/* The call moves as many bytes as there is room for, and returns their count. */
 	CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
 	for (int explicit = 0; explicit < 2; explicit++) {
 		a = open("a", O_RDWR);
@@ -196,7 +196,7 @@ static void streams(void)
 		close(a);
 	}
 
-	/* A pipe takes what it holds. */
+	/* A pipe receives bytes up to its capacity. */
 	CHECK(pipe2(ends, O_NONBLOCK) == 0);
 	CHECK(fcntl(ends[1], F_SETPIPE_SZ, 1 << 20) >= 1 << 20);
 	a = open("a", O_RDWR);
@@ -217,7 +217,7 @@ static void streams(void)
 		moved += n;
 	}
 	CHECK(splice(a, NULL, ends[1], NULL, BIG, 0) == 0);
-	/* And from it into a file. */
+	/* Then from the pipe into a file. */
 	int b = open("b", O_RDWR | O_CREAT | O_TRUNC, 0644);
 	CHECK(splice(ends[0], NULL, b, NULL, 100, 0) == -1 && errno == EAGAIN);
 	CHECK(write(ends[1], big, 500000) == 500000);
@@ -227,11 +227,11 @@ static void streams(void)
 	close(b);
 }
 
-/* ---- somebody opens the destination meanwhile ---- */
+/* ---- another process opens the destination during the copy ---- */
 
 enum { SIZE = 2 << 20, ROUNDS = 60 };
 
-/* A program that opens what it is told to, again and again. */
+/* A process that opens the given path repeatedly. */
 static pid_t start_opener(const char *path, int flags, int *stop)
 {
 	int ends[2];

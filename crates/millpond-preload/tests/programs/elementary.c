@@ -1,4 +1,5 @@
-/* Reads a file often, changes it, and prints whether all was right: by functions that every C library has. */
+/* Reads a file often, changes it, and prints whether all results were right, with functions that every C library
+   has. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Calls every file function that the library replaces, under each of its names, and prints what
- * each returned. Run with the library and without, the output must be the same.
+/* Calls every file function that the library replaces, under each of its names, and prints each result. The output
+ * must be the same with the library and without it.
  *
  * Fortified names are reached by compiling with -D_FORTIFY_SOURCE=2 -O2, and by dlsym here. */
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@
 
 static char buf[1 << 16];
 static long sizes;
-/* The compiler does not know how much memory this points to, so it lets every length pass. */
+/* The compiler does not know the size of this memory, so it accepts every length. */
 static char *volatile unsized = buf;
 
 static unsigned hash(const char *p, long n)
@@ -48,7 +48,7 @@ static void say(const char *what, long result)
 	errno = 0;
 }
 #define SAY(call) (memset(buf, 0x5a, sizeof buf), errno = 0, say(#call, (long)(call)))
-/* Not the number itself: it is what the kernel says, but keep the output readable. */
+/* Not the number itself: the kernel chooses it, and the output stays readable without it. */
 #define OPEN(var, call) ((var) = (call), printf("%-28s fd %d\n", #call, var))
 
 static void position(int fd) { printf("%-28s %ld\n", "  offset", (long)lseek(fd, 0, SEEK_CUR)); }
@@ -215,7 +215,7 @@ static void offsets(void)
 	SAY(read(fd, buf, 1)); SAY(read(two, buf, 1));
 }
 
-/* Every mode of fallocate, over bytes that are cached; and where the data is. */
+/* Every mode of fallocate, over cached bytes; and the positions of the data. */
 static void extents(void)
 {
 	int fd, reader, modes[] = { 0, FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -237,7 +237,7 @@ static void extents(void)
 			size(fd); position(fd);
 			SAY(pread(reader, buf, sizeof buf, 0)); SAY(pread(fd, buf, 5000, 4000));
 		}
-		/* Of reserved space, what is in the kernel's cache counts as data: not the same each time. */
+		/* In reserved space, pages in the kernel's cache count as data, so the result varies. */
 		for (long at = 0; m == 2 && at >= 0 && at < 80000;) {
 			SAY(lseek(reader, at, SEEK_HOLE)); SAY(at = lseek64(reader, at, SEEK_DATA)); position(reader);
 			at = at < 0 ? at : lseek(fd, at, SEEK_HOLE);
@@ -310,7 +310,7 @@ static int visit_more(const char *path, const struct stat *st, int kind, struct 
 	return visit(path, st, kind);
 }
 
-/* What looks at files, writes them or gives them away inside libc. */
+/* Functions that inspect files, write them or pass them on inside libc. */
 static void inside_libc(void)
 {
 	int fd, status;
@@ -330,7 +330,7 @@ static void inside_libc(void)
 	fts_close(tree);
 	printf("%ld\n", sizes); SAY(lchmod("tree/f", 0600)); SAY(lchmod("none", 0600));
 	SAY(lseek(fd, 100, SEEK_SET)); SAY(pread(fd, buf, 300, 0)); backtrace_symbols_fd(frames, 1, fd);
-	/* The rest has an address. */
+	/* The rest of the output is an address, which varies. */
 	SAY(lseek(fd, 0, SEEK_CUR) > 110); SAY(ftruncate(fd, 110)); SAY(pread(fd, buf, 200, 0)); close(fd);
 	OPEN(fd, open("a", O_RDONLY)); SAY(read(fd, buf, 10)); sprintf(buf, "$(head -c 4096 <&%d | wc -c)", fd);
 	printf("%d", wordexp(buf, &words, 0)); printf(" %s\n", words.we_wordv[0]); wordfree(&words);

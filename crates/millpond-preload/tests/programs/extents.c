@@ -1,6 +1,6 @@
-/* Writes to files, makes holes and zeros in them, gives them space and cuts them; two threads, two files each.
-   Says on standard output what it is about to do and what has returned, as the program `writer`. After the
-   second argument's number of steps each thread ends; 0: never. */
+/* Writes to files, makes holes and zeros in them, allocates space for them and cuts them; two threads, two files
+   each. Reports each call on standard output before and after it, like the program `writer`. Each thread ends after
+   the number of steps in the second argument; 0: never. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +15,7 @@ enum { HELLO, WRITE, TRUNCATE, PUNCH, ZERO, ALLOCATE, KEEP_SIZE, SYNC, REOPEN };
 enum { FILES = 2, LEN_MAX = 40000, REACH = 1 << 20 };
 enum { CALLED, RETURNED, REFUSED };
 
-/* One line of the account; shorter than a pipe's atomic write. */
+/* A record of the report; shorter than a pipe's atomic write. */
 struct record {
 	uint32_t kind, state, thread, file;
 	uint64_t offset, len, sequence;

@@ -1,4 +1,4 @@
-/* A library with the functions by which rings of io_uring are set up, as far as they are noticed. */
+/* A library with the functions that set up rings of io_uring, as far as the library under test notices them. */
 #include <stddef.h>
 
 int io_uring_queue_init(unsigned entries, void *ring, unsigned flags)

@@ -1,5 +1,5 @@
 /* Reads of files on file systems whose mappings differ from their reads. One scenario each, by name. Prints nothing
-   and returns 0 where all is as on the kernel. */
+   and returns 0 if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -78,7 +78,7 @@ static void holes(int flags)
 	for (int i = 0; i < 1000; i++)
 		check_page(fd, 5, 0);
 	CHECK(fstatvfs(fd, &after) == 0);
-	/* The file system itself may take a page or two. */
+	/* The file system itself may use a page or two. */
 	CHECK(before.f_bfree - after.f_bfree < 8);
 	CHECK(close(fd) == 0);
 }

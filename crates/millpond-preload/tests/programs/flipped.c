@@ -1,7 +1,7 @@
-/* A path that is another file from one moment to the next: a link that one thread flips between a file in the
-   directory of the run and one outside, by rename, while others open it, by several ways of saying the same, read
-   and write. Each descriptor is of one file from its open to its end, and has that file's bytes.
-   flipped OUTSIDE ROUNDS */
+/* A path that resolves to different files from one moment to the next. One thread flips a link by rename, between a
+   file in the directory of the run and one outside. Other threads open it by several spellings of the path, read and
+   write. Each descriptor refers to one file from its open to its close, and reads that file's bytes. flipped OUTSIDE
+   ROUNDS */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdatomic.h>
@@ -28,7 +28,7 @@ static void *flip(void *unused)
 	return NULL;
 }
 
-/* All bytes of a file are of one letter, the same half of the alphabet for good: who writes, writes such. */
+/* All bytes of a file are one letter. Each file has its own case of letters, which all writers keep. */
 static void check_bytes(const unsigned char *bytes, ssize_t len, int which)
 {
 	CHECK(len == BYTES);

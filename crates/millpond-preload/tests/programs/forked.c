@@ -1,5 +1,5 @@
-/* Files that are open across a fork, which one side closes, or leaves by exec or death. One scenario each, by
-   name. Prints nothing and returns 0 where all is as the kernel has it. */
+/* Files that are open across a fork, which one side closes, or leaves by exec or death. One scenario each, by name.
+   Prints nothing and returns 0 if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
@@ -45,7 +45,7 @@ static void end(pid_t child)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* ---- what goes between processes: a byte, and then the other one goes on ---- */
+/* ---- messages between processes: a byte lets the other process continue ---- */
 
 struct line {
 	int to_child[2], to_parent[2];
@@ -69,7 +69,7 @@ static void hear(int *ends)
 	CHECK(read(ends[0], &byte, 1) == 1);
 }
 
-/* ---- a child that becomes another program, and does not have the file ---- */
+/* ---- a child that executes another program, which does not inherit the file ---- */
 
 static void execs(void)
 {
@@ -80,7 +80,7 @@ static void execs(void)
 		pid_t child = i == 1 ? vfork() : fork();
 		if (child == 0) {
 			if (i == 2) {
-				/* One that lives on. */
+				/* A child that stays alive. */
 				dup2(line.to_child[0], 0);
 				execlp("cat", "cat", NULL);
 			}
@@ -100,7 +100,7 @@ static void execs(void)
 	CHECK(close(fd) == 0);
 }
 
-/* ---- a child that closes, one way or another, and lives on ---- */
+/* ---- a child that closes the file, one way or another, and stays alive ---- */
 
 static void closes(void)
 {
@@ -150,13 +150,13 @@ static void killed(void)
 			pause();
 	}
 	hear(line.to_parent);
-	/* It has the file. */
+	/* The child has the file open. */
 	read_pages(fd, 300, 0);
 	CHECK(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status));
 	read_pages(fd, AFTER, 0);
 }
 
-/* ---- a grandchild that has it when the child is gone ---- */
+/* ---- a grandchild that has the file open after the child has exited ---- */
 
 static void grandchild(int execs)
 {
@@ -189,12 +189,12 @@ static void grandchild(int execs)
 	}
 	memset(page, 5, PAGE);
 	CHECK(pwrite(fd, page, PAGE, 5 * PAGE) == PAGE);
-	/* It has ended when nobody has its ends of the pipes. */
+	/* The end of file shows that no process has the other ends of the pipes, so the grandchild has ended. */
 	CHECK(close(line.to_parent[1]) == 0 && read(line.to_parent[0], page, 1) == 0);
 	read_pages(fd, 3 * AFTER, 0);
 }
 
-/* ---- a program that has the file after an exec, and goes on at the offset ---- */
+/* ---- a program that inherits the file over an exec, and continues at the offset ---- */
 
 enum { KEPT = 30 };
 
@@ -205,11 +205,11 @@ static void kept(const char *self, int spawns)
 	char page[PAGE];
 	CHECK(dup2(line.to_child[0], KEPT) == KEPT && dup2(line.to_parent[1], KEPT + 1) == KEPT + 1);
 	if (spawns == 2) {
-		/* The one that execs has closed it before; the one that it has made has not. */
+		/* The process that executes has closed the file before; the process that it created has not. */
 		CHECK(fcntl(fd, F_SETFD, FD_CLOEXEC) == 0);
 	}
 	if (spawns == 3) {
-		/* By a number that was another file's before, which an exec would have closed. */
+		/* The number belonged to another file before, which an exec would have closed. */
 		int other = open("other", O_RDWR | O_CREAT | O_CLOEXEC, 0644);
 		CHECK(other >= 0 && dup2(fd, other) == other && close(fd) == 0);
 		fd = other;
@@ -219,7 +219,7 @@ static void kept(const char *self, int spawns)
 	snprintf(number, sizeof number, "%d", fd);
 	char *arguments[] = {(char *)self, "keeper", number, NULL};
 	if (spawns == 1) {
-		/* A child of fork spawns it, and closes the file itself. */
+		/* A child of fork spawns the program, and closes the file itself. */
 		child = fork();
 		if (child == 0) {
 			CHECK(posix_spawn(&child, self, NULL, NULL, arguments, environ) == 0);
@@ -302,7 +302,7 @@ static void sent(void)
 	end(receiver);
 }
 
-/* ---- mapped by a child, which closes it ---- */
+/* ---- mapped by a child, which closes the descriptor ---- */
 
 static void mapped(int is_private)
 {
@@ -316,7 +316,7 @@ static void mapped(int is_private)
 		CHECK(memory != MAP_FAILED && close(fd) == 0);
 		for (int i = 0; i < 100; i++) {
 			hear(line.to_child);
-			/* What is private shows what the file has, as long as nobody writes there. */
+			/* A private mapping shows the file's bytes, as long as the process does not write to it. */
 			CHECK(!is_private || is_all(memory, PAGE, 100 + i));
 			if (!is_private)
 				memset(memory, 100 + i, PAGE);
@@ -338,7 +338,7 @@ static void mapped(int is_private)
 	read_pages(fd, 2 * AFTER, 0);
 }
 
-/* ---- the parent goes first ---- */
+/* ---- the parent exits first ---- */
 
 static void orphan(int closes)
 {
@@ -371,7 +371,7 @@ static void orphan(int closes)
 	hear(line.to_parent);
 }
 
-/* ---- a server that has others do work for it ---- */
+/* ---- a server with worker processes ---- */
 
 static void server(void)
 {
@@ -395,7 +395,7 @@ static void server(void)
 	}
 }
 
-/* ---- a stream, which is served by --eager alone ---- */
+/* ---- a stream, which only --eager serves ---- */
 
 static void stream(void)
 {
@@ -416,7 +416,7 @@ static void stream(void)
 	CHECK(fclose(file) == 0);
 }
 
-/* ---- several descriptions of one file, one of which a child keeps for a while ---- */
+/* ---- several descriptions of one file; a child keeps one of them for a while ---- */
 
 static void several(void)
 {
@@ -449,7 +449,7 @@ static void several(void)
 	}
 }
 
-/* ---- a lock that a child takes, whose parent had one ---- */
+/* ---- a lock that a child takes, whose parent held one ---- */
 
 static short lock(int fd, int command, short type)
 {
@@ -476,7 +476,7 @@ static void locks(void)
 	CHECK(close(fd) == 0);
 	say(line.to_child);
 	hear(line.to_parent);
-	/* It is handed over. */
+	/* The file is handed over. */
 	fd = open("f", O_RDWR);
 	CHECK(fd >= 0);
 	for (int i = 0; i < 100; i++) {
@@ -487,7 +487,7 @@ static void locks(void)
 	end(child);
 }
 
-/* ---- calls that go on while another thread closes ---- */
+/* ---- calls that continue while another thread closes ---- */
 
 enum { LONG = 4096 };
 
@@ -496,7 +496,7 @@ static char *much;
 
 static void *write_on(void *unused)
 {
-	/* Whatever of it is not done when the number goes is done after. */
+	/* The rest of the write continues after the number is closed. */
 	CHECK(pwrite(racing, much, LONG * PAGE, 0) == LONG * PAGE);
 	return NULL;
 }
@@ -534,7 +534,7 @@ static void races(void)
 	}
 }
 
-/* ---- numbers that a child can't have, where there are no others ---- */
+/* ---- numbers that a child can't have, when no other numbers are free ---- */
 
 enum { HIGH = 100, LIMIT = 50 };
 
@@ -546,7 +546,7 @@ static void limit_numbers(void)
 	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 }
 
-/* What `fd` has at `offset`, or EBADF. */
+/* A read of `fd` returns page `page_at`, or fails with EBADF. */
 static void read_or_fail(int fd, int page_at)
 {
 	char page[PAGE];
@@ -568,7 +568,7 @@ static void hidden(int is_full)
 		read_pages(fd, 300, 0);
 		read_pages(other, 300, 0);
 	}
-	/* They are one description, and stay so. */
+	/* The library uses one description for both, and continues to. */
 	lock(fd, F_SETLK, F_WRLCK);
 	read_pages(other, 300, 0);
 	CHECK(lseek(fd, 9 * PAGE, SEEK_SET) >= 0 && lseek(other, 5 * PAGE, SEEK_SET) >= 0);
@@ -590,7 +590,7 @@ static void hidden(int is_full)
 	read_pages(other, 300, 0);
 }
 
-/* ---- opens beside a fork: what a child writes to what it has of them is read ---- */
+/* ---- opens during a fork: the parent reads the child's writes to the descriptor that it inherited ---- */
 
 static volatile int shown, is_over;
 
@@ -606,7 +606,7 @@ static void *open_on(void *unused)
 	return NULL;
 }
 
-/* The number of "f" that a process has; -1: none. */
+/* The descriptor of "f" in this process; -1: none. */
 static int find(void)
 {
 	struct stat wanted, found;
@@ -619,7 +619,7 @@ static int find(void)
 
 static void opens(void)
 {
-	/* Memory that makes a fork take its time. */
+	/* This much memory makes a fork slow. */
 	size_t bytes = (size_t)64 << 20;
 	char page[PAGE], *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	make_pages("f", 0);
@@ -636,7 +636,7 @@ static void opens(void)
 		pid_t child = fork();
 		if (child == 0) {
 			int has = find();
-			/* It ends with its parent. */
+			/* The child ends with its parent. */
 			CHECK(close(line.to_child[1]) == 0);
 			CHECK(write(line.to_parent[1], has < 0 ? "n" : "y", 1) == 1);
 			for (int i = 0; has >= 0 && i < 5; i++) {

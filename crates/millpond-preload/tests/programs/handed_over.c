@@ -1,5 +1,5 @@
-/* Files that are handed to the kernel while they are in use. One scenario each, by
-   name. Prints nothing and returns 0 where all is as the kernel has it. */
+/* Files that are handed to the kernel while they are in use. One scenario each, by name. Prints nothing and returns
+   0 if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 
 enum { THREADS = 4, ROUNDS = 60 };
 
-/* Past every hook. */
+/* Without any hook. */
 static long raw(long number, long a, long b, long c, long d)
 {
 	long result;
@@ -33,7 +33,7 @@ static int make(int flags)
 	return fd;
 }
 
-/* ---- once: opened, read and closed, so many times ---- */
+/* ---- once: opened, read and closed, `times` times ---- */
 
 static void once(int times)
 {
@@ -56,7 +56,7 @@ static void *own_pages(void *argument)
 	int thread = (long)argument;
 	char page[PAGE];
 	for (int i = 0; i < 150; i++) {
-		/* The same page again and again, and some others. */
+		/* The same page repeatedly, and some others. */
 		int own = thread + THREADS * (i % 3 ? 0 : i % 16);
 		int value = round_number + thread + i;
 		memset(page, value, PAGE);
@@ -93,7 +93,7 @@ static void writers(void)
 			CHECK(shared >= 0);
 		}
 	}
-	/* Pages that are read here, other threads read. */
+	/* Other threads read these pages concurrently. */
 	char page[PAGE], theirs[PAGE];
 	int fd = raw(SYS_openat, AT_FDCWD, (long)"f", O_RDONLY, 0);
 	CHECK(fd >= 0);
@@ -104,7 +104,7 @@ static void writers(void)
 	}
 }
 
-/* ---- one offset: each read and write there moves it once, and is whole ---- */
+/* ---- one offset: each read and write there moves it once, and is not torn ---- */
 
 enum { RECORDS = 20000 };
 static unsigned char found[RECORDS * THREADS];
@@ -134,7 +134,7 @@ static void check_records(uint32_t count)
 	CHECK(read(fd, record, sizeof record) == 0 && close(fd) == 0);
 }
 
-/* With O_APPEND, at one offset, and at that of two numbers. */
+/* With O_APPEND, at one offset, and at the offset that two numbers share. */
 static void offsets(void)
 {
 	for (int i = 0; i < 3; i++) {
@@ -154,7 +154,7 @@ static void offsets(void)
 
 static void *seek_and_read(void *argument)
 {
-	/* All but the first read at places; the first alone moves the offset. */
+	/* One thread seeks and reads. The others read at explicit positions, so only that thread moves the offset. */
 	uint32_t record[4];
 	for (uint32_t i = 0; i < 6000; i++) {
 		uint32_t wanted = i * 37 % RECORDS;

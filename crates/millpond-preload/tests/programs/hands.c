@@ -1,5 +1,5 @@
-/* Files whose description is in more hands than one number's and one thread's while they are served: what
- * is read must be what was written, by whichever way, and locks must be held as long as they should be. */
+/* Served files whose description is used by several descriptors, threads or processes: reads must return the written
+ * bytes, by each way to write them, and locks must be held until they are released. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static void beside(void *(*work)(void *), void (*meanwhile)(void))
 	CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* ---- a write goes on by a number that was closed, and the file is used by another ---- */
+/* ---- a write continues by a number that was closed, while another descriptor uses the file ---- */
 
 enum { LONG = 64 << 20 };
 static char *bytes;
@@ -85,7 +85,7 @@ static void closed(void)
 	close(fd);
 }
 
-/* ---- a file that is nobody's concern gets a name that is ---- */
+/* ---- a file outside the served directory is renamed into it ---- */
 
 static void renamed(const char *elsewhere)
 {
@@ -98,7 +98,7 @@ static void renamed(const char *elsewhere)
 	CHECK(lseek(first, 0, SEEK_SET) == 0 && read(second, page, 10) == 10 && lseek(first, 0, SEEK_CUR) == 10);
 }
 
-/* ---- a lock that a child has, too ---- */
+/* ---- a lock that a child holds, too ---- */
 
 static void forked(void)
 {
@@ -168,7 +168,7 @@ static void changed(void *(*work)(void *), int appended, int tries)
 	}
 }
 
-/* ---- a file that is not written to takes no memory, and is what others make of it ---- */
+/* ---- a file that is only read takes no memory, and shows the writes of other processes ---- */
 
 enum { MAPPED_PAGES = 1024 };
 
@@ -212,7 +212,7 @@ static void mapped(void)
 	fd = open("mapped", O_RDONLY);
 	CHECK(fd >= 0);
 	read_pages(20, 1);
-	/* Another process, which the lease is broken for. */
+	/* Another process, whose open breaks the lease. */
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0)
@@ -221,7 +221,7 @@ static void mapped(void)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	CHECK(pread(fd, page, 1, 0) == 1 && page[0] == 2);
 	close(fd);
-	/* Descriptors that write: the first write ends it. */
+	/* Descriptors that write: the first write ends the mapping. */
 	fd = open("mapped", O_RDWR);
 	write_pages(fd, 1);
 	close(fd);

@@ -1,5 +1,5 @@
-/* After the last close of a file nothing of the process has it open: it can be executed, and its space and its file
-   system are free. `last_close ROUNDS`. Prints nothing and returns 0 where that is so. */
+/* After the last close of a file the process has it open nowhere: it can be executed, and its space and its file
+   system are free. `last_close ROUNDS`. Prints nothing and returns 0 if that holds. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@
 extern char **environ;
 static volatile int is_over;
 
-/* Another thread is busy with another file. */
+/* Another thread uses another file. */
 static void *read_busily(void *unused)
 {
 	char page[PAGE];
@@ -24,7 +24,7 @@ static void *read_busily(void *unused)
 	return NULL;
 }
 
-/* Past the library's view: by the kernel's list. */
+/* Without the library's view: by the kernel's list of descriptors. */
 static int open_count(struct stat *of)
 {
 	char path[64];

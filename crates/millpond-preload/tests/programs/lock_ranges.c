@@ -12,7 +12,7 @@ enum { LEN = 20000 };
 static int asks[2], answers[2];
 static char bytes[LEN];
 
-/* Another process, forked before the file is open: which bytes it finds locked. */
+/* Another process, forked before the file is open: it reports the bytes that it finds locked. */
 static void answer(void)
 {
 	int kind;
@@ -73,7 +73,7 @@ static void try_all(const char *name, int (*prepare)(void))
 		show(what, result);
 		CHECK(close(fd) == 0);
 	}
-	/* What another lock looks like from here. */
+	/* F_GETLK's view of another process's lock. */
 	for (unsigned i = 0; i < sizeof ranges / sizeof *ranges; i++)
 		for (int command = F_GETLK;; command = F_OFD_GETLK) {
 			int fd = prepare();
@@ -87,7 +87,7 @@ static void try_all(const char *name, int (*prepare)(void))
 		}
 }
 
-/* Written and not read. */
+/* Written, but not read. */
 static int prepare_written(void)
 {
 	int fd = open("locked", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -95,7 +95,7 @@ static int prepare_written(void)
 	return fd;
 }
 
-/* Used much, and then made longer. */
+/* Used often, and then extended. */
 static int prepare_used(void)
 {
 	int fd = open("locked", O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);

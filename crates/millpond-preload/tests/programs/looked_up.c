@@ -1,5 +1,5 @@
-/* I/O by ways around the hooks, on a file that is cached: functions looked up in libc's own handle, a library
- * that binds to libc first, rings. `args[1]` says which. Prints nothing where all is as on the kernel. */
+/* I/O that bypasses the hooks, on a cached file: functions looked up in libc's own handle, a library that binds to
+ * libc first, rings. `args[1]` selects one. Prints nothing if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <libaio.h>
@@ -14,7 +14,7 @@
 
 static char page[PAGE], found[PAGE];
 
-/* Cached, and in mode back not in the file yet. */
+/* Cached, and in mode back not yet in the file. */
 static int cached(const char *path)
 {
 	make_pages(path, 'a');
@@ -55,7 +55,7 @@ static void lookups(const char *libraries)
 	check_transfers(dlsym(libm, "pread"), dlsym(libm, "pwrite"));
 	check_transfers(dlsym(RTLD_DEFAULT, "pread"), dlsym(RTLD_DEFAULT, "pwrite"));
 	check_transfers(dlsym(RTLD_NEXT, "pread"), dlsym(RTLD_NEXT, "pwrite"));
-	/* A lookup that is looked up. */
+	/* A lookup function that was itself looked up. */
 	void *(*look_up)(void *, const char *) = dlsym(libc, "dlsym");
 	check_transfers(look_up(libc, "pread"), look_up(libc, "pwrite"));
 	int (*close_it)(int) = dlsym(libc, "close");
@@ -64,7 +64,7 @@ static void lookups(const char *libraries)
 	int pipes[2];
 	CHECK(pipe(pipes) == 0 && pipes[0] == fd && write(pipes[1], "pipe", 4) == 4 && read(fd, found, 10) == 4);
 	close(pipes[0]), close(pipes[1]);
-	/* What is not there, and what is not ours, is as ever. */
+	/* Missing symbols, and symbols that the library does not replace, have libc's results. */
 	dlerror();
 	CHECK(dlsym(libc, "no_such_function") == NULL && dlerror() != NULL && dlerror() == NULL);
 	CHECK(dlvsym(libc, "pread", "NONE_1") == NULL && dlerror() != NULL);
@@ -73,7 +73,8 @@ static void lookups(const char *libraries)
 	double (*root)(double) = dlsym(libm, "sqrt");
 	CHECK(root && root(9) == 3);
 	CHECK(dlopen("no_such_library.so", RTLD_NOW) == NULL && dlerror() != NULL);
-	/* A library's own definition is what its handle has, and what follows it is not we again. */
+	/* A library's handle has the library's own definition, and the next definition after it is libc's, not the
+	   hook. */
 	char path[512];
 	snprintf(path, sizeof path, "%s/libown.so", libraries);
 	void *own = dlopen(path, RTLD_NOW);
@@ -85,7 +86,7 @@ static void lookups(const char *libraries)
 	CHECK(*counted == 1);
 }
 
-/* `libown.so` is preloaded, after us: what we call on is its, which looks libc's up. */
+/* `libown.so` is preloaded after the library under test: the library calls its function, which looks up libc's. */
 static void between(void)
 {
 	int *calls = dlsym(RTLD_DEFAULT, "own_calls"), fd = cached("f"), again = open("f", O_RDWR | O_SYNC), before = *calls;
@@ -196,14 +197,14 @@ static void rings(void)
 	CHECK(ring_write(before, page, PAGE, 0) == PAGE);
 	CHECK(pread(before, found, PAGE, 0) == PAGE && is_all(found, PAGE, 'c'));
 	check_transfers(ring_read, ring_write);
-	/* In a child that has the ring, too. */
+	/* Also in a child that inherits the ring. */
 	int status;
 	if (fork() == 0) {
 		check_transfers(ring_read, ring_write);
 		_exit(0);
 	}
 	CHECK(wait(&status) > 0 && status == 0);
-	/* A number that a ring has closed. */
+	/* A descriptor that a ring has closed. */
 	int fd = cached("f"), pipes[2];
 	CHECK(by_ring(IORING_OP_CLOSE, fd, NULL, 0, 0) == 0);
 	CHECK(pipe(pipes) == 0 && pipes[0] == fd && write(pipes[1], "pipe", 4) == 4 && read(fd, found, 10) == 4);

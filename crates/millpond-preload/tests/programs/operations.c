@@ -1,9 +1,9 @@
-/* operations SEED COUNT map|nomap: does anything to one file, in one thread, and knows what has to be in it.
+/* operations SEED COUNT map|nomap: random operations on one file, in one thread, with a model of its bytes.
 
-   A model in memory has the file's bytes and each description's offset. What a call returns, and what it reads, has
-   to be what the model says; now and then, and at the end, all of the file, as another process reads it, too.
-   Operations are of any length from none to some pages, and at any place, more often at the borders of
-   pages and around the file's end. With `map` it is read and written by mappings, too. */
+   The model is in memory; it has the file's bytes and each description's offset. The result of each call and the
+   bytes that it reads have to match the model. Now and then, and at the end, the whole file has to match, also as
+   another process reads it. Operations have any length from zero to some pages. Their positions are random, more
+   often at page borders and around the file's end. With `map` mappings read and write the file, too. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <sys/mman.h>
@@ -16,7 +16,7 @@ enum { REACH = 320 << 10, LEN_MAX = 5 * PAGE, NUMBERS = 3 };
 
 static unsigned char model[REACH], buffer[REACH];
 static size_t size;
-/* Open descriptions of the file: fd is -1 where there is none. */
+/* Open descriptions of the file: fd is -1 if there is none. */
 static struct number { int fd, writes, appends; off_t offset; } numbers[NUMBERS];
 static uint64_t state;
 static int can_punch = 1, can_zero = 1, can_allocate = 1;
@@ -85,7 +85,7 @@ static void same(size_t at, size_t n, const char *what)
 
 static size_t readable(size_t at, size_t n) { return at < size ? min(n, size - at) : 0; }
 
-/* Vectors over the buffer: of up to four parts, some of them empty. */
+/* Vectors over the buffer: up to four parts, some of them empty. */
 static int vectors(struct iovec *parts, size_t n)
 {
 	int count = 1 + below(4);
@@ -136,7 +136,7 @@ static void do_write(struct number *number)
 	}
 	CHECK(put_bytes == (ssize_t)n);
 	put(at, n);
-	/* An append of nothing moves no offset. */
+	/* An empty append moves no offset. */
 	if (by_offset && (n > 0 || !number->appends))
 		number->offset = at + n;
 }
@@ -164,7 +164,7 @@ static void do_size(struct number *number)
 	CHECK(stat_of.st_size == (off_t)size);
 }
 
-/* Whether it was done: not every file system knows it. */
+/* Returns whether the file system did it: not every file system supports it. */
 static int allocate(struct number *number, int mode, int *can, size_t at, size_t n)
 {
 	if (!*can || n == 0)
@@ -200,7 +200,7 @@ static void do_copy(struct number *number)
 {
 	off64_t from = place(REACH), to = place(REACH);
 	size_t n = length(from > to ? from : to), gap = from > to ? from - to : to - from;
-	/* Ranges that overlap are refused. */
+	/* Overlapping ranges are refused. */
 	n = min(min(n, gap), readable(from, n));
 	if (n == 0 || number->appends)
 		return;
@@ -232,7 +232,7 @@ static void do_map(struct number *number)
 		memcpy(model + first + at, buffer, len);
 		if (below(2))
 			CHECK(msync(memory, n, MS_SYNC) == 0);
-		/* Read by a call while it is mapped. */
+		/* A call reads it while it is mapped. */
 		CHECK(pread(number->fd, buffer, n, first) == (ssize_t)n);
 		same(first, n, "read beside the mapping");
 	}
@@ -249,7 +249,7 @@ static void open_number(struct number *number)
 	if (number->fd >= 0)
 		CHECK(close(number->fd) == 0);
 	*number = (struct number){ .fd = -1 };
-	/* The first one is always there, and writes. */
+	/* The first descriptor is always open, and for writing. */
 	if (number != numbers && below(3))
 		return;
 	number->writes = number == numbers || below(2);
@@ -258,7 +258,7 @@ static void open_number(struct number *number)
 	CHECK(number->fd >= 0);
 }
 
-/* By whoever asks: this process by its calls, or another one, which the kernel serves. */
+/* Reads the file by this process's calls, or by another process, which the kernel serves. */
 static void look_at_all(void)
 {
 	CHECK(pread(numbers[0].fd, buffer, REACH, 0) == (ssize_t)size);

@@ -1,4 +1,4 @@
-/* A library that stands before libc's `pread`, and calls that. */
+/* A library whose `pread` precedes libc's, and calls it. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <unistd.h>

@@ -1,6 +1,7 @@
 /* page_cache SCENARIO: files that are read from the kernel's page cache, in the current directory.
 
-   Each scenario finds the same with and without the library, but for `whole`: without it reads may be torn. */
+   Each scenario has the same results with the library and without it, except `whole`: without the library reads may
+   be torn. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
@@ -52,7 +53,7 @@ static unsigned next(unsigned *state)
 	return *state;
 }
 
-/* Readers beside writers of blocks that hold one number: by any call, by any descriptor. */
+/* Readers concurrent with writers of blocks that hold one number: by any call, by any descriptor. */
 static int read_fd, write_fd;
 static atomic_int is_over;
 static atomic_long torn, reads;
@@ -129,7 +130,7 @@ static void cut_by_others(void)
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {
-			/* By its path: the parent's descriptors have no part in it. */
+			/* By the file's path: the parent's descriptors are not involved. */
 			CHECK(truncate("cut", size) == 0 && truncate("cut", grown) == 0);
 			_exit(0);
 		}
@@ -149,7 +150,7 @@ static void cut_by_others(void)
 	}
 }
 
-/* A mapping of another process stores bytes past the end, in the file's last page: no read has them. */
+/* A mapping of another process stores bytes past the end, in the file's last page: no read returns them. */
 static void scribbled(void)
 {
 	int fd = make("scribbled", 3 * PAGE + 100);
@@ -172,7 +173,7 @@ static void scribbled(void)
 	CHECK(pread(fd, bytes, PAGE, 0) == PAGE && bytes[10] == '!');
 }
 
-/* A jump out of a handler leaves a write: what it wrote can be read at once, and written. */
+/* A jump out of a handler abandons a write: its page can be read at once, and written. */
 static sigjmp_buf home;
 static volatile int jumps;
 
@@ -199,7 +200,7 @@ static void jumped(void)
 {
 	int fd = make("jumped", SIZE);
 	warm(fd, SIZE);
-	/* Not each jump restores the mask. */
+	/* Some of these jumps do not restore the mask. */
 	struct sigaction action = {.sa_handler = jump, .sa_flags = SA_NODEFER};
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
 	struct itimerval often = {{0, 300}, {0, 300}}, never = {0};
@@ -248,7 +249,7 @@ static void in_handler(void)
 	setitimer(ITIMER_REAL, &never, NULL);
 }
 
-/* A thread that blocks all signals reads a file that is cut under it. */
+/* A thread that blocks all signals reads a file that is cut during the read. */
 static void *read_cut(void *by_number)
 {
 	sigset_t all;
@@ -281,7 +282,7 @@ static void blocked(void)
 	pthread_join(threads[1], NULL);
 }
 
-/* The offset of one description, in all the ways that move it or let others have it. */
+/* The offset of one description, with all the ways to move it or to share it. */
 static void offsets(void)
 {
 	char page[PAGE];
@@ -338,7 +339,8 @@ static int entries(const char *path)
 	return count;
 }
 
-/* What the process has beside its file: prints its threads and descriptors; its lock of the file ends at the close. */
+/* The library's use of the process's resources: prints the threads and descriptors; the lock of the file ends at the
+   close. */
 static void alone(void)
 {
 	int fd = make("alone", SIZE);
@@ -352,7 +354,7 @@ static void alone(void)
 	fd = open("alone", O_RDONLY);
 	warm(fd, SIZE);
 	CHECK(close(again) == 0);
-	/* Its space, too. */
+	/* The file's space is freed, too. */
 	CHECK(unlink("alone") == 0);
 	warm(fd, SIZE);
 	CHECK(dup2(1, fd) == fd);

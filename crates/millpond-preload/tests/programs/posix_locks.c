@@ -1,5 +1,5 @@
-/* What becomes of the process's POSIX locks. Prints what it sees; run with the library and without, the
- * output must be the same. */
+/* The fate of the process's POSIX locks. Prints the locks that another process finds; the output must be the same
+ * with the library and without it. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
@@ -47,7 +47,7 @@ static void observe(void)
 	while (read(ask[0], &name, 1) == 1) {
 		char path[2] = {name, 0};
 		struct flock l = whole(F_WRLCK);
-		/* Past the hooks, and read-only: the file is served to the one that is observed. */
+		/* Without the hooks, and read-only: the file is served to the observed process. */
 		int fd = raw(SYS_openat, AT_FDCWD, (long)path, O_RDONLY);
 		CHECK(fd >= 0 && raw(SYS_fcntl, fd, F_GETLK, (long)&l) == 0);
 		char state = l.l_type == F_UNLCK ? '-' : l.l_type == F_WRLCK ? 'W' : 'R';
@@ -57,7 +57,7 @@ static void observe(void)
 	_exit(0);
 }
 
-/* The lock on a file whose name is one letter, as others meet it. */
+/* The lock on a file with a name of one letter, as other processes find it. */
 static char seen(char name)
 {
 	char state;
@@ -65,7 +65,7 @@ static char seen(char name)
 	return state;
 }
 
-/* ---- threads whose hits put the end of other descriptions off ---- */
+/* ---- threads whose hits defer the close of other descriptions ---- */
 
 static char page[128 << 10];
 static int hot;
@@ -95,7 +95,7 @@ static void touch(const char *name)
 	close(open(name, O_RDWR | O_CREAT, 0644));
 }
 
-/* Numbers that are open on a file of this name, after a while. */
+/* The number of descriptors that are open on a file of this name, after a while. */
 static int left_open(const char *name)
 {
 	int count;
@@ -112,18 +112,18 @@ static int left_open(const char *name)
 		closedir(dir);
 		if (count == 0)
 			break;
-		/* The library ends what it put off when it is called. */
+		/* Each call into the library makes it close the descriptions that it deferred. */
 		touch("poke");
 		usleep(1000);
 	}
 	return count;
 }
 
-/* A file is closed and opened anew while others hit, locked, and any other file is opened. */
+/* A file is closed, opened again and locked, while other threads hit, and any other file is opened. */
 static void reopened(int flags, int type, int unseen)
 {
 	int lost = 0;
-	/* A close waits for the readers, milliseconds where they have every processor. */
+	/* A close waits for the readers: milliseconds if the readers occupy every processor. */
 	for (int i = 0; i < 50; i++) {
 		int first = open("d", flags);
 		int second = unseen ? raw(SYS_openat, AT_FDCWD, (long)"d", flags) : open("d", flags);
@@ -150,7 +150,7 @@ static void deferred(void)
 	heat(2);
 	reopened(O_RDWR, F_WRLCK, 0);
 	reopened(O_RDONLY, F_RDLCK, 0);
-	/* With `second` open where no hook sees it, the other is served. */
+	/* With `second` open past the hooks, `first` is served. */
 	reopened(O_RDONLY, F_RDLCK, 1);
 	printf("left %d\n", left_open("d"));
 }
@@ -167,7 +167,7 @@ static void ways(void)
 	for (int t = 0; t < sizeof takes / sizeof *takes; t++)
 		for (int e = 0; e < sizeof ends / sizeof *ends; e++)
 			for (int served = 0; served < 2; served++) {
-				/* Served or, open for writing twice, not. */
+				/* Served, or, if open for writing twice, not served. */
 				int flags = served ? O_RDONLY : O_RDWR, type = served ? F_RDLCK : F_WRLCK;
 				int fd = open("d", flags), other = open("d", flags), high = dup2(other, 90), nothing;
 				FILE *stream = fopen("d", served ? "r" : "r+");
@@ -215,7 +215,7 @@ static void ways(void)
 
 static char *self;
 
-/* Holds what it inherits for as long as its input is open. */
+/* Holds its inherited descriptors and locks for as long as its input is open. */
 static void hold(void)
 {
 	char byte;
@@ -292,7 +292,7 @@ static void exec(void)
 			close(fd);
 			close(in[1]);
 			CHECK(waitpid(pid, &status, 0) == pid && status == 0);
-			/* And not longer. */
+			/* The locks end with the process. */
 			fd = open("d", O_RDWR);
 			CHECK(lock(fd, F_WRLCK) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0);
 			close(fd);
@@ -300,7 +300,7 @@ static void exec(void)
 		}
 }
 
-/* A lock from before an exec, on a descriptor that the library has not seen opened. */
+/* A lock from before an exec, on a descriptor whose open the library has not seen. */
 static void inherited(void)
 {
 	observe();
@@ -313,13 +313,13 @@ static void inherited(void)
 		touch("j");
 	}
 	printf("still %c\n", seen('d'));
-	/* The program drops it itself. */
+	/* The program's own close of another descriptor ends the lock. */
 	close(open("d", O_RDONLY));
 	printf("closed %c\n", seen('d'));
 	CHECK(lock(9, F_RDLCK) == 0);
 	touch("j");
 	printf("again %c\n", seen('d'));
-	/* One that the kernel can't grant a lease for beside a writer: it must not cost the lock. */
+	/* A file for which the kernel can't grant a lease, because of a writer: this must not end the lock. */
 	int writer = raw(SYS_openat, AT_FDCWD, (long)"d", O_RDWR), fd = open("d", O_RDONLY);
 	printf("opened %c\n", seen('d'));
 	close(fd);

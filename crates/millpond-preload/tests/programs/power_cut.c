@@ -1,4 +1,5 @@
-/* Puts 1 MiB into "file", in the way that is named, writes a page behind it, syncs, and says so. Then it waits to be let go: closing would write and sync in other ways. */
+/* Writes 1 MiB to "file" in the way of the first argument, writes a page behind it, syncs, and reports that. Then it
+   waits for its input: a close would write and sync in other ways. */
 #define _GNU_SOURCE
 #include "check.h"
 #include <sys/sendfile.h>
@@ -12,8 +13,8 @@ int main(int argc, char **argv)
 	char page[B_BYTES], line[8];
 	int file = open("file", O_RDWR), source = open(from_path, O_RDONLY);
 	CHECK(file >= 0 && source >= 0);
-	/* Served, and with nothing dirty: what would have to be written back first would make the library
-	 * sync for that. */
+	/* The file is served and has no dirty page. The write-back of a dirty page would make the library sync by
+	 * itself. */
 	CHECK(pread(file, page, B_BYTES, A_BYTES) == B_BYTES);
 	if (!strcmp(how, "copy_file_range")) {
 		loff_t from = 0, to = 0;

@@ -1,6 +1,6 @@
 /*
- * A library that is preloaded beside the one under test: its functions call the next ones, and its constructor
- * and its malloc use files.
+ * A library that is preloaded beside the library under test: its functions call the next definitions, and its
+ * constructor and its malloc use files.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-/* Reads a file until it is cached; then tells the library, by the file `arguments[1]`, of memory pressure,
-   until the cache takes less than half of what it took, and finds the same bytes. */
+/* Reads a file until it is cached. Then it reports memory pressure to the library, by the file `arguments[1]`, until
+   the cache takes less than half of its former memory, and reads the same bytes. */
 #include "check.h"
 
 static long resident(void)
@@ -36,7 +36,7 @@ int main(int count, char **arguments)
 	}
 	for (int i = 0; i < 8; i++)
 		read_all(fd);
-	/* Until then it takes no memory of the library's. */
+	/* Before its first write the file takes no memory of the library. */
 	memset(page, 0, PAGE);
 	CHECK(pwrite(fd, page, PAGE, 0) == PAGE);
 	for (int i = 0; i < 2; i++)
@@ -44,7 +44,7 @@ int main(int count, char **arguments)
 	long before = resident();
 	if (before < 20 * PAGES)
 		return 3;
-	/* Whoever waits for this test ends it. */
+	/* The time limit of the test's runner ends this loop. */
 	for (long total = 0; resident() > before / 2;) {
 		stall(arguments[1], total += 1000000);
 		usleep(100000);

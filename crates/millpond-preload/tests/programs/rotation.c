@@ -1,5 +1,5 @@
-/* Threads write numbered lines to one descriptor while dup2 gives it one file after the other, as when a log
- * is rotated: the files hold every line, in order. Prints nothing where that is so. */
+/* Threads write numbered lines to one descriptor while dup2 replaces its file, as in the rotation of a log: the
+ * files hold every line, in order. Prints nothing if that holds. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@ enum { LINE = 64, FILES = 150, WRITERS = 3, UNKNOWN = -1 };
 static int number = 100, pause_us, writers = 1, prints;
 static volatile int is_over;
 
-/* Returns how many lines it has written. */
+/* Returns the number of lines that it has written. */
 static void *writer(void *which)
 {
 	char line[LINE + 1];
@@ -39,7 +39,7 @@ static int next_log(int i, int flags)
 	return fd;
 }
 
-/* Looks through the lines of a file: those of each writer follow on from what `next` says, if it does. */
+/* Checks the lines of a file: the lines of each writer continue from the number in `next`, if it has one. */
 static void follow(const char *name, long next[])
 {
 	char line[LINE + 1] = "";
@@ -76,7 +76,7 @@ int main(int count, char **args)
 		number = 1;
 	if (!strcmp(how, "threads") || prints)
 		writers = WRITERS;
-	/* The kernel has what it is until the first rotation. */
+	/* The kernel serves this first file until the first rotation. */
 	if (!strcmp(how, "null") || !strcmp(how, "output")) {
 		first = open("/dev/null", O_WRONLY);
 		close(next_log(0, flags));

@@ -1,4 +1,4 @@
-/* One scenario each, by name. Prints nothing and returns 0 where all is as the kernel has it. */
+/* One scenario each, by name. Prints nothing and returns 0 if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -56,7 +56,7 @@ static void *race_reader(void *unused)
 				CHECK(errno == EBADF);
 				continue;
 			}
-			/* Two files take turns under one number: one page is of one of them. */
+			/* Two files alternate under one number: each page that is read belongs to one of them. */
 			CHECK(n == PAGE && (is_all(page, PAGE, i) || is_all(page, PAGE, i + 1)));
 		}
 	}
@@ -197,7 +197,7 @@ static void faults(void)
 		CHECK(read(fd, beyond, 100) == -1 && errno == EFAULT && lseek(fd, 0, SEEK_CUR) == 0);
 		errno = 0;
 		CHECK(write(fd, beyond, 100) == -1 && errno == EFAULT && lseek(fd, 0, SEEK_CUR) == 0);
-		/* Partly good: as many bytes as the kernel says, and no more. */
+		/* Partly good memory: the same byte count as from the kernel, and no more. */
 		ssize_t n = pread(fd, bad + PAGE - 50, 100, 0);
 		CHECK(n == raw(SYS_pread64, fd, (long)(bad + PAGE - 50), 100, 0));
 		n = pwrite(fd, bad + PAGE - 50, 100, 3 * PAGE + 10);
@@ -206,7 +206,7 @@ static void faults(void)
 		char kernel[200];
 		CHECK(raw(SYS_pread64, fd, (long)kernel, 200, 3 * PAGE) == 200 && memcmp(good, kernel, 200) == 0);
 	}
-	/* The program's own handler: set late, asked for, called, reset. */
+	/* The program's own handler: set late, queried, called, reset. */
 	struct sigaction act = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO}, old;
 	CHECK(sigaction(SIGSEGV, &act, &old) == 0 && old.sa_handler == SIG_DFL);
 	CHECK(sigaction(SIGBUS, &act, NULL) == 0);
@@ -230,7 +230,7 @@ static void faults(void)
 	CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
-/* ---- handlers that use the file their thread is in ---- */
+/* ---- handlers that use the file that their thread is using ---- */
 
 static int sig_fd;
 static volatile long sig_calls;
@@ -258,7 +258,7 @@ static void signals(void)
 	setitimer(ITIMER_REAL, &timer, NULL);
 	unsigned char page[PAGE];
 	time_t end = time(NULL) + scaled(3, 2);
-	/* However few come on a busy machine. */
+	/* Few signals may arrive on a busy machine. */
 	while (time(NULL) < end || sig_calls <= 100) {
 		for (int i = 0; i < PAGES; i++) {
 			CHECK(lseek(sig_fd, (off_t)i * PAGE, SEEK_SET) == (off_t)i * PAGE);
@@ -304,11 +304,11 @@ static void forks(void)
 	CHECK(write(to_child[1], "y", 1) == 1);
 	int status;
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	/* And so are the parent's, afterwards. */
+	/* The parent's later opens are served, too. */
 	int again = make("again", O_RDWR);
 	for (int i = 0; i < PAGES; i++)
 		CHECK(pread(again, page, PAGE, (off_t)i * PAGE) == PAGE && is_all(page, PAGE, i));
-	/* A spawned program continues at our offset, on its standard input. */
+	/* A spawned program continues at the parent's offset, on its standard input. */
 	CHECK(lseek(again, 3, SEEK_SET) == 3);
 	posix_spawn_file_actions_t actions;
 	posix_spawn_file_actions_init(&actions);
@@ -334,7 +334,7 @@ static void forks(void)
 	CHECK(stat("copy2", &st) == 0 && st.st_size == PAGES * PAGE - 7);
 }
 
-/* ---- forks beside threads that open, lock and close ---- */
+/* ---- forks concurrent with threads that open, lock and close ---- */
 
 static volatile int fork_over;
 
@@ -358,7 +358,7 @@ static void fork_race(void)
 {
 	static char names[3][8] = {"a", "b", "c"};
 	pthread_t threads[3];
-	/* A hang ends here. */
+	/* The alarm ends a hang. */
 	alarm(120);
 	for (int i = 0; i < 3; i++) {
 		make_pages(names[i], i);
@@ -383,7 +383,7 @@ static void fork_race(void)
 
 static void other_process(void)
 {
-	/* Forked before anything is open, so that nothing is passed for that reason. */
+	/* Forked before any file is open, so that no file is passed for that reason. */
 	int to_helper[2], to_us[2];
 	CHECK(pipe(to_helper) == 0 && pipe(to_us) == 0);
 	pid_t helper = fork();
@@ -404,11 +404,11 @@ static void other_process(void)
 		CHECK(pread(fd, page, PAGE, (off_t)i * PAGE) == PAGE && is_all(page, PAGE, i));
 	CHECK(lseek(fd, 3, SEEK_SET) == 3);
 	CHECK(write(to_helper[1], "\n", 1) == 1 && read(to_us[0], page, 3) == 3);
-	/* What it wrote through an open after ours. */
+	/* The helper wrote these bytes through an open later than this process's. */
 	CHECK(pread(fd, page, 7, 0) == 7 && memcmp(page, "CHANGED", 7) == 0);
 	CHECK(pread(fd, page, 100, PAGES * PAGE) == 7 && memcmp(page, "changed", 7) == 0);
 	CHECK(read(fd, page, 4) == 4 && memcmp(page, "NGED", 4) == 0);
-	/* A file that it holds open for writing when we open it. */
+	/* The helper holds this file open for writing when this process opens it. */
 	close(make("g", O_RDONLY));
 	CHECK(write(to_helper[1], "\n", 1) == 1 && read(to_us[0], page, 3) == 3);
 	fd = open("g", O_RDONLY);
@@ -473,7 +473,7 @@ static void locks(void)
 	}
 	int status;
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	/* All of ours closed by a daemon's loop: the library's own survive, the program's do not. */
+	/* A daemon's loop closes all descriptors: the library's own stay open, the program's do not. */
 	int b = make("b", O_RDWR);
 	char byte;
 	CHECK(pread(b, &byte, 1, 0) == 1);
@@ -488,14 +488,14 @@ static void locks(void)
 	CHECK(b == 3 && pread(b, &byte, 1, 6 * PAGE) == 1 && byte == 6);
 	closefrom(3);
 	CHECK(pread(b, &byte, 1, 0) == -1 && errno == EBADF);
-	/* The lowest number is always the one that POSIX says. */
+	/* The lowest number is always the number that POSIX requires. */
 	int first = open("b", O_RDONLY), second = open("f", O_RDWR), third = open("b", O_RDONLY);
 	CHECK(first == 3 && second == 4 && third == 5);
 	close(second);
 	CHECK(dup(first) == 4);
 }
 
-/* ---- file removed, renamed, cut by path ---- */
+/* ---- a file removed, renamed, cut by path ---- */
 
 static void under_foot(void)
 {
@@ -542,11 +542,11 @@ static void many_files(void)
 	}
 }
 
-/* ---- the same by calls that make numbers of others */
+/* ---- the same, by calls that turn other descriptors into these numbers ---- */
 
 static void many_numbers(void)
 {
-	/* Those that the library has for its report can't be had. */
+	/* The numbers of the library's report are not available. */
 	enum { FILES = 100, LIMIT = 256, REPORT = 3 };
 	struct rlimit limit;
 	unsigned char page[PAGE];
@@ -554,7 +554,7 @@ static void many_numbers(void)
 	int fds[FILES], n = 0, last = 0;
 	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
 	if (limit.rlim_max != LIMIT) {
-		/* The library takes its numbers from the upper half of what it finds when it is loaded. */
+		/* The library takes its numbers from the upper half of the range that is allowed when it is loaded. */
 		limit = (struct rlimit){LIMIT, LIMIT};
 		CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 		execl("/proc/self/exe", "scenario", "many_numbers", NULL);
@@ -579,16 +579,16 @@ static void many_numbers(void)
 		CHECK(lseek(fds[n], 0, SEEK_CUR) == PAGE);
 		CHECK(pread(fds[n], page, PAGE, 0) == PAGE && is_all(page, PAGE, n));
 	}
-	/* The report wants a number, too. */
+	/* The report needs a number, too. */
 	for (n = 3; n < LIMIT; n++)
 		close(n);
 }
 
-/* ---- two processes that take turns, both served, each with the file open when the other writes */
+/* ---- two processes that alternate, both served, each with the file open when the other writes ---- */
 
 static void *storm_reader(void *argument)
 {
-	/* Hits all the time. What it sees may be torn: that is how ext4 reads under a write. */
+	/* All its reads are hits. They may return torn bytes: ext4 does the same under a concurrent write. */
 	int fd = (int)(intptr_t)argument;
 	unsigned char page[PAGE];
 	while (!race_over)
@@ -618,7 +618,7 @@ static void read_all(int fd, int value)
 static void turn_taker(int in, int out, int first)
 {
 	char byte;
-	/* They are told in a byte. */
+	/* The round number fits in a byte. */
 	int rounds = scaled(200, 60) < 200 ? scaled(200, 60) : 200;
 	for (int round = first; round < rounds; round += 2) {
 		int fd = open("f", O_RDONLY);
@@ -626,7 +626,7 @@ static void turn_taker(int in, int out, int first)
 		pthread_t thread;
 		race_over = 0;
 		pthread_create(&thread, NULL, storm_reader, (void *)(intptr_t)fd);
-		/* The other's turn: it opens, writes and closes while our reader runs. */
+		/* The other process's turn: it opens, writes and closes while this process's reader runs. */
 		if (round > 0) {
 			CHECK(read(in, &byte, 1) == 1 && (unsigned char)byte == round);
 			read_all(fd, round);
@@ -668,9 +668,9 @@ static void take_turns(void)
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
 
-/* ---- nobody notices that writes wait ---- */
+/* ---- deferred writes are invisible ---- */
 
-/* A file as a process past every hook finds it: by path, in the kernel. */
+/* A file as a process without hooks finds it: by path, in the kernel. */
 static long raw_read(const char *name, void *buf, size_t len)
 {
 	long fd = raw(SYS_open, (long)name, O_RDONLY | O_NONBLOCK, 0, 0);
@@ -696,7 +696,7 @@ static void unnoticed_stat(void)
 	CHECK(fd >= 0);
 	for (int i = 0; i < 20; i++) {
 		struct timespec before, pause = {0, 3000000};
-		/* File times are of the last tick. */
+		/* File times have the resolution of a clock tick. */
 		clock_gettime(CLOCK_REALTIME_COARSE, &before);
 		nanosleep(&pause, NULL);
 		wrote(fd, i, (off_t)i * PAGE);
@@ -712,14 +712,14 @@ static void unnoticed_stat(void)
 		}
 		CHECK(st.st_size == size);
 		CHECK(st.st_mtim.tv_sec > before.tv_sec || st.st_mtim.tv_nsec >= before.tv_nsec);
-		/* Nothing comes after it. */
+		/* No other write follows it. */
 		nanosleep(&pause, NULL);
 		CHECK(stat("s", &other) == 0 && other.st_mtim.tv_nsec == st.st_mtim.tv_nsec);
 	}
 	CHECK(lseek(fd, 0, SEEK_END) == 20 * PAGE && lseek(fd, -PAGE, SEEK_END) == 19 * PAGE);
 	wrote(fd, 9, 30 * PAGE);
 	CHECK(lseek(fd, 0, SEEK_END) == 31 * PAGE && lseek(fd, 30 * PAGE, SEEK_DATA) == 30 * PAGE);
-	/* Nor does closing, if nothing was written since. */
+	/* Closing changes no time, either, if there was no write since. */
 	CHECK(fstat(fd, &st) == 0 && usleep(20000) == 0 && close(fd) == 0 && stat("s", &other) == 0);
 	CHECK(other.st_mtim.tv_nsec == st.st_mtim.tv_nsec && other.st_ctim.tv_nsec == st.st_ctim.tv_nsec);
 	/* The file system may take a block for the extents when it writes the pages. */
@@ -743,13 +743,13 @@ static void unnoticed_metadata(void)
 			CHECK(close(fd) == 0);
 		CHECK(stat("m", &st) == 0 && st.st_mtim.tv_sec == 2000000);
 	}
-	/* A write strips these bits where the writer is not root. */
+	/* A write clears these bits if the writer is not root. */
 	fd = open("m", O_RDWR);
 	wrote(fd, 7, 0);
 	CHECK(fchmod(fd, 04755) == 0);
 	close(fd);
 	CHECK(stat("m", &st) == 0 && (st.st_mode & 07777) == 04755);
-	/* In another's place, it is whole. */
+	/* After a rename over another file, all its bytes are there. */
 	fd = open("new", O_WRONLY | O_CREAT | O_TRUNC, 0644);
 	wrote(fd, 8, 0);
 	CHECK(rename("new", "m") == 0);
@@ -771,14 +771,14 @@ static void unnoticed_looks(void)
 	at = 0;
 	CHECK(splice(fd, &at, pipes[1], NULL, PAGE, 0) == PAGE && read(pipes[0], page, PAGE) == PAGE);
 	CHECK(is_all(page, PAGE, 2));
-	/* Changed in the kernel, between writes that wait. */
+	/* Changed in the kernel, between deferred writes. */
 	wrote(fd, 3, 10 * PAGE);
 	CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 10 * PAGE, 100) == 0);
 	CHECK(pread(fd, page, PAGE, 10 * PAGE) == PAGE && is_all(page, 100, 0) && is_all(page + 100, PAGE - 100, 3));
 	CHECK(posix_fallocate(fd, 0, 40 * PAGE) == 0);
 	wrote(fd, 4, 40 * PAGE);
 	CHECK(lseek(fd, 0, SEEK_END) == 41 * PAGE);
-	/* Part of the memory is bad: the kernel writes what there is. */
+	/* Part of the memory is bad: the kernel writes the good part. */
 	unsigned char *two = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	memset(two, 5, 2 * PAGE);
 	munmap(two + PAGE, PAGE);
@@ -787,14 +787,14 @@ static void unnoticed_looks(void)
 	CHECK(pwrite(fd, two, 2 * PAGE, 20 * PAGE) == PAGE);
 	CHECK(pread(fd, page, PAGE, 20 * PAGE) == PAGE && is_all(page, PAGE, 5));
 	CHECK(pread(fd, page, PAGE, 21 * PAGE) == PAGE && is_all(page, PAGE, 4));
-	/* A private mapping shows what is written later, as long as it is not written itself. */
+	/* A private mapping shows later writes to the file, as long as the process does not write to the mapping. */
 	wrote(fd, 6, 0);
 	unsigned char *map = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
 	CHECK(map != MAP_FAILED && is_all(map, PAGE, 6));
 	wrote(fd, 7, 0);
 	CHECK(is_all(map, PAGE, 7));
 	close(fd);
-	/* Synced, and durable by flag. */
+	/* Synced, and durable by a flag. */
 	fd = open("d", O_RDWR | O_CREAT | O_TRUNC, 0644);
 	wrote(fd, 1, 0);
 	CHECK(fsync(fd) == 0 && raw(SYS_pread64, fd, (long)page, PAGE, 0) == PAGE && is_all(page, PAGE, 1));
@@ -808,7 +808,7 @@ static void unnoticed_looks(void)
 	wrote(fd, 4, 0);
 	sync();
 	CHECK(raw(SYS_pread64, fd, (long)page, PAGE, 0) == PAGE && is_all(page, PAGE, 4));
-	/* Who gets the name reads it all. */
+	/* A process that opens the new name reads all bytes. */
 	wrote(fd, 5, 0);
 	CHECK(system("test $(stat -c %s d) = 4096 && test $(tr -d '\\005' <d | wc -c) = 0") == 0);
 	close(fd);
@@ -819,7 +819,7 @@ static void unnoticed_ends(void)
 	unsigned char page[PAGE];
 	char *arguments[] = {"./prog", "nothing", NULL};
 	extern char **environ;
-	/* A program that was just written can be executed. */
+	/* A program file can be executed directly after it was written. */
 	for (int i = 0; i < 50; i++) {
 		int in = open("/proc/self/exe", O_RDONLY), out = open("prog", O_WRONLY | O_CREAT | O_TRUNC, 0755);
 		ssize_t n;
@@ -839,7 +839,7 @@ static void unnoticed_ends(void)
 		CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 2);
 		unlink("prog");
 	}
-	/* However a process ends by itself, its bytes are there once it was waited for. */
+	/* For each way in which a process ends by itself, its bytes are in the file when wait returns. */
 	for (int i = 0; i < 12; i++) {
 		pid_t child = fork();
 		if (child == 0) {
@@ -862,7 +862,7 @@ static void unnoticed_ends(void)
 		CHECK(waitpid(child, &status, 0) == child && status == 0);
 		CHECK(raw_read("e", page, PAGE) == PAGE && is_all(page, PAGE, i + 1));
 	}
-	/* A child of fork sees it, and so does who opens it anew. */
+	/* A child of fork reads the bytes, and so does a process that opens the file again. */
 	int fd = open("c", O_RDWR | O_CREAT | O_TRUNC, 0644);
 	wrote(fd, 1, 0);
 	pid_t child = fork();
@@ -888,7 +888,7 @@ static void unnoticed(void)
 	unnoticed_ends();
 }
 
-/* Only in mode back: that writes do wait. */
+/* Only in mode back: the writes are deferred. */
 static void waiting(void)
 {
 	struct stat st;
@@ -900,7 +900,7 @@ static void waiting(void)
 	CHECK(close(fd) == 0 && raw_read("w", page, PAGE) == PAGE && is_all(page, PAGE, 1));
 }
 
-/* ---- flags that are set for a moment on a description that others use, too ---- */
+/* ---- flags that are set for a moment on a shared description ---- */
 
 static int undirected_fd;
 static off_t undirected_size;
@@ -959,16 +959,16 @@ static void undirected(void)
 				break;
 		}
 	}
-	/* On a busy machine the writer may start late; its tail must have been written once. */
+	/* On a busy machine the writer may start late; it must have written its tail once. */
 	while (!undirected_rounds)
 		usleep(100);
 	undirected_over = 1;
 	pthread_join(thread, NULL);
-	/* Nothing of it is left when all is quiet. */
+	/* The flag is cleared when write-back is idle. */
 	CHECK(fsync(fd) == 0 && (raw(SYS_fcntl, fd, F_GETFL, 0, 0) & O_DIRECT) == 0);
 	CHECK(raw(SYS_pread64, fd, (long)some, 333, undirected_size - 333) == 333);
 	CHECK(is_all(some, 333, some[0]) && lseek(fd, 0, SEEK_END) == undirected_size);
-	/* A child has the description, too, and knows nothing of us. */
+	/* A child shares the description, and does not use the library. */
 	for (int i = 0; i < 20; i++) {
 		close(undirected_fd);
 		thread = undirected_begin("v");
@@ -985,7 +985,7 @@ static void undirected(void)
 		undirected_over = 1;
 		pthread_join(thread, NULL);
 	}
-	/* A long write, whose memory is bad from some page on: what is good of it counts. */
+	/* A long write, whose memory is bad from some page on: the bytes before that page count. */
 	size_t len = 4 << 20, bad = 12 * 1024;
 	unsigned char *memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	CHECK(memory != MAP_FAILED);
@@ -996,7 +996,7 @@ static void undirected(void)
 	CHECK(lseek(fd, 0, SEEK_END) == (off_t)(len - bad));
 	CHECK(pread(fd, some, PAGE, len - bad - PAGE) == PAGE && is_all(some, PAGE, 6));
 	close(fd);
-	/* The program's own flag is its own. */
+	/* The program's own flag stays set. */
 	CHECK(fcntl(fd = open("w", O_RDWR | O_CREAT, 0644), F_SETFL, O_DIRECT) == 0);
 	CHECK(fcntl(fd, F_GETFL) & O_DIRECT);
 }

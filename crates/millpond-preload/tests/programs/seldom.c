@@ -1,5 +1,5 @@
-/* Calls the functions that hardly any program calls, on files whose last bytes may wait in the cache, and
- * prints what they return and see. Run with the library and without, the output must be the same. */
+/* Calls functions that few programs use, on files whose last bytes may be in the cache only, and prints their
+ * results and the visible bytes. The output must be the same with the library and without it. */
 #define _GNU_SOURCE
 #include <aio.h>
 #include <dirent.h>
@@ -38,7 +38,7 @@ static void say(const char *what, long result)
 }
 #define SAY(call) (errno = 0, say(#call, (long)(call)))
 
-/* What is in the file, for the library and for the kernel. */
+/* The bytes of the file, as the library and the kernel return them. */
 static void contents(const char *path)
 {
 	char buf[64] = "";
@@ -130,7 +130,7 @@ static void printing(void)
 /* ---- sizes and times ---- */
 
 #ifdef __x86_64__
-/* What programs were linked to before glibc 2.33. */
+/* The symbols that programs used before glibc 2.33. */
 __asm__(".symver old_xstat, __xstat@GLIBC_2.2.5");
 __asm__(".symver old_lxstat, __lxstat@GLIBC_2.2.5");
 __asm__(".symver old_fxstat, __fxstat@GLIBC_2.2.5");
@@ -270,7 +270,7 @@ static void attributes(void)
 	close(fd);
 }
 
-/* Files that the kernel is to use itself, and refuses. */
+/* Files that the kernel would use itself, and refuses. */
 static void by_the_kernel(void)
 {
 	fd = open_with("refused", "neither");
@@ -307,7 +307,7 @@ static void queues(void)
 	io_prep_pread(&block, fd, buf, 10, 0);
 	io_set_callback(&block, done);
 	SAY(io_submit(queue, 1, blocks));
-	/* That waits for no event, and a read that misses ends later. */
+	/* The call waits for no event; a read that misses ends later. */
 	SAY(io_queue_wait(queue, &second));
 	int result;
 	while ((result = io_queue_run(queue)) == 0 && !is_done)
@@ -363,7 +363,7 @@ static void on_a_terminal(void)
 	CHECK(dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
 	setsid();
 	CHECK(login_tty(slave) == 0);
-	/* Numbers 0 and 1 are the terminal's: what is written there is not the file's. */
+	/* Numbers 0 and 1 belong to the terminal: writes to them do not reach the file. */
 	CHECK(write(1, "tty", 3) == 3 && read(master, buf, 3) == 3);
 	CHECK(write(pipe_end, buf, 3) == 3);
 	_exit(0);
@@ -390,7 +390,7 @@ static void signals(void)
 	close(fd);
 }
 
-/* ---- io_uring, by a library's functions: its files are the kernel's from then on ---- */
+/* ---- io_uring, by a library's functions: the kernel serves its files from then on ---- */
 
 static void rings(void)
 {

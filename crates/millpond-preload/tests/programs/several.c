@@ -1,5 +1,5 @@
-/* One file, open several times in one process, to read and to write. One scenario each, by name. Prints
-   nothing and returns 0 where all is as the kernel has it. */
+/* One file, open several times in one process, for reading and for writing. One scenario each, by name. Prints
+   nothing and returns 0 if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@
 
 enum { WRITERS = 4, READERS = 4, OPENS = 6 };
 
-/* ---- stamps: who reads sees the last stamp that was written before, or a later one ---- */
+/* ---- stamps: a reader gets the last stamp that was written before its read, or a later one ---- */
 
 static _Atomic uint64_t begun[PAGES], done[PAGES];
 static int stamps_checked_whole;
@@ -45,7 +45,7 @@ static void check_stamp(int fd, int page)
 	CHECK(pread(fd, words, PAGE, (off_t)page * PAGE) == PAGE);
 	uint64_t most = begun[page];
 	for (int i = 0; i < PAGE / 8; i++) {
-		/* The kernel's reads may meet half a write. */
+		/* The kernel's reads may be torn. */
 		CHECK(words[i] >= least && words[i] <= most);
 		CHECK(!stamps_checked_whole || words[i] == words[0]);
 	}
@@ -76,7 +76,7 @@ static void check_by_others(void)
 	char command[64];
 	uint64_t stamp;
 	FILE *pipe;
-	/* By another process, past the library. */
+	/* By another process, without the library. */
 	snprintf(command, sizeof command, "env -u LD_PRELOAD cat f");
 	CHECK((pipe = popen(command, "r")) != NULL);
 	for (int i = 0; i < PAGES * (PAGE / 8); i++)
@@ -101,7 +101,7 @@ static void stamps(void)
 	CHECK(close(fd) == 0);
 }
 
-/* ---- whole: all open before one is used; what is served then is read whole ---- */
+/* ---- whole: all descriptors are open before the first is used; reads of a served file are not torn ---- */
 
 static int ends[WRITERS + READERS];
 
@@ -131,7 +131,7 @@ static void whole(int is_served)
 	for (int i = 0; i < WRITERS + READERS; i++)
 		pthread_join(threads[i], NULL);
 	check_by_others();
-	/* The writers first: who is left to read reads on. */
+	/* Closes the writers first: the remaining readers continue to read. */
 	for (int i = 0; i < WRITERS + READERS; i++) {
 		CHECK(close(ends[i]) == 0);
 		for (int j = 0; j < PAGES && i + 1 < WRITERS + READERS; j++)
@@ -139,7 +139,7 @@ static void whole(int is_served)
 	}
 }
 
-/* ---- model: anything, on any of several, against what POSIX says ---- */
+/* ---- model: random operations, by any of several descriptors, against the rules of POSIX ---- */
 
 static uint32_t state;
 
@@ -277,7 +277,7 @@ static void model_lock(struct end *end)
 		CHECK(may_write(end->of) ? got == 0 : got == -1 && errno == EBADF);
 		return;
 	}
-	/* Another description's lock is in the way, this one's is not. */
+	/* Another description's lock conflicts, this description's own does not. */
 	CHECK(flock(end->fd, LOCK_EX | LOCK_NB) == 0);
 	for (int i = 0; i < OPENS; i++)
 		if (all[i].of && all[i].of != end->of)
@@ -329,7 +329,7 @@ static void model_reserve(struct end *end)
 		model_len = PAGE;
 }
 
-/* A child reads on at the offset that it shares, itself or as another program. */
+/* A child continues to read at the offset that it shares, itself or as another program. */
 static void model_fork(struct end *end)
 {
 	int status, fd = end->fd;
@@ -427,7 +427,7 @@ static void model_all(int seed, int steps, int kinds)
 
 static void model_many(int first)
 {
-	/* With all that disturbs, with what does little, and with nothing of the kind. */
+	/* With all kinds of disturbance, with few kinds, and with none. */
 	for (int seed = first; seed < first + scaled(2, 1); seed++) {
 		model_all(seed, 3000, 409);
 		model_all(seed, 20000, 407);
@@ -436,7 +436,7 @@ static void model_many(int first)
 	}
 }
 
-/* ---- limit: handed over while no number is free to open the file again ---- */
+/* ---- limit: the file is handed over while no number is free to open it again ---- */
 
 static void limit(void)
 {
@@ -445,7 +445,7 @@ static void limit(void)
 	int to[2], from[2];
 	char go = 'g';
 	CHECK(pipe(to) == 0 && pipe(from) == 0);
-	/* It waits for its word with no file of this process's open, and unhooked. */
+	/* The helper waits for a message, without hooks and with none of this process's files open. */
 	FILE *other = NULL;
 	char command[200];
 	snprintf(command, sizeof command,
@@ -482,9 +482,9 @@ static void limit(void)
 	CHECK(pclose(other) == 0);
 }
 
-/* ---- further: opened again and again beside one that is served ---- */
+/* ---- further: the file is opened repeatedly beside a served descriptor ---- */
 
-/* Of this thread alone, and past every hook. */
+/* For this thread only, and without hooks. */
 static long set_user(long user)
 {
 	long result;
@@ -530,7 +530,7 @@ static void further(void)
 		for (int j = 0; j < 20; j++)
 			CHECK(pread(fd, page, PAGE, 5 * PAGE) == PAGE && is_all(page, PAGE, 5));
 	}
-	/* What only the kernel may decide. */
+	/* Opens that only the kernel may decide. */
 	CHECK(open("f", O_RDWR | O_CREAT | O_EXCL, 0600) == -1 && errno == EEXIST);
 	CHECK(open("link", O_RDWR | O_NOFOLLOW) == -1 && errno == ELOOP);
 	CHECK(open("f/", O_RDWR) == -1 && errno == ENOTDIR);
@@ -548,7 +548,7 @@ static void further(void)
 	CHECK(pread(fd, page, PAGE, 0) == (cut >= 0 ? 0 : PAGE));
 }
 
-/* ---- rights: what may no longer be opened is open ---- */
+/* ---- rights: a file that may no longer be opened stays open ---- */
 
 static void share(int *fds)
 {
@@ -582,7 +582,7 @@ static void rights(void)
 	gid_t groups[64];
 	make_pages("f", 0);
 	CHECK(chmod("f", 0600) == 0);
-	/* None that changes anything. */
+	/* None of these changes the file. */
 	int count = getgroups(64, groups);
 	uid_t user = getuid();
 	gid_t group = getgid();
@@ -604,7 +604,7 @@ static void rights(void)
 	if (user == 0)
 		CHECK(chown("f", 65534, -1) == 0 && seteuid(65534) == 0);
 	check_shared(fds);
-	/* So that it could not be opened again; by each way. */
+	/* The file could not be opened again then; in each of three ways. */
 	for (int i = 0; i < 3; i++) {
 		CHECK(chmod("f", 0600) == 0);
 		share(fds);
@@ -614,13 +614,14 @@ static void rights(void)
 		check_shared(fds);
 	}
 	CHECK(chmod("f", 0600) == 0);
-	/* A lock by fcntl leaves the numbers free that it took to part them. */
+	/* After a lock by fcntl the numbers are free that the library used to separate the descriptors. */
 	struct flock lock = {.l_type = F_WRLCK, .l_len = 1};
 	share(fds);
 	CHECK(fcntl(fds[0], F_SETLK, &lock) == 0);
 	for (int i = 1; i < 5; i++)
 		CHECK(dup2(1, fds[1] + i) == fds[1] + i && close(fds[1] + i) == 0);
-	/* It forbids to part them, so a child has what is right, or nothing. */
+	/* As long as the lock is held, the library can't give the descriptors separate descriptions. So a child
+	   gets the right bytes and offset, or EBADF. */
 	char page[PAGE];
 	pid_t child = fork();
 	if (child == 0) {
@@ -650,12 +651,12 @@ static void rights(void)
 	}
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	CHECK(lseek(fds[1], 0, SEEK_CUR) == 9 * PAGE && close(fds[0]) == 0 && close(fds[1]) == 0);
-	/* Neither can a system view be entered, or left. */
+	/* A process can neither enter nor leave another view of the file system. */
 	CHECK(chroot(NULL) == -1 && syscall(SYS_chroot, NULL) == -1);
 	CHECK(setns(-1, 0) == -1 && errno == EBADF && syscall(SYS_setns, -1, 0) == -1);
 }
 
-/* ---- killed: says what it has written, for who kills it ---- */
+/* ---- killed: reports its writes to the process that kills it ---- */
 
 static void killed(void)
 {

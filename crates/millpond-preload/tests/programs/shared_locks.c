@@ -1,5 +1,5 @@
-/* POSIX locks on a file that the process has open several times. One scenario each, by name. Prints
-   nothing and returns 0 where all is as the kernel has it. */
+/* POSIX locks on a file that the process has open several times. One scenario each, by name. Prints nothing and
+   returns 0 if all results are the kernel's. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 
 #include "check.h"
 
-/* ---- another process, that no hook sees ---- */
+/* ---- another process, without hooks ---- */
 
 struct wish {
 	char what;
@@ -84,7 +84,7 @@ static char other(char what, short type, off_t start, off_t len)
 	return told();
 }
 
-/* What it meets at a byte that it would write. */
+/* The lock that the other process finds for a write at this byte. */
 static char seen(off_t at)
 {
 	return other('g', F_WRLCK, at, 1);
@@ -128,7 +128,7 @@ static void heat(int times)
 		CHECK(pread(ends[i % 3], page, PAGE, (i % 16) * PAGE) == PAGE && is_all(page, PAGE, i % 16));
 }
 
-/* ---- kept: whatever becomes of the file, others see the locks that were taken ---- */
+/* ---- kept: other processes find the locks that were taken, through each change of the file's state ---- */
 
 static void kept(int times)
 {
@@ -143,18 +143,18 @@ static void kept(int times)
 		CHECK(other('o', 0, 0, 0) == '-' && seen(10) == 'R' && seen(999) == '-' && seen(5000) == 'R');
 		CHECK(other('s', F_WRLCK, 10, 1) == 'x' && other('s', F_RDLCK, 10, 1) == '+');
 		CHECK(set(ends[1], F_WRLCK, 10, 1) == -1 && other('s', F_UNLCK, 10, 1) == '+');
-		/* Without a close, which would end the locks of another one. */
+		/* Unlocks without a close, which would end the locks of other descriptors. */
 		heat(10);
 		CHECK(seen(10) == 'R' && other('c', 0, 0, 0) == '-');
 	}
 	heat(8000);
-	/* A lock to write while it is served, and somebody comes. */
+	/* A write lock while the file is served; then another process opens the file. */
 	CHECK(set(ends[3], F_WRLCK, 20, 5) == 0 && other('o', 0, 0, 0) == '-');
 	CHECK(seen(20) == 'W' && seen(24) == 'W' && seen(25) == '-' && seen(10) == 'R' && seen(2000) == 'R');
 	heat(100);
 	CHECK(set(ends[0], F_UNLCK, 20, 5) == 0 && seen(20) == '-' && seen(10) == 'R' && other('c', 0, 0, 0) == '-');
 	heat(60000);
-	/* A child has none, and its closes end none. */
+	/* A child has no locks, and its closes end none. */
 	int status;
 	pid_t child = fork();
 	if (child == 0) {
@@ -165,7 +165,7 @@ static void kept(int times)
 	}
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	CHECK(other('o', 0, 0, 0) == '-' && seen(10) == 'R' && seen(5000) == 'R');
-	/* Any close ends them all. */
+	/* Any close ends all locks. */
 	CHECK(close(ends[3]) == 0 && seen(10) == '-' && seen(5000) == '-');
 	CHECK(set(ends[0], F_RDLCK, 10, 1) == 0 && seen(10) == 'R');
 	CHECK((ends[3] = dup(ends[0])) >= 0 && seen(10) == 'R' && close(ends[3]) == 0 && seen(10) == '-');
@@ -173,7 +173,7 @@ static void kept(int times)
 	close_ends();
 }
 
-/* ---- closed: each close of a number of a file that is served ends them ---- */
+/* ---- closed: each close of a descriptor of a served file ends the locks ---- */
 
 static void closed(int times)
 {
@@ -196,7 +196,7 @@ static void closed(int times)
 	}
 }
 
-/* ---- rights: each number has its own, and its own offset ---- */
+/* ---- rights: each descriptor has its own rights, and its own offset ---- */
 
 static void rights(void)
 {
@@ -238,7 +238,7 @@ static void rights(void)
 	close_ends();
 }
 
-/* ---- waits: in the kernel, while the numbers can't be parted; woken, interrupted, cancelled ---- */
+/* ---- waits: in the kernel, while the descriptors must share a description; woken, interrupted, cancelled ---- */
 
 static volatile int woken;
 
@@ -265,19 +265,19 @@ static void waits(int times)
 		open_ends();
 		heat(4000);
 		int holds = i % 2;
-		/* It is served, and can't be parted. */
+		/* The file is served, and its descriptors can't get separate descriptions. */
 		CHECK(!holds || set(ends[1], F_WRLCK, 20, 1) == 0);
 		CHECK(other('o', 0, 0, 0) == '-' && other('s', F_WRLCK, 505, 1) == '+');
 		CHECK(set(ends[0], F_WRLCK, 500, 10) == -1 && (errno == EAGAIN || errno == EACCES));
 		CHECK(pthread_create(&thread, NULL, wait_at, &ends[i % 3 ? 0 : 3]) == 0);
 		usleep(20000);
 		if (i % 4 == 2) {
-			/* While it waits: nothing may be parted under it. */
+			/* During its wait the library must not separate the descriptions. */
 			CHECK(!holds || set(ends[1], F_UNLCK, 20, 1) == 0);
 			heat(100);
 		}
 		if (i % 3 == 0) {
-			/* Again and again: the first may come before it waits. */
+			/* Sent repeatedly: the first signal may arrive before the thread waits. */
 			do
 				pthread_kill(thread, SIGUSR1), usleep(1000);
 			while (pthread_tryjoin_np(thread, &result) != 0);
@@ -297,7 +297,7 @@ static void waits(int times)
 	}
 }
 
-/* ---- count: processes and threads add to numbers under locks ---- */
+/* ---- count: processes and threads increment numbers under locks ---- */
 
 static pthread_mutex_t own = PTHREAD_MUTEX_INITIALIZER;
 enum { COUNTERS = 3, AT = 64 * PAGE };
@@ -322,7 +322,7 @@ static void *count_up(void *seed)
 		char page[PAGE];
 		for (int j = 0; j < 40; j++)
 			CHECK(pread(ends[j % 3], page, PAGE, (j % 16) * PAGE) == PAGE && is_all(page, PAGE, j % 16));
-		/* The locks are the process's: threads have their own way. */
+		/* The process owns the locks: its threads exclude each other by a mutex of their own. */
 		pthread_mutex_lock(&own);
 		add(ends[end == 2 ? 0 : end], ends[which / 4 % 3], ends[which / 16 % 2 ? 3 : 1], which / 64 % COUNTERS);
 		pthread_mutex_unlock(&own);

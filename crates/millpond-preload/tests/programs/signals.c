@@ -1,5 +1,5 @@
-/* Signals that storm a thread while it reads and writes a file: handlers run, with all that came with the
-   signal, and nothing of it is lost; they use the file themselves, and jump away. On the kernel, too. */
+/* Many signals to a thread that reads and writes a file. Handlers run with all the data of their signal, and no
+   signal is lost. They use the file themselves, and jump away. The program also runs on the kernel alone. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +32,7 @@ static void make(const char *name)
 	}
 }
 
-/* Overwrites a page with what it has, and reads another; both may be whole only. */
+/* Overwrites a page with its number, and reads another; neither may be torn. */
 static void work(int step)
 {
 	char page[PAGE];
@@ -55,7 +55,7 @@ static void same_mask(const sigset_t *mask)
 static pthread_t worker;
 static atomic_int stop, came;
 
-/* A number of each kind of signal comes in order, each once. */
+/* Several signals of each kind arrive in order, each once. */
 static atomic_int queued_next;
 static void on_queued(int signal, siginfo_t *info, void *context)
 {
@@ -132,7 +132,7 @@ static void on_timer(int signal)
 	}
 }
 
-/* Of a standard signal the thread may see fewer than were sent, but never one late, or without its value. */
+/* The thread may get fewer standard signals than were sent, but none late, and none without its value. */
 static atomic_int last = -1;
 static void on_standard(int signal, siginfo_t *info, void *context)
 {
@@ -203,7 +203,7 @@ static void timers(void)
 		work(step);
 }
 
-/* A handler for one signal runs once, and the next signal does what it does without one. */
+/* A one-shot handler runs once, and the next signal has its default action. */
 static void on_once(int signal)
 {
 	struct sigaction now;
@@ -215,7 +215,7 @@ static void on_once(int signal)
 static void *send_once(void *unused)
 {
 	(void)unused;
-	for (;;) { /* until the second that is not one with the first */
+	for (;;) { /* until a second signal arrives that did not merge with the first */
 		usleep(2000);
 		pthread_kill(worker, SIGUSR1);
 	}
@@ -252,7 +252,7 @@ static void once(void)
 	}
 }
 
-/* What the program is told of its handlers, by each way to set them. */
+/* The handlers that the library returns to the program, by each way to set them. */
 static void first(int signal) { (void)signal; came++; }
 static void second(int signal) { (void)signal; came += 100; }
 
@@ -274,7 +274,7 @@ static void told(void)
 	CHECK(sigaction(99, &action, NULL) == -1 && errno == EINVAL);
 	CHECK(sigaction(SIGUSR1, &old, NULL) == 0 && system("kill -USR1 $PPID") == 0);
 	CHECK(came == 301);
-	/* A handler that is set around libc. */
+	/* A handler that is set without libc's function. */
 	struct { void *handler; unsigned long flags; void *restorer; unsigned long mask; } raw;
 	CHECK(syscall(SYS_rt_sigaction, SIGUSR1, NULL, &raw, 8) == 0);
 	CHECK(syscall(SYS_rt_sigaction, SIGUSR2, &raw, NULL, 8) == 0);

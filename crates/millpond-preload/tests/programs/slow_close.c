@@ -1,6 +1,6 @@
-/* The close of a socket that lingers does not delay other calls: another process opens a file that the library serves
-   here, and another thread opens and closes files, before that close returns. `slow_close dup2|close_range|closefrom|close`. Prints
-   nothing and returns 0 where that is so. */
+/* The close of a socket that lingers does not delay other calls: another process opens a served file, and another
+   thread opens and closes files, before that close returns. `slow_close dup2|close_range|closefrom|close`. Prints
+   nothing and returns 0 if that holds. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -14,7 +14,7 @@
 
 #include "check.h"
 
-/* Shorter than the kernel waits for a lease, 45 s, and than the socket lingers. */
+/* Shorter than the kernel's wait for a lease, 45 s, and than the linger time of the socket. */
 enum { PATIENCE_MS = 30000, LINGER_S = 120, NUMBER = 900 };
 
 static const char *way;
@@ -65,7 +65,7 @@ int main(int count, char **arguments)
 	char page[PAGE], byte;
 	sigset_t child;
 	way = arguments[1];
-	/* Any signal ends the wait of a socket that lingers, the one of the other process's end, too. */
+	/* Any signal ends the wait of a socket that lingers, also the signal of the other process's exit. */
 	CHECK(sigemptyset(&child) == 0 && sigaddset(&child, SIGCHLD) == 0 && sigprocmask(SIG_BLOCK, &child, NULL) == 0);
 	make_pages("f", 0);
 	make_pages("other", 0);

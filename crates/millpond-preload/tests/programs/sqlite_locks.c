@@ -1,6 +1,6 @@
 /* Two programs write one SQLite database, this one in `args[1]` transactions. With `two` each goes through a
- * connection opened beside another that is closed at once, as a pool of connections does, while threads
- * read another file. Prints how many were acknowledged; other errors than "busy" end it. */
+ * connection that was opened beside another one that is closed at once, as in a connection pool, while threads read
+ * another file. Prints the number of acknowledged transactions; an error other than "busy" ends the program. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sqlite3.h>

@@ -1,4 +1,4 @@
-/* Streams: where they begin, and what each mode string allows. Prints the results. */
+/* Streams: their initial offset, and the operations that each mode string allows. Prints the results. */
 #define _GNU_SOURCE
 #include <stdio_ext.h>
 #include <sys/stat.h>
@@ -91,7 +91,7 @@ static void all_modes_of_numbers(void)
 static void reopened(void)
 {
 	for (int i = 0; i < MODES; i++) {
-		/* A stream of the library's converts no characters. */
+		/* Streams of the library do not convert characters. */
 		if (strstr(modes[i], ",ccs="))
 			continue;
 		put("first", "first");

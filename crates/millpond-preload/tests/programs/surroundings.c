@@ -1,6 +1,6 @@
 /*
- * One surrounding of a program for each name: usage: surroundings NAME. Each uses a file, before and after,
- * and prints the outcome; the test compares it with that on the kernel alone.
+ * One surrounding of a program for each name; usage: surroundings NAME. Each uses a file, before and after, and
+ * prints the outcome. The test compares the outcome with that on the kernel alone.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -40,7 +40,7 @@ static void say(const char *text)
 		_exit(9);
 }
 
-/* Makes the file, page i of which is all `a + i`. */
+/* Makes the file; page i is all `a + i`. */
 static void make(const char *name)
 {
 	int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0644);
@@ -51,7 +51,7 @@ static void make(const char *name)
 	close(fd);
 }
 
-/* Reads each page often enough for the file to be served; whether all were right. */
+/* Reads each page often enough for the file to be served; returns whether all bytes were right. */
 static int use(int fd)
 {
 	int right = 1;
@@ -70,7 +70,7 @@ static int begin(int flags)
 	return fd;
 }
 
-/* The file is as it was, by this descriptor and by another. */
+/* The file is unchanged, by this descriptor and by another. */
 static void check_after(int fd)
 {
 	say(use(fd) ? "read\n" : "READ WRONG\n");
@@ -202,7 +202,7 @@ static void on_timer(int signal)
 	memset((void *)frame, 0xee, sizeof frame);
 }
 
-/* A handler on the stack for handlers, which others interrupt that are called on the same one. */
+/* A handler on the signal stack, which other handlers on the same stack interrupt. */
 static void on_signal_interrupted(int signal)
 {
 	volatile unsigned char frame[6000];
@@ -311,7 +311,7 @@ static void in_filter(unsigned action, int for_all)
 sleep:
 	clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
 	getrusage(RUSAGE_SELF, &used);
-	/* A thread that is refused its call must not try again at once, all the time. */
+	/* A thread whose call is refused must not retry in a busy loop. */
 	say(used.ru_utime.tv_sec + used.ru_stime.tv_sec < 1 ? "quiet\n" : "BUSY\n");
 	close(fd);
 	syscall(SYS_exit_group, 0);
@@ -422,7 +422,7 @@ static void child_of_vfork(void)
 	pwrite(fd, "z", 1, 0);
 	pread(fd, other, 1, 0);
 	dprintf(1, "and has written %c\n", other[0]);
-	/* A program gets the file as its standard output. */
+	/* A program inherits the file as its standard output. */
 	child = vfork();
 	if (child == 0) {
 		char *const arguments[] = { "echo", "text", NULL };

@@ -1,10 +1,10 @@
-/* Whether who unwinds a stack finds its way through the functions that go on in libc's with all
-   arguments as they came. Prints the names of those through which it does not. */
+/* Whether an unwinder can pass through the functions that continue in libc's with unchanged arguments. Prints the
+   names of the functions through which it cannot. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 
-/* Of libgcc: what describes the frame of the function around an address. */
+/* Of libgcc: finds the description of the frame of the function around an address. */
 extern const void *_Unwind_Find_FDE(void *at, void *bases);
 
 int main(void)

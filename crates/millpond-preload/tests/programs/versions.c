@@ -15,14 +15,15 @@
 
 enum { ENDS = 6, WRITERS = 2, READERS = 2, OTHERS = 1, VERSIONS = 12, BULK = 8 << 20, WORDS = PAGE / 8 };
 
-/* Shared with the other process: versions of each page that were begun, and that are written. */
+/* Shared with the other process: the versions of each page whose write has begun, and those whose write has
+   returned. */
 static struct board {
 	_Atomic uint64_t begun[VERSIONS], done[VERSIONS];
 	_Atomic int is_over, opens_asked;
 } *board;
 
 static int ends[ENDS];
-/* Read by `read`, which holds its offset for as long as it takes. */
+/* Read by `read`, which holds its offset until it returns. */
 static int bulk;
 static uint64_t seed;
 static int steps;
@@ -40,7 +41,7 @@ static uint32_t pick(uint64_t *state, uint32_t below)
 	return (next(state) >> 11) % below;
 }
 
-/* By the one thread that writes the page. */
+/* Called by the one thread that writes the page. */
 static void put_version(int fd, int page, uint64_t *state)
 {
 	uint64_t words[WORDS], version = board->done[page] + 1;
@@ -117,7 +118,8 @@ static void *read_bulk(void *argument)
 	return NULL;
 }
 
-/* Another process, forked before the file is open. The main thread asks for each open, so that the file is served in between. */
+/* Another process, forked before the file is open. The main thread requests each open, so that the file is served
+   between the opens. */
 static void disturb(void)
 {
 	uint64_t state = seed * 41;
@@ -179,7 +181,7 @@ int main(int count, char **arguments)
 	}
 	for (int i = 0; i < ENDS; i++) {
 		CHECK((ends[i] = open("f", O_RDWR | O_CLOEXEC)) >= 0);
-		/* Between those that writers use and the others. */
+		/* Between the descriptors that writers use and the others. */
 		if (i == ENDS / 2 - 1)
 			CHECK((bulk = open("f", O_RDONLY | O_CLOEXEC)) >= 0);
 	}
@@ -190,7 +192,7 @@ int main(int count, char **arguments)
 		CHECK(pthread_create(&threads[WRITERS + i], NULL, read_versions, (void *)i) == 0);
 	CHECK(pthread_create(&threads[WRITERS + READERS], NULL, read_bulk, NULL) == 0);
 	for (int i = 0; i < steps; i++) {
-		/* Reads and writes in between. */
+		/* Reads and writes between the opens. */
 		for (int j = 200 + pick(&state, 3000); j > 0; j--)
 			check_version(ends[pick(&state, ENDS)], pick(&state, VERSIONS), &state);
 		if (pick(&state, 6) == 0)

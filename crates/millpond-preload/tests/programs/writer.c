@@ -1,6 +1,6 @@
-/* Writes to files for ever, two threads to three files each, and says on standard output what it is
-   about to do and what has returned. Whoever kills it can tell from that what must be in the files:
-   see the test `kills` of the command line. */
+/* Writes to files without end, two threads to three files each, and reports each call on standard output before and
+   after it. The process that kills it can compute from that the bytes that must be in the files: see the test
+   `kills` of the command line. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 enum { HELLO, CREATE, WRITE, TRUNCATE, RENAME, UNLINK, REOPEN, SYNC };
 enum { FILES = 3, LEN_MAX = 40000, SIZE_MAX_BYTES = 3 << 20 };
 
-/* One line of the account; shorter than a pipe's atomic write. */
+/* A record of the report; shorter than a pipe's atomic write. */
 struct record {
 	uint32_t kind, returned, thread, file;
 	uint64_t offset, len, sequence;
@@ -72,7 +72,7 @@ static void step(struct thread *t, uint32_t number)
 		r.kind = CREATE;
 		snprintf(r.name, sizeof r.name, "t%u-%u-%u", t->number, number, t->names++);
 	} else if (f->is_unlinked && dice < 20) {
-		/* Nobody can see it any more. */
+		/* No process can see the file any more. */
 		close(f->fd);
 		f->fd = -1;
 		return;
