@@ -1,12 +1,12 @@
-//! Has what is built carry its unwinder, for two packages' build scripts.
+//! Links the unwinder statically; part of two packages' build scripts.
 
 use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// Links the unwinder in, where the compiler has it as an archive. Without, each process loads libgcc_s.so.1
-/// for it, whose start (it asks what the processor can do, which a virtual machine answers slowly) takes
-/// 0.1 ms: a fifth of what loading the library cost `true`.
+/// Links the unwinder in, if the compiler has it as an archive. Otherwise each process loads libgcc_s.so.1
+/// for it. That library's initialisation takes 0.1 ms, a fifth of the time that loading the preload library cost
+/// `true`: it queries the processor's features, which is slow in a virtual machine.
 pub fn link() {
     println!("cargo:rerun-if-env-changed=CC");
     let is_gnu = env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|name| name == "gnu");

@@ -1,8 +1,8 @@
-//! A shim whose `pread` is a bare memcpy: how fast any shim can be, for a comparison with fio.
+//! A shim whose `pread` is a bare memcpy: the upper bound of a shim's speed, for a comparison with fio.
 //!
-//! The first `pread` of a regular file reads all of it into anonymous memory with huge pages (what
-//! the engine's frames are made of); from then on a `pread` checks the range and copies. Nothing
-//! is coherent with anything: not for use, only to be measured.
+//! The first `pread` of a regular file reads all of it into anonymous memory with huge pages, like
+//! the engine's frames; from then on a `pread` checks the range and copies. The copy is never
+//! updated, so the shim is only for measurements.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::missing_safety_doc)]

@@ -1,32 +1,32 @@
-//! The table of calls: what the library replaces, and what becomes of it.
+//! The table of calls that the library replaces, and how each is carried out.
 //!
 //! One row makes the exported function with its other names (`hooks/exports`), libc's own behind it
-//! (`runtime/libc_calls`), the arm of `syscall(2)` (`hooks/by_number`), and a row of the tests: no
-//! list besides this one says which calls there are. `calls!(row)` hands every row to the macro
+//! (`runtime/libc_calls`), the arm of `syscall(2)` (`hooks/by_number`), and a row of the tests. No other
+//! list has the set of calls. `calls!(row)` passes every row to the macro
 //! `row!`. The forms:
 //!
 //! ```text
-//! CLASS fn NAME/ALIAS..(arguments) -> result => what it does, else MISSING, number SYS_.., x86 ..
-//! CLASS fn NAME/ALIAS..(arguments) -> result; after what comes before libc's own, else MISSING, ..
-//! CLASS number SYS_.. (arguments) => what it does: where libc has none, or a different one
-//! CLASS number SYS_.. (arguments); after what comes before the kernel's own; `x86` as above
-//! CLASS variadic NAME => what comes before: a function of the first argument
-//! CLASS routed NAME/ALIAS.. => which function goes on with all arguments
+//! CLASS fn NAME/ALIAS..(arguments) -> result => replacement, else MISSING, number SYS_.., x86 ..
+//! CLASS fn NAME/ALIAS..(arguments) -> result; after work before libc's own, else MISSING, ..
+//! CLASS number SYS_.. (arguments) => replacement: if libc has no function, or a different one
+//! CLASS number SYS_.. (arguments); after work before the kernel's own; `x86` as above
+//! CLASS variadic NAME => work before the call: a function of the first argument
+//! CLASS routed NAME/ALIAS.. => a function that chooses the function to continue with all arguments
 //! ```
 //!
-//! `else` says that libc's own is called on, and what is returned with ENOSYS where it has none.
-//! Numbers after `x86` are those that newer architectures have not. Names are resolved where the
+//! `else` marks that libc's own is called, and has the result, with ENOSYS, if libc has none.
+//! Numbers after `x86` are those that newer architectures lack. Names are resolved where the
 //! rows are used.
 //!
 //! The classes:
 //!
-//! - `served`: by the engine, where the file is served.
-//! - `settled`: by the kernel, after what waits in the cache was written back, or the offset told.
-//! - `passed`: by the kernel, after the file has been left to it.
-//! - `watched`: nothing of a file, but the library has to know of it.
+//! - `served`: by the engine, if the file is served.
+//! - `settled`: by the kernel, after the cached writes were written back, or the kernel got the offset.
+//! - `passed`: by the kernel, after the file was left to it.
+//! - `watched`: no file is read or written, but the library has to track the call.
 //!
-//! What libc exports and is not here stands in `tests/programs/other_functions.txt`, and why; what
-//! the kernel has, in `tests/programs/other_system_calls.txt`.
+//! libc functions that are not in this table are listed in `tests/programs/other_functions.txt`, with reasons;
+//! system calls, in `tests/programs/other_system_calls.txt`.
 
 #[rustfmt::skip]
 macro_rules! calls {
@@ -64,7 +64,7 @@ macro_rules! calls {
         $row! { served fn writev(fd: c_int, vectors: Vectors, count: c_int) -> isize
             => io::write(fd, io::many(vectors, count), At::Offset,
                 move || libc_calls::writev(fd, vectors, count)), else -1, number SYS_writev }
-        // A file's offset has 64 bits: the system call's word of its upper half is not looked at.
+        // A file's offset has 64 bits: the system call's word of its upper half is ignored.
         $row! { served fn preadv64/preadv(fd: c_int, vectors: Vectors, count: c_int,
             offset: Off) -> isize
             => io::read(fd, io::many(vectors, count), At::Byte(offset),
@@ -147,7 +147,7 @@ macro_rules! calls {
         $row! { served fn ftruncate64/ftruncate(fd: c_int, len: Off) -> c_int
             => descriptor::ftruncate64(fd, len), number SYS_ftruncate }
 
-        // What only the kernel does: `kernel`
+        // Calls that only the kernel carries out: `kernel`
         $row! { passed fn mmap64/mmap(address: *mut c_void, len: usize, prot: c_int, flags: c_int,
             fd: c_int, offset: Off) -> *mut c_void
             => kernel::mmap64(address, len, prot, flags, fd, offset), number SYS_mmap }
@@ -255,7 +255,7 @@ macro_rules! calls {
         $row! { settled fn sync_file_range(fd: c_int, offset: Off, len: Off, flags: u32) -> c_int
             => stat::sync_file_range(fd, offset, len, flags), else -1, number SYS_sync_file_range }
 
-        // What a later write would spoil: `metadata`
+        // Metadata that a later write-back would change: `metadata`
         $row! { settled fn fchmod(fd: c_int, mode: Mode) -> c_int
             ; after settle_rights(fd), else -1, number SYS_fchmod }
         $row! { settled fn chmod(path: Text, mode: Mode) -> c_int
@@ -320,7 +320,7 @@ macro_rules! calls {
         $row! { settled fn renameat2(old_dir: c_int, old: Text, new_dir: c_int, new: Text,
             flags: u32) -> c_int
             ; after settle_both(old_dir, old, new_dir, new, flags), else -1, number SYS_renameat2 }
-        // The kernel reads or writes the file by itself from then on.
+        // From then on the kernel reads or writes the file by itself.
         $row! { settled fn swapon(path: Text, flags: c_int) -> c_int
             ; after settle_at(HERE, path, 0), else -1, number SYS_swapon }
         $row! { settled fn acct(path: Text) -> c_int
@@ -379,7 +379,7 @@ macro_rules! calls {
             events: *mut Event, timeout: *const libc::timespec, signals: usize)
             => to_libc(aio::get_events(handle, min, max, events, timeout, Some(signals)) as isize) }
 
-        // io_uring, which nobody but the kernel sees. liburing makes its system calls itself, past
+        // io_uring: only the kernel sees its requests. liburing makes its system calls directly, without
         // libc; so the functions that set a ring up are replaced.
         $row! { passed fn io_uring_queue_init(entries: u32, ring: *mut c_void, flags: u32) -> c_int
             ; after leave_all(), else -libc::ENOSYS }
@@ -395,7 +395,7 @@ macro_rules! calls {
 
         // Processes: `process`
         $row! { passed routed vfork/__vfork => vfork::route_vfork }
-        // It comes back twice by one frame, which libc's `syscall` does not keep: in memory of its own.
+        // It returns twice from one frame, which libc's `syscall` does not keep. So the child gets its own memory.
         $row! { passed x86 SYS_vfork () => libc::fork() }
         $row! { passed fn _Fork() -> libc::pid_t
             => fork_by(|| libc_calls::_Fork() as isize) as libc::pid_t, else -1 }
@@ -406,7 +406,7 @@ macro_rules! calls {
         $row! { passed routed clone/__clone => clone::route_clone }
         $row! { passed fn unshare(flags: c_int) -> c_int
             ; after process::before_unshare(flags), else -1, number SYS_unshare }
-        // Calls before which the library leaves the program alone: `retirement`.
+        // Calls before which the library retires from the program: `retirement`.
         $row! { passed fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int
             ; after process::before_prctl(option), else -1, number SYS_prctl }
         $row! { passed number SYS_seccomp (); after retirement::retire() }
@@ -443,7 +443,7 @@ macro_rules! calls {
             ; after { point(); process::give_inherited() }, else -1 }
         $row! { passed fn popen/_IO_popen(command: Text, mode: Text) -> *mut FILE
             ; after process::give_inherited(), else null_mut() }
-        // Has a shell expand what is in `$(...)`.
+        // Runs a shell for each `$(...)`.
         $row! { passed fn wordexp(words: Text, expanded: *mut c_void, flags: c_int) -> c_int
             ; after process::give_inherited(), else -1 }
         $row! { settled fn _exit/_Exit(status: c_int) -> !
@@ -454,7 +454,7 @@ macro_rules! calls {
             attributes: *const libc::pthread_attr_t, start: Start, argument: *mut c_void) -> c_int
             => process::pthread_create(thread, attributes, start, argument), else libc::EAGAIN }
 
-        // What the process may open: `several`
+        // Changes of the process's access rights: `several`
         $row! { passed fn setuid(user: Id) -> c_int
             ; after process::before_rights(), else -1, number SYS_setuid }
         $row! { passed fn setgid(group: Id) -> c_int

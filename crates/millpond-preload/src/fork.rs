@@ -1,4 +1,4 @@
-//! Fork: parent and child share each description, and the child starts the library afresh.
+//! Fork: parent and child share each description, and the child initialises the library again.
 //!
 //! A description that another process holds too can change unnoticed: its offset, and its bytes if it is writable. So
 //! before a fork, every served file is handed to the kernel for good, with its offset (`files::forked`). Files that
@@ -37,7 +37,7 @@ struct Crossed {
     hidden: Vec<RawFd>,
 }
 
-// SAFETY: touched between `before_fork` and `after_fork_*` only, by the thread that holds the
+// SAFETY: accessed between `before_fork` and `after_fork_*` only, by the thread that holds the
 // registry lock.
 unsafe impl Sync for Crossing {}
 
@@ -48,7 +48,7 @@ pub fn initialise() {
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
-/// Hands over the files that a child shares which may not come by libc's fork.
+/// Hands over files that a child shares if the child may not come from libc's fork.
 pub fn give_to_child() {
     if page_cache::is_on() {
         page_cache::release_for_fork();
@@ -60,9 +60,9 @@ pub fn give_to_child() {
     });
 }
 
-/// A fork by system call, which calls no handlers.
+/// A fork by a system call, which calls no handlers.
 pub fn fork_by(call: impl FnOnce() -> isize) -> isize {
-    // SAFETY: they are called around a fork.
+    // SAFETY: the functions are called around a fork.
     unsafe {
         prepare();
         let child_pid = call();
@@ -84,7 +84,7 @@ unsafe extern "C" fn prepare() {
         start_afresh(&[]);
     }
     let mut registry = registry::lock();
-    // Asked again: it changes under the lock, and not before `parent` or `child`.
+    // Checked again: it changes under the lock, and not before `parent` or `child`.
     if thread::is_away() {
         return;
     }
@@ -93,7 +93,7 @@ unsafe extern "C" fn prepare() {
         page_cache::release_for_fork();
     }
     page_cache::before_fork();
-    // From here on the engine's threads close nothing.
+    // From here on the engine's threads close no descriptor.
     let mut internal = process_locks::before_fork();
     internal.extend(registry.internal_fds());
     internal.extend(context::internal_fd());
@@ -167,7 +167,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
     report::after_fork();
 }
 
-/// Called first by hooks that describe files: notices a child of a fork that no handler saw.
+/// Called first by hooks that describe files: detects a child of a fork that called no handler.
 pub fn ensure_initialised() {
     if !table::is_initialised() && !thread::is_away() {
         section::run(|_| start_afresh(&[]));

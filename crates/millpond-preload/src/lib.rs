@@ -2,10 +2,10 @@
 //!
 //! Loaded with `LD_PRELOAD` (by `millpond run`), it replaces libc's file functions. Regular files
 //! under the served directories are read and written through an engine in the program's own
-//! process; everything else, and every call that can't be served, goes to the kernel.
+//! process. Calls on other files, and calls that can't be served, go to the kernel.
 //!
-//! Mode through reads from the kernel's page cache (`page_cache`), and each other call is the program's. The rest of this
-//! page is mode back. A call's way through the library there:
+//! Mode through reads from the kernel's page cache (`page_cache`), and passes all other calls on. The rest of this
+//! page is about mode back. The path of a call through the library:
 //!
 //! ```text
 //! hooks  ->  files/table: number -> description  ->  hit: the engine's lock-free read
@@ -14,24 +14,25 @@
 //!                                -> unserved     ->  the kernel (files/unserved)
 //! ```
 //!
-//! A file that the program opens for writing is served from then on, with all descriptors that the process has of it. It
-//! is handed to the kernel for good when another process may use it.
+//! A file that the program opens for writing is served from then on, with all descriptors that the process has of
+//! it. It is handed to the kernel permanently when another process may use it.
 //!
 //! Folders, each of which imports only those below it: `hooks`, `fork`, `retirement`, `aio`, `files`, `report`,
 //! `runtime`.
 //!
-//! Coherence: each served descriptor *is* a real one, so a call that no hook catches still reaches the right file
-//! (`several`: all descriptors of a file are of one description); dirty pages are written back before another process can
-//! look (`late`); and a lease reports when another process opens the file (`lease`). Only the file offset lives here
-//! (`offset`), and the kernel gets it when the file is passed to it.
+//! Coherence: each served descriptor *is* a real one, so a call without a hook still reaches the right file
+//! (`several`: all descriptors of a file are of one description). Dirty pages are written back before another process
+//! can read the file (`late`), and a lease reports when another process opens it (`lease`). Only the file offset lives
+//! here (`offset`), and the kernel gets it when the file is passed to it.
 //!
-//! Linux AIO is the same with an end that comes later: `hooks/aio` -> `aio` -> the engine, or the kernel; the completions of
-//! both come from one queue.
+//! Linux AIO takes the same path, and ends later: `hooks/aio` -> `aio` -> the engine, or the kernel. The completions
+//! of both come from one queue.
 //!
-//! Limits. Each is a file left to the kernel, coherently, unless it says otherwise:
+//! Limits. Unless noted otherwise, the kernel serves these files, coherently:
 //!
-//! - a file that another process has open; one that is open several times, and locked, or with flags that can't be kept
-//!   (`several`); files that are open at a fork, descriptors that were sent to another process, shared writable mappings;
+//! - a file that another process has open; a file that is open several times, and locked, or with flags that can't be
+//!   kept (`several`); files that are open at a fork, descriptors that were sent to another process, shared writable
+//!   mappings;
 //! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all without `--eager`;
 //! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a
 //!   thread's own (`Registry::leave_all`);
@@ -94,7 +95,7 @@ extern "C" fn load() {
     thread::begin_work();
 }
 
-/// A panic must not unwind into the program: it says its message, and ends the process.
+/// A panic must not unwind into the program: it prints its message, and ends the process.
 fn end_on_panic() {
     let say = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

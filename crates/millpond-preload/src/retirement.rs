@@ -1,5 +1,5 @@
-//! The library leaves a program alone, for good: its files are the kernel's, the library's threads end, and a hook
-//! makes the caller's call and no other.
+//! Retirement: the library leaves the program alone permanently. Its files become the kernel's, the library's threads
+//! end, and a hook makes only the caller's call.
 //!
 //! This comes before calls whose outcome depends on the threads, the memory and the system calls of the whole process:
 //!
@@ -15,7 +15,7 @@
 //! the kernel has no thread of the library any more   own_threads
 //! ```
 //!
-//! A child of fork is left alone, too, and an exec'ed program is not.
+//! A child of fork is left alone too; a program that the process executes is not.
 //!
 //! Locks: none is held; the registry's is taken.
 
@@ -30,14 +30,15 @@ use crate::report;
 use crate::runtime::sys::sys;
 use crate::runtime::{own_threads, section, thread};
 
-/// For how long the end of a thread is awaited, which may be writing to a device that hangs. Chosen.
+/// Maximum wait for the end of a thread, which may be writing to a device that hangs. Chosen.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Its value in the main thread is not null.
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// While the library is loaded, by the main thread: libc calls `end_main` when that ends by `pthread_exit` or a cancellation.
+/// Called by the main thread while the library is loaded: libc calls `end_main` when the main thread ends by
+/// `pthread_exit` or a cancellation.
 pub fn initialise() {
     unsafe extern "C" fn end_main(_: *mut c_void) {
         retire();
@@ -50,7 +51,7 @@ pub fn initialise() {
     }
 }
 
-/// In a forked child: its main thread is the one that forked.
+/// In a forked child: its main thread is the thread that forked.
 pub fn after_fork() {
     let key = KEY.load(Relaxed);
     if key != u32::MAX {
@@ -59,7 +60,7 @@ pub fn after_fork() {
     }
 }
 
-/// See the module header. Nothing, where a hook goes straight to the kernel anyhow.
+/// See the module header. Does nothing if hooks already go directly to the kernel.
 pub fn retire() {
     if thread::record().is_inside() {
         return;
@@ -69,7 +70,7 @@ pub fn retire() {
     report::put_by(registry::before_report);
     section::run(|_| {
         let mut registry = registry::lock();
-        // Under the lock, so that a fork is wholly before it or after it.
+        // Under the lock, so that a fork is completely before or after it.
         thread::leave_for_good();
         registry.end_serving();
         drop(registry);
@@ -78,7 +79,7 @@ pub fn retire() {
         let end = Instant::now() + PATIENCE;
         while !own_threads::are_gone() && Instant::now() < end {
             std::thread::sleep(PAUSE);
-            // A call that was under way may have had the last use of a description.
+            // A call in flight may have made the last use of a description.
             registry::lock().end_closing();
         }
     });
@@ -93,7 +94,7 @@ pub fn end_threads() {
     }
 }
 
-/// `mlockall`: of the library's memory nothing is locked but a few pages.
+/// `mlockall`: only a few pages of the library's memory are locked.
 pub fn lock_memory(call: impl FnOnce() -> c_int) -> c_int {
     retire();
     let result = call();
@@ -105,10 +106,10 @@ pub fn lock_memory(call: impl FnOnce() -> c_int) -> c_int {
     result
 }
 
-/// Gives back pages whose contents are not needed any more.
+/// Releases pages whose contents are not needed any more.
 fn release(start: *const c_void, bytes: usize) {
-    // SAFETY: whole pages of the library's own, which hold zeros from here on: hooks that are
-    // away find no number known there.
+    // SAFETY: whole pages of the library's own, which are zero from here on: hooks of a retired
+    // library find no known number there.
     unsafe {
         sys!(libc::SYS_munlock, start, bytes);
         sys!(libc::SYS_madvise, start, bytes, libc::MADV_DONTNEED);

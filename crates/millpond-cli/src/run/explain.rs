@@ -1,8 +1,8 @@
-//! `--explain` and `--stats`: what became of each file, told when the program has ended, however it has.
+//! `--explain` and `--stats`: a report about each file, printed when the program has exited or was killed.
 //!
-//! The processes account for their files in a memory file of ours (`layout`, and the preload library's
-//! `report::accounts`), so what a killed one has counted is there, too. This process stays as the program's
-//! parent to read it; processes that outlive the program are told of as far as they have come.
+//! The processes count in a memory file that `millpond run` makes (`layout`, and the preload library's
+//! `report::accounts`), so the counts of a killed process are kept. `millpond run` stays as the program's parent to
+//! read them. If a process outlives the program, the report has its counts up to that time.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,25 +23,25 @@ use super::reason;
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::printable::printable;
 
-/// What the preload library reads.
+/// Environment variable that the preload library reads.
 pub const VARIABLE: &str = "MILLPOND_ACCOUNTS";
 
-/// Of a path in a row, as of any path (PATH_MAX): the memory may be another user's.
+/// Maximum length of a path in a row (PATH_MAX). It is checked, as the memory file may be another user's.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// What is to be told, and where.
+/// A report: its contents, its format and its destination.
 pub struct Explained {
     accounts: File,
-    /// Where to; standard error else.
+    /// The destination; `None`: standard error.
     to: Option<(PathBuf, File)>,
     is_json: bool,
-    /// Each file, not only the totals.
+    /// Report each file, not only the totals.
     by_file: bool,
 }
 
 impl Explained {
     pub fn new(to: Option<&PathBuf>, is_json: bool, by_file: bool) -> Result<Self> {
-        // Before the program starts: what it has done would have nowhere to go.
+        // Opened before the program starts, as a report without a destination would be lost.
         let to = to.map(|path| match File::create(path) {
             Ok(file) => Ok((path.clone(), file)),
             Err(error) => {
@@ -60,7 +60,7 @@ impl Explained {
         Ok(format!("/proc/{own}/fd/{fd}:{}:{}", metadata.dev(), metadata.ino()))
     }
 
-    /// When the program has ended.
+    /// Writes the report after the program has ended.
     pub fn say(self, status: ExitStatus) -> Result<()> {
         let told = read(&self.accounts, status, self.by_file).context("reading the accounts")?;
         let text = if self.is_json {
@@ -74,7 +74,7 @@ impl Explained {
                 file.write_all(text.as_bytes()).context(format_args!("writing {}", path.display()))
             }
             None => {
-                // Whether or not anybody reads it: the program's status is to be passed on.
+                // A write error is ignored: the program's exit status must be passed on.
                 let _ = io::stderr().write_all(text.as_bytes());
                 Ok(())
             }
@@ -95,7 +95,7 @@ fn make() -> io::Result<File> {
     Ok(file)
 }
 
-/// What is told; as JSON, with these names.
+/// The report; the names of the fields are those of the JSON form.
 #[derive(Debug, Serialize)]
 struct Told {
     exit_status: Option<i32>,
@@ -107,19 +107,19 @@ struct Told {
 
 #[derive(Debug, Default, Serialize)]
 struct Totals {
-    /// That loaded the library.
+    /// Processes that loaded the library.
     processes: u64,
-    /// Rows: a file that two processes open counts twice.
+    /// Rows: a file counts once for each process that opened it.
     files: u64,
     served_files: u64,
     adoptions: u64,
-    /// Files that were never served, by why.
+    /// Number of files that were never served, by reason.
     kernel_files: BTreeMap<&'static str, u64>,
-    /// Opens of files that lie elsewhere.
+    /// Opens of files outside the served directories.
     opens_outside: u64,
-    /// Files for which there was no room: they are in no count.
+    /// Files without a row, as the memory file was full; no other count includes them.
     files_not_counted: u64,
-    /// How often a cache shrank for want of memory.
+    /// Number of times that a cache shrank because memory was short.
     cache_shrunk: u64,
     hits: u64,
     misses: u64,
@@ -127,7 +127,7 @@ struct Totals {
     written: Bytes,
 }
 
-/// By whom they were moved.
+/// Bytes, by whether the engine or the kernel transferred them.
 #[derive(Debug, Default, Clone, Copy, Serialize)]
 struct Bytes {
     served: u64,
@@ -145,9 +145,9 @@ struct Row {
     opened_s: f64,
     opens: u64,
     adoptions: u64,
-    /// The first ones, and the last.
+    /// The first and the last periods.
     served: Vec<Period>,
-    /// Why the kernel has it; `null` while it is served, or if it was until it was closed.
+    /// Why the kernel has the file; `null` while the file is served, or if it was served until it was closed.
     kernel: Option<&'static str>,
     hits: u64,
     misses: u64,
@@ -159,7 +159,7 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct Period {
     from_s: f64,
-    /// `null`: to the end of the process, or until it became another program.
+    /// `null`: until the process ended or executed another program.
     to_s: Option<f64>,
     ended_by: Option<&'static str>,
 }
@@ -175,7 +175,7 @@ fn read(accounts: &File, status: ExitStatus, by_file: bool) -> io::Result<Told> 
     })
 }
 
-/// A file of a process, while the run goes on.
+/// A file of a process of a run that has not ended.
 #[derive(Debug, Clone, Serialize)]
 pub struct FileSoFar {
     pub path: String,
@@ -185,17 +185,17 @@ pub struct FileSoFar {
     pub is_served: bool,
 }
 
-/// The sums and the files of a run that goes on.
+/// The totals and the files of a run that has not ended.
 pub type SoFar = (BTreeMap<String, u64>, Vec<FileSoFar>);
 
-/// The bytes of another process's file that [`so_far`] reads; `None`: it is no such file.
+/// The bytes that [`so_far`] reads of another process's file; `None`: the file has another format.
 pub fn used_bytes(accounts: &File) -> io::Result<Option<u64>> {
     let header = words(&bytes_at(accounts, 0, UNIT_BYTES)?);
     let used = header[NEXT].min(FILE_BYTES / UNIT_BYTES as u64) * UNIT_BYTES as u64;
     Ok((header[FORM] == FORM_MARK).then_some(used))
 }
 
-/// From another process's file, of which no more than so many bytes are read; `None`: it is no such file.
+/// Reads at most `bytes_max` bytes of another process's file; `None`: the file has another format.
 pub fn so_far(accounts: &File, bytes_max: u64) -> io::Result<Option<SoFar>> {
     if words(&bytes_at(accounts, 0, UNIT_BYTES)?)[FORM] != FORM_MARK {
         return Ok(None);
@@ -265,7 +265,7 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 }
 
 fn seconds(ns: u64) -> f64 {
-    // To the microsecond, which is what a reader can use.
+    // Microseconds: more digits do not help a reader.
     (ns / 1000) as f64 / 1e6
 }
 
@@ -277,7 +277,7 @@ fn why(reason: u64) -> &'static str {
 }
 
 impl Row {
-    /// The row that begins there, and its length.
+    /// The row at the start of `bytes`, and its length.
     fn of(bytes: &[u8]) -> Option<(Self, usize)> {
         let (head, texts) = bytes.split_at_checked(WORDS * WORD_BYTES)?;
         let words = words(head);
@@ -315,7 +315,7 @@ impl Row {
         Some((row, head.len() + path_bytes + program_bytes))
     }
 
-    /// One line; the path comes last.
+    /// One line, which ends with the path.
     fn text(&self) -> String {
         let mut line = String::from("millpond:   ");
         match self.adoptions {
@@ -362,7 +362,7 @@ impl Totals {
         } else if let Some(reason) = row.kernel {
             *self.kernel_files.entry(reason).or_default() += 1;
         }
-        // They may be a stranger's.
+        // Saturating: the counts may be another user's.
         self.adoptions = self.adoptions.saturating_add(row.adoptions);
         self.hits = self.hits.saturating_add(row.hits);
         self.misses = self.misses.saturating_add(row.misses);

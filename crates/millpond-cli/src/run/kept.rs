@@ -1,18 +1,17 @@
-//! The program is a child of this process: which is its keeper, in mode back.
+//! Runs the program as a child of this process, which in mode back is the keeper.
 //!
 //! ```text
-//!   keeper thread: serves -------------------------------> .. until nobody has anything with it
+//!   keeper thread: serves ----------------------------> .. until the last process has left the keeper
 //!   main thread:   starts the program, waits for its end, then for the keeper
-//!   signal thread: hands on to the program what was sent to us
+//!   signal thread: forwards signals from this process to the program
 //! ```
 //!
-//! The engines in the program, and in whatever it starts, find the keeper by an address in their
-//! environment. When such a process dies, however it dies, the keeper writes to the files what it
-//! left; when `millpond run` has returned, all of it is there. So this process must not die first: it
-//! takes the signals that end processes and hands them on. What the terminal sends has reached the
-//! program already.
+//! The engines in the program and in its descendants find the keeper by an address in their environment. When
+//! such a process dies, from any cause, the keeper writes its dirty pages to the files. All of them are written
+//! when `millpond run` has returned. So this process must not die first: it handles the signals that end
+//! processes and forwards them. It does not forward a signal of the terminal, which the program gets directly.
 //!
-//! The exit status, or the signal that ended the program, becomes our own.
+//! This process ends with the exit status of the program, or by the same signal.
 
 use std::io::{self, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -30,23 +29,23 @@ use signal_hook::iterator::Signals;
 
 use crate::failure::{Context, Result};
 
-/// What the preload library reads beside this: the keeper's address.
+/// Another environment variable that the preload library reads: the keeper's address.
 const KEEPER: &str = "MILLPOND_KEEPER";
 pub const MODE: &str = "MILLPOND_MODE";
 
-/// Those that a terminal sends to the program, too.
+/// Signals that a terminal also sends to the program.
 const OF_TERMINALS: [i32; 4] = [SIGINT, SIGQUIT, SIGHUP, SIGWINCH];
 const HANDED_ON: [i32; 5] = [SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGCONT];
-/// These concern the process that writes: the keeper gets the error.
+/// Signals that concern the writing process: the keeper gets an error instead.
 const TAKEN: [i32; 2] = [SIGPIPE, SIGXFSZ];
 
-/// What was written back for processes that died.
+/// Number of files, pages and bytes that the keeper wrote for processes that died.
 #[derive(Debug, Default)]
 struct Recovered {
     files: usize,
     pages: u64,
     bytes: u64,
-    /// Lines about what could not be written.
+    /// Lines about dirty pages that could not be written.
     failures: String,
 }
 
@@ -62,7 +61,7 @@ impl Recovered {
     }
 
     fn say(&self, is_quiet: bool) {
-        // Whether or not anybody reads it: the status of the program is to be passed on.
+        // A write error is ignored: the program's exit status must be passed on.
         let mut text = self.failures.clone();
         if self.pages > 0 && !is_quiet {
             let Recovered { files, pages, bytes, .. } = self;
@@ -72,7 +71,7 @@ impl Recovered {
     }
 }
 
-/// The thread that is the keeper.
+/// The keeper's thread.
 struct Keeper {
     stopper: Stopper,
     thread: JoinHandle<io::Result<()>>,
@@ -96,7 +95,7 @@ impl Keeper {
         Ok(Self { stopper, thread, recovered })
     }
 
-    /// When nobody has anything with it any more: removes its socket.
+    /// Waits until the last process has left the keeper, then removes the keeper's socket.
     fn end(self) -> Result<Arc<Mutex<Recovered>>> {
         self.stopper.stop_when_idle();
         if let Ok(served) = self.thread.join() {
@@ -106,7 +105,7 @@ impl Keeper {
     }
 }
 
-/// Runs the program to its end; `keeps`: as its keeper. `Err` inside: it could not be started.
+/// Runs the program to its end, with a keeper if `keeps`. `Err` inside: the program could not be started.
 pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Result<ExitStatus>> {
     let all = [&OF_TERMINALS[..], &HANDED_ON, &TAKEN].concat();
     let signals = Signals::new(all).context("taking signals")?;
@@ -131,7 +130,7 @@ pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Res
     Ok(Ok(status))
 }
 
-/// Hands signals on to the program for as long as it is there.
+/// Forwards signals to the program until it ends.
 fn hand_on(mut signals: Signals, program: Pid) {
     for number in signals.forever() {
         let is_the_programs = if OF_TERMINALS.contains(&number) {
@@ -140,35 +139,35 @@ fn hand_on(mut signals: Signals, program: Pid) {
             HANDED_ON.contains(&number)
         };
         if let Some(signal) = Signal::from_named_raw(number).filter(|_| is_the_programs) {
-            // It may have ended.
+            // Ignored: the program may have ended.
             let _ = rustix::process::kill_process(program, signal);
         }
     }
 }
 
-/// Whether a terminal would send its signals to our process group, and so to the program.
+/// Whether a terminal would send its signals to this process group, and so to the program.
 fn is_in_foreground() -> bool {
     let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
     rustix::termios::tcgetpgrp(&terminal).ok() == Some(rustix::process::getpgrp())
 }
 
-/// The keeper holds a descriptor of each dirty file. The program has got its own limit already.
+/// Raises the descriptor limit, as the keeper holds a descriptor of each dirty file. The program already has its own.
 fn use_all_descriptors() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let _ =
         rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// The exit status to end with; or ends by the signal that the program ended by.
+/// The exit status to end with. If a signal ended the program, ends this process by the same signal.
 pub fn end_as(status: ExitStatus) -> ExitCode {
     if let Some(number) = status.signal() {
-        // The program has dumped core, if anybody wants one.
+        // The program has already dumped core, if core dumps are enabled.
         let _ = rustix::process::setrlimit(
             Resource::Core,
             Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Core) },
         );
         let _ = signal_hook::low_level::emulate_default_handler(number);
-        // One that does not end processes by default.
+        // A signal that does not end processes by default.
         return ExitCode::from(128 + number as u8);
     }
     ExitCode::from(status.code().unwrap_or(1) as u8)

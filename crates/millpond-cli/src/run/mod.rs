@@ -1,12 +1,12 @@
-//! `millpond run`: another program, its file I/O served by Millpond.
+//! `millpond run` executes another program and serves its file I/O.
 //!
-//! The program is looked at, then started with the preload library in `LD_PRELOAD`. What the library
-//! is to do travels in its environment; see [`environment`].
+//! The program's file is checked. Then the program is started with the preload library in `LD_PRELOAD`. The library
+//! gets its options from the environment; see [`environment`].
 //!
-//! In mode through the program takes the place of this process (exec): process id, exit status,
-//! signals and terminal are the program's own; and one that stays behind says the line at the end if the program
-//! can't ([`tally`]). In mode back this process stays as its parent, and
-//! keeps what it writes ([`kept`]); and so it does where it is to tell what became of the files ([`explain`]).
+//! In mode through the program replaces this process (exec), so process id, exit status, signals and terminal are the
+//! program's own. If the program can't print the last line, a process that stays behind does ([`tally`]).
+//! In mode back this process stays as the program's parent, and keeps its dirty pages ([`kept`]). It also stays to
+//! report about the files ([`explain`]).
 
 #[path = "../../../millpond-preload/src/runtime/block.rs"]
 #[allow(dead_code, reason = "some words are the writers' alone")]
@@ -48,8 +48,8 @@ use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
 /// Runs a program with its file reads and writes served by Millpond.
 ///
-/// Regular files under the given directories are served; everything else goes to the kernel as
-/// ever. When the program ends, one line on standard error says what was served.
+/// Regular files under the given directories are served; the kernel serves all other files. When
+/// the program ends, one line on standard error has the numbers of served files and bytes.
 #[derive(Debug, PartialEq, clap::Args)]
 #[command(group = clap::ArgGroup::new("telling").args(["stats", "explain"]).multiple(true))]
 pub struct Args {
@@ -65,19 +65,19 @@ pub struct Args {
 
     /// Serve files from their first read on, not only when they show that it pays
     ///
-    /// A file that is opened and read once then costs several times what it costs on the kernel.
+    /// A file that is opened and read once then costs several times as much as on the kernel.
     #[arg(long)]
     eager: bool,
 
-    /// Don't print the line that says what was served
+    /// Don't print the last line, with the numbers of served files and bytes
     #[arg(long)]
     quiet: bool,
 
     /// Where cached pages are: mapped in mode through; buffered or direct in mode back [default: buffered]
     ///
-    /// `mapped`: in the kernel's page cache, which reads copy from. `buffered`: in a cache of the program, which reads and
-    /// writes through the kernel's cache. `direct`: in a cache of the program, which reads and writes with O_DIRECT; a
-    /// last close then waits for the device.
+    /// `mapped`: in the kernel's page cache, which reads copy from. `buffered`: in a cache of the
+    /// program, which reads and writes through the kernel's cache. `direct`: in a cache of the
+    /// program, which reads and writes with O_DIRECT; a last close then waits for the device.
     #[arg(long, value_enum)]
     backing: Option<Backing>,
 
@@ -86,22 +86,22 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Mode::Through)]
     mode: Mode,
 
-    /// Tell what became of the files, in sum, when the program has ended, however it has
+    /// Report the totals of all files when the program has exited or was killed
     ///
-    /// `millpond run` stays as the program's parent then, also in mode through, and reads that hit are
-    /// counted, which takes them some nanoseconds more.
+    /// `millpond run` then stays as the program's parent, also in mode through. Read hits are counted,
+    /// which adds some nanoseconds to each.
     #[arg(long)]
     stats: bool,
 
-    /// The same of each file: when it was served and when not, and why; what was read and written
+    /// Also report each file: when it was served and when not, and why; the bytes read and written
     #[arg(long)]
     explain: bool,
 
-    /// Tell it as JSON
+    /// Write the report as JSON
     #[arg(long, requires = "telling")]
     json: bool,
 
-    /// Tell it to this file, not to standard error
+    /// Write the report to this file, not to standard error
     #[arg(long, value_name = "FILE", requires = "telling")]
     report: Option<PathBuf>,
 
@@ -124,9 +124,9 @@ enum Mode {
 }
 
 const QUIET: &str = "MILLPOND_QUIET";
-/// In mode back the keeper's tables come on top; see `millpond::EngineBuilder::keeper`.
+/// The minimum in mode back, where the keeper's tables are added; see `millpond::EngineBuilder::keeper`.
 const CACHE_BYTES_MIN_BACK: u64 = 256 << 10;
-/// Less than this holds no page and no tables; see `millpond::EngineBuilder::cache_bytes`.
+/// A smaller cache holds no page and no tables; see `millpond::EngineBuilder::cache_bytes`.
 const CACHE_BYTES_MIN: u64 = 12 << 10;
 
 fn parse_cache_bytes(text: &str) -> std::result::Result<u64, String> {
@@ -168,7 +168,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         command.exec()
     };
     let status = match error.kind() {
-        // The program itself was found: its interpreter is what is missing.
+        // The program's file exists, so its interpreter is missing.
         std::io::ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,
     };
@@ -205,12 +205,12 @@ fn check_backing(args: &Args) -> Result<()> {
     Err(Failure::new(REFUSED, refused))
 }
 
-/// Runs the program as a child, to its end. `Err` inside: it could not be started.
+/// Runs the program as a child, to its end. `Err` inside: the program could not be started.
 fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>> {
     let mut tally = None;
     let explained = if args.stats || args.explain {
         let explained = Explained::new(args.report.as_ref(), args.json, args.explain)?;
-        // What is told says more than the program's own line.
+        // The report includes the counts of the program's own line.
         command.env(explain::VARIABLE, explained.name()?).env(QUIET, "1");
         Some(explained)
     } else {
@@ -226,7 +226,7 @@ fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>>
     Ok(Ok(kept::end_as(status)))
 }
 
-/// What says the line if the program can't. Without a memory file it goes without.
+/// The process that prints the last line if the program can't. Without a memory file there is none.
 fn tally(args: &Args, command: &mut Command, is_exec: bool) -> Option<Tally> {
     if args.quiet {
         return None;
@@ -239,7 +239,7 @@ fn tally(args: &Args, command: &mut Command, is_exec: bool) -> Option<Tally> {
     Some(tally)
 }
 
-/// What the preload library reads when it is loaded.
+/// Environment variables that the preload library reads when it is loaded.
 fn environment(args: &Args, served: &OsStr, library: &Path) -> Vec<(&'static str, OsString)> {
     let mut environment = vec![
         ("LD_PRELOAD", preload::prepended(library, env::var_os("LD_PRELOAD"))),

@@ -1,11 +1,11 @@
-//! Command lines of `run` that are understood without clap.
+//! Command lines of `run` that are parsed without clap.
 //!
-//! clap builds a description of the whole program first, which touches some 85 pages: half of the time that
-//! `millpond run` took until the program ran. So the options of runs in mode through that nobody stays
-//! for are looked for here.
+//! clap first builds a description of all commands, which touches some 85 pages. That took half of the time from the
+//! start of `millpond run` to the start of the program. So this module parses the options of runs in mode through
+//! for which no parent process stays.
 //!
-//! - **P1** What this understands, clap understands in the same way. All else is clap's: other options, values that
-//!   are not right or begin with a dash, whatever is given twice, mistakes.
+//! - **P1** clap parses each line that this module accepts in the same way. All other lines are left to clap: other
+//!   options, values that are wrong or begin with a dash, options that are given twice, mistakes.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use super::{Args, Backing, Mode, parse_cache_bytes};
 
 impl Args {
-    /// Of the words after `run`, if this is one of the lines that are understood here.
+    /// Parses the words after `run`, if this module accepts the line.
     pub fn of_plain(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut args = Self {
             cache: None,
@@ -78,7 +78,7 @@ mod tests {
         Args::of_plain(words.iter().map(OsString::from))
     }
 
-    /// Goal: P1. Method: all lines of up to four words before a program, of words right and wrong.
+    /// Goal: P1. Method: all lines of up to four words before a program, from valid and invalid words.
     #[test]
     fn what_is_understood_is_what_clap_understands() {
         const WORDS: [&str; 13] = [
@@ -113,7 +113,7 @@ mod tests {
         assert!(understood > 1000, "{understood}");
     }
 
-    /// Goal: the lines that are there for each day are understood, and those that keep a parent there are not.
+    /// Goal: the lines of everyday use are accepted, and those that keep a parent process are not.
     #[test]
     fn plain_lines_are_understood() {
         let words =

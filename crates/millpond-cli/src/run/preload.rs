@@ -1,21 +1,21 @@
-//! Lays the preload library, which this binary carries inside, out as a file.
+//! Writes the preload library, which this binary contains, to a file.
 //!
-//! The dynamic loader wants a path, in the program and in every program that one starts. The file
-//! is written once per version of the library and found again by later runs.
+//! The dynamic loader needs a path, in the program and in each program that it starts. The file
+//! is written once per version of the library, and later runs use it again.
 //!
-//! - L1. A user that can write the file, or rename something else into its place, runs code in
-//!   every program started: so the directory is ours, writable by us alone, and no other user can replace it or a
+//! - L1. A user that can write the file, or rename another file over it, runs code in each program
+//!   started. So the directory is this user's and only this user can write to it. No other user can replace it or a
 //!   directory above it (trusted_directory.T1). The loader gets the path without symbolic links.
-//! - L2. The name carries a hash of the contents, which was taken when this binary was built: an older
+//! - L2. The name has a hash of the contents, computed when this binary was built. So an older
 //!   version is never loaded.
-//! - L3. The file appears by rename, whole and on the disk, and is never written in place: a running
-//!   program keeps the one it has mapped.
-//! - L4. A file that was written whole carries a *mark*: the nanoseconds of its time of modification are
-//!   those that belong to the contents. Whoever writes to it later takes the mark away. So it is enough
-//!   to look at size, owner, mode and mark; where the mark is missing (a copy, or a file system that
-//!   does not keep it) the contents are compared, and marked again.
+//! - L3. The file appears by rename, complete and on the disk, and is never written in place. A running
+//!   program keeps the version that it has mapped.
+//! - L4. A completely written file carries a *mark*: the nanoseconds of its modification time are computed
+//!   from the contents. A later write removes the mark. So a check of size, owner, mode and mark
+//!   is enough. If the mark is missing (in a copy, or on a file system that does not store
+//!   it), the contents are compared, and the file is marked again.
 //!
-//! To compare them each time took 4.7 ms of each run; to look takes four system calls.
+//! A comparison took 4.7 ms of each run; the check takes four system calls.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -31,12 +31,12 @@ use rustix::fs::{OFlags, StatVfsMountFlags};
 use super::trusted_directory;
 use crate::failure::{FAILED, Failure, REFUSED, Result};
 
-/// Built by `build.rs`; empty where that was told to skip it.
+/// Built by `build.rs`; empty if the build skipped it.
 const LIBRARY: &[u8] = include_bytes!(env!("MILLPOND_EMBEDDED_PRELOAD"));
-/// Tells versions apart, in 16 digits. What guards against a planted library is L1.
+/// Tells versions apart, in 16 digits. L1, not this hash, guards against a planted library.
 const HASH: &str = env!("MILLPOND_EMBEDDED_PRELOAD_HASH");
 
-/// The path of the library to preload: `MILLPOND_PRELOAD` if set, else the one carried inside.
+/// The path of the library to preload: `MILLPOND_PRELOAD` if set, else that of the library in this binary.
 pub fn library() -> Result<PathBuf> {
     if let Some(path) = env::var_os("MILLPOND_PRELOAD").filter(|path| !path.is_empty()) {
         return chosen(Path::new(&path));
@@ -58,8 +58,8 @@ pub fn library() -> Result<PathBuf> {
     Err(Failure::new(FAILED, format!("found no safe place for the preload library:{refusals}")))
 }
 
-/// `LD_PRELOAD` with the library in front: it must be asked before a library that wraps the same
-/// calls, so that such a one sees what is left to the kernel.
+/// `LD_PRELOAD` with the library in front. The loader must find its functions before those of another library that
+/// wraps the same calls: the other library then gets only the calls that are left to the kernel.
 pub fn prepended(library: &Path, existing: Option<OsString>) -> OsString {
     let mut value = library.as_os_str().to_owned();
     if let Some(existing) = existing.filter(|existing| !existing.is_empty()) {
@@ -86,13 +86,13 @@ fn chosen(path: &Path) -> Result<PathBuf> {
 
 const UNLOADABLE: &str = "LD_PRELOAD can't name a path with a colon, a space or a dollar sign";
 
-/// The loader separates paths by the first two, and expands names after the third.
+/// The loader separates paths by colons and spaces, and expands names after a dollar sign.
 fn loadable(path: &OsStr) -> bool {
     !path.as_bytes().iter().any(|byte| matches!(byte, b':' | b' ' | b'$'))
 }
 
-/// Directories to try, best first: one that goes with the login session, then one that any machine
-/// has, then one that stays.
+/// Directories to try, best first: one of the login session, then one that any machine
+/// has, then one that survives a reboot.
 fn candidates() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
     let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
@@ -104,7 +104,7 @@ fn candidates() -> Vec<PathBuf> {
     candidates
 }
 
-/// Puts the library into `directory`, unless it is there; or says why that is not to be trusted.
+/// Puts the library into `directory`, unless it is there already. `Err`: why the directory can't be trusted.
 fn place(directory: &Path) -> std::result::Result<PathBuf, String> {
     let directory = secure(directory)?;
     let path = directory.join(format!("libmillpond_preload-{HASH}.so"));
@@ -115,12 +115,12 @@ fn place(directory: &Path) -> std::result::Result<PathBuf, String> {
     }
 }
 
-/// Makes the directory if it is missing, sees to L1, and returns the path that the loader gets.
+/// Makes the directory if it is missing, ensures L1, and returns the path for the loader.
 fn secure(directory: &Path) -> std::result::Result<PathBuf, String> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err("has no parent".into());
     };
-    // Checked before the directory is made: a link of another user must not choose where that is.
+    // Checked before the directory is made: a link of another user must not choose its place.
     let directory = trusted_directory::resolve(parent)?.join(name);
     if !loadable(directory.as_os_str()) {
         return Err(UNLOADABLE.into());
@@ -151,9 +151,9 @@ fn secure(directory: &Path) -> std::result::Result<PathBuf, String> {
     Ok(directory)
 }
 
-/// Whether the file is there, ours, and the library (L4).
+/// Whether the file exists, is this user's, and has the library's contents (L4).
 fn is_current(path: &Path) -> io::Result<bool> {
-    // Not followed: a symbolic link is renamed over.
+    // Not followed: the rename replaces a symbolic link.
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -168,7 +168,7 @@ fn is_current(path: &Path) -> io::Result<bool> {
     Ok(metadata.mtime_nsec() == i64::from(mark()) || has_contents(path)?)
 }
 
-/// Compares the whole file, and marks it where it is the library.
+/// Compares the whole file, and marks it if it is the library.
 fn has_contents(path: &Path) -> io::Result<bool> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
@@ -176,15 +176,15 @@ fn has_contents(path: &Path) -> io::Result<bool> {
     (&file).take(LIBRARY.len() as u64 + 1).read_to_end(&mut contents)?;
     let is_it = contents == LIBRARY;
     if is_it {
-        // Where that can't be done the next run compares again.
+        // If the mark can't be set, the next run compares again.
         let _ = set_mark(&file);
     }
     Ok(is_it)
 }
 
-/// L4: the nanoseconds that belong to the contents.
+/// L4: the nanoseconds that mark these contents.
 fn mark() -> u32 {
-    // Never 0, which is what coarse file systems keep.
+    // Never 0, the nanoseconds on coarse file systems.
     1 + u64::from_str_radix(HASH, 16).map_or(0, |hash| (hash % 999_999_999) as u32)
 }
 
@@ -195,14 +195,14 @@ fn set_mark(file: &File) -> io::Result<()> {
 
 fn write(directory: &Path, path: &Path) -> io::Result<()> {
     let unfinished = directory.join(format!("unfinished-{}", std::process::id()));
-    // Left by a killed run that had our process id.
+    // Left by a killed run with the same process id.
     let _ = fs::remove_file(&unfinished);
     let written = (|| {
         let mut options = OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o444).open(&unfinished)?;
         file.write_all(LIBRARY)?;
         set_mark(&file)?;
-        // The name must not be on the disk before the contents are: after a power cut nobody compares.
+        // The contents must be on the disk before the name: after a power cut they are not compared.
         file.sync_all()?;
         fs::rename(&unfinished, path)
     })();
@@ -218,7 +218,7 @@ mod tests {
     use crate::run::skip;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
-    /// A directory whose parent is acceptable, whatever TMPDIR is.
+    /// A directory with an acceptable parent, independent of TMPDIR.
     fn parent() -> tempfile::TempDir {
         tempfile::tempdir().unwrap()
     }
@@ -240,8 +240,8 @@ mod tests {
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing unfinished stays");
     }
 
-    /// Goal: what somebody wrote to, and what is not ours alone, is not taken for the library, though name
-    /// and size are right; a whole one without its mark is kept, and marked.
+    /// Goal: a file that was written to later, or that other users can write, is not used, though name and size are
+    /// right. A complete file without its mark is kept, and marked.
     #[test]
     fn only_a_whole_library_is_taken() {
         let parent = parent();
@@ -314,9 +314,9 @@ mod tests {
         }
     }
 
-    /// Goal: the library lies only where no other user can rename a directory above it.
-    /// Incident: only the directory and its parent were checked. The owner of the directory above them renamed the parent
-    /// and put a library in its place, which the next program started by root loaded.
+    /// Goal: the library is only placed where no other user can rename a directory above it.
+    /// Incident: only the directory and its parent were checked. The owner of the directory above them renamed the
+    /// parent and put a library in its place. The next program that root started loaded that library.
     #[test]
     fn each_directory_up_to_the_root_is_checked() {
         if !rustix::process::geteuid().is_root() {
@@ -337,8 +337,8 @@ mod tests {
     }
 
     /// Goal: the loader gets a path without symbolic links.
-    /// Incident: a link of another user on the path was followed when the library was written, and led elsewhere when a
-    /// program loaded it.
+    /// Incident: the write of the library followed another user's link on the path. The link led elsewhere when a
+    /// program loaded the library.
     #[test]
     fn a_link_on_the_path_is_resolved() {
         let parent = parent();

@@ -1,8 +1,8 @@
-//! Finds the program to run and tells whether a preload library can reach it.
+//! Finds the program to run and checks whether a preload library can reach it.
 //!
-//! The dynamic loader is what honours `LD_PRELOAD`. It is not there for a static program, ignores
+//! The dynamic loader implements `LD_PRELOAD`. A static program has no loader. A loader ignores
 //! the library in a program that gains privileges, and can't load it into a program of another
-//! architecture or C library. Each of these would run *unserved and silently*: refuse instead.
+//! architecture or C library. Each of these programs would run *unserved and silently*, so it is refused.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -16,11 +16,11 @@ use rustix::fs::{Access, StatVfsMountFlags};
 
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
-/// Where execvp looks when PATH is not set.
+/// The directories that execvp searches if PATH is not set.
 const PATH_DEFAULT: &str = "/bin:/usr/bin";
-/// How many scripts may name each other as interpreter; the kernel's limit.
+/// Maximum length of a chain of scripts that are interpreters; the kernel's limit.
 const SCRIPT_DEPTH_MAX: usize = 5;
-/// The kernel reads this much of a file to find its interpreter (BINPRM_BUF_SIZE).
+/// Bytes of a file that the kernel reads to find its interpreter (BINPRM_BUF_SIZE).
 const SCRIPT_LINE_BYTES_MAX: usize = 256;
 
 /// The file that `execvp(name)` would execute.
@@ -45,7 +45,7 @@ fn find_in(search: &OsStr, name: &OsStr) -> Result<PathBuf> {
         let path = Path::new(".").join(directory).join(name);
         match executable(&path) {
             Ok(()) => return Ok(path),
-            // Keeps looking, as execvp does, and remembers that there was something.
+            // Continues the search, as execvp does, and remembers that a file was found.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 denied.get_or_insert((path, error));
             }
@@ -71,7 +71,7 @@ fn cannot_start(path: &Path, error: &io::Error) -> Failure {
     Failure::new(status, format!("{}: {error}", path.display()))
 }
 
-/// Refuses a program that the preload library would not get into.
+/// Refuses a program that can't load the preload library.
 pub fn check(path: &Path) -> Result<()> {
     let mut current = path.to_owned();
     for _ in 0..SCRIPT_DEPTH_MAX {
@@ -85,13 +85,13 @@ pub fn check(path: &Path) -> Result<()> {
         };
         let file = match File::open(&current) {
             Ok(file) => file,
-            // May be executed and not read: it might run unserved, and nobody would know.
+            // It can be executed but not read, so it might run unserved without a message.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 return Err(refuse(
-                    "can't be read, so Millpond can't tell whether it can serve it".into(),
+                    "can't be read, so Millpond can't check whether it can serve it".into(),
                 ));
             }
-            // An interpreter that is not there; the script was found to be executable.
+            // The interpreter is missing; the script is executable.
             Err(error) => return Err(Failure { status: NOT_FOUND, ..refuse(error.to_string()) }),
         };
         let metadata = file.metadata().map_err(|error| refuse(error.to_string()))?;
@@ -116,7 +116,7 @@ pub fn check(path: &Path) -> Result<()> {
                         .into(),
                 ));
             }
-            // exec has the last word: a script without #! is run by /bin/sh.
+            // exec decides: a script without #! is run by /bin/sh.
             Kind::Unknown => return Ok(()),
         }
     }
@@ -169,7 +169,7 @@ fn check_loader(machine: Machine, interpreter: &OsStr) -> std::result::Result<()
     Ok(())
 }
 
-/// Architecture and word size, as the ELF header has them.
+/// Architecture and word size, from the ELF header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Machine {
     bits: u8,
@@ -191,7 +191,7 @@ impl std::fmt::Display for Machine {
     }
 }
 
-/// What the kernel would make of an executable file.
+/// How the kernel executes a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     /// An ELF file with a dynamic loader.
@@ -200,7 +200,7 @@ enum Kind {
     Static { machine: Machine },
     /// Starts with `#!`.
     Script { interpreter: PathBuf },
-    /// Something else.
+    /// Any other format.
     Unknown,
 }
 
@@ -231,7 +231,7 @@ impl Kind {
         }
     }
 
-    /// None for a header that makes no sense.
+    /// `None` if the header is invalid.
     fn of_elf(file: &File, head: &[u8]) -> Option<Self> {
         let little_endian = *head.get(5)? == 1;
         let bits = if *head.get(4)? == 2 { 64 } else { 32 };
@@ -302,7 +302,7 @@ mod tests {
         file
     }
 
-    /// An ELF header with no program headers, which is as static as it gets.
+    /// An ELF header without program headers: a static program.
     fn static_elf(number: u16) -> Vec<u8> {
         let mut bytes = vec![0; 64];
         bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");

@@ -1,11 +1,11 @@
-//! The line at the end, where the program can't say it: it was killed, or has ended by a system call of its own.
+//! The last line of a run, if the program can't print it: it was killed, or ended by a direct system call.
 //!
-//! The program counts in a memory file of ours (`told`, and the preload library's `report::tally`). Who looks at it
-//! when the program has ended is this process where it stays as its parent; else one that it leaves behind before
-//! it execs (`millpond_exit_watcher`), which sleeps until then. That one costs the start of a run 0.3 ms, holds
-//! standard error as long as the program does and no longer, and is nobody's child. It is not there where no process can be had
-//! (`pids.max`, RLIMIT_NPROC), nor beside a program that takes in orphans, which would have it for a child.
-//! Then there is no line if the program is killed.
+//! The program counts in a memory file that `millpond run` makes (`told`, and the preload library's `report::tally`).
+//! If `millpond run` stays as the program's parent, it reads the file after the program has ended. Otherwise it leaves
+//! a watcher process behind before it execs (`millpond_exit_watcher`), which sleeps until then. The watcher adds 0.3 ms
+//! to the start of a run. It holds standard error only as long as the program does, and is not a child of the program.
+//! There is no watcher if no process can be made (`pids.max`, RLIMIT_NPROC), nor beside a program that is a
+//! child subreaper, whose child it would become. Then no line is printed if the program is killed.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -20,7 +20,7 @@ use rustix::process::{PidfdFlags, Resource, getpid, pidfd_open};
 use super::block::WORDS;
 use super::told::*;
 
-/// What the preload library reads.
+/// Environment variable that the preload library reads.
 const VARIABLE: &str = "MILLPOND_TALLY";
 
 pub struct Tally {
@@ -37,17 +37,17 @@ impl Tally {
         Ok(Self { file, direct })
     }
 
-    /// Named to the process that `command` starts, or becomes (`is_exec`), which has it. Nothing else is started
+    /// Passes the memory file to the process that `command` starts, or becomes (`is_exec`). No other process is started
     /// before.
     pub fn give(&mut self, command: &mut Command, is_exec: bool) -> io::Result<()> {
-        // Out of the program's way, as the library's own numbers are.
+        // A high number, as for the library's own descriptors, so that the program's own numbers stay free.
         let first = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
         if let Ok(high) = fcntl_dupfd_cloexec(&self.file, (first / 2).min(1024) as i32) {
             self.file = File::from(high);
         }
         let metadata = self.file.metadata()?;
         let (dev, ino) = (metadata.dev(), metadata.ino());
-        // By its process id, where that is known: so the library names it to children, and need not.
+        // By process id if it is known: that path is valid in child processes too, so the library need not change it.
         let own = format!("/proc/{}/fd/", std::process::id());
         let by = if is_exec { &own } else { BY_SELF };
         command.env(VARIABLE, format!("{by}{}:{dev}:{ino}", self.file.as_raw_fd()));
@@ -55,12 +55,12 @@ impl Tally {
         Ok(())
     }
 
-    /// This process becomes the program: somebody else says the line. Before the file has a high number, as the
-    /// kernel's table of numbers, which is copied, is as large as the highest.
+    /// Before this process becomes the program: starts the watcher that prints the line. Called before the file gets a
+    /// high number, as the fork copies the kernel's descriptor table up to the highest number.
     pub fn leave(&self) {
         let Ok(own) = pidfd_open(getpid(), PidfdFlags::empty()) else { return };
         let direct = self.direct;
-        // Whether or not: the program is to run.
+        // An error is ignored: the program must still run.
         let sign_at = (LOADED * WORD_BYTES) as i64;
         let _ =
             millpond_exit_watcher::spawn(own.as_fd(), self.file.as_fd(), sign_at, move |file| {
@@ -68,7 +68,7 @@ impl Tally {
             });
     }
 
-    /// The program has ended: says the line if it has not.
+    /// After the program has ended: prints the line if the program has not.
     pub fn say(&self) {
         if let Ok(Some(line)) = self.unsaid() {
             let _ = io::stderr().write_all(line.as_bytes());

@@ -1,10 +1,10 @@
-//! What the kernel's interface is made of.
+//! Types of the kernel's AIO interface.
 
 pub type Block = libc::iocb;
-/// What a program has a context by.
+/// The handle of a program's context.
 pub type Handle = usize;
 
-/// As the kernel's `io_event`.
+/// Has the layout of the kernel's `io_event`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Event {
@@ -15,7 +15,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// What libaio's `io_queue_run` takes it for: the block, and the address of a function.
+    /// The fields that libaio's `io_queue_run` uses: the block, and the address of a function.
     pub fn callback(&self) -> (*mut Block, usize) {
         (std::ptr::with_exposed_provenance_mut(self.block as usize), self.data as usize)
     }
@@ -31,5 +31,5 @@ pub const FSYNC: u16 = 2;
 pub const FDSYNC: u16 = 3;
 pub const PREADV: u16 = 7;
 pub const PWRITEV: u16 = 8;
-/// In a block's `aio_flags`: there is an eventfd.
+/// In a block's `aio_flags`: the request has an eventfd.
 pub const HAS_EVENTFD: u32 = 1;

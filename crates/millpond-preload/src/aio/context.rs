@@ -1,11 +1,11 @@
-//! A context of Linux AIO: the kernel's, and what of it is ours. Rules `aio.A1` to `A6`: see the
+//! A context of Linux AIO: the kernel's context and the library's slots. Rules `aio.A1` to `A6`: see the
 //! folder.
 //!
 //! ```text
 //!   begin -> slot -> Ending::end -> stand-in, in the kernel's queue -> take -> slot free
 //! ```
 //!
-//! Locks: what has ended of a context, a leaf.
+//! Locks: one over the list of stand-ins of ended requests, a leaf.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -30,11 +30,11 @@ const HEADER_BYTES: usize = 4096;
 #[repr(C)]
 struct Slot {
     stand_in: Block,
-    /// Where the program's block is, and what it wants to be told.
+    /// The address of the program's block, and the completion that the program asked for.
     block: u64,
     data: u64,
     result: i64,
-    /// Whether `handed` is there.
+    /// Whether `handed` is initialised.
     is_handed: bool,
     handed: MaybeUninit<Handed>,
     /// See [`Links`].
@@ -43,15 +43,15 @@ struct Slot {
 
 impl Slot {
     fn take_handed(&mut self) -> Option<Handed> {
-        // SAFETY: it is there, and not taken again.
+        // SAFETY: `handed` is initialised, and not taken again.
         std::mem::take(&mut self.is_handed).then(|| unsafe { self.handed.assume_init_read() })
     }
 
-    /// Makes the stand-in one that the kernel takes, if it did not for `errno`.
+    /// Changes the stand-in so that the kernel accepts it, after it was refused with `errno`.
     #[cold]
     fn mend(&mut self, errno: i32) {
         let Some(handed) = self.take_handed() else { return mend(&mut self.stand_in, errno) };
-        // It waits, perhaps for reads that this thread has not submitted yet.
+        // The request waits, perhaps for reads that this thread has not submitted yet.
         File::start_now();
         self.result = handed.carry_out() as i64;
         let block = &self.stand_in;
@@ -62,7 +62,7 @@ impl Slot {
 pub struct Context {
     /// The kernel's handle.
     pub kernel: usize,
-    /// Our handle: a zero page, and the slots behind it.
+    /// The library's handle: a zero page, followed by the slots.
     memory: NonNull<u8>,
     slots: Slots,
     /// Stand-ins to be submitted (aio.A5).
@@ -72,7 +72,7 @@ pub struct Context {
 #[repr(transparent)]
 pub struct StandIn(*mut Block);
 
-// SAFETY: a slot's, which the holder has (aio.A1).
+// SAFETY: the block is in a slot that the holder owns (aio.A1).
 unsafe impl Send for StandIn {}
 
 // SAFETY: the memory is shared by aio.A1.
@@ -80,19 +80,19 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What stand-ins read nothing of; -1 before the first context.
+/// The descriptor of the empty file that stand-ins read; -1 before the first context.
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
 
-/// Contexts at a time; more are the kernel's alone, and what they are asked for of served files
-/// makes those the kernel's, too. Chosen, not measured.
+/// Maximum number of served contexts. Further contexts are the kernel's alone, and a request in one
+/// for a served file hands that file over to the kernel. Chosen, not measured.
 const PLACES: usize = 1024;
 
 static CONTEXTS: Places<Context, PLACES> = Places::new();
 
-/// A context that lives as long as this does.
+/// A reference to a context, which lives as long as the reference.
 pub type InUse = places::InUse<'static, Context>;
 
-/// The context of a handle; `None` for one of the kernel's.
+/// The context of a handle; `None` if the context is the kernel's.
 pub fn find(handle: usize) -> Option<InUse> {
     if handle == 0 || thread::record().inside_depth() > 0 {
         return None;
@@ -100,17 +100,17 @@ pub fn find(handle: usize) -> Option<InUse> {
     CONTEXTS.find(handle)
 }
 
-/// Puts a context where it can be found; its handle. `None`: there are too many.
+/// Registers a context and returns its handle. `None`: there are too many contexts.
 pub fn place(context: Context) -> Option<usize> {
     CONTEXTS.place(context.handle(), context)
 }
 
-/// Frees the contexts that were removed, and are not used any more (aio.A4).
+/// Frees the contexts that were removed and have no users (aio.A4).
 pub fn free_removed() {
     CONTEXTS.free_removed();
 }
 
-/// The library's own descriptor here, for a forked child to close.
+/// The library's own descriptor of this module, for a forked child to close.
 pub fn internal_fd() -> Option<i32> {
     Some(NOTHING.load(Relaxed)).filter(|fd| *fd >= 0)
 }
@@ -120,7 +120,7 @@ impl Context {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let bytes = memory_bytes(capacity);
-        // SAFETY: memory wherever there is some.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let memory = unsafe { sys!(libc::SYS_mmap, 0, bytes, protection, flags, usize::MAX, 0) };
         if memory < 0 {
             return None;
@@ -142,15 +142,15 @@ impl Context {
         first.wrapping_add(index as usize)
     }
 
-    /// The slot whose stand-in this is.
+    /// The slot of a stand-in.
     fn slot_of(&self, block: u64) -> Option<u32> {
         let from_first = (block as usize).checked_sub(self.slot(0).addr())?;
         let index = from_first / size_of::<Slot>();
         (index < self.slots.capacity() as usize).then_some(index as u32)
     }
 
-    /// Has the kernel take blocks as they are, as many as there is room for (aio.A2); says what it
-    /// says.
+    /// Submits blocks to the kernel unchanged, as many as there is room for (aio.A2). Returns the
+    /// kernel's result.
     pub unsafe fn pass_on(&self, count: isize, blocks: *const *mut Block) -> isize {
         let wanted = count.clamp(0, i32::MAX as isize) as u64;
         let room = self.slots.admit_others(wanted);
@@ -165,20 +165,20 @@ impl Context {
         submitted
     }
 
-    /// A slot for a request; an errno if there is no room for one more (aio.A2), or the context is
-    /// being destroyed (aio.A4).
+    /// A slot for a request. An errno if there is no room for another request (aio.A2), or the context
+    /// is being destroyed (aio.A4).
     pub fn begin(&self, at: *mut Block, block: &Block) -> Result<u32, i32> {
         let index = self.slots.begin(self).map_err(|refused| match refused {
             Refused::Full => libc::EAGAIN,
             Refused::Closed => libc::EINVAL,
         })?;
         let has_eventfd = block.aio_flags & HAS_EVENTFD != 0;
-        // SAFETY: a slot of this context that nobody else has (aio.A1).
+        // SAFETY: the caller alone owns this slot of this context (aio.A1).
         unsafe {
             let stand_in = stand_in(has_eventfd.then_some(block.aio_resfd));
             let block_at = at.expose_provenance() as u64;
             let slot = self.slot(index);
-            // Not `next`, which a late thread may look at.
+            // All fields but `next`, which a late thread may read.
             (&raw mut (*slot).stand_in).write(stand_in);
             (&raw mut (*slot).block).write(block_at);
             (&raw mut (*slot).data).write(block.aio_data);
@@ -186,17 +186,17 @@ impl Context {
         Ok(index)
     }
 
-    /// What the kernel says of the eventfd of a request: of one that it refuses for another reason.
+    /// The kernel's error for the eventfd of a request. The probe is a request that the kernel refuses anyway.
     pub fn check_eventfd(&self, fd: u32) -> Result<(), i32> {
         let mut block = stand_in(Some(fd));
-        // Not a flag that there is.
+        // An undefined flag.
         block.aio_rw_flags = 1 << 30;
         let refused = self.submit_block(&mut block);
         if refused == -(libc::EOPNOTSUPP as isize) { Ok(()) } else { Err(-refused as i32) }
     }
 
     fn submit_block(&self, block: *mut Block) -> isize {
-        // SAFETY: a valid block that names no memory.
+        // SAFETY: a valid block without a memory address.
         unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, &raw const block) }
     }
 
@@ -205,30 +205,30 @@ impl Context {
         let mut rest = ended;
         while let Some(first) = rest.first() {
             let blocks = rest.as_ptr().cast::<*mut Block>();
-            // SAFETY: valid blocks, which name no memory.
+            // SAFETY: valid blocks without memory addresses.
             let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
             match usize::try_from(submitted) {
                 Ok(taken) => rest = &rest[taken..],
-                // SAFETY: the stand-in was not taken, so it is still ours, as its slot is (aio.A1), of which it is
-                // the first field.
+                // SAFETY: the kernel did not take the stand-in. So this thread still owns it and its slot (aio.A1),
+                // of which the stand-in is the first field.
                 Err(_) => unsafe { (*first.0.cast::<Slot>()).mend(-submitted as i32) },
             }
         }
         self.slots.end(ended.len() as u32);
     }
 
-    /// Refuses requests from now on, and waits for those that have begun (aio.A4).
+    /// Refuses new requests, and waits for those that have begun (aio.A4).
     pub fn close(&self) {
         self.slots.close();
     }
 
-    /// Puts the completions of requests for served files in the place of their stand-ins'.
+    /// Replaces the completions of stand-ins by those of their requests for served files.
     pub fn take(&self, events: &mut [Event]) {
         let mut served = 0;
         for event in &mut *events {
             let Some(index) = self.slot_of(event.block) else { continue };
-            // SAFETY: aio.A1: its stand-in's completion was taken, by this thread. The submitter
-            // did that after it had filled the slot, and a system call on both sides is between.
+            // SAFETY: aio.A1: this thread took the completion of the stand-in. The submitter filled the
+            // slot before it submitted the stand-in, and the system calls of both order the accesses.
             let (block, data, result) = unsafe {
                 let slot = self.slot(index);
                 let handed = (*slot).take_handed();
@@ -245,7 +245,7 @@ impl Context {
 }
 
 impl Context {
-    /// In a forked child: what is handed over is the parent's.
+    /// In a forked child: forgets the handed-over reads, which are the parent's.
     fn leave(&self) {
         for index in 0..self.slots.used() {
             // SAFETY: no other thread exists.
@@ -258,7 +258,7 @@ impl Context {
 
 impl Links for Context {
     fn next(&self, slot: u32) -> &AtomicU32 {
-        // SAFETY: a slot of this context; what is there is zero at first, and atomic.
+        // SAFETY: in a slot of this context; the field is initially zero, and atomic.
         unsafe { &(*self.slot(slot)).next }
     }
 }
@@ -266,11 +266,11 @@ impl Links for Context {
 impl Drop for Context {
     fn drop(&mut self) {
         for index in 0..self.slots.used() {
-            // SAFETY: nobody uses the context any more, and the kernel has ended what was under way in it
+            // SAFETY: the context has no users, and the kernel has ended all its requests
             // (aio.A4). In a section.
             drop(unsafe { (*self.slot(index)).take_handed() });
         }
-        // SAFETY: nobody uses the context any more (aio.A4).
+        // SAFETY: the context has no users (aio.A4).
         unsafe { sys!(libc::SYS_munmap, self.handle(), memory_bytes(self.slots.capacity())) };
     }
 }
@@ -279,9 +279,9 @@ fn memory_bytes(capacity: u32) -> usize {
     HEADER_BYTES + capacity as usize * size_of::<Slot>()
 }
 
-/// A read of nothing.
+/// A read of an empty file.
 fn stand_in(eventfd: Option<u32>) -> Block {
-    // SAFETY: an iocb is of integers.
+    // SAFETY: an iocb consists of integers.
     let mut block: Block = unsafe { std::mem::zeroed() };
     block.aio_lio_opcode = PREAD;
     block.aio_fildes = NOTHING.load(Relaxed) as u32;
@@ -292,17 +292,17 @@ fn stand_in(eventfd: Option<u32>) -> Block {
     block
 }
 
-/// Makes a stand-in one that the kernel takes, if it did not for `errno`.
+/// Changes a stand-in so that the kernel accepts it, after it was refused with `errno`.
 #[cold]
 fn mend(block: &mut Block, errno: i32) {
     match errno {
-        // There is memory in a moment (aio.A2: there is room).
+        // The shortage of memory is transient (the context has room: aio.A2).
         libc::EAGAIN | libc::ENOMEM | libc::EINTR => {
             std::thread::sleep(std::time::Duration::from_micros(100));
         }
-        // The program has closed its eventfd, or has another file by that number.
+        // The program has closed the eventfd, or reused its number for another file.
         _ if block.aio_flags & HAS_EVENTFD != 0 => block.aio_flags = 0,
-        // Or closed ours, past all hooks.
+        // Or the program has closed the library's descriptor with a direct system call.
         _ => {
             NOTHING.store(-1, Relaxed);
             block.aio_fildes = nothing().unwrap_or(-1) as u32;
@@ -310,8 +310,8 @@ fn mend(block: &mut Block, errno: i32) {
     }
 }
 
-/// The descriptor of an empty file in memory, with a number of the library's. A thread that finds
-/// none at the same time as another makes one more.
+/// The descriptor of an empty file in memory, with a number of the library's. If two threads find
+/// none at the same time, each makes one.
 pub fn nothing() -> Option<i32> {
     let fd = NOTHING.load(Relaxed);
     if fd >= 0 {
@@ -329,7 +329,7 @@ pub fn nothing() -> Option<i32> {
         return None;
     }
     if !table::set(copy, Known::Internal) {
-        // SAFETY: the duplicate made above, which nobody has seen.
+        // SAFETY: the duplicate made above, which no other thread knows.
         unsafe { sys!(libc::SYS_close, copy) };
         return None;
     }
@@ -337,41 +337,41 @@ pub fn nothing() -> Option<i32> {
     Some(copy)
 }
 
-/// The end of a request that is still to come: to be called once.
+/// The pending end of a request; called once.
 pub struct Ending {
     context: InUse,
     slot: u32,
-    /// Counted in `unfinished`.
+    /// The request is counted in `unfinished`.
     writes: bool,
 }
 
 impl Ending {
-    /// Of the request that has `slot` since [`Context::begin`].
+    /// For the request that owns `slot` since [`Context::begin`].
     pub fn new(context: &InUse, slot: u32) -> Self {
         Self { context: context.clone(), slot, writes: false }
     }
 
-    /// A write, or a sync: the thread that ends the process waits for it.
+    /// Marks a write or a sync: the thread that ends the process waits for it.
     pub fn counted(mut self) -> Self {
         unfinished::begin();
         self.writes = true;
         self
     }
 
-    /// Notes the result; returns the stand-in, which the caller is to submit.
+    /// Stores the result; returns the stand-in, which the caller must submit.
     pub fn fill(&self, result: isize) -> StandIn {
         let slot = self.context.slot(self.slot);
-        // SAFETY: aio.A1: the request is at its end, and its stand-in not submitted.
+        // SAFETY: aio.A1: the request is ending, and its stand-in is not submitted.
         unsafe {
             (*slot).result = result as i64;
             StandIn(&raw mut (*slot).stand_in)
         }
     }
 
-    /// Has the kernel carry out a read; returns what stands in for it, which the caller is to submit.
+    /// Prepares a read for the kernel to carry out; returns its stand-in, which the caller must submit.
     pub fn hand_over(&self, handed: Handed, read: &KernelRead) -> StandIn {
         let slot = self.context.slot(self.slot);
-        // SAFETY: aio.A1: the request has not ended, and nothing of it was submitted.
+        // SAFETY: aio.A1: the request has not ended, and its stand-in is not submitted.
         unsafe {
             let block = &mut (*slot).stand_in;
             block.aio_fildes = read.fd as u32;
@@ -379,14 +379,14 @@ impl Ending {
             block.aio_nbytes = read.len as u64;
             block.aio_offset = handed.offset as i64;
             (&raw mut (*slot).handed).write(MaybeUninit::new(handed));
-            // A fork by another thread copies the one only with the other.
+            // A fork by another thread copies `is_handed` only together with `handed`.
             compiler_fence(Release);
             (*slot).is_handed = true;
             StandIn(&raw mut (*slot).stand_in)
         }
     }
 
-    /// The request has ended with `result`: bytes, or a negative errno. In a section.
+    /// Ends the request with `result`: bytes, or a negative errno. In a section.
     pub fn end(self, result: isize) {
         let stand_in = self.fill(result);
         let mut ended = self.context.ended.lock();
@@ -407,7 +407,7 @@ impl Ending {
     }
 }
 
-/// In a forked child: the parent's descriptor is closed, and its contexts are the parent's.
+/// In a forked child: closes the parent's descriptor, and forgets the parent's contexts.
 ///
 /// # Safety
 ///

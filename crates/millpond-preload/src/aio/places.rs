@@ -1,4 +1,4 @@
-//! Where contexts of Linux AIO are found by their handles, without a lock: `aio.A4`.
+//! Finds contexts of Linux AIO by their handles, without a lock: `aio.A4`.
 //!
 //! ```text
 //!   find:   users += 1 -> the handle stands? -> in use -> drop: users -= 1
@@ -6,13 +6,13 @@
 //!   free:   the handle is 0 -> users is 0 -> the place is empty
 //! ```
 //!
-//! - **U1** A user of a context counts itself, and then looks whether the handle stands.
-//! - **U2** The destroyer, which takes the handle away, is counted, and stays so until after. In
-//!   the order of the changes of `users`, a user that counts itself after the destroyer has gone
-//!   acquires that, and so finds the handle gone; an earlier one is seen by any thread that sees
-//!   the destroyer gone.
-//! - **U3** A thread that frees a context has acquired the end of its handle, so that it sees the
-//!   destroyer counted, or gone; and then the end of each use.
+//! - **U1** A user of a context counts itself, and then checks whether the handle is still valid.
+//! - **U2** The destroyer, which removes the handle, is counted until after the removal. In
+//!   the modification order of `users`, a user that counts itself after the destroyer has left
+//!   acquires the removal, and so finds no handle. An earlier user is seen by any thread that sees
+//!   that the destroyer has left.
+//! - **U3** A thread that frees a context has acquired the removal of its handle. So it sees that the
+//!   destroyer is counted, or has left; and then the end of each use.
 //!
 //! Locks: making or destroying a context holds one, a leaf.
 
@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::runtime::sync::{AtomicPtr, AtomicU32, AtomicUsize, Lock};
 
-/// Places of so many contexts.
+/// `COUNT` places for contexts.
 pub struct Places<T, const COUNT: usize> {
     places: [Place<T>; COUNT],
     /// One more than the highest place ever used.
@@ -31,15 +31,15 @@ pub struct Places<T, const COUNT: usize> {
     making: Lock<()>,
 }
 
-/// Where a context can be found.
+/// A place for one context.
 struct Place<T> {
-    /// 0 where there is none, or none any more.
+    /// 0 if the place has no context, or its context was removed.
     handle: AtomicUsize,
     users: AtomicU32,
     context: AtomicPtr<T>,
 }
 
-/// A context that lives as long as this does.
+/// A reference to a context, which lives as long as the reference.
 pub struct InUse<'a, T> {
     place: &'a Place<T>,
 }
@@ -58,7 +58,7 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
     }
 
     fn used(&self) -> &[Place<T>] {
-        // Relaxed: a thread that knows a handle has been told of it, and so of this.
+        // Relaxed: the thread got the handle after it was stored here, and so sees this count.
         &self.places[..self.used.load(Relaxed)]
     }
 
@@ -70,7 +70,7 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
             .find_map(|place| InUse::of(place, handle))
     }
 
-    /// Puts a context where it can be found; its handle, or `None` if there are too many.
+    /// Registers a context and returns its handle, or `None` if there are too many.
     pub fn place(&self, handle: usize, context: T) -> Option<usize> {
         self.free_removed();
         let _making = self.making.lock();
@@ -80,21 +80,21 @@ impl<T: Send + Sync, const COUNT: usize> Places<T, COUNT> {
         Some(handle)
     }
 
-    /// Frees the contexts that were removed, and are not used any more.
+    /// Frees the contexts that were removed and have no users.
     pub fn free_removed(&self) {
         for place in self.used() {
             let making = self.making.lock();
             let context = place.take_unused();
-            // What goes with a context may take other locks.
+            // Dropped outside the lock, as the context's drop may take other locks.
             drop(making);
             if !context.is_null() {
-                // SAFETY: made by `Box::into_raw`, and nobody finds or uses it.
+                // SAFETY: made by `Box::into_raw`; no thread finds or uses it.
                 drop(unsafe { Box::from_raw(context) });
             }
         }
     }
 
-    /// In a forked child: the contexts are the parent's, and left behind, each after a call of `leave`.
+    /// In a forked child: calls `leave` for each context, and leaves the contexts behind, as they are the parent's.
     ///
     /// # Safety
     ///
@@ -121,7 +121,7 @@ impl<T> Place<T> {
         self.handle.store(handle, Release);
     }
 
-    /// Empties it if its context was removed and is not used; null if not.
+    /// Empties the place if its context was removed and has no users; returns null otherwise.
     fn take_unused(&self) -> *mut T {
         let context = self.context.load(Relaxed);
         // Acquire: pairs with the Release in `remove` (U3).
@@ -146,17 +146,17 @@ impl<'a, T> InUse<'a, T> {
         (place.handle.load(Acquire) == handle).then_some(in_use)
     }
 
-    /// Takes the handle away from its context; whether it had it still. From then on nobody finds
-    /// it.
+    /// Removes the handle of its context; returns whether the handle was still there. From then on no
+    /// thread finds the context.
     pub fn remove(&self, handle: usize) -> bool {
-        // Release: a thread that finds it gone sees that this one is counted (U3).
+        // Release: a thread that finds no handle sees that this thread is counted (U3).
         self.place.handle.compare_exchange(handle, 0, Release, Relaxed).is_ok()
     }
 }
 
 impl<T> Clone for InUse<'_, T> {
     fn clone(&self) -> Self {
-        // Relaxed: it is counted already.
+        // Relaxed: this user is already counted.
         self.place.users.fetch_add(1, Relaxed);
         Self { place: self.place }
     }
@@ -173,7 +173,7 @@ impl<T> Deref for InUse<'_, T> {
 
 impl<T> Drop for InUse<'_, T> {
     fn drop(&mut self) {
-        // Release: all that was done with the context comes before it is freed; and pairs with the
+        // Release: all uses of the context come before it is freed. Also pairs with the
         // Acquire in `of` (U2).
         self.place.users.fetch_sub(1, Release);
     }

@@ -16,39 +16,39 @@ use crate::files::table::{self, Known};
 use crate::report::reason::Reason;
 use crate::runtime::section;
 
-/// A request for a served file that ends later . It holds its description, and its vectors are
+/// A request for a served file that ends later. It holds its description, and its vectors are
 /// copies.
 pub struct Request {
     pin: Pin,
     segments: Segments,
     offset: u64,
     direction: Direction,
-    /// Of a write in mode back: durable, and if so, whether but for the file's times.
+    /// For a write in mode back: whether it is durable, and if so, whether without the file's times.
     durable: Option<bool>,
 }
 
-// SAFETY: the memory is valid, for whatever thread, until the request has ended: see
+// SAFETY: the memory is valid, for any thread, until the request has ended: see
 // `Request::prepare`.
 unsafe impl Send for Request {}
 
-/// What has become of a read.
+/// The result of starting a read.
 pub enum Started {
     Ended(Ending, isize),
-    /// It is to be submitted.
+    /// The stand-in is to be submitted.
     Handed(StandIn),
     UnderWay,
 }
 
 /// Why there is no [`Request`].
 pub enum Unserved {
-    /// What the kernel says of it.
+    /// The request fails with the kernel's errno.
     Fail(i32),
-    /// It is for the kernel; bytes count as passed for this reason, if the file counts.
+    /// The kernel carries it out; bytes count as passed for this reason, if the file counts.
     Kernel(Option<Reason>),
 }
 
 impl Request {
-    /// What `preadv2` or `pwritev2` are asked for, if the file is served. In a section, and perhaps
+    /// Prepares the transfer of a `preadv2` or `pwritev2`, if the file is served. In a section, and perhaps
     /// in [`File::start_together`].
     ///
     /// # Safety
@@ -67,11 +67,11 @@ impl Request {
         }
         let is_unknown = matches!(table::get(fd), Known::Unknown);
         if is_unknown {
-            // To describe it the registry is locked.
+            // The description of the request needs the registry's lock.
             File::start_now();
         }
         if matches!(table::get(fd), Known::Unserved | Known::Claimed) {
-            // The kernel does not say when its request has ended: in_flight.I1.
+            // The kernel does not report the end of its request: in_flight.I1.
             File::start_now();
             section::run(|_| registry::lock().leave(fd));
         }
@@ -112,7 +112,7 @@ impl Request {
         Ok(Self { pin, segments, offset: from, direction, durable })
     }
 
-    /// For [`Request::sync`], if there may be something that waits. In a section.
+    /// For [`Request::sync`], if the cache may hold unwritten bytes of the file. In a section.
     pub fn to_sync(fd: RawFd) -> Option<Self> {
         let pin = Pin::of(fd)?;
         pin.late_file()?;
@@ -128,8 +128,8 @@ impl Request {
         self.segments.bytes()
     }
 
-    /// Whether it is a write of whole pages, at most so many bytes, that is not to be durable: one
-    /// that needs nothing from the device.
+    /// Whether it is a write of whole pages, at most `bytes_max` bytes, that need not be durable: a
+    /// write that needs no I/O to the device.
     pub fn is_write_of_pages(&self, bytes_max: usize) -> bool {
         const PAGE_BYTES: u64 = 4096;
         let bytes = self.bytes();
@@ -140,11 +140,11 @@ impl Request {
             && (self.offset | bytes as u64).is_multiple_of(PAGE_BYTES)
     }
 
-    /// Carries it out, waiting for what it needs; the result in the kernel's form. In a section.
+    /// Carries the request out, and waits for the device if necessary; the result in the kernel's form. In a section.
     ///
     /// # Safety
     ///
-    /// It was prepared so.
+    /// The request was prepared for this.
     pub unsafe fn carry_out(&self) -> isize {
         // SAFETY: the caller's duty.
         let moved = unsafe { carry_out(&self.pin, &self.segments, self.offset, self.direction) };
@@ -157,7 +157,7 @@ impl Request {
         }
     }
 
-    /// `fsync` or `fdatasync` of what may wait. In a section.
+    /// `fsync` or `fdatasync`, with the write-back of cached bytes. In a section.
     pub fn sync(&self, data_only: bool) -> isize {
         let synced = self
             .pin
@@ -166,7 +166,7 @@ impl Request {
         synced.map_or_else(|error| -(error.errno() as isize), |()| 0)
     }
 
-    /// Has a thread of the engine do `work`, which may wait, and tell its result. In a section.
+    /// Runs `work`, which may wait, on a thread of the engine, and ends the request with its result. In a section.
     pub fn aside(self, ending: Ending, work: impl FnOnce(&Self) -> isize + Send + 'static) {
         let Some(aside) = self.pin.file().map(File::aside) else {
             return ending.end(-(libc::EBADF as isize));
@@ -174,19 +174,19 @@ impl Request {
         aside.run(Box::new(move || {
             section::run(|_| {
                 let result = work(&self);
-                // Before it is told: a file that was closed meanwhile is closed then.
+                // Before the request ends: if the program closed the file in between, this drop closes it.
                 drop(self);
                 ending.end(result);
             });
         }));
     }
 
-    /// A read that does not wait: its result if it hits, or what the kernel is to be told of; else `ending` is told. In
-    /// a section.
+    /// A read that does not wait. Returns its result if it hits, or the stand-in to submit to the kernel. Otherwise
+    /// `ending` ends it later. In a section.
     ///
     /// # Safety
     ///
-    /// It was prepared so.
+    /// The request was prepared for this.
     pub unsafe fn start(self, ending: Ending) -> Started {
         let Some(file) = self.pin.shared_file() else {
             return Started::Ended(ending, -(libc::EBADF as isize));
@@ -240,10 +240,10 @@ impl Request {
         }
     }
 
-    /// A read has ended, on whatever thread: nothing here may wait.
+    /// A read has ended, on any thread: this function must not wait.
     fn told(self, ending: Ending, result: millpond::Result<usize>) {
         let Ok(bytes) = result else {
-            // The kernel answers as the kernel does.
+            // The kernel repeats the read, so the program gets the kernel's result.
             // SAFETY: it was prepared so.
             return self.aside(ending, |request| unsafe { request.carry_out() });
         };

@@ -1,4 +1,4 @@
-//! Which slots of a context of Linux AIO are free, and which request may have one: `aio.A2` and
+//! Allocates the slots of a context of Linux AIO, and decides which requests get one: `aio.A2` and
 //! `A4`.
 //!
 //! ```text
@@ -9,11 +9,12 @@
 //! ```
 //!
 //! - **SL1** A request is counted before it has a slot, and until after it gave that back. So an
-//!   admitted request that finds none that was freed finds one that was never used.
-//! - **SL2** The word of the free list has a number that grows with every change: a thread that read
-//!   the slot after the first changes nothing if the first went and came back meanwhile.
-//! - **SL3** CLOSED and what is under way are one word: a request is waited for by the close, or
-//!   refused.
+//! - **SL1** A request is counted before it has a slot, and until after it has freed the slot. So an
+//!   admitted request that finds no freed slot finds one that was never used.
+//! - **SL2** The word of the free list has a number that grows with every change. A thread that has read
+//!   the link of the first slot changes nothing if another thread popped and freed that slot since.
+//! - **SL3** CLOSED and the count of requests in flight are one word: the close waits for a request, or
+//!   the request is refused.
 //!
 //! Locks: none.
 
@@ -76,13 +77,13 @@ impl Slots {
         self.capacity
     }
 
-    /// Slots from here on were never used.
+    /// Slots with this index or a higher one were never used.
     pub fn used(&self) -> u32 {
         self.fresh.load(Relaxed)
     }
 
-    /// Counts as many of `wanted` requests for other files as there is room for (aio.A2); to be
-    /// discounted.
+    /// Counts as many of the `wanted` requests for other files as there is room for (aio.A2); to be
+    /// discounted later.
     pub fn admit_others(&self, wanted: u64) -> u64 {
         let mut room = wanted;
         let admit = |counts| {
@@ -95,7 +96,7 @@ impl Slots {
         room
     }
 
-    /// A slot for a request that begins, to be ended and freed.
+    /// A slot for a request that begins; the caller later ends the request and frees the slot.
     pub fn begin(&self, links: &impl Links) -> Result<u32, Refused> {
         if !self.admit() {
             return Err(Refused::Full);
@@ -112,14 +113,14 @@ impl Slots {
             let all = served(counts) + others(counts);
             (all < u64::from(self.capacity)).then_some(counts + SERVED_ONE)
         };
-        // Acquire: pairs with the Release in `discount`, so that what was freed is in the list
+        // Acquire: pairs with the Release in `discount`, so that the freed slot is in the list
         // (SL1).
         self.counts.fetch_update(Acquire, Relaxed, admit).is_ok()
     }
 
     fn enter(&self) -> bool {
-        // Relaxed: the closing thread looks at what was done by the threads that ended requests
-        // (SL3).
+        // Relaxed: the closing thread reads the memory of the threads that ended requests, not of those that
+        // began them (SL3).
         let enter = |word| (word & CLOSED == 0).then_some(word + 1);
         self.under_way.fetch_update(Relaxed, Relaxed, enter).is_ok()
     }
@@ -128,16 +129,16 @@ impl Slots {
         self.fresh.fetch_add(1, Relaxed)
     }
 
-    /// A slot that was freed.
+    /// A freed slot.
     fn pop(&self, links: &impl Links) -> Option<u32> {
         // Acquire: pairs with the Release in `free`.
         let mut seen = self.list.load(Acquire);
         loop {
             let slot = (seen as u32).checked_sub(1)?;
-            // If somebody else has popped it meanwhile, what is read here is not used (SL2).
+            // If another thread has popped the slot since, the value read here is discarded (SL2).
             let next = links.next(slot).load(Relaxed);
             let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(next);
-            // No Release: an RMW leaves what was released to the word as it is.
+            // No Release: a read-modify-write continues the release sequence of the word.
             match self.list.compare_exchange_weak(seen, after, Acquire, Acquire) {
                 Ok(_) => return Some(slot),
                 Err(now) => seen = now,
@@ -145,13 +146,13 @@ impl Slots {
         }
     }
 
-    /// Frees a slot that was the caller's.
+    /// Frees a slot that the caller owns.
     pub fn free(&self, slot: u32, links: &impl Links) {
         let mut seen = self.list.load(Relaxed);
         loop {
             links.next(slot).store(seen as u32, Relaxed);
             let after = ((seen >> 32).wrapping_add(1) << 32) | u64::from(slot + 1);
-            // Release: the thread that pops it finds `next`, and comes after all that was done with
+            // Release: the thread that pops the slot sees `next`, and comes after all accesses to
             // the slot.
             match self.list.compare_exchange_weak(seen, after, Release, Relaxed) {
                 Ok(_) => return,
@@ -160,14 +161,14 @@ impl Slots {
         }
     }
 
-    /// Requests whose completions were taken, after the slots of those for served files were freed;
-    /// or which the kernel did not take.
+    /// Discounts requests whose completions were taken, after the slots of those for served files were freed;
+    /// or requests that the kernel did not take.
     pub fn discount(&self, served: u64, others: u64) {
         // Release: pairs with the Acquire in `admit` (SL1).
         self.counts.fetch_sub(served * SERVED_ONE + others * OTHERS_ONE, Release);
     }
 
-    /// So many requests have ended.
+    /// `count` requests have ended.
     pub fn end(&self, count: u32) {
         // Release: pairs with the Acquire in `close`.
         if count > 0 && self.under_way.fetch_sub(count, Release) == CLOSED + count {
@@ -175,11 +176,11 @@ impl Slots {
         }
     }
 
-    /// Refuses requests from now on, and waits for those that have begun. By one thread.
+    /// Refuses new requests, and waits for those that have begun. Called by one thread.
     pub fn close(&self) {
         self.under_way.fetch_or(CLOSED, Relaxed);
         loop {
-            // Acquire: a thread that finds none under way finds all that they did.
+            // Acquire: a thread that finds no request in flight sees all stores of the ended ones.
             match self.under_way.load(Acquire) {
                 CLOSED => return,
                 seen => sync::wait(&self.under_way, seen),

@@ -16,10 +16,10 @@ use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{fault, section, thread};
 
-/// Reads of more are carried out by a thread, which reads to the program's memory: the pages of a
+/// A thread carries out longer reads, and copies to the program's memory. Chosen: the pages of a
 /// hit.
 const START_BYTES_MAX: usize = 64 * 4096;
-/// Whole pages up to so many bytes are written at once. As for reads.
+/// Writes of whole pages up to this length are carried out at once. Chosen as for reads.
 const WRITE_BYTES_MAX: usize = 64 * 4096;
 
 /// `io_setup`.
@@ -37,7 +37,7 @@ pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
         fault::install();
         // SAFETY: the kernel has read and written it.
         let kernel = unsafe { handle.read() };
-        // Where there is no memory or no descriptor for it, the kernel's it stays.
+        // If there is no memory or no descriptor for a context of the library, the context stays the kernel's.
         if nothing().is_some()
             && let Some(ours) = Context::new(kernel, capacity).and_then(place)
         {
@@ -56,11 +56,11 @@ pub fn destroy(handle: usize) -> isize {
     };
     section::run(|_| {
         if !context.remove(handle) {
-            // Another thread was faster.
+            // Another thread has destroyed it.
             return -(libc::EINVAL as isize);
         }
         context.close();
-        // A thread that waits in it finds it gone. SAFETY: no memory involved.
+        // A thread that waits in the context gets an error. SAFETY: no memory involved.
         let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
         drop(context);
         free_removed();
@@ -68,8 +68,8 @@ pub fn destroy(handle: usize) -> isize {
     })
 }
 
-/// `io_cancel`: the kernel knows no request for a served file, and says so; those that it has for
-/// other files it can't cancel, either.
+/// `io_cancel`: the kernel does not know requests for served files, and returns an error. It can't
+/// cancel its requests for regular files either.
 ///
 /// # Safety
 ///
@@ -81,14 +81,14 @@ pub unsafe fn cancel(handle: usize, block: *mut Block, result: *mut Event) -> is
     unsafe { sys!(libc::SYS_io_cancel, kernel, block, result) }
 }
 
-/// What `io_getevents` is asked for.
+/// The arguments of `io_getevents`.
 #[derive(Clone, Copy)]
 pub struct Wanted {
     pub min: isize,
     pub max: isize,
     pub events: *mut Event,
     pub timeout: *const libc::timespec,
-    /// Of `io_pgetevents`, as the system call takes it.
+    /// The mask of `io_pgetevents`, in the form of the system call.
     pub signals: Option<usize>,
 }
 
@@ -113,7 +113,7 @@ pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
     if let Some(context) = context
         && got > 0
     {
-        // SAFETY: the kernel has written so many.
+        // SAFETY: the kernel has written this number of events.
         context.take(unsafe { std::slice::from_raw_parts_mut(events, got as usize) });
     }
     got
@@ -135,7 +135,7 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> 
     };
     section::open(|_| {
         if !fault::is_installed() || count <= 0 || blocks.is_null() {
-            // SAFETY: the caller's duty. Nothing was served yet.
+            // SAFETY: the caller's duty. No file was served yet.
             unsafe { context.pass_on(count, blocks) }
         } else {
             let mut submission = Submission::new(&context);
@@ -145,7 +145,8 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> 
     })
 }
 
-/// Requests that go past us: the kernel is to find and to keep what it reads and writes.
+/// Prepares served files for requests that go to the kernel directly: reads must see all written bytes, and writes
+/// must last.
 unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
     if !fault::is_installed() {
         return;
@@ -165,12 +166,12 @@ unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
     }
 }
 
-/// A block of the program's and where it is; `None` if the kernel could not read it, either.
+/// A block of the program and its address; `None` if the kernel could not read it either.
 unsafe fn read_block(blocks: *const *mut Block, index: usize) -> Option<(*mut Block, Block)> {
     let mut at: *mut Block = std::ptr::null_mut();
-    // SAFETY: an iocb is of integers.
+    // SAFETY: an iocb consists of integers.
     let mut block: Block = unsafe { std::mem::zeroed() };
-    // SAFETY: what is copied to is ours; what from may be any address, as the handlers are
+    // SAFETY: the destination is this function's; the source may be any address, as the handlers are
     // installed.
     let copied = unsafe {
         fault::copy_in(
@@ -185,14 +186,14 @@ unsafe fn read_block(blocks: *const *mut Block, index: usize) -> Option<(*mut Bl
 /// One `io_submit` under way.
 struct Submission<'a> {
     context: &'a InUse,
-    /// Blocks for the kernel, in a row, that it was not told of yet.
+    /// Consecutive blocks for the kernel that are not submitted yet.
     run: Vec<*mut Block>,
-    /// Stand-ins of requests that ended at once, and what is handed over (aio.A6).
+    /// Stand-ins of requests that ended at once, and handed-over reads (aio.A6).
     ended: SmallVec<[StandIn; 8]>,
     submitted: usize,
 }
 
-/// Whose a request is.
+/// How a request is carried out.
 enum Plan {
     Kernel,
     Request(Request),
@@ -217,7 +218,7 @@ impl<'a> Submission<'a> {
                 break;
             }
         }
-        // What came before the one that failed.
+        // Submits the blocks before the failed one.
         if let Err(errno) = self.end_run() {
             failed = Some(errno);
         }
@@ -244,7 +245,7 @@ impl<'a> Submission<'a> {
             self.context.check_eventfd(block.aio_resfd)?;
         }
         if block.aio_key != 0 {
-            // The kernel writes its key there, by which it knows the block again.
+            // The kernel writes its key there, which identifies the block later.
             // SAFETY: a faulting address gives false, as the handlers are installed.
             let written =
                 unsafe { fault::copy_in((&raw mut (*at).aio_key).cast(), [0; 4].as_ptr(), 4) };
@@ -262,8 +263,8 @@ impl<'a> Submission<'a> {
                 None
             }
             Plan::Request(request) if request.is_write_of_pages(WRITE_BYTES_MAX) => {
-                // It may wait for a moment, as in the kernel, which writes to its cache before it
-                // returns; not for a read from the device.
+                // It may wait briefly, as in the kernel, which writes to its cache before it
+                // returns; but not for a read from the device.
                 File::start_now();
                 // SAFETY: aio.A3.
                 let result = unsafe { request.carry_out() };
@@ -295,28 +296,28 @@ impl<'a> Submission<'a> {
         Ok(())
     }
 
-    /// Tells the kernel of the blocks that are its own.
+    /// Submits the collected blocks to the kernel.
     fn end_run(&mut self) -> Result<(), i32> {
         if self.run.is_empty() {
             return Ok(());
         }
         let run = std::mem::take(&mut self.run);
-        // Of a file in its cache, or not open for direct I/O, the kernel reads before it returns.
+        // The kernel reads before it returns if the file is in its cache, or not open for direct I/O.
         File::start_now();
-        // SAFETY: the program's blocks, as it gave them.
+        // SAFETY: the program's blocks, unchanged.
         let submitted = unsafe { self.context.pass_on(run.len() as isize, run.as_ptr()) };
         match usize::try_from(submitted) {
             Err(_) => Err(-submitted as i32),
             Ok(taken) => {
                 self.submitted += taken;
-                // The rest has something that the kernel tells when it is the first.
+                // The kernel reports the error of the next block only if that block comes first.
                 if taken < run.len() { Err(libc::EAGAIN) } else { Ok(()) }
             }
         }
     }
 }
 
-/// Decides whose a request is; an error is what the kernel says of it at once.
+/// Decides how a request is carried out; an error is the kernel's immediate result.
 unsafe fn plan(block: &Block) -> Result<Plan, i32> {
     let fd = block.aio_fildes as i32;
     if matches!(table::get(fd), Known::Internal) {
@@ -330,7 +331,7 @@ unsafe fn plan(block: &Block) -> Result<Plan, i32> {
         PWRITEV => (Direction::Write, Memory::Many(at as *const libc::iovec, len)),
         FSYNC | FDSYNC => {
             let data_only = block.aio_lio_opcode == FDSYNC;
-            // What is not late the kernel has.
+            // If the file has no late writes, the kernel already has all its bytes.
             return Ok(
                 Request::to_sync(fd).map_or(Plan::Kernel, |request| Plan::Sync(request, data_only))
             );
@@ -346,7 +347,7 @@ unsafe fn plan(block: &Block) -> Result<Plan, i32> {
         Err(Unserved::Fail(errno)) => Err(errno),
         Err(Unserved::Kernel(reason)) => {
             if let (Some(reason), PREAD | PWRITE) = (reason, block.aio_lio_opcode) {
-                // As many as asked for: what is moved is known when nobody looks at the block.
+                // The requested length: the moved length is known only after the last look at the block.
                 counts::count_bytes_passed(reason, len as isize);
                 io::explain_passed(fd, direction, len as isize);
             }

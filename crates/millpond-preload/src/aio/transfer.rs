@@ -1,15 +1,15 @@
-//! What a request for a served file comes to, by a thread that may wait.
+//! Carries out a request for a served file on a thread that may wait.
 
 use crate::files::description::Description;
 use crate::files::io::{Outcome, explain, outcome_of};
 use crate::files::segments::{Direction, Segments};
 use crate::runtime::thread::record;
 
-/// Reads or writes, waiting for what it needs; the result in the kernel's form. In a section.
+/// Reads or writes, and waits for the device if necessary; the result in the kernel's form. In a section.
 ///
 /// # Safety
 ///
-/// The memory is the caller's to give; it may be any address. The description is pinned.
+/// The caller owns the memory, which may be at any address. The description is pinned.
 pub unsafe fn carry_out(
     description: &Description,
     segments: &Segments,
@@ -29,7 +29,7 @@ pub unsafe fn carry_out(
                     Outcome::Kernel(_) => -(libc::EIO as isize),
                 }
             }
-            // Passed since: `description.D3`.
+            // Handed to the kernel since: `description.D3`.
             None => segments.through_kernel(description, offset, direction),
         }
     }

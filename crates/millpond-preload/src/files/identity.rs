@@ -75,7 +75,7 @@ impl Identity {
     }
 }
 
-/// Whether the file behind `fd` lies in a served directory, whatever path it was opened by.
+/// Whether the file behind `fd` lies in a served directory, independent of the path that opened it.
 pub fn is_in_served_directory(fd: RawFd) -> bool {
     let path = &mut [0; libc::PATH_MAX as usize];
     let path = link::path_of(fd, path);

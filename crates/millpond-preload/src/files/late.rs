@@ -116,7 +116,7 @@ pub fn settle_all() {
     });
 }
 
-/// L2: has the kernel change the file behind `fd`. Hits copy nothing of the kernel's from here on, in whatever mode.
+/// L2: makes `change` by the kernel to the file behind `fd`. From here on hits copy no page of the kernel, in any mode.
 pub fn around<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
     let begin = |file: &File| drop(file.begin_through());
     let end = |file: &File| {

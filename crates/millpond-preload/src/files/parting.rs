@@ -81,7 +81,7 @@ pub fn make_own(real: RawFd, numbers: &[RawFd], flags: i32, offset: u64) -> bool
     is_whole
 }
 
-/// The file behind `fd`, opened once more; a number of the library's.
+/// Opens the file behind `fd` again; the result is a descriptor of the library.
 pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
     let link = &mut [0; 32];
     let link = format_link(fd, link);

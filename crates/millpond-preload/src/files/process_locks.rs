@@ -3,7 +3,7 @@
 //! POSIX drops all of a process's locks on a file when the process closes *any* descriptor of it.
 //! The engine's duplicates are in the program's descriptor table, and the last of a duplicate's
 //! users may be done long after the program's own close: by then the program may have opened the file
-//! and locked it again. So whatever the library closes comes through here ([`close`]):
+//! and locked it again. So the library closes all its descriptors by [`close`]:
 //!
 //! - P1. A descriptor of ours is closed only while the program itself gives up a descriptor of that
 //!   file ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the

@@ -314,7 +314,7 @@ pub unsafe fn pwritev2(
     let at = at_or_current(offset);
     if page_cache::is_on() {
         if flags & libc::RWF_APPEND != 0 {
-            // It goes to the end of the file, whatever the offset says.
+            // The write appends to the file, independent of the offset.
             return page_cache::io::change(fd, None, || by_libc(flags));
         }
         // SAFETY: the caller's duty.

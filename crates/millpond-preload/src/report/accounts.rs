@@ -1,7 +1,7 @@
 //! One row for each file of a process: bytes that were served, bytes of the kernel's, and the reason.
 //!
-//! Only where a report was asked for (`millpond run --explain` or `--stats`). The rows lie in memory that
-//! `millpond run` has, too (`layout`): so they are there when this process is not, whatever ended it.
+//! Used only for a report (`millpond run --explain` or `--stats`). The rows lie in memory that
+//! `millpond run` shares (`layout`): so they outlive this process, even if it was killed.
 //!
 //! - **C1** A hit is counted by file only then: a description keeps what hits read out of the fast way's sight,
 //!   and the slower way that finds it counts (`description.D4`). So it costs nothing without a report.

@@ -1,12 +1,12 @@
 //! The library's own heap.
 //!
 //! `malloc` belongs to the program: a hook may run inside a signal handler that interrupted it, or
-//! inside a replacement allocator that opens files. So what the library and the engine in it
-//! allocate comes from here: blocks in powers of two from chunks that the kernel maps, larger
-//! pieces straight from the kernel. Blocks are reused by size, chunks are never given back.
+//! inside a replacement allocator that opens files. So the library and its engine
+//! allocate from this heap: blocks in powers of two from chunks that the kernel maps, and larger
+//! blocks directly from the kernel. Blocks are reused by size; chunks are never unmapped.
 //!
-//! Each size has a lock, as blocks often come back on another thread than took them; the chunk in
-//! use has one, too, which is taken under none of them. They are leaves. They are taken with
+//! Each size has a lock, as blocks are often freed on another thread than allocated them. The current
+//! chunk has its own lock, which is taken under none of them. They are leaves. They are taken with
 //! signals blocked: in a [`crate::runtime::section::Section`], or on the engine's own threads,
 //! which inherit such a mask.
 
@@ -22,7 +22,7 @@ pub static HEAP: Heap = Heap::new();
 
 const CLASS_BYTES_MIN: usize = 16;
 const CLASSES: usize = 14;
-/// Largest block from a chunk; more is mapped by itself.
+/// Largest block from a chunk; a larger one has its own mapping.
 const CLASS_BYTES_MAX: usize = CLASS_BYTES_MIN << (CLASSES - 1);
 const CHUNK_BYTES: usize = 256 << 10;
 const PAGE_BYTES: usize = 4096;
@@ -39,11 +39,11 @@ struct Class(Lock<Free>);
 /// The first free block; its first word is the next one.
 struct Free(*mut u8);
 
-/// What blocks are carved from.
+/// The memory that blocks are carved from.
 struct Chunk {
     start: *mut u8,
     bytes_left: usize,
-    /// [`FIRST`] was taken.
+    /// [`FIRST`] was used.
     has_first: bool,
 }
 
@@ -55,10 +55,10 @@ static FIRST: First = First(UnsafeCell::new([0; FIRST_BYTES]));
 #[repr(align(4096))]
 struct First(UnsafeCell<[u8; FIRST_BYTES]>);
 
-// SAFETY: whoever has taken it from `Chunk` has it alone.
+// SAFETY: only the thread that has taken the memory from `Chunk` accesses it.
 unsafe impl Sync for First {}
 
-// SAFETY: the pointers are to memory that only the holder of the lock hands out or takes back.
+// SAFETY: the pointers are to memory that only the holder of the lock allocates or frees.
 unsafe impl Send for Free {}
 // SAFETY: as above.
 unsafe impl Send for Chunk {}
@@ -71,7 +71,7 @@ impl Heap {
         }
     }
 
-    /// Before fork: nobody is halfway through a change. [`Heap::after_fork`] follows, in both.
+    /// Before fork: takes all locks, so no change is half done. [`Heap::after_fork`] follows, in parent and child.
     pub fn before_fork(&self) {
         self.free.iter().for_each(|class| class.0.acquire());
         self.chunk.acquire();
@@ -83,7 +83,7 @@ impl Heap {
     }
 }
 
-/// The class whose blocks hold `layout`, aligned, or `None` where it is mapped by itself.
+/// The class whose blocks hold `layout`, aligned, or `None` if it needs its own mapping.
 fn class(layout: Layout) -> Option<usize> {
     let bytes = layout.size().max(layout.align()).max(CLASS_BYTES_MIN).next_power_of_two();
     (bytes <= CLASS_BYTES_MAX && layout.align() <= PAGE_BYTES)
@@ -102,7 +102,7 @@ impl Free {
     }
 
     fn give(&mut self, block: *mut u8) {
-        // SAFETY: the block is at least 16 bytes, aligned, and nobody's any more.
+        // SAFETY: the block is at least 16 bytes, aligned, and no longer used.
         unsafe { block.cast::<*mut u8>().write(self.0) };
         self.0 = block;
     }
@@ -167,7 +167,7 @@ fn map(bytes: usize) -> *mut u8 {
     if (-4095..0).contains(&address) { std::ptr::null_mut() } else { address as *mut u8 }
 }
 
-/// Maps more than asked for and gives the ends back.
+/// Maps more than needed and unmaps the ends.
 fn map_aligned(bytes: usize, align: usize) -> *mut u8 {
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
     let base = map(bytes + align);
@@ -176,7 +176,7 @@ fn map_aligned(bytes: usize, align: usize) -> *mut u8 {
     }
     let start = base.addr().next_multiple_of(align);
     let before = start - base.addr();
-    // SAFETY: both ends lie in the mapping just made and outside what is returned.
+    // SAFETY: both ends lie in the mapping just made and outside the returned block.
     unsafe {
         if before > 0 {
             sys!(libc::SYS_munmap, base, before);

@@ -1,11 +1,11 @@
-//! The counts of a thread, for the report: a block of words that only the thread writes, and everybody may read.
+//! The counts of a thread, for the report: a block of words that only the thread writes, and all threads may read.
 //!
-//! Where this is the main process of a run they lie in the tally's memory file, which outlives it (`report::told`
-//! has its form, and `millpond run` reads it when the program was killed). A child of fork gets blocks of its own.
+//! In the main process of a run the blocks are in the tally's memory file, which outlives the process (`report::told`
+//! has its form, and `millpond run` reads it if the program was killed). A child of fork gets its own blocks.
 //! So a word is the sum of a thread, and of earlier threads with its record; `Told` keeps the counts of earlier lines.
 
-/// Words of a block: threads never share a line. Words of files may go up and down in different blocks (a file
-/// that one thread opened is served by another): their sum is right, as sums wrap around.
+/// Words of a block: threads never share a cache line. Words of files may go up and down in different blocks (one
+/// thread opens a file, another serves it): their sum is right, as sums wrap around.
 pub const WORDS: usize = 64;
 pub const SERVED_FILES: usize = 0;
 pub const SERVED_BYTES: usize = 1;

@@ -1,10 +1,10 @@
-//! Where threads' counts are (`block` has their form): in memory of the process's own, or, in the main process of a
-//! run, in the tally's file.
+//! The memory of threads' counts (`block` has their form): the process's own, or, in the main process of a
+//! run, the tally's file.
 //!
-//! - **B1** A block is never unmapped, and belongs to a record of a thread for good.
-//! - **B2** After a fork the child has memory of its own where the parent's shared blocks were: before anything is
-//!   counted there, if libc's handlers of `fork` are called; else its counts go to the parent until the child
-//!   is noticed (`fork::ensure_initialised`).
+//! - **B1** A block is never unmapped, and belongs to one thread record permanently.
+//! - **B2** After a fork the child has its own memory in place of the parent's shared blocks. If libc's handlers of
+//!   `fork` are called, that is so before the child counts anything. Otherwise its counts go to the parent until the
+//!   child is noticed (`fork::ensure_initialised`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
@@ -25,17 +25,17 @@ impl Block {
 
 const FIRST_MAX: usize = 32;
 
-/// The first ones, without a system call.
+/// The first blocks, which need no system call.
 static FIRST: [Block; FIRST_MAX] =
     [const { Block([const { AtomicU64::new(0) }; WORDS]) }; FIRST_MAX];
 static IS_FIRST_USED: AtomicBool = AtomicBool::new(false);
 
-/// Those that others may see: where, how many, and how many are in use. Null: none.
+/// The blocks that other processes may read: address, number, and number in use. Null: none.
 static SHARED: AtomicPtr<Block> = AtomicPtr::new(std::ptr::null_mut());
 static SHARED_MAX: AtomicUsize = AtomicUsize::new(0);
 static SHARED_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// `count` blocks in a row, for records that have none. Straight from the kernel: a signal handler may need them.
+/// `count` consecutive blocks, for new records. Mapped by a direct system call: a signal handler may need them.
 pub fn take(count: usize) -> *mut Block {
     let shared = SHARED.load(Relaxed);
     if !shared.is_null() {
@@ -50,7 +50,7 @@ pub fn take(count: usize) -> *mut Block {
     map(count * size_of::<Block>()).cast()
 }
 
-/// From here on blocks are taken from `blocks`, of which there are `max`.
+/// From here on blocks are taken from `blocks`, an array of length `max`.
 pub fn share(blocks: *mut Block, max: usize) {
     SHARED_MAX.store(max, Relaxed);
     SHARED_USED.store(0, Relaxed);
@@ -66,14 +66,14 @@ pub fn unshare() {
     let bytes = SHARED_MAX.load(Relaxed) * size_of::<Block>();
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: over the parent's shared blocks, which are mapped here and nothing else.
+    // SAFETY: replaces the mapping of the parent's shared blocks, and no other.
     let mapped = unsafe { sys!(libc::SYS_mmap, shared, bytes, prot, flags, -1isize, 0) };
     if (-4095..0).contains(&mapped) {
         std::process::abort();
     }
 }
 
-/// Zero bytes that nobody else has, for good.
+/// Zero bytes in a new private mapping, which is never unmapped.
 pub fn map(bytes: usize) -> *mut u8 {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

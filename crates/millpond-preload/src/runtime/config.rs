@@ -31,18 +31,18 @@ pub struct Config {
     /// Mode through on the kernel's page cache: no engine.
     pub is_mapped: bool,
     pub mode: WriteMode,
-    /// Served, whatever its file system says of itself.
+    /// A device that is served even if its file system is not known to be local.
     pub local_device: Option<u64>,
     pub keeper: Option<String>,
     pub hit_path: bool,
-    /// In place of the kernel's, for tests.
+    /// A file in place of the kernel's, for tests.
     pub pressure_file: Option<CString>,
     /// For tests.
     pub hand_over_seed: Option<u64>,
     pub is_quiet: bool,
     pub report_file: Option<CString>,
-    /// Descriptors of the library's own get numbers from here on, so that the program finds the
-    /// lowest ones free, as it would without us.
+    /// The library's own descriptors get numbers from here on, so that the lowest numbers stay free for
+    /// the program.
     pub internal_fd_min: RawFd,
 }
 
@@ -76,13 +76,13 @@ pub fn random() -> u64 {
     (word ^ (word >> 31)) >> 1
 }
 
-/// A report by file was asked for.
+/// Whether the run has a report about files.
 #[inline]
 pub fn is_explained() -> bool {
     IS_EXPLAINED.load(Relaxed)
 }
 
-/// When the library is loaded.
+/// Called when the library is loaded.
 pub fn set_explained() {
     IS_EXPLAINED.store(true, Relaxed);
 }
@@ -91,7 +91,7 @@ pub fn get() -> &'static Config {
     CONFIG.get_or_init(read)
 }
 
-/// Reads it, when the library is loaded.
+/// Reads the settings, when the library is loaded.
 pub fn initialise() {
     let config = get();
     let is_eager = variable(c"MILLPOND_EAGER") == Some(b"1");

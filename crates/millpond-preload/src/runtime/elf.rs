@@ -1,6 +1,6 @@
-//! Loaded objects and their symbols: where the library finds what it replaces.
+//! Loaded objects and their symbols, to find the definitions that this library replaces.
 //!
-//! To find libc's own `dlsym` there is no `dlsym`: its symbol table is read.
+//! libc's own `dlsym` is found in its symbol table, as there is no other `dlsym` to find it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::Range;
@@ -12,20 +12,20 @@ static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The next definition of a symbol after this library.
 pub fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: as in `look_up`. It is called from here, and does not return to somebody else:
-    // `found` is looked at.
+    // SAFETY: as in `look_up`. The call is made from this library, not as a tail call on behalf of
+    // a caller: `found` is used below.
     unsafe {
         let find = std::mem::transmute::<*mut c_void, Lookup>(libcs(&DLSYM, c"dlsym"));
         let found = find(libc::RTLD_NEXT, name.as_ptr());
         if found.is_null() {
-            // Nobody else need hear of it.
+            // Clears the error message, which the program must not see.
             libc::dlerror();
         }
         found
     }
 }
 
-/// A function of libc's by its own symbol table; remembered in `slot`.
+/// A function of libc, found in its own symbol table; remembered in `slot`.
 pub fn libcs(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     // Relaxed, here and below: a thread that reads null finds the same address.
     let mut found = slot.load(Relaxed);
@@ -41,7 +41,7 @@ pub fn libcs(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Where libc's functions are, and were before glibc 2.34.
+/// Libraries that have libc's functions, and had them before glibc 2.34.
 pub const LIBC: &[&[u8]] = &[b"libc.so.6", b"libpthread.so.0", b"libdl.so.2", b"librt.so.1"];
 
 /// The object that an address lies in.
@@ -93,10 +93,10 @@ pub struct Object {
     file_name: &'static [u8],
 }
 
-/// Looks at an object that is loaded; whether that is enough.
+/// Checks a loaded object; returns whether to stop.
 type Look<'a> = &'a mut dyn FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> bool;
 
-/// What `look` finds first among the loaded objects, the program's own being the first of them.
+/// The first result of `look` among the loaded objects, which begin with the program's own.
 pub fn find_loaded<R>(
     mut look: impl FnMut(&libc::dl_phdr_info, &[libc::Elf64_Phdr]) -> Option<R>,
 ) -> Option<R> {
@@ -105,8 +105,8 @@ pub fn find_loaded<R>(
         _size: usize,
         look: *mut c_void,
     ) -> c_int {
-        // SAFETY: libc describes an object that is loaded, while it keeps it so; `look` is what is
-        // given below.
+        // SAFETY: libc describes an object that stays loaded during this call; the pointer is to the `look`
+        // passed below.
         unsafe {
             let (info, look) = (&*info, &mut *look.cast::<Look<'_>>());
             let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
@@ -172,7 +172,7 @@ fn libcs_iterate() -> *mut c_void {
             }
         };
         if found.is_null() {
-            // Another name for it: then no sanitizer's comes between.
+            // Another name for the same function, which sanitizers do not replace.
             found = libc::dl_iterate_phdr as *mut c_void;
         }
         ITERATE.store(found, Relaxed);
@@ -180,7 +180,7 @@ fn libcs_iterate() -> *mut c_void {
     found
 }
 
-/// Where the instructions of this library are.
+/// The address range of this library's instructions.
 pub fn own_text() -> Option<Range<usize>> {
     let own = own_text as *const () as usize;
     find_loaded(|info, headers| {
@@ -205,12 +205,12 @@ pub fn main_strings() -> Option<&'static [u8]> {
 const DT_STRTAB: i64 = 5;
 
 impl Object {
-    /// The first loaded object that `chosen` takes.
+    /// The first loaded object that `chosen` accepts.
     fn where_(chosen: impl Fn(&Object) -> bool) -> Option<Object> {
         find_loaded(|info, headers| Object::of(info, headers).filter(&chosen))
     }
 
-    /// Of what `find_loaded` shows.
+    /// An object that `find_loaded` passes on.
     pub fn of(info: &libc::dl_phdr_info, headers: &[libc::Elf64_Phdr]) -> Option<Object> {
         let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
         // SAFETY: the loader's, NUL-terminated.
@@ -243,13 +243,13 @@ impl Object {
         None
     }
 
-    /// The same, of an address.
+    /// The same, for an address.
     fn entry(&self, wanted: i64) -> Option<usize> {
         // glibc relocates these addresses in place; not every loader does.
         self.word(wanted).map(|value| if value < self.base { value + self.base } else { value })
     }
 
-    /// A function that the object defines, of whatever version.
+    /// A function that the object defines, in any version.
     pub fn find(&self, name: &CStr) -> Option<*mut c_void> {
         let tables = self.tables()?;
         let mut found = None;
@@ -260,14 +260,14 @@ impl Object {
         found
     }
 
-    /// Where it says what it defines, by the hash table that every linker makes today.
+    /// The tables of the object's definitions, with the hash table that all current linkers write.
     pub fn tables(&self) -> Option<Tables> {
         const DT_SYMTAB: i64 = 6;
         const DT_GNU_HASH: i64 = 0x6fff_fef5;
         const DT_VERSYM: i64 = 0x6fff_fff0;
         let table = self.entry(DT_GNU_HASH)? as *const u32;
-        // SAFETY: the tables are mapped while the object is loaded, and have the form that the ELF
-        // specification and its GNU extension say: a header of four words, a Bloom filter of words
+        // SAFETY: the tables are mapped while the object is loaded. The ELF specification and its
+        // GNU extension define their form: a header of four words, a Bloom filter of words
         // of 64 bits, the buckets, and a chain entry for each symbol from the first hashed one on.
         unsafe {
             let [bucket_count, first, filter_words, shift] =
@@ -318,8 +318,8 @@ impl Tables {
         std::ptr::with_exposed_provenance_mut(self.base + symbol.st_value as usize)
     }
 
-    /// Visits the definitions of `name`, whose hash is `wanted`, until `visit` has seen enough; with each goes whether
-    /// it is hidden: of a version that is not the default.
+    /// Visits the definitions of `name`, whose hash is `wanted`, until `visit` stops. Each comes with a flag that
+    /// says whether it is hidden: of a version that is not the default.
     pub fn each(
         &self,
         name: &CStr,
@@ -327,8 +327,8 @@ impl Tables {
         mut visit: impl FnMut(&libc::Elf64_Sym, bool) -> bool,
     ) {
         const HIDDEN: u16 = 0x8000;
-        // SAFETY: as in `Object::tables`; each index is in the table that it is used for, as the object's linker
-        // saw to.
+        // SAFETY: as in `Object::tables`; the object's linker ensures that each index is within the table that it is
+        // used for.
         unsafe {
             let word = *self.filter.add(((wanted / 64) & (self.filter_words - 1)) as usize);
             let has_bit = |at: u32| (word >> (at % 64)) & 1 != 0;

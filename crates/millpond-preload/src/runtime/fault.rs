@@ -1,13 +1,13 @@
 //! Bad memory: a buffer that can't be read or written must give EFAULT, not kill the program.
 //!
-//! The kernel notices such a buffer while it copies; here the engine copies, in the program's own
-//! thread, and the processor raises SIGSEGV or SIGBUS. The handler installed here looks whether the
-//! faulting instruction is a copy's ([`millpond::fault`], or [`copy_in`] and [`copy_out`] below),
-//! and if so continues where the copy reports failure. The call is then done again by the kernel,
-//! which answers exactly as it would have.
+//! The kernel detects such a buffer while it copies. Here the engine copies, in the program's own
+//! thread, and the processor raises SIGSEGV or SIGBUS. The handler installed here checks whether the
+//! faulting instruction belongs to a copy ([`millpond::fault`], or [`copy_in`] and [`copy_out`] below).
+//! If so, it continues where the copy reports failure. The call is then repeated by the kernel,
+//! which returns exactly its usual result.
 //!
-//! Any other fault is the program's. Its handler is remembered when ours is installed (with the
-//! first file served) or when it sets one later, is told back when it asks, and is called with its
+//! Any other fault is the program's. The program's handler is stored when the library's is installed (with the
+//! first file served) or when the program sets one later. `sigaction` returns it, and a fault calls it with its
 //! own mask and flags. Limit: a program that *blocks* SIGSEGV or SIGBUS and passes bad memory is
 //! killed, where the kernel would have returned EFAULT.
 
@@ -22,7 +22,7 @@ use crate::runtime::sys::sys;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// What the program wants done on SIGSEGV and SIGBUS. Touched in sections only, where no fault is
+/// The program's actions for SIGSEGV and SIGBUS. Accessed in sections only, where no fault is
 /// the program's; so the handler may lock it.
 static PROGRAM: Lock<[Option<libc::sigaction>; 2]> = Lock::new([None; 2]);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
@@ -38,7 +38,7 @@ pub fn install() {
         return;
     }
     let mut program = PROGRAM.lock();
-    // Another thread's handlers are ours: they must not be noted as the program's.
+    // Another thread may have installed the library's handlers: they must not be stored as the program's.
     if INSTALLED.load(Acquire) {
         return;
     }
@@ -93,8 +93,8 @@ fn is_readable(address: usize, len: usize) -> bool {
     })
 }
 
-/// `sigaction` for a signal whose handler is ours: `None` if it is not. The old action is the
-/// program's, and so is the new one.
+/// `sigaction` for a signal with the library's handler; `None` for other signals. Both the old and the new action
+/// are the program's.
 pub fn exchange(signal: c_int, new: Option<libc::sigaction>) -> Option<libc::sigaction> {
     let index = index(signal)?;
     if !INSTALLED.load(Acquire) {
@@ -158,13 +158,13 @@ unsafe fn try_resume(context: *mut libc::ucontext_t) -> bool {
 
 unsafe fn call_program(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(action) = exchange(signal, None) else { return };
-    // SAFETY: `info` is the kernel's. Positive codes are faults, others were sent by somebody.
+    // SAFETY: `info` is the kernel's. Positive codes are faults; signals with other codes were sent by a process.
     let is_fault = unsafe { (*info).si_code } > 0;
     match action.sa_sigaction {
         libc::SIG_IGN if !is_fault => return,
         libc::SIG_DFL | libc::SIG_IGN => {
             // SAFETY: an all-zero sigaction is the default action. The instruction faults again
-            // on return, and the kernel does what it would have done without us.
+            // on return, and the kernel takes the default action.
             unsafe {
                 let default: libc::sigaction = std::mem::zeroed();
                 libc_calls::sigaction(signal, &default, std::ptr::null_mut());

@@ -1,30 +1,30 @@
-//! The definitions that come after this library's, of functions that were there when the program was loaded.
+//! Finds definitions of replaced functions in the objects after this library, as of the program's start.
 //!
-//! What `dlsym(RTLD_NEXT)` finds, without it: that takes 900 instructions a name, more than a third of what loading the
-//! library cost, and composes a message, in the user's language, for each name that nobody defines.
+//! The result equals that of `dlsym(RTLD_NEXT)`, which takes 900 instructions a name, more than a third of the time to
+//! load the library. For each name without a definition `dlsym` also composes a message, in the user's language.
 //!
-//! - **FO1** The order of the loaded objects, which `dl_iterate_phdr` tells, is the order in which the loader looks:
-//!   the program's own, preloaded ones, then what they need, breadth first.
+//! - **FO1** `dl_iterate_phdr` lists the loaded objects in the order in which the loader searches them:
+//!   the program, preloaded objects, then their dependencies, breadth first.
 //! - **FO2** A name without a version is its default version: of an object's definitions the one that is not
-//!   hidden. Where that is not plain (there are several, or it is found by a function, or an object has tables of
-//!   another form) nothing is said, and `dlsym` is asked.
+//!   hidden. If that is ambiguous (several definitions, one that is found by a function, or an object with tables of
+//!   another form), the search gives no result, and `dlsym` is called.
 
 use std::ffi::{CStr, c_void};
 
 use crate::runtime::elf::{Object, Tables, find_loaded};
 
-/// More than most programs have.
+/// Larger than the number of objects of most programs.
 const OBJECTS_MAX: usize = 64;
 
 /// The objects after this library, in order (FO1).
 pub struct Following {
     tables: [Option<Tables>; OBJECTS_MAX],
     count: usize,
-    /// Some are not here: what is not found may still be there.
+    /// Some objects are missing, so a name without a result may still be defined.
     is_cut: bool,
 }
 
-/// What is there by some name.
+/// The result of a search for a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
     Function(*mut c_void),
@@ -34,7 +34,7 @@ pub enum Found {
 }
 
 impl Following {
-    /// Those that are loaded now, after the one that `own` lies in.
+    /// The currently loaded objects, after the one that contains the address `own`.
     pub fn of(own: usize) -> Self {
         let mut following = Self { tables: [None; OBJECTS_MAX], count: 0, is_cut: false };
         let mut is_after = false;
@@ -53,7 +53,7 @@ impl Following {
     }
 
     fn push(&mut self, object: Option<Object>) {
-        // Loaded by the kernel; the loader does not look there.
+        // Loaded by the kernel; the loader does not search there.
         if object.is_some_and(|object| object.file_name().starts_with(b"linux-vdso")) {
             return;
         }
@@ -62,7 +62,7 @@ impl Following {
                 *place = Some(tables);
                 self.count += 1;
             }
-            // In order: nothing after it either.
+            // In order: no object after it is kept either.
             _ => self.is_cut = true,
         }
     }

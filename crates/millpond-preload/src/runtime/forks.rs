@@ -5,11 +5,12 @@
 //! fork: begin  -> a look at the table -> the kernel's fork       -> end
 //! ```
 //!
-//! - **F1** The count is odd from `begin` to `end`. `has_forked` reports a file that a child gets and the look has not found:
-//!   `begin` and `has_forked` have a fence each, between their stores and their loads, so either the fork finds
-//!   the file in the table or the open finds another count; and an open after `begin` had an odd one before.
-//! - **F2** A file that is opened after `end` is in no child, and `has_forked` is false for it: it has read the count that
-//!   `end` made.
+//! - **F1** The count is odd from `begin` to `end`. `has_forked` reports a file that a child gets and that the fork
+//!   has not found in the table. `begin` and `has_forked` have a fence each, between their stores and their loads.
+//!   So either the fork finds the file in the table or the open finds another count. An open after `begin` has
+//!   read an odd count.
+//! - **F2** A file that is opened after `end` is in no child, and `has_forked` is false for it: the open has read the
+//!   count that `end` stored.
 
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 

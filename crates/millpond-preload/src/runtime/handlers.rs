@@ -1,38 +1,40 @@
 //! The program's signal handlers, which wait while their thread is in a section that has signals open.
 //!
-//! To block all signals and to unblock them takes two system calls: a third of a write that waits in the
-//! cache. So a section of the kind that each served write and each miss is leaves them open
-//! ([`section::open`](crate::runtime::section::open)), and [`deliver`] stands before each handler of the
-//! program's:
+//! To block all signals and to unblock them takes two system calls: a third of the time of a cached
+//! write. So the section of each served write and of each miss leaves them open
+//! ([`section::open`](crate::runtime::section::open)), and the kernel calls [`deliver`] instead of each handler of the
+//! program:
 //!
 //! ```text
 //! deliver: not inside -> the handler
 //!          inside     -> block all; note the interrupted mask;  block all in the interrupted context;
 //!                        queue the signal to the thread again;  return
-//! end of the section: outside;  was a mask noted? -> set it: what is queued is delivered, to the handler
+//! end of the section: outside;  was a mask noted? -> set it: queued signals are delivered, to the handler
 //! ```
 //!
-//! - **S1** Only a thread that a signal has met in such a section pays for masks. From then on all is as if
-//!   the section had begun with them blocked: later signals wait, those of one number become one.
-//! - **S2** A section is *inside* before it takes a lock, and outside after it has released all locks;
-//!   the mask is looked for when it is outside. A signal in between meets a thread that is outside, or was
-//!   noted before that look.
-//! - **S3** `deliver` may interrupt itself, before all is blocked. The outermost is the last to note the
-//!   mask, and has the one that the program had set.
-//! - **S4** The signal is queued with all that came with it; the kernel allows a process that of itself. To
-//!   the thread, not the process: it had been chosen. It comes after those of its number that were sent to the thread in between: of a standard signal there are none, or it is one with them. Real-time
+//! - **S1** Only a thread that gets a signal in such a section pays for masks. From then on the section behaves as if
+//!   it had begun with signals blocked: later signals wait, and those of one number become one.
+//! - **S2** A section is *inside* before it takes a lock, and outside after it has released all locks.
+//!   It checks for a mask when it is outside. A signal in between finds the thread outside, or was
+//!   noted before that check.
+//! - **S3** `deliver` may interrupt itself before all signals are blocked. The outermost one is the last to note the
+//!   mask, and has the mask that the program had set.
+//! - **S4** The signal is queued with all its data, which the kernel allows a process for itself. It is queued to
+//!   the thread, not the process, as the thread had been chosen. It comes after signals of its number that were sent to
+//!   the thread in between. For a standard signal there are none, or the kernel merges them into one. Real-time
 //!   signals come in order, so a program with a handler of one has all sections block signals.
-//! - **S5** Masks and flags are the kernel's business, as the program gave them, but for `SA_SIGINFO`,
+//! - **S5** The kernel applies masks and flags as the program set them, except `SA_SIGINFO`,
 //!   which `deliver` needs, and `SA_RESETHAND`: the action would be gone when the signal comes again.
-//!   The program gets the flags that it has set.
+//!   The program gets back the flags that it has set.
 //! - **S6** Signals that the thread's own instructions raise, and libc's two, have no `deliver`: they are
 //!   open in every section.
-//! - **S7** A call of the kernel's in such a section may end with EINTR. The engine's transfers go on
-//!   then (`transfer` in the engine); a call of the program's may return it, as without the library. Whatever else the library does blocks signals.
+//! - **S7** A system call in such a section may end with EINTR. The engine's transfers then continue
+//!   (`transfer` in the engine). A call of the program may return it, as without the library. All other work of the
+//!   library blocks signals.
 //!
-//! Handlers that were set around the library (by system call, by another libc) would run amid a section.
-//! They are looked for when a file is served ([`look_for_others`]), and from then on all sections block
-//! signals. One that is set while a section is under way may run in that section.
+//! Handlers that were set without the library (by system call, by another libc) would run during a section.
+//! The library checks for them when a file is served ([`look_for_others`]), and if it finds one, all later sections
+//! block signals. A handler that is set during a section may run in that section.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering::Relaxed;
@@ -49,7 +51,7 @@ use crate::runtime::thread;
 /// One more than the greatest number of a signal.
 const SIGNALS: usize = 65;
 
-/// The program's settings, beside those in the kernel.
+/// The program's settings, in addition to those in the kernel.
 struct Handler {
     address: AtomicUsize,
     flags: AtomicU32,
@@ -57,14 +59,14 @@ struct Handler {
 
 /// Wants three arguments.
 const INFO: u32 = 1;
-/// Is for one signal: not taken yet.
+/// Is for one signal, which has not come.
 const ONCE: u32 = 2;
 /// Was for one signal, which has come.
 const SPENT: u32 = 4;
 
 static HANDLERS: [Handler; SIGNALS] =
     [const { Handler { address: AtomicUsize::new(0), flags: AtomicU32::new(0) } }; SIGNALS];
-/// Held while an action changes: so that the kernel's and ours are of one call.
+/// Held while an action changes, so that the kernel's action and the library's are of the same call.
 static CHANGES: Lock<()> = Lock::new(());
 
 fn is_delayed(signal: c_int) -> bool {
@@ -125,7 +127,7 @@ pub unsafe fn exchange(
     result
 }
 
-/// One of the simpler ways to set a handler: `call` is libc's function, to be called with a handler.
+/// One of the simpler functions that set a handler: `call` is libc's function, which gets a handler.
 pub fn exchange_plain(
     signal: c_int,
     handler: sighandler_t,
@@ -161,7 +163,7 @@ pub fn exchange_plain(
     })
 }
 
-/// The handler that the program has set, as the function of libc's got it by `handler`.
+/// The handler that the program has set, for libc's function that returned `handler`.
 pub fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == ours() { Known::of(signal).address } else { handler }
 }
@@ -185,8 +187,8 @@ impl Known {
         Self { handler, address, flags }
     }
 
-    /// Notes a function of the program's; returns the action for the kernel in its place. Before the
-    /// kernel has it: there must not be a moment with nothing to call.
+    /// Notes a function of the program; returns the action for the kernel in its place. Called before the
+    /// kernel has that action: `deliver` must always find a function to call.
     fn replace(&self, mut action: libc::sigaction) -> libc::sigaction {
         if is_function(action.sa_sigaction) {
             let info = if action.sa_flags & libc::SA_SIGINFO != 0 { INFO } else { 0 };
@@ -204,7 +206,7 @@ impl Known {
         self.handler.address.store(self.address, Relaxed);
     }
 
-    /// Makes the kernel's old action the program's.
+    /// Replaces the kernel's old action by the program's.
     fn tell(&self, action: &mut libc::sigaction) {
         if action.sa_sigaction != ours() {
             return;
@@ -228,7 +230,7 @@ pub fn after_fork() {
     CHANGES.release();
 }
 
-/// Stands before the program's handlers, which may end the thread, or jump away: so it may unwind.
+/// Called before the program's handlers, which may end the thread, or jump away: so it may unwind.
 unsafe extern "C-unwind" fn deliver(
     signal: c_int,
     info: *mut libc::siginfo_t,
@@ -253,8 +255,8 @@ unsafe extern "C-unwind" fn deliver(
     if flags & (ONCE | SPENT) != 0 && !take_once(signal, handler, flags, info) {
         return;
     }
-    // SAFETY: the program's handler, which was set before `deliver` was, with the kernel's arguments; one
-    // that wants one argument ignores the others.
+    // SAFETY: the program's handler, which was stored before `deliver` was set, with the kernel's arguments. A handler
+    // with one argument ignores the others.
     unsafe {
         let call: unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
             std::mem::transmute(handler.address.load(Relaxed));
@@ -262,8 +264,8 @@ unsafe extern "C-unwind" fn deliver(
     }
 }
 
-/// S5: of a handler for one signal. Whether this is the one; else it comes again, when the action is the
-/// default.
+/// S5, for a handler of one signal. Returns whether this is that signal. Otherwise the signal comes again, when
+/// the action is the default.
 #[cold]
 fn take_once(signal: c_int, handler: &Handler, flags: u32, info: *mut libc::siginfo_t) -> bool {
     let is_first = flags & ONCE != 0
@@ -296,7 +298,7 @@ fn queue(signal: c_int, info: *mut libc::siginfo_t) {
     }
 }
 
-/// Looks for handlers that were set around the library; ever more seldom, as that is a system call for each
+/// Checks for handlers that were set without the library; less and less often, as that takes a system call for each
 /// signal.
 pub fn look_for_others() {
     static LOOKS: AtomicU64 = AtomicU64::new(0);

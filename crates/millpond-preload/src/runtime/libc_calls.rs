@@ -1,9 +1,9 @@
 //! libc's own definitions of the functions that this library replaces, found as
-//! `dlsym(RTLD_NEXT)` finds them (see `following`, `elf`): a program's call that is passed on goes through them, because a
+//! `dlsym(RTLD_NEXT)` finds them (see `following`, `elf`). A passed call goes through them, because a
 //! libc call that may block is also a cancellation point.
 //!
-//! A cancelled thread unwinds through the frame of the hook, so hooks are `extern "C-unwind"` and
-//! hold nothing that needs dropping when they call on: see `cancel`.
+//! A cancelled thread unwinds through the frame of the hook. So hooks are `extern "C-unwind"`, and when they call libc
+//! they hold no value that needs dropping: see `cancel`.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};

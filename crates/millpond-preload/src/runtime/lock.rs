@@ -1,8 +1,8 @@
-//! A mutex that can be made new in a forked child.
+//! A mutex that can be reset in a forked child.
 //!
 //! The library's few locks are taken only inside a [`crate::runtime::section::Section`], that is
-//! with signals blocked, so no handler ever meets one that its own thread holds. A child of fork
-//! inherits them in whatever state other threads had them; [`Lock::reset`] starts them afresh.
+//! with signals blocked, so no handler ever finds a lock that its own thread holds. A child of fork
+//! inherits each lock in the state of the parent's other threads; [`Lock::reset`] initialises it again.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

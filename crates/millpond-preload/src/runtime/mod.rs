@@ -1,4 +1,4 @@
-//! The library's base inside a program: threads, sections, locks, memory, the ways to
+//! The library's base inside a program: threads, sections, locks, memory, and calls of
 //! the kernel.
 
 pub mod alloc;

@@ -8,24 +8,24 @@ use std::sync::atomic::{AtomicI32, AtomicU32};
 
 use crate::runtime::sys::sys;
 
-/// The engine has a few dozen at most.
+/// Maximum number of threads; the engine has a few dozen at most.
 const THREADS_MAX: usize = 256;
 
 static STARTING: AtomicU32 = AtomicU32::new(0);
 /// Zero: free.
 static IDS: [AtomicI32; THREADS_MAX] = [const { AtomicI32::new(0) }; THREADS_MAX];
 
-/// O1: a thread is about to be made.
+/// O1: before a thread is made.
 pub fn begin_start() {
     STARTING.fetch_add(1, Relaxed);
 }
 
-/// O1: it could not be made.
+/// O1: the thread could not be made.
 pub fn cancel_start() {
     STARTING.fetch_sub(1, Relaxed);
 }
 
-/// O1: the calling thread is there.
+/// O1: called by the started thread.
 pub fn note_started() {
     // SAFETY: no memory involved.
     let own = unsafe { sys!(libc::SYS_gettid) } as i32;
@@ -39,7 +39,7 @@ pub fn note_started() {
     STARTING.fetch_sub(1, Release);
 }
 
-/// Whether there is none.
+/// Whether the kernel has none of the threads any more.
 pub fn are_gone() -> bool {
     // Acquire: pairs with the Release in `note_started`.
     STARTING.load(Acquire) == 0

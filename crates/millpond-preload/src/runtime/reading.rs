@@ -1,12 +1,12 @@
-//! Reading sections: how memory that a lock-free reader may still be looking at is found to be free.
+//! Reading sections: how a thread finds that no lock-free reader still uses a block of memory.
 //!
-//! They are what makes a hit cost no shared write. A hit does
+//! With them a hit makes no shared write. A hit does
 //!
 //! ```text
 //! enter: depth += 1;  load the table slot;  use what it points to;  exit: depth -= 1
 //! ```
 //!
-//! and to free what a slot pointed to takes
+//! and freeing the memory that a slot pointed to takes
 //!
 //! ```text
 //! clear the slot;  membarrier();  read every thread's depth;  free when each was seen outside
@@ -18,10 +18,10 @@
 //! kernel refuses `membarrier`, readers fence themselves; loom, which knows no `membarrier`, explores
 //! that way.
 //!
-//! A signal handler nests in its own thread: the depth counts, and above it there is a sequence that
-//! grows whenever the depth returns to zero, so that a reader seen outside *once* since the slot was
+//! A signal handler nests in its own thread: the depth counts the levels. Above it a sequence
+//! grows whenever the depth returns to zero. So a reader seen outside *once* since the slot was
 //! cleared is known to be done, however busy it is. A handler that `longjmp`s out of a hit leaves the
-//! depth raised for good: frees are then put off for good, which costs memory and nothing else.
+//! depth raised permanently: frees are then deferred permanently, which costs only memory.
 
 use std::ops::Deref;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -32,7 +32,7 @@ use crate::runtime::sync::{AtomicU64, fence};
 const DEPTH_MASK: u64 = 0xff;
 const SEQUENCE_ONE: u64 = 0x100;
 
-/// The sections of one thread, which alone changes it. Zero bytes are one that is outside.
+/// The sections of one thread, which alone changes it. Zero bytes: outside.
 pub struct Sections(AtomicU64);
 
 impl Sections {
@@ -67,17 +67,17 @@ impl Sections {
         if word & DEPTH_MASK == 0 {
             word = word.wrapping_add(SEQUENCE_ONE);
         }
-        // Release: what this section read was read before anyone sees it left (partner: the
+        // Release: the reads of this section come before any thread sees its end (partner: the
         // Acquire in `current`).
         self.0.store(word, Release);
     }
 
-    /// There is no such thread any more.
+    /// The thread no longer exists.
     pub fn reset(&self) {
         self.0.store(0, Relaxed);
     }
 
-    /// The sequence of the section that is under way.
+    /// The sequence of the current section.
     fn current(&self) -> Option<u64> {
         // Acquire: pairs with the Release in `exit`.
         let word = self.0.load(Acquire);
@@ -89,9 +89,9 @@ impl Sections {
 pub struct Readers<R>(Vec<(R, u64)>);
 
 impl<R: Deref<Target = Sections>> Readers<R> {
-    /// Notes the threads that are reading now, of those that `visit_all` passes on. What was
+    /// Notes the threads that are reading now, of those that `visit_all` passes on. Memory that was
     /// unpublished before this call is unreachable for all others. `membarrier` is a fence on all
-    /// threads, or nothing where readers fence themselves.
+    /// threads, or nothing if readers fence themselves.
     pub fn take(membarrier: impl FnOnce(), visit_all: impl FnOnce(&mut dyn FnMut(R))) -> Self {
         fence(SeqCst);
         membarrier();

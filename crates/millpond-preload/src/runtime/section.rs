@@ -1,9 +1,9 @@
-//! A stretch of the library's own work in a program's thread.
+//! A section: a stretch of the library's own work in a program's thread.
 //!
-//! While a [`Section`] lasts, no handler of the program's runs (it may call any hook, and would meet
-//! our locks), cancellation is disabled (`cancel`), and the thread counts as *inside*: what std and the
-//! engine call by a hooked name then goes straight to the kernel. For that, signals are blocked; or, in
-//! the section of a read or write, put off when they come (`handlers`). Signals that the thread's own
+//! While a [`Section`] lasts, no handler of the program runs (a handler may call any hook, which could wait for
+//! the section's locks), and cancellation is disabled (`cancel`). The thread counts as *inside*: if std or the
+//! engine call a hooked function, the call goes directly to the kernel. To keep handlers out, signals are blocked; or,
+//! in the section of a read or write, deferred when they come (`handlers`). Signals that the thread's own
 //! instructions raise stay open, since the engine's copy relies on SIGSEGV and SIGBUS; so do the
 //! two that glibc uses between threads.
 
@@ -16,7 +16,7 @@ use crate::runtime::sys::sys;
 use crate::runtime::thread::{Record, record};
 
 /// Signals 32 and 33: glibc's thread cancellation and set-user-id broadcasts. Threads that the
-/// engine starts inherit the mask, and would block them for good.
+/// engine starts inherit the mask, and would otherwise block them permanently.
 const GLIBC_INTERNAL: u64 = 0b11 << 31;
 
 const fn bit(signal: i32) -> u64 {
@@ -32,7 +32,7 @@ pub const BLOCKED: u64 = !(GLIBC_INTERNAL
     | bit(libc::SIGABRT)
     | bit(libc::SIGSYS));
 
-/// There are handlers that can't be put off: see `handlers`.
+/// Set if there are handlers that can't be deferred: see `handlers`.
 static MUST_BLOCK: AtomicBool = AtomicBool::new(false);
 
 /// Whether all sections have to block signals.
@@ -48,7 +48,7 @@ pub fn block_from_now_on() {
 /// See the module header. Ends when dropped.
 pub struct Section {
     record: &'static Record,
-    /// What to set in the end, if signals are blocked.
+    /// The mask to restore at the end, if signals are blocked.
     mask: Option<u64>,
     cancel_state: i32,
 }
@@ -58,7 +58,7 @@ impl Section {
         Self::enter_with(Some(change_mask(libc::SIG_BLOCK, BLOCKED)))
     }
 
-    /// With signals open, which are put off as they come.
+    /// With signals open, which are deferred as they come.
     fn enter_open() -> Self {
         // stack.ST2.
         let is_blocked = must_block() || record().is_on_handler_stack();
@@ -81,9 +81,9 @@ impl Drop for Section {
     fn drop(&mut self) {
         restore(self.cancel_state);
         self.record.exit_inside();
-        // handlers.S2. A section around this one sets what was noted.
+        // handlers.S2. If this section is nested, the outer one sets the noted mask.
         let noted = || (self.record.inside_depth() == 0).then(|| self.record.take_mask()).flatten();
-        // Handlers of signals that came meanwhile run now, and may end the thread.
+        // Handlers of signals that came during the section run now, and may end the thread.
         if let Some(mask) = self.mask.or_else(noted) {
             change_mask(libc::SIG_SETMASK, mask);
         }
@@ -92,7 +92,7 @@ impl Drop for Section {
 
 pub fn change_mask(how: i32, set: u64) -> u64 {
     let mut old = 0u64;
-    // SAFETY: both sets are eight bytes, the size the kernel is told.
+    // SAFETY: both sets are eight bytes, the size passed to the kernel.
     unsafe { sys!(libc::SYS_rt_sigprocmask, how, &raw const set, &raw mut old, 8) };
     old
 }
@@ -103,7 +103,7 @@ pub fn run<R>(work: impl FnOnce(&'static Record) -> R) -> R {
     run_in(Section::enter(), work)
 }
 
-/// The same with signals open: for a read or write of the engine's, of which a call may be interrupted
+/// The same with signals open: for a read or write of the engine, whose system calls may be interrupted
 /// (`handlers.S7`).
 #[inline]
 pub fn open<R>(work: impl FnOnce(&'static Record) -> R) -> R {

@@ -1,20 +1,20 @@
-//! Stacks for the library's own work: a thread of the program may have little of its own.
+//! Stacks for the library's own work, as a thread of the program may have little stack.
 //!
 //! POSIX allows a thread 16 KiB, and the kernel a handler 8 KiB (SIGSTKSZ): the library's slow paths
 //! need more. So the outermost [`section`](crate::runtime::section) of a thread runs on a stack of the
 //! thread's [`Record`](crate::runtime::thread::Record), which is made at the first one and never unmapped.
 //!
-//! - **ST1** A stack is in use only while its thread is in a section; no handler of the program's runs there but
-//!   those of signals that the thread's own instructions raise.
-//! - **ST2** Where the section begins in a handler on the thread's stack for handlers (`sigaltstack`), that stack is
-//!   disabled until the section ends: the kernel would take it for unused, and begin another handler at its end. Such
+//! - **ST1** A stack is in use only while its thread is in a section. Of the program's handlers, only those of
+//!   signals that the thread's own instructions raise run there.
+//! - **ST2** If the section begins in a handler on the thread's stack for handlers (`sigaltstack`), that stack is
+//!   disabled until the section ends: the kernel would take it for unused, and start another handler at its end. Such
 //!   a section blocks signals, as the disabling takes effect after the switch of stacks.
 
 use std::ffi::c_void;
 
 use crate::runtime::sys::sys;
 
-/// Chosen: twice the stack of the lease's thread. Only pages that are used take memory.
+/// Chosen: twice the stack of the lease's thread. Only used pages take memory.
 const STACK_BYTES: usize = 256 << 10;
 const GUARD_BYTES: usize = 4096;
 
@@ -35,7 +35,7 @@ pub fn make() -> Option<usize> {
     Some(start as usize + bytes)
 }
 
-/// ST2: keeps the stack for handlers disabled until this is dropped. To be made on another stack, as the kernel
+/// ST2: keeps the stack for handlers disabled until this is dropped. Must be made on another stack, as the kernel
 /// refuses to change one that is in use.
 pub struct Disabled(libc::stack_t);
 
@@ -61,7 +61,7 @@ impl Drop for Disabled {
 ///
 /// # Safety
 ///
-/// A stack of [`make`]'s, of which the calling thread uses nothing.
+/// The stack was made by [`make`], and the calling thread uses none of it.
 pub unsafe fn run<R, W: FnOnce() -> R>(end: usize, work: W) -> R {
     struct Job<R, W> {
         work: Option<W>,

@@ -1,4 +1,4 @@
-//! System calls of the library's own: for what it does on its own account, and for calls that
+//! Direct system calls: for the library's own work, and for the program's calls that
 //! return at once. A call that may block goes through libc: see `libc_calls`.
 
 use std::ffi::c_int;
@@ -25,12 +25,12 @@ pub fn to_libc(result: isize) -> isize {
     if (-4095..0).contains(&result) { fail(-result as c_int) } else { result }
 }
 
-/// One system call; returns what the kernel returns, a negative errno on failure. Leaves the
-/// thread's errno alone.
+/// One system call; returns the kernel's result, a negative errno on failure. Does not change the
+/// thread's errno.
 ///
 /// # Safety
 ///
-/// The arguments must be what the system call `number` allows.
+/// The arguments must be valid for the system call `number`.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn sys6(number: i64, a: [usize; 6]) -> isize {
     let result;
@@ -48,12 +48,12 @@ pub unsafe fn sys6(number: i64, a: [usize; 6]) -> isize {
     result
 }
 
-/// One system call; returns what the kernel returns, a negative errno on failure. Leaves the
-/// thread's errno alone.
+/// One system call; returns the kernel's result, a negative errno on failure. Does not change the
+/// thread's errno.
 ///
 /// # Safety
 ///
-/// The arguments must be what the system call `number` allows.
+/// The arguments must be valid for the system call `number`.
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn sys6(number: i64, a: [usize; 6]) -> isize {
     let result;

@@ -1,9 +1,9 @@
 //! The library's state of each thread.
 //!
-//! A [`Record`] is claimed from a pool on a thread's first use of the library and goes back when
-//! the thread ends. Only its owner writes it (plain loads and stores), everyone may read it.
+//! A [`Record`] is claimed from a pool on a thread's first use of the library and returns to it when
+//! the thread ends. Only its owner writes it (plain loads and stores); all threads may read it.
 //! Its fields: its *reading sections* (see `reading`), its kernel calls *in flight* on files that may be
-//! served later, how deep it is *inside* the library; and where its counts are (`block`).
+//! served later, how deep it is *inside* the library, and the address of its counts (`block`).
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -28,7 +28,7 @@ pub struct Record {
     sections: Sections,
     in_flight: InFlight,
     inside: AtomicU32,
-    /// A signal came while the thread was inside: its mask of before is to be set; see `handlers`.
+    /// The mask to restore, if a signal came while the thread was inside; see `handlers`.
     is_mask_noted: AtomicBool,
     mask: AtomicU64,
     claimed: AtomicBool,
@@ -40,13 +40,13 @@ pub struct Record {
     /// One more than the number of the thread's timer, if it has one; see `cancel`.
     timer: AtomicI32,
     tid: AtomicI32,
-    /// Set when the record is made; another when [`share_blocks`] says so.
+    /// Set when the record is made; [`share_blocks`] replaces it.
     block: AtomicPtr<Block>,
-    /// Something may have been counted there. Never unset.
+    /// The block may have counts. Never unset.
     is_counting: AtomicBool,
-    /// Where the stack for sections ends; zero: not made yet. See `stack`.
+    /// The end of the thread's stack for sections; zero: not made yet. See `stack`.
     stack: AtomicUsize,
-    /// Where the thread's stack for handlers begins, and its size; zero: it has none.
+    /// The start of the thread's stack for handlers, and its size; zero: it has none.
     handler_stack: [AtomicUsize; 2],
     /// The thread's state while the child of its vfork runs.
     vfork: AtomicPtr<c_void>,
@@ -77,7 +77,7 @@ const IN_VFORK: u32 = 1 << 16;
 /// Whether every hook goes straight to the kernel.
 #[inline]
 pub fn is_away() -> bool {
-    // Relaxed: a hook that finds the old value is waited for by the thread that set it.
+    // Relaxed: the thread that sets it waits for hooks that found the old value.
     AWAY.load(Relaxed)
 }
 
@@ -181,7 +181,7 @@ impl Record {
         timer
     }
 
-    /// Whether a hook goes straight to the kernel: the thread does the library's own work, or runs the child of
+    /// Whether a hook goes directly to the kernel: the thread does the library's own work, or runs the child of
     /// a vfork, or the library [is away](is_away).
     #[inline]
     pub fn is_inside(&self) -> bool {
@@ -217,14 +217,14 @@ impl Record {
         self.handler_stack[1].store(bytes, Relaxed);
     }
 
-    /// Whether the thread runs there.
+    /// Whether the thread runs on its stack for handlers.
     pub fn is_on_handler_stack(&self) -> bool {
         let [start, bytes] = self.handler_stack.each_ref().map(|word| word.load(Relaxed));
         let here = 0_u8;
         (&raw const here).addr().wrapping_sub(start) < bytes
     }
 
-    /// Where the thread's stack for sections ends; `None`: there is no memory for it.
+    /// The end of the thread's stack for sections; `None`: there is no memory for it.
     pub fn stack(&self) -> Option<usize> {
         match self.stack.load(Relaxed) {
             0 => stack::make().inspect(|end| self.stack.store(*end, Relaxed)),
@@ -242,19 +242,19 @@ impl Record {
         self.inside.store(self.inside.load(Relaxed) - 1, Relaxed);
     }
 
-    /// In a handler, which the thread does not leave before all signals are blocked.
+    /// Called in a handler, which does not return before all signals are blocked.
     pub fn note_mask(&self, mask: u64) {
         self.mask.store(mask, Relaxed);
         self.is_mask_noted.store(true, Relaxed);
     }
 
-    /// Outside: the mask to set, if there is one.
+    /// Called outside: the mask to set, if there is one.
     #[inline]
     pub fn take_mask(&self) -> Option<u64> {
         if !self.is_mask_noted.load(Relaxed) {
             return None;
         }
-        // Nothing interrupts: all is blocked.
+        // No signal interrupts this: all are blocked.
         self.is_mask_noted.store(false, Relaxed);
         Some(self.mask.load(Relaxed))
     }
@@ -265,7 +265,7 @@ impl Record {
     }
 
     pub fn set_writes(&self, writes: *const c_void) {
-        // Release: pairs with the Acquire in `is_any_writing`: whatever the thread has done to counters comes before.
+        // Release: pairs with the Acquire in `is_any_writing`: the thread's changes of counters come before.
         self.writes.store(writes.cast_mut(), Release);
         compiler_fence(SeqCst);
     }
@@ -275,8 +275,8 @@ impl Record {
         !self.writes().is_null()
     }
 
-    /// Whether the thread may copy from a mapping: a fault of it is handled, and no request for its cancellation is
-    /// to be looked at first.
+    /// Whether the thread may copy from a mapping: its faults are handled, and it need not first check for a request
+    /// to cancel it.
     #[inline(always)]
     pub fn is_ready_to_copy(&self) -> bool {
         self.is_warm() && self.faults.load(Relaxed) == FAULTS_OPEN
@@ -307,20 +307,20 @@ impl Record {
         unsafe { &*self.block.load(Relaxed) }.word(word)
     }
 
-    /// Whether its block may have something in it. To look there would take a page for each eight that have not.
+    /// Whether its block may have counts. A read of eight blocks without counts would fault in a page.
     fn has_counts(&self) -> bool {
         self.is_counting.load(Relaxed) || HAS_COUNTED_BEFORE.load(Relaxed)
     }
 
     /// Adds to the bytes that this thread was served. A handler that interrupts between the load
-    /// and the store loses its own addition: a count, nothing that anything depends on.
+    /// and the store loses its own addition: the count is only reported.
     #[inline]
     pub fn count_served(&self, bytes: u64) {
         let count = self.word(SERVED_BYTES);
         count.store(count.load(Relaxed) + bytes, Relaxed);
     }
 
-    /// Adds to the bytes that the kernel moved for this thread, for a reason; as `count_served`.
+    /// Adds to the bytes that the kernel moved for this thread, for a reason; accuracy as for `count_served`.
     #[inline]
     pub fn count_passed(&self, reason: usize, bytes: u64) {
         let count = self.word(PASSED_BYTES + reason.min(REASONS_MAX - 1));
@@ -447,13 +447,13 @@ const CHUNK_BYTES: usize = 4096;
 
 const RECORDS_IN_CHUNK: usize = CHUNK_BYTES / size_of::<Record>();
 
-/// The first records, without a system call: most processes have few threads, and do not live long.
+/// The first records, which need no system call: most processes have few threads, and are short.
 static FIRST: [Record; RECORDS_IN_CHUNK] =
     // SAFETY: as in `make_chunk`.
     unsafe { MaybeUninit::zeroed().assume_init() };
 static IS_FIRST_USED: AtomicBool = AtomicBool::new(false);
 
-/// Fresh records. Straight from the kernel: a signal handler may need one.
+/// Fresh records. Mapped by a direct system call: a signal handler may need one.
 fn make_chunk() -> &'static [Record] {
     let records = if !IS_FIRST_USED.swap(true, Relaxed) {
         &FIRST[..]
@@ -470,8 +470,8 @@ fn make_chunk() -> &'static [Record] {
     records
 }
 
-/// While the library is loaded: from here on threads count in `shared`, of which there are `max`. Counts are in
-/// there already if `has_counted_before`; else pages of it are left alone until somebody counts there.
+/// While the library is loaded: from here on threads count in `shared`, an array of length `max`. If
+/// `has_counted_before`, it has counts already; else its pages are not touched before a thread counts there.
 ///
 /// # Safety
 ///
@@ -497,7 +497,7 @@ pub unsafe fn share_blocks(shared: *mut Block, max: usize, has_counted_before: b
 fn adopt(record: &'static Record) -> &'static Record {
     // SAFETY: no precondition.
     record.request.claim(unsafe { libc::pthread_self() } as usize, &UNFOUND);
-    // Relaxed: who sums up the counts of a thread that has ended has waited for that.
+    // Relaxed: a thread that sums up the counts of an ended thread has waited for its end.
     record.is_counting.store(true, Relaxed);
     local::set(record);
     let key = KEY.load(Relaxed);
@@ -517,7 +517,7 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
         unsafe { sys!(libc::SYS_timer_delete, timer) };
     }
     record.timer.store(0, Relaxed);
-    // Cancelled in a call.
+    // The thread was cancelled in a call.
     record.in_flight.reset();
     record.request.reset();
     record.asynchronous.store(false, Relaxed);
@@ -527,7 +527,7 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     record.forget_fault_mask();
     record.is_mask_noted.store(false, Relaxed);
     record.set_handler_stack(0, 0);
-    // A thread that ended in a handler that had interrupted a hit did not leave it otherwise.
+    // A thread that ended in a handler that had interrupted a hit has not left the hit.
     while record.is_reading() {
         record.exit();
     }
@@ -537,7 +537,7 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
 
 static UNFOUND: Mark = Mark::new(false);
 
-/// Takes the hits of that thread away, which libc has been asked to cancel. `found` is called with
+/// Disables the hits of a thread that libc has been asked to cancel. `found` is called with
 /// its record, if it has one.
 pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) {
     let ask = || {
@@ -607,7 +607,7 @@ pub fn after_fork() {
     unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) };
 }
 
-/// What all threads have counted, ended ones included.
+/// The counts of all threads, including ended ones.
 pub fn sums() -> [u64; WORDS] {
     let mut sums = [0_u64; WORDS];
     for_each(|record| {
@@ -621,7 +621,7 @@ pub fn sums() -> [u64; WORDS] {
     sums
 }
 
-/// After a claim: waits until no thread names one of `fds`, for as long as `goes_on` says so. Whether
+/// After a claim: waits until no thread names one of `fds`, while `goes_on` returns true. Returns whether
 /// none does.
 pub fn await_calls(fds: &[RawFd], mut goes_on: impl FnMut() -> bool) -> bool {
     let mut is_fenced = false;
@@ -652,7 +652,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Notes the threads that are reading now. An object that was unpublished before this call is unreachable for all threads that are not in the snapshot.
+    /// Notes the threads that are reading now. An object that was unpublished before this call is unreachable for all
+    /// threads that are not in the snapshot.
     pub fn take() -> Self {
         let readers = Readers::take(
             || {

@@ -11,8 +11,8 @@ use super::*;
 const HANDLE: usize = 1;
 const OTHER: usize = 2;
 
-/// Whether a context was freed. Loom reports a look at it while that happens, or which it is not
-/// seen to come after.
+/// Whether a context was freed. Loom reports an access that is concurrent with the free, or not
+/// ordered after it.
 type Freed = Arc<UnsafeCell<bool>>;
 
 struct Context {
@@ -76,7 +76,7 @@ fn find(places: &Model) -> Option<InUse<'_, Context>> {
     places.find(HANDLE)
 }
 
-/// Notes a use: not through the context, as in a twin there may be none.
+/// Records a use: not through the context, as a twin may have none.
 fn look(freed: &Freed) {
     // SAFETY: loom checks it.
     assert!(!freed.with(|freed| unsafe { *freed }), "used and freed");
@@ -91,7 +91,7 @@ fn free(take_unused: fn(&Place<Context>) -> *mut Context, places: &Model) {
     }
 }
 
-/// One uses a context, a second one destroys it, and a third frees what was destroyed.
+/// The first thread uses a context, the second destroys it, and the third frees the destroyed context.
 #[derive(Clone, Copy)]
 struct Steps {
     find: fn(&Model) -> Option<InUse<'_, Context>>,
@@ -133,8 +133,8 @@ fn a_user_meets_the_end(steps: Steps) {
     });
 }
 
-/// Goal: a context that is destroyed while somebody finds it is not freed before all are done with
-/// it, and what they did with it comes before (aio.A4).
+/// Goal: a context that is destroyed while another thread finds it is freed only after its last use,
+/// and all accesses of the users come before that (aio.A4).
 #[test]
 fn loom_places_a_user_meets_the_end() {
     a_user_meets_the_end(STEPS);
@@ -238,7 +238,7 @@ fn loom_places_without_release_of_the_last_use_it_is_freed_too_early() {
     a_user_meets_the_end(Steps { go, ..STEPS });
 }
 
-/// A context is found by a thread that was not told of it, which happens where a program guesses a
+/// A thread finds a context whose handle was not passed to it, as in a program that guesses a
 /// handle.
 fn a_context_is_found_at_once(
     fill: fn(&Place<Context>, usize, *mut Context),
@@ -246,7 +246,7 @@ fn a_context_is_found_at_once(
 ) {
     explore(move || {
         let (places, freed) = model();
-        // All places are in use, as far as the lookers are concerned.
+        // All places are in use, from the point of view of the searching threads.
         places.used.store(2, Relaxed);
         let finder = spawn(&places, move |places| {
             let context = find(places)?;
@@ -300,7 +300,7 @@ fn loom_places_without_the_context_before_its_handle_there_is_none() {
     a_context_is_found_at_once(fill, |places| places.find(OTHER));
 }
 
-/// Two destroy one context.
+/// Two threads destroy one context.
 fn two_destroy_it(remove: fn(&InUse<'_, Context>) -> bool) {
     explore(move || {
         let (places, freed) = model();
@@ -334,7 +334,7 @@ fn loom_places_without_one_exchange_two_destroy_it() {
     });
 }
 
-/// Two look for contexts to free, when one was removed.
+/// Two threads look for contexts to free, after one was removed.
 fn two_free_it(locks: bool) {
     explore(move || {
         let (places, _) = model();
@@ -365,7 +365,7 @@ fn loom_places_without_the_lock_two_free_it() {
     two_free_it(false);
 }
 
-/// A place gets another context while somebody looks for the first.
+/// A place gets another context while a thread looks for the first.
 fn a_place_is_used_again(find: fn(&Model) -> Option<InUse<'_, Context>>) {
     explore(move || {
         let (places, freed) = model();
@@ -384,7 +384,7 @@ fn a_place_is_used_again(find: fn(&Model) -> Option<InUse<'_, Context>>) {
     });
 }
 
-/// Goal: a search for a context does not find the one that is there later.
+/// Goal: a search for a context does not find a later context in the same place.
 #[test]
 fn loom_places_a_place_is_used_again() {
     a_place_is_used_again(find);

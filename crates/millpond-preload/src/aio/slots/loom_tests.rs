@@ -11,7 +11,7 @@ use super::*;
 struct Model {
     slots: Slots,
     next: Vec<AtomicU32>,
-    /// Loom reports what is looked at by two at once, or before it is seen.
+    /// Loom reports concurrent accesses, and accesses before the value is visible.
     contents: Vec<UnsafeCell<u32>>,
 }
 
@@ -30,7 +30,7 @@ impl Model {
         })
     }
 
-    /// All slots were used, and are free again: the last one is the first in the list.
+    /// All slots were used and freed: the last one is the first in the list.
     fn used(capacity: u32) -> Arc<Model> {
         let model = Model::new(capacity);
         let slots: Vec<u32> = (0..capacity).map(|_| model.begin().unwrap()).collect();
@@ -81,7 +81,7 @@ fn begin(model: &Model) -> Option<u32> {
     model.begin().ok()
 }
 
-/// Of three requests in a context for `capacity`.
+/// Runs three requests in a context for `capacity`.
 fn requests(capacity: u32, begin: fn(&Model) -> Option<u32>, end: fn(&Model, u32)) {
     explore(move || {
         let model = Model::new(capacity);
@@ -96,8 +96,8 @@ fn requests(capacity: u32, begin: fn(&Model) -> Option<u32>, end: fn(&Model, u32
     });
 }
 
-/// Goal: there are never more slots than requests that a context is for, and what is done with one
-/// comes after what was done with it before (S1).
+/// Goal: there are never more slots than the context's capacity, and accesses to a slot come after
+/// those of its earlier owner (S1).
 #[test]
 fn loom_slots_requests_come_and_go() {
     requests(1, begin, Model::end);
@@ -186,7 +186,7 @@ fn loom_slots_without_acquire_of_the_list_a_slot_is_used_too_early() {
     requests(2, begin, Model::end);
 }
 
-/// One takes a slot while another takes two and frees the first.
+/// A thread takes a slot while another takes two and frees the first.
 fn the_first_goes_and_comes_back(pop: fn(&Model) -> Option<u32>, free: fn(&Model, u32)) {
     explore(move || {
         let model = Model::used(3);
@@ -206,7 +206,7 @@ fn the_first_goes_and_comes_back(pop: fn(&Model) -> Option<u32>, free: fn(&Model
     });
 }
 
-/// Goal: no two have the same slot, whatever goes and comes back meanwhile (S2).
+/// Goal: no two requests have the same slot, even if slots are popped and freed concurrently (S2).
 #[test]
 fn loom_slots_the_first_goes_and_comes_back() {
     the_first_goes_and_comes_back(
@@ -248,7 +248,7 @@ fn a_request_meets_others(admit_others: fn(&Slots, u64) -> u64) {
     });
 }
 
-/// Goal: with a request for a served file there are no more than a context is for (aio.A2).
+/// Goal: with a request for a served file there are no more requests than the context's capacity (aio.A2).
 #[test]
 fn loom_slots_a_request_meets_others() {
     a_request_meets_others(Slots::admit_others);
@@ -291,7 +291,7 @@ fn a_request_meets_the_close(begin: fn(&Model) -> Option<u32>, end: fn(&Slots), 
     });
 }
 
-/// Goal: a request is waited for by the close of the context, and what it did is seen, or it is
+/// Goal: the close of the context waits for a request and sees its stores, or the request is
 /// refused (S3).
 #[test]
 fn loom_slots_a_request_meets_the_close() {
@@ -328,7 +328,7 @@ fn loom_slots_without_acquire_of_the_end_who_closes_does_not_see_what_was_done()
 fn loom_slots_without_a_look_at_closed_a_request_is_not_waited_for() {
     let begin = |model: &Model| {
         let slots = &model.slots;
-        // As CLOSED, and then the count.
+        // First CLOSED, and then the count.
         if slots.under_way.load(Relaxed) & CLOSED != 0 {
             return None;
         }

@@ -119,7 +119,7 @@ fn explore(reads: [fn(&Model); 2], close: fn(&Arc<Model>) -> Option<Readers<Of>>
         let put_off = close(&model).and_then(|readers| end_or_put_off(&model, readers));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         if let Some(readers) = put_off {
-            assert!(end_or_put_off(&model, readers).is_none(), "nobody reads any more");
+            assert!(end_or_put_off(&model, readers).is_none(), "no thread reads any more");
         }
         assert_eq!(model.ends.load(Relaxed), 1, "it ends once");
     });

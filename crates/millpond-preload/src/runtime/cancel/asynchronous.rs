@@ -15,7 +15,7 @@ unsafe extern "C-unwind" {
 
 /// glibc's signal for cancellation.
 const SIGNAL: c_int = 32;
-/// How long [`on_signal`] waits for the thread to leave the library, before it looks again. Chosen,
+/// Time that [`on_signal`] gives the thread to leave the library before it checks again. Chosen,
 /// not measured.
 const PAUSE_NS: i64 = 1_000_000;
 
@@ -61,7 +61,7 @@ pub fn requested(thread: libc::pthread_t) {
     }
 }
 
-/// What our own signals carry, to be told from libc's: its address.
+/// Its address is the value of the library's own signals, to distinguish them from libc's.
 static MARK: u8 = 0;
 /// libc's own handler of the signal.
 static LIBC_HANDLER: AtomicUsize = AtomicUsize::new(0);
@@ -77,7 +77,7 @@ struct Action {
     mask: u64,
 }
 
-/// The kernel's `siginfo`, as far as signals by `rt_tgsigqueueinfo` and timers fill it.
+/// The kernel's `siginfo`: the fields that `rt_tgsigqueueinfo` and timers fill.
 #[repr(C)]
 struct Info {
     signal: c_int,
@@ -117,8 +117,8 @@ fn watch_signal() -> bool {
     true
 }
 
-/// Has [`on_signal`] run on the thread `tid`. If that is another thread's by now, it finds nothing
-/// to do.
+/// Runs [`on_signal`] on the thread `tid`. If another thread has that id by now, the handler does
+/// nothing.
 fn poke(tid: c_int) {
     // SAFETY: an all-zero structure of integers is valid.
     let mut info: Info = unsafe { std::mem::zeroed() };
@@ -133,7 +133,7 @@ fn poke(tid: c_int) {
     }
 }
 
-/// cancel.C4. Libc's signals are libc's; with ours, a thread of asynchronous type acts on a
+/// cancel.C4. Passes libc's signals to libc. On the library's signals, a thread of asynchronous type acts on a
 /// request.
 unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut Info, context: *mut c_void) {
     // SAFETY: the kernel's.
@@ -187,7 +187,7 @@ struct TimerEvent {
     _rest: [c_int; 11],
 }
 
-/// Has the signal come again, by a timer of the thread's own. In the handler.
+/// Repeats the signal later, by a timer of the thread's own. In the handler.
 fn look_again(record: &Record) {
     let timer = record.timer().or_else(|| {
         let value = (&raw const MARK).addr();
@@ -200,7 +200,7 @@ fn look_again(record: &Record) {
         };
         (made == 0).then(|| record.set_timer(timer))
     });
-    // Without one, the next cancellation point has to do.
+    // Without a timer, the next cancellation point acts on the request.
     let Some(timer) = timer else { return };
     let pause: [i64; 4] = [0, 0, 0, PAUSE_NS];
     // SAFETY: interval and value, two times each.
@@ -208,7 +208,7 @@ fn look_again(record: &Record) {
 }
 
 mod text {
-    //! Where this library's instructions are.
+    //! The address range of this library's instructions.
 
     use std::sync::atomic::AtomicUsize;
     use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -218,7 +218,7 @@ mod text {
     static START: AtomicUsize = AtomicUsize::new(0);
     static END: AtomicUsize = AtomicUsize::new(0);
 
-    /// Before any thread here is asynchronous.
+    /// Called before any thread has the asynchronous type.
     pub fn find() {
         // Acquire: pairs with the Release below.
         if END.load(Acquire) == 0

@@ -1,4 +1,4 @@
-//! Calls that are cancellation points, and calls that are none: `cancel.C2`.
+//! Calls that are cancellation points, and calls that are not: `cancel.C2`.
 
 use std::ffi::{c_int, c_void};
 
@@ -30,7 +30,7 @@ fn act() {
     unsafe { pthread_testcancel() };
 }
 
-/// Makes a call that is no cancellation point, though what it calls is one.
+/// Makes a call that must not be a cancellation point, though the called function is one.
 pub fn without<R: Copy>(call: impl FnOnce() -> R) -> R {
     if thread::try_record().is_some_and(Record::is_asynchronous) {
         // Then any call may be one.
@@ -44,7 +44,7 @@ pub fn without<R: Copy>(call: impl FnOnce() -> R) -> R {
 
 pub type Cleanup = unsafe extern "C" fn(*mut c_void);
 
-/// libc's entry in the thread's list of what to do at its end.
+/// libc's entry in the thread's list of cleanup routines.
 #[repr(C)]
 struct CleanupBuffer {
     routine: Option<Cleanup>,
@@ -53,8 +53,8 @@ struct CleanupBuffer {
     previous: *mut CleanupBuffer,
 }
 
-/// Makes a call that may not return, because the thread ends in it; `cleanup` is called after it in
-/// any case, and if the thread ends just then, twice.
+/// Makes a call that may not return, because the thread ends in it. `cleanup` is called after it in
+/// any case, and twice if the thread ends just then.
 ///
 /// # Safety
 ///
@@ -71,8 +71,8 @@ pub unsafe fn with_cleanup<R: Copy>(
         previous: std::ptr::null_mut(),
     };
     let buffer = &raw mut buffer;
-    // SAFETY: libc fills the buffer and has it until it is popped, or until unwinding leaves this
-    // frame: then it calls the routine first.
+    // SAFETY: libc fills the buffer and uses it until it is popped, or until unwinding leaves this
+    // frame; then libc calls the routine first.
     unsafe { _pthread_cleanup_push(buffer, cleanup, argument) };
     let result = call();
     // SAFETY: as the caller vouches. The buffer was pushed above, and everything pushed since has

@@ -1,20 +1,20 @@
-//! Whether a thread has hits: not while somebody has asked to cancel it (`cancel.C3`).
+//! Whether a thread has hits: it has none while a request to cancel it is pending (`cancel.C3`).
 //!
-//! A hit looks at one word, `warm`, and makes no call that could act on a request. Libc knows of a
-//! request by a word of its own, set first; looking at that costs a call (a *point*), and may end
+//! A hit reads one word, `warm`, and makes no call that could act on a request. Libc stores a
+//! request in its own word, which is set first. A check of that word takes a call (a *point*), and may end
 //! the thread.
 //!
 //! ```text
-//! the thread:     claim -> point -> warm_up -> hits ... -> point, act -> warm_up -> ...
-//! somebody else:  libc's word -> fence -> ask: asked, not warm
+//! the thread:      claim -> point -> warm_up -> hits ... -> point, act -> warm_up -> ...
+//! another thread:  libc's word -> fence -> ask: asked, not warm
 //! ```
 //!
-//! - Q1. A thread that is warm will be made cold, or has none to fear: the thread that warms up and
-//!   the one that asks write both words in opposite order, and one of them sees the other.
-//! - Q2. A request that is forgotten was looked for after that. A request that comes later asks
+//! - Q1. If a thread is warm, no request is pending, or the requester is about to clear `warm`. The thread that warms
+//!   up and the requester write both words in opposite order, and one of them sees the other's store.
+//! - Q2. After a thread forgets a request, it checks libc's word. A later request sets `asked`
 //!   again.
-//! - Q3. An asker that does not find the thread's record leaves a mark, and looks again; a thread
-//!   that claims a record looks for the mark after.
+//! - Q3. A requester that does not find the thread's record sets a mark, and searches again. A thread
+//!   that claims a record checks the mark afterwards.
 //!
 //! Locks: none.
 
@@ -23,13 +23,13 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::runtime::sync::{AtomicBool, AtomicUsize, fence};
 
 pub struct CancelRequest {
-    /// The thread, as libc names it; 0 is none.
+    /// The thread's id in libc; 0 is none.
     thread: AtomicUsize,
     warm: AtomicBool,
     asked: AtomicBool,
 }
 
-/// A thread was asked to be cancelled that had no record, or not yet (Q3).
+/// Set if a thread was asked to be cancelled while it had no record yet (Q3).
 pub type Mark = AtomicBool;
 
 impl CancelRequest {
@@ -38,28 +38,28 @@ impl CancelRequest {
         self.warm.load(Relaxed)
     }
 
-    /// By the thread.
+    /// Called by the thread.
     pub fn warm_up(&self) {
         self.warm.store(true, Relaxed);
-        // Pairs with the one in `ask` (Q1): if `asked` is not seen here, the store to `warm` there
-        // comes after the one above.
+        // Pairs with the fence in `ask` (Q1): if this thread does not see `asked`, the store to `warm` there
+        // comes after the store above.
         fence(SeqCst);
         if self.is_asked() {
             self.warm.store(false, Relaxed);
         }
     }
 
-    /// By the thread: nothing it finds with the record is its own.
+    /// Called by the thread, which discards the record's earlier state.
     pub fn claim(&self, thread: usize, mark: &Mark) {
         self.thread.store(thread, Relaxed);
-        // Pairs with the one in `ask_until_found` (Q3).
+        // Pairs with the fence in `ask_until_found` (Q3).
         fence(SeqCst);
         if mark.load(Relaxed) {
             self.ask();
         }
     }
 
-    /// The thread has ended, or never was.
+    /// The thread has ended, or never existed.
     pub fn reset(&self) {
         self.thread.store(0, Relaxed);
         self.warm.store(false, Relaxed);
@@ -74,10 +74,10 @@ impl CancelRequest {
         self.thread.load(Relaxed) == thread
     }
 
-    /// By any thread, after libc's word and a fence.
+    /// Called by any thread, after libc's word is set and a fence.
     pub fn ask(&self) {
         self.asked.store(true, Relaxed);
-        // Pairs with the one in `warm_up`.
+        // Pairs with the fence in `warm_up`.
         fence(SeqCst);
         self.warm.store(false, Relaxed);
     }
@@ -86,12 +86,12 @@ impl CancelRequest {
         self.asked.load(Relaxed)
     }
 
-    /// By the thread: `look` looks at libc's word, and acts on a request if it may; returns whether
-    /// it might.
+    /// Called by the thread. `look` checks libc's word, and acts on a request if cancellation is enabled; it returns
+    /// whether it is enabled.
     pub fn act(&self, look: impl FnOnce() -> bool) {
         self.asked.store(false, Relaxed);
-        // Pairs with the one between libc's word and `ask` (Q2): if the request is not seen by
-        // `look`, it asks after the store above.
+        // Pairs with the fence between libc's word and `ask` (Q2): if `look` does not see the
+        // request, `ask` comes after the store above.
         fence(SeqCst);
         if !look() {
             self.ask();
@@ -103,7 +103,7 @@ impl CancelRequest {
 pub fn ask_until_found(ask: impl Fn() -> bool, mark: &Mark) {
     if !ask() {
         mark.store(true, Relaxed);
-        // Pairs with the one in `claim`.
+        // Pairs with the fence in `claim`.
         fence(SeqCst);
         ask();
     }

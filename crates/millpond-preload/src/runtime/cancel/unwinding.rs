@@ -1,14 +1,14 @@
-//! How frames of this library are taken away when a thread ends: `cancel.C5`.
+//! Removal of this library's frames when a thread ends: `cancel.C5`.
 
 use std::ffi::{c_int, c_void};
 
-/// cancel.C5. Unwinding asks each frame's personality what there is to do. Rust's would have values
-/// dropped, and stop the process where the frame was interrupted between two calls; ours answers in its
-/// place that there is nothing. That holds for exceptions of the program, too, which pass where it is called
-/// back (`ftw`): there the library holds nothing. Its own panics unwind nothing, as they end the process
-/// (`end_on_panic`). So no answer depends on the unwinder that asks, which may be another one than ours.
+/// cancel.C5. Unwinding calls each frame's personality function. Rust's would drop the frame's
+/// values, and abort the process if the frame was interrupted between two calls. The library's function
+/// reports that the frame needs no cleanup. That also holds for exceptions of the program, which pass through frames
+/// that call it back (`ftw`): there the library holds nothing. The library's panics unwind nothing, as they end the
+/// process (`end_on_panic`). So the result is right for every unwinder, also for a different one than the library's.
 ///
-/// Once, when the library is loaded.
+/// Called once, when the library is loaded.
 pub fn let_threads_end() {
     // SAFETY: the word is writable data of this library, which unwinding only reads; nothing of
     // this library is unwound yet.

@@ -1,4 +1,7 @@
-//! Loom models of a file that is opened beside a fork, compiled by `tests/loom.rs`: a file that a child gets is found in the table by the fork, or reported to the open. The `loom_forks_without_*` twins leave one rule out and must fail.
+//! Loom models of a file that is opened beside a fork, compiled by `tests/loom.rs`.
+//!
+//! The fork finds a file that a child gets in the table, or the open reports it. The `loom_forks_without_*` twins leave
+//! one rule out and must fail.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -14,9 +17,9 @@ enum Rule {
     All,
     /// The open stores and loads without a fence between.
     NoFenceOfOpen,
-    /// So does the fork.
+    /// The fork stores and loads without a fence between.
     NoFenceOfFork,
-    /// A count that was odd before says nothing.
+    /// The open ignores that the count was odd before.
     NoOddCount,
 }
 
@@ -71,8 +74,8 @@ fn open_beside_a_fork(rule: Rule) {
         });
         let (is_found, is_childs) = model.fork(rule);
         let is_told = opener.join().unwrap();
-        assert!(!is_childs || is_found || is_told, "the child has it, and nobody knows");
-        assert!(!model.open(rule), "F2: no child has what is opened now");
+        assert!(!is_childs || is_found || is_told, "the child has it unnoticed");
+        assert!(!model.open(rule), "F2: no child has a file that is opened now");
     });
 }
 
@@ -82,19 +85,19 @@ fn loom_forks_opens() {
 }
 
 #[test]
-#[should_panic(expected = "nobody knows")]
+#[should_panic(expected = "unnoticed")]
 fn loom_forks_without_the_fence_of_an_open() {
     open_beside_a_fork(Rule::NoFenceOfOpen);
 }
 
 #[test]
-#[should_panic(expected = "nobody knows")]
+#[should_panic(expected = "unnoticed")]
 fn loom_forks_without_the_fence_of_a_fork() {
     open_beside_a_fork(Rule::NoFenceOfFork);
 }
 
 #[test]
-#[should_panic(expected = "nobody knows")]
+#[should_panic(expected = "unnoticed")]
 fn loom_forks_without_odd_counts() {
     open_beside_a_fork(Rule::NoOddCount);
 }

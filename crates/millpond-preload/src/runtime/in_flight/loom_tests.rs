@@ -17,7 +17,7 @@ const FD: RawFd = 7;
 struct Model {
     /// Of the numbers of one file, from `FD` on.
     slots: Vec<AtomicUsize>,
-    /// The kernel's offset and bytes: loom reports who uses them while they are taken over. Calls in the
+    /// The kernel's offset and bytes: loom reports an access while they are taken over. Calls in the
     /// kernel have its own lock.
     kernels: UnsafeCell<u32>,
     calls: [InFlight; 2],
@@ -96,7 +96,7 @@ fn explore_numbers(numbers: usize, callers: usize, rule: Rule, looks: bool) {
         model.claim(looks);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         if rule == Rule::All && model.slots[0].load(Relaxed) == UNSERVED {
-            assert!(model.claim(true), "nobody is in a call");
+            assert!(model.claim(true), "no thread is in a call");
         }
     });
 }

@@ -1,5 +1,5 @@
-//! Loom models of reading sections, compiled by `tests/loom.rs`: what was found in a slot is not
-//! freed while a section looks at it. The `loom_reading_without_*` twins leave one rule out and
+//! Loom models of reading sections, compiled by `tests/loom.rs`: an object that a section found in a slot is not
+//! freed while the section uses it. The `loom_reading_without_*` twins leave one rule out and
 //! must fail.
 
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -12,10 +12,10 @@ use crate::runtime::sync::AtomicUsize;
 
 use super::*;
 
-/// A slot of the table, what it points to, and the threads that look at it.
+/// A slot of the table, the object that it points to, and the threads that use it.
 struct Model {
     slot: AtomicUsize,
-    /// Loom reports what is looked at while it is freed.
+    /// Loom reports an access that is concurrent with the free.
     contents: UnsafeCell<u32>,
     sections: [Sections; 2],
 }
@@ -68,7 +68,7 @@ fn readers(model: &Arc<Model>) -> Readers<Of> {
     Readers::take(|| {}, |note| (0..2).for_each(|reader| note(Of(Arc::clone(model), reader))))
 }
 
-/// Clears the slot, and frees if nobody reads; else the threads it has to ask again.
+/// Clears the slot, and frees if there are no readers; else returns the threads to check again.
 fn clear_and_free(model: &Arc<Model>) -> Option<Readers<Of>> {
     model.clear();
     free_or_put_off(model, readers(model))
@@ -84,7 +84,7 @@ fn free_or_put_off(model: &Model, mut readers: Readers<Of>) -> Option<Readers<Of
 
 type Free = fn(&Arc<Model>) -> Option<Readers<Of>>;
 
-/// Two threads that do these, and one that clears the slot, and frees, then or when they are done.
+/// Two threads run `reads`, and one clears the slot, and frees, then or when the two are done.
 fn explore(reads: [fn(&Model); 2], free: Free) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -95,22 +95,22 @@ fn explore(reads: [fn(&Model); 2], free: Free) {
             thread::spawn(move || read(&model))
         });
         let put_off = free(&model);
-        // Again: some may have come out meanwhile, and into another.
+        // Again: some readers may have left the section since, and entered another.
         let put_off = put_off.and_then(|readers| free_or_put_off(&model, readers));
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         if let Some(readers) = put_off {
-            assert!(free_or_put_off(&model, readers).is_none(), "nobody reads any more");
+            assert!(free_or_put_off(&model, readers).is_none(), "no thread reads any more");
         }
     });
 }
 
-/// Goal: what a section found stays until it ends; a later one does not find it.
+/// Goal: an object that a section found stays until the section ends; a later section does not find it.
 #[test]
 fn loom_reading_keeps_what_was_found() {
     explore([|model| model.hit(0, true), |model| model.hit(1, true)], clear_and_free);
 }
 
-/// Goal: so it is of a thread that hits again and again, for which nobody waits longer than for one hit.
+/// Goal: the same for a thread that hits again and again; the freeing thread waits at most for one hit.
 #[test]
 fn loom_reading_again_keeps_what_was_found() {
     let twice = |model: &Model| (0..2).for_each(|_| model.hit(0, true));
@@ -126,7 +126,7 @@ fn loom_reading_again_keeps_what_was_found() {
     });
 }
 
-/// Goal: a handler's section in a section does not end that.
+/// Goal: a handler's section in a section does not end the outer one.
 #[test]
 fn loom_reading_nests() {
     let nested = |model: &Model| {

@@ -1,5 +1,5 @@
-//! Loom models of a thread that reads, and of another that cancels it, compiled by `tests/loom.rs`:
-//! in the end the thread has acted on the request, or has no hits, so that its next read comes to a
+//! Loom models of a thread that reads, and of another that cancels it, compiled by `tests/loom.rs`.
+//! In the end the thread has acted on the request, or has no hits, so that its next read reaches a
 //! point. The `loom_cancel_without_*` twins leave one rule out and must fail.
 
 use loom::sync::Arc;
@@ -99,13 +99,13 @@ fn explore(rules: Rules) {
     });
 }
 
-/// Goal: no request is lost, whatever it races with.
+/// Goal: no request is lost, in any order of the two threads' steps.
 #[test]
 fn loom_cancel_ends_hits() {
     explore(RULES);
 }
 
-/// Goal: what is settled in vain is asked again: where cancellation is disabled, and then enabled.
+/// Goal: a request that meets disabled cancellation is pending until cancellation is enabled.
 #[test]
 fn loom_cancel_waits_while_disabled() {
     loom::model(|| {
