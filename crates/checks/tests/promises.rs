@@ -11,6 +11,7 @@ const HEADING: &str = "## Documented promises";
 const DOCUMENTS: &[&str] = &[
     "README.md",
     "docs/run.md",
+    "docs/run-internals.md",
     "docs/objects.md",
     "docs/sqlite.md",
     "docs/guide/rust.md",

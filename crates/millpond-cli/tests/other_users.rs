@@ -509,7 +509,7 @@ fn a_report_is_opened_as_by_a_shell() {
     }
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(fs::read_to_string(&behind).unwrap().starts_with("millpond: "));
-    let limits = include_str!("../../../docs/run.md");
+    let limits = include_str!("../../../docs/run-internals.md");
     assert!(limits.contains("`--report FILE` opens FILE as a shell opens `> FILE`"));
 }
 

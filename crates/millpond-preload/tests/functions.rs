@@ -94,7 +94,7 @@ fn each_name_is_there_once() {
     }
 }
 
-const RUN: &str = include_str!("../../../docs/run.md");
+const RUN: &str = include_str!("../../../docs/run-calls.md");
 const BEGIN: &str = "<!-- calls: begin -->\n";
 const END: &str = "<!-- calls: end -->\n";
 
@@ -134,7 +134,7 @@ fn names_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// The table of docs/run.md.
+/// The table of docs/run-calls.md.
 fn calls_as_text() -> String {
     let (tests, mut text, mut untested) = (tests(), String::new(), Vec::new());
     text += "| functions | system calls | | tests |\n|---|---|---|---|\n";
@@ -159,7 +159,7 @@ fn calls_as_text() -> String {
     text
 }
 
-/// Goal: at least one test tries each call, and docs/run.md states how the library treats each. With
+/// Goal: at least one test tries each call, and docs/run-calls.md states how the library treats each. With
 /// `MILLPOND_WRITE_DOCS=1` the test writes the page.
 #[cfg(target_arch = "x86_64")]
 #[test]
@@ -168,9 +168,9 @@ fn the_documentation_has_every_call() {
     let (calls, after) = rest.split_once(END).unwrap();
     let expected = calls_as_text();
     if std::env::var_os("MILLPOND_WRITE_DOCS").is_some() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/run.md");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/run-calls.md");
         std::fs::write(path, [before, BEGIN, &expected, END, after].concat()).unwrap();
     } else {
-        assert!(calls == expected, "docs/run.md is not of this table: MILLPOND_WRITE_DOCS=1");
+        assert!(calls == expected, "docs/run-calls.md is not of this table: MILLPOND_WRITE_DOCS=1");
     }
 }

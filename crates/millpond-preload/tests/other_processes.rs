@@ -1,6 +1,6 @@
 //! Opens by other processes of a file that the library serves: its lease, and the time until the library gives it up.
 //!
-//! docs/run.md documents each difference from the kernel. A test here requires the kernel's behaviour unless the
+//! docs/run.md or docs/run-internals.md documents each difference from the kernel. A test here requires the kernel's behaviour unless the
 //! document names a difference.
 
 mod common;
@@ -13,7 +13,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use common::{Mode, Pond, ServedFiles};
 
-const DOCUMENT: &str = include_str!("../../../docs/run.md");
+const DOCUMENT: &str =
+    concat!(include_str!("../../../docs/run.md"), include_str!("../../../docs/run-internals.md"));
 
 /// A program for which a writable file is served, and which is idle then.
 struct Holder {
