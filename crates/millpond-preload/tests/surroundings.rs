@@ -115,7 +115,10 @@ fn check(row: &Row, differences: Vec<String>, failures: &mut Vec<String>) {
             let text = [read("run.md"), read("run-internals.md")].concat();
             let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
             if !words(&text).contains(&words(sentence)) {
-                failures.push(format!("{}: docs/run.md and docs/run-internals.md do not say {sentence:?}", row.name));
+                failures.push(format!(
+                    "{}: docs/run.md and docs/run-internals.md do not say {sentence:?}",
+                    row.name
+                ));
             }
             for difference in differences {
                 println!("documented: {difference}");

@@ -189,15 +189,15 @@ impl CachedFile {
         let dst: SegmentIter<'_> = (&segment).into();
         let slot = self.cache().counters.mine();
         let read = match mapped_read::try_read(self, pages, slot, dst, start) {
-            Some(_) => Ok(dst.left()),
+            Some(moved) => Ok(moved),
             None => mapped_read::read_all(self, pages, dst, start),
         };
         match read {
-            Ok(moved) if start + moved > offset => {
+            Ok(moved) if start + moved as u64 > offset => {
                 // The last view of the frame frees it, as it is in no page word.
                 frames.meta(frame).pins.pin();
                 frames.release(frame, class);
-                Ok(Some((frame, start + moved)))
+                Ok(Some((frame, start + moved as u64)))
             }
             other => {
                 frames.free(frame, class);

@@ -51,19 +51,52 @@ fn forget_copy(slot: &ThreadCounts, dst: SegmentIter<'_>) {
 }
 
 /// Reads at `offset` under a shared guard, by the back end. Blocks for writers of the same pages and for the device.
+/// Returns fewer bytes at the end of the file, or before bytes that can't be read.
 pub(crate) fn read_slow(
     file: &CachedFile,
     pages: &MappedPages,
     dst: SegmentIter<'_>,
     offset: u64,
 ) -> Result<usize> {
+    let guard = file.lock(offset, offset + dst.left(), Mode::Shared);
+    let outcome = transfer(file, dst, offset);
+    drop(guard);
+    count(file, pages, offset, outcome)
+}
+
+/// The same, where a byte below the end of the file that can't be read is an error.
+pub(crate) fn read_all(
+    file: &CachedFile,
+    pages: &MappedPages,
+    mut dst: SegmentIter<'_>,
+    offset: u64,
+) -> Result<usize> {
+    // One guard for all attempts: a writer between two of them would tear the read.
+    let guard = file.lock(offset, offset + dst.left(), Mode::Shared);
+    let mut done = 0;
+    let outcome = loop {
+        match transfer(file, dst, offset + done) {
+            Ok(moved) if moved > 0 => {
+                dst.advance(moved);
+                done += moved;
+            }
+            Ok(_) => break Ok(done),
+            Err(error) => break Err(error),
+        }
+        if dst.left() == 0 {
+            break Ok(done);
+        }
+    };
+    drop(guard);
+    count(file, pages, offset, outcome)
+}
+
+/// Has the back end read, under a guard of the caller's.
+fn transfer(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<u64> {
     let len = dst.left();
-    let guard = file.lock(offset, offset + len, Mode::Shared);
     let mut batch = [Transfer::new(Direction::Read, offset, dst)];
     file.carry_out(&mut batch);
     let [Transfer { moved, error, .. }] = batch;
-    drop(guard);
-    file.cache().counters.mine().passed(moved);
     if error.is_some() {
         // The device may have moved more bytes, up to the end of the file.
         let end = file.backing.len().map_or(len, |size| size.saturating_sub(offset).min(len));
@@ -74,30 +107,21 @@ pub(crate) fn read_slow(
             Err(Error::Fault { op: Op::Read, offset, len })
         }
         Some(error) if moved == 0 => Err(Error::io(Op::Read, offset, len, error)),
-        _ => {
-            pages.note_slow_read(&*file.backing, offset + moved);
-            Ok(moved as usize)
-        }
+        _ => Ok(moved),
     }
 }
 
-/// [`read_slow`] to the end of `dst` or of the file; a byte that can't be read is an error.
-pub(crate) fn read_all(
+/// After the release of the guard.
+fn count(
     file: &CachedFile,
     pages: &MappedPages,
-    mut dst: SegmentIter<'_>,
     offset: u64,
-) -> Result<u64> {
-    let mut done = 0;
-    while dst.left() > 0 {
-        let moved = read_slow(file, pages, dst, offset + done)? as u64;
-        if moved == 0 {
-            break;
-        }
-        dst.advance(moved);
-        done += moved;
-    }
-    Ok(done)
+    outcome: Result<u64>,
+) -> Result<usize> {
+    let moved = outcome?;
+    file.cache().counters.mine().passed(moved);
+    pages.note_slow_read(&*file.backing, offset + moved);
+    Ok(moved as usize)
 }
 
 /// Reads into one piece of memory as far as the kernel has the pages (`RWF_NOWAIT`). `None`: it would wait, or a
@@ -115,11 +139,14 @@ pub(crate) fn read_without_waiting(
     let fd = descriptor(file)?.as_raw_fd();
     // SAFETY: the maker of the segment vouches for its memory.
     let moved = unsafe { libc::preadv2(fd, &raw const iovec, 1, offset as i64, libc::RWF_NOWAIT) };
-    drop(guard);
-    if moved >= 0 {
-        return Some(Ok(moved as usize));
-    }
     let error = io::Error::last_os_error();
+    if moved >= 0 {
+        // Fewer bytes are an answer at the end of the file alone, which writers of this process move under a guard.
+        let is_whole = moved as usize == piece.len() && piece.len() as u64 == len;
+        let is_end = || file.backing.len().is_ok_and(|size| offset + moved as u64 >= size);
+        return (is_whole || is_end()).then_some(Ok(moved as usize));
+    }
+    drop(guard);
     let would_wait = [libc::EAGAIN, libc::EOPNOTSUPP, libc::EINTR];
     match error.raw_os_error() {
         Some(errno) if would_wait.contains(&errno) => None,
