@@ -4,6 +4,8 @@
 
 use std::os::fd::RawFd;
 
+use millpond::page_cache::PAGE_CACHED;
+
 use crate::runtime::sys::sys;
 use crate::runtime::{config, link};
 
@@ -105,15 +107,6 @@ pub fn knows_direct(fd: RawFd) -> bool {
     !is_in_memory && (!told || (1..=4096).contains(&alignment))
 }
 
-/// File systems whose `read` copies from the pages that a mapping of the same description shows.
-const PAGE_CACHED: [i64; 6] = [
-    0xEF53,      // ext2, ext3, ext4
-    0x5846_5342, // XFS
-    0x9123_683E, // btrfs
-    0xF2F5_2010, // F2FS
-    0x3153_464A, // JFS
-    0x5265_4973, // ReiserFS
-];
 /// Local file systems whose mappings are not used:
 ///
 /// - overlay: a mapping of a description that was opened before the copy-up shows the lower file, and `read`

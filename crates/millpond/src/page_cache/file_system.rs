@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 /// - tmpfs: a fault in a hole allocates a page of the file system;
 /// - ZFS: a mapping is a second copy of its own cache;
 /// - network file systems and FUSE: the server may change a file without a notice.
-const PAGE_CACHED: [u32; 6] = [
+pub const PAGE_CACHED: [i64; 6] = [
     0x0000_EF53, // ext2, ext3, ext4
     0x5846_5342, // XFS
     0x9123_683E, // btrfs
@@ -20,5 +20,5 @@ const PAGE_CACHED: [u32; 6] = [
 /// Whether a mapping of the description at `fd` shows the bytes that a read returns, and costs the file system no
 /// space.
 pub(crate) fn maps_what_it_reads(fd: BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatfs(fd).is_ok_and(|stat| PAGE_CACHED.contains(&(stat.f_type as u32)))
+    rustix::fs::fstatfs(fd).is_ok_and(|stat| PAGE_CACHED.contains(&stat.f_type))
 }

@@ -47,6 +47,7 @@ mod versions;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+pub use file_system::PAGE_CACHED;
 pub(crate) use file_system::maps_what_it_reads;
 use mapping::SharedMapping;
 pub use versions::PAGE_BYTES;
