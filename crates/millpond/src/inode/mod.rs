@@ -272,7 +272,7 @@ impl CachedFile {
     /// When writes reach the back end. Under a guard: a write that finds `Back` ends before
     /// [`CachedFile::suspend_writeback`] writes back.
     pub(crate) fn write_mode(&self) -> WriteMode {
-        // Acquire: the guard orders it; see `begin_through`. Argued: there.
+        // Acquire: the guard orders it; see `suspend_writeback`. Argued: there.
         if self.through.load(Acquire) > 0 { WriteMode::Through } else { self.opened_mode }
     }
 
@@ -288,7 +288,7 @@ impl CachedFile {
 
     /// Has writes go through for as long as the file is open.
     pub(crate) fn stay_through(&self) {
-        // Argued: as in `begin_through`.
+        // Argued: as in `suspend_writeback`.
         self.through.fetch_or(STAYS_THROUGH, AcqRel);
     }
 

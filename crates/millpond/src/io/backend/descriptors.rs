@@ -44,7 +44,8 @@ pub enum Backing {
     ///
     /// The kernel chooses the cached pages. [`EngineBuilder::cache_bytes`](crate::EngineBuilder::cache_bytes) does not
     /// limit them. Changes by other processes are visible at once; a read beside a write of
-    /// another process may be torn, as with `read(2)`.
+    /// another process may be torn, as with `read(2)`. Only one process may append: [`File::append`](crate::File::append)
+    /// looks up the end of the file before it writes.
     ///
     /// A page that can't be read, or that another process cuts off, raises SIGBUS in the copy. So the first such open
     /// installs a handler ([`fault::install_handler`](crate::fault::install_handler)), which ends the copy and passes any
