@@ -237,7 +237,7 @@ fn opens_wait_for_a_keeper() {
     }
 }
 
-/// The mark of a keeper that has the file of a dead process: see `survival::mark` of the engine.
+/// The mark of a keeper that has the file of a dead process: see `recovery::mark` of the engine.
 struct StandIn(OwnedFd);
 
 impl StandIn {

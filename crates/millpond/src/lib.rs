@@ -22,8 +22,8 @@
 //! # }
 //! ```
 //!
-//! Data flows one way, and each folder knows only those below it: `face` and `queue` -> `direct`, `write`,
-//! `read` -> `flush` -> `inode` -> `writeback`, `cache` -> `survival` -> `io` -> back end.
+//! Data flows one way, and each folder knows only those below it: `api` and `queue` -> `direct`, `write`,
+//! `read` -> `flush` -> `inode` -> `writeback`, `cache` -> `recovery` -> `io` -> back end.
 //!
 //! With the feature `sim` there are back ends without files, too: a device that is slow and faulty on purpose,
 //! for tests, and one that moves no bytes, to measure the way to it.
@@ -38,7 +38,7 @@
 #[cfg(scheduled)]
 extern crate millpond_schedule as std;
 
-mod face;
+mod api;
 
 mod preload;
 
@@ -58,7 +58,7 @@ mod writeback;
 
 mod cache;
 
-mod survival;
+mod recovery;
 
 #[cfg(feature = "sim")]
 mod sim;
@@ -107,14 +107,14 @@ mod skip;
 mod tests;
 
 pub use advice::Advice;
+pub use api::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
+pub use api::blob::{Arrival, Blob, BlobView, Claim, Fill};
+pub use api::engine::Engine;
+pub use api::file::File;
+pub use api::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
+pub use api::view::View;
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use error::{Error, Op, PersistStep, Result};
-pub use face::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
-pub use face::blob::{Arrival, Blob, BlobView, Claim, Fill};
-pub use face::engine::Engine;
-pub use face::file::File;
-pub use face::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
-pub use face::view::View;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use io::segment::fuzz::segment_lists as fuzz_segment_lists;
@@ -129,12 +129,12 @@ pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
 #[doc(hidden)]
 pub use read::unguarded::{Begun, KernelRead, UnguardedRead};
+pub use recovery::keeper;
 #[cfg(feature = "sim")]
 pub use sim::{SimDevice, SimOptions, SimWrite};
 #[doc(hidden)]
 pub use stats::HitCounts;
 pub use stats::Stats;
-pub use survival::keeper;
 pub use waits::{Dump, WaitFor, Waiting};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

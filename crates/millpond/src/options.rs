@@ -9,9 +9,9 @@ use crate::Engine;
 use crate::error::{Error, Op, Result};
 pub use crate::io::backend::descriptors::Backing;
 use crate::io::flight;
+use crate::recovery::Address;
 #[cfg(feature = "sim")]
 use crate::sim::SimOptions;
-use crate::survival::Address;
 pub use crate::units::{PAGE_BYTES_MAX, PAGE_BYTES_MIN};
 use crate::waits::{Waiting, Watch};
 

@@ -16,9 +16,9 @@
 use std::sync::Arc;
 use std::task::Waker;
 
+use crate::api::file::{File, release_handle};
+use crate::api::unattended::Around;
 use crate::error::Result;
-use crate::face::file::{File, release_handle};
-use crate::face::unattended::Around;
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment::{Segment, SegmentIter};

@@ -29,7 +29,7 @@ mod tally;
 #[allow(dead_code, reason = "some of it is the writers' alone")]
 #[path = "../../../millpond-preload/src/report/told.rs"]
 mod told;
-#[path = "../../../millpond/src/survival/keeper/trusted_directory.rs"]
+#[path = "../../../millpond/src/recovery/keeper/trusted_directory.rs"]
 mod trusted_directory;
 
 use std::env;

@@ -59,8 +59,8 @@ use crate::cache::table::page::{Change, PageWord};
 use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
 use crate::copy;
 use crate::options::Admission;
+use crate::recovery::Address;
 use crate::stats::Counters;
-use crate::survival::Address;
 use crate::units::{FrameIndex, PageIndex};
 
 /// Extra eviction passes beyond a full sweep (evict.E3), as pages are inserted concurrently.

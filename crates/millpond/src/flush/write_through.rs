@@ -50,8 +50,8 @@ impl CachedFile {
     /// keeper may succeed. Until it is done, the guards of those files are held. So no write comes
     /// in between, and the flusher writes only bytes that the keeper writes too.
     pub(crate) fn detach_keeper(shared: &Arc<Shared>) {
-        let Some(survival) = shared.cache.frames.survival() else { return };
-        survival.part();
+        let Some(recovery) = shared.cache.frames.recovery() else { return };
+        recovery.part();
         let files: Vec<_> = registry()
             .all()
             .iter()
@@ -66,7 +66,7 @@ impl CachedFile {
                 held.push(file.lock(0, u64::MAX, Mode::Exclusive));
             }
         }
-        survival.goodbye();
+        recovery.goodbye();
         drop(held);
     }
 }

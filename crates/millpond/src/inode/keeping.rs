@@ -19,27 +19,27 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::event::event;
 use crate::inode::CachedFile;
-use crate::survival::{EntryUse, Intent, Survival};
+use crate::recovery::{EntryUse, Intent, Recovery};
 use crate::units::{FrameIndex, PageIndex};
 
 impl CachedFile {
-    fn survival(&self) -> Option<&Survival> {
-        self.cache().frames.survival().map(Arc::as_ref)
+    fn recovery(&self) -> Option<&Recovery> {
+        self.cache().frames.recovery().map(Arc::as_ref)
     }
 
-    fn kept(&self) -> Option<(&Survival, EntryUse)> {
-        let survival = self.survival()?;
+    fn kept(&self) -> Option<(&Recovery, EntryUse)> {
+        let recovery = self.recovery()?;
         let word = self.kept.slot.load(Acquire);
-        (word != 0).then(|| (survival, EntryUse::from_word(word)))
+        (word != 0).then(|| (recovery, EntryUse::from_word(word)))
     }
 
     /// Whether pages of the file survive this process from now on, as far as the engine wants that. Each write that
     /// may stay in the cache calls this, so the next write notices a keeper that died. Caller: holds a writer's
     /// guard.
     pub(crate) fn keep(&self) -> bool {
-        let Some(survival) = self.survival() else { return true };
-        if !survival.has_keeper() {
-            survival.tell_lost();
+        let Some(recovery) = self.recovery() else { return true };
+        if !recovery.has_keeper() {
+            recovery.tell_lost();
             return false;
         }
         if self.kept.slot.load(Acquire) != 0 {
@@ -52,13 +52,13 @@ impl CachedFile {
         let Some(fd) = self.backing.descriptor(true) else { return false };
         let size = self.core().size.get();
         let adopted =
-            survival.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
+            recovery.adopt(fd, self.id.device, self.id.inode, size, self.core().page_shift);
         match adopted {
             Ok(slot) => {
-                self.kept.changes.enter(survival, slot, fd);
+                self.kept.changes.enter(recovery, slot, fd);
                 let _told = self.kept.sizes.lock().expect("no panic under the lock");
                 self.kept.slot.store(slot.word(), Release);
-                survival.set_size(slot, self.core().size.get());
+                recovery.set_size(slot, self.core().size.get());
                 true
             }
             Err(error) => {
@@ -73,10 +73,10 @@ impl CachedFile {
     /// The keeper drops its descriptor. Caller: holds an exclusive guard over the whole file, of which no page is
     /// DIRTY.
     pub(crate) fn let_go(&self) {
-        if let Some((survival, slot)) = self.kept() {
+        if let Some((recovery, slot)) = self.kept() {
             self.kept.slot.store(0, Release);
             self.kept.changes.leave();
-            survival.forget(slot);
+            recovery.forget(slot);
         }
     }
 
@@ -87,54 +87,54 @@ impl CachedFile {
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,
         size: Option<u64>,
     ) {
-        if let Some((survival, slot)) = self.kept() {
-            survival.commit(slot, pages, size);
+        if let Some((recovery, slot)) = self.kept() {
+            recovery.commit(slot, pages, size);
         }
     }
 
     /// The frame's bytes are at the back end, or older than the committed ones.
     pub(crate) fn forget_frame(&self, frame: FrameIndex) {
-        if let Some(survival) = self.survival() {
-            survival.clean(frame);
+        if let Some(recovery) = self.recovery() {
+            recovery.clean(frame);
         }
     }
 
     /// Calls `act`, which changes the file below the cache and then the cache's state of it. The keeper finishes the
     /// change if the process dies during the call.
     pub(crate) fn intending<R>(&self, intent: Intent, act: impl FnOnce() -> R) -> R {
-        if self.survival().is_none() {
+        if self.recovery().is_none() {
             return act();
         }
         let _one = self.kept.adopting.lock().expect("no panic under the lock");
-        let Some((survival, slot)) = self.kept() else { return act() };
-        survival.set_intent(slot, intent);
+        let Some((recovery, slot)) = self.kept() else { return act() };
+        recovery.set_intent(slot, intent);
         let outcome = act();
-        survival.clear_intent(slot);
+        recovery.clear_intent(slot);
         outcome
     }
 
     /// A caller is about to change the file below the cache without its back end. The file will be no longer than
     /// `reach`.
     pub(crate) fn begin_change(&self, reach: u64) {
-        if let Some(survival) = self.survival() {
-            self.kept.changes.begin(survival, reach);
+        if let Some(recovery) = self.recovery() {
+            self.kept.changes.begin(recovery, reach);
         }
     }
 
     /// Ends what [`CachedFile::begin_change`] began.
     pub(crate) fn end_change(&self) {
-        if let Some(survival) = self.survival() {
-            self.kept.changes.end(survival, self.backing.descriptor(true));
+        if let Some(recovery) = self.recovery() {
+            self.kept.changes.end(recovery, self.backing.descriptor(true));
         }
     }
 
     /// Changes the size, under an exclusive guard to the end of the file.
     pub(crate) fn set_size(&self, size: u64) {
         self.core().size.set(size);
-        if self.survival().is_some() {
+        if self.recovery().is_some() {
             let _told = self.kept.sizes.lock().expect("no panic under the lock");
-            if let Some((survival, slot)) = self.kept() {
-                survival.set_size(slot, size);
+            if let Some((recovery, slot)) = self.kept() {
+                recovery.set_size(slot, size);
             }
         }
     }
@@ -142,8 +142,8 @@ impl CachedFile {
     /// The size that the keeper would set, if it has the file.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn kept_size(&self) -> Option<u64> {
-        let (survival, slot) = self.kept()?;
-        Some(survival.tables().files[slot.index as usize].size.load(Acquire))
+        let (recovery, slot) = self.kept()?;
+        Some(recovery.tables().files[slot.index as usize].size.load(Acquire))
     }
 
     /// Whether DIRTY pages survive this process.

@@ -3,14 +3,14 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use crate::survival::changes::Changes;
+use crate::recovery::changes::Changes;
 
 /// The entry of a file in the keeper's tables, if it has one.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// As [`EntryUse::word`](crate::survival::EntryUse::word); 0 is none.
+    /// As [`EntryUse::word`](crate::recovery::EntryUse::word); 0 is none.
     pub(crate) slot: AtomicU64,
-    /// Also: one intent at a time (survival.K5).
+    /// Also: one intent at a time (recovery.K5).
     pub(crate) adopting: Mutex<()>,
     pub(crate) sizes: Mutex<()>,
     pub(crate) changes: Arc<Changes>,

@@ -62,8 +62,8 @@ use crate::io::pool::Pool;
 use crate::io::request;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::{Backing, OpenOptions, WriteMode};
-use crate::survival::changes::ToldFile;
-use crate::survival::mark::Marks;
+use crate::recovery::changes::ToldFile;
+use crate::recovery::mark::Marks;
 use crate::units::PageIndex;
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
 use crate::writeback::{Flusher, Writeback, unreported_errors};
@@ -108,7 +108,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// See [`crate::Stats::has_lost_keeper`].
     pub(crate) fn has_lost_keeper(&self) -> bool {
-        self.cache.frames.survival().is_some_and(|survival| survival.has_lost_keeper())
+        self.cache.frames.recovery().is_some_and(|recovery| recovery.has_lost_keeper())
     }
 }
 
@@ -238,8 +238,8 @@ impl CachedFile {
         let mapped_pages =
             mapped_pages.then(|| Box::new(MappedPages::new(id, shared.backend.has_files())));
         let kept = Kept::default();
-        let backing = match shared.cache.frames.survival() {
-            Some(survival) => Arc::new(ToldFile::new(backing, &kept.changes, survival)),
+        let backing = match shared.cache.frames.recovery() {
+            Some(recovery) => Arc::new(ToldFile::new(backing, &kept.changes, recovery)),
             None => backing,
         };
         Ok(Arc::new_cyclic(|this| CachedFile {

@@ -11,7 +11,7 @@ use crate::inode::registry::Found;
 use crate::inode::{CachedFile, Shared, length, registry};
 use crate::io::backend::{BackingFile, OpenedFor};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
-use crate::survival::mark;
+use crate::recovery::mark;
 use crate::units::kernel_page_bytes;
 
 /// A descriptor to open a file by.

@@ -43,9 +43,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 
+use crate::api::file::release_last_handle;
+use crate::api::unattended::{self, Around};
 use crate::error::{Error, Op, Result};
-use crate::face::file::release_last_handle;
-use crate::face::unattended::{self, Around};
 use crate::io::backend::driver::{AbortOnUnwind, Driver};
 use crate::io::backend::shared_ring::{Held, SharedRing};
 use crate::io::batch;

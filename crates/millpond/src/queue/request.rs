@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::api::file::File;
+use crate::api::unattended::{read_buffers, write_buffers};
 use crate::buffers::Buffer;
 use crate::error::{Error, Op, Result};
-use crate::face::file::File;
-use crate::face::unattended::{read_buffers, write_buffers};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::read::hit::HIT_PAGES_MAX;

@@ -26,8 +26,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
+use crate::api::file::{File, release_handle};
 use crate::error::Result;
-use crate::face::file::{File, release_handle};
 use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Request};
 use crate::read::miss::{Miss, Pace, Step, Wanted};

@@ -29,7 +29,7 @@ use crate::io::backend::Seek;
 use crate::io::backend::allocation::Overwrites;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
-use crate::survival::Intent;
+use crate::recovery::Intent;
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{drop_hidden, drop_pages, hide_pages};
 use crate::writeback::Copy;

@@ -138,7 +138,7 @@ impl Write<'_> {
     }
 
     /// A newer content of the page was committed and is about to be shown. From then on the old content must not
-    /// survive alone (survival.K4).
+    /// survive alone (recovery.K4).
     pub(super) fn supersede(&self, seen: Word) {
         if seen.is_dirty() || seen.is_under_writeback() {
             self.file.forget_frame(seen.frame());
@@ -146,7 +146,7 @@ impl Write<'_> {
     }
 
     /// The same for a page that is READY. It may be written back and evicted during the call. The pin keeps its frame
-    /// from being used for another page, whose record would be superseded instead (survival.K7).
+    /// from being used for another page, whose record would be superseded instead (recovery.K7).
     pub(super) fn supersede_ready(&self, word: &PageWord) {
         let seen = word.load();
         let owes = seen.is_dirty() || seen.is_under_writeback();

@@ -8,7 +8,7 @@ const VARIABLE: &str = "MILLPOND_SCHEDULE_RUN";
 pub enum Kind {
     /// Histories by `File`.
     File,
-    /// By every face.
+    /// By every interface.
     Faces,
     /// On a device that fails.
     FileErrors,

@@ -102,10 +102,10 @@ impl Frames {
 
     /// The last step of an allocation, before the first byte is written.
     pub(crate) fn prepare_for_use(&self, frame: FrameIndex, class: Class) {
-        if let Some(survival) = self.records(class) {
-            survival.free_record(frame);
+        if let Some(recovery) = self.records(class) {
+            recovery.free_record(frame);
         }
-        // This also makes the record FREE before the first such byte (survival.K2).
+        // This also makes the record FREE before the first such byte (recovery.K2).
         step::begin_reuse();
     }
 
@@ -213,7 +213,7 @@ impl Frames {
                 .map(|()| true)
                 .map_err(io::Error::from),
             // SAFETY: as above, and nothing was ever written there.
-            Some(survival) => unsafe { survival.place(first, CHUNK_UNITS, at.cast()) },
+            Some(recovery) => unsafe { recovery.place(first, CHUNK_UNITS, at.cast()) },
         };
         self.is_short.store(!matches!(is_set_up, Ok(true)), Relaxed);
         // If nothing has changed, the next attempt uses the same chunk.
@@ -291,11 +291,11 @@ impl Frames {
     /// Returns the frames that are not pinned, which are moved to the front. The others become
     /// orphans.
     fn retire<'f>(&self, frames: &'f mut [FrameIndex], class: Class) -> &'f [FrameIndex] {
-        if let Some(survival) = self.records(class) {
+        if let Some(recovery) = self.records(class) {
             // An orphan that stayed DIRTY could outlive the next contents of the page
-            // (survival.K4).
+            // (recovery.K4).
             for frame in frames.iter().filter(|&&frame| frame != FrameIndex::NONE) {
-                survival.free_record(*frame);
+                recovery.free_record(*frame);
             }
         }
         let retiring = Retiring::begin();

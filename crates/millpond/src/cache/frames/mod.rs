@@ -20,7 +20,7 @@
 //!   decommitted, the chunk is marked as not huge; otherwise the kernel would fill the hole again.
 //! - **W8** The address space is type-stable per class. Its physical memory may be replaced by
 //!   zeros, which read as an EMPTY word or an absent child.
-//! - **Survival.** With a keeper, chunks of pages are shared memory (see `survival`); all other
+//! - **Recovery.** With a keeper, chunks of pages are shared memory (see `recovery`); all other
 //!   memory stays private. The record of a frame in the keeper's tables is FREE from the time the
 //!   frame left its page, at the latest before it is allocated again.
 //! - **Fork.** A child of fork gets the address space without the memory: each frame reads as zeros
@@ -71,7 +71,7 @@ use crate::cache::frames::pin::Pins;
 use crate::cache::policy::queue_node::QueueNode;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
-use crate::survival::{Address, Survival};
+use crate::recovery::{Address, Recovery};
 use crate::sync;
 use crate::units::{
     CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES, UNIT_SHIFT,
@@ -278,7 +278,7 @@ pub(crate) struct Frames {
     /// False: there are no reservations. A hint that saves the lock.
     pub(in crate::cache) may_have_reservations: AtomicBool,
     pub(in crate::cache) magazines: Magazines,
-    survival: Option<Arc<Survival>>,
+    recovery: Option<Arc<Recovery>>,
     /// How often memory was returned to the system.
     #[cfg(test)]
     pub(crate) decommits: AtomicU64,
@@ -307,10 +307,10 @@ impl Frames {
         let bytes = units as usize * UNIT_BYTES;
         let system_page_bytes = system_page_bytes()?;
         let groups = if system_page_bytes > UNIT_BYTES { bytes / system_page_bytes } else { 0 };
-        let survival =
-            keeper.map(|keeper| Survival::connect(keeper, limit_bytes, units)).transpose()?;
-        let survival = survival.map(Arc::new);
-        let fixed_bytes = survival.as_ref().map_or(0, |survival| survival.fixed_bytes());
+        let recovery =
+            keeper.map(|keeper| Recovery::connect(keeper, limit_bytes, units)).transpose()?;
+        let recovery = recovery.map(Arc::new);
+        let fixed_bytes = recovery.as_ref().map_or(0, |recovery| recovery.fixed_bytes());
         let mapped = map(bytes + SLACK_BYTES, ProtFlags::READ)?;
         let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
         let metas_bytes = units as usize * size_of::<FrameMeta>();
@@ -340,7 +340,7 @@ impl Frames {
             reservations: Mutex::default(),
             may_have_reservations: AtomicBool::new(false),
             magazines: Magazines::new(limit_bytes),
-            survival,
+            recovery,
             #[cfg(test)]
             decommits: AtomicU64::new(0),
         };
@@ -355,14 +355,14 @@ impl Frames {
 
     /// The part that makes dirty pages survive. `None`: the engine has no keeper.
     #[inline]
-    pub(crate) fn survival(&self) -> Option<&Arc<Survival>> {
-        self.survival.as_ref()
+    pub(crate) fn recovery(&self) -> Option<&Arc<Recovery>> {
+        self.recovery.as_ref()
     }
 
     /// The same, if frames of `class` are in the keeper's tables.
     #[inline]
-    pub(in crate::cache) fn records(&self, class: Class) -> Option<&Survival> {
-        self.survival.as_deref().filter(|_| class.is_page())
+    pub(in crate::cache) fn records(&self, class: Class) -> Option<&Recovery> {
+        self.recovery.as_deref().filter(|_| class.is_page())
     }
 
     pub(in crate::cache) fn chunks_lock(&self) -> MutexGuard<'_, u32> {
@@ -376,7 +376,7 @@ impl Frames {
     /// The bytes that one frame is charged from its first use on. The part for its metadata, which
     /// stays resident, is never uncharged.
     pub(crate) fn charge(&self, class: Class) -> u64 {
-        let record_bytes = self.records(class).map_or(0, |_| Survival::RECORD_BYTES);
+        let record_bytes = self.records(class).map_or(0, |_| Recovery::RECORD_BYTES);
         (class.bytes() + class.units() as usize * (size_of::<FrameMeta>() + record_bytes)) as u64
     }
 

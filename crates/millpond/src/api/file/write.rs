@@ -1,0 +1,210 @@
+//! Writes and appends: by [`crate::write`] or directly.
+
+use std::io::IoSlice;
+
+use crate::api::file::{File, check_range};
+use crate::direct::{self, Extent, Operation};
+use crate::error::{Error, Op, Result};
+use crate::io::segment::{Segment, SegmentIter};
+use crate::io::segment_list::RawList;
+use crate::io::transfer::Direction;
+use crate::write::{self, How};
+
+impl File {
+    /// Writes `src` at byte `offset`; returns the bytes written. In mode
+    /// [`Through`](crate::WriteMode::Through) the storage backend has accepted them on return, and they are
+    /// as safe as writes to the kernel; in mode [`Back`](crate::WriteMode::Back) they are in the cache.
+    /// [`File::sync_data`] makes them durable.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidRange`] and [`Error::NotPermitted`] as for reads. [`Error::Io`]: no byte was
+    /// acknowledged. If the backend accepted only a part before it failed, the length of that part is
+    /// returned instead.
+    pub fn write_at(&self, src: &[u8], offset: u64) -> Result<usize> {
+        // SAFETY: a shared slice is valid for reads of its length; a write only reads.
+        let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
+        check_range(Op::Write, offset, src.len() as u64)?;
+        self.check(self.write, Op::Write, offset, src.len() as u64)?;
+        let how = How { durable: self.dsync, is_constant: true };
+        self.write_checked((&segment).into(), offset, how)
+    }
+
+    /// Like [`File::write_at`], and returns when the bytes, and the metadata to find them, are durable: one
+    /// write with `RWF_DSYNC`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`] and [`File::sync_data`]; the bytes may have been written.
+    pub fn write_at_dsync(&self, src: &[u8], offset: u64) -> Result<usize> {
+        // SAFETY: a shared slice is valid for reads of its length; a write only reads.
+        let segment = unsafe { [Segment::new(src.as_ptr().cast_mut(), src.len())] };
+        check_range(Op::Write, offset, src.len() as u64)?;
+        self.check(self.write, Op::Write, offset, src.len() as u64)?;
+        self.write_checked((&segment).into(), offset, How { durable: true, is_constant: true })
+    }
+
+    /// Like [`File::write_at`], from several buffers in turn, as one atomic write.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`].
+    pub fn write_vectored_at(&self, src: &[IoSlice<'_>], offset: u64) -> Result<usize> {
+        // SAFETY: IoSlice has the layout of iovec, by its documentation, and is valid for reads.
+        unsafe {
+            let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
+            self.write_vectored_raw_at(iovecs, offset)
+        }
+    }
+
+    /// Writes all of `src`; not atomically if the backend accepts it in parts.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`]; a part may have been written.
+    pub fn write_all_at(&self, src: &[u8], offset: u64) -> Result<()> {
+        let mut done = 0;
+        while done < src.len() {
+            done += self.write_at(&src[done..], offset + done as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Writes `src` at the end of the file; returns the offset of its first byte. Appends never interleave
+    /// and leave no gaps.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`]. Also [`Error::Io`] of kind `WriteZero`, if the backend accepted only a
+    /// part: its `offset` is the start of that part, its `len` the part's length.
+    pub fn append(&self, src: &[u8]) -> Result<u64> {
+        self.append_vectored(&[IoSlice::new(src)])
+    }
+
+    /// Like [`File::append`], from several buffers in turn.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::append`].
+    pub fn append_vectored(&self, src: &[IoSlice<'_>]) -> Result<u64> {
+        let total: usize = src.iter().map(|slice| slice.len()).sum();
+        // SAFETY: as in `write_vectored_at`.
+        let (offset, moved) = unsafe {
+            let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
+            self.append_vectored_raw(iovecs)?
+        };
+        if moved < total {
+            let part = std::io::ErrorKind::WriteZero;
+            return Err(Error::io(Op::Write, offset, moved as u64, part));
+        }
+        Ok(offset)
+    }
+
+    /// [`File::write_at`] from memory that may change during the call; the bytes written are then
+    /// unspecified.
+    ///
+    /// # Safety
+    ///
+    /// `src` must be valid for reads of `len` bytes, except that they may fault as `dst` of
+    /// [`File::read_raw_at`] may.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_at`], and [`Error::Fault`]: no byte was written.
+    pub unsafe fn write_raw_at(&self, src: *const u8, len: usize, offset: u64) -> Result<usize> {
+        // SAFETY: the caller's promise; a write only reads the memory.
+        let segment = unsafe { [Segment::new(src.cast_mut(), len)] };
+        self.write_segments((&segment).into(), offset)
+    }
+
+    /// [`File::write_vectored_at`] from memory that may change during the call.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::write_raw_at`], for each buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_raw_at`].
+    pub unsafe fn write_vectored_raw_at(&self, src: &[libc::iovec], offset: u64) -> Result<usize> {
+        // SAFETY: the caller's promise; a write only reads the memory.
+        let list = unsafe { RawList::from_iovecs(src) };
+        self.write_segments(list.iter(), offset)
+    }
+
+    pub(crate) fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
+        check_range(Op::Write, offset, src.left())?;
+        self.check(self.write, Op::Write, offset, src.left())?;
+        self.write_checked(src, offset, How { durable: self.dsync, is_constant: false })
+    }
+
+    fn write_checked(&self, src: SegmentIter<'_>, offset: u64, how: How) -> Result<usize> {
+        if self.direct {
+            return self.direct(Direction::Write, src, offset, how.durable);
+        }
+        write::write(&self.cached, src, offset, how)
+    }
+
+    /// [`File::append`] from memory that may change during the call. Returns the offset and the number of
+    /// bytes written, which may be fewer than requested.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::write_raw_at`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_raw_at`].
+    pub unsafe fn append_raw(&self, src: *const u8, len: usize) -> Result<(u64, usize)> {
+        let iovec = [libc::iovec { iov_base: src.cast_mut().cast(), iov_len: len }];
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.append_vectored_raw(&iovec) }
+    }
+
+    /// [`File::append_vectored`] from memory that may change during the call; see [`File::append_raw`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::write_raw_at`], for each buffer.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_raw_at`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// # let options = OpenOptions::new().read(true).write(true).create(true);
+    ///
+    /// let file = engine.open(&path, &options)?;
+    /// let mut memory = *b"pond";
+    /// let whole = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
+    /// // SAFETY: an array is valid for reads and writes of its length, and not used elsewhere.
+    /// unsafe {
+    ///     assert_eq!(file.append_raw(memory.as_ptr(), memory.len())?, (0, 4));
+    ///     assert_eq!(file.append_vectored_raw(&whole)?, (4, 4));
+    ///     assert_eq!(file.write_raw_at(memory.as_ptr(), 2, 8)?, 2);
+    ///     assert_eq!(file.write_vectored_raw_at(&whole, 10)?, 4);
+    ///     assert_eq!(file.read_vectored_raw_at(&whole, 8)?, 4);
+    /// }
+    /// assert_eq!(&memory, b"popo");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub unsafe fn append_vectored_raw(&self, src: &[libc::iovec]) -> Result<(u64, usize)> {
+        // SAFETY: the caller's promise; a write only reads the memory.
+        let list = unsafe { RawList::from_iovecs(src) };
+        check_range(Op::Write, 0, list.total())?;
+        self.check(self.write, Op::Write, 0, list.total())?;
+        if self.direct {
+            let (file, direction) = (&*self.cached, Direction::Write);
+            let (len, durable) = (list.total(), self.dsync);
+            let extent = Extent { file, direction, offset: 0, len, durable };
+            return direct::append(Operation { extent, segments: list.iter() }, self.bounce);
+        }
+        write::append(&self.cached, list.iter(), self.dsync)
+    }
+}

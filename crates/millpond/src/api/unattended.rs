@@ -1,0 +1,327 @@
+//! Background reads into the caller's memory: direct reads, and reads that bypass the cache
+//! (`read::around`). They own that memory, or borrow it, and call a function at their completion.
+//!
+//! ```text
+//!   direct: start -> begin (does not wait) -> backend: a ring, or background threads -> end -> tell
+//!                 -> conflict, or no slot --> a worker, which may wait
+//!   bypass:          begin, the same, -> submit -> backend, as above -> complete: end -> tell
+//!                                                                    -> else a worker reads it, and calls tell
+//! ```
+//!
+//! - **O1** Buffers, file and guard belong to the read until it completes: memory that the kernel may write
+//!   to is not freed, even if the result is not wanted any more. Lent memory is its lender's promise.
+//! - **O2** Guard and slot borrow from the file. The handle, which keeps the file, is stored next to them
+//!   and dropped after them.
+//! - **O3** The completion function may run on the thread that reaped the read. Work that has to wait there
+//!   (loading the file's new length, the last handle's write-back) is passed to a worker, which reports the
+//!   completion afterwards. Not before its guard is released, for which all workers may wait: the rest of a
+//!   short read goes to the backend again.
+//!
+//! Workers run writes. On a ring that any thread submits to, a direct write may complete only in the thread
+//! that submitted it, and if that truncates the file in the meantime, the kernel blocks it there until the
+//! write is done.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use crate::api::file::{File, check_range, release_handle};
+use crate::buffers::Buffer;
+use crate::direct::{self, Ended, Extent, Held};
+use crate::error::{Op, Result};
+use crate::inode::CachedFile;
+use crate::io::backend::shared_ring::{self, SharedRing};
+use crate::io::flight::{Flight, KeptSlot};
+use crate::io::request;
+use crate::io::segment::{Front, Misalignment, Segment};
+use crate::io::segment_list::RawList;
+use crate::io::transfer::{
+    self, BackgroundRead, Direction, Ending, SEGMENTS_MAX, Segments, Transfer, TransientRetries,
+    is_transient,
+};
+use crate::read::around::Lent;
+use crate::read::hit::wipe;
+
+/// The completion function of a read, which gets the buffers back.
+pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
+
+impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> Tell for T {}
+
+/// How a read bypasses the cache.
+enum Passage {
+    Direct(Held<'static>),
+    Around(Lent<'static>),
+}
+
+/// A read in flight (O1). Its fields are dropped in order (O2).
+struct Read<T> {
+    passage: Passage,
+    slot: KeptSlot<'static>,
+    list: RawList<'static>,
+    offset: u64,
+    /// The bytes moved so far.
+    moved: u64,
+    retries: TransientRetries,
+    handle: Arc<File>,
+    tell: T,
+}
+
+/// Starts a read into all of `list`, whose memory it owns or borrows until `tell` is called, or lets a
+/// worker run it. Does not wait.
+pub(crate) fn start_read(
+    handle: Arc<File>,
+    list: RawList<'static>,
+    offset: u64,
+    ring: Option<&Arc<SharedRing>>,
+    tell: impl Tell,
+) {
+    match begin(&handle, &list, offset) {
+        Err(error) => end(handle, list.into_buffers(), tell, Err(error)),
+        Ok(Some((held, slot))) => {
+            let passage = Passage::Direct(held);
+            Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
+        }
+        Ok(None) => read_by_worker(handle, list, offset, tell),
+    }
+}
+
+#[cold]
+fn read_by_worker(handle: Arc<File>, list: RawList<'static>, offset: u64, tell: impl Tell) {
+    let workers = Arc::clone(&handle.cached.shared.workers);
+    workers.run(Box::new(move || {
+        let outcome = handle.read_list(&list, offset);
+        end(handle, list.into_buffers(), tell, outcome);
+    }));
+}
+
+/// A bypass read that has begun, and is to be submitted. Its fields are dropped in order (O2).
+#[must_use]
+pub(crate) struct Around {
+    lent: Lent<'static>,
+    slot: KeptSlot<'static>,
+    handle: Arc<File>,
+}
+
+impl Around {
+    /// Reads `len` bytes at `offset`, which were checked. Does not wait. Returns the handle if the read has
+    /// to be served in another way.
+    pub(crate) fn begin(
+        handle: Arc<File>,
+        (offset, len): (u64, u64),
+        memory: Misalignment,
+    ) -> std::result::Result<Around, Arc<File>> {
+        // SAFETY: O2: as in `begin`.
+        let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
+        let is_bypassed = file.mapped_pages.is_some() || file.backing.is_direct();
+        if !file.cache().admission.is_bypassing() && !is_bypassed {
+            return Err(handle);
+        }
+        // Before `direct`, which records that the pages were missed.
+        let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Err(handle) };
+        let Some(lent) = Lent::begin(file, (offset, len), memory) else {
+            drop(slot);
+            return Err(handle);
+        };
+        let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
+        handle.readahead.before_read(&handle.cached, first, last);
+        Ok(Around { lent, slot, handle })
+    }
+
+    /// Reads into all of `list`, which has as many bytes and the required alignment; as for [`start_read`].
+    pub(crate) fn submit(
+        self,
+        list: RawList<'static>,
+        offset: u64,
+        ring: Option<&Arc<SharedRing>>,
+        tell: impl Tell,
+    ) {
+        let Around { lent, slot, handle } = self;
+        let passage = Passage::Around(lent);
+        Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
+    }
+}
+
+fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> Extent<'f> {
+    Extent { file, direction: Direction::Read, offset, len: list.total(), durable: false }
+}
+
+/// Checks the request, and begins it; `None`: not without waiting. Inlined, so that the result is built in
+/// its final place: a move costs more than building it.
+#[inline(always)]
+fn begin(
+    handle: &Arc<File>,
+    list: &RawList<'_>,
+    offset: u64,
+) -> Result<Option<(Held<'static>, KeptSlot<'static>)>> {
+    check_range(Op::Read, offset, list.total())?;
+    handle.check_direct(Op::Read, offset, list.total())?;
+    // SAFETY: O2: borrowers of the file are dropped before the handle, which keeps the file.
+    let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
+    let extent = extent(file, list, offset);
+    match extent.check_alignment(list.misalignment()) {
+        Err(_) if handle.bounces() => return Ok(None),
+        aligned => aligned?,
+    }
+    let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(None) };
+    // If there is nothing to read, a worker finds that again.
+    Ok(direct::try_begin_read(extent)?.map(|held| (held, slot)))
+}
+
+/// Lets a worker read all of it again.
+#[cold]
+fn leave_to_worker(
+    passage: Passage,
+    slot: KeptSlot<'static>,
+    list: RawList<'static>,
+    offset: u64,
+    handle: Arc<File>,
+    tell: impl Tell,
+) {
+    // Guard and slot are dropped first: the worker takes new ones.
+    drop((passage, slot));
+    // The second read may return fewer bytes.
+    wipe(list.iter(), 0, list.total());
+    read_by_worker(handle, list, offset, tell);
+}
+
+impl<T: Tell> Read<T> {
+    #[inline(always)]
+    fn new(
+        passage: Passage,
+        slot: KeptSlot<'static>,
+        list: RawList<'static>,
+        offset: u64,
+        handle: Arc<File>,
+        tell: T,
+    ) -> Read<T> {
+        let retries = TransientRetries::default();
+        Read { passage, slot, list, offset, moved: 0, retries, handle, tell }
+    }
+
+    /// A worker may pause between attempts; the thread that reaps completions may not.
+    #[cold]
+    #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
+    fn leave_to_worker(self: Box<Self>) {
+        let Read { passage, slot, list, offset, handle, tell, .. } = *self;
+        leave_to_worker(passage, slot, list, offset, handle, tell);
+    }
+
+    fn transfer(&self) -> Transfer<'_> {
+        let mut all = Transfer::new(Direction::Read, self.offset, self.list.iter());
+        all.direct = self.is_direct();
+        all.moved = self.moved;
+        all
+    }
+
+    fn is_direct(&self) -> bool {
+        matches!(self.passage, Passage::Direct(_))
+    }
+
+    /// Submits the rest of it.
+    #[inline]
+    fn submit(self: Box<Self>, ring: Option<&Arc<SharedRing>>) {
+        let rest = match self.moved {
+            0 => self.transfer(),
+            _ => self.transfer().rest(),
+        };
+        let backing = Arc::clone(&self.handle.cached.backing);
+        let direct = self.is_direct();
+        let offset = rest.offset;
+        // SAFETY: O2: used while the read exists, which has the handle.
+        let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&self.handle.cached) };
+        // SAFETY: the memory belongs to the list's buffers, which the read keeps, or is lent to it (O1).
+        let kept = |piece: Segment<'_>| unsafe { Segment::new(piece.base(), piece.len()) };
+        let segments = match rest.segments.front(SEGMENTS_MAX) {
+            // Nearly all reads: built in place.
+            Front::One(piece) if piece.len() as u64 == rest.segments.left() => {
+                Segments::from_buf([kept(piece)])
+            }
+            _ => rest.segments.map(kept).collect(),
+        };
+        let read = BackgroundRead { offset, wanted: true, direct, segments, done: self };
+        if let Err(read) = shared_ring::start_read(SharedRing::of_this_batch(ring), backing, read) {
+            // No thread is available for it.
+            let mut batch = [read.transfer()];
+            file.backing.try_all(&mut batch);
+            let [Transfer { moved, error, .. }] = batch;
+            read.done.end(error.map_or(Ok(moved as usize), Err));
+        }
+    }
+
+    #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
+    fn finish(self: Box<Self>, error: Option<io::Error>) {
+        let Read { passage, slot, list, offset, moved, handle, tell, .. } = *self;
+        let held = match passage {
+            Passage::Direct(held) => held,
+            Passage::Around(lent) if moved == list.total() => {
+                lent.end(moved, offset + moved);
+                drop(slot);
+                return end(handle, list.into_buffers(), tell, Ok(moved as usize));
+            }
+            Passage::Around(lent) => {
+                return leave_to_worker(Passage::Around(lent), slot, list, offset, handle, tell);
+            }
+        };
+        let ended = held.end_read(extent(&handle.cached, &list, offset), moved, error);
+        let Ended { outcome, is_len_in_doubt, .. } = ended;
+        drop(slot);
+        if !is_len_in_doubt {
+            return end(handle, list.into_buffers(), tell, outcome);
+        }
+        // O3.
+        let workers = Arc::clone(&handle.cached.shared.workers);
+        workers.run(Box::new(move || {
+            let outcome = handle.cached().adopt_size().and(outcome);
+            end(handle, list.into_buffers(), tell, outcome);
+        }));
+    }
+}
+
+impl<T: Tell> Ending for Read<T> {
+    /// Handles the result of the backend's attempt. The rest goes the backend's own way, whichever thread
+    /// reaped this.
+    fn end(mut self: Box<Self>, outcome: io::Result<usize>) {
+        match outcome {
+            Ok(moved) => {
+                self.moved += moved as u64;
+                if moved > 0 {
+                    self.retries.reset();
+                }
+                if self.moved == self.list.total() {
+                    return self.finish(None);
+                }
+                let block_bytes =
+                    request::block_bytes(&*self.handle.cached.backing, &self.transfer());
+                if transfer::is_end(moved as u64, block_bytes) {
+                    self.finish(None)
+                } else {
+                    self.submit(None)
+                }
+            }
+            Err(error) if is_transient(&error) && self.retries.may_try_at_once() => {
+                self.submit(None)
+            }
+            Err(error) if is_transient(&error) => self.leave_to_worker(),
+            Err(error) => self.finish(Some(error)),
+        }
+    }
+}
+
+/// Drops the handle, and then calls `tell`.
+#[inline(always)]
+fn end(handle: Arc<File>, buffers: Vec<Buffer>, tell: impl Tell, outcome: Result<usize>) {
+    // O3.
+    release_handle(handle, move || tell(outcome, buffers));
+}
+
+/// Reads into all of `buffers`, and waits for it.
+pub(crate) fn read_buffers(file: &File, buffers: &mut [Buffer], offset: u64) -> Result<usize> {
+    let mut slices: Vec<IoSliceMut<'_>> =
+        buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
+    file.read_vectored_at(&mut slices, offset)
+}
+
+/// Writes all of `buffers`, and waits for it.
+pub(crate) fn write_buffers(file: &File, buffers: &[Buffer], offset: u64) -> Result<usize> {
+    let slices: Vec<IoSlice<'_>> = buffers.iter().map(|buffer| IoSlice::new(buffer)).collect();
+    file.write_vectored_at(&slices, offset)
+}
