@@ -23,7 +23,7 @@
 //! ```
 //!
 //! Data flows one way, and each folder knows only those below it: `api` and `queue` -> `direct`, `write`,
-//! `read` -> `flush` -> `inode` -> `writeback`, `cache` -> `recovery` -> `io` -> back end.
+//! `read` -> `writeback` -> `inode` -> `writeback::state`, `cache` -> `recovery` -> `io` -> back end.
 //!
 //! With the feature `sim` there are back ends without files, too: a device that is slow and faulty on purpose,
 //! for tests, and one that moves no bytes, to measure the way to it.
@@ -49,8 +49,6 @@ mod read;
 mod write;
 
 mod direct;
-
-mod flush;
 
 mod inode;
 

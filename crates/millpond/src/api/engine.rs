@@ -34,7 +34,7 @@ use crate::recovery::mark::Marks;
 use crate::stats::Stats;
 use crate::waits::{Dump, TaskWaits};
 use crate::workers::workers;
-use crate::writeback::{Flusher, Limits};
+use crate::writeback::state::{Flusher, Limits};
 
 /// The smallest and largest supported limits: the smallest has room for a page and its tables, the largest
 /// is half of the frame index space.

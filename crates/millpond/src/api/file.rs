@@ -157,7 +157,7 @@ impl File {
     fn end(&self) -> Result<()> {
         self.check_process(Op::Close)?;
         if self.write {
-            crate::flush::close(&self.cached)?;
+            crate::writeback::close(&self.cached)?;
             let flushed = self.cached.backing.descriptor(true).map_or(Ok(()), descriptors::flush);
             flushed.map_err(|error| Error::io(Op::Close, 0, 0, error))?;
         }

@@ -31,9 +31,9 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags};
 
 use crate::error::{Error, PersistStep, Result};
-use crate::flush;
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
+use crate::writeback;
 
 /// A directory and a name in it.
 struct Place<'a> {
@@ -78,7 +78,7 @@ pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool)
     let same_dir = from.has_same_dir(&to).map_err(lookup)?;
     from.check(file).map_err(lookup)?;
 
-    flush::sync(file, PageIndex::FIRST, PageIndex::LAST, false)
+    writeback::sync(file, PageIndex::FIRST, PageIndex::LAST, false)
         .map_err(|error| at(PersistStep::Sync)(error.into()))?;
 
     // Checked again, as a sync may take long. The gap between this check and the rename remains: there is

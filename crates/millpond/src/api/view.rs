@@ -16,7 +16,6 @@ use millpond_rangelock::Mode;
 use crate::cache::frames::class::Class;
 use crate::cache::table::step;
 use crate::error::{Error, Op, Result};
-use crate::flush;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
 use crate::inode::mapped_pages::MappedPages;
@@ -25,6 +24,7 @@ use crate::process_local::ProcessLocal;
 use crate::read::fill::{self, Alone};
 use crate::read::mapped_read;
 use crate::units::{FrameIndex, PageIndex};
+use crate::writeback;
 
 /// Attempts to take a view while other threads change the page. Chosen, not measured.
 const TRIES_MAX: usize = 64;
@@ -266,7 +266,7 @@ impl CachedFile {
         match outcome {
             Alone::Filled => return Ok(pinned),
             Alone::Shrunk => drop(self.adopt_size()?),
-            Alone::NoFrame if flush::reclaim(self, flush::VIEW_RECLAIM_WAIT_MAX) => {}
+            Alone::NoFrame if writeback::reclaim(self, writeback::VIEW_RECLAIM_WAIT_MAX) => {}
             Alone::NoFrame | Alone::Others => return Err(Error::NoBuffers { op: Op::View }),
         }
         Ok(None)

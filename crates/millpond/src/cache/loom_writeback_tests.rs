@@ -26,7 +26,7 @@ enum Rule {
     Pin,
     /// A thread that truncates the file waits for write-backs after hiding.
     AwaitEnds,
-    /// The size is read after the claim (writeback.WB5).
+    /// The size is read after the claim (state.WB5).
     SizeAfterClaim,
     /// A thread that reads a page back from the device records this before the page is shown
     /// (generations.G5).

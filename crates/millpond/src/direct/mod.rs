@@ -24,14 +24,14 @@ use millpond_rangelock::Mode;
 
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
-use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile, FileGuard};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
 use crate::memory::try_zeros;
 use crate::write::{self, Account, Around, Write, Written};
-use crate::writeback::EndedOp;
+use crate::writeback::state::EndedOp;
+use crate::writeback::{self, Durability};
 
 /// The maximum size of a bounce buffer. Longer requests are performed in parts. Untuned.
 const BOUNCE_BYTES_MAX: u64 = 1 << 20;
@@ -160,12 +160,12 @@ fn begin_read<'f>(
         return Ok(Begin::Nothing);
     }
     let (first, last) = (file.page_of(offset), file.page_of(end.min(size) - 1));
-    if flush::needs_writeback(file, first, last) {
+    if writeback::needs_writeback(file, first, last) {
         if blocking == Blocking::Try {
             return Ok(Begin::Conflict);
         }
-        flush::redirty_suspects(file, first, last);
-        flush::write_back(file, first, last, Op::Read)?;
+        writeback::redirty_suspects(file, first, last);
+        writeback::write_back(file, first, last, Op::Read)?;
     }
     *begun = Some(Held { guard, size, since });
     Ok(Begin::Begun)

@@ -66,7 +66,7 @@ use crate::recovery::changes::ToldFile;
 use crate::recovery::mark::Marks;
 use crate::units::PageIndex;
 use crate::waits::{TaskWaits, ThreadWaits, WaitFor};
-use crate::writeback::{Flusher, Writeback, unreported_errors};
+use crate::writeback::state::{Flusher, Writeback, unreported_errors};
 
 /// The memory of an open file beside its core: its object, its range lock with the state kept for waiters, its
 /// backing, its entry in the registry and the allocator's overhead, rounded up. In debug builds, also the range

@@ -10,13 +10,13 @@ use crate::cache::table::Held;
 use crate::cache::table::page::{PageWord, Shown, State, Word};
 use crate::cache::table::step::Hiding;
 use crate::error::{Op, Result};
-use crate::flush::{self, Durability};
 use crate::inode::space;
 use crate::inode::{Blocking, CachedFile};
 use crate::options::WriteMode;
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{Write, Written};
-use crate::writeback::Copy;
+use crate::writeback::state::Copy;
+use crate::writeback::{self, Durability};
 
 /// The hidden pages of a write past the cache.
 #[must_use]
@@ -49,13 +49,13 @@ impl Write<'_> {
         // Under our guard, no writer makes the pages DIRTY again.
         let kept = (blocking == Blocking::Wait).then(|| self.kept_pages());
         for (first, last) in kept.into_iter().flatten() {
-            if flush::needs_writeback(file, first, last) {
-                flush::redirty_suspects(file, first, last);
-                flush::write_back(file, first, last, Op::Write)?;
+            if writeback::needs_writeback(file, first, last) {
+                writeback::redirty_suspects(file, first, last);
+                writeback::write_back(file, first, last, Op::Write)?;
             }
         }
         hide_pages(file, self.first, self.last);
-        flush::await_ends(file, self.first, self.last);
+        writeback::await_ends(file, self.first, self.last);
         Ok(Around { is_cached: true })
     }
 
@@ -64,8 +64,8 @@ impl Write<'_> {
     /// false.
     pub(crate) fn has_to_wait(&self) -> bool {
         let end = self.offset + self.len;
-        flush::needs_writeback(self.file, self.first, self.last)
-            || flush::has_pages_at_risk(self.file, end)
+        writeback::needs_writeback(self.file, self.first, self.last)
+            || writeback::has_pages_at_risk(self.file, end)
             || (self.offset > self.size && space::has_reserved_ahead(self.file, self.size))
     }
 
@@ -73,7 +73,7 @@ impl Write<'_> {
     /// (space.SP2), and none are reserved where the write leaves a hole (space.SP5). Caller: has hidden no page of
     /// the file.
     pub(super) fn clear_end(&self) -> Result<()> {
-        flush::write_back_at_risk(self.file, self.offset + self.len)?;
+        writeback::write_back_at_risk(self.file, self.offset + self.len)?;
         if self.offset > self.size && space::has_reserved_ahead(self.file, self.size) {
             space::trim(self.file, self.size);
         }
@@ -172,7 +172,7 @@ impl Write<'_> {
                 let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
                 file.note(change);
                 word.wake(change.sleepers());
-                flush::record_dirty(file, page, page);
+                writeback::record_dirty(file, page, page);
                 return;
             }
             drop_hidden(file, held, word);

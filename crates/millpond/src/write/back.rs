@@ -7,7 +7,6 @@ use crate::cache::frames::class::Class;
 use crate::cache::table::step;
 use crate::copy;
 use crate::error::{Error, Op, Result};
-use crate::flush;
 use crate::inode::leaves::Leaves;
 use crate::inode::space;
 use crate::io::flight::Slots;
@@ -15,6 +14,7 @@ use crate::io::segment::Segment;
 use crate::io::transfer::Transfer;
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{CHUNK_PAGES, Write};
+use crate::writeback;
 
 /// The number of times that a write has pages written back to get one frame. Chosen, not measured.
 const RELIEVED_MAX: usize = 3;
@@ -35,7 +35,7 @@ impl Write<'_> {
             && ((pages == 1 && self.overwrite(leaves)?) || self.back_many(leaves, pages)?);
         if self.file.space.losses() != losses {
             // space.SP1, space.SP3: dirty pages of the range, this write's among them, may have no blocks.
-            flush::write_back(self.file, self.first, self.last, Op::Write)?;
+            writeback::write_back(self.file, self.first, self.last, Op::Write)?;
         }
         Ok(waits)
     }
@@ -165,7 +165,7 @@ impl Write<'_> {
             if let Some(frame) = self.file.cache().take_frame(class) {
                 return Some(frame);
             }
-            if !flush::reclaim(self.file, flush::WRITE_RECLAIM_WAIT_MAX) {
+            if !writeback::reclaim(self.file, writeback::WRITE_RECLAIM_WAIT_MAX) {
                 break;
             }
         }
@@ -239,7 +239,7 @@ impl Write<'_> {
     }
 
     /// Has the back end extend the file up to the first page of a write beyond its end, so that the bytes in between
-    /// can be read (writeback.WB1-back). False if it refuses.
+    /// can be read (state.WB1-back). False if it refuses.
     pub(super) fn close_gap(&self) -> Result<bool> {
         let start = self.file.start_of(self.first);
         if self.size < start {

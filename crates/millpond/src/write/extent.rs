@@ -22,7 +22,6 @@ use crate::cache::frames::class::Class;
 use crate::cache::table::page::{Shown, State};
 use crate::copy;
 use crate::error::{Error, Op, Result};
-use crate::flush;
 use crate::inode::space;
 use crate::inode::{CachedFile, FileGuard};
 use crate::io::backend::Seek;
@@ -32,7 +31,8 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::recovery::Intent;
 use crate::units::{FrameIndex, PageIndex};
 use crate::write::{drop_hidden, drop_pages, hide_pages};
-use crate::writeback::Copy;
+use crate::writeback;
+use crate::writeback::state::Copy;
 
 const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
 
@@ -160,7 +160,7 @@ impl CachedFile {
         let edges = self.edges(offset, end, size);
         if op == Op::Zero && self.backing.overwrites() == Overwrites::InPlaceUnlessShared {
             // space.SP1: XFS frees the range first, and may then find no space for it.
-            flush::write_back(self, first, last, op)?;
+            writeback::write_back(self, first, last, op)?;
         }
         self.hide_and_settle(op, first, last, edges)?;
         let (start, stop) = (offset, end.min(size));
@@ -186,7 +186,7 @@ impl CachedFile {
         });
         if outcome.as_ref().is_err_and(|failure| !failure.refused) {
             // space.SP1. A failed write-back is recorded, and its pages stay dirty.
-            let _ = flush::write_back(self, first, last, op);
+            let _ = writeback::write_back(self, first, last, op);
         }
         drop(guard);
         outcome.map_err(|failure| Error::io(op, offset, end - offset, failure.error))
@@ -218,7 +218,7 @@ impl CachedFile {
             if reserved.is_err() {
                 // space.SP1. A failed write-back is recorded there, and its pages stay dirty.
                 let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-                let _ = flush::write_back(self, first, last, Op::Allocate);
+                let _ = writeback::write_back(self, first, last, Op::Allocate);
             }
             drop(guard);
             return match reserved {
@@ -241,7 +241,7 @@ impl CachedFile {
         if offset >= size {
             return Ok(None);
         }
-        flush::write_back(self, self.page_of(offset), PageIndex::LAST, Op::Seek)?;
+        writeback::write_back(self, self.page_of(offset), PageIndex::LAST, Op::Seek)?;
         let found =
             self.backing.seek(offset, to).map_err(|error| Error::io(Op::Seek, offset, 0, error))?;
         Ok(match to {
@@ -260,12 +260,12 @@ impl CachedFile {
         last: PageIndex,
         edges: Edges,
     ) -> Result<()> {
-        // The last page in any case: pages that become EMPTY must lie within the back end's file (writeback.WB1).
+        // The last page in any case: pages that become EMPTY must lie within the back end's file (state.WB1).
         for page in edges.into_iter().flatten().chain([last]) {
-            flush::write_back(self, page, page, op)?;
+            writeback::write_back(self, page, page, op)?;
         }
         hide_pages(self, first, last);
-        flush::await_ends(self, first, last);
+        writeback::await_ends(self, first, last);
         Ok(())
     }
 
@@ -390,7 +390,7 @@ impl CachedFile {
         if end > offset {
             let guard = self.lock(offset, end, Mode::Exclusive);
             let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-            flush::write_back(self, first, last, Op::Stat)?;
+            writeback::write_back(self, first, last, Op::Stat)?;
             self.hide_and_settle(Op::Stat, first, last, [None, None])?;
             drop_pages(self, first, last);
             self.space.forget(offset, end);
@@ -409,7 +409,7 @@ impl CachedFile {
         }
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // The back end's length counts only when it has everything.
-        flush::write_back(self, PageIndex::FIRST, PageIndex::LAST, Op::Stat)?;
+        writeback::write_back(self, PageIndex::FIRST, PageIndex::LAST, Op::Stat)?;
         let (old, new) = (self.core().size.get(), self.backing.len().map_err(failed)?);
         if old != new {
             // The page of the smaller end, too: its bytes change there.

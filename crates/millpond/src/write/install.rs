@@ -4,10 +4,10 @@ use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::page::{PageWord, Shown, State, Word};
 use crate::cache::table::step::Hiding;
-use crate::flush;
 use crate::inode::leaves::Leaves;
 use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, drop_hidden};
+use crate::writeback;
 
 impl Write<'_> {
     /// Puts the acknowledged pages in place together, and drops the others from the cache.
@@ -56,9 +56,9 @@ impl Write<'_> {
         let were_dirty = self.show_all(leaves, fresh, old, moved, dirty);
         // Each of the old frames that are left was replaced by a fresh frame, which is in place by now.
         self.file.cache().release_replaced(old, fresh, Class::page(self.file.core().page_shift));
-        // Pages that were DIRTY before are in the set, or will be put back (writeback.WB2).
+        // Pages that were DIRTY before are in the set, or will be put back (state.WB2).
         if dirty && !were_dirty {
-            flush::record_dirty(self.file, self.first, self.last);
+            writeback::record_dirty(self.file, self.first, self.last);
         }
     }
 
@@ -158,7 +158,7 @@ impl Write<'_> {
         if now.is_ready() && now.frame() == seen.frame() {
             self.file.forget_frame(seen.frame());
         }
-        flush::unpin(self.file, seen.frame());
+        writeback::unpin(self.file, seen.frame());
     }
 
     /// Puts one page in place where it is READY, in one step.
@@ -181,7 +181,7 @@ impl Write<'_> {
                 let class = Class::page(core.page_shift);
                 cache.release_replaced(&mut [change.was.frame()], &[frame], class);
                 if dirty && !change.was.is_dirty() {
-                    flush::record_dirty(self.file, self.first, self.first);
+                    writeback::record_dirty(self.file, self.first, self.first);
                 }
                 true
             }

@@ -34,7 +34,6 @@ use millpond_rangelock::Mode;
 use crate::cache::frames::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
-use crate::flush::{self, Durability};
 use crate::inode::{Blocking, CachedFile, FileGuard};
 use crate::io::request;
 use crate::io::segment::SegmentIter;
@@ -43,7 +42,8 @@ use crate::latency::LatencyKind;
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::units::{FrameIndex, PageIndex};
-use crate::writeback::{DurableOp, Failure, FailureEpoch};
+use crate::writeback::state::{DurableOp, Failure, FailureEpoch};
+use crate::writeback::{self, Durability};
 
 pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
 
@@ -104,7 +104,7 @@ fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
     if file.write_mode() == WriteMode::Through {
         return Ok(false);
     }
-    flush::throttle(file, len + 2 * file.core().page_bytes() as u64)
+    writeback::throttle(file, len + 2 * file.core().page_bytes() as u64)
 }
 
 /// The outcome of a write.
@@ -121,7 +121,7 @@ fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: Moved) -> Resul
         return Ok(());
     }
     let (first, last) = (file.page_of(offset), file.page_of(offset + moved.bytes as u64 - 1));
-    flush::sync_written(file, first, last)
+    writeback::sync_written(file, first, last)
 }
 
 /// The caller's demands on a write, and its promises.
@@ -267,7 +267,7 @@ impl Account {
             Account::Plain(epoch) => {
                 if let Some(error) = &transfer.error {
                     let (offset, len) = (transfer.offset, transfer.segments.left());
-                    flush::report_foreign_error(file, Failure::new(offset, len, error));
+                    writeback::report_foreign_error(file, Failure::new(offset, len, error));
                 }
                 (epoch, Durability::Unsynced)
             }
@@ -280,8 +280,8 @@ impl Account {
                 };
                 let epoch = pass.epoch();
                 let durability = match blocking {
-                    Blocking::Wait => flush::conclude(file, pass, told, repeat),
-                    Blocking::Try => flush::try_conclude(file, pass, told, repeat),
+                    Blocking::Wait => writeback::conclude(file, pass, told, repeat),
+                    Blocking::Try => writeback::try_conclude(file, pass, told, repeat),
                 };
                 (epoch, durability)
             }

@@ -12,12 +12,12 @@ use crate::cache::frames::class::Class;
 use crate::cache::table::step;
 use crate::copy;
 use crate::error::Result;
-use crate::flush::Durability;
 use crate::inode::leaves::Leaves;
 use crate::io::segment::Segment;
 use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, Written};
-use crate::writeback::Copy;
+use crate::writeback::Durability;
+use crate::writeback::state::Copy;
 
 impl<'a> Write<'a> {
     /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.

@@ -1,198 +1,608 @@
-//! Write-back: the path of dirty pages to the backend, and the guarantees of a sync.
+//! Flushes, which write dirty pages to the backend.
 //!
-//! ```text
-//!   write --> DIRTY --- claim ---> WRITEBACK --- acknowledged ---> UNSTABLE --- sync ---> clean
-//!               ^                      |                              |
-//!               +------- failed -------+------- the sync failed ------+
-//! ```
-//!
-//! UNSTABLE has the meaning of NFS: the backend has accepted the bytes, and no sync has made them
-//! durable yet.
-//!
-//! The flusher, a sync, and a writer over the dirty limit write pages back. Each takes pages out of
-//! the file's dirty set ([`dirty`]), claims each page by its word, and passes contiguous pages to
-//! the backend as one vectored transfer, several transfers at a time ([`flush`](mod@crate::flush)).
-//! It takes no range guard. Bytes that the backend has accepted are in one of three [`generations`]
-//! until a [`sync`](mod@crate::flush::sync) has covered them.
-//!
-//! - **WB1** The bytes below the file size of an EMPTY page are in the backend. A page leaves the
-//!   cache only when it is clean (page.W4), and before a write that leaves a gap behind the old end
-//!   of the file, the backend's file is extended.
-//! - **WB2**, **dirty.DS3**: [`dirty`]. **generations.G1** to **generations.G8**: [`generations`].
-//! - **WB4** A thread that has claimed pages and not yet submitted them does not wait for any page.
-//! - **WB5** The size is read after the pages are claimed. A truncation first hides the pages, and
-//!   then waits for write-backs. So the backend's file is never longer than the size.
-//!
-//! *Tail.* Direct I/O ends with the last whole block below the size. The remaining bytes follow in
-//! one transfer of the exact length, which the backend makes through the kernel's page cache.
-//!
-//! *Errors.* A failed transfer is repeated page by page. Pages that fail become DIRTY again, and
-//! the first error is latched until a sync succeeds. After a failed sync of the backend, all bytes
-//! written since the last successful sync become DIRTY again if they are cached. If some of them
-//! are not cached, every sync fails with [`Error::Lost`](crate::Error::Lost) while the file is
-//! open.
-//!
-//! Locks: `syncing` -> range guards (shared) -> `state` -> `generations`. The holder of a range
-//! guard does not wait for `syncing`. Under `generations` only page words and the table are
-//! accessed. The flusher's lock is a leaf.
+//! A flush takes pages out of the dirty set and claims them. It writes contiguous pages as one
+//! transfer, and several transfers at a time. The rules are in the modules of this folder and in
+//! [`state`], whose records the inode holds.
 
-pub(crate) mod dirty;
-pub(crate) mod failure;
-pub(crate) mod generations;
-pub(crate) mod log;
+pub(crate) mod state;
 
-pub(crate) mod stream;
-pub(crate) mod unreported_errors;
+pub(crate) mod dirty_pages;
 
-pub(crate) mod flusher_state;
-pub(crate) mod notify_flag;
-pub(crate) mod writer_token;
+pub(crate) mod durability;
 
-#[cfg(all(test, loom))]
-mod loom_tests;
+pub(crate) mod sync;
 
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+pub(crate) mod flusher;
 
-use crate::cache::Cache;
-use crate::cache::accounting::heap::HeapCharge;
-use crate::cache::accounting::writeback_counts::FileWritebackCounts;
-use crate::file_id::FileId;
-use crate::io::backend::BackingFile;
-use crate::units::PageIndex;
-use crate::writeback::dirty::{Dirty, FlushNumber};
-use crate::writeback::generations::Generations;
-use crate::writeback::log::LogPattern;
-use crate::writeback::stream::Stream;
+mod scan;
 
-pub(crate) use crate::writeback::failure::Failure;
-pub(crate) use crate::writeback::flusher_state::{Flusher, Limits};
-pub(crate) use crate::writeback::generations::{Copy, DurableOp, EndedOp, FailureEpoch};
+pub(crate) mod throttle;
 
-/// The pause between two attempts to write back pages that fail. It doubles up to the maximum.
+pub(crate) mod at_risk;
+
+pub(crate) mod write_through;
+
+use std::io;
+use std::ops::Range;
+
+use millpond_rangelock::Mode;
+
+use crate::cache::frames::class::Class;
+use crate::cache::table::page::{State as PageState, Word, WritebackEnd};
+use crate::event::event;
+use crate::inode::CachedFile;
+use crate::inode::leaves::Leaves;
+use crate::inode::space;
+use crate::io::batch;
+use crate::io::segment::Segment;
+use crate::io::transfer::{Direction, Transfer};
+use crate::units::{FrameIndex, PageIndex, kernel_page_bytes};
+use crate::writeback::state::Failure;
+use crate::writeback::state::dirty::FlushNumber;
+use crate::writeback::state::generations::{Copy, DurableOp, FailureEpoch};
+
+pub(crate) use crate::writeback::at_risk::{has_pages_at_risk, write_back_at_risk};
+pub(crate) use crate::writeback::dirty_pages::{
+    await_ends, close, needs_writeback, record_dirty, write_back,
+};
+pub(crate) use crate::writeback::durability::{
+    Durability, conclude, report_foreign_error, try_conclude,
+};
+pub(crate) use crate::writeback::sync::{redirty_suspects, sync, sync_written};
+pub(crate) use crate::writeback::throttle::{
+    VIEW_RECLAIM_WAIT_MAX, WRITE_RECLAIM_WAIT_MAX, reclaim, throttle,
+};
+
+/// The bytes that one flush has in flight at once. Untuned.
+pub(crate) const BATCH_BYTES: u64 = 16 << 20;
+/// Extents that are written together at most: a writer over the dirty limit gets its room only when
+/// all of them have been written. Untuned.
+const BATCH_RUNS: usize = 256;
+/// Pages that fail in a row before the rest of their transfer counts as failed. Untuned.
+const FAILURES_MAX: usize = 8;
+/// How often a flush may find a page HIDDEN before it locks out writers, if it may take guards.
 /// Untuned.
-const RETRY_MIN: Duration = Duration::from_millis(50);
-const RETRY_MAX: Duration = Duration::from_secs(5);
+const HIDDEN_MAX: u32 = 8;
 
-/// The write-back state of one file. It is aligned to a cache line, as writes change it, and hits
-/// read the fields next to it.
-#[derive(Default)]
-#[repr(align(64))]
-pub(crate) struct Writeback {
-    pub(crate) state: Mutex<State>,
-    pub(crate) flush_ended: Condvar,
-    pub(crate) generations: Generations,
-    pub(crate) syncing: Mutex<()>,
-    /// A sync is writing pages at this moment. A hint for writers over the dirty limit
-    /// (throttle.TH6).
-    pub(crate) is_written_for_sync: AtomicBool,
-    pub(crate) counts: Arc<FileWritebackCounts>,
-    /// Heap bytes of the dirty set, and of the generations.
-    pub(crate) dirty_heap: HeapCharge,
-    pub(crate) unsynced_heap: HeapCharge,
-    pub(crate) log: LogPattern,
-    /// Whether a page may be DIRTY or under write-back. Set under the guard of a writer.
-    pub(crate) begun: AtomicBool,
+/// How a flush treats pages that another thread hides or writes back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BusyPages {
+    Skip,
+    Wait,
+    /// Waits. The caller has no guard: writers that hide a page again and again are locked out.
+    WaitAndLock,
 }
 
+enum PageClaim {
+    Own(FrameIndex),
+    /// HIDDEN, or under write-back. A flush that began later may be writing bytes that were DIRTY
+    /// when the caller took the page out of the set (dirty.DS3).
+    Busy(Word),
+    Clean,
+}
+
+/// The result of a flush.
 #[derive(Default)]
-pub(crate) struct State {
-    pub(crate) dirty: Dirty,
-    pub(crate) stream: Stream,
+pub(crate) struct Flushed {
+    pub(crate) pages: usize,
     pub(crate) failure: Option<Failure>,
-    pub(crate) retry: Option<(Instant, Duration)>,
-    pub(crate) listed: bool,
+    /// All pages were written by one durable transfer, or there were none.
+    pub(crate) durable: bool,
+    /// The end of the last extent of which a transfer failed.
+    failed_end: u64,
 }
 
-impl Writeback {
-    /// Called when the file is opened: takes over an error that was not reported before its last
-    /// close.
-    pub(crate) fn inherit(&self, id: FileId, fd: BorrowedFd<'_>) {
-        if let Some(failure) = unreported_errors::take(id, fd) {
-            self.generations.inherit(failure);
-        }
+impl Flushed {
+    fn add(&mut self, other: Flushed) {
+        self.durable = match (self.pages, other.pages) {
+            (_, 0) => self.durable,
+            (0, _) => other.durable,
+            _ => false,
+        };
+        self.pages += other.pages;
+        self.failed_end = self.failed_end.max(other.failed_end);
+        self.failure = self.failure.or(other.failure);
     }
+}
 
-    /// Forgets errors, which are reported only until the file is closed. An unreported error is
-    /// kept for the next open of the file. (The flusher, or a writer over the dirty limit, may keep
-    /// the inode alive for a moment, in which the file can be opened again.)
-    pub(crate) fn forget_failures(&self, id: FileId, backing: &dyn BackingFile) {
-        self.state().failure = None;
-        if let Some(failure) = self.generations.forget_failures() {
-            unreported_errors::record(id, backing, failure);
-        }
+/// Writes back the pages from `first` to `last` that are DIRTY when it begins (dirty.DS3).
+/// `durable`: uses a durable transfer if one transfer is enough.
+pub(crate) fn flush(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    busy_pages: BusyPages,
+    durable: bool,
+) -> Flushed {
+    let flushed = flush_range(file, first, last, busy_pages, durable);
+    after_failure(file, &flushed, last == PageIndex::LAST);
+    flushed
+}
+
+/// A failed write-back may have freed the blocks of other dirty pages (space.SP3). They are written
+/// back at once, while blocks are free. `is_rest`: this flush has written the pages beyond the end
+/// already.
+fn after_failure(file: &CachedFile, flushed: &Flushed, is_rest: bool) {
+    if flushed.failed_end == 0 {
+        return;
     }
-
-    /// Forgets the pages from `first` to `last`, whose bytes are no longer part of the file.
-    pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
-        if first <= last {
-            self.state().dirty.forget(first, last);
-            self.generations.forget(first, last);
-        }
+    if let Some(end) = space::write_back_failed(file, flushed.failed_end)
+        && !is_rest
+    {
+        // Failures are recorded in the state. Skip: the caller may have hidden pages in this range.
+        flush_range(file, file.page_of(end), PageIndex::LAST, BusyPages::Skip, false);
     }
+}
 
-    /// Updates the heap charge of the dirty set and of the generations. The caller holds neither
-    /// lock.
-    pub(crate) fn count_heap(&self, cache: &Cache) {
-        let dirty = self.state().dirty.heap_bytes();
-        self.dirty_heap.set(cache, dirty);
-        let unsynced = self.generations.lock().heap_bytes();
-        self.unsynced_heap.set(cache, unsynced);
+fn flush_range(
+    file: &CachedFile,
+    first: PageIndex,
+    last: PageIndex,
+    busy_pages: BusyPages,
+    durable: bool,
+) -> Flushed {
+    let writeback = &file.writeback;
+    if !writeback.has_begun() {
+        return Flushed::default();
     }
-
-    /// Charges the heap of the unsynced pages. The room for it was reserved with the pages of flush
-    /// `number` (dirty.DS6).
-    pub(crate) fn count_unsynced(&self, cache: &Cache, number: FlushNumber, unsynced: u64) {
-        let mut state = self.state();
-        state.dirty.release_heap(number, unsynced.saturating_sub(self.unsynced_heap.counted()));
-        let dirty = state.dirty.heap_bytes();
+    let mut state = writeback.state();
+    if busy_pages == BusyPages::Skip {
+        let (number, pages) = state.dirty.begin(first..=last);
         drop(state);
-        self.dirty_heap.set(cache, dirty);
-        self.unsynced_heap.set(cache, unsynced);
+        return Flush { file, number, busy_pages, durable }.run(&pages).0;
+    }
+    let Some((number, pages)) = state.dirty.begin_waiting(first..=last) else {
+        return Flushed::default();
+    };
+    drop(state);
+    let (mut all, mut hidden) = Flush { file, number, busy_pages, durable }.run(&pages);
+    let mut state = writeback.state();
+    while state.dirty.is_earlier_active(number) {
+        state = writeback.flush_ended.wait(state).expect("no panic under the lock");
+    }
+    let put_back = state.dirty.take_put_back(number);
+    drop(state);
+    if let Some((number, pages)) = put_back {
+        let durable = durable && all.pages == 0;
+        let (flushed, more) = Flush { file, number, busy_pages, durable }.run(&pages);
+        all.add(flushed);
+        hidden.extend(more);
+    }
+    for page in hidden {
+        // Guards are granted in order, and the page cannot be hidden under this one. It is taken
+        // only after the flush has ended, as the holder of a conflicting guard may wait for the
+        // flush.
+        let range = file.pages(file.start_of(page), file.start_of(page + 1));
+        let _guard = file.ranges.lock(range, Mode::Shared);
+        all.add(flush_range(file, page, page, BusyPages::Wait, false));
+    }
+    all
+}
+
+/// Writes back a limited number of dirty pages, for a writer or the flusher.
+pub(crate) fn flush_some(file: &CachedFile) -> Flushed {
+    let at_most = (BATCH_BYTES >> file.core().page_shift) as usize;
+    let (number, pages) = file.writeback.state().dirty.begin_some(at_most);
+    let flushed = Flush { file, number, busy_pages: BusyPages::Skip, durable: false }.run(&pages).0;
+    after_failure(file, &flushed, false);
+    flushed
+}
+
+/// A flush that has taken its pages.
+struct Flush<'a> {
+    file: &'a CachedFile,
+    number: FlushNumber,
+    busy_pages: BusyPages,
+    durable: bool,
+}
+
+impl Flush<'_> {
+    /// Writes the pages and ends the flush. Also returns the pages that were put back because they
+    /// were hidden again and again.
+    fn run(self, pages: &[PageIndex]) -> (Flushed, Vec<PageIndex>) {
+        let (flushed, hidden) = self.write(pages);
+        let file = self.file;
+        let mut state = file.writeback.state();
+        // Waiters check their condition under the same lock before they sleep.
+        let is_awaited = state.dirty.end(self.number);
+        match flushed.failure {
+            Some(failure) => {
+                state.failure = Some(failure);
+                state.back_off();
+            }
+            // After a failed sync, only a successful sync ends the retry delay.
+            None if flushed.pages > 0 && state.failure.is_none() => state.retry = None,
+            None => {}
+        }
+        let heap_bytes = state.dirty.heap_bytes();
+        drop(state);
+        file.writeback.dirty_heap.set(file.cache(), heap_bytes);
+        if is_awaited {
+            file.writeback.flush_ended.notify_all();
+        }
+        file.shared.flusher.notify_progress();
+        (flushed, hidden)
     }
 
-    /// Records that the backend accepted the pages from `first` to `last` of a transfer that began
-    /// in `epoch` (generations.G1).
-    pub(crate) fn record_written(
+    fn write(&self, pages: &[PageIndex]) -> (Flushed, Vec<PageIndex>) {
+        let file = self.file;
+        let mut flushed = Flushed::default();
+        let batch_pages = (BATCH_BYTES >> file.core().page_shift) as usize;
+        let mut claimed: Vec<(PageIndex, FrameIndex)> =
+            Vec::with_capacity(pages.len().min(batch_pages));
+        let (mut busy, mut hidden) = (Vec::new(), Vec::new());
+        let mut leaves = Leaves::new(file);
+        let (mut batches, mut runs) = (0, 0);
+        let mut write = |claimed: &mut Vec<_>, last: bool| {
+            if !claimed.is_empty() {
+                batches += 1;
+                flushed.add(self.write_claimed(claimed, self.durable && last && batches == 1));
+                claimed.clear();
+            }
+        };
+        for &page in pages {
+            let mut times_hidden = 0;
+            loop {
+                match claim(file, &mut leaves, page) {
+                    PageClaim::Own(frame) => {
+                        let follows = claimed.last().is_some_and(|last| last.0 + 1 == page);
+                        runs += usize::from(!follows);
+                        claimed.push((page, frame));
+                    }
+                    PageClaim::Clean => {}
+                    PageClaim::Busy(seen) if self.busy_pages == BusyPages::Skip => {
+                        if seen.is_dirty() || !seen.is_ready() {
+                            busy.push(page);
+                        }
+                    }
+                    PageClaim::Busy(seen) => {
+                        // state.WB4.
+                        write(&mut claimed, false);
+                        runs = 0;
+                        times_hidden += u32::from(!seen.is_ready());
+                        if times_hidden > HIDDEN_MAX && self.busy_pages == BusyPages::WaitAndLock {
+                            hidden.push(page);
+                            break;
+                        }
+                        let held = leaves.hold(page, false);
+                        if let Ok(word) = held.map(|held| held.word(page))
+                            && let Some(armed) = word.set_waiters(seen)
+                        {
+                            word.sleep(armed);
+                        }
+                        continue;
+                    }
+                }
+                break;
+            }
+            if claimed.len() == batch_pages || runs == BATCH_RUNS {
+                write(&mut claimed, false);
+                runs = 0;
+            }
+        }
+        write(&mut claimed, true);
+        busy.extend_from_slice(&hidden);
+        if !busy.is_empty() {
+            file.writeback.state().dirty.put_back(self.number, &busy);
+        }
+        (flushed, hidden)
+    }
+
+    /// Writes claimed pages, in ascending order, to the backend, and ends their write-back.
+    fn write_claimed(&self, claimed: &[(PageIndex, FrameIndex)], durable: bool) -> Flushed {
+        let file = self.file;
+        // state.WB5.
+        let size = file.core().size.get();
+        let mut runs = runs(file, claimed, size);
+        let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+        let generations = &file.writeback.generations;
+        let durable_op = durable.then(|| generations.begin_durable());
+        let epoch = durable_op.as_ref().map_or_else(|| generations.epoch(), DurableOp::epoch);
+        match file.backing.verify() {
+            Ok(()) => transfer(file, claimed, &mut runs, durable),
+            Err(error) => runs[0].error = Some(error),
+        }
+        let mut failure = None;
+        let mut done = WritebackEnd::Unstable;
+        if let Some(durable_op) = durable_op {
+            match self.conclude(durable_op, claimed, &runs[0]) {
+                Durability::Lost(met) => {
+                    // None of its bytes count as written.
+                    runs[0].written = runs[0].start;
+                    failure = Some(met);
+                }
+                _ => done = WritebackEnd::Stable,
+            }
+        }
+        let mut ends = Vec::with_capacity(claimed.len());
+        let mut failed_end = 0;
+        for run in &mut runs {
+            if run.written < run.end {
+                failed_end = failed_end.max(run.end);
+            }
+            let pages = &claimed[run.claimed.clone()];
+            for &(page, _) in pages {
+                let is_written = run.written >= run.end.min(file.start_of(page + 1));
+                ends.push(if is_written { done } else { WritebackEnd::Failed });
+            }
+            if run.written < run.end && failure.is_none() {
+                let met = run.failure();
+                report_foreign_error(file, met);
+                let is_done = pages.len() > 1
+                    && retry_pages(file, pages, &mut ends[run.claimed.clone()], size);
+                failure = (!is_done).then_some(met);
+            }
+        }
+        let suspicion = self.end_writebacks(claimed, &mut ends, epoch);
+        Flushed {
+            pages: claimed.len(),
+            durable: durable && ends.iter().all(|&end| end == WritebackEnd::Stable),
+            failure: failure.or(suspicion),
+            failed_end,
+        }
+    }
+
+    /// Concludes a durable transfer of all claimed pages.
+    fn conclude(
         &self,
-        cache: &Cache,
-        first: PageIndex,
-        last: PageIndex,
-        copy: Copy,
+        durable_op: DurableOp,
+        claimed: &[(PageIndex, FrameIndex)],
+        run: &WriteRun,
+    ) -> Durability {
+        let error = (run.written < run.end).then(|| run.failure());
+        conclude(self.file, durable_op, error, || {
+            let &WriteRun { start, body_end, end, .. } = run;
+            let claimed_all = 0..claimed.len();
+            let again = WriteRun {
+                claimed: claimed_all,
+                start,
+                body_end,
+                end,
+                written: start,
+                error: None,
+            };
+            let mut again = [again];
+            transfer(self.file, claimed, &mut again, false);
+            again[0].written > start
+        })
+    }
+
+    /// Records the outcome for the pages. If written bytes may be lost nevertheless, their pages
+    /// become DIRTY again, and the error is returned.
+    fn end_writebacks(
+        &self,
+        claimed: &[(PageIndex, FrameIndex)],
+        ends: &mut [WritebackEnd],
         epoch: FailureEpoch,
-    ) {
-        let mut generations = self.generations.lock();
-        generations.record_written(first.to(last), copy, epoch);
+    ) -> Option<Failure> {
+        let file = self.file;
+        let mut generations = file.writeback.generations.lock();
+        let suspicion = generations.suspicion(epoch);
+        for (&(page, frame), end) in claimed.iter().zip(&mut *ends) {
+            match *end {
+                WritebackEnd::Failed => continue,
+                // generations.G1: the bytes may be lost, and the page is their copy.
+                WritebackEnd::Unstable if suspicion.is_some() => {
+                    *end = WritebackEnd::Failed;
+                    continue;
+                }
+                WritebackEnd::Unstable => {
+                    generations.record_written([page], Copy::Kept, epoch);
+                }
+                // The transfer has succeeded (generations.G3), whichever operation has failed
+                // since.
+                WritebackEnd::Stable => {}
+            }
+            // Before a sync that fails from now on commits the frame again.
+            file.forget_frame(frame);
+        }
         let heap_bytes = generations.heap_bytes();
         drop(generations);
-        self.unsynced_heap.set(cache, heap_bytes);
-    }
-
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
-    /// Called when the inode is dropped.
-    pub(crate) fn uncharge(&self, cache: &Cache) {
-        self.dirty_heap.set(cache, 0);
-        self.unsynced_heap.set(cache, 0);
-    }
-
-    /// Whether a page may be DIRTY or under write-back. Under an exclusive guard, the answer for
-    /// the guarded range stays valid until a sync fails.
-    pub(crate) fn has_begun(&self) -> bool {
-        // Relaxed: see `redirty_page`.
-        self.begun.load(Relaxed)
+        file.writeback.count_unsynced(file.cache(), self.number, heap_bytes);
+        let mut leaves = Leaves::new(file);
+        let (mut failed, mut to_requeue) = (Vec::new(), Vec::new());
+        // Waiters are woken at the end of the batch, so that they do not wait for this flush in
+        // between.
+        let batch = batch::open();
+        for (&(page, frame), &mut end) in claimed.iter().zip(ends) {
+            let held = leaves.hold(page, false).expect("a page under write-back holds its leaf");
+            let word = held.word(page);
+            let change = word.end_writeback(end);
+            file.note(change);
+            to_requeue.extend(file.cache().find_to_requeue(word, change));
+            word.wake(change.sleepers());
+            unpin(file, frame);
+            if end == WritebackEnd::Failed {
+                failed.push(page);
+            }
+        }
+        // Before waiters are woken: they may look for evictable pages.
+        file.cache().requeue_evictable(&to_requeue);
+        drop(batch);
+        if !failed.is_empty() {
+            // A waiter for this flush finds the pages in the set, and reports the error or writes
+            // them.
+            file.writeback.state().dirty.put_back(self.number, &failed);
+        }
+        suspicion
     }
 }
 
-impl State {
-    /// Delays the flusher's next attempt.
-    pub(crate) fn back_off(&mut self) {
-        let pause = self.retry.map_or(RETRY_MIN, |(_, pause)| (pause * 2).min(RETRY_MAX));
-        self.retry = Some((Instant::now() + pause, pause));
+fn claim(file: &CachedFile, leaves: &mut Leaves<'_>, page: PageIndex) -> PageClaim {
+    let frames = &file.cache().frames;
+    let Ok(held) = leaves.hold(page, false) else { return PageClaim::Clean };
+    let word = held.word(page);
+    loop {
+        let seen = word.load();
+        match seen.state() {
+            PageState::Hidden => return PageClaim::Busy(seen),
+            PageState::Ready if seen.is_under_writeback() => return PageClaim::Busy(seen),
+            PageState::Ready if seen.is_dirty() => {}
+            _ => return PageClaim::Clean,
+        }
+        frames.meta(seen.frame()).pins.pin();
+        if let Some(change) = word.try_writeback(seen) {
+            file.note(change);
+            return PageClaim::Own(seen.frame());
+        }
+        unpin(file, seen.frame());
     }
+}
+
+pub(crate) fn unpin(file: &CachedFile, frame: FrameIndex) {
+    let frames = &file.cache().frames;
+    if frames.meta(frame).pins.unpin() {
+        frames.free(frame, Class::page(file.core().page_shift));
+    }
+}
+
+/// An extent of contiguous claimed pages under write-back, and the ends of its two transfers: the
+/// body and the tail.
+struct WriteRun {
+    claimed: Range<usize>,
+    start: u64,
+    body_end: u64,
+    end: u64,
+    /// The end of the bytes that the backend has accepted.
+    written: u64,
+    error: Option<io::Error>,
+}
+
+impl WriteRun {
+    /// The error because of which not all bytes were written.
+    fn failure(&self) -> Failure {
+        let unknown = io::Error::from(io::ErrorKind::WriteZero);
+        let error = self.error.as_ref().unwrap_or(&unknown);
+        let (offset, len) = (self.written, self.end - self.written);
+        event!(warn, offset, len, %error, "write-back failed");
+        Failure::new(offset, len, error)
+    }
+}
+
+fn runs(file: &CachedFile, claimed: &[(PageIndex, FrameIndex)], size: u64) -> Vec<WriteRun> {
+    let run_pages = (file.backing.transfer_bytes() >> file.core().page_shift).max(1) as usize;
+    let block_bytes = match file.backing.alignment(false).offset_bytes {
+        1 => 1,
+        // Direct I/O and buffered I/O must not counts a page of the kernel, and a tail lies within
+        // one page of the file. An open with direct backing has chosen file pages that are at least
+        // as large.
+        bytes => u64::from(bytes).max(kernel_page_bytes()).min(file.core().page_bytes() as u64),
+    };
+    let mut runs = Vec::new();
+    let mut from = 0;
+    while from < claimed.len() {
+        let mut to = from + 1;
+        while to < claimed.len() && to - from < run_pages && claimed[to].0 == claimed[to - 1].0 + 1
+        {
+            to += 1;
+        }
+        let start = file.start_of(claimed[from].0);
+        let end = file.start_of(claimed[to - 1].0 + 1).min(size).max(start);
+        let body_end = end - end % block_bytes;
+        runs.push(WriteRun {
+            claimed: from..to,
+            start,
+            body_end,
+            end,
+            written: start,
+            error: None,
+        });
+        from = to;
+    }
+    runs
+}
+
+/// Performs the transfers of all extents: the bodies concurrently, then the tail.
+fn transfer(
+    file: &CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    runs: &mut [WriteRun],
+    durable: bool,
+) {
+    let memory: Vec<Vec<Segment<'_>>> =
+        runs.iter().map(|run| segments(file, &claimed[run.claimed.clone()], run)).collect();
+    let mut batch: Vec<Transfer<'_>> = Vec::with_capacity(runs.len());
+    for (run, segments) in runs.iter().zip(&memory) {
+        if run.body_end > run.start {
+            let body = &segments[..segments.len() - usize::from(run.end > run.body_end)];
+            let mut transfer = Transfer::new(Direction::Write, run.start, body);
+            transfer.durable = durable;
+            batch.push(transfer);
+        }
+    }
+    file.carry_out(&mut batch);
+    let mut done = batch.into_iter();
+    for run in runs.iter_mut().filter(|run| run.body_end > run.start) {
+        let transfer = done.next().expect("one for each body");
+        run.written = run.start + transfer.moved;
+        run.error = transfer.error;
+    }
+    for (run, segments) in runs.iter_mut().zip(&memory) {
+        if run.written == run.body_end && run.end > run.body_end {
+            let tail = &segments[segments.len() - 1..];
+            let mut batch = [Transfer::new(Direction::Write, run.body_end, tail)];
+            file.carry_out(&mut batch);
+            let [transfer] = batch;
+            run.written += transfer.moved;
+            run.error = transfer.error;
+        }
+    }
+}
+
+/// The memory of an extent. Adjacent frames of the body form one segment. The last segment is the
+/// tail, if there is one.
+fn segments<'a>(
+    file: &'a CachedFile,
+    claimed: &[(PageIndex, FrameIndex)],
+    run: &WriteRun,
+) -> Vec<Segment<'a>> {
+    let frames = &file.cache().frames;
+    let mut parts: Vec<(*mut u8, usize)> = Vec::new();
+    let mut tail = None;
+    for &(page, frame) in claimed {
+        let start = file.start_of(page);
+        let end = file.start_of(page + 1);
+        let bytes = frames.bytes(frame);
+        let len = end.min(run.body_end).saturating_sub(start) as usize;
+        if len > 0 {
+            match parts.last_mut() {
+                Some((at, before)) if at.wrapping_add(*before) == bytes => *before += len,
+                _ => parts.push((bytes, len)),
+            }
+        }
+        if run.end > run.body_end && (start..end).contains(&run.body_end) {
+            let at = bytes.wrapping_add((run.body_end - start) as usize);
+            tail = Some((at, (run.end - run.body_end) as usize));
+        }
+    }
+    // SAFETY: the memory lies within frames that are pinned until their write-back ends, and whose
+    // bytes do not change (page.W2).
+    parts.into_iter().chain(tail).map(|(at, len)| unsafe { Segment::new(at, len) }).collect()
+}
+
+/// Repeats the unwritten part of a failed transfer page by page. Returns whether all pages were
+/// written.
+fn retry_pages(
+    file: &CachedFile,
+    pages: &[(PageIndex, FrameIndex)],
+    ends: &mut [WritebackEnd],
+    size: u64,
+) -> bool {
+    let mut failures = 0;
+    for (page, end) in pages.chunks(1).zip(ends.iter_mut()) {
+        if *end != WritebackEnd::Failed || failures >= FAILURES_MAX {
+            continue;
+        }
+        let mut run = runs(file, page, size);
+        if file.backing.verify().is_ok() {
+            transfer(file, page, &mut run, false);
+        }
+        if run[0].written == run[0].end {
+            *end = WritebackEnd::Unstable;
+            failures = 0;
+        } else {
+            failures += 1;
+        }
+    }
+    !ends.contains(&WritebackEnd::Failed)
 }

@@ -1,10 +1,10 @@
-//! Syncs and write-back, by [`crate::writeback`]; and the suspension of write-back and of `O_DIRECT` while
+//! Syncs and write-back, by [`crate::writeback::state`]; and the suspension of write-back and of `O_DIRECT` while
 //! other programs use the file below the cache.
 
 use crate::api::file::{File, check_range};
 use crate::error::{Op, Result};
-use crate::flush;
 use crate::units::PageIndex;
+use crate::writeback;
 
 impl File {
     /// Makes the writes of all handles, and the file's metadata, durable: `fsync`. Blocks until the device
@@ -19,7 +19,7 @@ impl File {
     /// evicted from the cache.
     pub fn sync_all(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        flush::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, false)
+        writeback::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, false)
     }
 
     /// Makes writes durable, and the metadata that is needed to read them: `fdatasync`. Covers writes to
@@ -32,7 +32,7 @@ impl File {
     /// As for [`File::sync_all`].
     pub fn sync_data(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        flush::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, true)
+        writeback::sync(&self.cached, PageIndex::FIRST, PageIndex::LAST, true)
     }
 
     /// [`File::sync_data`] for the writes to `len` bytes at `offset` (`len` 0: to the end). Other bytes may
@@ -45,7 +45,7 @@ impl File {
         check_range(Op::Sync, offset, len)?;
         self.check_process(Op::Sync)?;
         let (file, end) = (&self.cached, if len == 0 { i64::MAX as u64 } else { offset + len });
-        flush::sync(file, file.page_of(offset), file.page_of(end - 1), true)
+        writeback::sync(file, file.page_of(offset), file.page_of(end - 1), true)
     }
 
     /// Writes the dirty pages ([`crate::WriteMode::Back`]) to the backend, so that other programs can see
@@ -56,7 +56,7 @@ impl File {
     /// [`Error::Io`](crate::Error::Io): pages that could not be written stay cached, as after a sync.
     pub fn write_back(&self) -> Result<()> {
         self.check_process(Op::Sync)?;
-        flush::write_back(&self.cached, PageIndex::FIRST, PageIndex::LAST, Op::Sync)
+        writeback::write_back(&self.cached, PageIndex::FIRST, PageIndex::LAST, Op::Sync)
     }
 
     /// [`File::write_back`], and frees space that was preallocated for later writes: so the kernel's

@@ -19,7 +19,7 @@
 //!   range that are not written yet.)
 //! - **SP2** A write past the cache that moves the end of the file may free all blocks beyond the end: ext4
 //!   truncates the file when such a write fails, and may then succeed with the freed blocks. So the dirty
-//!   pages beyond the back end's end are written back first (`flush::at_risk`), and then no dirty page counts
+//!   pages beyond the back end's end are written back first (`writeback::at_risk`), and then no dirty page counts
 //!   on such blocks; after the write, the ranges beyond the old end are forgotten.
 //! - **SP3** A write-back that fails may free them, too, and holds no guard: a writer may be between `reserve`
 //!   and its DIRTY pages. [`lost_from`] forgets the blocks, then counts a loss; the flush writes back the

@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 use millpond_rangelock::Mode;
 
 use crate::error::{Op, Result};
-use crate::flush::dirty_pages::write_back;
 use crate::inode::space;
 use crate::inode::{CachedFile, Shared, registry};
 use crate::options::WriteMode;
 use crate::units::PageIndex;
+use crate::writeback::dirty_pages::write_back;
 
 impl CachedFile {
     /// Makes writes go through until [`CachedFile::resume_writeback`], and writes back dirty pages.

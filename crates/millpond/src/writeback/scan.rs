@@ -1,20 +1,20 @@
 //! One step of a flusher thread: take a file off the list, write back the due pages, and list it
 //! again unless it is clean.
 //!
-//! The rules are in [`flusher`](crate::flush::flusher), which has the threads.
+//! The rules are in [`flusher`](crate::writeback::flusher), which has the threads.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::accounting::writeback_counts::FileWritebackCounts;
-use crate::flush::dirty_pages::stream_pages;
-use crate::flush::sync::sync_in_background;
-use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
-use crate::writeback::flusher_state::{Flusher, InProgress, ThreadId};
-use crate::writeback::writer_token::STALL_TIMEOUT;
+use crate::writeback::dirty_pages::stream_pages;
+use crate::writeback::state::flusher_state::{Flusher, InProgress, ThreadId};
+use crate::writeback::state::writer_token::STALL_TIMEOUT;
+use crate::writeback::sync::sync_in_background;
+use crate::writeback::{BusyPages, flush, flush_some};
 
 /// The maximum number of threads on files of one device, as a device may hang as a whole. Untuned.
 pub(super) const DEVICE_THREADS_MAX: usize = 4;
@@ -332,7 +332,7 @@ pub(super) fn address(file: &Arc<CachedFile>) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::writeback::Limits;
+    use crate::writeback::state::Limits;
     use crate::{BackendChoice, Engine, Error, OpenOptions, WriteMode};
 
     fn entry_of(thread: ThreadId, device: u64, counts: Arc<FileWritebackCounts>) -> InProgress {

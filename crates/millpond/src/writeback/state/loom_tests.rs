@@ -12,9 +12,9 @@ use crate::cache::table::epoch::Epoch as PageEpoch;
 use crate::cache::table::page::{PageWord, Shown, WritebackEnd};
 use crate::cache::table::step::Hiding;
 use crate::units::{FrameIndex, PageIndex};
-use crate::writeback::Failure;
-use crate::writeback::dirty::{Dirty, FlushNumber};
-use crate::writeback::generations::{Copy, DurableOp, Generations};
+use crate::writeback::state::Failure;
+use crate::writeback::state::dirty::{Dirty, FlushNumber};
+use crate::writeback::state::generations::{Copy, DurableOp, Generations};
 
 const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
 const PAGE: PageIndex = PageIndex::FIRST;
@@ -499,7 +499,7 @@ fn loom_a_page_no_longer_suspect_is_at_the_device() {
             let page = Arc::clone(&page);
             move || page.sync()
         });
-        // As in `flush::needs_writeback`.
+        // As in `writeback::needs_writeback`.
         if !page.generations.has_suspects(PAGE, PAGE) {
             let seen = page.word.load();
             if !seen.is_dirty() && !seen.is_under_writeback() {

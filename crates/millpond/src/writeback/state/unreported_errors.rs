@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard};
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::created_at;
-use crate::writeback::failure::Failure;
+use crate::writeback::state::failure::Failure;
 
 /// The maximum number of errors. Untuned.
 const FILES_MAX: usize = 1024;

@@ -1,10 +1,10 @@
 //! Writes back dirty pages whose blocks a bypass write may free (space.SP2).
 
 use crate::error::{Op, Result};
-use crate::flush::dirty_pages::write_back;
 use crate::inode::CachedFile;
 use crate::options::WriteMode;
 use crate::units::PageIndex;
+use crate::writeback::dirty_pages::write_back;
 
 /// Writes back the pages that a bypass write up to `end` puts at risk: the pages beyond the end of
 /// the backend's file. Afterwards that is the end of the file, until the caller's guard is
@@ -26,7 +26,7 @@ pub(crate) fn has_pages_at_risk(file: &CachedFile, end: u64) -> bool {
 }
 
 fn first_at_risk(file: &CachedFile, end: u64) -> Option<PageIndex> {
-    // A file without dirty pages is as long at the backend as here (writeback.WB1).
+    // A file without dirty pages is as long at the backend as here (state.WB1).
     if file.opened_mode == WriteMode::Through
         || !file.writeback.has_begun()
         || !file.has_dirty_pages()

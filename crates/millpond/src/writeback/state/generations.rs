@@ -55,7 +55,7 @@
 use crate::cache::table::page_set::PageSet;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::units::PageIndex;
-use crate::writeback::failure::Failure;
+use crate::writeback::state::failure::Failure;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 

@@ -71,11 +71,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::flush::scan::{DEVICE_THREADS_MAX, HELPER_AFTER_FILES, Scan, WorkerRole, address};
 use crate::inode::CachedFile;
 use crate::thread::spawn;
-use crate::writeback::flusher_state::{Flusher, FlusherState, ThreadId};
-use crate::writeback::writer_token::STALL_TIMEOUT;
+use crate::writeback::scan::{DEVICE_THREADS_MAX, HELPER_AFTER_FILES, Scan, WorkerRole, address};
+use crate::writeback::state::flusher_state::{Flusher, FlusherState, ThreadId};
+use crate::writeback::state::writer_token::STALL_TIMEOUT;
 
 /// The delay of the next scan after a scan without work, while there are writes. Untuned.
 const RESCAN_PERIOD: Duration = Duration::from_millis(100);

@@ -1,6 +1,6 @@
 //! The tokens that limit how many writers over the dirty limit write back at the same time.
 //!
-//! See [`throttle`](mod@crate::flush::throttle).
+//! See [`throttle`](mod@crate::writeback::throttle).
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};

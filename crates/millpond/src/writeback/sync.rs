@@ -25,14 +25,14 @@ use millpond_rangelock::Mode;
 use crate::cache::table::page_set::PageSet;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
-use crate::flush::dirty_pages::notify_flusher;
-use crate::flush::{BusyPages, flush};
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
 use crate::latency::LatencyKind;
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
-use crate::writeback::Failure;
+use crate::writeback::dirty_pages::notify_flusher;
+use crate::writeback::state::Failure;
+use crate::writeback::{BusyPages, flush};
 
 /// The number of pages whose bit [`clear_unstable`] clears before it releases the lock. Untuned.
 const CLEARED_TOGETHER: usize = 256;

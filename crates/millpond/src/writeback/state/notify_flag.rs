@@ -50,7 +50,7 @@ mod loom_tests {
     }
 
     impl Pair {
-        /// A writer, as in [`Flusher::request_scan`](crate::writeback::Flusher::request_scan).
+        /// A writer, as in [`Flusher::request_scan`](crate::writeback::state::Flusher::request_scan).
         fn write(&self, number: usize) {
             self.done[number].store(1, Relaxed);
             if self.flag.set() {

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::table::page::Word;
 use crate::error::{Error, Op, Result};
-use crate::flush::{BATCH_BYTES, BusyPages, flush};
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
+use crate::writeback::{BATCH_BYTES, BusyPages, flush};
 
-/// Records pages whose words the caller has made DIRTY, under its guard (writeback.WB2).
+/// Records pages whose words the caller has made DIRTY, under its guard (state.WB2).
 pub(crate) fn record_dirty(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let writeback = &file.writeback;
     writeback.begun.store(true, Relaxed);

@@ -13,7 +13,7 @@
 //!   to wait for, and its writes go through.
 //! - **TH3** Writers write back one at a time. If all of them did, their transfers would delay
 //!   reads at the device until all are written. The token of a write-back expires after
-//!   [`STALL_TIMEOUT`](crate::writeback::writer_token::STALL_TIMEOUT); afterwards it only excludes
+//!   [`STALL_TIMEOUT`](crate::writeback::state::writer_token::STALL_TIMEOUT); afterwards it only excludes
 //!   other writers of the same file.
 //! - **TH4** The same thresholds hold for unevictable pages, of the maximum that write-back may
 //!   keep: a file whose writes are accepted, but whose syncs hang, leaves frames to other files.
@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Op, Result};
 use crate::event::event;
-use crate::flush::sync::sync_in_background;
-use crate::flush::{BusyPages, flush, flush_some};
 use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
+use crate::writeback::sync::sync_in_background;
+use crate::writeback::{BusyPages, flush, flush_some};
 
 /// How long a throttled writer waits without progress before its write goes through. Untuned.
 const THROTTLED_MAX: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
 //! State of the flusher: the list of dirty inodes, its threads, and the files in progress.
 //!
-//! The work of the threads and the rules are in [`flush::flusher`](crate::flush::flusher).
+//! The work of the threads and the rules are in [`writeback::flusher`](crate::writeback::flusher).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,8 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::accounting::writeback_counts::FileWritebackCounts;
-use crate::writeback::notify_flag::NotifyFlag;
-use crate::writeback::writer_token::{STALL_TIMEOUT, WriterTokens};
+use crate::writeback::state::notify_flag::NotifyFlag;
+use crate::writeback::state::writer_token::{STALL_TIMEOUT, WriterTokens};
 
 /// Limits of the amount and the age of dirty data.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use crate::inode::CachedFile;
 use crate::io::backend::descriptors;
-use crate::writeback::failure::Failure;
-use crate::writeback::generations::{DurableOp, EndedOp};
+use crate::writeback::state::failure::Failure;
+use crate::writeback::state::generations::{DurableOp, EndedOp};
 
 /// Whether bytes that the backend accepted are durable.
 #[derive(Clone, Copy, Debug)]
