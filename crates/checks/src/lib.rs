@@ -26,6 +26,5 @@ pub const CRATES: &[(&str, &str)] = &[
     ("millpond-rangelock", "rangelock/src/lib.rs"),
     ("millpond-rangelock-peers", "rangelock-peers/src/lib.rs"),
     ("millpond-bench-peers", "bench-peers/src/lib.rs"),
-    ("millpond-exit-watcher", "exit-watcher/src/lib.rs"),
     ("millpond-checks", "checks/src/lib.rs"),
 ];

@@ -12,9 +12,6 @@
 //!
 //! Benchmarks and long tests are in another program, `millpond-bench`.
 //!
-//! Before all of that, and before std's runtime starts, [`early`] handles `run` with its most common
-//! options: building the full description of the command line took half of the time until the program ran.
-//!
 //! Exit status: that of the program that was run; 2 for arguments or a program that can't be served, 126
 //! and 127 as in a shell, 1 for any other failure.
 
@@ -55,23 +52,6 @@ enum Command {
     Store(store_check::StoreArgs),
     Top(top::TopArgs),
     Manual(manual::ManualArgs),
-}
-
-// In a test, the first argument may be anything.
-#[cfg(not(test))]
-millpond_exit_watcher::before_main!(early);
-
-/// Starts the program, if the command line is of the simple kind; `main` handles the rest.
-#[cfg_attr(test, expect(dead_code, reason = "not called in tests"))]
-fn early() {
-    let mut words = std::env::args_os().skip(1);
-    if words.next().is_some_and(|word| word == "run")
-        && let Some(args) = run::Args::of_plain(words)
-    {
-        // Returns only if the exec failed.
-        let Err(failure) = run::run(&args) else { return };
-        std::process::exit(report_failure(&failure).into());
-    }
 }
 
 fn main() -> ExitCode {

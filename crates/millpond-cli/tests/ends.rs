@@ -1,14 +1,8 @@
-//! Goal: the last line of `millpond run` is printed however the program ends; by the reporter process if
-//! the program can't.
-//!
-//! The reporter exists before the program starts: these tests do not have to wait for it.
-
-#[path = "../../millpond/tests/common/skip.rs"]
-mod skip;
+//! Goal: the last line of `millpond run` is printed once for a program and its children, at each exit of the program; a
+//! program that is killed prints none; and `millpond run` adds no process and holds nothing beyond the end.
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
@@ -73,16 +67,16 @@ fn exit_unseen() -> &'static str {
     }
 }
 
-/// Goal: the line is printed once, with the same counts, for every end of the program, in all modes. Files
-/// that were open then are counted. The exit status is unchanged.
+/// Goal: each exit of the program prints the same line, once. A program that is killed prints no line. The
+/// exit status is unchanged. With `--stats` the report has the counts for each end.
 #[test]
-fn the_line_is_said_however_the_program_ends() {
+fn each_exit_prints_the_line_and_a_kill_does_not() {
     let unseen = format!(
         "import mmap; {}; memory = mmap.mmap(-1, 4096, prot=7); memory.write(code)\n\
          ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))()",
         exit_unseen()
     );
-    let ends = [
+    let kills = [
         ("kill(9)", (None, Some(9))),
         ("kill(15)", (None, Some(15))),
         ("signal.signal(2, signal.SIG_DFL); kill(2)", (None, Some(2))),
@@ -91,34 +85,37 @@ fn the_line_is_said_however_the_program_ends() {
         (unseen.as_str(), (Some(5), None)),
     ];
     for options in [&["--mode", "through"][..], &["--mode", "back"], &["--eager"]] {
-        for (end, expected) in ends {
-            // The modules that the interpreter loads for this end are loaded each time.
-            let before = if end == unseen { "import mmap\n" } else { "" };
-            let itself = run(options, &format!("{before}{READS}os._exit(3)"));
-            assert_eq!(itself.status.code(), Some(3), "{}", stderr(&itself));
-            let line = stderr(&itself);
-            assert!(line.starts_with("millpond: served ") && line.lines().count() == 1, "{line}");
-            let killed = run(options, &format!("{before}{READS}{end}"));
+        let itself = run(options, &format!("{READS}os._exit(3)"));
+        assert_eq!(itself.status.code(), Some(3), "{}", stderr(&itself));
+        let line = stderr(&itself);
+        assert!(line.starts_with("millpond: served ") && line.lines().count() == 1, "{line}");
+        let returned = run(options, READS);
+        assert!(returned.status.success(), "{}", stderr(&returned));
+        assert!(stderr(&returned).starts_with("millpond: served "), "{}", stderr(&returned));
+        for (end, expected) in kills {
+            let killed = run(options, &format!("{READS}{end}"));
             assert_eq!(ended(killed.status), expected, "{options:?} {end}: {}", stderr(&killed));
-            assert_eq!(stderr(&killed), line, "{options:?} {end}");
+            assert_eq!(stderr(&killed), "", "{options:?} {end}");
+            let stats = run(&[options, &["--stats"]].concat(), &format!("{READS}{end}"));
+            assert_eq!(ended(stats.status), expected, "{options:?} {end}: {}", stderr(&stats));
+            assert!(stderr(&stats).contains("served"), "{options:?} {end}: {}", stderr(&stats));
         }
     }
 }
 
-/// Goal: with direct backing, too, except for the transfers, which are unknown at the end.
+/// Goal: with direct backing the line has the numbers of direct transfers.
 #[test]
-fn with_direct_backing_files_are_told() {
-    let killed = run(&["--mode", "back", "--backing", "direct"], &format!("{READS}kill(9)"));
-    let line = stderr(&killed);
-    assert!(line.contains("; direct: ") && line.ends_with(" files without\n"), "{line}");
-    assert!(!line.contains(" reads, "), "{line}");
+fn direct_transfers_are_in_the_line() {
+    let ended = run(&["--mode", "back", "--backing", "direct"], READS);
+    let line = stderr(&ended);
+    assert!(line.contains("; direct: ") && line.contains(" reads, "), "{line}");
 }
 
 #[test]
 fn quiet_stays_quiet() {
     for mode in ["through", "back"] {
-        let killed = run(&["--quiet", "--mode", mode], &format!("{READS}kill(9)"));
-        assert_eq!((ended(killed.status), stderr(&killed)), ((None, Some(9)), String::new()));
+        let output = run(&["--quiet", "--mode", mode], READS);
+        assert!(output.status.success() && stderr(&output).is_empty(), "{}", stderr(&output));
     }
 }
 
@@ -134,16 +131,16 @@ fn bytes(line: &str) -> (u64, u64) {
 #[test]
 fn another_program_and_children_are_in_the_line() {
     let reads = "def use(): fd = os.open('f', os.O_RDWR); again(fd); os.close(fd)\nuse()\n";
-    let one = run(&["--mode", "back"], &format!("{reads}kill(9)"));
+    let one = run(&["--mode", "back"], reads);
     let twice = format!(
         "{reads}child = os.fork()\n\
          if child == 0: use(); os._exit(0)\n\
          os.waitpid(child, 0)\n\
-         os.execv('/bin/sh', ['sh', '-c', 'cat f > /dev/null; kill -KILL $$'])"
+         os.execv('/bin/sh', ['sh', '-c', 'cat f > /dev/null; exit 3'])"
     );
     for options in [&["--mode", "back"][..], &["--mode", "back", "--backing", "direct"]] {
         let twice = run(options, &twice);
-        assert_eq!(ended(twice.status), (None, Some(9)), "{}", stderr(&twice));
+        assert_eq!(twice.status.code(), Some(3), "{}", stderr(&twice));
         let line = stderr(&twice);
         assert_eq!(line.lines().count(), 1, "{line}");
         let (once, twice) = (bytes(&stderr(&one)), bytes(&line));
@@ -153,55 +150,15 @@ fn another_program_and_children_are_in_the_line() {
     }
 }
 
-/// Goal: the reporter is no child of the program, in any way to ask; is in none of its sessions and process
-/// groups; and shares nothing with it except standard error.
+/// Goal: `millpond run` in mode through becomes the program: the process is the same, and has no child.
 #[test]
-fn nobody_is_there_for_the_program() {
-    let script = "import errno\n\
-        def none(call):\n\
-        \x20   try: call()\n\
-        \x20   except OSError as error: assert error.errno == errno.ECHILD, error\n\
-        \x20   else: assert False\n\
-        none(lambda: os.wait())\n\
-        none(lambda: os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG))\n\
-        none(lambda: os.waitpid(-1, 0x40000000))\n\
-        children = open(f'/proc/self/task/{os.getpid()}/children').read()\n\
-        assert children == '', children\n\
-        ctypes.CDLL(None).prctl(36, 1)\n\
-        none(lambda: os.waitpid(-1, 0x40000000))\n\
-        assert not signal.sigpending()\n\
-        def fields(pid): return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()\n\
-        def is_aside(pid):\n\
-        \x20   try: words = open(f'/proc/{pid}/cmdline').read()\n\
-        \x20   except OSError: return False\n\
-        \x20   return int(pid) != os.getpid() and sys.argv[1] in words.split(chr(0))\n\
-        pids = [pid for pid in os.listdir('/proc') if pid.isdigit() and is_aside(pid)]\n\
-        for pid in pids:\n\
-        \x20   own = fields('self')\n\
-        \x20   assert fields(pid)[2] == fields(pid)[3] == pid and pid not in own[2:4], fields(pid)\n\
-        \x20   assert sorted(os.listdir(f'/proc/{pid}/fd')) == ['0', '1', '2']\n\
-        \x20   assert os.readlink(f'/proc/{pid}/fd/2') == os.readlink('/proc/self/fd/2')\n\
-        \x20   assert 'pidfd' in os.readlink(f'/proc/{pid}/fd/0')\n\
-        \x20   assert 'millpond-tally' in os.readlink(f'/proc/{pid}/fd/1')\n\
-        \x20   assert os.readlink(f'/proc/{pid}/cwd') == '/'\n\
-        print(len(pids), os.getpid())\n";
+fn the_program_is_the_process_that_was_started() {
     let place = place();
-    let mark = format!("mark-{}", std::process::id());
-    for (option, expected) in [("--eager", 1), ("--quiet", 0)] {
-        // The signal for the end of a child would be pending then.
-        let setup = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])\n";
-        let script = format!("{PRELUDE}{script}");
-        let words = [option, "--", python().to_str().unwrap(), "-c", &script, &mark];
-        let mut command = prepared(setup, &words);
-        command.current_dir(place.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn();
-        let child = child.unwrap();
-        let pid = child.id();
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", stderr(&output));
-        let told = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(told, format!("{expected} {pid}\n"), "the program is where `run` was");
-    }
+    let script = "print(os.getpid(), open(f'/proc/self/task/{os.getpid()}/children').read())";
+    let child = command(place.path(), &["--quiet"], script).stdout(Stdio::piped()).spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{pid} \n"));
 }
 
 /// Goal: a reader of the output waits for the program only, and not for the processes that the program left
@@ -222,41 +179,4 @@ fn nothing_is_held_beyond_the_end() {
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert!(text.starts_with("millpond: served 1 files, "), "{text}");
     assert!(child.wait().unwrap().success());
-}
-
-/// Goal: if the process limit is reached, or the reporter would be an unexpected child of the program, the
-/// program runs as usual, and prints its line itself if it can.
-#[test]
-fn where_nobody_can_stay_aside_the_program_is_alone() {
-    let script = "n=0; while [ $n -lt 9 ]; do read -r x < f; n=$((n + 1)); done; ";
-    let no_room = "import resource\n\
-        if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n\
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))\n";
-    for setup in [no_room, "ctypes.CDLL(None).prctl(36, 1)\n"] {
-        let place = place();
-        fs::set_permissions(place.path(), PermissionsExt::from_mode(0o777)).unwrap();
-        let run = |end: &str| {
-            let script = format!("{script}{end}");
-            let mut command = prepared(setup, &["--", "/bin/sh", "-c", &script]);
-            command.env("XDG_RUNTIME_DIR", place.path()).current_dir(place.path());
-            command.output().unwrap()
-        };
-        let itself = run("exit 3");
-        if itself.status.code() == Some(1) && stderr(&itself).contains("ermission denied") {
-            return skip::skip("another user can't run this program where it is built");
-        }
-        assert_eq!(itself.status.code(), Some(3), "{}", stderr(&itself));
-        assert!(stderr(&itself).starts_with("millpond: served 0 files, "), "{}", stderr(&itself));
-        let killed = run("kill -9 $$");
-        assert_eq!((ended(killed.status), stderr(&killed)), ((None, Some(9)), String::new()));
-    }
-}
-
-/// `millpond run` in a process that `setup` has prepared.
-fn prepared(setup: &str, words: &[&str]) -> Command {
-    let mut command = Command::new(python());
-    let exec = "os.execv(sys.argv[1], [sys.argv[1], 'run'] + sys.argv[2:])";
-    command.arg("-c").arg(format!("{PRELUDE}{setup}{exec}")).arg(env!("CARGO_BIN_EXE_millpond"));
-    command.args(words);
-    command
 }

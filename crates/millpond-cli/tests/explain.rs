@@ -369,8 +369,8 @@ fn bad_reports_are_refused() {
     }
 }
 
-/// Goal: a name that has become another file is not used, neither for the accounts nor for the tally, to
-/// which children append.
+/// Goal: a name that has become another file is not used, neither for the accounts nor for the totals, to
+/// which children add.
 #[test]
 fn a_stranger_is_not_written_to() {
     let place = Place::new();
@@ -379,7 +379,7 @@ fn a_stranger_is_not_written_to() {
     let script = format!(
         "again(os.open('f', 0))\n\
          keep = os.open({stranger:?}, os.O_RDWR)\n\
-         for name in ('MILLPOND_TALLY', 'MILLPOND_ACCOUNTS'):\n\
+         for name in ('MILLPOND_TOTALS', 'MILLPOND_ACCOUNTS'):\n\
          \x20   old = os.environ.get(name, ':1:1').split(':')\n\
          \x20   os.environ[name] = ':'.join(['/proc/%d/fd/%d' % (os.getpid(), keep)] + old[1:])\n\
          os.spawnlp(os.P_WAIT, 'cat', 'cat', 'f')\n"

@@ -112,7 +112,7 @@ extern "C" fn unload() {
     without(|| {
         streams::flush();
         late::end();
-        report::say(registry::before_report);
+        report::report_exit(registry::before_report);
     });
 }
 

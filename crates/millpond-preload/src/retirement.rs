@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! dirty pages are written, files are the kernel's    Registry::leave_all
-//! counts are reported: no exit will report them      report::put_by
+//! counts are reported: no exit will report them      report::report_exec
 //! hooks go straight to the kernel                    thread::leave_for_good
 //! descriptions, engine and watcher end               Registry::end_serving, lease::end
 //! the kernel has no thread of the library any more   own_threads
@@ -67,7 +67,7 @@ pub fn retire() {
     }
     page_cache::retire();
     section::run(|_| registry::lock().leave_all());
-    report::put_by(registry::before_report);
+    report::report_exec(registry::before_report);
     section::run(|_| {
         let mut registry = registry::lock();
         // Under the lock, so that a fork is completely before or after it.

@@ -4,19 +4,15 @@
 //! gets its options from the environment; see [`environment`].
 //!
 //! In mode through the program replaces this process (exec), so process id, exit status, signals and terminal are the
-//! program's own. If the program can't print the last line, a process that stays behind does ([`tally`]).
+//! program's own.
 //! In mode back this process stays as the program's parent, and keeps its dirty pages ([`kept`]). It also stays to
 //! report about the files ([`explain`]).
 
-#[path = "../../../millpond-preload/src/runtime/block.rs"]
-#[allow(dead_code, reason = "some words are the writers' alone")]
-mod block;
 pub mod explain;
 mod kept;
 #[allow(dead_code, reason = "some words are the writers' alone")]
 #[path = "../../../millpond-preload/src/report/layout.rs"]
 mod layout;
-mod plain;
 mod preload;
 mod program;
 #[allow(dead_code, reason = "only the texts are of use here")]
@@ -25,10 +21,6 @@ mod reason;
 #[cfg(test)]
 #[path = "../../../millpond/tests/common/skip.rs"]
 mod skip;
-mod tally;
-#[allow(dead_code, reason = "some of it is the writers' alone")]
-#[path = "../../../millpond-preload/src/report/told.rs"]
-mod told;
 #[path = "../../../millpond/src/recovery/keeper/trusted_directory.rs"]
 mod trusted_directory;
 
@@ -43,7 +35,6 @@ use std::process::{Command, ExitCode};
 use clap::ValueEnum;
 
 use self::explain::Explained;
-use self::tally::Tally;
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, REFUSED, Result};
 
 /// Runs a program with its file reads and writes served by Millpond.
@@ -164,7 +155,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Err(error) => error,
         }
     } else {
-        let _tally = tally(args, &mut command, true);
         command.exec()
     };
     let status = match error.kind() {
@@ -207,36 +197,19 @@ fn check_backing(args: &Args) -> Result<()> {
 
 /// Runs the program as a child, to its end. `Err` inside: the program could not be started.
 fn stay(args: &Args, command: &mut Command) -> Result<std::io::Result<ExitCode>> {
-    let mut tally = None;
-    let explained = if args.stats || args.explain {
-        let explained = Explained::new(args.report.as_ref(), args.json, args.explain)?;
+    let mut explained = None;
+    if args.stats || args.explain {
+        let report = Explained::new(args.report.as_ref(), args.json, args.explain)?;
         // The report includes the counts of the program's own line.
-        command.env(explain::VARIABLE, explained.name()?).env(QUIET, "1");
-        Some(explained)
-    } else {
-        tally = self::tally(args, command, false);
-        None
-    };
+        command.env(explain::VARIABLE, report.name()?).env(QUIET, "1");
+        explained = Some(report);
+    }
     let status = match kept::run(command, args.mode == Mode::Back, args.quiet)? {
         Ok(status) => status,
         Err(error) => return Ok(Err(error)),
     };
-    tally.inspect(Tally::say);
     explained.map_or(Ok(()), |explained| explained.say(status))?;
     Ok(Ok(kept::end_as(status)))
-}
-
-/// The process that prints the last line if the program can't. Without a memory file there is none.
-fn tally(args: &Args, command: &mut Command, is_exec: bool) -> Option<Tally> {
-    if args.quiet {
-        return None;
-    }
-    let mut tally = Tally::new(args.backing() == Backing::Direct).ok()?;
-    if is_exec {
-        tally.leave();
-    }
-    tally.give(command, is_exec).ok()?;
-    Some(tally)
 }
 
 /// Environment variables that the preload library reads when it is loaded.

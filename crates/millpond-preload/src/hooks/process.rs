@@ -12,7 +12,7 @@ use crate::files::{late, process_locks, registry};
 use crate::hooks::vfork;
 use crate::page_cache;
 use crate::report::reason::Reason;
-use crate::report::{self, tally};
+use crate::report::{self, shared_totals};
 use crate::retirement;
 use crate::runtime::c::{Start, c_int, c_void};
 use crate::runtime::cancel::point::without;
@@ -113,8 +113,8 @@ fn prepare_exec() -> Vec<Pin> {
     if !thread::record().is_inside() {
         give_inherited();
         // Nothing of this program is left after exec to report it.
-        report::put_by(registry::before_report);
-        tally::keep_over_exec(true);
+        report::report_exec(registry::before_report);
+        shared_totals::keep_over_exec(true);
         section::run(|_| {
             registry::leave_keeper();
             process_locks::before_exec();
@@ -130,7 +130,7 @@ pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
     }
     let paused = prepare_exec();
     let failed = call();
-    tally::keep_over_exec(false);
+    shared_totals::keep_over_exec(false);
     section::run(|_| process_locks::after_exec());
     late::resume(paused);
     failed
@@ -196,7 +196,7 @@ pub fn before_quick_exit() {
         return;
     }
     without(late::end);
-    report::say(registry::before_report);
+    report::report_exit(registry::before_report);
 }
 
 pub unsafe fn _exit(status: c_int) -> ! {
@@ -204,7 +204,7 @@ pub unsafe fn _exit(status: c_int) -> ! {
     disable();
     if !thread::record().is_inside() {
         late::end();
-        report::say(registry::before_report);
+        report::report_exit(registry::before_report);
     }
     loop {
         // SAFETY: ends the process.

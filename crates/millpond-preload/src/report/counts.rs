@@ -1,6 +1,6 @@
-//! The counters, and the line for programs; see `told` for people.
+//! The counters of this process, and the line that other programs parse; see `totals` for the line on standard error.
 //!
-//! Threads count in blocks (`runtime::block`), whose sums only grow, over an exec too. A line has the counts since the last one.
+//! Threads count in blocks (`runtime::block`), whose sums only grow. A line has the counts since the last one.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -10,28 +10,29 @@ use millpond::{Backing, Stats};
 
 use crate::report::accounts;
 use crate::report::reason::Reason;
-use crate::report::told::{Direct, Sums};
+use crate::report::totals::Totals;
 use crate::runtime::block::*;
 use crate::runtime::{config, thread};
 
-/// The counts of earlier lines.
-pub struct Told([AtomicU64; WORDS]);
+/// The counts that were reported before.
+pub struct Reported([AtomicU64; WORDS]);
 
-impl Told {
+impl Reported {
     pub const fn nothing() -> Self {
         Self([const { AtomicU64::new(0) }; WORDS])
     }
 
-    /// The difference of `sums` to earlier lines, which it then belongs to.
-    pub fn take(&self, mut sums: Sums) -> Sums {
-        for (told, sum) in self.0.iter().zip(&mut sums.0) {
-            *sum = sum.wrapping_sub(told.swap(*sum, Relaxed));
+    /// The part of `totals` that was not reported before. All of it counts as reported from now on.
+    pub fn new_part(&self, mut totals: Totals) -> Totals {
+        for (reported, total) in self.0.iter().zip(&mut totals.0) {
+            *total = total.wrapping_sub(reported.swap(*total, Relaxed));
         }
-        sums
+        totals
     }
 
-    pub fn forget(&self) {
-        self.0.iter().for_each(|told| told.store(0, Relaxed));
+    /// As if all of `totals`, and nothing else, had been reported.
+    pub fn set(&self, totals: Totals) {
+        self.new_part(totals);
     }
 }
 
@@ -71,46 +72,46 @@ pub fn after_fork() {
     DIRECT_NOTED.iter().for_each(|noted| noted.store(0, Relaxed));
 }
 
-/// The counts of this process, before an exec too, and of the engine.
-pub fn sums(stats: Option<Stats>) -> Sums {
+/// The counts of this process. `stats`: of its engine.
+pub fn totals(stats: Option<Stats>) -> Totals {
     if let Some(stats) = stats {
         let words = [(DIRECT_READS, stats.direct_reads), (DIRECT_WRITES, stats.direct_writes)];
         for ((word, count), noted) in words.into_iter().zip(&DIRECT_NOTED) {
             thread::record().count(word, count - noted.swap(count, Relaxed));
         }
     }
-    Sums(thread::sums())
+    Totals(thread::sums())
 }
 
-/// The part of the line about direct backing.
-pub fn direct() -> Direct {
-    if config::get().backing == Backing::Direct { Direct::All } else { Direct::Nothing }
+/// Whether the lines have the numbers of direct transfers.
+pub fn has_direct_backing() -> bool {
+    config::get().backing == Backing::Direct
 }
 
-/// The line for programs; `program` is the process's executable.
-pub fn fields(sums: &Sums, program: &str) -> String {
+/// The line that programs parse; `program` is the process's executable.
+pub fn fields(totals: &Totals, program: &str) -> String {
     let mut line = format!(
         "pid={} program={} served_files={} served_bytes={} passed_files={} passed_bytes={}",
         std::process::id(),
         program,
-        sums.get(SERVED_FILES),
-        sums.get(SERVED_BYTES),
-        sums.passed_files(),
-        sums.passed_bytes(),
+        totals.get(SERVED_FILES),
+        totals.get(SERVED_BYTES),
+        totals.passed_files(),
+        totals.passed_bytes(),
     );
-    for (text, files, bytes) in sums.reasons() {
+    for (text, files, bytes) in totals.reasons() {
         let _ = write!(line, " passed:{text}={files}/{bytes}");
     }
-    if sums.get(SHRUNK) > 0 {
-        let _ = write!(line, " shrunk={}", sums.get(SHRUNK));
+    if totals.get(SHRUNK) > 0 {
+        let _ = write!(line, " shrunk={}", totals.get(SHRUNK));
     }
-    if direct() == Direct::All {
+    if has_direct_backing() {
         let _ = write!(
             line,
             " direct_reads={} direct_writes={} undirected_files={}",
-            sums.get(DIRECT_READS),
-            sums.get(DIRECT_WRITES),
-            sums.get(UNDIRECTED_FILES),
+            totals.get(DIRECT_READS),
+            totals.get(DIRECT_WRITES),
+            totals.get(UNDIRECTED_FILES),
         );
     }
     line.push('\n');

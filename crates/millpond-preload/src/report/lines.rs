@@ -27,8 +27,8 @@ pub fn is_stderr(fd: RawFd) -> bool {
     STDERR.load(Relaxed) == fd
 }
 
-/// Says something to people, where that was not forbidden.
-pub fn say(sentence: &str) {
+/// Prints a sentence on that stderr, if there is one.
+pub fn print(sentence: &str) {
     let stderr = STDERR.load(Relaxed);
     if stderr >= 0 {
         write(stderr, sentence);

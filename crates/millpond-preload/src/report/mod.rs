@@ -1,19 +1,19 @@
-//! Served and passed files and bytes, and the reasons; said once, when the process ends.
+//! The report at the end of a process: numbers of served and passed files and bytes, and the reasons.
 //!
-//! To people: one line on the stderr that existed at the start (`MILLPOND_QUIET=1` silences it).
-//! To programs: one line appended to `MILLPOND_REPORT_FILE`, of the form
+//! One line goes to the stderr that existed at the start (`MILLPOND_QUIET=1` silences it). Another line is appended to
+//! `MILLPOND_REPORT_FILE` for programs that parse it:
 //!
 //! ```text
 //! pid=7 program=/usr/bin/sort served_files=2 served_bytes=512 passed_files=1 passed_bytes=9 \
 //!     passed:inherited=1/9
 //! ```
 //!
-//! With direct backing also ` direct_reads=3 direct_writes=4 undirected_files=1`: transfers that
-//! were handed to the kernel with `O_DIRECT`, and served files for which that could not be had.
+//! With direct backing it also has ` direct_reads=3 direct_writes=4 undirected_files=1`: transfers that
+//! were passed to the kernel with `O_DIRECT`, and served files without direct I/O.
 //!
-//! Of a program and its children only the program itself speaks to people, for all; see `tally`. Where it
-//! can't, as a signal has ended it, or a system call of its own, `millpond run` does.
-//! A process that neither served nor passed a file says nothing. Byte counts are those of read and
+//! Of a program and its children only the program itself prints, the totals of all; see `shared_totals`. A program that is
+//! killed prints no line: `millpond run --stats` reports for it.
+//! A process that neither served nor passed a file prints nothing. Byte counts are those of read and
 //! write calls on regular files under the served directories; memory mappings move no bytes here.
 //! `millpond run --explain` and `--stats` have counts of their own, by file: `accounts`.
 //! Nothing can be lost at an end without a report: every write was through to the kernel, or the
@@ -25,80 +25,71 @@ mod layout;
 pub mod lines;
 mod named;
 pub mod reason;
-pub mod tally;
-#[allow(dead_code, reason = "some of it is `millpond run`'s alone")]
-mod told;
+pub mod shared_totals;
+mod totals;
 
 use std::os::fd::RawFd;
 
 use millpond::Stats;
 
-use crate::report::counts::Told;
-use crate::report::told::Sums;
-// `told` is compiled into `millpond run`, too, which has its own places for these.
-use crate::runtime::block;
+use crate::report::counts::Reported;
+use crate::report::totals::Totals;
 use crate::runtime::{config, section};
 
-/// In lines for programs, or to the main process; and, in that, in lines for people.
-static TOLD: Told = Told::nothing();
-static TOLD_PEOPLE: Told = Told::nothing();
+/// In the report file, and in the shared totals.
+static REPORTED: Reported = Reported::nothing();
+/// Of the shared totals, in lines on standard error.
+static PRINTED: Reported = Reported::nothing();
 
-/// When the library is loaded: which numbers are the report's.
+/// When the library is loaded: the descriptors that the report uses.
 pub fn initialise() -> impl Iterator<Item = RawFd> {
     accounts::initialise();
-    let tally = tally::initialise();
-    // This process has reported before its exec.
-    TOLD.take(counts::sums(None));
-    let is_told = !config::get().is_quiet && tally.is_some();
-    let stderr = if is_told { lines::keep_stderr(libc::STDERR_FILENO) } else { None };
-    tally.into_iter().chain(stderr)
+    let totals = shared_totals::initialise();
+    let prints = !config::get().is_quiet && totals.is_some();
+    let stderr = if prints { lines::keep_stderr(libc::STDERR_FILENO) } else { None };
+    totals.into_iter().chain(stderr)
 }
 
 /// In a forked child.
 pub fn after_fork() {
     counts::after_fork();
-    TOLD.forget();
-    TOLD_PEOPLE.forget();
+    // The counts so far are the parent's, which reports them.
+    REPORTED.set(counts::totals(None));
+    PRINTED.set(Totals::none());
     lines::after_fork();
-    tally::after_fork();
+    shared_totals::after_fork();
     accounts::after_fork();
 }
 
-/// At the end of the process: reports the counts of it and its children, or adds them to those of the main process. `last`
+/// At the end of the process: reports its counts, and prints the totals if this is the main process. `last`
 /// is called first: it counts bytes that were not counted yet, and returns the engine's statistics.
-pub fn say(last: fn() -> Option<Stats>) {
+pub fn report_exit(last: fn() -> Option<Stats>) {
     section::run(|_| {
-        let own = counts::sums(last());
-        tell(own.clone());
-        if !tally::is_own() || config::get().is_quiet {
+        report_counts(counts::totals(last()));
+        if !shared_totals::is_main_process() || config::get().is_quiet {
             return;
         }
-        let mut all = own;
-        let children = tally::of_children();
-        children.0.iter().enumerate().for_each(|(word, count)| all.add(word, *count));
-        let all = TOLD_PEOPLE.take(all);
-        tally::note_said();
-        if !all.is_empty() {
-            lines::say(&all.sentence(counts::direct()));
+        let new = PRINTED.new_part(shared_totals::all());
+        if !new.is_empty() {
+            lines::print(&new.sentence(counts::has_direct_backing()));
         }
     });
 }
 
-/// Before exec: the same program goes on under another name, so the line for people can wait.
-pub fn put_by(last: fn() -> Option<Stats>) {
-    section::run(|_| tell(counts::sums(last())));
+/// Before an exec: reports the counts of this process. The main process prints nothing yet, since the next
+/// program is part of the same run.
+pub fn report_exec(last: fn() -> Option<Stats>) {
+    section::run(|_| report_counts(counts::totals(last())));
 }
 
-/// Tells programs, and the main process if this is a child: the new counts in `sums`.
-fn tell(sums: Sums) {
-    let new = TOLD.take(sums);
+/// Appends the new counts to the report file, and adds them to the shared totals.
+fn report_counts(totals: Totals) {
+    let new = REPORTED.new_part(totals);
     if new.is_empty() {
         return;
     }
     if let Some(path) = &config::get().report_file {
         lines::append(path, &counts::fields(&new, &lines::program()));
     }
-    if !tally::is_own() {
-        tally::add(&new);
-    }
+    shared_totals::add(&new);
 }

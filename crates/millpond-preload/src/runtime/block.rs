@@ -1,8 +1,6 @@
 //! The counts of a thread, for the report: a block of words that only the thread writes, and all threads may read.
 //!
-//! In the main process of a run the blocks are in the tally's memory file, which outlives the process (`report::told`
-//! has its form, and `millpond run` reads it if the program was killed). A child of fork gets its own blocks.
-//! So a word is the sum of a thread, and of earlier threads with its record; `Told` keeps the counts of earlier lines.
+//! A word is the sum of a thread, and of earlier threads with its record. A child of fork starts with its parent's counts.
 
 /// Words of a block: threads never share a cache line. Words of files may go up and down in different blocks (one
 /// thread opens a file, another serves it): their sum is right, as sums wrap around.

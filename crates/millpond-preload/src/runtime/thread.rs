@@ -40,7 +40,7 @@ pub struct Record {
     /// One more than the number of the thread's timer, if it has one; see `cancel`.
     timer: AtomicI32,
     tid: AtomicI32,
-    /// Set when the record is made; [`share_blocks`] replaces it.
+    /// Set when the record is made.
     block: AtomicPtr<Block>,
     /// The block may have counts. Never unset.
     is_counting: AtomicBool,
@@ -63,8 +63,6 @@ const FAULTS_BLOCKED: u32 = 2;
 
 /// All records ever made, newest first. Records are never freed.
 static RECORDS: AtomicPtr<Record> = AtomicPtr::new(std::ptr::null_mut());
-/// A program that this process was before its exec has counted in blocks, of any record.
-static HAS_COUNTED_BEFORE: AtomicBool = AtomicBool::new(false);
 /// Readers must issue a full fence themselves.
 static STRONG: AtomicBool = AtomicBool::new(false);
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
@@ -309,7 +307,7 @@ impl Record {
 
     /// Whether its block may have counts. A read of eight blocks without counts would fault in a page.
     fn has_counts(&self) -> bool {
-        self.is_counting.load(Relaxed) || HAS_COUNTED_BEFORE.load(Relaxed)
+        self.is_counting.load(Relaxed)
     }
 
     /// Adds to the bytes that this thread was served. A handler that interrupts between the load
@@ -470,30 +468,6 @@ fn make_chunk() -> &'static [Record] {
     records
 }
 
-/// While the library is loaded: from here on threads count in `shared`, an array of length `max`. If
-/// `has_counted_before`, it has counts already; else its pages are not touched before a thread counts there.
-///
-/// # Safety
-///
-/// They are never unmapped, no other thread exists, and no other code writes there.
-pub unsafe fn share_blocks(shared: *mut Block, max: usize, has_counted_before: bool) {
-    record();
-    HAS_COUNTED_BEFORE.store(has_counted_before, Relaxed);
-    blocks::share(shared, max);
-    let blocks = blocks::take(RECORDS_IN_CHUNK);
-    // All records that there are.
-    for (index, record) in FIRST.iter().enumerate() {
-        let old = record.block.swap(blocks.wrapping_add(index), Relaxed);
-        if !record.has_counts() {
-            continue;
-        }
-        for word in 0..WORDS {
-            // SAFETY: blocks are never unmapped.
-            record.count(word, unsafe { &*old }.word(word).load(Relaxed));
-        }
-    }
-}
-
 fn adopt(record: &'static Record) -> &'static Record {
     // SAFETY: no precondition.
     record.request.claim(unsafe { libc::pthread_self() } as usize, &UNFOUND);
@@ -579,7 +553,6 @@ pub fn initialise() {
 
 /// In a forked child: the records of all other threads are free.
 pub fn after_fork() {
-    blocks::unshare();
     let own = local::get();
     for_each(|record| {
         if !std::ptr::eq(record, own) {
