@@ -18,7 +18,7 @@ pub(crate) fn record_dirty(file: &CachedFile, first: PageIndex, last: PageIndex)
     let (least, batch) = stream_pages(file);
     let due = state.stream.advance(first, last, least, batch);
     let heap_bytes = state.dirty.heap_bytes();
-    let was_listed = std::mem::replace(&mut state.listed, true);
+    let was_listed = state.mark_listed(&file.shared.flusher);
     drop(state);
     writeback.dirty_heap.set(file.cache(), heap_bytes);
     if due {
@@ -29,7 +29,7 @@ pub(crate) fn record_dirty(file: &CachedFile, first: PageIndex, last: PageIndex)
 
 /// Lists the file at the flusher. Some of its pages are DIRTY and in its set.
 pub(crate) fn notify_flusher(file: &CachedFile) {
-    let was_listed = std::mem::replace(&mut file.writeback.state().listed, true);
+    let was_listed = file.writeback.state().mark_listed(&file.shared.flusher);
     list_file(file, was_listed);
 }
 

@@ -1,63 +1,60 @@
-//! The threads of the flusher, which write back dirty pages by age and by amount.
+//! The workers of the flusher, which write back dirty pages by age and by amount.
 //!
-//! I/O to a hung device (or a dead server) may block a write-back thread indefinitely. Files on
-//! other devices must not wait for it. So one thread is the *leader*: it scans the listed files one
-//! by one, and sleeps when none is due. While the leader works on a file and other files are
-//! listed, a *watchdog* thread observes it:
+//! I/O to a hung device (or a dead server) may block a worker indefinitely. Files on other devices
+//! must not wait for it. So there are several workers, which are equal: each scans the listed files
+//! one by one, writes back those that are due, and ends when a scan has found none. One worker does
+//! not end then, but sleeps until the next file is due.
 //!
 //! ```text
-//!   by the first DIRTY page             by a thread that starts work on a file, or lists one (FL3)
-//!            |                                                  |
-//!            v        mark_busy                                 v
-//!         leader <---------------> working on a file        watchdog --> ends: the leader is idle
-//!          |   ^     return_file           |                    |
-//!    sleep |   | woken, due                |      longer than STALL_TIMEOUT
-//!          v   |                           |                    |
-//!         asleep                           v                    v
-//!                     return_file <---- stalled              leader
+//!   by a thread that dirties a page, lists a file, or becomes busy (FL3)
 //!                          |
-//!                          v
-//!               ends, or is watchdog (FL3)
+//!                          v         try_begin
+//!                      scanning <-----------------> busy: flush, sync, drop of a file
+//!                       ^    |      return_file
+//!    woken, or a file   |    |
+//!    is due             |    | nothing is due
+//!                       |    v
+//!                    sleeping, or ends: another worker sleeps
 //! ```
 //!
 //! - **FL1** A file is listed while a page of it is DIRTY, under write-back or unsynced. Then it is
-//!   in the queue once, or in progress at one thread. A file without such pages leaves the list
+//!   in the queue once, or in progress at one worker. A file without such pages leaves the list
 //!   under the lock of its state, and the next thread that dirties it lists it again. So no two
-//!   threads work on one file, and the list is not longer than the number of such files. (Closed
+//!   workers work on one file, and the list is not longer than the number of such files. (Closed
 //!   files leave it with some delay.)
-//! - **FL2** The leader blocks only when it sleeps and when it is *busy*. It marks itself busy
+//! - **FL2** A worker blocks only when it sleeps and when it is *busy*. It marks itself busy
 //!   before it flushes or syncs, gives back space, or drops the last reference to a file, as that
 //!   closes descriptors.
-//! - **FL3** While the leader is busy and the queue is not empty there is a watchdog, if a thread
-//!   can be started. It is started by a thread that becomes busy, a thread that lists a file, or a
-//!   thread that returns from a stalled file: the leader may have stalled when there were too many
-//!   threads for a watchdog.
-//! - **FL4** There are at most [`THREADS_MAX`] threads, of which [`DEVICE_THREADS_MAX`] work on
-//!   files of one device, so a dead server with many files blocks no more than these. While
-//!   write-backs of a device end, however slowly, one thread at a time works on its files. If none
-//!   has ended for [`STALL_TIMEOUT`], one more thread may start. Helpers (FL7) that make progress
-//!   are not counted, as they do not work on large files.
+//! - **FL3** While the queue is not empty, at least one worker is not busy, if a thread can be
+//!   started. It is started by a thread that lists a file or requests a scan, and by a worker that
+//!   becomes busy. A request that could not start it leaves the next request to try again. The
+//!   sleeping worker scans again every [`WATCH_PERIOD`] while another worker is busy: that one
+//!   may have stalled within its scan.
+//! - **FL4** There are at most [`THREADS_MAX`] workers, of which [`DEVICE_FILES_MAX`] work on
+//!   files of one device, so a dead server with many files blocks no more than these. If write-backs
+//!   of a device have stopped for [`STALL_TIMEOUT`] in all workers on it, one more may begin.
 //! - **FL5** A file with dirty or unsynced pages and without open handles is an *orphan*: the
-//!   flusher keeps a reference to it, and it is listed. A thread removes the orphan before it
-//!   checks the file for dirty pages, so that a concurrent close registers it again. A thread that
+//!   flusher keeps a reference to it, and it is listed. A worker removes the orphan before it
+//!   checks the file for dirty pages, so that a concurrent close registers it again. A worker that
 //!   has taken a file off the list lists it again if it is an orphan by then.
-//! - **FL6** Timed waits are used only while dirty data exists, and by the watchdog, which exists
-//!   for a short time.
+//! - **FL6** Timed waits are used only while dirty data exists or a worker is busy.
 //! - **FL7** Small files issue one write each. Flushing them one after the other would leave the
-//!   device at queue depth 1. So from the [`HELPER_AFTER_FILES`]th file on that the leader works on
-//!   in a scan, up to [`HELPERS_MAX`] *helpers* scan the list concurrently. They work only on files
-//!   with little dirty data (`SMALL_FILE_BYTES`), which leaves room for reads at the device, and
-//!   only while all files of the device that are in progress make progress. A helper ends when it
-//!   has seen as many files as were listed, or [`IDLE_MAX`] files in a row that needed no work.
-//!   Helpers are not monitored: a stalled helper blocks only its own file.
-//! - **FL8** A thread of the flusher may come to hold the last reference to a file, and so its
+//!   device at queue depth 1. So workers write back files with little dirty data (`SMALL_FILE_BYTES`)
+//!   concurrently, while all files of the device that are in progress make progress. A worker that
+//!   finds a second file due in its scan wakes the sleeping worker for that. Of larger
+//!   files one at a time is in progress at a device, which leaves room for reads.
+//! - **FL8** A worker may come to hold the last reference to a file, and so its
 //!   descriptors and memory. The file is in progress, under the lock of the list, from the moment
 //!   it is taken off the list until this reference is dropped. The last close waits until the file
 //!   is no longer in progress, and an open without memory waits for files that are being dropped.
 //!   Neither waits longer than [`STALL_TIMEOUT`]. A close does not wait for a sync, which may take
 //!   as long as the device takes.
+//! - **FL9** A request to reclaim frames raises a number, and each file has the number of the last
+//!   request that it was written back for. So a worker that stalls does not use up the request of
+//!   the other files.
+//! - **FL10** A worker that panics ends, and its file is listed again.
 //!
-//! *Not covered.* If [`DEVICE_THREADS_MAX`] files of one device hang, its other files are not
+//! *Not covered.* If [`DEVICE_FILES_MAX`] files of one device hang, its other files are not
 //! written back by age. If as many files hang on each of several devices as there are threads, no
 //! file is. Syncs, last closes and writers over the limit still write them back.
 //!
@@ -73,224 +70,221 @@ use std::time::{Duration, Instant};
 
 use crate::inode::CachedFile;
 use crate::thread::spawn;
-use crate::writeback::scan::{DEVICE_THREADS_MAX, HELPER_AFTER_FILES, Scan, WorkerRole, address};
+#[cfg(doc)]
+use crate::writeback::scan::DEVICE_FILES_MAX;
+use crate::writeback::scan::{Scan, address};
 use crate::writeback::state::flusher_state::{Flusher, FlusherState, ThreadId};
+#[cfg(any(doc, test))]
 use crate::writeback::state::writer_token::STALL_TIMEOUT;
 
 /// The delay of the next scan after a scan without work, while there are writes. Untuned.
 const RESCAN_PERIOD: Duration = Duration::from_millis(100);
-/// The period of the watchdog's checks: half of [`STALL_TIMEOUT`].
+/// The period of the sleeping worker's scans while another worker is busy: half of
+/// [`STALL_TIMEOUT`].
 const WATCH_PERIOD: Duration = Duration::from_millis(250);
 /// The minimum queue length at which closed files are removed. Untuned.
 const QUEUE_MAX_MIN: usize = 64;
-/// Threads of one engine: so many files may hang before other files wait for them. Untuned.
+/// Workers of one engine: so many files may hang before other files wait for them. Untuned.
 const THREADS_MAX: usize = 16;
-/// Together with the leader, they are as many as may work on files of one device. Untuned.
-const HELPERS_MAX: usize = DEVICE_THREADS_MAX - 1;
-/// Untuned.
-const IDLE_MAX: usize = 64;
 
-/// The list of files.
+/// The list of files, and requests to scan it.
 impl Flusher<CachedFile> {
     /// Lists a file whose state already says that it is listed.
     pub(crate) fn add(self: &Arc<Self>, file: &CachedFile) {
         let mut state = self.state();
         if state.queue.len() >= state.queue_max {
-            // The leader may sleep for long while files are opened and closed.
+            // The worker may sleep for long while files are opened and closed.
             state.queue.retain(|listed| listed.strong_count() > 0);
             state.queue_max = QUEUE_MAX_MIN.max(2 * state.queue.len());
         }
         state.queue.push_back(Weak::clone(&file.this));
-        if state.leader.is_none() {
-            // If no thread can be started, writers write back when the limit is reached.
-            state.leader = self.spawn(&mut state, WorkerRole::Leader);
-        }
-        self.ensure_watchdog(&mut state);
+        // If no thread can be started, writers write back when the limit is reached.
+        self.ensure_worker(&mut state);
     }
 
     /// Keeps a file without open handles alive until it is written back.
     pub(crate) fn adopt_orphan(self: &Arc<Self>, file: Arc<CachedFile>) {
-        // Before it is listed: the thread that takes it off the list checks whether it is an orphan
+        // Before it is listed: the worker that takes it off the list checks whether it is an orphan
         // (FL5).
         let known = self.state().orphans.insert(address(&file), Arc::clone(&file));
-        if !std::mem::replace(&mut file.writeback.state().listed, true) {
+        if !file.writeback.state().mark_listed(self) {
             self.add(&file);
         }
         self.request_scan();
         drop(known);
     }
+
+    pub(crate) fn note_dirty(self: &Arc<Self>, dirty_bytes: u64) {
+        let is_over_limit = self.is_over_background_limit(dirty_bytes);
+        // notify_flag.NF1: a worker clears a set flag before its next scan.
+        if self.dirtied.set() || is_over_limit {
+            self.request_scan();
+        }
+    }
+
+    /// Requests frames that write-back keeps unevictable. The caller does not wait for them.
+    pub(crate) fn request_reclaim(self: &Arc<Self>, kept_bytes: u64) {
+        if kept_bytes > 0 && !self.reclaim_requested.swap(true, Relaxed) {
+            self.reclaims.fetch_add(1, Relaxed);
+            self.request_scan();
+        }
+    }
+
+    /// Makes a worker scan the list, unless a scan is pending already (notify_flag.NF1).
+    pub(crate) fn request_scan(self: &Arc<Self>) {
+        if !self.scan_requested.set() {
+            return;
+        }
+        let mut state = self.state();
+        self.wake_worker(&mut state);
+        self.ensure_worker(&mut state);
+        if state.threads == 0 {
+            // FL3: no scan will clear the flag.
+            self.scan_requested.clear();
+        }
+    }
 }
 
-/// The threads and their roles.
+/// The workers.
 impl Flusher<CachedFile> {
-    /// Starts a thread, unless the limit is reached or the system refuses. Returns its number.
-    fn spawn(
-        self: &Arc<Self>,
-        state: &mut FlusherState<CachedFile>,
-        role: WorkerRole,
-    ) -> Option<ThreadId> {
-        if state.stopped || state.threads >= THREADS_MAX {
-            return None;
+    /// Starts a worker if files are listed and all workers are busy (FL3).
+    pub(super) fn ensure_worker(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
+        if state.queue.is_empty() || state.stopped || state.threads >= THREADS_MAX {
+            return;
+        }
+        if state.threads > state.busy() {
+            return;
         }
         state.last_thread += 1;
         let (flusher, me) = (Arc::clone(self), state.last_thread);
-        spawn("millpond-flush", move || flusher.serve(me, role)).ok()?;
-        state.threads += 1;
-        Some(me)
-    }
-
-    /// Starts a watchdog if the leader is busy and other files are listed (FL3).
-    pub(super) fn ensure_watchdog(self: &Arc<Self>, state: &mut FlusherState<CachedFile>) {
-        if !state.has_watchdog && !state.queue.is_empty() && state.leader_busy_since().is_some() {
-            state.has_watchdog = self.spawn(state, WorkerRole::Watchdog).is_some();
+        // The worker waits for the lock before it does anything.
+        if spawn("millpond-flush", move || Worker::new(flusher, me).serve()).is_ok() {
+            state.threads += 1;
         }
     }
 
-    /// Starts a helper, if there may be one more (FL7). Some threads stay reserved for stalls.
-    pub(super) fn start_helper(self: &Arc<Self>) {
-        let mut state = self.state();
-        let is_room = state.threads + DEVICE_THREADS_MAX < THREADS_MAX;
-        if is_room && state.helpers < HELPERS_MAX && state.queue.len() >= HELPER_AFTER_FILES {
-            let is_there = self.spawn(&mut state, WorkerRole::Helper).is_some();
-            state.helpers += usize::from(is_there);
+    /// Makes the sleeping worker scan again.
+    pub(super) fn wake_worker(&self, state: &mut FlusherState<CachedFile>) {
+        if !state.wake_requested {
+            state.wake_requested = true;
+            self.wake.notify_one();
         }
     }
 
-    fn serve(self: &Arc<Self>, me: ThreadId, mut role: WorkerRole) {
-        loop {
-            let next_role = match role {
-                WorkerRole::Leader => self.lead(me),
-                WorkerRole::Watchdog => self.run_watchdog(me),
-                WorkerRole::Helper => {
-                    self.run_helper(me);
-                    None
-                }
-            };
-            match next_role {
-                Some(next) => role = next,
-                None => return,
-            }
-        }
-    }
-
-    /// Observes the leader, and replaces it when it is stalled. `None`: the thread ends.
-    fn run_watchdog(&self, me: ThreadId) -> Option<WorkerRole> {
-        let mut state = self.state();
-        loop {
-            let waited =
-                self.watchdog_wake.wait_timeout_while(state, WATCH_PERIOD, |it| !it.stopped);
-            state = waited.expect("no panic under the lock").0;
-            let since = state.leader_busy_since();
-            match since {
-                Some(since) if !state.stopped => {
-                    if since.elapsed() >= STALL_TIMEOUT {
-                        (state.leader, state.has_watchdog) = (Some(me), false);
-                        return Some(WorkerRole::Leader);
-                    }
-                }
-                _ => {
-                    state.has_watchdog = false;
-                    state.threads -= 1;
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Scans all files and sleeps, until another thread is the leader or the flusher stops. `None`:
-    /// the thread ends.
-    fn lead(self: &Arc<Self>, me: ThreadId) -> Option<WorkerRole> {
-        while self.scan_once(me) {}
-        let mut state = self.state();
-        // FL3: the leader may have stalled when no thread could be started as a watchdog.
-        if !state.has_watchdog && state.leader_busy_since().is_some() {
-            state.has_watchdog = true;
-            return Some(WorkerRole::Watchdog);
-        }
-        state.threads -= 1;
-        None
-    }
-
-    /// Scans each file once, and then sleeps if there was no work. Returns whether the thread is
-    /// still the leader.
-    fn scan_once(self: &Arc<Self>, me: ThreadId) -> bool {
+    /// Scans each file once, and works on those that are due. `None`: the flusher stops.
+    fn scan_once(self: &Arc<Self>, me: ThreadId) -> Option<Scan> {
         let mut state = self.state();
         if state.stopped {
-            return false;
+            return None;
         }
         state.wake_requested = false;
         self.scan_requested.clear();
+        self.reclaim_requested.store(false, Relaxed);
+        let taken_before = state.taken;
         let mut left = state.queue.len();
         drop(state);
-        let mut scan = Scan::new(WorkerRole::Leader);
-        scan.reclaim_requested = self.reclaim_requested.swap(false, Relaxed);
-        while let Some((file, orphan)) = self.take_next(me, &scan, &mut left) {
+        let mut scan = Scan::default();
+        while let Some((file, orphan)) = self.take_next(me, &mut scan, &mut left) {
             let outcome = self.process(me, &file, orphan.is_some(), &mut scan);
             scan.note(outcome);
-            if !self.return_file(me, file, orphan) {
-                self.wake_leader();
-                return false;
-            }
-        }
-        self.publish_stalled(me, scan.unwritten, scan.unstable);
-        if !scan.has_worked {
-            self.sleep(scan.next);
-        }
-        true
-    }
-
-    /// Scans the files as a helper (FL7).
-    fn run_helper(self: &Arc<Self>, me: ThreadId) {
-        let mut left = self.state().queue.len();
-        let mut scan = Scan::new(WorkerRole::Helper);
-        let mut idle = 0;
-        while idle < IDLE_MAX
-            && let Some((file, orphan)) = self.take_next(me, &scan, &mut left)
-        {
-            let files_worked = scan.files_worked;
-            self.process(me, &file, orphan.is_some(), &mut scan);
-            idle = if scan.files_worked > files_worked { 0 } else { idle + 1 };
             self.return_file(me, file, orphan);
         }
-        let mut state = self.state();
-        state.helpers -= 1;
-        state.threads -= 1;
-        drop(state);
-        self.wake_leader();
+        // A scan that shared the files with another one has seen a part of the stalled ones.
+        if self.state().taken - taken_before == scan.taken {
+            self.publish_stalled(me, scan.unwritten, scan.unstable);
+        }
+        Some(scan)
+    }
+}
+
+/// A thread of the flusher. Dropping it ends the thread's part in the state (FL10).
+pub(super) struct Worker {
+    flusher: Arc<Flusher<CachedFile>>,
+    me: ThreadId,
+    /// The worker is one of [`FlusherState::threads`].
+    is_counted: bool,
+}
+
+impl Worker {
+    /// A worker that is one of [`FlusherState::threads`].
+    pub(super) fn new(flusher: Arc<Flusher<CachedFile>>, me: ThreadId) -> Worker {
+        Worker { flusher, me, is_counted: true }
     }
 
-    /// Makes the leader scan again: files were in progress at another thread, so the leader may not
-    /// have seen them in its scan.
-    fn wake_leader(&self) {
-        let mut state = self.state();
-        if !state.wake_requested {
-            state.wake_requested = true;
-            self.leader_wake.notify_one();
-        }
-    }
-
-    fn sleep(&self, next: Option<Instant>) {
-        let mut state = self.state();
-        if state.wake_requested || state.stopped {
-            return;
-        }
-        let wait = match next {
-            Some(at) => at.saturating_duration_since(Instant::now()),
-            // notify_flag.NF1: the scan follows.
-            None if self.dirtied.clear() => {
-                // Pages were dirtied during or after the last scan, and a sync may have written
-                // them back already. A program that writes and syncs a thousand times a second does
-                // not wake the leader each time.
-                RESCAN_PERIOD.min(self.limits.age_max / 4)
-            }
-            None => {
-                while !state.wake_requested && !state.stopped {
-                    state = self.leader_wake.wait(state).expect("no panic under the lock");
-                }
+    fn serve(mut self) {
+        while let Some(scan) = self.flusher.scan_once(self.me) {
+            if !scan.has_worked && !self.sleep(scan.next) {
                 return;
             }
+        }
+    }
+
+    /// Sleeps until a file may be due. Returns false if the worker ends, as another one sleeps or
+    /// the flusher stops.
+    fn sleep(&mut self, next: Option<Instant>) -> bool {
+        let flusher = &*self.flusher;
+        let mut state = flusher.state();
+        if state.stopped {
+            return false;
+        }
+        if state.has_sleeper {
+            // Files were in progress here when the other worker scanned the list.
+            flusher.wake_worker(&mut state);
+            // At once: from here on this worker does not count as one that is not busy (FL3).
+            state.threads -= 1;
+            self.is_counted = false;
+            return false;
+        }
+        if state.wake_requested {
+            return true;
+        }
+        let mut wait = match next {
+            Some(at) => Some(at.saturating_duration_since(Instant::now())),
+            // notify_flag.NF1: the scan follows. Pages were dirtied during or after the last scan,
+            // and a sync may have written them back already. A program that writes and syncs a
+            // thousand times a second does not wake the worker each time.
+            None if flusher.dirtied.clear() => Some(RESCAN_PERIOD.min(flusher.limits.age_max / 4)),
+            None => None,
         };
-        drop(self.leader_wake.wait_timeout(state, wait).expect("no panic under the lock"));
+        if state.busy() > 0 {
+            // FL3.
+            wait = Some(wait.map_or(WATCH_PERIOD, |wait| wait.min(WATCH_PERIOD)));
+        }
+        state.has_sleeper = true;
+        let is_over = |state: &FlusherState<CachedFile>| state.wake_requested || state.stopped;
+        match wait {
+            Some(wait) => {
+                let slept = flusher.wake.wait_timeout_while(state, wait, |state| !is_over(state));
+                state = slept.expect("no panic under the lock").0;
+            }
+            None => {
+                while !is_over(&state) {
+                    state = flusher.wake.wait(state).expect("no panic under the lock");
+                }
+            }
+        }
+        state.has_sleeper = false;
+        !state.stopped
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let mut state = self.flusher.state();
+        state.threads -= usize::from(self.is_counted);
+        if std::thread::panicking() {
+            let state = &mut *state;
+            let (queue, me) = (&mut state.queue, self.me);
+            state.in_progress.retain(|entry| {
+                if entry.thread == me {
+                    queue.push_back(Weak::clone(&entry.file));
+                }
+                entry.thread != me
+            });
+            self.flusher.released.notify_all();
+            // FL3: a request that this worker had not seen is made again by the next one.
+            self.flusher.scan_requested.clear();
+        }
     }
 }
 
@@ -298,9 +292,10 @@ impl Flusher<CachedFile> {
 mod tests {
     use super::*;
     use crate::tests::slow::{Kind, Slow};
+    use crate::writeback::scan::DEVICE_FILES_MAX;
     use crate::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 
-    /// Goal: many small files are written back by several threads (FL7). Method: their write-backs
+    /// Goal: many small files are written back by several workers (FL7). Method: their write-backs
     /// are blocked. While only one is active at a time, they are released one by one.
     #[test]
     fn small_files_are_written_back_by_several_threads() {
@@ -319,7 +314,7 @@ mod tests {
         files.iter().for_each(|(_, file)| file.write_all_at(&[1; 4096], 0).unwrap());
         let held = || files.iter().map(|(slow, _)| slow).filter(|slow| slow.now(Kind::Write) > 0);
         let mut ended = 0;
-        while held().count() <= HELPERS_MAX {
+        while held().count() < DEVICE_FILES_MAX {
             if let Some(slow) = held().next() {
                 slow.release_one(Kind::Write);
                 while slow.now(Kind::Write) > 0 {
@@ -328,21 +323,20 @@ mod tests {
                 ended += 1;
             }
             assert!(ended < files.len(), "one at a time");
-            // Enough time for helpers to start, and too short to count as stalled.
+            // Enough time for workers to start, and too short to count as stalled.
             std::thread::sleep(STALL_TIMEOUT / 25);
         }
-        assert!(engine.shared().flusher.state().helpers > 0, "the device was taken to be stuck");
         files.iter().for_each(|(slow, _)| slow.hold(Kind::Write, false));
         files.iter().for_each(|(slow, file)| {
             file.sync_all().unwrap();
             assert_eq!(slow.contents(), [1; 4096]);
         });
-        while engine.shared().flusher.state().helpers > 0 {
+        while engine.shared().flusher.state().threads > 1 {
             std::thread::yield_now();
         }
     }
 
-    /// Goal: clean files leave the list, and closed files leave it while the leader sleeps.
+    /// Goal: clean files leave the list, and closed files leave it while the worker sleeps.
     /// Incident: they stayed until they were closed, and each newly listed file caused a pass over
     /// all of them.
     #[test]
@@ -364,7 +358,7 @@ mod tests {
         let started = Instant::now();
         while listed() > 0 {
             assert!(started.elapsed() < Duration::from_secs(30), "{} files are listed", listed());
-            // The leader may sleep until the files are due that were dirty at its last scan.
+            // The worker may sleep until the files are due that were dirty at its last scan.
             engine.shared().flusher.request_scan();
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -1,7 +1,7 @@
-//! One step of a flusher thread: take a file off the list, write back the due pages, and list it
+//! One step of a flusher's worker: take a file off the list, write back the due pages, and list it
 //! again unless it is clean.
 //!
-//! The rules are in [`flusher`](crate::writeback::flusher), which has the threads.
+//! The rules are in [`flusher`](crate::writeback::flusher), which has the workers.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -11,42 +11,23 @@ use crate::cache::accounting::writeback_counts::FileWritebackCounts;
 use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
 use crate::writeback::dirty_pages::stream_pages;
-use crate::writeback::state::flusher_state::{Flusher, InProgress, ThreadId};
+use crate::writeback::state::flusher_state::{Flusher, FlusherState, InProgress, ThreadId};
 use crate::writeback::state::writer_token::STALL_TIMEOUT;
 use crate::writeback::sync::sync_in_background;
 use crate::writeback::{BusyPages, flush, flush_some};
 
-/// The maximum number of threads on files of one device, as a device may hang as a whole. Untuned.
-pub(super) const DEVICE_THREADS_MAX: usize = 4;
-
-/// The number of files that the leader works on in a scan before helpers start. Untuned.
-pub(super) const HELPER_AFTER_FILES: usize = 4;
-/// The maximum dirty data of a file that helpers write: a few transfers. Untuned.
+/// The maximum number of files of one device in progress, as a device may hang as a whole. Untuned.
+pub(super) const DEVICE_FILES_MAX: usize = 4;
+/// The maximum dirty data of a small file (flusher.FL7): a few transfers. Untuned.
 const SMALL_FILE_BYTES: u64 = 64 << 10;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WorkerRole {
-    Leader,
-    Watchdog,
-    Helper,
-}
-
-/// Whether another thread may work on files of a device.
-#[derive(Debug, PartialEq, Eq)]
-enum DeviceRoom {
-    Free,
-    /// Another thread makes progress there, or its progress is not known yet: ask again.
-    Later,
-    /// Not until another thread returns and wakes the leader.
-    None,
-}
-
 /// The result of one scan of the listed files.
+#[derive(Default)]
 pub(super) struct Scan {
-    role: WorkerRole,
-    pub(super) reclaim_requested: bool,
-    /// The number of files that the thread worked on.
-    pub(super) files_worked: usize,
+    /// The number of files that the scan took off the list, and of those that it worked on.
+    pub(super) taken: u64,
+    files_worked: usize,
+    /// Pages were written back, so others may be due.
     pub(super) has_worked: bool,
     pub(super) next: Option<Instant>,
     /// Dirty bytes of stalled files.
@@ -55,19 +36,6 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    pub(super) fn new(role: WorkerRole) -> Scan {
-        let (reclaim_requested, has_worked) = (false, false);
-        Scan {
-            role,
-            reclaim_requested,
-            files_worked: 0,
-            has_worked,
-            next: None,
-            unwritten: 0,
-            unstable: 0,
-        }
-    }
-
     pub(super) fn note(&mut self, outcome: FileOutcome) {
         match outcome {
             FileOutcome::Worked => self.has_worked = true,
@@ -95,24 +63,27 @@ impl Flusher<CachedFile> {
     pub(super) fn take_next(
         &self,
         me: ThreadId,
-        scan: &Scan,
+        scan: &mut Scan,
         left: &mut usize,
     ) -> Option<(Arc<CachedFile>, Option<Arc<CachedFile>>)> {
         let mut state = self.state();
         while *left > 0 && !state.stopped {
             *left -= 1;
-            // Another leader may have taken some of the files.
+            // Another worker may have taken some of the files.
             let next = state.queue.pop_front()?;
             let Some(file) = next.upgrade() else { continue };
             // The orphan is removed before the file is checked for dirty pages: a later close
             // registers it again.
             let orphan = state.orphans.remove(&address(&file));
+            state.taken += 1;
+            scan.taken += 1;
             state.in_progress.push(InProgress {
                 thread: me,
-                is_helper: scan.role == WorkerRole::Helper,
+                file: next,
+                is_small: true,
                 device: file.id.device,
                 counts: Arc::clone(&file.writeback.counts),
-                busy_since: None,
+                is_busy: false,
                 ended: file.writeback.counts.ended(),
                 ended_at: Instant::now(),
                 is_syncing: false,
@@ -123,16 +94,43 @@ impl Flusher<CachedFile> {
         None
     }
 
-    /// The thread may block on the device of its file from now on (flusher.FL2).
-    fn mark_busy(self: &Arc<Self>, me: ThreadId) {
-        let mut state = self.state();
+    /// The worker may block on the device of its file from now on (flusher.FL2).
+    fn mark_busy(self: &Arc<Self>, me: ThreadId, state: &mut FlusherState<CachedFile>) {
         if let Some(entry) = state.in_progress_of(me)
-            && entry.busy_since.is_none()
+            && !entry.is_busy
         {
-            let now = Instant::now();
-            (entry.busy_since, entry.ended_at) = (Some(now), now);
+            (entry.is_busy, entry.ended_at) = (true, Instant::now());
         }
-        self.ensure_watchdog(&mut state);
+        self.ensure_worker(state);
+    }
+
+    /// Begins work on a file of `device`, if the other files in progress there leave room for it
+    /// (flusher.FL4, flusher.FL7).
+    fn try_begin(
+        self: &Arc<Self>,
+        me: ThreadId,
+        device: u64,
+        is_small: bool,
+        scan: &mut Scan,
+    ) -> Result<(), FileOutcome> {
+        let mut state = self.state();
+        match device_room(&mut state, me, device, is_small) {
+            DeviceRoom::Free => {}
+            // Write-backs may stall until then.
+            DeviceRoom::Later => return Err(FileOutcome::Due(Instant::now() + STALL_TIMEOUT / 2)),
+            // A worker that returns a file scans the list again.
+            DeviceRoom::None => return Err(FileOutcome::Idle),
+        }
+        if let Some(entry) = state.in_progress_of(me) {
+            entry.is_small = is_small;
+        }
+        scan.files_worked += 1;
+        self.mark_busy(me, &mut state);
+        if scan.files_worked > 1 {
+            // flusher.FL7.
+            self.wake_worker(&mut state);
+        }
+        Ok(())
     }
 
     fn set_syncing(&self, me: ThreadId, is_syncing: bool) {
@@ -144,20 +142,19 @@ impl Flusher<CachedFile> {
         }
     }
 
-    /// Lists the file again unless it is clean, and drops the reference. Returns whether the thread
-    /// is still the leader.
+    /// Lists the file again unless it is clean, and drops the reference.
     pub(super) fn return_file(
         self: &Arc<Self>,
         me: ThreadId,
         file: Arc<CachedFile>,
         orphan: Option<Arc<CachedFile>>,
-    ) -> bool {
+    ) {
         if let Some(orphan) = orphan {
             if file.has_dirty_pages() {
                 self.state().orphans.insert(address(&orphan), orphan);
             } else {
                 // Trims reserved space.
-                self.mark_busy(me);
+                self.mark_busy(me, &mut self.state());
                 file.rest();
             }
         }
@@ -165,7 +162,7 @@ impl Flusher<CachedFile> {
         if !is_listed && self.state().orphans.contains_key(&address(&file)) {
             // flusher.FL5: closed while it was in progress. The thread that made it an orphan may
             // have listed it.
-            is_listed = !std::mem::replace(&mut file.writeback.state().listed, true);
+            is_listed = !file.writeback.state().mark_listed(self);
         }
         let listed = is_listed.then(|| Weak::clone(&file.this));
         self.drop_file(me, file);
@@ -175,7 +172,6 @@ impl Flusher<CachedFile> {
         if state.release_waiters > 0 {
             self.released.notify_all();
         }
-        state.leader == Some(me)
     }
 
     /// Drops the reference of the thread to its file.
@@ -185,7 +181,7 @@ impl Flusher<CachedFile> {
             entry.is_dropping = true;
         }
         if let Some(last) = Arc::into_inner(file) {
-            self.mark_busy(me);
+            self.mark_busy(me, &mut self.state());
             drop(last);
         }
     }
@@ -203,7 +199,10 @@ impl Flusher<CachedFile> {
         // The approximate count triggers write-back a sixteenth too early at most. An exact count
         // for each file would drain the batches of all threads.
         let is_over_limit = self.is_over_background_limit(writeback_counts.dirty_upper_bound());
+        let reclaims = self.reclaims.load(Relaxed);
         let state = file.writeback.state();
+        // flusher.FL9.
+        let is_reclaimed = state.reclaims != reclaims;
         let retry = state.retry.map(|(at, _)| at).filter(|&at| at > now);
         // Half of the maximum age, so that no page stays dirty for longer than the maximum.
         let due = state.dirty.since().map(|since| since + self.limits.age_max / 2);
@@ -214,31 +213,22 @@ impl Flusher<CachedFile> {
             // Not later than pages that are dirtied from now on are due.
             return FileOutcome::Due(at.min(now + self.limits.age_max / 2));
         }
-        let flushed = due.is_some_and(|at| at <= now || orphan || scan.reclaim_requested);
+        let flushed = due.is_some_and(|at| at <= now || orphan || is_reclaimed);
         let (least, batch) = stream_pages(file);
         let is_stream_due = file.writeback.state().stream.is_due(least, batch);
         let some = due.is_some() && is_over_limit;
         let asked = |flushed| {
-            (has_unsynced || flushed)
-                && self.is_sync_due(writeback_counts.unstable(), scan.reclaim_requested)
+            (has_unsynced || flushed) && self.is_sync_due(writeback_counts.unstable(), is_reclaimed)
         };
         if !(flushed || is_stream_due || some || asked(false)) {
+            file.writeback.state().reclaims = reclaims;
             return due.map_or(FileOutcome::Idle, FileOutcome::Due);
         }
         let is_small = file.writeback.counts.unwritten() <= SMALL_FILE_BYTES;
-        if scan.role == WorkerRole::Helper && !is_small {
-            return FileOutcome::Idle;
+        if let Err(outcome) = self.try_begin(me, file.id.device, is_small, scan) {
+            return outcome;
         }
-        match self.device_room(me, file.id.device, scan.role) {
-            DeviceRoom::Free => {}
-            DeviceRoom::Later => return FileOutcome::Due(now + STALL_TIMEOUT / 2),
-            DeviceRoom::None => return FileOutcome::Idle,
-        }
-        scan.files_worked += 1;
-        if scan.role == WorkerRole::Leader && scan.files_worked >= HELPER_AFTER_FILES {
-            self.start_helper();
-        }
-        self.mark_busy(me);
+        file.writeback.state().reclaims = reclaims;
         let stream = file.writeback.state().stream.take(least, batch);
         if flushed {
             flush(file, PageIndex::FIRST, PageIndex::LAST, BusyPages::Skip, false);
@@ -269,37 +259,6 @@ impl Flusher<CachedFile> {
         unstable_bytes > 0 && (reclaim_requested || unstable_bytes.saturating_sub(stalled) > most)
     }
 
-    /// Whether the thread may work on a file of `device`, given the other threads there
-    /// (flusher.FL4).
-    fn device_room(&self, me: ThreadId, device: u64, role: WorkerRole) -> DeviceRoom {
-        let (mut others, mut moving, mut all, mut all_move) = (0, false, 0, true);
-        for entry in self.state().in_progress.iter_mut() {
-            if entry.thread != me && entry.device == device {
-                let moves = entry.is_progressing();
-                all += 1;
-                all_move &= moves;
-                if !(entry.is_helper && moves) {
-                    others += 1;
-                    moving |= moves;
-                }
-            }
-        }
-        if role == WorkerRole::Helper {
-            // flusher.FL7
-            return if all_move && all < DEVICE_THREADS_MAX {
-                DeviceRoom::Free
-            } else {
-                DeviceRoom::Later
-            };
-        }
-        match others {
-            0 => DeviceRoom::Free,
-            DEVICE_THREADS_MAX.. => DeviceRoom::None,
-            _ if moving => DeviceRoom::Later,
-            _ => DeviceRoom::Free,
-        }
-    }
-
     /// Publishes the dirty and unsynced bytes of stalled files: those found in this scan, and those
     /// in progress at other threads.
     pub(super) fn publish_stalled(&self, me: ThreadId, mut unwritten: u64, mut unstable: u64) {
@@ -311,6 +270,40 @@ impl Flusher<CachedFile> {
         }
         self.stalled_unwritten.store(unwritten, Relaxed);
         self.stalled_unstable.store(unstable, Relaxed);
+    }
+}
+
+/// Whether one more worker may work on a file of a device.
+#[derive(Debug, PartialEq, Eq)]
+enum DeviceRoom {
+    Free,
+    /// Another worker makes progress there, or its progress is not known yet: ask again.
+    Later,
+    /// Not until another worker returns its file.
+    None,
+}
+
+/// The room for `me` at `device`, given the other files in progress there (flusher.FL4, flusher.FL7).
+fn device_room(
+    state: &mut FlusherState<CachedFile>,
+    me: ThreadId,
+    device: u64,
+    is_small: bool,
+) -> DeviceRoom {
+    let (mut all, mut progressing, mut has_large) = (0, 0, false);
+    for entry in state.in_progress.iter_mut() {
+        if entry.thread != me && entry.device == device && entry.is_busy {
+            all += 1;
+            progressing += usize::from(entry.is_progressing());
+            has_large |= !entry.is_small;
+        }
+    }
+    match (all, progressing) {
+        (DEVICE_FILES_MAX.., _) => DeviceRoom::None,
+        // None, or all of them stall.
+        (_, 0) => DeviceRoom::Free,
+        (all, progressing) if all == progressing && (is_small || !has_large) => DeviceRoom::Free,
+        _ => DeviceRoom::Later,
     }
 }
 
@@ -332,63 +325,97 @@ pub(super) fn address(file: &Arc<CachedFile>) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::writeback::state::Limits;
+    use crate::writeback::flusher::Worker;
     use crate::{BackendChoice, Engine, Error, OpenOptions, WriteMode};
 
-    fn entry_of(thread: ThreadId, device: u64, counts: Arc<FileWritebackCounts>) -> InProgress {
-        let (is_helper, is_syncing, is_dropping) = (false, false, false);
-        let (busy_since, ended, ended_at) = (None, 0, Instant::now());
+    fn entry_of(
+        thread: ThreadId,
+        device: u64,
+        counts: Arc<FileWritebackCounts>,
+    ) -> InProgress<CachedFile> {
         InProgress {
             thread,
-            is_helper,
+            file: Weak::new(),
+            is_small: false,
             counts,
             device,
-            busy_since,
-            ended,
-            ended_at,
-            is_syncing,
-            is_dropping,
+            is_busy: true,
+            ended: 0,
+            ended_at: Instant::now(),
+            is_syncing: false,
+            is_dropping: false,
         }
     }
 
-    /// Goal: a device that makes progress has one thread at a time; a stalled device has several.
+    /// Goal: a device that makes progress has one large file in progress at a time, and several small
+    /// ones; a stalled device has several files.
     #[test]
-    fn threads_of_one_device() {
-        let limits = Limits::new(None, Duration::from_secs(30), 4 << 20);
-        let flusher = Flusher::new(limits);
+    fn files_in_progress_of_one_device() {
+        let mut state = FlusherState::default();
         let long_ago = Instant::now() - 2 * STALL_TIMEOUT;
-        let add = |thread, device| {
-            let entry =
-                InProgress { ended_at: long_ago, ..entry_of(thread, device, Arc::default()) };
-            flusher.state().in_progress.push(entry);
-        };
-        let room = |thread, device| flusher.device_room(thread, device, WorkerRole::Leader);
-        let may_help = || flusher.device_room(9, 7, WorkerRole::Helper) == DeviceRoom::Free;
-        assert!(may_help());
-        add(1, 7);
-        assert_eq!(room(1, 7), DeviceRoom::Free, "its own");
-        assert_eq!(room(2, 7), DeviceRoom::Free, "the other is stuck");
-        assert!(!may_help(), "at a device that is stuck");
-        flusher.state().in_progress[0].ended = 5;
-        assert!(may_help(), "write-backs have ended since");
-        add(2, 7);
-        assert_eq!(room(3, 7), DeviceRoom::Later, "write-backs have ended since");
-        assert!(!may_help(), "one is stuck");
-        assert_eq!(room(3, 8), DeviceRoom::Free, "another device");
-        flusher.state().in_progress.iter_mut().for_each(|entry| entry.is_helper = true);
-        assert_eq!(room(3, 7), DeviceRoom::Free, "the one that moves is_helper");
-        flusher.state().in_progress[0].ended_at = long_ago;
-        assert_eq!(room(3, 7), DeviceRoom::Free);
-        (3..=DEVICE_THREADS_MAX as u64).for_each(|thread| add(thread, 7));
-        assert_eq!(room(9, 7), DeviceRoom::None);
-        assert_eq!(room(9, 8), DeviceRoom::Free);
-        let all_move =
-            |entry: &mut InProgress| (entry.is_helper, entry.ended_at) = (true, Instant::now());
-        flusher.state().in_progress.iter_mut().for_each(all_move);
-        assert_eq!(room(9, 7), DeviceRoom::Free, "helpers do not count");
-        assert!(!may_help(), "except for helpers");
-        flusher.state().in_progress.pop();
-        assert!(may_help());
+        fn add(state: &mut FlusherState<CachedFile>, thread: u64, ended_at: Instant) {
+            let entry = InProgress { ended_at, ..entry_of(thread, 7, Arc::default()) };
+            state.in_progress.push(entry);
+        }
+        let room = |state: &mut _, thread, device| device_room(state, thread, device, false);
+        let small = |state: &mut _| device_room(state, 9, 7, true);
+        assert_eq!(small(&mut state), DeviceRoom::Free);
+        add(&mut state, 1, long_ago);
+        assert_eq!(room(&mut state, 1, 7), DeviceRoom::Free, "its own");
+        assert_eq!(room(&mut state, 2, 7), DeviceRoom::Free, "the other is stuck");
+        state.in_progress[0].is_busy = false;
+        state.in_progress[0].ended_at = Instant::now();
+        assert_eq!(room(&mut state, 2, 7), DeviceRoom::Free, "the other has not begun");
+        state.in_progress[0].is_busy = true;
+        assert_eq!(room(&mut state, 2, 7), DeviceRoom::Later, "the other makes progress");
+        assert_eq!(small(&mut state), DeviceRoom::Free, "beside a large one");
+        add(&mut state, 2, long_ago);
+        assert_eq!(room(&mut state, 3, 7), DeviceRoom::Later, "one makes progress");
+        assert_eq!(small(&mut state), DeviceRoom::Later, "one is stuck");
+        assert_eq!(room(&mut state, 3, 8), DeviceRoom::Free, "another device");
+        state.in_progress.iter_mut().for_each(|entry| entry.is_small = true);
+        assert_eq!(room(&mut state, 3, 7), DeviceRoom::Later, "one is stuck");
+        state.in_progress[1].ended_at = Instant::now();
+        assert_eq!(room(&mut state, 3, 7), DeviceRoom::Free, "write-backs have ended since");
+        (3..=DEVICE_FILES_MAX as u64).for_each(|thread| add(&mut state, thread, Instant::now()));
+        assert_eq!(room(&mut state, 9, 7), DeviceRoom::None);
+        assert_eq!(small(&mut state), DeviceRoom::None);
+        assert_eq!(room(&mut state, 9, 8), DeviceRoom::Free);
+    }
+
+    /// Goal: a worker that panics leaves its file listed, and the flusher goes on (flusher.FL10).
+    #[test]
+    fn a_worker_that_panics_returns_its_file() {
+        let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
+        let engine = engine.build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions::new().create(true).write(true).write_mode(WriteMode::Back);
+        let file = engine.open(dir.path().join("file"), &options).unwrap();
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        let flusher = &engine.shared().flusher;
+        let panicked = std::thread::scope(|threads| {
+            let worker = threads.spawn(|| {
+                flusher.state().threads += 1;
+                let _worker = Worker::new(Arc::clone(flusher), 99);
+                // Another worker may have taken the file off the list for a moment.
+                let mut left = usize::MAX;
+                while flusher.take_next(99, &mut Scan::default(), &mut left).is_none() {
+                    std::thread::yield_now();
+                }
+                std::panic::resume_unwind(Box::new(()));
+            });
+            worker.join().is_err()
+        });
+        assert!(panicked);
+        assert!(flusher.state().in_progress.iter().all(|entry| entry.thread != 99));
+        assert!(flusher.state().threads <= 1 + DEVICE_FILES_MAX);
+        file.sync_all().unwrap();
+        let started = Instant::now();
+        while file.cached().writeback.state().listed {
+            assert!(started.elapsed() < Duration::from_secs(60), "it is not taken off the list");
+            flusher.request_scan();
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Goal: an open without memory waits for the memory of a file that a flusher thread drops.

@@ -43,24 +43,25 @@ impl Limits {
     }
 }
 
-/// The threads that write back by age and by amount. The first dirty page starts the first thread.
+/// The workers, which write back by age and by amount. The first dirty page starts the first worker.
 pub(crate) struct Flusher<F> {
     pub(crate) limits: Limits,
     pub(crate) writer_tokens: WriterTokens,
     pub(crate) state: Mutex<FlusherState<F>>,
-    /// The leader sleeps here.
-    pub(crate) leader_wake: Condvar,
-    /// The watchdog waits here.
-    pub(crate) watchdog_wake: Condvar,
+    /// The sleeping worker waits here.
+    pub(crate) wake: Condvar,
     pub(crate) progress: Condvar,
     /// A file is no longer in progress.
     pub(crate) released: Condvar,
-    /// Set when pages were dirtied since the leader's last scan: the leader scans again soon. It is
-    /// not woken for this.
+    /// Set when pages were dirtied since the last scan: a worker scans again soon. The sleeping
+    /// worker is not woken for this.
     pub(crate) dirtied: NotifyFlag,
     /// Set when a scan was requested and has not begun yet.
     pub(crate) scan_requested: NotifyFlag,
-    /// A thread found no free frame while write-back kept some unevictable.
+    /// The number of times that a thread found no free frame while write-back kept some
+    /// unevictable. Each file is written back once for each of them (flusher.FL9).
+    pub(crate) reclaims: AtomicU64,
+    /// No scan has begun since the last of them. Relaxed: it only saves requests.
     pub(crate) reclaim_requested: AtomicBool,
     /// Unwritten and unsynced bytes of stalled files, as of the last scan. Relaxed: hints.
     pub(crate) stalled_unwritten: AtomicU64,
@@ -78,30 +79,31 @@ pub(crate) struct FlusherState<F> {
     /// Files without open handles whose write-back failed, by their addresses. They are listed as
     /// well.
     pub(crate) orphans: HashMap<usize, Arc<F>>,
-    pub(crate) in_progress: Vec<InProgress>,
+    pub(crate) in_progress: Vec<InProgress<F>>,
     /// Threads that wait in [`Flusher::await_entries`].
     pub(crate) release_waiters: usize,
-    pub(crate) leader: Option<ThreadId>,
-    pub(crate) has_watchdog: bool,
     pub(crate) threads: usize,
-    /// The number of these threads that are helpers.
-    pub(crate) helpers: usize,
     pub(crate) last_thread: ThreadId,
+    /// One of the threads sleeps until a file is due (flusher.FL3).
+    pub(crate) has_sleeper: bool,
+    /// The number of times that a file was taken off the list.
+    pub(crate) taken: u64,
     pub(crate) stopped: bool,
     pub(crate) wake_requested: bool,
 }
 
 pub(crate) type ThreadId = u64;
 
-/// A file that a thread of the flusher works on. (Linux marks such an inode with `I_SYNC`.)
-pub(crate) struct InProgress {
+/// A file that a worker works on. (Linux marks such an inode with `I_SYNC`.)
+pub(crate) struct InProgress<F> {
     pub(crate) thread: ThreadId,
-    /// The thread is a helper.
-    pub(crate) is_helper: bool,
+    pub(crate) file: Weak<F>,
+    /// The file has little dirty data (flusher.FL7).
+    pub(crate) is_small: bool,
     pub(crate) counts: Arc<FileWritebackCounts>,
     pub(crate) device: u64,
-    /// Since when the thread may block on the file's device (flusher.FL2).
-    pub(crate) busy_since: Option<Instant>,
+    /// The worker may block on the file's device (flusher.FL2).
+    pub(crate) is_busy: bool,
     /// The number of ended write-backs of the file at the last check, and the time of the last
     /// change.
     pub(crate) ended: u64,
@@ -112,7 +114,7 @@ pub(crate) struct InProgress {
     pub(crate) is_dropping: bool,
 }
 
-impl InProgress {
+impl<F> InProgress<F> {
     /// Whether write-backs of the file end. Updates the last observation.
     pub(crate) fn is_progressing(&mut self) -> bool {
         let ended = self.counts.ended();
@@ -131,11 +133,10 @@ impl<F> Default for FlusherState<F> {
             orphans: HashMap::new(),
             in_progress: Vec::new(),
             release_waiters: 0,
-            leader: None,
-            has_watchdog: false,
             threads: 0,
-            helpers: 0,
             last_thread: 0,
+            has_sleeper: false,
+            taken: 0,
             stopped: false,
             wake_requested: false,
         }
@@ -143,14 +144,13 @@ impl<F> Default for FlusherState<F> {
 }
 
 impl<F> FlusherState<F> {
-    pub(crate) fn in_progress_of(&mut self, thread: ThreadId) -> Option<&mut InProgress> {
+    pub(crate) fn in_progress_of(&mut self, thread: ThreadId) -> Option<&mut InProgress<F>> {
         self.in_progress.iter_mut().find(|entry| entry.thread == thread)
     }
 
-    /// Since when the leader has been working on one file.
-    pub(crate) fn leader_busy_since(&mut self) -> Option<Instant> {
-        let leader = self.leader?;
-        self.in_progress_of(leader)?.busy_since
+    /// The number of workers that may block on a device.
+    pub(crate) fn busy(&self) -> usize {
+        self.in_progress.iter().filter(|entry| entry.is_busy).count()
     }
 }
 
@@ -160,12 +160,12 @@ impl<F> Flusher<F> {
             limits,
             writer_tokens: WriterTokens::default(),
             state: Mutex::default(),
-            leader_wake: Condvar::new(),
-            watchdog_wake: Condvar::new(),
+            wake: Condvar::new(),
             progress: Condvar::new(),
             released: Condvar::new(),
             dirtied: NotifyFlag::new(),
             scan_requested: NotifyFlag::new(),
+            reclaims: AtomicU64::new(0),
             reclaim_requested: AtomicBool::new(false),
             stalled_unwritten: AtomicU64::new(0),
             stalled_unstable: AtomicU64::new(0),
@@ -184,33 +184,6 @@ impl<F> Flusher<F> {
             > self.limits.dirty_bytes_max().saturating_sub(stalled) / 2
     }
 
-    pub(crate) fn note_dirty(&self, dirty_bytes: u64) {
-        let is_over_limit = self.is_over_background_limit(dirty_bytes);
-        // notify_flag.NF1: the leader clears a set flag before its next scan.
-        if self.dirtied.set() || is_over_limit {
-            self.request_scan();
-        }
-    }
-
-    /// Requests frames that write-back keeps unevictable. The caller does not wait for them.
-    pub(crate) fn request_reclaim(&self, kept_bytes: u64) {
-        if kept_bytes > 0 && !self.reclaim_requested.swap(true, Relaxed) {
-            self.request_scan();
-        }
-    }
-
-    /// Makes the leader scan the list, unless a scan is pending already (notify_flag.NF1).
-    pub(crate) fn request_scan(&self) {
-        if !self.scan_requested.set() {
-            return;
-        }
-        let mut state = self.state();
-        if !state.wake_requested {
-            state.wake_requested = true;
-            self.leader_wake.notify_one();
-        }
-    }
-
     pub(crate) fn await_progress(&self) {
         let state = self.state();
         let pause = Duration::from_millis(2);
@@ -219,20 +192,20 @@ impl<F> Flusher<F> {
         self.waiting.fetch_sub(1, Relaxed);
     }
 
-    /// Waits for files that threads of the flusher may be dropping, as the caller needs their
+    /// Waits for files that workers may be dropping, as the caller needs their
     /// memory.
     pub(crate) fn await_dropped(&self) {
         self.await_entries(|entry| entry.is_dropping);
     }
 
-    /// Waits while a thread of the flusher works on the file of `counts`, unless the thread syncs
+    /// Waits while a worker works on the file of `counts`, unless the worker syncs
     /// it: a sync may take long.
     pub(crate) fn await_released(&self, counts: &Arc<FileWritebackCounts>) {
         self.await_entries(|entry| !entry.is_syncing && Arc::ptr_eq(&entry.counts, counts));
     }
 
     /// Waits while there are such entries, but not for a stalled file.
-    fn await_entries(&self, such: impl Fn(&InProgress) -> bool) {
+    fn await_entries(&self, such: impl Fn(&InProgress<F>) -> bool) {
         let mut state = self.state();
         if !state.in_progress.iter().any(&such) {
             return;
@@ -259,7 +232,6 @@ impl<F> Flusher<F> {
     /// Makes the threads end.
     pub(crate) fn stop(&self) {
         self.state().stopped = true;
-        self.leader_wake.notify_all();
-        self.watchdog_wake.notify_all();
+        self.wake.notify_all();
     }
 }

@@ -105,6 +105,8 @@ pub(crate) struct State {
     pub(crate) failure: Option<Failure>,
     pub(crate) retry: Option<(Instant, Duration)>,
     pub(crate) listed: bool,
+    /// The requests to reclaim frames that were served (flusher.FL9).
+    pub(crate) reclaims: u64,
 }
 
 impl Writeback {
@@ -190,6 +192,15 @@ impl Writeback {
 }
 
 impl State {
+    /// Marks the file as listed. Returns whether it was. Requests to reclaim frames from before do
+    /// not concern its pages.
+    pub(crate) fn mark_listed<F>(&mut self, flusher: &Flusher<F>) -> bool {
+        if !self.listed {
+            self.reclaims = flusher.reclaims.load(Relaxed);
+        }
+        std::mem::replace(&mut self.listed, true)
+    }
+
     /// Delays the flusher's next attempt.
     pub(crate) fn back_off(&mut self) {
         let pause = self.retry.map_or(RETRY_MIN, |(_, pause)| (pause * 2).min(RETRY_MAX));

@@ -50,7 +50,7 @@ mod loom_tests {
     }
 
     impl Pair {
-        /// A writer, as in [`Flusher::request_scan`](crate::writeback::state::Flusher::request_scan).
+        /// A writer, as in [`Flusher::request_scan`](crate::writeback::state::Flusher).
         fn write(&self, number: usize) {
             self.done[number].store(1, Relaxed);
             if self.flag.set() {
@@ -59,7 +59,7 @@ mod loom_tests {
             }
         }
 
-        /// The leader of the flusher, until it has seen the work of both writers.
+        /// The worker of the flusher, until it has seen the work of both writers.
         fn serve(&self) {
             loop {
                 let mut wake_requested = self.wake_requested.lock().unwrap();
