@@ -454,7 +454,7 @@ macro_rules! calls {
             attributes: *const libc::pthread_attr_t, start: Start, argument: *mut c_void) -> c_int
             => process::pthread_create(thread, attributes, start, argument), else libc::EAGAIN }
 
-        // Changes of the process's access rights: `several`
+        // Changes of the process's access rights: `multi_open`
         $row! { passed fn setuid(user: Id) -> c_int
             ; after process::before_rights(), else -1, number SYS_setuid }
         $row! { passed fn setgid(group: Id) -> c_int

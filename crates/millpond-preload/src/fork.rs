@@ -14,8 +14,8 @@ use std::os::fd::RawFd;
 use crate::aio::context;
 use crate::files::forked::{self, FORKS};
 use crate::files::{
-    description, lease, lingering, mode_back, pressure, process_locks, registry, streams, table,
-    unfinished,
+    description, lease, mode_back, pending_close, pending_writes, pressure, process_locks,
+    registry, streams, table,
 };
 use crate::page_cache;
 use crate::report;
@@ -155,14 +155,14 @@ fn start_afresh(internal_fds: &[RawFd]) {
     unsafe {
         context::after_fork();
         description::after_fork();
-        lingering::after_fork();
+        pending_close::after_fork();
         registry::after_fork_child();
         process_locks::after_fork_child();
         pressure::after_fork();
     }
     table::initialise();
     FORKS.reset();
-    unfinished::after_fork();
+    pending_writes::after_fork();
     mode_back::after_fork();
     report::after_fork();
 }

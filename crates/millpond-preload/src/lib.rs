@@ -21,8 +21,8 @@
 //! `runtime`.
 //!
 //! Coherence: each served descriptor *is* a real one, so a call without a hook still reaches the right file
-//! (`several`: all descriptors of a file are of one description). Dirty pages are written back before another process
-//! can read the file (`late`), and a lease reports when another process opens it (`lease`). Only the file offset lives
+//! (`multi_open`: all descriptors of a file are of one description). Dirty pages are written back before another process
+//! can read the file (`writeback_policy`), and a lease reports when another process opens it (`lease`). Only the file offset lives
 //! here (`offset`), and the kernel gets it when the file is passed to it.
 //!
 //! Linux AIO takes the same path, and ends later: `hooks/aio` -> `aio` -> the engine, or the kernel. The completions
@@ -31,7 +31,7 @@
 //! Limits. Unless noted otherwise, the kernel serves these files, coherently:
 //!
 //! - a file that another process has open; a file that is open several times, and locked, or with flags that can't be
-//!   kept (`several`); files that are open at a fork, descriptors that were sent to another process, shared writable
+//!   kept (`multi_open`); files that are open at a fork, descriptors that were sent to another process, shared writable
 //!   mappings;
 //! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all without `--eager`;
 //! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a
@@ -69,7 +69,7 @@ mod report;
 mod retirement;
 mod runtime;
 
-use files::{late, registry, streams, table};
+use files::{registry, streams, table, writeback_policy};
 use runtime::cancel::point::without;
 use runtime::cancel::unwinding::let_threads_end;
 use runtime::{config, libc_calls, section, thread};
@@ -111,7 +111,7 @@ extern "C" fn unload() {
     }
     without(|| {
         streams::flush();
-        late::end();
+        writeback_policy::end();
         report::report_exit(registry::before_report);
     });
 }

@@ -6,7 +6,7 @@
 
 #[path = "../src/aio"]
 mod aio {
-    mod places;
+    mod context_table;
     mod slots;
 }
 #[path = "../src/files"]

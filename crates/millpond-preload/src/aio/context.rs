@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicI32, AtomicU32, compiler_fence};
 use millpond::{File, KernelRead};
 
 use crate::aio::block::{Block, Event, HAS_EVENTFD, PREAD};
-use crate::aio::handed::Handed;
-use crate::aio::places::{self, Places};
+use crate::aio::context_table::{self, Places};
+use crate::aio::optimistic_read::OptimisticRead;
 use crate::aio::slots::{Links, Refused, Slots};
+use crate::files::pending_writes;
 use crate::files::table::{self, Known};
-use crate::files::unfinished;
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::sys;
 use crate::runtime::{config, thread};
@@ -34,26 +34,29 @@ struct Slot {
     block: u64,
     data: u64,
     result: i64,
-    /// Whether `handed` is initialised.
-    is_handed: bool,
-    handed: MaybeUninit<Handed>,
+    /// Whether `optimistic` is initialised.
+    is_optimistic: bool,
+    optimistic: MaybeUninit<OptimisticRead>,
     /// See [`Links`].
     next: AtomicU32,
 }
 
 impl Slot {
-    fn take_handed(&mut self) -> Option<Handed> {
-        // SAFETY: `handed` is initialised, and not taken again.
-        std::mem::take(&mut self.is_handed).then(|| unsafe { self.handed.assume_init_read() })
+    fn take_optimistic(&mut self) -> Option<OptimisticRead> {
+        // SAFETY: `optimistic` is initialised, and not taken again.
+        std::mem::take(&mut self.is_optimistic)
+            .then(|| unsafe { self.optimistic.assume_init_read() })
     }
 
     /// Changes the stand-in so that the kernel accepts it, after it was refused with `errno`.
     #[cold]
     fn mend(&mut self, errno: i32) {
-        let Some(handed) = self.take_handed() else { return mend(&mut self.stand_in, errno) };
+        let Some(optimistic) = self.take_optimistic() else {
+            return mend(&mut self.stand_in, errno);
+        };
         // The request waits, perhaps for reads that this thread has not submitted yet.
         File::start_now();
-        self.result = handed.carry_out() as i64;
+        self.result = optimistic.carry_out() as i64;
         let block = &self.stand_in;
         self.stand_in = stand_in((block.aio_flags & HAS_EVENTFD != 0).then_some(block.aio_resfd));
     }
@@ -90,7 +93,7 @@ const PLACES: usize = 1024;
 static CONTEXTS: Places<Context, PLACES> = Places::new();
 
 /// A reference to a context, which lives as long as the reference.
-pub type InUse = places::InUse<'static, Context>;
+pub type InUse = context_table::InUse<'static, Context>;
 
 /// The context of a handle; `None` if the context is the kernel's.
 pub fn find(handle: usize) -> Option<InUse> {
@@ -231,8 +234,9 @@ impl Context {
             // slot before it submitted the stand-in, and the system calls of both order the accesses.
             let (block, data, result) = unsafe {
                 let slot = self.slot(index);
-                let handed = (*slot).take_handed();
-                let result = handed.map_or((*slot).result, |handed| handed.end(event.result));
+                let optimistic = (*slot).take_optimistic();
+                let result =
+                    optimistic.map_or((*slot).result, |optimistic| optimistic.end(event.result));
                 ((*slot).block, (*slot).data, result)
             };
             *event = Event { data, block, result, more: 0 };
@@ -245,12 +249,12 @@ impl Context {
 }
 
 impl Context {
-    /// In a forked child: forgets the handed-over reads, which are the parent's.
+    /// In a forked child: forgets the optimistic reads, which are the parent's.
     fn leave(&self) {
         for index in 0..self.slots.used() {
             // SAFETY: no other thread exists.
-            if let Some(handed) = unsafe { (*self.slot(index)).take_handed() } {
-                handed.leave();
+            if let Some(optimistic) = unsafe { (*self.slot(index)).take_optimistic() } {
+                optimistic.leave();
             }
         }
     }
@@ -268,7 +272,7 @@ impl Drop for Context {
         for index in 0..self.slots.used() {
             // SAFETY: the context has no users, and the kernel has ended all its requests
             // (aio.A4). In a section.
-            drop(unsafe { (*self.slot(index)).take_handed() });
+            drop(unsafe { (*self.slot(index)).take_optimistic() });
         }
         // SAFETY: the context has no users (aio.A4).
         unsafe { sys!(libc::SYS_munmap, self.handle(), memory_bytes(self.slots.capacity())) };
@@ -341,7 +345,7 @@ pub fn nothing() -> Option<i32> {
 pub struct Ending {
     context: InUse,
     slot: u32,
-    /// The request is counted in `unfinished`.
+    /// The request is counted in `pending_writes`.
     writes: bool,
 }
 
@@ -353,7 +357,7 @@ impl Ending {
 
     /// Marks a write or a sync: the thread that ends the process waits for it.
     pub fn counted(mut self) -> Self {
-        unfinished::begin();
+        pending_writes::begin();
         self.writes = true;
         self
     }
@@ -369,7 +373,7 @@ impl Ending {
     }
 
     /// Prepares a read for the kernel to carry out; returns its stand-in, which the caller must submit.
-    pub fn hand_over(&self, handed: Handed, read: &KernelRead) -> StandIn {
+    pub fn hand_over(&self, optimistic: OptimisticRead, read: &KernelRead) -> StandIn {
         let slot = self.context.slot(self.slot);
         // SAFETY: aio.A1: the request has not ended, and its stand-in is not submitted.
         unsafe {
@@ -377,11 +381,11 @@ impl Ending {
             block.aio_fildes = read.fd as u32;
             block.aio_buf = read.memory.expose_provenance() as u64;
             block.aio_nbytes = read.len as u64;
-            block.aio_offset = handed.offset as i64;
-            (&raw mut (*slot).handed).write(MaybeUninit::new(handed));
-            // A fork by another thread copies `is_handed` only together with `handed`.
+            block.aio_offset = optimistic.offset as i64;
+            (&raw mut (*slot).optimistic).write(MaybeUninit::new(optimistic));
+            // A fork by another thread copies `is_optimistic` only together with `optimistic`.
             compiler_fence(Release);
-            (*slot).is_handed = true;
+            (*slot).is_optimistic = true;
             StandIn(&raw mut (*slot).stand_in)
         }
     }
@@ -402,7 +406,7 @@ impl Ending {
             }));
         }
         if writes {
-            unfinished::end();
+            pending_writes::end();
         }
     }
 }

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!   io_submit: served -> a hit, a write of a few pages: ended        -> stand-in -> kernel's queue
-//!                     -> a direct read worth no frame: `handed`     -> kernel's queue, by a descriptor of the engine's
+//!                     -> a direct read worth no frame: `optimistic_read`     -> kernel's queue, by a descriptor of the engine's
 //!                     -> another that misses: `File::start_read_raw` -> ended, on the engine's thread
 //!                     -> other writes, syncs, long reads: `aside`    -> ended, on the engine's thread
 //!              else   -> the kernel's queue
@@ -32,7 +32,7 @@
 //!   destroys a context frees it.
 //! - **A5** Requests that end in one batch of the engine have their stand-ins submitted together,
 //!   by the thread that ends the first of them.
-//! - **A6** A direct read that is not worth a frame is *handed* unchanged to the program's context, by a descriptor of
+//! - **A6** A direct read that is not worth a frame goes unchanged to the program's context, by a descriptor of
 //!   the engine; no engine thread takes part. It holds no guard, as the program may write before it
 //!   takes the completion. The thread that takes the completion checks whether the read is valid (unguarded.U2). If
 //!   not, it reads again and waits. Until then the slot pins the description, which must not be writable: the end of a
@@ -43,12 +43,12 @@
 //! has no contexts: the kernel knows none of its handles. The eventfd of a request is the program's
 //! number: a program that closes it before the completion gets no notification.
 //!
-//! Locks: those of `places` and `context`, both leaves. Waiting for completions takes no lock.
+//! Locks: those of `context_table` and `context`, both leaves. Waiting for completions takes no lock.
 
 pub mod block;
 pub mod context;
-pub mod handed;
-pub mod places;
+pub mod context_table;
+pub mod optimistic_read;
 pub mod request;
 pub mod slots;
 pub mod submit;

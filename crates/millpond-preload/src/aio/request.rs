@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millpond::{Begun, File, ReadDone};
 
 use crate::aio::context::{Ending, StandIn};
-use crate::aio::handed::Handed;
+use crate::aio::optimistic_read::OptimisticRead;
 use crate::aio::transfer::{carry_out, count_read};
 use crate::files::io::{enterable, find};
 use crate::files::pin::Pin;
@@ -35,7 +35,7 @@ unsafe impl Send for Request {}
 pub enum Started {
     Ended(Ending, isize),
     /// The stand-in is to be submitted.
-    Handed(StandIn),
+    OptimisticRead(StandIn),
     UnderWay,
 }
 
@@ -205,9 +205,13 @@ impl Request {
                     // SAFETY: the caller's duty: until the completion was taken.
                     match unsafe { file.begin_unguarded(start, len, offset) } {
                         Begun::ByKernel(kernels, read) => {
-                            let handed =
-                                Handed { read, pin: self.pin, memory: (start, len), offset };
-                            return Started::Handed(ending.hand_over(handed, &kernels));
+                            let optimistic = OptimisticRead {
+                                read,
+                                pin: self.pin,
+                                memory: (start, len),
+                                offset,
+                            };
+                            return Started::OptimisticRead(ending.hand_over(optimistic, &kernels));
                         }
                         Begun::Fills => fills = true,
                         Begun::Not => {}

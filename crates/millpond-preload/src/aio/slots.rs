@@ -2,8 +2,8 @@
 //! `A4`.
 //!
 //! ```text
-//!   begin: counts += 1, if there is room -> under_way += 1, unless CLOSED -> a freed slot, or a fresh one
-//!   end:   under_way -= 1                     its stand-in was submitted
+//!   begin: counts += 1, if there is room -> in_flight += 1, unless CLOSED -> a freed slot, or a fresh one
+//!   end:   in_flight -= 1                     its stand-in was submitted
 //!   free:  the slot is in the list -> discount: counts -= 1
 //!   close: CLOSED -> sleep until nothing is under way
 //! ```
@@ -32,7 +32,7 @@ pub struct Slots {
     /// Slots from here on were never used.
     fresh: AtomicU32,
     /// Requests for served files that have not ended, and CLOSED (SL3).
-    under_way: AtomicU32,
+    in_flight: AtomicU32,
 }
 
 /// Where the slot after this one in the list of free ones is, plus one.
@@ -51,7 +51,7 @@ pub enum Refused {
 
 const SERVED_ONE: u64 = 1;
 const OTHERS_ONE: u64 = 1 << 32;
-/// Of `under_way`: the context is being destroyed.
+/// Of `unserved_calls`: the context is being destroyed.
 const CLOSED: u32 = 1 << 31;
 
 fn served(counts: u64) -> u64 {
@@ -69,7 +69,7 @@ impl Slots {
             counts: AtomicU64::new(0),
             list: AtomicU64::new(0),
             fresh: AtomicU32::new(0),
-            under_way: AtomicU32::new(0),
+            in_flight: AtomicU32::new(0),
         }
     }
 
@@ -122,7 +122,7 @@ impl Slots {
         // Relaxed: the closing thread reads the memory of the threads that ended requests, not of those that
         // began them (SL3).
         let enter = |word| (word & CLOSED == 0).then_some(word + 1);
-        self.under_way.fetch_update(Relaxed, Relaxed, enter).is_ok()
+        self.in_flight.fetch_update(Relaxed, Relaxed, enter).is_ok()
     }
 
     fn take_fresh(&self) -> u32 {
@@ -171,19 +171,19 @@ impl Slots {
     /// `count` requests have ended.
     pub fn end(&self, count: u32) {
         // Release: pairs with the Acquire in `close`.
-        if count > 0 && self.under_way.fetch_sub(count, Release) == CLOSED + count {
-            sync::wake(&self.under_way);
+        if count > 0 && self.in_flight.fetch_sub(count, Release) == CLOSED + count {
+            sync::wake(&self.in_flight);
         }
     }
 
     /// Refuses new requests, and waits for those that have begun. Called by one thread.
     pub fn close(&self) {
-        self.under_way.fetch_or(CLOSED, Relaxed);
+        self.in_flight.fetch_or(CLOSED, Relaxed);
         loop {
             // Acquire: a thread that finds no request in flight sees all stores of the ended ones.
-            match self.under_way.load(Acquire) {
+            match self.in_flight.load(Acquire) {
                 CLOSED => return,
-                seen => sync::wait(&self.under_way, seen),
+                seen => sync::wait(&self.in_flight, seen),
             }
         }
     }

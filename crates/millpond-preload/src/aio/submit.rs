@@ -10,7 +10,7 @@ use crate::aio::context::{Context, Ending, InUse, StandIn, find, free_removed, n
 use crate::aio::request::{Request, Started, Unserved};
 use crate::files::segments::{Direction, Memory};
 use crate::files::table::{self, Known};
-use crate::files::{io, late, registry};
+use crate::files::{io, registry, writeback_policy};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
@@ -158,7 +158,7 @@ unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
         match block.aio_lio_opcode {
             PREAD | PREADV => {
                 registry::lock().leave(fd);
-                late::go_through_inside(fd);
+                writeback_policy::go_through_inside(fd);
             }
             PWRITE | PWRITEV => registry::lock().pass_fd(fd, Reason::InLibc),
             _ => {}
@@ -188,7 +188,7 @@ struct Submission<'a> {
     context: &'a InUse,
     /// Consecutive blocks for the kernel that are not submitted yet.
     run: Vec<*mut Block>,
-    /// Stand-ins of requests that ended at once, and handed-over reads (aio.A6).
+    /// Stand-ins of requests that ended at once, and optimistic reads (aio.A6).
     ended: SmallVec<[StandIn; 8]>,
     submitted: usize,
 }
@@ -284,7 +284,7 @@ impl<'a> Submission<'a> {
             Plan::Request(request) => match unsafe { request.start(ending) } {
                 Started::Ended(ending, result) => Some((ending, result)),
                 Started::UnderWay => None,
-                Started::Handed(block) => {
+                Started::OptimisticRead(block) => {
                     self.ended.push(block);
                     None
                 }

@@ -29,7 +29,7 @@ pub unsafe fn carry_out(
                     Outcome::Kernel(_) => -(libc::EIO as isize),
                 }
             }
-            // Handed to the kernel since: `description.D3`.
+            // OptimisticRead to the kernel since: `description.D3`.
             None => segments.through_kernel(description, offset, direction),
         }
     }

@@ -20,7 +20,7 @@
 //!   A thread that locks the offset and then finds SERVED has the offset to itself. An operation at
 //!   an explicit offset that overlaps the change may be ordered before it.
 //! - D6. One that *shares* has no description of the kernel's: its numbers are duplicates of one that
-//!   all descriptions of the file have together (`several`). The kernel's offset there is not used.
+//!   all descriptions of the file have together (`multi_open`). The kernel's offset there is not used.
 //! - D7. While it is *bypassed* it is SERVED by the kernel in the engine's place, at the offset that is
 //!   kept here: there are no hits, and a new call finds no file. It is bypassed at the same moment as all
 //!   descriptions of its file: see `bypass`.
@@ -110,7 +110,7 @@ pub struct Description {
     bypass: Bypass,
     /// The status flags that the program sees; of one that shares.
     flags: AtomicI32,
-    /// Opened in mode back: its pages may be dirty; see `late`.
+    /// Opened in mode back: its pages may be dirty; see `writeback_policy`.
     late: AtomicBool,
     /// See [`Description::is_unwritten`].
     unwritten: AtomicBool,

@@ -3,7 +3,7 @@
 //! Parent and child share each open file description with its offset, and one lease covers both processes. So the
 //! parent hands all its files to the kernel before the fork.
 //!
-//! - **K5** Descriptors that could not be parted (`several`: G3) still share one description of the kernel's, which the
+//! - **K5** Descriptors that could not be parted (`multi_open`: G3) still share one description of the kernel's, which the
 //!   parent serves on. The child gets none of them: each becomes a descriptor that names its file and can be neither
 //!   read nor written (O_PATH). Its number stays taken, because the next open would otherwise get it.
 //! - **K7** Another thread may have opened a file that the fork does not find in the table yet. The open notices that
@@ -30,7 +30,7 @@ impl Registry {
         self.leave_unserved();
         table::known(0, u32::MAX)
             .filter(|(_, slot)| matches!(slot, Known::File(description) if description.shares()))
-            .filter(|(fd, _)| super::several::is_bypassed(*fd))
+            .filter(|(fd, _)| super::multi_open::is_bypassed(*fd))
             .map(|(fd, _)| fd)
             .collect()
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! table: number -> description -> io: a hit, or pinned and through the engine
-//!               -> UNSERVED: the kernel, until the program opens the file for writing (unserved, several)
+//!               -> UNSERVED: the kernel, until the program opens the file for writing (unserved, multi_open)
 //! registry: which files are served                   late: dirty pages
 //! ```
 
@@ -10,28 +10,28 @@ pub mod bypass;
 pub mod copy;
 pub mod description;
 pub mod forked;
-pub mod further;
 pub mod hand_over;
 pub mod identity;
 pub mod io;
-pub mod late;
 pub mod lease;
-pub mod lingering;
 pub mod mode_back;
+pub mod multi_open;
 pub mod numbers;
 pub mod offset;
-pub mod parting;
+pub mod pending_close;
+pub mod pending_writes;
 pub mod pin;
 pub mod pressure;
 pub mod process_locks;
 pub mod references;
 pub mod registry;
+pub mod reopen;
 pub mod seek;
 pub mod segments;
 pub mod serving;
-pub mod several;
 pub mod streams;
 pub mod table;
-pub mod under_way;
-pub mod unfinished;
 pub mod unserved;
+pub mod unserved_calls;
+pub mod unshare;
+pub mod writeback_policy;

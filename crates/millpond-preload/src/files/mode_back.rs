@@ -1,4 +1,4 @@
-//! Whether a file may be opened in mode back, and whether any is: see `late`.
+//! Whether a file may be opened in mode back, and whether any is: see `writeback_policy`.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};

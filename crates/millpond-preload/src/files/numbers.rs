@@ -27,7 +27,7 @@ pub fn is_lock_noted(fd: RawFd) -> bool {
 
 impl Registry {
     /// The program is about to take a POSIX lock on the file behind `fd`. A file that descriptions share is handed over
-    /// first (several.G7).
+    /// first (multi_open.G7).
     pub fn note_process_lock(&mut self, fd: RawFd) {
         let Some(description) = table::description(fd) else { return };
         // SAFETY: the registry is locked.
@@ -138,7 +138,7 @@ impl Registry {
         }
         if description.is_served() && !others_share {
             if description.shares() && !description.is_bypassed() {
-                // late.L4: those who closed the others did not know that they were the last.
+                // writeback_policy.L4: those who closed the others did not know that they were the last.
                 go_through(description);
             }
             lease::give_up(description.kernel_fd());

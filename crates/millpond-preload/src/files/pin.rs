@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::files::description::Description;
-use crate::files::{lingering, table};
+use crate::files::{pending_close, table};
 use crate::runtime::thread::record;
 
 /// A description that cannot end while this exists. Dropped in a section.
@@ -67,7 +67,7 @@ fn end(description: &Description) {
     let (id, file) = unsafe { description.end() };
     // Others may share it.
     if file.is_some_and(|file| Arc::into_inner(file).is_some()) {
-        lingering::add(description.kernel_fd(), id);
+        pending_close::add(description.kernel_fd(), id);
     }
     description.recycle();
 }

@@ -7,7 +7,7 @@
 //! - R1. A file is served only while each of its descriptions here holds a lease, so no other process
 //!   can change it unnoticed. Otherwise all its descriptions are passed.
 //! - R2. Descriptions of one file are served side by side if all are read-only; or if they share one
-//!   (`several`): a write lease is refused while a second description exists, even our own.
+//!   (`multi_open`): a write lease is refused while a second description exists, even our own.
 //! - R3. A file that was passed to the kernel stays passed until its last descriptor is closed here.
 //! - R4. A description takes its lease before the engine looks at the file. The engine drops cached pages of an
 //!   earlier time when the first description of a file is served.
@@ -30,11 +30,11 @@ use crate::files::hand_over::{count_moved_by_libc, pass};
 use crate::files::identity::{self, FileId};
 use crate::files::lease::Break;
 use crate::files::offset::{IN_KERNEL, push_offset};
-use crate::files::parting::{part, pass_together};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, Known};
-use crate::files::{lease, lingering, mode_back, process_locks, unserved};
+use crate::files::unshare::{part, pass_together};
+use crate::files::{lease, mode_back, pending_close, process_locks, unserved};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{Lock, LockGuard};
@@ -166,7 +166,7 @@ impl Registry {
                 unserved::note_writer(fd, row);
                 match self.serve_together(fd, id) {
                     Ok(()) | Err(Reason::OpenElsewhere) => return,
-                    // `several.G3`: it is one of the descriptions that share the file.
+                    // `multi_open.G3`: it is one of the descriptions that share the file.
                     Err(_) if matches!(table::get(fd), Known::File(_)) => return,
                     Err(reason) => {
                         unserved::uncount(fd);
@@ -282,7 +282,7 @@ impl Registry {
     pub fn pass_file(&mut self, id: FileId, reason: Reason) {
         let Some(inode) = self.inodes.get_mut(&id) else { return };
         if inode.passed.is_some() {
-            // several.G3: perhaps it can be had by now.
+            // multi_open.G3: perhaps it can be had by now.
             if part(&inode.descriptions, reason) {
                 self.renew(id, reason);
             }
@@ -305,7 +305,7 @@ impl Registry {
         for description in &mut inode.descriptions {
             let old = *description;
             if old.is_served() || old.is_unwritten() || old.kernel_fd() < 0 {
-                // several.G3: it is still what all its numbers are, with an offset that is here.
+                // multi_open.G3: it is still what all its numbers are, with an offset that is here.
                 continue;
             }
             let fresh = Description::acquire(id, old.access(), IN_KERNEL, -1, Err(reason));
@@ -332,7 +332,7 @@ impl Registry {
     }
 
     /// After [`Registry::leave_all`]: forgets all files, and the engine, which ends when no call uses it any more.
-    /// Descriptions that still share one of the kernel's (`several.G3`), and those with bytes that could
+    /// Descriptions that still share one of the kernel's (`multi_open.G3`), and those with bytes that could
     /// not be written back, stay.
     pub fn end_serving(&mut self) {
         let stays =
@@ -457,7 +457,7 @@ impl Registry {
             .chain(self.closing.iter().map(|(_, description)| *description))
             .map(Description::kernel_fd)
             .filter(|fd| *fd >= 0)
-            .chain(lingering::fds())
+            .chain(pending_close::fds())
             .collect()
     }
 

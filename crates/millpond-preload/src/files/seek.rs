@@ -6,7 +6,7 @@ use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::registry;
 use crate::files::table::{self, Known};
-use crate::files::under_way::{Way, begin};
+use crate::files::unserved_calls::{Way, begin};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};

@@ -12,7 +12,7 @@ use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::{self, Broken};
 use crate::files::table::{self, Known};
-use crate::files::{lingering, mode_back, pressure, process_locks};
+use crate::files::{mode_back, pending_close, pressure, process_locks};
 use crate::report::reason::Reason;
 use crate::report::{accounts, counts, lines};
 use crate::runtime::sys::sys;
@@ -167,8 +167,9 @@ fn take_lease(
         }
         // First, because it ends closed descriptions.
         let is_closing = is_closing();
-        let is_ours =
-            is_closing || lingering::is_lingering(opened.id) || lingering::is_leaving(opened.id);
+        let is_ours = is_closing
+            || pending_close::is_lingering(opened.id)
+            || pending_close::is_leaving(opened.id);
         // In a handler that interrupted a hit, what we would wait for is ourselves.
         if !is_ours || record().is_reading() {
             break;

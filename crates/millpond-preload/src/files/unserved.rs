@@ -4,7 +4,7 @@
 //! - Those that are open for writing, and whose lease was refused because another description of the file is open.
 //!
 //! The library remembers both for one reason: when the process has a file open for writing, the file is served to all its
-//! descriptors (`several`). That is tried when the program opens the file for writing, and again after [`CALLS`] calls
+//! descriptors (`multi_open`). That is tried when the program opens the file for writing, and again after [`CALLS`] calls
 //! by such a descriptor. Until then each call names its descriptor while it lasts (`in_flight`).
 //!
 //! ```text

@@ -10,8 +10,8 @@
 
 use crate::aio::block::{Block, Event, Handle};
 use crate::files::io::At;
-use crate::files::late::{settle, settle_all};
 use crate::files::registry::leave_all;
+use crate::files::writeback_policy::{settle, settle_all};
 use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};
 use crate::hooks::{aio, clone, descriptor, io, kernel, open, process, signal, stat};
 use crate::retirement;

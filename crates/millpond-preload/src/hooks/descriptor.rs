@@ -2,14 +2,14 @@
 
 use std::ffi::{CStr, c_int, c_uint};
 
+use crate::files::multi_open::{self, make_real};
 use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::{seek, tell_offset};
-use crate::files::several::{self, make_real};
 use crate::files::table::{self, Known};
-use crate::files::under_way::during;
-use crate::files::{identity, io, late, process_locks, unserved};
+use crate::files::unserved_calls::during;
+use crate::files::{identity, io, process_locks, unserved, writeback_policy};
 use crate::hooks::process::leave_all;
 use crate::page_cache;
 use crate::report::lines;
@@ -60,7 +60,7 @@ pub unsafe fn close(fd: c_int) -> c_int {
 }
 
 fn close_file(fd: c_int) -> c_int {
-    let closing = late::before_close(fd);
+    let closing = writeback_policy::before_close(fd);
     // In one section: a thread that ends here has closed the number, or not begun to.
     let result = section::run(|_| {
         registry::lock().forget(fd);
@@ -68,7 +68,7 @@ fn close_file(fd: c_int) -> c_int {
         unsafe { sys!(libc::SYS_close, fd) }
     });
     process_locks::close_retired();
-    match closing.and_then(late::Closing::end) {
+    match closing.and_then(writeback_policy::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => to_libc(result) as c_int,
     }
@@ -89,7 +89,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     }
     if first > last || flags & CLOSE_RANGE_CLOEXEC != 0 {
         // Ours are close-on-exec already. Under the lock, as `dup3` sets the flag again that was there
-        // before (`parting`).
+        // before (`unshare`).
         return section::run(|_| {
             let _registry = registry::lock();
             // SAFETY: no memory involved.
@@ -99,7 +99,8 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     table::known(first, last).for_each(|(fd, _)| make_real(fd));
     section::run(|_| {
         let known = table::known(first, last);
-        let closing: Vec<_> = known.filter_map(|(fd, _)| late::begin_close(fd)).collect();
+        let closing: Vec<_> =
+            known.filter_map(|(fd, _)| writeback_policy::begin_close(fd)).collect();
         let mut registry = registry::lock();
         // With the registry locked: the library opens no file of its own before the list is complete.
         let open = if flags == 0 { open_numbers(first, last) } else { None };
@@ -191,7 +192,7 @@ pub unsafe fn dup(fd: c_int) -> c_int {
 }
 
 /// `call` makes a second number for what `fd` is: in one step, as `fd` may become another description's
-/// (`several.G1`).
+/// (`multi_open.G1`).
 fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
     if thread::record().is_inside() {
         return to_libc(call()) as c_int;
@@ -270,7 +271,7 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
             page_cache::forget(new);
         }
     }
-    let closing = if fd == new { None } else { late::before_close(new) };
+    let closing = if fd == new { None } else { writeback_policy::before_close(new) };
     let may_wait = fd != new && may_wait_in_close(new);
     let result = section::run(|record| {
         let mut registry = registry::lock();
@@ -320,7 +321,7 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         to_libc(result) as c_int
     });
     process_locks::close_retired();
-    closing.and_then(late::Closing::end);
+    closing.and_then(writeback_policy::Closing::end);
     result
 }
 
@@ -376,7 +377,7 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     during([fd, -1], || match (table::get(fd), command) {
         (Known::File(description), libc::F_GETFL) => {
             description.shared_flags().unwrap_or_else(|| {
-                let hides_direct = late::hides_direct(fd);
+                let hides_direct = writeback_policy::hides_direct(fd);
                 let flags = call();
                 // The kernel sets O_ASYNC on what carries a lease, and on no other regular file.
                 let hidden = libc::O_ASYNC | if hides_direct { libc::O_DIRECT } else { 0 };
@@ -397,10 +398,12 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         (Known::File(_), SETFL | SETLK | SETLKW | OFD_SETLK | OFD_SETLKW) if is_stuck(fd) => {
             fail(libc::ENOLCK) as c_int
         }
-        (Known::File(_), libc::F_SETFL) if is_served(fd) => late::undirected(fd, || {
-            before_fcntl(fd, command, arg);
-            call()
-        }),
+        (Known::File(_), libc::F_SETFL) if is_served(fd) => {
+            writeback_policy::undirected(fd, || {
+                before_fcntl(fd, command, arg);
+                call()
+            })
+        }
         (Known::File(_), _) => {
             before_fcntl(fd, command, arg);
             call()
@@ -459,7 +462,7 @@ fn tell_base(fd: c_int, lock: usize) {
         Some(libc::SEEK_CUR) if page_cache::is_on() => page_cache::release(fd),
         Some(libc::SEEK_CUR) => tell_offset(fd),
         // In mode back the kernel may not have the last bytes yet.
-        Some(libc::SEEK_END) => late::settle(fd),
+        Some(libc::SEEK_END) => writeback_policy::settle(fd),
         // From a byte that the program names; or refused.
         _ => {}
     }
@@ -484,11 +487,11 @@ pub unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
     unsafe { libc_calls::flock(fd, operation) }
 }
 
-/// Whether a call about the description at `fd` would affect other descriptors, too: `several.G3`.
+/// Whether a call about the description at `fd` would affect other descriptors, too: `multi_open.G3`.
 fn is_stuck(fd: c_int) -> bool {
-    several::is_bypassed(fd) && {
+    multi_open::is_bypassed(fd) && {
         make_real(fd);
-        several::is_bypassed(fd)
+        multi_open::is_bypassed(fd)
     }
 }
 

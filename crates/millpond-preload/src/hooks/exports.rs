@@ -2,7 +2,7 @@
 
 use crate::aio::block::{Block, Event, Handle};
 use crate::files::io::At;
-use crate::files::late::{settle, settle_all};
+use crate::files::writeback_policy::{settle, settle_all};
 use crate::fork::fork_by;
 use crate::hooks::jump::{routed, variadic};
 use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};

@@ -3,12 +3,12 @@
 //! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. A call on a file that is not served goes to libc at once. Each is a cancellation point.
 
 use crate::files::io::{self, At, Outcome};
+use crate::files::multi_open::try_to_serve;
 use crate::files::segments::{Direction, Memory};
-use crate::files::several::try_to_serve;
 use crate::files::table::{self, Known};
-use crate::files::under_way::{self, Way, begin};
 use crate::files::unserved::{is_due, reason as unserved_reason};
-use crate::files::{late, mode_back, registry, several};
+use crate::files::unserved_calls::{self, Way, begin};
+use crate::files::{mode_back, multi_open, registry, writeback_policy};
 use crate::page_cache;
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -39,7 +39,7 @@ pub unsafe fn read_one(
         // SAFETY: the caller's duty.
         return unsafe { page_cache::io::read_one(fd, buf, len, at, by_libc) };
     }
-    if under_way::is_kernels(fd) {
+    if unserved_calls::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
     if let Known::Unserved = table::get(fd) {
@@ -87,7 +87,7 @@ pub unsafe fn write_one(
     if page_cache::is_on() {
         return page_cache::io::write(fd, len, at, || by_libc(fd, buf, len, offset_of(at)));
     }
-    if under_way::is_kernels(fd) {
+    if unserved_calls::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
     let memory = Memory::One(buf.cast(), len);
@@ -172,7 +172,7 @@ unsafe fn through(
     direction: Direction,
     by_libc: impl Fn() -> isize,
 ) -> isize {
-    if under_way::is_kernels(fd) {
+    if unserved_calls::is_kernels(fd) {
         return by_libc();
     }
     let done = match table::get(fd) {
@@ -323,7 +323,7 @@ pub unsafe fn pwritev2(
     if flags & !DURABLE == 0 && flags != 0 && mode_back::is_any() {
         // SAFETY: the caller's duty.
         let written = unsafe { write(fd, memory, at, || by_libc(0)) };
-        return match late::sync_written(fd, flags & libc::RWF_SYNC == 0) {
+        return match writeback_policy::sync_written(fd, flags & libc::RWF_SYNC == 0) {
             Err(errno) if written > 0 => fail(errno),
             _ => written,
         };
@@ -349,7 +349,7 @@ fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize)
         io::describe(fd);
         registry::lock().pass_fd(fd, Reason::Changed);
     });
-    let result = if several::is_bypassed(fd) { fail(libc::EOPNOTSUPP) } else { by_libc() };
+    let result = if multi_open::is_bypassed(fd) { fail(libc::EOPNOTSUPP) } else { by_libc() };
     io::count_passed(fd, direction, result);
     call.end();
     result

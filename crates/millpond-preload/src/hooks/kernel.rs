@@ -1,7 +1,7 @@
 //! Calls that only the kernel does, on files that may be served.
 //!
 //! Reading ones are coherent as they are, because every write is through, or is written back before
-//! (see `late`). Two things need care:
+//! (see `writeback_policy`). Two things need care:
 //! a call that reads from the file offset must find it in the kernel, and one that changes the file
 //! past the engine must leave no stale byte in its cache. Rare ones simply pass the file to the
 //! kernel.
@@ -9,14 +9,14 @@
 //! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So
 //! are holes and reservations, where it has the same operation.
 
+use crate::files::multi_open::{is_bypassed, make_real, may_not_write};
 use crate::files::pin::Pin;
 use crate::files::registry::{holds_leases, is_served, lock};
 use crate::files::seek::tell_offset;
 use crate::files::segments::Direction;
-use crate::files::several::{is_bypassed, make_real, may_not_write};
 use crate::files::table::{self, Known};
-use crate::files::under_way::during;
-use crate::files::{copy, identity, io, late};
+use crate::files::unserved_calls::during;
+use crate::files::{copy, identity, io, writeback_policy};
 use crate::hooks::descriptor;
 use crate::hooks::process::give_to_libc;
 use crate::page_cache;
@@ -74,7 +74,7 @@ pub unsafe fn mmap64(
         pass(fd, Reason::Mapped);
     } else if flags & libc::MAP_ANONYMOUS == 0 {
         make_real(fd);
-        late::go_through(fd);
+        writeback_policy::go_through(fd);
         if is_shared && prot & libc::PROT_WRITE != 0 && is_bypassed(fd) {
             fail(libc::EACCES);
             return libc::MAP_FAILED;
@@ -159,7 +159,8 @@ unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
         return to_libc(result) as c_int;
     }
     // SAFETY: as the caller vouches to `fallocate64`.
-    let result = late::around(fd, || unsafe { libc_calls::fallocate64(fd, mode, offset, len) });
+    let result =
+        writeback_policy::around(fd, || unsafe { libc_calls::fallocate64(fd, mode, offset, len) });
     if result == 0 {
         match mode {
             // Changes no byte.
@@ -192,7 +193,8 @@ unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
         Some(result) => return result,
     }
     // SAFETY: as the caller vouches to `posix_fallocate64`.
-    let result = late::around(fd, || unsafe { libc_calls::posix_fallocate64(fd, offset, len) });
+    let result =
+        writeback_policy::around(fd, || unsafe { libc_calls::posix_fallocate64(fd, offset, len) });
     if offset >= 0 && len > 0 {
         // Even where it failed, it may have written within libc.
         forget_bytes(fd, offset as u64, (i64::MAX - offset) as u64);
@@ -218,7 +220,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         }
         match request {
             FIONREAD | FS_IOC_FIEMAP => {
-                late::settle(fd);
+                writeback_policy::settle(fd);
                 tell_offset(fd);
             }
             FICLONE | FICLONERANGE | FIGETBSZ | FS_IOC_GETFLAGS => {}
@@ -269,8 +271,8 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     during([fd, source], || {
         make_real(fd);
         make_real(source);
-        late::settle(source);
-        let result = late::around(fd, call);
+        writeback_policy::settle(source);
+        let result = writeback_policy::around(fd, call);
         if result == 0 {
             forget_bytes(fd, 0, i64::MAX as u64);
         }
@@ -345,11 +347,11 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     if offset.is_null() {
         pass(from, Reason::Changed);
     }
-    late::settle(from);
+    writeback_policy::settle(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `sendfile64`.
     let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
-    let result = late::undirected(from, call);
+    let result = writeback_policy::undirected(from, call);
     io::count_passed(from, Direction::Read, result);
     io::count_passed(to, Direction::Write, result);
     result
@@ -385,11 +387,11 @@ unsafe fn splice_open(
     if from_offset.is_null() {
         pass(from, Reason::Changed);
     }
-    late::settle(from);
+    writeback_policy::settle(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `splice`.
     let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
-    let result = late::undirected(from, call);
+    let result = writeback_policy::undirected(from, call);
     io::count_passed(from, Direction::Read, result);
     io::count_passed(to, Direction::Write, result);
     result
@@ -482,7 +484,7 @@ pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
 /// Before POSIX AIO reads at `fd`.
 pub fn before_aio_read(fd: c_int) {
     leave(fd);
-    late::go_through(fd);
+    writeback_policy::go_through(fd);
 }
 
 pub fn give_to_aio(fd: c_int) {

@@ -2,7 +2,7 @@
 //! extended attributes (it strips capabilities); and those that rename a file over another one, after which other processes
 //! read it. Before each, dirty pages are written back.
 
-use crate::files::{late, mode_back, several};
+use crate::files::{mode_back, multi_open, writeback_policy};
 use crate::runtime::c::{NOFOLLOW, Text, c_int};
 
 /// Before a call on a file that is named in the way of the `*at` calls.
@@ -11,23 +11,23 @@ pub fn settle_at(dir: c_int, path: Text, flags: c_int) {
         return;
     }
     if path.is_null() || flags & libc::AT_EMPTY_PATH != 0 {
-        late::settle(dir);
+        writeback_policy::settle(dir);
     }
     if !path.is_null() {
-        late::settle_path(dir, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
+        writeback_policy::settle_path(dir, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
     }
 }
 
 /// The same before its rights change, by which a shared description could no longer be parted
-/// (`several.G3`).
+/// (`multi_open.G3`).
 pub fn settle_rights_at(dir: c_int, path: Text, flags: c_int) {
-    several::before_rights_at(dir, path, flags);
+    multi_open::before_rights_at(dir, path, flags);
     settle_at(dir, path, flags);
 }
 
 pub fn settle_rights(fd: c_int) {
-    several::make_real(fd);
-    late::settle(fd);
+    multi_open::make_real(fd);
+    writeback_policy::settle(fd);
 }
 
 /// With `RENAME_EXCHANGE` there are two.

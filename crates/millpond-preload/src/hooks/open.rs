@@ -1,6 +1,6 @@
 //! `open` and similar calls: the kernel opens the file, and the library decides whether to serve it.
 //!
-//! An open of a file that this process has a lease on gets a duplicate of the served descriptor (`further`). If that can't be,
+//! An open of a file that this process has a lease on gets a duplicate of the served descriptor (`reopen`). If that can't be,
 //! the file is handed to the kernel first, because the open would otherwise wait for this process's own lease. No lock is
 //! held while the kernel opens.
 //!
@@ -14,7 +14,7 @@ use crate::files::description::Access;
 use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, Known};
-use crate::files::{further, io, registry, unserved};
+use crate::files::{io, registry, reopen, unserved};
 use crate::fork::ensure_initialised;
 use crate::page_cache;
 use crate::report::reason::Reason;
@@ -39,7 +39,7 @@ pub unsafe fn open_at(dir: c_int, path: Text, flags: c_int, mode: Mode) -> c_int
     point();
     ensure_initialised();
     if registry::holds_leases() {
-        if let Some(fd) = further::open(dir, path, flags) {
+        if let Some(fd) = reopen::open(dir, path, flags) {
             return fd;
         }
         make_way(dir, path, flags);

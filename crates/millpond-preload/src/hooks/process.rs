@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 
 use crate::files::pin::Pin;
 use crate::files::table::{self, Known};
-use crate::files::{late, process_locks, registry};
+use crate::files::{process_locks, registry, writeback_policy};
 use crate::hooks::vfork;
 use crate::page_cache;
 use crate::report::reason::Reason;
@@ -75,7 +75,7 @@ pub fn give_inherited() {
     if page_cache::is_on() {
         page_cache::release_for_exec();
     }
-    late::settle_all();
+    writeback_policy::settle_all();
     section::run(|_| {
         // An earlier exec has failed unnoticed.
         process_locks::after_exec();
@@ -109,7 +109,7 @@ pub extern "C" fn before_exec() {
 }
 
 fn prepare_exec() -> Vec<Pin> {
-    let paused = late::pause_all();
+    let paused = writeback_policy::pause_all();
     if !thread::record().is_inside() {
         give_inherited();
         // Nothing of this program is left after exec to report it.
@@ -132,7 +132,7 @@ pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
     let failed = call();
     shared_totals::keep_over_exec(false);
     section::run(|_| process_locks::after_exec());
-    late::resume(paused);
+    writeback_policy::resume(paused);
     failed
 }
 
@@ -195,7 +195,7 @@ pub fn before_quick_exit() {
     if thread::record().is_inside() {
         return;
     }
-    without(late::end);
+    without(writeback_policy::end);
     report::report_exit(registry::before_report);
 }
 
@@ -203,7 +203,7 @@ pub unsafe fn _exit(status: c_int) -> ! {
     // For good: the process ends here, cancelled or not.
     disable();
     if !thread::record().is_inside() {
-        late::end();
+        writeback_policy::end();
         report::report_exit(registry::before_report);
     }
     loop {

@@ -4,7 +4,7 @@
 //! The kernel answers first. If the file has dirty pages, they are written back and the kernel is asked again: its size
 //! and its times are those of the last write then.
 
-use crate::files::{late, mode_back};
+use crate::files::{mode_back, writeback_policy};
 use crate::runtime::c::{Off, Stat, Text, c_int};
 use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
@@ -14,7 +14,7 @@ use crate::runtime::thread;
 /// Asks until the answer is of a file that has all its bytes.
 fn look(ask: impl Fn() -> isize, id: impl Fn() -> (u64, u64)) -> c_int {
     let mut result = ask();
-    if result == 0 && mode_back::is_any() && late::settle_id(id()) {
+    if result == 0 && mode_back::is_any() && writeback_policy::settle_id(id()) {
         result = ask();
     }
     to_libc(result) as c_int
@@ -69,7 +69,7 @@ fn synced(result: Result<(), c_int>) -> c_int {
 
 pub unsafe fn fsync(fd: c_int) -> c_int {
     point();
-    match late::sync(fd, false) {
+    match writeback_policy::sync(fd, false) {
         Some(result) => synced(result),
         // SAFETY: no memory involved.
         None => unsafe { libc_calls::fsync(fd) },
@@ -78,7 +78,7 @@ pub unsafe fn fsync(fd: c_int) -> c_int {
 
 pub unsafe fn fdatasync(fd: c_int) -> c_int {
     point();
-    match late::sync(fd, true) {
+    match writeback_policy::sync(fd, true) {
         Some(result) => synced(result),
         // SAFETY: no memory involved.
         None => unsafe { libc_calls::fdatasync(fd) },
@@ -87,7 +87,7 @@ pub unsafe fn fdatasync(fd: c_int) -> c_int {
 
 pub unsafe fn sync_file_range(fd: c_int, offset: Off, len: Off, flags: u32) -> c_int {
     point();
-    if let Some(Err(errno)) = late::write_back(fd) {
+    if let Some(Err(errno)) = writeback_policy::write_back(fd) {
         return fail(errno) as c_int;
     }
     // SAFETY: no memory involved.

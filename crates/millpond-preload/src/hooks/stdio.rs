@@ -17,7 +17,7 @@ use libc::FILE;
 use crate::files::io::At;
 use crate::files::seek::seek;
 use crate::files::table::{self, Known};
-use crate::files::{late, process_locks, registry, streams, unserved};
+use crate::files::{process_locks, registry, streams, unserved, writeback_policy};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
 use crate::hooks::open::{before_open_by_libc, open_at};
@@ -268,7 +268,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
 }
 
 /// Before libc closes the number `fd` of its stream.
-unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<late::Closing> {
+unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<writeback_policy::Closing> {
     if page_cache::is_on() && fd >= 0 {
         // SAFETY: the stream is open until libc closes it.
         unsafe { libc::fflush(stream) };
@@ -282,7 +282,7 @@ unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<late::Closi
     }
     // SAFETY: the stream is open until libc closes it.
     unsafe { libc::fflush(stream) };
-    let closing = late::before_close(fd);
+    let closing = writeback_policy::before_close(fd);
     section::run(|_| registry::lock().forget(fd));
     closing
 }
@@ -299,7 +299,7 @@ pub unsafe fn fclose(stream: *mut FILE) -> c_int {
     // SAFETY: as above.
     let result = unsafe { libc_calls::fclose(stream) };
     process_locks::close_retired();
-    match closing.and_then(late::Closing::end) {
+    match closing.and_then(writeback_policy::Closing::end) {
         Some(errno) if result == 0 => fail(errno) as c_int,
         _ => result,
     }

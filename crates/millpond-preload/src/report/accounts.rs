@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::report::layout::{self, *};
 use crate::report::reason::Reason;
-use crate::report::{lines, named};
+use crate::report::{lines, shared_files};
 use crate::runtime::config;
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::sys;
@@ -36,9 +36,9 @@ static ROWS: Lock<BTreeMap<(u64, u64), &'static Row>> = Lock::new(BTreeMap::new(
 
 /// When the library is loaded: whether somebody asked.
 pub fn initialise() {
-    let Some(fd) = named::open(VARIABLE, libc::O_RDWR) else { return };
+    let Some(fd) = shared_files::open(VARIABLE, libc::O_RDWR) else { return };
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping of a file that `named` has identified, and that is not truncated; the descriptor is ours.
+    // SAFETY: a new mapping of a file that `shared_files` has identified, and that is not truncated; the descriptor is ours.
     let mapped = unsafe {
         let mapped =
             sys!(libc::SYS_mmap, 0, layout::FILE_BYTES, protection, libc::MAP_SHARED, fd, 0);

@@ -23,8 +23,8 @@ pub mod accounts;
 pub mod counts;
 mod layout;
 pub mod lines;
-mod named;
 pub mod reason;
+mod shared_files;
 pub mod shared_totals;
 mod totals;
 

@@ -24,7 +24,7 @@ reasons! {
     OpenElsewhere => "open-elsewhere",
     /// Another process opened it, and broke the lease.
     OpenedElsewhere => "opened-elsewhere",
-    /// The program has it open several times, once for writing, in a way that can't be served (`several`).
+    /// The program has it open several times, once for writing, in a way that can't be served (`multi_open`).
     OpenTwice => "open-twice",
     /// The file system, or the file's owner, allows no lease.
     NoLease => "no-lease",

@@ -1,7 +1,7 @@
 //! One report for a program and all its children: the totals of all of them, in shared memory.
 //!
 //! The first process that loads the library is the *main* process. It makes a memory file, and names it to its children in
-//! `MILLPOND_TOTALS` (`named`). Each process adds its counts when it exits, and before an exec. Only the main process prints a
+//! `MILLPOND_TOTALS` (`shared_files`). Each process adds its counts when it exits, and before an exec. Only the main process prints a
 //! line, at its exit: the standard error of a child may be read by another program. Children that outlive the main process
 //! are not counted, nor are processes that are killed.
 //!
@@ -17,7 +17,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
 
-use crate::report::named;
+use crate::report::shared_files;
 use crate::report::totals::Totals;
 use crate::runtime::block::WORDS;
 use crate::runtime::config;
@@ -64,7 +64,7 @@ fn inherited(path: &str) -> Option<RawFd> {
     let own = format!("/proc/{}/fd/", std::process::id());
     let (number, id) = path.strip_prefix(&own)?.split_once(':')?;
     let fd = number.parse().ok()?;
-    if named::text(fd)?.to_str().ok()?.split_once(':')?.1 != id {
+    if shared_files::text(fd)?.to_str().ok()?.split_once(':')?.1 != id {
         return None;
     }
     set_close_on_exec(fd, true);
@@ -90,7 +90,7 @@ fn make() -> Option<RawFd> {
 
 /// Names the memory file to children.
 fn name(fd: RawFd) -> Option<()> {
-    let name = named::text(fd)?;
+    let name = shared_files::text(fd)?;
     // SAFETY: both are NUL-terminated, and no other thread runs while the program loads.
     (unsafe { libc::setenv(VARIABLE.as_ptr(), name.as_ptr(), 1) } == 0).then_some(())
 }
@@ -138,7 +138,7 @@ pub fn add(new: &Totals) {
         // SAFETY: mapped for good.
         return unsafe { add_to(own, new) };
     }
-    let Some(fd) = named::open(VARIABLE, libc::O_RDWR) else { return };
+    let Some(fd) = shared_files::open(VARIABLE, libc::O_RDWR) else { return };
     let mapped = map(fd);
     // SAFETY: opened above. `map` has mapped the whole file, which no other code uses.
     unsafe {

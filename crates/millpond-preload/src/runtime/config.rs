@@ -5,7 +5,7 @@
 //! | `MILLPOND_PATHS` | the directories whose files are served: absolute, canonical, `:` between; default: the current one |
 //! | `MILLPOND_CACHE_BYTES` | mode back: the engine's memory limit; default: the engine's |
 //! | `MILLPOND_BACKING` | mode back: `buffered` (default) or `direct`; mode through is mapped |
-//! | `MILLPOND_MODE` | `through` (default) or `back`; see `late` |
+//! | `MILLPOND_MODE` | `through` (default) or `back`; see `writeback_policy` |
 //! | `MILLPOND_PRESSURE_FILE` | for tests: a file in place of `/proc/pressure/memory` |
 //! | `MILLPOND_LOCAL_DEVICE` | the number of a device whose files are served though its kind of file system is not known to be local: the user vouches that it is, and that it has leases |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |

@@ -31,7 +31,7 @@
 //!   on unnamed, and bytes could be lost.
 //! - I5. A description that has, or had, several numbers is not claimed: a call may go on by a number that was closed, and
 //!   is another file's now. Several descriptions of one file may be claimed, each by its one number. A call that goes on
-//!   by a closed number holds a description that is not claimed, and with it open there is no lease (`several.G2`).
+//!   by a closed number holds a description that is not claimed, and with it open there is no lease (`multi_open.G2`).
 //!
 //! The kernel orders the changes of the file by these calls. Release at the end of a call and Acquire in the claimant's loads
 //! order the library's own memory.

@@ -65,7 +65,7 @@ pub enum ServedFiles {
     HandOver(u64),
 }
 
-/// The library's modes; see its modules `page_cache` and `late`.
+/// The library's modes; see its modules `page_cache` and `writeback_policy`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
     /// Reads from the kernel's page cache, as in a run without options.

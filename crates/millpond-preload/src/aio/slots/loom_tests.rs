@@ -92,7 +92,7 @@ fn requests(capacity: u32, begin: fn(&Model) -> Option<u32>, end: fn(&Model, u32
         model.request(begin, end);
         other.join().unwrap();
         assert_eq!(model.slots.counts.load(Relaxed), 0);
-        assert_eq!(model.slots.under_way.load(Relaxed), 0);
+        assert_eq!(model.slots.in_flight.load(Relaxed), 0);
     });
 }
 
@@ -302,8 +302,8 @@ fn loom_slots_a_request_meets_the_close() {
 #[should_panic(expected = "Causality violation")]
 fn loom_slots_without_release_of_the_end_who_closes_does_not_see_what_was_done() {
     let end = |slots: &Slots| {
-        slots.under_way.fetch_sub(1, Relaxed);
-        sync::wake(&slots.under_way);
+        slots.in_flight.fetch_sub(1, Relaxed);
+        sync::wake(&slots.in_flight);
     };
     a_request_meets_the_close(begin, end, Slots::close);
 }
@@ -315,8 +315,8 @@ fn loom_slots_without_acquire_of_the_end_who_closes_does_not_see_what_was_done()
         begin,
         |slots| slots.end(1),
         |slots| {
-            slots.under_way.fetch_or(CLOSED, Relaxed);
-            while slots.under_way.load(Relaxed) != CLOSED {
+            slots.in_flight.fetch_or(CLOSED, Relaxed);
+            while slots.in_flight.load(Relaxed) != CLOSED {
                 thread::yield_now();
             }
         },
@@ -329,11 +329,11 @@ fn loom_slots_without_a_look_at_closed_a_request_is_not_waited_for() {
     let begin = |model: &Model| {
         let slots = &model.slots;
         // First CLOSED, and then the count.
-        if slots.under_way.load(Relaxed) & CLOSED != 0 {
+        if slots.in_flight.load(Relaxed) & CLOSED != 0 {
             return None;
         }
         let slot = slots.admit().then(|| slots.take_fresh());
-        slots.under_way.fetch_add(1, Relaxed);
+        slots.in_flight.fetch_add(1, Relaxed);
         slot
     };
     a_request_meets_the_close(begin, |slots| slots.end(1), Slots::close);

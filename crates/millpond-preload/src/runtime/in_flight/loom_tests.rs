@@ -59,7 +59,7 @@ impl Model {
         }
     }
 
-    /// As `several` does, with one look at the words.
+    /// As `multi_open` does, with one look at the words.
     fn claim(&self, looks: bool) -> bool {
         for slot in &self.slots {
             slot.compare_exchange(UNSERVED, CLAIMED, Acquire, Relaxed).unwrap();

@@ -9,10 +9,10 @@ use crate::files::process_locks;
 use crate::runtime::lock::Lock;
 
 /// Descriptors of ended descriptions that the engine may still hold, and their files.
-static LINGERING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
+static PENDING: Lock<Vec<(RawFd, FileId)>> = Lock::new(Vec::new());
 /// Files of descriptors that were found closed, and when. The number is free before the kernel is
 /// done with its description, if a thread of the engine closes it: a file system may have much to
-/// do then. Its lock may be taken under that of [`LINGERING`].
+/// do then. Its lock may be taken under that of [`PENDING`].
 static LEAVING: Lock<Vec<(Instant, FileId)>> = Lock::new(Vec::new());
 /// For so long a file may be in use after its number is free. Chosen, not measured.
 const LEAVING_MAX: Duration = Duration::from_millis(100);
@@ -20,7 +20,7 @@ const LEAVING_MAX: Duration = Duration::from_millis(100);
 /// A description has ended whose descriptor was `fd`: the engine may still use it, for other
 /// descriptions of the file.
 pub fn add(fd: RawFd, id: FileId) {
-    LINGERING.lock().push((fd, id));
+    PENDING.lock().push((fd, id));
     forget_closed();
 }
 
@@ -28,8 +28,8 @@ pub fn add(fd: RawFd, id: FileId) {
 fn forget_closed() {
     // Not used any more, but open: no call has to wait for it, and the number is not free.
     let retired = process_locks::retired();
-    let mut lingering = LINGERING.lock();
-    lingering.retain(|(fd, id)| {
+    let mut pending = PENDING.lock();
+    pending.retain(|(fd, id)| {
         if retired.contains(fd) {
             return false;
         }
@@ -40,7 +40,7 @@ fn forget_closed() {
         }
         is_open
     });
-    drop(lingering);
+    drop(pending);
     LEAVING.lock().retain(|(closed, _)| closed.elapsed() < LEAVING_MAX);
 }
 
@@ -54,12 +54,12 @@ pub fn is_leaving(id: FileId) -> bool {
 /// Whether the engine may still hold a descriptor of an ended description of the file.
 pub fn is_lingering(id: FileId) -> bool {
     forget_closed();
-    LINGERING.lock().iter().any(|(_, other)| *other == id)
+    PENDING.lock().iter().any(|(_, other)| *other == id)
 }
 
 /// For a forked child to close.
 pub fn fds() -> Vec<RawFd> {
-    LINGERING.lock().iter().map(|(fd, _)| *fd).collect()
+    PENDING.lock().iter().map(|(fd, _)| *fd).collect()
 }
 
 /// In a forked child.
@@ -70,7 +70,7 @@ pub fn fds() -> Vec<RawFd> {
 pub unsafe fn after_fork() {
     // SAFETY: the caller's duty.
     unsafe {
-        LINGERING.reset(Vec::new());
+        PENDING.reset(Vec::new());
         LEAVING.reset(Vec::new());
     }
 }

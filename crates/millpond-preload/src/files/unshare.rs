@@ -1,4 +1,4 @@
-//! Hands a file over that several descriptions share: each gets a description of its own again. See `several`.
+//! Hands a file over that several descriptions share: each gets a description of its own again. See `multi_open`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
@@ -35,7 +35,7 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
     part(all, reason);
 }
 
-/// Gives each that is bypassed a description of its own, if it can be had: several.G3 otherwise.
+/// Gives each that is bypassed a description of its own, if it can be had: multi_open.G3 otherwise.
 /// Whether one has.
 pub fn part(all: &[&'static Description], reason: Reason) -> bool {
     let bypassed = || all.iter().filter(|d| d.is_bypassed() && d.is_served());
@@ -43,7 +43,7 @@ pub fn part(all: &[&'static Description], reason: Reason) -> bool {
     // SAFETY: the registry is locked.
     let id = unsafe { first.cold() }.id;
     if process_locks::is_locked(first.kernel_fd(), id) {
-        // several.G7: a lock that no hook has seen.
+        // multi_open.G7: a lock that no hook has seen.
         return false;
     }
     let mut is_done = false;
@@ -103,7 +103,7 @@ pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
     Some(own)
 }
 
-/// several.G3: a spare number for opening a file when no other is free; -1: none. Relaxed: the registry is locked.
+/// multi_open.G3: a spare number for opening a file when no other is free; -1: none. Relaxed: the registry is locked.
 static SPARE: AtomicI32 = AtomicI32::new(-1);
 
 /// Whether there is one, or could be had. Not a file: its close would end locks.

@@ -8,7 +8,7 @@ use crate::files::segments::{Direction, Segments};
 use crate::runtime::section;
 
 /// Its fields are dropped in order: the pin keeps the file of the read.
-pub struct Handed {
+pub struct OptimisticRead {
     pub read: UnguardedRead,
     pub pin: Pin,
     /// Address and length of the program's buffer: valid until the completion was taken (aio.A3).
@@ -16,7 +16,7 @@ pub struct Handed {
     pub offset: u64,
 }
 
-impl Handed {
+impl OptimisticRead {
     /// Returns the program's result after the completion was taken. Waits only if the read is not valid.
     pub fn end(self, result: i64) -> i64 {
         section::open(|_| {

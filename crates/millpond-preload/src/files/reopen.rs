@@ -1,15 +1,15 @@
-//! A further open of a file that is served: it gets a descriptor that shares the served description (`several`).
+//! A further open of a file that is served: it gets a descriptor that shares the served description (`multi_open`).
 //!
 //! ```text
 //! the path's inode is a served one                       else the kernel opens
 //! O_PATH: a look at the file without opening it
 //! registry: still served, and shared, or may be          F1
 //! the rights that the open asks for                      F2
-//! a duplicate of the real one; its description           several, description.D6
+//! a duplicate of the real one; its description           multi_open, description.D6
 //! ```
 //!
 //! - F1. A file that was opened once can be shared if it is open to read and write, and could be opened again
-//!   (`several.G1`).
+//!   (`multi_open.G1`).
 //! - F2. If the rights are not proved, the kernel opens or refuses, and the file is handed over. So it does for O_TRUNC,
 //!   O_EXCL, flags that can't be shared, and O_CREAT of a file of another user, which depends on its directory.
 
@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
+use crate::files::multi_open::LOST;
 use crate::files::registry::{self, Registry, STDERR};
-use crate::files::several::LOST;
 use crate::files::table::{self, Known};
 use crate::files::{process_locks, unserved};
 use crate::runtime::sys::sys;
@@ -86,7 +86,7 @@ impl Registry {
         let first = *self.inodes.get(&id)?.descriptions.first()?;
         let file = Arc::clone(first.shared_file()?);
         let real = first.kernel_fd();
-        // The one is the engine's (`late.L5`), the other the lease's.
+        // The one is the engine's (`writeback_policy.L5`), the other the lease's.
         let told = status_flags(real) & !(libc::O_DIRECT | libc::O_ASYNC);
         let is_cloexec = flags & libc::O_CLOEXEC != 0;
         let command = if is_cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
@@ -136,7 +136,7 @@ fn may_be_shared(single: &'static Description, id: FileId) -> bool {
         && !cold.is_locked
         && cold.offset_given.is_none()
         && status_flags(single.kernel_fd()) & LOST & !libc::O_DIRECT == 0
-        // several.G7.
+        // multi_open.G7.
         && !process_locks::is_noted(id)
         && !process_locks::is_locked(single.kernel_fd(), id)
 }

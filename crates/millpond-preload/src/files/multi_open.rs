@@ -4,7 +4,7 @@
 //! descriptors of the file become duplicates of one description, the *real* one, which carries the lease. The library
 //! keeps the rights, the flags and the offset of each descriptor.
 //!
-//! A further open of a file that is served gets a duplicate at once (`further`). The other order is this module's: the
+//! A further open of a file that is served gets a duplicate at once (`reopen`). The other order is this module's: the
 //! process has a file open several times, and the kernel serves its descriptors (`unserved`).
 //!
 //! ```text
@@ -46,10 +46,10 @@ use std::time::{Duration, Instant};
 use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
 use crate::files::offset::{OFFSET_END, kernel_offset};
-use crate::files::parting::{have_spare, make_own, open_anew, replace};
 use crate::files::registry::{self, Registry};
 use crate::files::serving::Opened;
 use crate::files::table::{self, Known};
+use crate::files::unshare::{have_spare, make_own, open_anew, replace};
 use crate::files::{mode_back, process_locks, unserved};
 use crate::report::reason::Reason;
 use crate::runtime::link::path_of;

@@ -34,11 +34,11 @@ use millpond::File;
 
 use crate::files::description::Description;
 use crate::files::identity::{self, FileId};
-use crate::files::lingering::is_lingering;
+use crate::files::pending_close::is_lingering;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
 use crate::files::table::{self, Known};
-use crate::files::{mode_back, unfinished};
+use crate::files::{mode_back, pending_writes};
 use crate::report::lines;
 use crate::runtime::cancel::point::with_cleanup;
 use crate::runtime::sys::sys;
@@ -278,7 +278,7 @@ pub fn pause_all() -> Vec<Pin> {
     }
     mode_back::set_ending(true);
     section::run(|_| {
-        unfinished::wait();
+        pending_writes::wait();
         let pins = registry::late_files();
         for pin in &pins {
             if let Some(Err(errno)) = pin.late_file().map(|file| errno(file.begin_through())) {

@@ -180,5 +180,5 @@ impl<T> Drop for InUse<'_, T> {
 }
 
 #[cfg(all(test, loom))]
-#[path = "places/loom_tests.rs"]
+#[path = "context_table/loom_tests.rs"]
 mod loom_tests;
