@@ -347,9 +347,9 @@ macro_rules! calls {
         $row! { served fn io_destroy/io_queue_release(handle: Handle) -> c_int
             => aio::io_destroy(handle) }
         $row! { served fn io_submit(handle: Handle, count: c_long,
-            blocks: *const *mut Block) -> c_int
+            blocks: *const *mut Iocb) -> c_int
             => aio::io_submit(handle, count, blocks) }
-        $row! { served fn io_cancel(handle: Handle, block: *mut Block, result: *mut Event) -> c_int
+        $row! { served fn io_cancel(handle: Handle, block: *mut Iocb, result: *mut Event) -> c_int
             => aio::io_cancel(handle, block, result) }
         $row! { served fn io_getevents(handle: Handle, min: c_long, max: c_long,
             events: *mut Event, timeout: *const libc::timespec) -> c_int
@@ -368,9 +368,9 @@ macro_rules! calls {
         $row! { served number SYS_io_destroy (handle: Handle)
             => to_libc(aio::io_destroy(handle) as isize) }
         $row! { served number SYS_io_submit (handle: Handle, count: c_long,
-            blocks: *const *mut Block)
+            blocks: *const *mut Iocb)
             => to_libc(aio::io_submit(handle, count, blocks) as isize) }
-        $row! { served number SYS_io_cancel (handle: Handle, block: *mut Block, result: *mut Event)
+        $row! { served number SYS_io_cancel (handle: Handle, block: *mut Iocb, result: *mut Event)
             => to_libc(aio::io_cancel(handle, block, result) as isize) }
         $row! { served number SYS_io_getevents (handle: Handle, min: c_long, max: c_long,
             events: *mut Event, timeout: *const libc::timespec)

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! hooks  ->  files/table: number -> description  ->  hit: the engine's lock-free read
-//!                                                ->  files/io: pinned, through the engine
+//!                                                ->  files/served_io: pinned, through the engine
 //!                                                ->  the kernel, if not served, or passed
 //!                                -> unserved     ->  the kernel (files/unserved)
 //! ```
@@ -83,7 +83,7 @@ extern "C" fn load() {
         table::initialise();
         config::initialise();
         for fd in report::initialise() {
-            table::set(fd, table::Known::Internal);
+            table::set(fd, table::NumberState::Internal);
         }
         if config::get().is_mapped {
             page_cache::initialise();

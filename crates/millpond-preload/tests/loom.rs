@@ -16,10 +16,10 @@ mod files {
 }
 #[path = "../src/runtime"]
 mod runtime {
+    #[path = "cancel/cancel_request.rs"]
+    mod cancel_request;
     mod forks;
     pub mod in_flight;
     pub mod reading;
-    #[path = "cancel/request.rs"]
-    mod request;
     pub mod sync;
 }

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicI32, AtomicU32, compiler_fence};
 
 use millpond::{File, KernelRead};
 
-use crate::aio::block::{Block, Event, HAS_EVENTFD, PREAD};
 use crate::aio::context_table::{self, Places};
+use crate::aio::iocb::{Event, HAS_EVENTFD, Iocb, PREAD};
 use crate::aio::optimistic_read::OptimisticRead;
 use crate::aio::slots::{Links, Refused, Slots};
 use crate::files::pending_writes;
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::sys;
 use crate::runtime::{config, thread};
@@ -29,7 +29,7 @@ const HEADER_BYTES: usize = 4096;
 /// A request for a served file.
 #[repr(C)]
 struct Slot {
-    stand_in: Block,
+    stand_in: Iocb,
     /// The address of the program's block, and the completion that the program asked for.
     block: u64,
     data: u64,
@@ -73,7 +73,7 @@ pub struct Context {
 }
 
 #[repr(transparent)]
-pub struct StandIn(*mut Block);
+pub struct StandIn(*mut Iocb);
 
 // SAFETY: the block is in a slot that the holder owns (aio.A1).
 unsafe impl Send for StandIn {}
@@ -93,10 +93,10 @@ const PLACES: usize = 1024;
 static CONTEXTS: Places<Context, PLACES> = Places::new();
 
 /// A reference to a context, which lives as long as the reference.
-pub type InUse = context_table::InUse<'static, Context>;
+pub type ContextInUse = context_table::InUse<'static, Context>;
 
 /// The context of a handle; `None` if the context is the kernel's.
-pub fn find(handle: usize) -> Option<InUse> {
+pub fn find(handle: usize) -> Option<ContextInUse> {
     if handle == 0 || thread::record().inside_depth() > 0 {
         return None;
     }
@@ -154,7 +154,7 @@ impl Context {
 
     /// Submits blocks to the kernel unchanged, as many as there is room for (aio.A2). Returns the
     /// kernel's result.
-    pub unsafe fn pass_on(&self, count: isize, blocks: *const *mut Block) -> isize {
+    pub unsafe fn pass_on(&self, count: isize, blocks: *const *mut Iocb) -> isize {
         let wanted = count.clamp(0, i32::MAX as isize) as u64;
         let room = self.slots.admit_others(wanted);
         if room == 0 && wanted > 0 {
@@ -170,7 +170,7 @@ impl Context {
 
     /// A slot for a request. An errno if there is no room for another request (aio.A2), or the context
     /// is being destroyed (aio.A4).
-    pub fn begin(&self, at: *mut Block, block: &Block) -> Result<u32, i32> {
+    pub fn begin(&self, at: *mut Iocb, block: &Iocb) -> Result<u32, i32> {
         let index = self.slots.begin(self).map_err(|refused| match refused {
             Refused::Full => libc::EAGAIN,
             Refused::Closed => libc::EINVAL,
@@ -198,7 +198,7 @@ impl Context {
         if refused == -(libc::EOPNOTSUPP as isize) { Ok(()) } else { Err(-refused as i32) }
     }
 
-    fn submit_block(&self, block: *mut Block) -> isize {
+    fn submit_block(&self, block: *mut Iocb) -> isize {
         // SAFETY: a valid block without a memory address.
         unsafe { sys!(libc::SYS_io_submit, self.kernel, 1, &raw const block) }
     }
@@ -207,7 +207,7 @@ impl Context {
     pub fn submit_stand_ins(&self, ended: &[StandIn]) {
         let mut rest = ended;
         while let Some(first) = rest.first() {
-            let blocks = rest.as_ptr().cast::<*mut Block>();
+            let blocks = rest.as_ptr().cast::<*mut Iocb>();
             // SAFETY: valid blocks without memory addresses.
             let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, rest.len(), blocks) };
             match usize::try_from(submitted) {
@@ -284,9 +284,9 @@ fn memory_bytes(capacity: u32) -> usize {
 }
 
 /// A read of an empty file.
-fn stand_in(eventfd: Option<u32>) -> Block {
+fn stand_in(eventfd: Option<u32>) -> Iocb {
     // SAFETY: an iocb consists of integers.
-    let mut block: Block = unsafe { std::mem::zeroed() };
+    let mut block: Iocb = unsafe { std::mem::zeroed() };
     block.aio_lio_opcode = PREAD;
     block.aio_fildes = NOTHING.load(Relaxed) as u32;
     if let Some(fd) = eventfd {
@@ -298,7 +298,7 @@ fn stand_in(eventfd: Option<u32>) -> Block {
 
 /// Changes a stand-in so that the kernel accepts it, after it was refused with `errno`.
 #[cold]
-fn mend(block: &mut Block, errno: i32) {
+fn mend(block: &mut Iocb, errno: i32) {
     match errno {
         // The shortage of memory is transient (the context has room: aio.A2).
         libc::EAGAIN | libc::ENOMEM | libc::EINTR => {
@@ -332,7 +332,7 @@ pub fn nothing() -> Option<i32> {
     if copy < 0 {
         return None;
     }
-    if !table::set(copy, Known::Internal) {
+    if !table::set(copy, NumberState::Internal) {
         // SAFETY: the duplicate made above, which no other thread knows.
         unsafe { sys!(libc::SYS_close, copy) };
         return None;
@@ -343,7 +343,7 @@ pub fn nothing() -> Option<i32> {
 
 /// The pending end of a request; called once.
 pub struct Ending {
-    context: InUse,
+    context: ContextInUse,
     slot: u32,
     /// The request is counted in `pending_writes`.
     writes: bool,
@@ -351,7 +351,7 @@ pub struct Ending {
 
 impl Ending {
     /// For the request that owns `slot` since [`Context::begin`].
-    pub fn new(context: &InUse, slot: u32) -> Self {
+    pub fn new(context: &ContextInUse, slot: u32) -> Self {
         Self { context: context.clone(), slot, writes: false }
     }
 

@@ -45,9 +45,9 @@
 //!
 //! Locks: those of `context_table` and `context`, both leaves. Waiting for completions takes no lock.
 
-pub mod block;
 pub mod context;
 pub mod context_table;
+pub mod iocb;
 pub mod optimistic_read;
 pub mod request;
 pub mod slots;

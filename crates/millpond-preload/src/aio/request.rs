@@ -8,11 +8,11 @@ use millpond::{Begun, File, ReadDone};
 use crate::aio::context::{Ending, StandIn};
 use crate::aio::optimistic_read::OptimisticRead;
 use crate::aio::transfer::{carry_out, count_read};
-use crate::files::io::{enterable, find};
 use crate::files::pin::Pin;
 use crate::files::registry;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
-use crate::files::table::{self, Known};
+use crate::files::served_io::{enterable, find};
+use crate::files::table::{self, NumberState};
 use crate::report::reason::Reason;
 use crate::runtime::section;
 
@@ -65,12 +65,12 @@ impl Request {
         if enterable(fd).is_none() {
             return Err(Unserved::Kernel(None));
         }
-        let is_unknown = matches!(table::get(fd), Known::Unknown);
+        let is_unknown = matches!(table::get(fd), NumberState::Unknown);
         if is_unknown {
             // The description of the request needs the registry's lock.
             File::start_now();
         }
-        if matches!(table::get(fd), Known::Unserved | Known::Claimed) {
+        if matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed) {
             // The kernel does not report the end of its request: in_flight.I1.
             File::start_now();
             section::run(|_| registry::lock().leave(fd));

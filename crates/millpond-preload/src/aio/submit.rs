@@ -3,14 +3,16 @@
 use millpond::File;
 use smallvec::SmallVec;
 
-use crate::aio::block::{
-    Block, Event, FDSYNC, FSYNC, HAS_EVENTFD, PREAD, PREADV, PWRITE, PWRITEV, SYS_IO_PGETEVENTS,
+use crate::aio::context::{
+    Context, ContextInUse, Ending, StandIn, find, free_removed, nothing, place,
 };
-use crate::aio::context::{Context, Ending, InUse, StandIn, find, free_removed, nothing, place};
+use crate::aio::iocb::{
+    Event, FDSYNC, FSYNC, HAS_EVENTFD, Iocb, PREAD, PREADV, PWRITE, PWRITEV, SYS_IO_PGETEVENTS,
+};
 use crate::aio::request::{Request, Started, Unserved};
 use crate::files::segments::{Direction, Memory};
-use crate::files::table::{self, Known};
-use crate::files::{io, registry, writeback_policy};
+use crate::files::table::{self, NumberState};
+use crate::files::{registry, served_io, writeback_policy};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
@@ -74,7 +76,7 @@ pub fn destroy(handle: usize) -> isize {
 /// # Safety
 ///
 /// As the system call; the pointers may be any address.
-pub unsafe fn cancel(handle: usize, block: *mut Block, result: *mut Event) -> isize {
+pub unsafe fn cancel(handle: usize, block: *mut Iocb, result: *mut Event) -> isize {
     let context = find(handle);
     let kernel = context.as_ref().map_or(handle, |context| context.kernel);
     // SAFETY: the kernel checks the addresses.
@@ -124,7 +126,7 @@ pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
 /// # Safety
 ///
 /// As the system call, aio.A3 included; the pointers may be any address.
-pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> isize {
+pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Iocb) -> isize {
     let Some(context) = find(handle) else {
         if !thread::record().is_inside() {
             // SAFETY: the caller's duty.
@@ -147,7 +149,7 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Block) -> 
 
 /// Prepares served files for requests that go to the kernel directly: reads must see all written bytes, and writes
 /// must last.
-unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
+unsafe fn leave_all(count: isize, blocks: *const *mut Iocb) {
     if !fault::is_installed() {
         return;
     }
@@ -167,27 +169,27 @@ unsafe fn leave_all(count: isize, blocks: *const *mut Block) {
 }
 
 /// A block of the program and its address; `None` if the kernel could not read it either.
-unsafe fn read_block(blocks: *const *mut Block, index: usize) -> Option<(*mut Block, Block)> {
-    let mut at: *mut Block = std::ptr::null_mut();
+unsafe fn read_block(blocks: *const *mut Iocb, index: usize) -> Option<(*mut Iocb, Iocb)> {
+    let mut at: *mut Iocb = std::ptr::null_mut();
     // SAFETY: an iocb consists of integers.
-    let mut block: Block = unsafe { std::mem::zeroed() };
+    let mut block: Iocb = unsafe { std::mem::zeroed() };
     // SAFETY: the destination is this function's; the source may be any address, as the handlers are
     // installed.
     let copied = unsafe {
         fault::copy_in(
             (&raw mut at).cast(),
             blocks.wrapping_add(index).cast(),
-            size_of::<*mut Block>(),
-        ) && fault::copy_in((&raw mut block).cast(), at.cast(), size_of::<Block>())
+            size_of::<*mut Iocb>(),
+        ) && fault::copy_in((&raw mut block).cast(), at.cast(), size_of::<Iocb>())
     };
     copied.then_some((at, block))
 }
 
 /// One `io_submit` under way.
 struct Submission<'a> {
-    context: &'a InUse,
+    context: &'a ContextInUse,
     /// Consecutive blocks for the kernel that are not submitted yet.
-    run: Vec<*mut Block>,
+    run: Vec<*mut Iocb>,
     /// Stand-ins of requests that ended at once, and optimistic reads (aio.A6).
     ended: SmallVec<[StandIn; 8]>,
     submitted: usize,
@@ -201,14 +203,14 @@ enum Plan {
 }
 
 impl<'a> Submission<'a> {
-    fn new(context: &'a InUse) -> Self {
+    fn new(context: &'a ContextInUse) -> Self {
         Self { context, run: Vec::new(), ended: SmallVec::new(), submitted: 0 }
     }
 
     /// # Safety
     ///
     /// As [`submit`].
-    unsafe fn run(&mut self, count: usize, blocks: *const *mut Block) -> isize {
+    unsafe fn run(&mut self, count: usize, blocks: *const *mut Iocb) -> isize {
         let mut failed = None;
         for index in 0..count {
             // SAFETY: the caller's duty.
@@ -229,7 +231,7 @@ impl<'a> Submission<'a> {
         }
     }
 
-    unsafe fn one(&mut self, blocks: *const *mut Block, index: usize) -> Result<(), i32> {
+    unsafe fn one(&mut self, blocks: *const *mut Iocb, index: usize) -> Result<(), i32> {
         // SAFETY: the caller's duty.
         let (at, block) = unsafe { read_block(blocks, index) }.ok_or(libc::EFAULT)?;
         // SAFETY: as above.
@@ -318,9 +320,9 @@ impl<'a> Submission<'a> {
 }
 
 /// Decides how a request is carried out; an error is the kernel's immediate result.
-unsafe fn plan(block: &Block) -> Result<Plan, i32> {
+unsafe fn plan(block: &Iocb) -> Result<Plan, i32> {
     let fd = block.aio_fildes as i32;
-    if matches!(table::get(fd), Known::Internal) {
+    if matches!(table::get(fd), NumberState::Internal) {
         return Err(libc::EBADF);
     }
     let (at, len) = (block.aio_buf as usize as *mut u8, block.aio_nbytes as usize);
@@ -349,7 +351,7 @@ unsafe fn plan(block: &Block) -> Result<Plan, i32> {
             if let (Some(reason), PREAD | PWRITE) = (reason, block.aio_lio_opcode) {
                 // The requested length: the moved length is known only after the last look at the block.
                 counts::count_bytes_passed(reason, len as isize);
-                io::explain_passed(fd, direction, len as isize);
+                served_io::explain_passed(fd, direction, len as isize);
             }
             Ok(Plan::Kernel)
         }

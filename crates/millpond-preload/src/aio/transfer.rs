@@ -1,8 +1,8 @@
 //! Carries out a request for a served file on a thread that may wait.
 
 use crate::files::description::Description;
-use crate::files::io::{Outcome, explain, outcome_of};
 use crate::files::segments::{Direction, Segments};
+use crate::files::served_io::{Outcome, explain, outcome_of};
 use crate::runtime::thread::record;
 
 /// Reads or writes, and waits for the device if necessary; the result in the kernel's form. In a section.

@@ -19,14 +19,12 @@ use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 
 use crate::files::identity;
-use crate::files::io::{self, At, Outcome};
 use crate::files::pin::Pin;
 use crate::files::seek::seek;
 use crate::files::segments::{Direction, Memory, TRANSFER_BYTES_MAX};
+use crate::files::served_io::{self, At, Outcome};
 use crate::runtime::sys::sys;
 use crate::runtime::{fault, section};
-
-type Off = libc::off64_t;
 
 /// Bytes that are read before they are written. Chosen, not measured.
 const PART_BYTES: usize = 256 << 10;
@@ -36,9 +34,9 @@ const PART_BYTES: usize = 256 << 10;
 /// kernel should do it, or refuse it.
 pub fn between_served(
     from: c_int,
-    from_offset: *mut Off,
+    from_offset: *mut libc::off64_t,
     to: c_int,
-    to_offset: *mut Off,
+    to_offset: *mut libc::off64_t,
     len: usize,
 ) -> Option<isize> {
     let (mut from_at, mut to_at) = (load(from_offset)?, load(to_offset)?);
@@ -47,11 +45,12 @@ pub fn between_served(
         let access = to.access();
         Some(from.access().read && access.write && !access.append && !std::ptr::eq(&*from, &*to))
     });
-    let is_valid = |offset: Option<Off>| {
-        offset.is_none_or(|offset| offset >= 0 && offset <= Off::MAX - len as Off)
+    let is_valid = |offset: Option<libc::off64_t>| {
+        offset
+            .is_none_or(|offset| offset >= 0 && offset <= libc::off64_t::MAX - len as libc::off64_t)
     };
     if is_copyable != Some(true)
-        || Off::try_from(len).is_err()
+        || libc::off64_t::try_from(len).is_err()
         || !is_valid(from_at)
         || !is_valid(to_at)
         || identical(from, to)
@@ -81,25 +80,25 @@ pub fn between_served(
 
 /// An offset of the program's, for a pointer that is not null. `None` if it can't be read: served
 /// files have the fault handlers installed.
-fn load(offset: *const Off) -> Option<Option<Off>> {
+fn load(offset: *const libc::off64_t) -> Option<Option<libc::off64_t>> {
     if offset.is_null() {
         return Some(None);
     }
-    let mut loaded: Off = 0;
+    let mut loaded: libc::off64_t = 0;
     // SAFETY: `loaded` has room; `offset` may be any address.
     let is_loaded = section::run(|_| unsafe {
-        fault::copy_in((&raw mut loaded).cast(), offset.cast(), size_of::<Off>())
+        fault::copy_in((&raw mut loaded).cast(), offset.cast(), size_of::<libc::off64_t>())
     });
     is_loaded.then_some(Some(loaded))
 }
 
 /// Stores the program's offset. Whether that succeeded.
-fn store(offset: *mut Off, at: Option<Off>) -> bool {
+fn store(offset: *mut libc::off64_t, at: Option<libc::off64_t>) -> bool {
     let Some(at) = at else { return true };
     // SAFETY: the offset is there to be read; `offset` may be any address that the caller may write
     // to.
     section::run(|_| unsafe {
-        fault::copy_out(offset.cast(), (&raw const at).cast(), size_of::<Off>())
+        fault::copy_out(offset.cast(), (&raw const at).cast(), size_of::<libc::off64_t>())
     })
 }
 
@@ -107,9 +106,9 @@ fn store(offset: *mut Off, at: Option<Off>) -> bool {
 /// none, 0 at the end of the input and a negative errno for an error.
 fn copy_part(
     from: c_int,
-    from_at: &mut Option<Off>,
+    from_at: &mut Option<libc::off64_t>,
     to: c_int,
-    to_at: &mut Option<Off>,
+    to_at: &mut Option<libc::off64_t>,
     buffer: &mut [u8],
 ) -> isize {
     let read = read(from, *from_at, buffer);
@@ -126,25 +125,25 @@ fn copy_part(
         }
         moved += written;
         if let Some(offset) = to_at {
-            *offset += written as Off;
+            *offset += written as libc::off64_t;
         }
     }
     match from_at {
-        Some(offset) => *offset += moved as Off,
+        Some(offset) => *offset += moved as libc::off64_t,
         None if moved < read => {
             // The bytes that were read and could not be written are read again next time.
-            seek(from, (moved - read) as Off, libc::SEEK_CUR);
+            seek(from, (moved - read) as libc::off64_t, libc::SEEK_CUR);
         }
         None => {}
     }
     if moved > 0 { moved } else { failure }
 }
 
-fn read(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
+fn read(fd: c_int, at: Option<libc::off64_t>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
-    if let Outcome::Done(read) = unsafe { io::read(fd, Memory::One(start, len), place) } {
+    if let Outcome::Done(read) = unsafe { served_io::read(fd, Memory::One(start, len), place) } {
         return read;
     }
     // SAFETY: as above.
@@ -154,15 +153,16 @@ fn read(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
             None => sys!(libc::SYS_read, fd, start, len),
         }
     };
-    io::count_passed(fd, Direction::Read, read);
+    served_io::count_passed(fd, Direction::Read, read);
     read
 }
 
-fn write(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
+fn write(fd: c_int, at: Option<libc::off64_t>, buffer: &mut [u8]) -> isize {
     let (start, len) = (buffer.as_mut_ptr(), buffer.len());
     let (place, offset) = place(at);
     // SAFETY: the buffer is ours, here and below.
-    if let Outcome::Done(written) = unsafe { io::write(fd, Memory::One(start, len), place) } {
+    if let Outcome::Done(written) = unsafe { served_io::write(fd, Memory::One(start, len), place) }
+    {
         return written;
     }
     // SAFETY: as above.
@@ -172,11 +172,11 @@ fn write(fd: c_int, at: Option<Off>, buffer: &mut [u8]) -> isize {
             None => sys!(libc::SYS_write, fd, start, len),
         }
     };
-    io::count_passed(fd, Direction::Write, written);
+    served_io::count_passed(fd, Direction::Write, written);
     written
 }
 
-fn place(at: Option<Off>) -> (At, Option<Off>) {
+fn place(at: Option<libc::off64_t>) -> (At, Option<libc::off64_t>) {
     match at {
         Some(offset) => (At::Byte(offset), Some(offset)),
         None => (At::Offset, None),

@@ -12,7 +12,7 @@
 use std::os::fd::RawFd;
 
 use crate::files::registry::Registry;
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::report::reason::Reason;
 use crate::runtime::forks::Forks;
 use crate::runtime::link::format_link;
@@ -29,7 +29,9 @@ impl Registry {
         self.pass_shared();
         self.leave_unserved();
         table::known(0, u32::MAX)
-            .filter(|(_, slot)| matches!(slot, Known::File(description) if description.shares()))
+            .filter(
+                |(_, slot)| matches!(slot, NumberState::File(description) if description.shares()),
+            )
             .filter(|(fd, _)| super::multi_open::is_bypassed(*fd))
             .map(|(fd, _)| fd)
             .collect()

@@ -154,7 +154,7 @@ fn watch(broken: Broken) {
     // Acquire: pairs with the Release in `end`.
     while !IS_OVER.load(Acquire) {
         gauge.as_mut().map(Gauge::look);
-        let mut info = std::mem::MaybeUninit::<Info>::zeroed();
+        let mut info = std::mem::MaybeUninit::<LeaseSignalInfo>::zeroed();
         // SAFETY: the set is eight bytes; `info` is as large as the kernel's siginfo.
         let signal = unsafe {
             sys!(
@@ -212,7 +212,7 @@ fn has_overflowed() -> bool {
 
 /// The kernel's siginfo, as far as a lease break fills it.
 #[repr(C)]
-struct Info {
+struct LeaseSignalInfo {
     signal: i32,
     errno: i32,
     code: i32,

@@ -48,7 +48,7 @@ use crate::files::identity::{self, FileId, status_flags};
 use crate::files::offset::{OFFSET_END, kernel_offset};
 use crate::files::registry::{self, Registry};
 use crate::files::serving::Opened;
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::unshare::{have_spare, make_own, open_anew, replace};
 use crate::files::{mode_back, process_locks, unserved};
 use crate::report::reason::Reason;
@@ -111,8 +111,8 @@ impl Registry {
         for (number, slot) in table::known(0, u32::MAX) {
             let is_it = || identity::identify(number).is_some_and(|found| found.id == id);
             match slot {
-                Known::Unserved if is_it() => numbers.push(number),
-                Known::Left if is_it() => return Err(Reason::OpenTwice),
+                NumberState::Unserved if is_it() => numbers.push(number),
+                NumberState::Left if is_it() => return Err(Reason::OpenTwice),
                 _ => {}
             }
         }
@@ -123,7 +123,9 @@ impl Registry {
             return Err(Reason::Locked);
         }
         let count = numbers.len();
-        numbers.retain(|number| table::try_change(*number, Known::Unserved, Known::Claimed));
+        numbers.retain(|number| {
+            table::try_change(*number, NumberState::Unserved, NumberState::Claimed)
+        });
         let is_free = numbers.len() == count && thread::await_calls(&numbers, patience());
         let members = numbers.iter().map(|number| Member::look(*number, id));
         let outcome = if is_free {
@@ -134,9 +136,13 @@ impl Registry {
             Err(Reason::OpenElsewhere)
         };
         if let Err(reason) = outcome {
-            let next = if reason == Reason::OpenElsewhere { Known::Unserved } else { Known::Left };
+            let next = if reason == Reason::OpenElsewhere {
+                NumberState::Unserved
+            } else {
+                NumberState::Left
+            };
             for number in numbers {
-                table::try_change(number, Known::Claimed, next);
+                table::try_change(number, NumberState::Claimed, next);
             }
         }
         outcome
@@ -188,7 +194,7 @@ impl Registry {
             }
             self.push_served(id, description);
             unserved::uncount(*fd);
-            table::set(*fd, Known::File(description));
+            table::set(*fd, NumberState::File(description));
         }
         Ok(())
     }
@@ -208,7 +214,7 @@ impl Registry {
             let inode = self.inodes.entry(id).or_default();
             inode.passed = Some(reason);
             inode.descriptions.push(description);
-            table::set(*fd, Known::File(description));
+            table::set(*fd, NumberState::File(description));
         }
         if !is_needed {
             process_locks::close(real);
@@ -277,7 +283,7 @@ pub fn try_to_serve(fd: RawFd) {
             return;
         };
         let mut registry = registry::lock();
-        if matches!(table::get(fd), Known::Unserved) && !registry.is_known(identity.id) {
+        if matches!(table::get(fd), NumberState::Unserved) && !registry.is_known(identity.id) {
             // It stays the kernel's otherwise.
             let _ = registry.serve_together(fd, identity.id);
         }
@@ -294,7 +300,7 @@ fn have_one_path(one: RawFd, other: RawFd) -> bool {
 
 /// G4: before a call on `fd` that is about its description.
 pub fn make_real(fd: RawFd) {
-    if let Known::File(description) = table::get(fd)
+    if let NumberState::File(description) = table::get(fd)
         && description.shares()
         && description.is_served()
         && !thread::record().is_inside()
@@ -322,12 +328,12 @@ pub fn before_rights_at(dir: RawFd, path: *const libc::c_char, flags: i32) {
 /// G3: whether the kernel would take a call on `fd` that is about its description for one about another:
 /// it is refused then.
 pub fn is_bypassed(fd: RawFd) -> bool {
-    matches!(table::get(fd), Known::File(description)
+    matches!(table::get(fd), NumberState::File(description)
         if description.is_bypassed() && description.is_served())
 }
 
 /// Whether the library has to refuse a write at `fd`, as the kernel would not.
 pub fn may_not_write(fd: RawFd) -> bool {
-    matches!(table::get(fd), Known::File(description)
+    matches!(table::get(fd), NumberState::File(description)
         if description.shares() && description.is_served() && !description.access().write)
 }

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use crate::files::description::Description;
 use crate::files::hand_over::{count_moved_by_libc, end_locks, go_through};
 use crate::files::registry::{Registry, STDERR};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::{lease, process_locks};
 use crate::report::reason::Reason;
 use crate::runtime::thread::{Snapshot, record};
@@ -14,7 +14,7 @@ use crate::runtime::thread::{Snapshot, record};
 /// [`Registry::note_process_lock`] has nothing to do.
 pub fn is_lock_noted(fd: RawFd) -> bool {
     match table::get(fd) {
-        Known::File(_) => {
+        NumberState::File(_) => {
             let record = record();
             record.enter();
             let is_noted = table::description(fd).is_some_and(Description::is_lock_noted);
@@ -54,10 +54,10 @@ impl Registry {
     /// A second number for the description at `fd`.
     pub fn share(&mut self, fd: RawFd, new: RawFd) {
         match table::get(fd) {
-            Known::File(description) => {
+            NumberState::File(description) => {
                 // SAFETY: the registry is locked.
                 let cold = unsafe { description.cold() };
-                if table::set(new, Known::File(description)) {
+                if table::set(new, NumberState::File(description)) {
                     cold.slots += 1;
                 }
                 if new as usize >= table::SLOTS {
@@ -67,16 +67,16 @@ impl Registry {
                     self.share_with_libc(new);
                 }
             }
-            Known::Foreign => {
-                table::set(new, Known::Foreign);
+            NumberState::Foreign => {
+                table::set(new, NumberState::Foreign);
             }
-            Known::Unserved | Known::Left => {
+            NumberState::Unserved | NumberState::Left => {
                 // in_flight.I5.
                 self.leave(fd);
-                table::set(new, Known::Left);
+                table::set(new, NumberState::Left);
             }
-            Known::Unknown | Known::Internal | Known::Claimed => {
-                table::set(new, Known::Unknown);
+            NumberState::Unknown | NumberState::Internal | NumberState::Claimed => {
+                table::set(new, NumberState::Unknown);
             }
         }
     }
@@ -84,8 +84,8 @@ impl Registry {
     /// The program gives the number `fd` up: its close follows.
     pub fn forget(&mut self, fd: RawFd) {
         let slot = table::get(fd);
-        table::set(fd, Known::Unknown);
-        if let Known::File(description) = slot {
+        table::set(fd, NumberState::Unknown);
+        if let NumberState::File(description) = slot {
             // SAFETY: the registry is locked.
             let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
             self.give_up_slot(description);
@@ -95,8 +95,8 @@ impl Registry {
     /// The number `fd` was closed where no hook saw it.
     pub fn forget_lost(&mut self, fd: RawFd) {
         let slot = table::get(fd);
-        table::set(fd, Known::Unknown);
-        if let Known::File(description) = slot {
+        table::set(fd, NumberState::Unknown);
+        if let NumberState::File(description) = slot {
             self.give_up_slot(description);
         }
     }
@@ -106,7 +106,7 @@ impl Registry {
     pub fn replace(&mut self, fd: RawFd, new: RawFd) {
         let old = table::get(new);
         self.share(fd, new);
-        if let Known::File(description) = old {
+        if let NumberState::File(description) = old {
             self.give_up_slot(description);
         }
     }

@@ -29,7 +29,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 
 use crate::files::identity::{self, FileId};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::runtime::lock::Lock;
 use crate::runtime::section;
 use crate::runtime::sys::sys;
@@ -83,7 +83,7 @@ impl Drop for GivingUp {
 
 /// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns the kernel's result.
 pub fn close(fd: RawFd) -> isize {
-    if matches!(table::get(fd), Known::File(_)) {
+    if matches!(table::get(fd), NumberState::File(_)) {
         // The program has closed ours by its number, and has the number now.
         return -libc::EBADF as isize;
     }
@@ -203,7 +203,7 @@ pub fn before_exec() {
     let locked: Vec<(RawFd, FileId)> = {
         let held = HELD.lock();
         table::known(0, u32::MAX)
-            .filter(|(_, slot)| matches!(slot, Known::Internal))
+            .filter(|(_, slot)| matches!(slot, NumberState::Internal))
             .filter_map(|(fd, _)| Some((fd, identity::identify(fd)?)))
             .filter(|(fd, file)| {
                 file.is_regular && (held.noted.contains(&file.id) || is_locked(*fd, file.id))
@@ -224,7 +224,7 @@ pub fn before_exec() {
         // SAFETY: no memory involved.
         let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
         let Some(file) = identity::identify(fd) else { continue };
-        if matches!(table::get(fd), Known::Internal) {
+        if matches!(table::get(fd), NumberState::Internal) {
             ours.push((fd, file.id));
         } else if flags > 0 && flags as i32 & libc::FD_CLOEXEC != 0 {
             closed_by_exec.insert(file.id);

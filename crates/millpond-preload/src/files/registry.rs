@@ -32,7 +32,7 @@ use crate::files::lease::Break;
 use crate::files::offset::{IN_KERNEL, push_offset};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::unshare::{part, pass_together};
 use crate::files::{lease, mode_back, pending_close, process_locks, unserved};
 use crate::report::counts;
@@ -147,7 +147,7 @@ impl Registry {
     pub fn describe(&mut self, fd: RawFd, id: FileId, flags: i32, refusal: Option<Reason>) {
         self.end_closing();
         self.serving.tell_lost_keeper();
-        if matches!(table::get(fd), Known::File(_)) {
+        if matches!(table::get(fd), NumberState::File(_)) {
             self.forget_lost(fd);
         }
         let row = if config::is_explained() { unserved::row_of(fd) } else { None };
@@ -167,7 +167,7 @@ impl Registry {
                 match self.serve_together(fd, id) {
                     Ok(()) | Err(Reason::OpenElsewhere) => return,
                     // `multi_open.G3`: it is one of the descriptions that share the file.
-                    Err(_) if matches!(table::get(fd), Known::File(_)) => return,
+                    Err(_) if matches!(table::get(fd), NumberState::File(_)) => return,
                     Err(reason) => {
                         unserved::uncount(fd);
                         Err(reason)
@@ -203,7 +203,7 @@ impl Registry {
                 counts::count_file_passed(reason);
             }
         }
-        table::set(fd, Known::File(description));
+        table::set(fd, NumberState::File(description));
         if fd <= STDERR {
             self.share_with_libc(fd);
         }
@@ -313,7 +313,7 @@ impl Registry {
             let (cold, old_cold) = unsafe { (fresh.cold(), old.cold()) };
             (cold.slots, cold.is_locked) = (old_cold.slots, old_cold.is_locked);
             for fd in table::numbers_of(old) {
-                table::set(fd, Known::File(fresh));
+                table::set(fd, NumberState::File(fresh));
             }
             *description = fresh;
             self.closing.push((Snapshot::take(), old));
@@ -339,10 +339,10 @@ impl Registry {
             |description: &Description| description.is_served() || description.is_unwritten();
         for (fd, slot) in table::known(0, u32::MAX) {
             match slot {
-                Known::Internal => {}
-                Known::File(description) if stays(description) => {}
+                NumberState::Internal => {}
+                NumberState::File(description) if stays(description) => {}
                 _ => {
-                    table::set(fd, Known::Foreign);
+                    table::set(fd, NumberState::Foreign);
                 }
             }
         }
@@ -363,7 +363,7 @@ impl Registry {
 
     /// Leaves `fd` to the kernel for good, if it is UNSERVED.
     pub fn leave(&mut self, fd: RawFd) {
-        table::try_change(fd, Known::Unserved, Known::Left);
+        table::try_change(fd, NumberState::Unserved, NumberState::Left);
     }
 
     /// The same of all such descriptors: another process gets them, or may.
@@ -408,7 +408,7 @@ impl Registry {
         self.pass_file(id, Reason::Given);
         for (fd, slot) in table::known(0, u32::MAX) {
             let is_it = || identity::identify(fd).is_some_and(|identity| identity.id == id);
-            if matches!(slot, Known::Unserved) && is_it() {
+            if matches!(slot, NumberState::Unserved) && is_it() {
                 self.leave(fd);
             }
         }
@@ -524,7 +524,8 @@ pub fn leave_all() {
 
 /// Before libc reads or writes `fd` by itself.
 pub fn give_to_libc(fd: RawFd) {
-    let is_ours = is_served(fd) || matches!(table::get(fd), Known::Unserved | Known::Claimed);
+    let is_ours =
+        is_served(fd) || matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
     if is_ours && !thread::record().is_inside() {
         section::run(|_| {
             let mut registry = lock();
@@ -536,7 +537,7 @@ pub fn give_to_libc(fd: RawFd) {
 
 /// Whether the file behind `fd` is served just now.
 pub fn is_served(fd: RawFd) -> bool {
-    matches!(table::get(fd), Known::File(description) if description.is_served())
+    matches!(table::get(fd), NumberState::File(description) if description.is_served())
 }
 
 /// Before exec: nothing waits.

@@ -20,7 +20,7 @@ use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
 use crate::files::multi_open::LOST;
 use crate::files::registry::{self, Registry, STDERR};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::{process_locks, unserved};
 use crate::runtime::sys::sys;
 use crate::runtime::{config, section};
@@ -99,7 +99,7 @@ impl Registry {
             process_locks::close(new);
             return None;
         }
-        if !matches!(table::get(new), Known::Unknown) {
+        if !matches!(table::get(new), NumberState::Unknown) {
             self.forget_lost(new);
         }
         if !first.shares() {
@@ -116,7 +116,7 @@ impl Registry {
             description.set_late();
         }
         self.push_served(id, description);
-        table::set(new, Known::File(description));
+        table::set(new, NumberState::File(description));
         if new <= STDERR {
             self.share_with_libc(new);
         }

@@ -5,21 +5,19 @@ use std::os::fd::RawFd;
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::registry;
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::unserved_calls::{Way, begin};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
-
-type Off = libc::off64_t;
 
 /// Offsets up to here are valid on every file system; beyond, the kernel is asked.
 const OFFSET_SURELY_VALID: i64 = i32::MAX as i64;
 
 /// `lseek`; the result in the kernel's form.
 #[inline]
-pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
-    if let Known::File(_) = table::get(fd)
+pub fn seek(fd: RawFd, offset: libc::off64_t, whence: i32) -> isize {
+    if let NumberState::File(_) = table::get(fd)
         && let Some(moved) = try_seek(fd, offset, whence)
     {
         return moved as isize;
@@ -28,7 +26,7 @@ pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
     let by_kernel = || unsafe { sys!(libc::SYS_lseek, fd, offset, whence) };
     let Way::Open(call) = begin(fd) else { return by_kernel() };
     let result = match call.known {
-        Known::File(_) => seek_slow(fd, offset, whence).unwrap_or_else(by_kernel),
+        NumberState::File(_) => seek_slow(fd, offset, whence).unwrap_or_else(by_kernel),
         _ => by_kernel(),
     };
     call.end();
@@ -37,7 +35,7 @@ pub fn seek(fd: RawFd, offset: Off, whence: i32) -> isize {
 
 /// The common seeks, without a lock.
 #[inline]
-fn try_seek(fd: i32, offset: Off, whence: i32) -> Option<Off> {
+fn try_seek(fd: i32, offset: libc::off64_t, whence: i32) -> Option<libc::off64_t> {
     let record = thread::record();
     record.enter();
     let moved = table::description(fd).and_then(|description| {
@@ -47,7 +45,7 @@ fn try_seek(fd: i32, offset: Off, whence: i32) -> Option<Off> {
         }
         let new = match whence {
             libc::SEEK_SET => offset,
-            libc::SEEK_CUR if offset == 0 => return Some(old as Off),
+            libc::SEEK_CUR if offset == 0 => return Some(old as libc::off64_t),
             libc::SEEK_CUR => offset.checked_add(old as i64)?,
             _ => return None,
         };
@@ -58,7 +56,7 @@ fn try_seek(fd: i32, offset: Off, whence: i32) -> Option<Off> {
     moved
 }
 
-fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
+fn seek_slow(fd: i32, offset: libc::off64_t, whence: i32) -> Option<isize> {
     section::run(|_| {
         let pin = Pin::of(fd)?;
         let old = pin.offset.lock();
@@ -85,7 +83,12 @@ fn seek_slow(fd: i32, offset: Off, whence: i32) -> Option<isize> {
         let result = unsafe {
             if whence == libc::SEEK_CUR && old != IN_KERNEL {
                 // One call: the kernel's offset may be several descriptions'.
-                sys!(libc::SYS_lseek, kernel_fd, offset.wrapping_add(old as Off), libc::SEEK_SET)
+                sys!(
+                    libc::SYS_lseek,
+                    kernel_fd,
+                    offset.wrapping_add(old as libc::off64_t),
+                    libc::SEEK_SET
+                )
             } else {
                 sys!(libc::SYS_lseek, kernel_fd, offset, whence)
             }

@@ -11,7 +11,7 @@ use millpond::{BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions,
 use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::{self, Broken};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::{mode_back, pending_close, pressure, process_locks};
 use crate::report::reason::Reason;
 use crate::report::{accounts, counts, lines};
@@ -78,7 +78,7 @@ impl Serving {
         if copy < 0 {
             return Err(Reason::Descriptors);
         }
-        if !table::set(copy, Known::Internal) {
+        if !table::set(copy, NumberState::Internal) {
             process_locks::close(copy);
             return Err(Reason::Descriptors);
         }
@@ -109,7 +109,7 @@ impl Serving {
                 if let Some(next) = next
                     && identity::identify(next).is_some_and(|opened| opened.id == id)
                 {
-                    table::set(next, Known::Internal);
+                    table::set(next, NumberState::Internal);
                 }
                 if is_first && file.invalidate(0, i64::MAX as u64).is_err() {
                     lease::give_up(copy);

@@ -56,7 +56,7 @@ static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// The state of a descriptor number.
 #[derive(Clone, Copy)]
-pub enum Known {
+pub enum NumberState {
     Unknown,
     Foreign,
     Internal,
@@ -66,16 +66,16 @@ pub enum Known {
     File(&'static Description),
 }
 
-impl Known {
+impl NumberState {
     fn to_word(self) -> usize {
         match self {
-            Known::Unknown => UNKNOWN,
-            Known::Foreign => FOREIGN,
-            Known::Internal => INTERNAL,
-            Known::Unserved => UNSERVED,
-            Known::Claimed => CLAIMED,
-            Known::Left => LEFT,
-            Known::File(description) => std::ptr::from_ref(description).expose_provenance(),
+            NumberState::Unknown => UNKNOWN,
+            NumberState::Foreign => FOREIGN,
+            NumberState::Internal => INTERNAL,
+            NumberState::Unserved => UNSERVED,
+            NumberState::Claimed => CLAIMED,
+            NumberState::Left => LEFT,
+            NumberState::File(description) => std::ptr::from_ref(description).expose_provenance(),
         }
     }
 }
@@ -110,32 +110,32 @@ pub fn after_fork() {
 #[inline]
 pub fn description(fd: RawFd) -> Option<&'static Description> {
     match get(fd) {
-        Known::File(description) => Some(description),
+        NumberState::File(description) => Some(description),
         _ => None,
     }
 }
 
 #[inline]
-pub fn get(fd: RawFd) -> Known {
+pub fn get(fd: RawFd) -> NumberState {
     let Some(slot) = TABLE.slots.get(fd as usize) else {
-        return Known::Foreign;
+        return NumberState::Foreign;
     };
     // Acquire: pairs with the Release in `set`, which follows the filling of the description.
     match slot.load(Acquire) {
-        UNKNOWN => Known::Unknown,
-        FOREIGN => Known::Foreign,
-        INTERNAL => Known::Internal,
-        UNSERVED => Known::Unserved,
-        CLAIMED => Known::Claimed,
-        LEFT => Known::Left,
+        UNKNOWN => NumberState::Unknown,
+        FOREIGN => NumberState::Foreign,
+        INTERNAL => NumberState::Internal,
+        UNSERVED => NumberState::Unserved,
+        CLAIMED => NumberState::Claimed,
+        LEFT => NumberState::Left,
         // SAFETY: other values are pointers that `set` stored; descriptions are never unmapped.
-        pointer => Known::File(unsafe { &*(pointer as *const Description) }),
+        pointer => NumberState::File(unsafe { &*(pointer as *const Description) }),
     }
 }
 
 /// Sets the state of `fd`; for descriptions under the registry lock. A number past the end
 /// of the table stays foreign.
-pub fn set(fd: RawFd, slot: Known) -> bool {
+pub fn set(fd: RawFd, slot: NumberState) -> bool {
     let Some(word) = TABLE.slots.get(fd as usize) else {
         return false;
     };
@@ -146,7 +146,7 @@ pub fn set(fd: RawFd, slot: Known) -> bool {
 }
 
 /// Changes the state of `fd` from `old`, if it is that.
-pub fn try_change(fd: RawFd, old: Known, new: Known) -> bool {
+pub fn try_change(fd: RawFd, old: NumberState, new: NumberState) -> bool {
     use_slot(fd);
     let (old, new) = (old.to_word(), new.to_word());
     // AcqRel: as in `get` and `set`.
@@ -188,16 +188,16 @@ pub fn note_foreign(fd: RawFd) {
 /// The numbers of a description. The registry is locked.
 pub fn numbers_of(description: &Description) -> Vec<RawFd> {
     known(0, u32::MAX)
-        .filter(|(_, slot)| matches!(slot, Known::File(other) if std::ptr::eq(*other, description)))
+        .filter(|(_, slot)| matches!(slot, NumberState::File(other) if std::ptr::eq(*other, description)))
         .map(|(fd, _)| fd)
         .collect()
 }
 
 /// The numbers from `first` to `last` that are not UNKNOWN, in order.
-pub fn known(first: u32, last: u32) -> impl Iterator<Item = (RawFd, Known)> {
+pub fn known(first: u32, last: u32) -> impl Iterator<Item = (RawFd, NumberState)> {
     let end = SLOTS_USED.load(Relaxed).min((last as usize).saturating_add(1));
     (first as usize..end).filter_map(|fd| {
         let slot = get(fd as RawFd);
-        (!matches!(slot, Known::Unknown)).then_some((fd as RawFd, slot))
+        (!matches!(slot, NumberState::Unknown)).then_some((fd as RawFd, slot))
     })
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
 use crate::files::identity;
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -71,7 +71,7 @@ fn note(fd: RawFd, row: Option<&'static Row>, reason: Reason, calls: u32) {
         number.calls_to_try.store(calls, Relaxed);
         number.calls.store(0, Relaxed);
     }
-    table::set(fd, Known::Unserved);
+    table::set(fd, NumberState::Unserved);
 }
 
 /// Why the kernel serves `fd`, which is UNSERVED or LEFT.
@@ -110,8 +110,8 @@ pub fn uncount(fd: RawFd) {
 
 /// The program closes `fd`, which is `slot`. False where the registry has to be asked.
 #[inline]
-pub fn forget(fd: RawFd, slot: Known) -> bool {
-    table::try_change(fd, slot, Known::Unknown)
+pub fn forget(fd: RawFd, slot: NumberState) -> bool {
+    table::try_change(fd, slot, NumberState::Unknown)
 }
 
 /// The row of the file behind `fd`, which was just opened. In a section.

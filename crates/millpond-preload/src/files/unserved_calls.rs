@@ -6,8 +6,8 @@
 use std::os::fd::RawFd;
 
 use crate::files::registry;
-use crate::files::table::{self, Known};
-use crate::runtime::in_flight::Before;
+use crate::files::table::{self, NumberState};
+use crate::runtime::in_flight::SavedCall;
 use crate::runtime::thread::{self, Record};
 use crate::runtime::{config, section};
 
@@ -16,9 +16,9 @@ use crate::runtime::{config, section};
 #[must_use]
 pub struct UnderWay {
     record: &'static Record,
-    before: Before,
+    before: SavedCall,
     /// The state of the number at the beginning.
-    pub known: Known,
+    pub known: NumberState,
 }
 
 /// What to do about a call on `fd`.
@@ -34,8 +34,8 @@ pub enum Way {
 #[inline(always)]
 pub fn is_kernels(fd: RawFd) -> bool {
     match table::get(fd) {
-        Known::Foreign | Known::Internal => true,
-        Known::Unknown => !config::is_eager(),
+        NumberState::Foreign | NumberState::Internal => true,
+        NumberState::Unknown => !config::is_eager(),
         _ => false,
     }
 }
@@ -46,7 +46,7 @@ pub fn begin(fd: RawFd) -> Way {
     if is_kernels(fd) {
         return Way::Kernels;
     }
-    if let Known::Left = table::get(fd) {
+    if let NumberState::Left = table::get(fd) {
         return Way::Left;
     }
     let record = thread::record();
@@ -56,7 +56,7 @@ pub fn begin(fd: RawFd) -> Way {
     loop {
         let before = record.begin_call(fd);
         let known = table::get(fd);
-        if !matches!(known, Known::Claimed) {
+        if !matches!(known, NumberState::Claimed) {
             return Way::Open(UnderWay { record, before, known });
         }
         // in_flight.I3.

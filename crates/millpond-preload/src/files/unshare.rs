@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::files::description::Description;
 use crate::files::hand_over::go_through;
 use crate::files::offset::{IN_KERNEL, push_offset};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::{lease, process_locks};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -96,7 +96,7 @@ pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
     if own < 0 {
         return None;
     }
-    if !table::set(own, Known::Internal) {
+    if !table::set(own, NumberState::Internal) {
         process_locks::close(own);
         return None;
     }
@@ -122,7 +122,7 @@ pub fn have_spare() -> bool {
         sys!(libc::SYS_close, low);
         spare
     };
-    if spare < 0 || !table::set(spare, Known::Internal) {
+    if spare < 0 || !table::set(spare, NumberState::Internal) {
         if spare >= 0 {
             // SAFETY: made above.
             unsafe { sys!(libc::SYS_close, spare) };
@@ -136,7 +136,7 @@ pub fn have_spare() -> bool {
 fn give_up_spare() {
     let spare = SPARE.swap(-1, Relaxed);
     // Else the program has closed it by a call of its own, and opened something else there.
-    if spare >= 0 && matches!(table::get(spare), Known::Internal) {
+    if spare >= 0 && matches!(table::get(spare), NumberState::Internal) {
         process_locks::close(spare);
     }
 }

@@ -37,7 +37,7 @@ use crate::files::identity::{self, FileId};
 use crate::files::pending_close::is_lingering;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::{mode_back, pending_writes};
 use crate::report::lines;
 use crate::runtime::cancel::point::with_cleanup;
@@ -48,7 +48,7 @@ use crate::runtime::{section, thread};
 fn is_candidate(fd: RawFd) -> bool {
     mode_back::is_any()
         && !thread::record().is_inside()
-        && matches!(table::get(fd), Known::File(description) if description.leased().write)
+        && matches!(table::get(fd), NumberState::File(description) if description.leased().write)
 }
 
 /// Runs `work` on the file behind `fd` if it is in mode back.
@@ -215,7 +215,7 @@ pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
 
 /// L4, first half: before a number is given up. `None` where the library has nothing of its file open afterwards.
 pub fn before_close(fd: RawFd) -> Option<Closing> {
-    if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
+    if !matches!(table::get(fd), NumberState::File(_)) || thread::record().is_inside() {
         return None;
     }
     section::run(|_| begin_close(fd))

@@ -5,11 +5,11 @@
 
 use std::ffi::{c_int, c_long};
 
-use crate::aio::block::{Block, Event, Handle};
+use crate::aio::iocb::{Event, Handle, Iocb};
 use crate::aio::submit::{self as aio, Wanted};
 use crate::fork::ensure_initialised;
 
-type Callback = unsafe extern "C" fn(Handle, *mut Block, c_long, c_long);
+type Callback = unsafe extern "C" fn(Handle, *mut Iocb, c_long, c_long);
 
 /// The last argument of the system call `io_pgetevents`.
 #[repr(C)]
@@ -32,13 +32,13 @@ pub unsafe fn io_destroy(handle: Handle) -> c_int {
     aio::destroy(handle) as c_int
 }
 
-pub unsafe fn io_submit(handle: Handle, count: c_long, blocks: *const *mut Block) -> c_int {
+pub unsafe fn io_submit(handle: Handle, count: c_long, blocks: *const *mut Iocb) -> c_int {
     ensure_initialised();
     // SAFETY: as the caller vouches to `io_submit`.
     unsafe { aio::submit(handle, count as isize, blocks) as c_int }
 }
 
-pub unsafe fn io_cancel(handle: Handle, block: *mut Block, result: *mut Event) -> c_int {
+pub unsafe fn io_cancel(handle: Handle, block: *mut Iocb, result: *mut Event) -> c_int {
     ensure_initialised();
     // SAFETY: as the caller vouches to `io_cancel`.
     unsafe { aio::cancel(handle, block, result) as c_int }

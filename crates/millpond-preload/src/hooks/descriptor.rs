@@ -7,9 +7,9 @@ use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::{seek, tell_offset};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::unserved_calls::during;
-use crate::files::{identity, io, process_locks, unserved, writeback_policy};
+use crate::files::{identity, process_locks, served_io, unserved, writeback_policy};
 use crate::hooks::process::leave_all;
 use crate::page_cache;
 use crate::report::lines;
@@ -18,8 +18,6 @@ use crate::runtime::cancel::point::point;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
 use crate::runtime::{fault, section, thread};
-
-type Off = libc::off64_t;
 
 /// Whether the caller is the program, and its calls are the kernel's: the library is away, or the thread runs the
 /// child of a vfork.
@@ -43,15 +41,15 @@ pub unsafe fn close(fd: c_int) -> c_int {
         return unsafe { libc_calls::close(fd) };
     }
     match table::get(fd) {
-        Known::Foreign => table::forget_foreign(fd),
-        Known::Internal => return fail(libc::EBADF) as c_int,
-        Known::File(_) | Known::Claimed => return close_file(fd),
-        slot @ (Known::Unserved | Known::Left) => {
+        NumberState::Foreign => table::forget_foreign(fd),
+        NumberState::Internal => return fail(libc::EBADF) as c_int,
+        NumberState::File(_) | NumberState::Claimed => return close_file(fd),
+        slot @ (NumberState::Unserved | NumberState::Left) => {
             if !unserved::forget(fd, slot) {
                 return close_file(fd);
             }
         }
-        Known::Unknown => {}
+        NumberState::Unknown => {}
     }
     // SAFETY: no memory involved; the number is the caller's to close.
     let result = unsafe { libc_calls::close(fd) };
@@ -109,7 +107,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let mut start = first;
         for (fd, slot) in table::known(first, last) {
             match slot {
-                Known::Internal => {
+                NumberState::Internal => {
                     if fd as c_uint > start {
                         ranges.push((start, fd as c_uint - 1));
                     }
@@ -223,7 +221,10 @@ fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
 
 /// A call that changes the number `fd`, not its description. The registry is locked, so the description is not replaced.
 pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
-    let is_ours = matches!(table::get(fd), Known::Unserved | Known::Claimed | Known::File(_));
+    let is_ours = matches!(
+        table::get(fd),
+        NumberState::Unserved | NumberState::Claimed | NumberState::File(_)
+    );
     if !is_ours || thread::record().is_inside() {
         return call();
     }
@@ -283,15 +284,15 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
             // Fails and changes nothing.
             return to_libc(call()) as c_int;
         }
-        if matches!(table::get(new), Known::Internal) && record.inside_depth() == 1 {
+        if matches!(table::get(new), NumberState::Internal) && record.inside_depth() == 1 {
             if !lines::is_stderr(new) {
                 // The engine's number. Linux programs must expect this errno of dup2.
                 return fail(libc::EBUSY) as c_int;
             }
             // The program wants the number of our stderr for itself.
-            table::set(new, Known::Unknown);
+            table::set(new, NumberState::Unknown);
             if let Some(moved) = lines::keep_stderr(new) {
-                table::set(moved, Known::Internal);
+                table::set(moved, NumberState::Internal);
             }
         }
         // SAFETY: as above.
@@ -327,7 +328,7 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
 
 /// Whether `fd` is a descriptor of the library's own.
 fn is_library_number(fd: c_int) -> bool {
-    matches!(table::get(fd), Known::Internal)
+    matches!(table::get(fd), NumberState::Internal)
 }
 
 /// Whether a close of what `fd` is may wait for another computer, or for a server: so the registry must not be locked.
@@ -358,7 +359,7 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         return call();
     }
     let is_outside = !thread::record().is_inside();
-    if is_outside && matches!(table::get(fd), Known::Unserved | Known::Claimed) {
+    if is_outside && matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed) {
         before_fcntl_unserved(fd, command);
     }
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
@@ -375,7 +376,7 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     const F_GETOWN_EX: c_int = 16;
     // Not claimed meanwhile: the call is about this number's description.
     during([fd, -1], || match (table::get(fd), command) {
-        (Known::File(description), libc::F_GETFL) => {
+        (NumberState::File(description), libc::F_GETFL) => {
             description.shared_flags().unwrap_or_else(|| {
                 let hides_direct = writeback_policy::hides_direct(fd);
                 let flags = call();
@@ -384,9 +385,11 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
                 if flags >= 0 { flags & !hidden } else { flags }
             })
         }
-        (Known::File(description), libc::F_GETLEASE) if description.is_served() => libc::F_UNLCK,
-        (Known::File(description), libc::F_GETOWN | F_GETSIG) if description.is_served() => 0,
-        (Known::File(description), F_GETOWN_EX) if description.is_served() => {
+        (NumberState::File(description), libc::F_GETLEASE) if description.is_served() => {
+            libc::F_UNLCK
+        }
+        (NumberState::File(description), libc::F_GETOWN | F_GETSIG) if description.is_served() => 0,
+        (NumberState::File(description), F_GETOWN_EX) if description.is_served() => {
             // As the kernel answers for a description without an owner.
             let none = [0_i32; 2];
             let place = std::ptr::with_exposed_provenance_mut::<u8>(arg);
@@ -395,16 +398,16 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
                 unsafe { fault::copy_out(place, none.as_ptr().cast(), size_of_val(&none)) };
             if is_told { 0 } else { fail(libc::EFAULT) as c_int }
         }
-        (Known::File(_), SETFL | SETLK | SETLKW | OFD_SETLK | OFD_SETLKW) if is_stuck(fd) => {
+        (NumberState::File(_), SETFL | SETLK | SETLKW | OFD_SETLK | OFD_SETLKW) if is_stuck(fd) => {
             fail(libc::ENOLCK) as c_int
         }
-        (Known::File(_), libc::F_SETFL) if is_served(fd) => {
+        (NumberState::File(_), libc::F_SETFL) if is_served(fd) => {
             writeback_policy::undirected(fd, || {
                 before_fcntl(fd, command, arg);
                 call()
             })
         }
-        (Known::File(_), _) => {
+        (NumberState::File(_), _) => {
             before_fcntl(fd, command, arg);
             call()
         }
@@ -473,7 +476,9 @@ pub fn before_fdopendir(fd: c_int) {
     if page_cache::is_on() {
         page_cache::forget(fd);
     }
-    if !matches!(table::get(fd), Known::Unknown | Known::Foreign) && !thread::record().is_inside() {
+    if !matches!(table::get(fd), NumberState::Unknown | NumberState::Foreign)
+        && !thread::record().is_inside()
+    {
         section::run(|_| registry::lock().forget_lost(fd));
     }
 }
@@ -497,7 +502,10 @@ fn is_stuck(fd: c_int) -> bool {
 
 /// Before a lock on the description.
 fn before_flock(fd: c_int) {
-    let is_known = !matches!(table::get(fd), Known::Unknown | Known::Foreign | Known::Internal);
+    let is_known = !matches!(
+        table::get(fd),
+        NumberState::Unknown | NumberState::Foreign | NumberState::Internal
+    );
     if is_known && !thread::record().is_inside() {
         section::run(|_| registry::lock().note_lock(fd));
         make_real(fd);
@@ -518,7 +526,7 @@ fn before_fcntl_unserved(fd: c_int, command: c_int) {
 }
 
 /// By `fcntl`, as in libc, where no hook would see it.
-pub unsafe fn lockf64(fd: c_int, command: c_int, len: Off) -> c_int {
+pub unsafe fn lockf64(fd: c_int, command: c_int, len: libc::off64_t) -> c_int {
     // SAFETY: all integers.
     let mut lock: libc::flock64 = unsafe { std::mem::zeroed() };
     lock.l_whence = libc::SEEK_CUR as i16;
@@ -560,40 +568,40 @@ pub unsafe fn login_tty(fd: c_int) -> c_int {
 
 /// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
 fn note_process_lock(fd: c_int) {
-    if thread::record().is_inside() || matches!(table::get(fd), Known::Internal) {
+    if thread::record().is_inside() || matches!(table::get(fd), NumberState::Internal) {
         return;
     }
     if is_lock_noted(fd) {
         return;
     }
     section::run(|_| {
-        if !matches!(table::get(fd), Known::File(_)) {
-            io::describe_passed(fd);
+        if !matches!(table::get(fd), NumberState::File(_)) {
+            served_io::describe_passed(fd);
         }
         registry::lock().note_process_lock(fd);
     });
 }
 
-pub unsafe fn lseek64(fd: c_int, offset: Off, whence: c_int) -> Off {
+pub unsafe fn lseek64(fd: c_int, offset: libc::off64_t, whence: c_int) -> libc::off64_t {
     let moved = if page_cache::is_on() {
         page_cache::seek(fd, offset, whence)
     } else {
         seek(fd, offset, whence)
     };
-    to_libc(moved) as Off
+    to_libc(moved) as libc::off64_t
 }
 
-pub unsafe fn ftruncate64(fd: c_int, len: Off) -> c_int {
+pub unsafe fn ftruncate64(fd: c_int, len: libc::off64_t) -> c_int {
     to_libc(during([fd, -1], || truncate_open(fd, len))) as c_int
 }
 
-fn truncate_open(fd: c_int, len: Off) -> isize {
+fn truncate_open(fd: c_int, len: libc::off64_t) -> isize {
     // SAFETY: no memory involved.
     let by_kernel = || unsafe { sys!(libc::SYS_ftruncate, fd, len) };
     if page_cache::is_on() {
-        return page_cache::io::change(fd, u64::try_from(len).ok(), by_kernel);
+        return page_cache::mapped_io::change(fd, u64::try_from(len).ok(), by_kernel);
     }
-    if !matches!(table::get(fd), Known::File(_)) || thread::record().is_inside() {
+    if !matches!(table::get(fd), NumberState::File(_)) || thread::record().is_inside() {
         return by_kernel();
     }
     section::run(|_| {

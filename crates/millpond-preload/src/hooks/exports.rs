@@ -1,7 +1,7 @@
 //! The functions that a program calls in the place of libc's: one for each name of the table.
 
-use crate::aio::block::{Block, Event, Handle};
-use crate::files::io::At;
+use crate::aio::iocb::{Event, Handle, Iocb};
+use crate::files::served_io::At;
 use crate::files::writeback_policy::{settle, settle_all};
 use crate::fork::fork_by;
 use crate::hooks::jump::{routed, variadic};

@@ -2,10 +2,10 @@
 //!
 //! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. A call on a file that is not served goes to libc at once. Each is a cancellation point.
 
-use crate::files::io::{self, At, Outcome};
 use crate::files::multi_open::try_to_serve;
 use crate::files::segments::{Direction, Memory};
-use crate::files::table::{self, Known};
+use crate::files::served_io::{self, At, Outcome};
+use crate::files::table::{self, NumberState};
 use crate::files::unserved::{is_due, reason as unserved_reason};
 use crate::files::unserved_calls::{self, Way, begin};
 use crate::files::{mode_back, multi_open, registry, writeback_policy};
@@ -37,12 +37,12 @@ pub unsafe fn read_one(
 ) -> isize {
     if page_cache::is_on() {
         // SAFETY: the caller's duty.
-        return unsafe { page_cache::io::read_one(fd, buf, len, at, by_libc) };
+        return unsafe { page_cache::mapped_io::read_one(fd, buf, len, at, by_libc) };
     }
     if unserved_calls::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
-    if let Known::Unserved = table::get(fd) {
+    if let NumberState::Unserved = table::get(fd) {
         return unserved_one(fd, buf, len, at, Direction::Read, by_libc);
     }
     // SAFETY: the caller's duty.
@@ -57,15 +57,15 @@ unsafe fn read_known(
     at: At,
     by_libc: impl Fn(c_int, *mut c_void, usize, Off) -> isize,
 ) -> isize {
-    if let Known::File(_) = table::get(fd)
+    if let NumberState::File(_) = table::get(fd)
         // SAFETY: the caller's duty.
-        && let Some(bytes) = unsafe { io::try_hit(fd, buf.cast(), len, at) }
+        && let Some(bytes) = unsafe { served_io::try_hit(fd, buf.cast(), len, at) }
     {
         return bytes as isize;
     }
     if config::is_explained()
         // SAFETY: as above.
-        && let Some(bytes) = unsafe { io::try_counted_hit(fd, buf.cast(), len, at) }
+        && let Some(bytes) = unsafe { served_io::try_counted_hit(fd, buf.cast(), len, at) }
     {
         return bytes as isize;
     }
@@ -85,7 +85,7 @@ pub unsafe fn write_one(
 ) -> isize {
     let buf = buf.cast_mut();
     if page_cache::is_on() {
-        return page_cache::io::write(fd, len, at, || by_libc(fd, buf, len, offset_of(at)));
+        return page_cache::mapped_io::write(fd, len, at, || by_libc(fd, buf, len, offset_of(at)));
     }
     if unserved_calls::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
@@ -123,7 +123,7 @@ unsafe fn read_many_mapped(
 ) -> isize {
     let Memory::Many(vectors, count) = memory else { return by_libc() };
     let len = vectors_len(vectors, count);
-    page_cache::io::read_many(fd, len, at, |offset| match (at, offset) {
+    page_cache::mapped_io::read_many(fd, len, at, |offset| match (at, offset) {
         // SAFETY: the caller's duty.
         (At::Offset, Some(offset)) => unsafe {
             libc_calls::preadv64(fd, vectors, count as c_int, offset)
@@ -156,7 +156,7 @@ pub unsafe fn write(fd: c_int, memory: Memory, at: At, by_libc: impl Fn() -> isi
             Memory::One(_, len) => len,
             Memory::Many(vectors, count) => vectors_len(vectors, count),
         };
-        return page_cache::io::write(fd, len, at, by_libc);
+        return page_cache::mapped_io::write(fd, len, at, by_libc);
     }
     // SAFETY: the caller's duty.
     unsafe { through(fd, memory, at, Direction::Write, by_libc) }
@@ -176,8 +176,8 @@ unsafe fn through(
         return by_libc();
     }
     let done = match table::get(fd) {
-        Known::Left => return left(fd, direction, by_libc),
-        Known::Unserved => unserved(fd, direction, &by_libc),
+        NumberState::Left => return left(fd, direction, by_libc),
+        NumberState::Unserved => unserved(fd, direction, &by_libc),
         _ => None,
     };
     // SAFETY: the caller's duty.
@@ -220,7 +220,7 @@ unsafe fn served_one(
 #[inline(never)]
 fn left(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     let result = by_libc();
-    io::count_passed(fd, direction, result);
+    served_io::count_passed(fd, direction, result);
     result
 }
 
@@ -229,12 +229,12 @@ fn left(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
 fn unserved(fd: c_int, direction: Direction, by_libc: impl FnOnce() -> isize) -> Option<isize> {
     let record = record();
     let before = record.begin_call(fd);
-    let is_it = matches!(table::get(fd), Known::Unserved);
+    let is_it = matches!(table::get(fd), NumberState::Unserved);
     let result = is_it.then(by_libc);
     record.end_call(before);
     if let Some(bytes @ 1..) = result {
         record.count_passed(unserved_reason(fd) as usize, bytes as u64);
-        io::explain_passed(fd, direction, bytes);
+        served_io::explain_passed(fd, direction, bytes);
         if is_due(fd) {
             try_to_serve(fd);
         }
@@ -258,8 +258,8 @@ unsafe fn served(
     // SAFETY: the caller's duty.
     let outcome = unsafe {
         match direction {
-            Direction::Read => io::read(fd, memory, at),
-            Direction::Write => io::write(fd, memory, at),
+            Direction::Read => served_io::read(fd, memory, at),
+            Direction::Write => served_io::write(fd, memory, at),
         }
     };
     let result = match outcome {
@@ -269,7 +269,7 @@ unsafe fn served(
             if let Some(reason) = reason {
                 counts::count_bytes_passed(reason, result);
             }
-            io::explain_passed(fd, direction, result);
+            served_io::explain_passed(fd, direction, result);
             result
         }
     };
@@ -315,7 +315,7 @@ pub unsafe fn pwritev2(
     if page_cache::is_on() {
         if flags & libc::RWF_APPEND != 0 {
             // The write appends to the file, independent of the offset.
-            return page_cache::io::change(fd, None, || by_libc(flags));
+            return page_cache::mapped_io::change(fd, None, || by_libc(flags));
         }
         // SAFETY: the caller's duty.
         return unsafe { write(fd, memory, at, || by_libc(flags)) };
@@ -346,11 +346,11 @@ fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize)
         Way::Open(call) => call,
     };
     section::run(|_| {
-        io::describe(fd);
+        served_io::describe(fd);
         registry::lock().pass_fd(fd, Reason::Changed);
     });
     let result = if multi_open::is_bypassed(fd) { fail(libc::EOPNOTSUPP) } else { by_libc() };
-    io::count_passed(fd, direction, result);
+    served_io::count_passed(fd, direction, result);
     call.end();
     result
 }

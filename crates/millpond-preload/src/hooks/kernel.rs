@@ -14,9 +14,9 @@ use crate::files::pin::Pin;
 use crate::files::registry::{holds_leases, is_served, lock};
 use crate::files::seek::tell_offset;
 use crate::files::segments::Direction;
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::unserved_calls::during;
-use crate::files::{copy, identity, io, writeback_policy};
+use crate::files::{copy, identity, served_io, writeback_policy};
 use crate::hooks::descriptor;
 use crate::hooks::process::give_to_libc;
 use crate::page_cache;
@@ -29,7 +29,7 @@ use crate::runtime::{fault, section, thread};
 
 /// Leaves the file behind `fd` to the kernel.
 fn pass(fd: c_int, reason: Reason) {
-    if let Known::File(description) = table::get(fd)
+    if let NumberState::File(description) = table::get(fd)
         && description.is_served()
         && !thread::record().is_inside()
     {
@@ -48,7 +48,7 @@ fn give(fd: c_int, reason: Reason) {
 
 /// Leaves `fd` to the kernel for good, if it is UNSERVED.
 fn leave(fd: c_int) {
-    let is_it = matches!(table::get(fd), Known::Unserved | Known::Claimed);
+    let is_it = matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
     if is_it && !thread::record().is_inside() {
         section::run(|_| lock().leave(fd));
     }
@@ -67,7 +67,7 @@ pub unsafe fn mmap64(
         leave(fd);
     }
     if is_shared
-        && let Known::File(description) = table::get(fd)
+        && let NumberState::File(description) = table::get(fd)
         && description.access().write
     {
         // Writable now, or by mprotect at any time. Mappings that can't write are coherent.
@@ -150,7 +150,7 @@ unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
         let cut = (mode & SHORTENS != 0).then_some(0);
         // SAFETY: as the caller vouches to `fallocate64`.
         let call = || unsafe { libc_calls::fallocate64(fd, mode, offset, len) };
-        return page_cache::io::change(fd, cut, call);
+        return page_cache::mapped_io::change(fd, cut, call);
     }
     if may_not_write(fd) {
         return fail(libc::EBADF) as c_int;
@@ -182,7 +182,7 @@ unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
     if page_cache::is_on() {
         // SAFETY: as the caller vouches to `posix_fallocate64`.
         let call = || unsafe { libc_calls::posix_fallocate64(fd, offset, len) };
-        return page_cache::io::change(fd, None, call);
+        return page_cache::mapped_io::change(fd, None, call);
     }
     if may_not_write(fd) {
         return libc::EBADF;
@@ -233,7 +233,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
     if page_cache::is_on() {
         return match request {
-            FICLONE | FICLONERANGE => page_cache::io::change(fd, None, call),
+            FICLONE | FICLONERANGE => page_cache::mapped_io::change(fd, None, call),
             FIOCLEX | FIONCLEX => {
                 let flag = if request == FIOCLEX { libc::FD_CLOEXEC as usize } else { 0 };
                 page_cache::note_flags_changed(fd, libc::F_SETFD, flag);
@@ -250,7 +250,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         return descriptor::of_number(fd, call);
     }
     if !matches!(request, FICLONE | FICLONERANGE) {
-        let is_read_only = matches!(table::get(fd), Known::Unserved | Known::Claimed);
+        let is_read_only = matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
         let control = || {
             before();
             call()
@@ -321,8 +321,8 @@ unsafe fn copy(
     // SAFETY: as the caller vouches to `copy_file_range`.
     let result =
         unsafe { libc_calls::copy_file_range(from, from_offset, to, to_offset, len, flags) };
-    io::count_passed(from, Direction::Read, result);
-    io::count_passed(to, Direction::Write, result);
+    served_io::count_passed(from, Direction::Read, result);
+    served_io::count_passed(to, Direction::Write, result);
     result
 }
 
@@ -352,8 +352,8 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     // SAFETY: as the caller vouches to `sendfile64`.
     let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
     let result = writeback_policy::undirected(from, call);
-    io::count_passed(from, Direction::Read, result);
-    io::count_passed(to, Direction::Write, result);
+    served_io::count_passed(from, Direction::Read, result);
+    served_io::count_passed(to, Direction::Write, result);
     result
 }
 
@@ -392,8 +392,8 @@ unsafe fn splice_open(
     // SAFETY: as the caller vouches to `splice`.
     let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
     let result = writeback_policy::undirected(from, call);
-    io::count_passed(from, Direction::Read, result);
-    io::count_passed(to, Direction::Write, result);
+    served_io::count_passed(from, Direction::Read, result);
+    served_io::count_passed(to, Direction::Write, result);
     result
 }
 

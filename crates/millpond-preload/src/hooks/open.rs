@@ -13,14 +13,14 @@ use std::time::Duration;
 use crate::files::description::Access;
 use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
-use crate::files::table::{self, Known};
-use crate::files::{io, registry, reopen, unserved};
+use crate::files::table::{self, NumberState};
+use crate::files::{registry, reopen, served_io, unserved};
 use crate::fork::ensure_initialised;
 use crate::page_cache;
 use crate::report::reason::Reason;
 use crate::runtime::c::{HERE, Mode, Text, c_char, c_int, c_void};
 use crate::runtime::cancel::point::point;
-use crate::runtime::forks::Before;
+use crate::runtime::forks::ForkCount;
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{errno, sys, to_libc};
 use crate::runtime::{config, fault, section, thread};
@@ -150,7 +150,7 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     if new >= 0 && !thread::record().is_inside() {
         section::run(|_| {
             registry::lock().forget_lost(new);
-            io::describe(new);
+            served_io::describe(new);
             if let Some(identity) = identity::identify(new) {
                 registry::lock().give(identity.id);
             }
@@ -207,7 +207,7 @@ fn is_written(fd: c_int, id: FileId) -> bool {
 }
 
 /// Describes a descriptor that was just opened with `flags`.
-pub fn describe(fd: c_int, flags: c_int, before: Before) {
+pub fn describe(fd: c_int, flags: c_int, before: ForkCount) {
     if page_cache::is_on() {
         page_cache::note_open(fd, flags);
         return;
@@ -229,20 +229,20 @@ pub fn describe(fd: c_int, flags: c_int, before: Before) {
 }
 
 /// The kernel's, unless the program opens the file for writing, too.
-fn describe_unserved(fd: c_int, flags: c_int, before: Before) {
-    if matches!(table::get(fd), Known::File(_) | Known::Claimed) {
+fn describe_unserved(fd: c_int, flags: c_int, before: ForkCount) {
+    if matches!(table::get(fd), NumberState::File(_) | NumberState::Claimed) {
         // Closed where no hook saw it.
         section::run(|_| registry::lock().forget_lost(fd));
     }
     unserved::note_reader(fd);
     let is_kernels = flags & libc::O_DIRECT != 0 || fd <= registry::STDERR;
     if is_kernels || FORKS.has_forked(before) {
-        table::try_change(fd, Known::Unserved, Known::Left);
+        table::try_change(fd, NumberState::Unserved, NumberState::Left);
     }
 }
 
 /// In a section. False if a keeper has to be waited for, unless it was for the last time.
-fn try_describe(fd: c_int, flags: c_int, before: Before, is_last: bool) -> bool {
+fn try_describe(fd: c_int, flags: c_int, before: ForkCount, is_last: bool) -> bool {
     if let Some(identity) = identity::identify(fd)
         && identity.is_regular
         && identity::is_in_served_directory(fd)
@@ -261,20 +261,23 @@ fn try_describe(fd: c_int, flags: c_int, before: Before, is_last: bool) -> bool 
             (!is_local).then_some(Reason::FileSystem)
         };
         registry.describe(fd, identity.id, flags, refusal);
-    } else if matches!(table::get(fd), Known::File(_)) {
+    } else if matches!(table::get(fd), NumberState::File(_)) {
         registry::lock().forget_lost(fd);
     } else {
-        table::set(fd, Known::Foreign);
+        table::set(fd, NumberState::Foreign);
     }
     true
 }
 
 fn describe_foreign(fd: c_int) {
-    if !matches!(table::get(fd), Known::Unknown | Known::Foreign | Known::Internal) {
+    if !matches!(
+        table::get(fd),
+        NumberState::Unknown | NumberState::Foreign | NumberState::Internal
+    ) {
         // Its last owner was closed where no hook saw it.
         section::run(|_| registry::lock().forget_lost(fd));
     }
-    table::set(fd, Known::Foreign);
+    table::set(fd, NumberState::Foreign);
 }
 
 pub const CREATE: c_int = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;

@@ -7,7 +7,7 @@
 use std::os::fd::RawFd;
 
 use crate::files::pin::Pin;
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::{process_locks, registry, writeback_policy};
 use crate::hooks::vfork;
 use crate::page_cache;
@@ -81,7 +81,7 @@ pub fn give_inherited() {
         process_locks::after_exec();
         let mut registry = registry::lock();
         let fds: Vec<RawFd> = table::known(0, u32::MAX)
-            .filter(|(_, slot)| matches!(slot, Known::File(description) if description.is_served()))
+            .filter(|(_, slot)| matches!(slot, NumberState::File(description) if description.is_served()))
             .map(|(fd, _)| fd)
             .collect();
         for fd in fds {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use libc::sighandler_t;
 
 use crate::page_cache;
-use crate::page_cache::io::before_jump;
+use crate::page_cache::mapped_io::before_jump;
 use crate::runtime::elf::libcs;
 use crate::runtime::libc_calls::{self, slots};
 use crate::runtime::section::change_mask;

@@ -14,9 +14,9 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libc::FILE;
 
-use crate::files::io::At;
 use crate::files::seek::seek;
-use crate::files::table::{self, Known};
+use crate::files::served_io::At;
+use crate::files::table::{self, NumberState};
 use crate::files::{process_locks, registry, streams, unserved, writeback_policy};
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
@@ -155,7 +155,7 @@ const FDOPEN_LETTERS: usize = 4;
 
 /// A stream on `fd`: one of ours if the file is, libc's own else.
 unsafe fn make_stream(fd: c_int, mode: *const c_char, parsed: &StreamMode) -> *mut FILE {
-    let is_file = matches!(table::get(fd), Known::File(_));
+    let is_file = matches!(table::get(fd), NumberState::File(_));
     let is_ours = is_file && !parsed.has_charset && !wide::is_used();
     if !is_ours {
         give_to_libc(fd);
@@ -235,7 +235,7 @@ fn forget_former(fd: c_int) {
     if page_cache::is_on() {
         page_cache::forget(fd);
     }
-    if matches!(table::get(fd), Known::Unserved | Known::Left | Known::File(_))
+    if matches!(table::get(fd), NumberState::Unserved | NumberState::Left | NumberState::File(_))
         && !thread::record().is_inside()
     {
         section::run(|_| registry::lock().forget_lost(fd));
@@ -276,8 +276,8 @@ unsafe fn before_libc_closes(stream: *mut FILE, fd: c_int) -> Option<writeback_p
         return None;
     }
     match table::get(fd) {
-        Known::File(_) | Known::Claimed => {}
-        slot @ (Known::Unserved | Known::Left) if !unserved::forget(fd, slot) => {}
+        NumberState::File(_) | NumberState::Claimed => {}
+        slot @ (NumberState::Unserved | NumberState::Left) if !unserved::forget(fd, slot) => {}
         _ => return None,
     }
     // SAFETY: the stream is open until libc closes it.

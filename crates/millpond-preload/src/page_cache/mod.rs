@@ -11,7 +11,7 @@
 //! close, dup, fork, exec, .. -> forget or release what the library has, then the program's own call
 //! ```
 //!
-//! Files: [`descriptors`] has the state of each descriptor number, [`inodes`] that of each file, [`io`] reads and writes,
+//! Files: [`descriptors`] has the state of each descriptor number, [`inodes`] that of each file, [`mapped_io`] reads and writes,
 //! [`position`] the file offset. The counters and the mapping are the engine's (`millpond::page_cache`).
 //!
 //! Rules:
@@ -24,7 +24,7 @@
 //!   it. It goes to the kernel before the description is shared (fork, exec, spawn, a socket message, `dup`), and
 //!   before a call of the kernel's that uses it.
 //! - **P4** The library holds no lock while a program's call runs, so a signal handler may interrupt any call, make any
-//!   other, and leave by `longjmp` ([`io::before_jump`]).
+//!   other, and leave by `longjmp` ([`mapped_io::before_jump`]).
 //! - **P5** Locks are held in sections alone, which block signals. Order: inodes, then the engine's ranges.
 //!
 //! Calls of the program past the hooks (system calls of its own instructions, io_uring, mappings, libc's own reads
@@ -33,14 +33,14 @@
 
 mod descriptors;
 mod inodes;
-pub mod io;
+pub mod mapped_io;
 mod position;
 
 pub use descriptors::{
     forget_closed, forget_range, initialise, is_on, memory, note_flags_changed, note_open,
 };
 pub use inodes::{after_fork, before_fork, end_fork};
-pub use io::truncate;
+pub use mapped_io::truncate;
 pub use position::{forget, release, release_for_exec, release_for_fork, seek, share};
 
 /// Ends all mappings and gives all offsets to the kernel, for good: the program asks to be left alone, or does I/O that no

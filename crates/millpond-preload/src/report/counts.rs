@@ -1,6 +1,6 @@
 //! The counters of this process, and the line that other programs parse; see `totals` for the line on standard error.
 //!
-//! Threads count in blocks (`runtime::block`), whose sums only grow. A line has the counts since the last one.
+//! Threads count in blocks (`runtime::count_words`), whose sums only grow. A line has the counts since the last one.
 
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +11,7 @@ use millpond::{Backing, Stats};
 use crate::report::accounts;
 use crate::report::reason::Reason;
 use crate::report::totals::Totals;
-use crate::runtime::block::*;
+use crate::runtime::count_words::*;
 use crate::runtime::{config, thread};
 
 /// The counts that were reported before.

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! word 0     a mark
-//! word 1..   the totals, a word for each of `runtime::block`
+//! word 1..   the totals, a word for each of `runtime::count_words`
 //! ```
 
 use std::ffi::CStr;
@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64};
 
 use crate::report::shared_files;
 use crate::report::totals::Totals;
-use crate::runtime::block::WORDS;
 use crate::runtime::config;
+use crate::runtime::count_words::WORDS;
 use crate::runtime::sys::sys;
 
 const VARIABLE: &CStr = c"MILLPOND_TOTALS";

@@ -3,11 +3,11 @@
 use std::fmt::{self, Write};
 
 use crate::report::reason::REASONS;
-use crate::runtime::block::*;
+use crate::runtime::count_words::*;
 
 const _: () = assert!(REASONS.len() <= REASONS_MAX);
 
-/// The sums of blocks of counts; see `runtime::block`.
+/// The sums of blocks of counts; see `runtime::count_words`.
 #[derive(Clone)]
 pub struct Totals(pub [u64; WORDS]);
 

@@ -21,7 +21,7 @@ pub struct Forks(AtomicU32);
 
 /// The count before a file is opened.
 #[derive(Clone, Copy)]
-pub struct Before(u32);
+pub struct ForkCount(u32);
 
 impl Forks {
     #[cfg(not(loom))]
@@ -34,13 +34,13 @@ impl Forks {
         Self(AtomicU32::new(0))
     }
 
-    pub fn before(&self) -> Before {
+    pub fn before(&self) -> ForkCount {
         // Acquire: pairs with the Release in `end`. The open, which comes after, is after that fork.
-        Before(self.0.load(Acquire))
+        ForkCount(self.0.load(Acquire))
     }
 
     /// Whether a child may have a file that was opened since `before`, and is in the table.
-    pub fn has_forked(&self, before: Before) -> bool {
+    pub fn has_forked(&self, before: ForkCount) -> bool {
         // SeqCst: the table comes before the load. Pairs with the fence in `begin`.
         fence(SeqCst);
         before.0 & 1 != 0 || self.0.load(Acquire) != before.0

@@ -105,7 +105,7 @@ pub unsafe fn exchange(
     let mut was: libc::sigaction = unsafe { std::mem::zeroed() };
     let result = section::run(|_| {
         let _changes = CHANGES.lock();
-        let known = Known::of(signal);
+        let known = KnownHandler::of(signal);
         if signal >= libc::SIGRTMIN() && new.is_some_and(|new| is_function(new.sa_sigaction)) {
             section::block_from_now_on();
         }
@@ -138,7 +138,7 @@ pub fn exchange_plain(
     }
     section::run(|_| {
         let _changes = CHANGES.lock();
-        let known = Known::of(signal);
+        let known = KnownHandler::of(signal);
         // SAFETY: an all-zero sigaction is valid.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler;
@@ -165,7 +165,7 @@ pub fn exchange_plain(
 
 /// The handler that the program has set, for libc's function that returned `handler`.
 pub fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    if handler == ours() { Known::of(signal).address } else { handler }
+    if handler == ours() { KnownHandler::of(signal).address } else { handler }
 }
 
 /// S5.
@@ -174,13 +174,13 @@ fn kernels(flags: c_int) -> c_int {
 }
 
 /// The state of a signal before a change.
-struct Known {
+struct KnownHandler {
     handler: &'static Handler,
     address: sighandler_t,
     flags: u32,
 }
 
-impl Known {
+impl KnownHandler {
     fn of(signal: c_int) -> Self {
         let handler = &HANDLERS[signal as usize];
         let (address, flags) = (handler.address.load(Relaxed), handler.flags.load(Relaxed));

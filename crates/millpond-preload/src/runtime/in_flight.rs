@@ -55,7 +55,7 @@ pub struct InFlight(AtomicU64);
 
 /// The numbers that a thread named before a call: see [`InFlight::end`].
 #[derive(Clone, Copy)]
-pub struct Before(u64);
+pub struct SavedCall(u64);
 
 impl InFlight {
     #[cfg(loom)]
@@ -65,7 +65,7 @@ impl InFlight {
 
     /// Names `fd`. Paired with [`InFlight::end`].
     #[inline(always)]
-    pub fn begin(&self, fd: RawFd, is_fenced: bool) -> Before {
+    pub fn begin(&self, fd: RawFd, is_fenced: bool) -> SavedCall {
         let before = self.0.load(Relaxed);
         let word = if before == 0 { fd as u64 + 1 } else { nested(before, fd) };
         // Relaxed: I1 orders it before the load of the slot.
@@ -74,12 +74,12 @@ impl InFlight {
         if is_fenced {
             fence(SeqCst);
         }
-        Before(before)
+        SavedCall(before)
     }
 
     /// The call is over.
     #[inline(always)]
-    pub fn end(&self, before: Before) {
+    pub fn end(&self, before: SavedCall) {
         // Release: pairs with the Acquire in `names`.
         self.0.store(before.0, Release);
     }

@@ -2,11 +2,11 @@
 //! the kernel.
 
 pub mod alloc;
-pub mod block;
-pub mod blocks;
 pub mod c;
 pub mod cancel;
 pub mod config;
+pub mod count_blocks;
+pub mod count_words;
 pub mod elf;
 pub mod fault;
 pub mod following;

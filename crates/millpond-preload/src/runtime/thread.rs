@@ -3,7 +3,7 @@
 //! A [`Record`] is claimed from a pool on a thread's first use of the library and returns to it when
 //! the thread ends. Only its owner writes it (plain loads and stores); all threads may read it.
 //! Its fields: its *reading sections* (see `reading`), its kernel calls *in flight* on files that may be
-//! served later, how deep it is *inside* the library, and the address of its counts (`block`).
+//! served later, how deep it is *inside* the library, and the address of its counts (`count_words`).
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -14,10 +14,10 @@ use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, compiler_fence,
 };
 
-use crate::runtime::block::{PASSED_BYTES, REASONS_MAX, SERVED_BYTES, WORDS};
-use crate::runtime::blocks::{self, Block};
-use crate::runtime::cancel::request::{self, CancelRequest, Mark};
-use crate::runtime::in_flight::{Before, InFlight, after_claim};
+use crate::runtime::cancel::cancel_request::{self, CancelRequest, Mark};
+use crate::runtime::count_blocks::{self, CountBlock};
+use crate::runtime::count_words::{PASSED_BYTES, REASONS_MAX, SERVED_BYTES, WORDS};
+use crate::runtime::in_flight::{InFlight, SavedCall, after_claim};
 use crate::runtime::reading::{Readers, Sections};
 use crate::runtime::stack;
 use crate::runtime::sys::sys;
@@ -41,7 +41,7 @@ pub struct Record {
     timer: AtomicI32,
     tid: AtomicI32,
     /// Set when the record is made.
-    block: AtomicPtr<Block>,
+    block: AtomicPtr<CountBlock>,
     /// The block may have counts. Never unset.
     is_counting: AtomicBool,
     /// The end of the thread's stack for sections; zero: not made yet. See `stack`.
@@ -50,7 +50,7 @@ pub struct Record {
     handler_stack: [AtomicUsize; 2],
     /// The thread's state while the child of its vfork runs.
     vfork: AtomicPtr<c_void>,
-    /// The innermost write in progress on the thread's stack; see `page_cache::io`.
+    /// The innermost write in progress on the thread's stack; see `page_cache::mapped_io`.
     writes: AtomicPtr<c_void>,
     /// Whether the thread has SIGBUS and SIGSEGV open: [`FAULTS_UNKNOWN`] and the next two.
     faults: AtomicU32,
@@ -117,12 +117,12 @@ impl Record {
 
     /// Names `fd` as the number of a call in flight. Paired with [`Record::end_call`].
     #[inline(always)]
-    pub fn begin_call(&self, fd: RawFd) -> Before {
+    pub fn begin_call(&self, fd: RawFd) -> SavedCall {
         self.in_flight.begin(fd, STRONG.load(Relaxed))
     }
 
     #[inline(always)]
-    pub fn end_call(&self, before: Before) {
+    pub fn end_call(&self, before: SavedCall) {
         self.in_flight.end(before);
     }
 
@@ -456,12 +456,12 @@ fn make_chunk() -> &'static [Record] {
     let records = if !IS_FIRST_USED.swap(true, Relaxed) {
         &FIRST[..]
     } else {
-        let chunk = blocks::map(CHUNK_BYTES).cast();
+        let chunk = count_blocks::map(CHUNK_BYTES).cast();
         // SAFETY: a new private mapping, never unmapped. Zero bytes are a valid, unclaimed `Record`, once it has
         // its block: atomics of zero and null pointers.
         unsafe { std::slice::from_raw_parts(chunk, RECORDS_IN_CHUNK) }
     };
-    let blocks = blocks::take(RECORDS_IN_CHUNK);
+    let blocks = count_blocks::take(RECORDS_IN_CHUNK);
     for (index, record) in records.iter().enumerate() {
         record.block.store(blocks.wrapping_add(index), Relaxed);
     }
@@ -525,7 +525,7 @@ pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) 
         });
         is_found
     };
-    request::ask_until_found(ask, &UNFOUND);
+    cancel_request::ask_until_found(ask, &UNFOUND);
 }
 
 fn for_each(mut visit: impl FnMut(&'static Record)) {

@@ -79,7 +79,7 @@ struct Action {
 
 /// The kernel's `siginfo`: the fields that `rt_tgsigqueueinfo` and timers fill.
 #[repr(C)]
-struct Info {
+struct TimerSignalInfo {
     signal: c_int,
     errno: c_int,
     code: c_int,
@@ -121,7 +121,7 @@ fn watch_signal() -> bool {
 /// nothing.
 fn poke(tid: c_int) {
     // SAFETY: an all-zero structure of integers is valid.
-    let mut info: Info = unsafe { std::mem::zeroed() };
+    let mut info: TimerSignalInfo = unsafe { std::mem::zeroed() };
     info.signal = SIGNAL;
     info.code = libc::SI_QUEUE;
     info.value = (&raw const MARK).addr();
@@ -135,7 +135,11 @@ fn poke(tid: c_int) {
 
 /// cancel.C4. Passes libc's signals to libc. On the library's signals, a thread of asynchronous type acts on a
 /// request.
-unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut Info, context: *mut c_void) {
+unsafe extern "C-unwind" fn on_signal(
+    signal: c_int,
+    info: *mut TimerSignalInfo,
+    context: *mut c_void,
+) {
     // SAFETY: the kernel's.
     let (code, value) = unsafe { ((*info).code, (*info).value) };
     let is_ours =
@@ -143,7 +147,7 @@ unsafe extern "C-unwind" fn on_signal(signal: c_int, info: *mut Info, context: *
     if !is_ours {
         // SAFETY: libc's handler, with the kernel's arguments.
         unsafe {
-            let handler: unsafe extern "C-unwind" fn(c_int, *mut Info, *mut c_void) =
+            let handler: unsafe extern "C-unwind" fn(c_int, *mut TimerSignalInfo, *mut c_void) =
                 std::mem::transmute(LIBC_HANDLER.load(Relaxed));
             handler(signal, info, context);
         }

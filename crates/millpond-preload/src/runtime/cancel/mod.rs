@@ -12,7 +12,7 @@
 //!   must be released, or has passed that to [`point::with_cleanup`]. Other hooks are no
 //!   cancellation points: [`point::without`].
 //! - C3. A hit makes no call that could act on a request. Instead `pthread_cancel` disables the
-//!   thread's hits ([`request`]), so that its next read reaches a point.
+//!   thread's hits ([`cancel_request`]), so that its next read reaches a point.
 //! - C4. The asynchronous cancel type is never passed to libc, which would then unwind a thread at any
 //!   instruction, including a section's first. The library stores the type, and libc has
 //!   the thread's type as deferred. `pthread_cancel` sends the thread libc's own signal (no program
@@ -24,7 +24,7 @@
 //!   when the thread's [`Record`](crate::runtime::thread::Record) is released.
 
 pub mod asynchronous;
+pub mod cancel_request;
 pub mod point;
-pub mod request;
 pub mod state;
 pub mod unwinding;

@@ -15,7 +15,7 @@ use crate::files::description::{Access, Description};
 use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
-use crate::files::table::{self, Known};
+use crate::files::table::{self, NumberState};
 use crate::files::{identity, registry, unserved};
 use crate::report::accounts::Row;
 use crate::report::counts;
@@ -88,8 +88,8 @@ pub unsafe fn try_counted_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Op
 /// The file's row in the report by file, where that was asked for.
 fn row_of(fd: RawFd) -> Option<&'static Row> {
     match table::get(fd) {
-        Known::File(description) => description.row(),
-        Known::Unserved | Known::Left => unserved::row(fd),
+        NumberState::File(description) => description.row(),
+        NumberState::Unserved | NumberState::Left => unserved::row(fd),
         _ => None,
     }
 }
@@ -214,10 +214,11 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
 /// The thread's record, if `fd` is worth a closer look.
 pub fn enterable(fd: RawFd) -> Option<&'static Record> {
     match table::get(fd) {
-        Known::Foreign | Known::Internal | Known::Left => None,
-        Known::Unknown | Known::Unserved | Known::Claimed | Known::File(_) => {
-            Some(thread::record())
-        }
+        NumberState::Foreign | NumberState::Internal | NumberState::Left => None,
+        NumberState::Unknown
+        | NumberState::Unserved
+        | NumberState::Claimed
+        | NumberState::File(_) => Some(thread::record()),
     }
 }
 
@@ -240,7 +241,7 @@ pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
 /// Only with `--eager`. Otherwise such a descriptor is the kernel's.
 #[cold]
 pub fn describe(fd: RawFd) -> bool {
-    config::is_eager() && matches!(table::get(fd), Known::Unknown) && describe_passed(fd)
+    config::is_eager() && matches!(table::get(fd), NumberState::Unknown) && describe_passed(fd)
 }
 
 /// Gives a regular file in a served directory, which the kernel serves, a description. Whether there was something to do.
@@ -256,7 +257,7 @@ pub fn describe_passed(fd: RawFd) -> bool {
     // SAFETY: no memory involved.
     let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) };
     let mut registry = registry::lock();
-    if !matches!(table::get(fd), Known::File(_) | Known::Internal) && flags >= 0 {
+    if !matches!(table::get(fd), NumberState::File(_) | NumberState::Internal) && flags >= 0 {
         let access = Access::of_flags(flags as i32);
         registry.before_open(identity.id, access, false);
         registry.describe(fd, identity.id, flags as i32, Some(Reason::Inherited));
@@ -370,9 +371,9 @@ unsafe fn transfer(
 /// Counts bytes that the kernel moved to or from `fd`, if its file counts.
 pub fn count_passed(fd: RawFd, direction: Direction, result: isize) {
     let reason = match table::get(fd) {
-        Known::File(description) if description.is_served() => Reason::Changed,
-        Known::File(description) => description.reason(),
-        Known::Unserved | Known::Left => unserved::reason(fd),
+        NumberState::File(description) if description.is_served() => Reason::Changed,
+        NumberState::File(description) => description.reason(),
+        NumberState::Unserved | NumberState::Left => unserved::reason(fd),
         _ => return,
     };
     counts::count_bytes_passed(reason, result);

@@ -7,8 +7,8 @@ use std::ptr;
 use millpond::page_cache::{Inode, WriteExtent, Writing};
 
 use crate::files::identity;
-use crate::files::io::At;
 use crate::files::segments::Direction;
+use crate::files::served_io::At;
 use crate::page_cache::descriptors::{
     self, APPENDS, FILE, IS_AMBIGUOUS, IS_UNMAPPED, KERNEL, Number, OPENED, is_on, kind,
 };

@@ -1,6 +1,6 @@
 //! Types of the kernel's AIO interface.
 
-pub type Block = libc::iocb;
+pub type Iocb = libc::iocb;
 /// The handle of a program's context.
 pub type Handle = usize;
 
@@ -16,7 +16,7 @@ pub struct Event {
 
 impl Event {
     /// The fields that libaio's `io_queue_run` uses: the block, and the address of a function.
-    pub fn callback(&self) -> (*mut Block, usize) {
+    pub fn callback(&self) -> (*mut Iocb, usize) {
         (std::ptr::with_exposed_provenance_mut(self.block as usize), self.data as usize)
     }
 }

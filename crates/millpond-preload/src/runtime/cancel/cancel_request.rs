@@ -110,5 +110,5 @@ pub fn ask_until_found(ask: impl Fn() -> bool, mark: &Mark) {
 }
 
 #[cfg(all(test, loom))]
-#[path = "request/loom_tests.rs"]
+#[path = "cancel_request/loom_tests.rs"]
 mod loom_tests;
