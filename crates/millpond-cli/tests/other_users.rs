@@ -546,7 +546,7 @@ const SOURCES: [(&str, &str); 34] = [
     ("millpond/src/memory.rs", "/proc and the cgroup's files"),
     ("millpond/src/recovery/client.rs", "a memory file"),
     ("millpond/src/recovery/keeper/clients.rs", "/proc/self"),
-    ("millpond/src/recovery/keeper/life.rs", "a memory file; /proc/self"),
+    ("millpond/src/recovery/keeper/liveness.rs", "a memory file; /proc/self"),
     ("millpond/src/recovery/keeper/listen.rs", "a_keepers_address_is_taken"),
     ("millpond/src/recovery/keeper/rescue.rs", "a_rescue_file_of_another_user_is_refused"),
     ("millpond/src/recovery/keeper/server.rs", "the socket that it made"),

@@ -126,7 +126,7 @@ pub use options::{
 pub use preload::{Aside, ReadDone};
 pub use queue::{Completion, Queue, Request, WaitFuture};
 #[doc(hidden)]
-pub use read::unguarded::{Begun, KernelRead, UnguardedRead};
+pub use read::optimistic_read::{Begun, KernelRead, UnguardedRead};
 pub use recovery::keeper;
 #[cfg(feature = "sim")]
 pub use sim::{SimDevice, SimOptions, SimWrite};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::Engine;
 use crate::error::{Error, Op, Result};
 pub use crate::io::backend::descriptors::Backing;
-use crate::io::flight;
+use crate::io::read_limit;
 use crate::recovery::Address;
 #[cfg(feature = "sim")]
 use crate::sim::SimOptions;
@@ -138,7 +138,7 @@ impl Default for EngineBuilder {
             hit_path: true,
             admission: Admission::Adaptive,
             readahead_bytes_max: READAHEAD_BYTES_MAX,
-            reads_in_flight_max: flight::READS_MAX,
+            reads_in_flight_max: read_limit::READS_MAX,
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(30),
             keeper: None,

@@ -26,7 +26,7 @@ use crate::io::segment_list::RawList;
 use crate::options::OpenOptions;
 use crate::queue::task::{Reading, Task};
 use crate::read::miss::{Miss, Pace, Step, Wanted};
-use crate::read::unguarded::{self, Begun, UnguardedRead};
+use crate::read::optimistic_read::{self, Begun, UnguardedRead};
 
 /// Called with a read's result, on any thread, perhaps the one that started it. It must not wait.
 #[doc(hidden)]
@@ -140,7 +140,7 @@ impl File {
 
     /// Begins a read of `len` bytes at `offset` to `start`. The result may be a read for the kernel to carry out by
     /// Linux AIO: then the caller submits it to the kernel before it closes the handle. At the end,
-    /// [`File::end_unguarded`] returns whether the bytes read count; until then no guard is held (`read::unguarded`).
+    /// [`File::end_unguarded`] returns whether the bytes read count; until then no guard is held (`read::optimistic_read`).
     /// Does not block.
     ///
     /// # Safety
@@ -153,7 +153,7 @@ impl File {
             return Begun::Not;
         }
         // SAFETY: the caller's promise.
-        let begun = unsafe { unguarded::begin(&self.cached, start, len, offset) };
+        let begun = unsafe { optimistic_read::begin(&self.cached, start, len, offset) };
         if matches!(begun, Begun::ByKernel(..)) {
             let last = self.cached.page_of(offset + len as u64 - 1);
             self.readahead.before_read(&self.cached, self.cached.page_of(offset), last);
@@ -335,7 +335,7 @@ mod tests {
             (13, true, &|| {}),
             (77, true, &|| file.write_all_at(&[1; BLOCK], offset(12)).unwrap()),
             (141, true, &|| assert_eq!(file.read_at(&mut [0; BLOCK], offset(11)).unwrap(), BLOCK)),
-            // Counted with it (unguarded.U3).
+            // Counted with it (optimistic.U3).
             (205, false, &|| file.write_all_at(&[1], offset(13) + 100).unwrap()),
             (18, false, &|| file.punch_hole(0, offset(20)).unwrap()),
             (100, false, &|| file.truncate(5).unwrap()),

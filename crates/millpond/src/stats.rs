@@ -253,19 +253,19 @@ fn is_nth(counter: &AtomicU64, one_in: u64) -> bool {
 }
 
 /// The counts of a thread, in lines of their own.
-type Slot = CachePadded<ThreadCounts>;
+type CounterSlot = CachePadded<ThreadCounts>;
 
 /// The slots of an engine.
 #[derive(Default)]
 struct CounterSlots {
-    living: Vec<Arc<Slot>>,
+    living: Vec<Arc<CounterSlot>>,
     /// The sum of those of ended threads.
-    ended: Slot,
+    ended: CounterSlot,
 }
 
 impl CounterSlots {
     /// Adds the counts of a thread that ends to the sum.
-    fn end(&mut self, slot: &Arc<Slot>) {
+    fn end(&mut self, slot: &Arc<CounterSlot>) {
         slot.add_to(&self.ended);
         self.living.retain(|living| !Arc::ptr_eq(living, slot));
     }
@@ -335,7 +335,7 @@ fn set_last(engine: u64, slot: *const ThreadCounts) {
 /// The slot of a thread at one engine.
 struct TakenSlot {
     engine: u64,
-    slot: Arc<Slot>,
+    slot: Arc<CounterSlot>,
     slots: Weak<Mutex<CounterSlots>>,
     /// The process that took it.
     process: u64,
@@ -465,8 +465,8 @@ impl Counters {
         }
     }
 
-    fn new_slot(&self) -> Arc<Slot> {
-        let slot = Arc::new(Slot::default());
+    fn new_slot(&self) -> Arc<CounterSlot> {
+        let slot = Arc::new(CounterSlot::default());
         slot.wait.is_of(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs());
         lock(&self.slots).living.push(Arc::clone(&slot));
         slot

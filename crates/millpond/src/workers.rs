@@ -35,7 +35,7 @@ pub(crate) fn workers() -> Arc<Pool> {
 }
 
 /// The outcome of a job, for polling.
-pub(crate) struct Outcome<T>(ProcessLocal<Arc<Mutex<Told<T>>>>);
+pub(crate) struct JobOutcome<T>(ProcessLocal<Arc<Mutex<Told<T>>>>);
 
 enum Told<T> {
     Waits(Option<TaskWaker>),
@@ -45,10 +45,10 @@ enum Told<T> {
     Taken,
 }
 
-/// The side that completes an [`Outcome`].
-pub(crate) struct Teller<T>(Arc<Mutex<Told<T>>>);
+/// The side that completes an [`JobOutcome`].
+pub(crate) struct JobCompleter<T>(Arc<Mutex<Told<T>>>);
 
-impl<T> Teller<T> {
+impl<T> JobCompleter<T> {
     pub(crate) fn tell(self, done: T) {
         self.set(Told::Done(done));
     }
@@ -66,23 +66,23 @@ impl<T> Teller<T> {
     }
 }
 
-impl<T> Drop for Teller<T> {
+impl<T> Drop for JobCompleter<T> {
     /// Without an outcome: the job has unwound. Its task is woken, and panics as well.
     fn drop(&mut self) {
         self.set(Told::Lost);
     }
 }
 
-impl<T: Send + 'static> Outcome<T> {
+impl<T: Send + 'static> JobOutcome<T> {
     /// An outcome, and the side that completes it.
-    pub(crate) fn new() -> (Outcome<T>, Teller<T>) {
+    pub(crate) fn new() -> (JobOutcome<T>, JobCompleter<T>) {
         let told = Arc::new(Mutex::new(Told::Waits(None)));
-        (Outcome(ProcessLocal::new(Arc::clone(&told))), Teller(told))
+        (JobOutcome(ProcessLocal::new(Arc::clone(&told))), JobCompleter(told))
     }
 
     /// Has the workers carry out `body`. It runs even if the outcome is dropped.
     pub(crate) fn of(workers: &Arc<Pool>, body: impl FnOnce() -> T + Send + 'static) -> Self {
-        let (outcome, teller) = Outcome::new();
+        let (outcome, teller) = JobOutcome::new();
         workers.run(Box::new(move || teller.tell(body())));
         outcome
     }

@@ -34,7 +34,7 @@
 //!   by the thread that ends the first of them.
 //! - **A6** A direct read that is not worth a frame goes unchanged to the program's context, by a descriptor of
 //!   the engine; no engine thread takes part. It holds no guard, as the program may write before it
-//!   takes the completion. The thread that takes the completion checks whether the read is valid (unguarded.U2). If
+//!   takes the completion. The thread that takes the completion checks whether the read is valid (optimistic.U2). If
 //!   not, it reads again and waits. Until then the slot pins the description, which must not be writable: the end of a
 //!   writable description must not wait for a completion that the program may never take.
 //!

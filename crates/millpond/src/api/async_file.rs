@@ -22,7 +22,7 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::process_local::ProcessLocal;
 use crate::read::miss::{Miss, Pace, Step, Wanted};
-use crate::workers::Outcome;
+use crate::workers::JobOutcome;
 
 /// A [`File`] with asynchronous methods. Clones are the same handle.
 ///
@@ -320,7 +320,7 @@ impl AsyncFile {
         if let Err(error) = self.start_workers(Op::Read, offset, total(&buffers)) {
             return (Err(error), buffers);
         }
-        let (outcome, teller) = Outcome::new();
+        let (outcome, teller) = JobOutcome::new();
         let tell = move |result, buffers| teller.tell((result, buffers));
         let list = SegmentList::from_buffers(buffers).into_raw();
         unattended::start_read(Arc::clone(&self.file), list, offset, None, tell);
@@ -595,7 +595,7 @@ impl AsyncFile {
     /// Lets a worker run `body`.
     async fn worked<T: Send + 'static>(&self, body: impl FnOnce(&File) -> T + Send + 'static) -> T {
         let file = Arc::clone(&self.file);
-        let outcome = Outcome::of(&self.file.cached.shared.workers, move || {
+        let outcome = JobOutcome::of(&self.file.cached.shared.workers, move || {
             let done = body(&file);
             // Before the result is published: a task that waits for it may close the last handle then.
             drop(file);

@@ -22,7 +22,7 @@ use std::task::{Context, Poll};
 use crate::api::async_file::AsyncFile;
 use crate::api::unattended;
 use crate::api::view::Detached;
-use crate::cache::table::page::State;
+use crate::cache::table::page::PageState;
 use crate::cache::table::wait_queue::{WaitEntry, wait_table};
 use crate::copy;
 use crate::error::{Error, Op, Result};
@@ -35,7 +35,7 @@ use crate::options::OpenOptions;
 use crate::process_local::ProcessLocal;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::run::{Claims, Next, Run};
-use crate::workers::Outcome;
+use crate::workers::JobOutcome;
 
 /// Immutable bytes that the caller has elsewhere, of which the engine caches pages: an object of a store,
 /// or many, each at its own offset.
@@ -388,7 +388,7 @@ impl Fill {
         mut self,
         file: &AsyncFile,
         offset: u64,
-    ) -> std::result::Result<Outcome<(Result<usize>, Fill)>, (Error, Fill)> {
+    ) -> std::result::Result<JobOutcome<(Result<usize>, Fill)>, (Error, Fill)> {
         let segments = self.run().memory(&self.cached);
         let len = segments.iter().map(|segment| segment.len() as u64).sum();
         if self.cached.cache().frames.are_the_parents() {
@@ -405,7 +405,7 @@ impl Fill {
         // SAFETY: frames of FILLING pages, which `tell` owns, so they are released after the read (BO2,
         // BO3).
         let list = unsafe { RawList::lent(&memory, None) };
-        let (outcome, teller) = Outcome::new();
+        let (outcome, teller) = JobOutcome::new();
         unattended::start_read(handle, list, offset, None, |moved, _| teller.tell((moved, self)));
         Ok(outcome)
     }
@@ -522,7 +522,7 @@ impl Future for Arrival<'_> {
         let mut parked = None;
         let (first, last) = (file.page_of(self.range.start), file.page_of(end - 1));
         file.core().for_each_page(&file.cache().frames, first, last, &mut |_, _, word| {
-            if parked.is_none() && word.load().state() == State::Filling {
+            if parked.is_none() && word.load().state() == PageState::Filling {
                 parked = wait_table().register(word, cx.waker());
             }
         });

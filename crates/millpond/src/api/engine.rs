@@ -25,7 +25,7 @@ use crate::event::event;
 use crate::inode::backend::Backend;
 use crate::inode::open::Given;
 use crate::inode::{CachedFile, Shared};
-use crate::io::flight::{self, Flight};
+use crate::io::read_limit::{self, Flight};
 use crate::latency::LatencyKind;
 use crate::options::{EngineBuilder, OpenOptions, Published};
 use crate::process_local::ProcessLocal;
@@ -104,8 +104,8 @@ impl Engine {
     pub(crate) fn of(options: EngineBuilder) -> Result<Engine> {
         let cache_bytes = options.cache_bytes.unwrap_or_else(crate::memory::default_cache_bytes);
         check_cache_bytes(cache_bytes, CACHE_BYTES_MAX, options.keeper.is_some())?;
-        if !(1..=flight::READS_MAX).contains(&options.reads_in_flight_max) {
-            let (asked, most) = (options.reads_in_flight_max, flight::READS_MAX);
+        if !(1..=read_limit::READS_MAX).contains(&options.reads_in_flight_max) {
+            let (asked, most) = (options.reads_in_flight_max, read_limit::READS_MAX);
             let what = format!("{asked} reads in flight: must be 1 to {most}");
             return Err(Error::InvalidInput { op: Op::Build, what });
         }

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use millpond_rangelock::callback;
 
-use crate::direct::{Extent, Operation};
+use crate::direct::{DirectRange, Operation};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::io::backend::descriptors;
@@ -231,7 +231,7 @@ impl File {
         durable: bool,
     ) -> Result<usize> {
         let (file, len) = (&*self.cached, segments.left());
-        let extent = Extent { file, direction, offset, len, durable };
+        let extent = DirectRange { file, direction, offset, len, durable };
         let operation = Operation { extent, segments };
         match operation.check_alignment() {
             Ok(()) => operation.run(),

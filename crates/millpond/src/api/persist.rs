@@ -36,13 +36,13 @@ use crate::units::PageIndex;
 use crate::writeback;
 
 /// A directory and a name in it.
-struct Place<'a> {
+struct RenamePlace<'a> {
     dir: OwnedFd,
     name: &'a OsStr,
 }
 
-impl Place<'_> {
-    fn of(path: &Path) -> io::Result<Place<'_>> {
+impl RenamePlace<'_> {
+    fn of(path: &Path) -> io::Result<RenamePlace<'_>> {
         let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "a path without a file name");
         let name = path.file_name().ok_or_else(no_name)?;
         let dir = match path.parent() {
@@ -50,7 +50,7 @@ impl Place<'_> {
             _ => Path::new("."),
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Place { dir: rustix::fs::openat(CWD, dir, flags, Mode::empty())?, name })
+        Ok(RenamePlace { dir: rustix::fs::openat(CWD, dir, flags, Mode::empty())?, name })
     }
 
     /// Fails unless the name leads to `file`.
@@ -63,7 +63,7 @@ impl Place<'_> {
         Ok(())
     }
 
-    fn has_same_dir(&self, other: &Place<'_>) -> io::Result<bool> {
+    fn has_same_dir(&self, other: &RenamePlace<'_>) -> io::Result<bool> {
         let (one, other) = (rustix::fs::fstat(&self.dir)?, rustix::fs::fstat(&other.dir)?);
         Ok((one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
     }
@@ -73,8 +73,8 @@ impl Place<'_> {
 pub(crate) fn persist(file: &CachedFile, from: &Path, to: &Path, replaces: bool) -> Result<()> {
     let at = |step| move |source: io::Error| Error::Persist { step, source };
     let lookup = at(PersistStep::Lookup);
-    let from = Place::of(from).map_err(lookup)?;
-    let to = Place::of(to).map_err(lookup)?;
+    let from = RenamePlace::of(from).map_err(lookup)?;
+    let to = RenamePlace::of(to).map_err(lookup)?;
     let same_dir = from.has_same_dir(&to).map_err(lookup)?;
     from.check(file).map_err(lookup)?;
 

@@ -24,12 +24,12 @@ use std::marker::PhantomData;
 
 use crate::api::file::{File, check_range};
 use crate::buffers::Buffer;
-use crate::direct::{self, Begin, Begun, Conclusion, Extent, Operation, Undecided};
+use crate::direct::{self, Begin, Conclusion, DirectRange, Operation, StartedDirect, Undecided};
 use crate::error::{Error, Op, Result};
 use crate::inode::backend::BackendKind;
 use crate::inode::{Blocking, CachedFile, Shared};
-use crate::io::backend::fixed_ring::{Ended, FixedRing};
-use crate::io::request;
+use crate::io::backend::fixed_ring::{FixedRing, RingCompletion};
+use crate::io::retry;
 use crate::io::segment_list::{Access, Mut, RawList, SegmentList};
 use crate::io::transfer::{Direction, Transfer, TransientRetries, is_end, is_transient};
 use crate::memory::no_memory;
@@ -221,8 +221,8 @@ impl<'a> DirectRequest<'a> {
     }
 
     #[inline]
-    fn extent(&self) -> Extent<'a> {
-        Extent {
+    fn extent(&self) -> DirectRange<'a> {
+        DirectRange {
             file: self.file.cached(),
             direction: self.direction,
             offset: self.offset,
@@ -315,7 +315,7 @@ pub struct Registration {
 pub struct Pipeline {
     carrier: ProcessLocal<Carrier>,
     depth: usize,
-    ended: VecDeque<Ended>,
+    ended: VecDeque<RingCompletion>,
     /// The ring accepts requests only from the thread that created it.
     not_send: PhantomData<*const ()>,
 }
@@ -418,7 +418,7 @@ impl Pipeline {
 #[derive(Default)]
 struct Slot<'a> {
     request: Option<DirectRequest<'a>>,
-    begun: Option<Begun<'a>>,
+    begun: Option<StartedDirect<'a>>,
     /// The same after the back end has ended it (P4).
     undecided: Option<Undecided<'a>>,
     moved: u64,
@@ -438,7 +438,7 @@ fn slots<'a>(mut depth: usize) -> (Vec<Slot<'a>>, usize) {
 struct Lanes<'p, 'a> {
     carrier: &'p mut ProcessLocal<Carrier>,
     /// Completions that are not processed yet.
-    ended: &'p mut VecDeque<Ended>,
+    ended: &'p mut VecDeque<RingCompletion>,
     slots: Vec<Slot<'a>>,
     /// Lanes whose requests overlap other operations, in order.
     stalled: VecDeque<u32>,
@@ -621,7 +621,7 @@ impl<'a> Lanes<'_, 'a> {
     }
 
     /// Notes that a request has released its range.
-    fn note(&mut self, file: &'a CachedFile, ended: direct::Ended) -> Result<usize> {
+    fn note(&mut self, file: &'a CachedFile, ended: direct::DirectEnd) -> Result<usize> {
         if ended.is_len_in_doubt {
             self.doubted.push(file);
         }
@@ -651,7 +651,7 @@ enum Start {
 #[cold]
 fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
     let operation = request.operation();
-    let block_bytes = request::block_bytes(&*operation.extent.file.backing, &operation.transfer());
+    let block_bytes = retry::block_bytes(&*operation.extent.file.backing, &operation.transfer());
     is_end(moved, block_bytes)
 }
 
@@ -659,7 +659,7 @@ fn is_over(request: &DirectRequest<'_>, moved: u64) -> bool {
 #[inline]
 fn push(
     carrier: &mut Carrier,
-    ended: &mut VecDeque<Ended>,
+    ended: &mut VecDeque<RingCompletion>,
     number: u32,
     request: &DirectRequest<'_>,
     moved: u64,
@@ -685,7 +685,7 @@ fn push(
         }
         return;
     }
-    ended.push_back((number, request::try_one(backing, transfer)));
+    ended.push_back((number, retry::try_one(backing, transfer)));
 }
 
 impl Drop for Lanes<'_, '_> {

@@ -1,5 +1,5 @@
 //! Background reads into the caller's memory: direct reads, and reads that bypass the cache
-//! (`read::around`). They own that memory, or borrow it, and call a function at their completion.
+//! (`read::bypass_read`). They own that memory, or borrow it, and call a function at their completion.
 //!
 //! ```text
 //!   direct: start -> begin (does not wait) -> backend: a ring, or background threads -> end -> tell
@@ -26,19 +26,19 @@ use std::sync::Arc;
 
 use crate::api::file::{File, check_range, release_handle};
 use crate::buffers::Buffer;
-use crate::direct::{self, Ended, Extent, Held};
+use crate::direct::{self, DirectEnd, DirectRange, Held};
 use crate::error::{Op, Result};
 use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::{self, SharedRing};
-use crate::io::flight::{Flight, KeptSlot};
-use crate::io::request;
+use crate::io::read_limit::{Flight, KeptSlot};
+use crate::io::retry;
 use crate::io::segment::{Front, Misalignment, Segment};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::{
     self, BackgroundRead, Direction, Ending, SEGMENTS_MAX, Segments, Transfer, TransientRetries,
     is_transient,
 };
-use crate::read::around::Lent;
+use crate::read::bypass_read::Lent;
 use crate::read::hit::wipe;
 
 /// The completion function of a read, which gets the buffers back.
@@ -140,8 +140,8 @@ impl Around {
     }
 }
 
-fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> Extent<'f> {
-    Extent { file, direction: Direction::Read, offset, len: list.total(), durable: false }
+fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> DirectRange<'f> {
+    DirectRange { file, direction: Direction::Read, offset, len: list.total(), durable: false }
 }
 
 /// Checks the request, and begins it; `None`: not without waiting. Inlined, so that the result is built in
@@ -262,7 +262,7 @@ impl<T: Tell> Read<T> {
             }
         };
         let ended = held.end_read(extent(&handle.cached, &list, offset), moved, error);
-        let Ended { outcome, is_len_in_doubt, .. } = ended;
+        let DirectEnd { outcome, is_len_in_doubt, .. } = ended;
         drop(slot);
         if !is_len_in_doubt {
             return end(handle, list.into_buffers(), tell, outcome);
@@ -290,7 +290,7 @@ impl<T: Tell> Ending for Read<T> {
                     return self.finish(None);
                 }
                 let block_bytes =
-                    request::block_bytes(&*self.handle.cached.backing, &self.transfer());
+                    retry::block_bytes(&*self.handle.cached.backing, &self.transfer());
                 if transfer::is_end(moved as u64, block_bytes) {
                     self.finish(None)
                 } else {

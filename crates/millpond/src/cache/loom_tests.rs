@@ -13,7 +13,7 @@ use loom::thread;
 
 use crate::cache::frames::pin::{Pins, Retiring};
 use crate::cache::table::epoch::Epoch;
-use crate::cache::table::page::{PageWord, Shown, State};
+use crate::cache::table::page::{PageState, PageWord, Shown};
 use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
@@ -464,7 +464,7 @@ fn loom_the_end_of_a_fill_finds_its_waiters() {
             move || {
                 let seen = page.load();
                 assert!(page.try_fill(FrameIndex(2)).is_err(), "filled twice");
-                seen.state() == State::Filling && page.set_waiters(seen).is_some()
+                seen.state() == PageState::Filling && page.set_waiters(seen).is_some()
             }
         });
         let sleepers = page.finish_fill(FrameIndex(1), SHOWN);
@@ -488,7 +488,7 @@ fn loom_referenced_lands_on_any_state() {
         });
         let seen = pond.words[0].load();
         if pond.words[0].try_evict(seen, &pond.epoch) {
-            assert_eq!(pond.words[0].load().state(), State::Empty);
+            assert_eq!(pond.words[0].load().state(), PageState::Empty);
             pond.fill(0, 3, 5);
         }
         reader.join().unwrap();
@@ -531,6 +531,6 @@ fn loom_tear_down_evicts_a_page_that_is_marked() {
         let evicted = pond.words[0].evict_for_good(&pond.epoch);
         assert_eq!(evicted.map(|seen| seen.frame()), Some(FrameIndex(1)));
         reader.join().unwrap();
-        assert_eq!(pond.words[0].load().state(), State::Empty);
+        assert_eq!(pond.words[0].load().state(), PageState::Empty);
     });
 }

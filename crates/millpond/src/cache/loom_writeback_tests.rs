@@ -12,7 +12,7 @@ use loom::thread;
 
 use crate::cache::frames::pin::{Pins, Retiring};
 use crate::cache::table::epoch::Epoch;
-use crate::cache::table::page::{PageWord, Shown, State, WritebackEnd};
+use crate::cache::table::page::{PageState, PageWord, Shown, WritebackEnd};
 use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
@@ -252,7 +252,7 @@ fn loom_eviction_races_a_flush() {
         pond.write(2);
         flusher.join().unwrap();
         evictor.join().unwrap();
-        if pond.word.load().state() == State::Empty {
+        if pond.word.load().state() == PageState::Empty {
             assert_eq!(pond.device.load(Relaxed), 2);
         }
     });

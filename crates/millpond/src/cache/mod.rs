@@ -56,7 +56,7 @@ use crate::cache::policy::fifo::ReadyPage;
 use crate::cache::policy::insert_batch::{INSERT_BATCH_MAX, InsertBatches};
 use crate::cache::policy::unevictable::{self, RescanFlag};
 use crate::cache::table::page::{Change, PageWord};
-use crate::cache::table::{FileCore, Held, SLOTS, first_of_leaf};
+use crate::cache::table::{FileCore, HeldLeaf, SLOTS, first_of_leaf};
 use crate::copy;
 use crate::options::Admission;
 use crate::recovery::Address;
@@ -167,7 +167,7 @@ impl Cache {
     /// the page is filled on its own, so it may be the first of many pages in random order.
     pub(crate) fn take_page_frame(
         &self,
-        held: &Held<'_>,
+        held: &HeldLeaf<'_>,
         page: PageIndex,
         alone: bool,
     ) -> Option<FrameIndex> {

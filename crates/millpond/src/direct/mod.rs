@@ -4,11 +4,11 @@
 //! ```text
 //!   read:   shared guard -> write back what is DIRTY of the range -> backend -> release
 //!   write:  exclusive guard -> hide -> wait for write-backs (page.W7) -> backend -> size -> EMPTY
-//!           -> release                                             (`write::around`)
+//!           -> release                                             (`write::bypass_write`)
 //! ```
 //!
 //! A direct operation is atomic with respect to every other operation on its file, direct or
-//! cached, as all of them take the same guard. The part between [`begin`] and [`Begun::end`]
+//! cached, as all of them take the same guard. The part between [`begin`] and [`StartedDirect::end`]
 //! belongs to the backend: `File` waits for it, a `Pipeline` has many in progress.
 //!
 //! - **D1** The caller that begins an operation ends it: until then its pages are hidden, and its
@@ -29,7 +29,7 @@ use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
 use crate::memory::try_zeros;
-use crate::write::{self, Account, Around, Write, Written};
+use crate::write::{self, Account, BypassWrite, Write, Written};
 use crate::writeback::state::EndedOp;
 use crate::writeback::{self, Durability};
 
@@ -39,7 +39,7 @@ const BOUNCE_BYTES_MAX: u64 = 1 << 20;
 const BOUNCE_ALIGN_BYTES: usize = 4096;
 /// An operation and its range of the file.
 #[derive(Clone, Copy)]
-pub(crate) struct Extent<'f> {
+pub(crate) struct DirectRange<'f> {
     pub(crate) file: &'f CachedFile,
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Extent<'f> {
 /// The same with its memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Operation<'a> {
-    pub(crate) extent: Extent<'a>,
+    pub(crate) extent: DirectRange<'a>,
     pub(crate) segments: SegmentIter<'a>,
 }
 
@@ -65,10 +65,10 @@ pub(crate) enum Begin {
 
 /// An operation under its guard, between cache and backend (D1).
 #[must_use]
-pub(crate) struct Begun<'f> {
+pub(crate) struct StartedDirect<'f> {
     held: Held<'f>,
     /// For a write.
-    write: Option<(Around, Account)>,
+    write: Option<(BypassWrite, Account)>,
 }
 
 /// The common state of an operation in progress; a read has no more.
@@ -84,9 +84,9 @@ pub(crate) struct Held<'f> {
 /// Makes the cache coherent with an operation that begins, and stores its state in `begun`.
 #[inline]
 pub(crate) fn begin<'f>(
-    extent: Extent<'f>,
+    extent: DirectRange<'f>,
     blocking: Blocking,
-    begun: &mut Option<Begun<'f>>,
+    begun: &mut Option<StartedDirect<'f>>,
 ) -> Result<Begin> {
     if extent.len == 0 {
         return Ok(Begin::Nothing);
@@ -96,7 +96,7 @@ pub(crate) fn begin<'f>(
         Direction::Read => {
             let mut held = None;
             let outcome = begin_read(extent, since, blocking, &mut held);
-            *begun = held.map(|held| Begun { held, write: None });
+            *begun = held.map(|held| StartedDirect { held, write: None });
             outcome
         }
         Direction::Write => {
@@ -115,21 +115,21 @@ pub(crate) fn begin<'f>(
 }
 
 fn begin_write<'f>(
-    extent: Extent<'f>,
+    extent: DirectRange<'f>,
     since: Option<Instant>,
     guard: FileGuard<'f>,
     size: u64,
     blocking: Blocking,
-) -> Result<Begun<'f>> {
+) -> Result<StartedDirect<'f>> {
     let around = extent.write(size).begin_around(blocking)?;
     extent.file.begin_change(extent.offset + extent.len);
     let account = Account::open(extent.file, extent.durable);
-    Ok(Begun { held: Held { guard, size, since }, write: Some((around, account)) })
+    Ok(StartedDirect { held: Held { guard, size, since }, write: Some((around, account)) })
 }
 
 /// [`begin`] for a read, without any wait. Also `None` if there is nothing to move.
 #[inline(always)]
-pub(crate) fn try_begin_read<'f>(extent: Extent<'f>) -> Result<Option<Held<'f>>> {
+pub(crate) fn try_begin_read<'f>(extent: DirectRange<'f>) -> Result<Option<Held<'f>>> {
     let mut held = None;
     if extent.len > 0 {
         begin_read(extent, extent.begins(), Blocking::Try, &mut held)?;
@@ -139,7 +139,7 @@ pub(crate) fn try_begin_read<'f>(extent: Extent<'f>) -> Result<Option<Held<'f>>>
 
 #[inline(always)]
 fn begin_read<'f>(
-    extent: Extent<'f>,
+    extent: DirectRange<'f>,
     since: Option<Instant>,
     blocking: Blocking,
     begun: &mut Option<Held<'f>>,
@@ -196,7 +196,7 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     Ok((end, moved?))
 }
 
-impl<'f> Extent<'f> {
+impl<'f> DirectRange<'f> {
     /// Checks D2 for memory with this alignment.
     #[inline]
     pub(crate) fn check_alignment(&self, memory: Misalignment) -> Result<()> {
@@ -206,7 +206,7 @@ impl<'f> Extent<'f> {
         match self.file.backing.alignment(true).first_misaligned(self.offset, memory) {
             None => Ok(()),
             Some((what, limit_bytes)) => {
-                let &Extent { offset, len, .. } = self;
+                let &DirectRange { offset, len, .. } = self;
                 Err(Error::Unaligned { op: self.op(), offset, len, what, limit_bytes })
             }
         }
@@ -231,7 +231,7 @@ impl<'f> Extent<'f> {
 
 impl<'a> Operation<'a> {
     pub(crate) fn transfer(&self) -> Transfer<'a> {
-        let Extent { direction, offset, durable, .. } = self.extent;
+        let DirectRange { direction, offset, durable, .. } = self.extent;
         let mut transfer = Transfer::new(direction, offset, self.segments);
         transfer.durable = durable;
         transfer.direct = true;
@@ -251,14 +251,14 @@ impl<'a> Operation<'a> {
     }
 
     /// `None`: there is nothing to move.
-    fn begin(&self) -> Result<Option<Begun<'a>>> {
+    fn begin(&self) -> Result<Option<StartedDirect<'a>>> {
         let mut begun = None;
         let outcome = begin(self.extent, Blocking::Wait, &mut begun)?;
         debug_assert!(outcome != Begin::Conflict, "waited for");
         Ok(begun)
     }
 
-    fn finish(&self, begun: Begun<'_>) -> Result<usize> {
+    fn finish(&self, begun: StartedDirect<'_>) -> Result<usize> {
         let mut batch = [self.transfer()];
         self.extent.file.carry_out(&mut batch);
         let [transfer] = batch;
@@ -282,8 +282,8 @@ impl<'a> Operation<'a> {
     }
 
     /// The bounce buffer of the operation. `None`: a write without whole blocks.
-    fn bounce(&self) -> Result<Option<Bounce>> {
-        let Extent { direction, offset, len, .. } = self.extent;
+    fn bounce(&self) -> Result<Option<DirectBounce>> {
+        let DirectRange { direction, offset, len, .. } = self.extent;
         let block = self.offset_block();
         let bytes = match direction {
             // The blocks around the range count in full.
@@ -291,13 +291,13 @@ impl<'a> Operation<'a> {
             Direction::Write if !(offset | len).is_multiple_of(block) => return Ok(None),
             Direction::Write => BOUNCE_BYTES_MAX.min(len),
         };
-        Bounce::new(bytes)
+        DirectBounce::new(bytes)
             .map(Some)
             .map_err(|error| Error::io(self.extent.op(), offset, len, error))
     }
 
     /// Reads the whole blocks around the range, and copies the requested bytes.
-    fn read_bounced(&self, begun: Begun<'_>, mut bounce: Bounce) -> Result<usize> {
+    fn read_bounced(&self, begun: StartedDirect<'_>, mut bounce: DirectBounce) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
@@ -333,7 +333,11 @@ impl<'a> Operation<'a> {
 
     /// Writes whole blocks by a bounce buffer. Partial blocks are written through the kernel's page
     /// cache, which preserves the bytes around them.
-    fn write_bounced(&self, begun: Begun<'_>, bounce: Option<Bounce>) -> Result<usize> {
+    fn write_bounced(
+        &self,
+        begun: StartedDirect<'_>,
+        bounce: Option<DirectBounce>,
+    ) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (offset, total) = (self.extent.offset, self.extent.len);
         let Some(mut bounce) = bounce else {
@@ -363,7 +367,7 @@ impl<'a> Operation<'a> {
 
     fn transfer_bounced(
         &self,
-        bounce: &mut Bounce,
+        bounce: &mut DirectBounce,
         offset: u64,
         len: u64,
     ) -> (u64, Option<io::Error>) {
@@ -376,11 +380,11 @@ impl<'a> Operation<'a> {
     }
 }
 
-impl<'f> Begun<'f> {
+impl<'f> StartedDirect<'f> {
     /// Ends the operation after the backend has ended it. Waits for a guard if the file's length is
     /// in doubt, and for other durable operations in flight after a durable write.
-    fn end(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Result<usize> {
-        let Ended { outcome, is_len_in_doubt } =
+    fn end(self, extent: DirectRange<'_>, transfer: Transfer<'_>) -> Result<usize> {
+        let DirectEnd { outcome, is_len_in_doubt } =
             match self.end_with(extent, transfer, Blocking::Wait) {
                 Conclusion::Ended(ended) => ended,
                 Conclusion::Undecided(undecided) => undecided.settle(extent),
@@ -393,18 +397,22 @@ impl<'f> Begun<'f> {
 
     /// Ends the operation without any wait.
     #[inline]
-    pub(crate) fn end_apart(self, extent: Extent<'_>, transfer: Transfer<'_>) -> Conclusion<'f> {
+    pub(crate) fn end_apart(
+        self,
+        extent: DirectRange<'_>,
+        transfer: Transfer<'_>,
+    ) -> Conclusion<'f> {
         self.end_with(extent, transfer, Blocking::Try)
     }
 
     #[inline]
     fn end_with(
         self,
-        extent: Extent<'_>,
+        extent: DirectRange<'_>,
         transfer: Transfer<'_>,
         blocking: Blocking,
     ) -> Conclusion<'f> {
-        let Begun { held, write } = self;
+        let StartedDirect { held, write } = self;
         let Some((around, account)) = write else {
             return Conclusion::Ended(held.end_read(extent, transfer.moved, transfer.error));
         };
@@ -427,19 +435,19 @@ impl<'f> Begun<'f> {
 #[must_use]
 pub(crate) struct Undecided<'f> {
     held: Held<'f>,
-    around: Around,
+    around: BypassWrite,
     written: Written,
     ended: EndedOp,
 }
 
 impl Undecided<'_> {
     /// Whether [`Undecided::settle`] would not wait.
-    pub(crate) fn is_decided(&self, extent: Extent<'_>) -> bool {
+    pub(crate) fn is_decided(&self, extent: DirectRange<'_>) -> bool {
         extent.file.writeback.generations.verdict(self.ended).is_some()
     }
 
     /// Ends the write. Waits for durable operations in flight; those wait for no guard and no page.
-    pub(crate) fn settle(self, extent: Extent<'_>) -> Ended {
+    pub(crate) fn settle(self, extent: DirectRange<'_>) -> DirectEnd {
         let Undecided { held, around, mut written, ended } = self;
         written.durability = extent.file.writeback.generations.wait(ended).into();
         held.end_write(extent, around, written)
@@ -447,23 +455,28 @@ impl Undecided<'_> {
 }
 
 impl Held<'_> {
-    fn end_write(self, extent: Extent<'_>, around: Around, written: Written) -> Ended {
+    fn end_write(
+        self,
+        extent: DirectRange<'_>,
+        around: BypassWrite,
+        written: Written,
+    ) -> DirectEnd {
         let write = extent.write(self.size);
         let outcome = write.end_around(written, around);
         extent.file.cache().counters.mine().passed(*outcome.as_ref().unwrap_or(&0) as u64);
         let is_len_in_doubt = write.release_apart(self.guard, &outcome);
-        Ended { outcome, is_len_in_doubt }
+        DirectEnd { outcome, is_len_in_doubt }
     }
 
     /// Ends a read of which `moved` bytes were moved, without any wait.
     #[inline(always)]
     pub(crate) fn end_read(
         self,
-        extent: Extent<'_>,
+        extent: DirectRange<'_>,
         moved: u64,
         error: Option<io::Error>,
-    ) -> Ended {
-        let Extent { file, offset, len, .. } = extent;
+    ) -> DirectEnd {
+        let DirectRange { file, offset, len, .. } = extent;
         let slot = file.cache().counters.mine();
         slot.took_if(LatencyKind::DirectRead, self.since);
         let wanted = (offset + len).min(self.size) - offset;
@@ -471,11 +484,13 @@ impl Held<'_> {
         let moved = moved.min(wanted);
         slot.passed(moved);
         match error {
-            Some(error) if moved == 0 => Ended::of(Err(Error::io(Op::Read, offset, len, error))),
+            Some(error) if moved == 0 => {
+                DirectEnd::of(Err(Error::io(Op::Read, offset, len, error)))
+            }
             // The bytes before it, as the kernel does.
-            Some(_) => Ended::of(Ok(moved as usize)),
+            Some(_) => DirectEnd::of(Ok(moved as usize)),
             // If it is short, another process truncated the file below.
-            None => Ended { outcome: Ok(moved as usize), is_len_in_doubt: moved < wanted },
+            None => DirectEnd { outcome: Ok(moved as usize), is_len_in_doubt: moved < wanted },
         }
     }
 }
@@ -483,37 +498,37 @@ impl Held<'_> {
 /// The state of an operation that the backend has ended.
 #[must_use]
 pub(crate) enum Conclusion<'f> {
-    Ended(Ended),
+    Ended(DirectEnd),
     Undecided(Undecided<'f>),
 }
 
 /// The outcome of an operation.
 #[must_use]
-pub(crate) struct Ended {
+pub(crate) struct DirectEnd {
     pub(crate) outcome: Result<usize>,
     /// The length of the file may have changed. [`CachedFile::adopt_size`] must be called when the
     /// caller may wait for a guard.
     pub(crate) is_len_in_doubt: bool,
 }
 
-impl Ended {
-    fn of(outcome: Result<usize>) -> Ended {
-        Ended { outcome, is_len_in_doubt: false }
+impl DirectEnd {
+    fn of(outcome: Result<usize>) -> DirectEnd {
+        DirectEnd { outcome, is_len_in_doubt: false }
     }
 }
 
 /// Aligned memory for an unaligned request.
-struct Bounce {
+struct DirectBounce {
     memory: Box<[u64]>,
     skip: usize,
 }
 
-impl Bounce {
-    fn new(bytes: u64) -> io::Result<Bounce> {
+impl DirectBounce {
+    fn new(bytes: u64) -> io::Result<DirectBounce> {
         let words = (bytes as usize + BOUNCE_ALIGN_BYTES).div_ceil(size_of::<u64>());
         let memory = try_zeros(words)?;
         let skip = memory.as_ptr().cast::<u8>().align_offset(BOUNCE_ALIGN_BYTES);
-        Ok(Bounce { memory, skip })
+        Ok(DirectBounce { memory, skip })
     }
 
     fn len(&self) -> u64 {

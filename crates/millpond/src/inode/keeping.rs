@@ -11,7 +11,7 @@
 //!
 //! Argued: `slot` is stored under `adopting` and `sizes`, and by `let_go` under a guard over the whole file. A thread
 //! that loads it without those locks holds a guard, and loads it again under `adopting` if it finds none. Release and
-//! Acquire serve `kept` alone: they order the tables' entries for the place before it. No model has guards and the
+//! Acquire serve `keeper_slot` alone: they order the tables' entries for the place before it. No model has guards and the
 //! keeper.
 
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! The table's leaves, to look at many pages in a row.
 
-use crate::cache::table::{Held, HoldError};
+use crate::cache::table::{HeldLeaf, HoldError};
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
 
 /// The leaf that was used last.
 pub(crate) struct Leaves<'c> {
     file: &'c CachedFile,
-    held: Option<Held<'c>>,
+    held: Option<HeldLeaf<'c>>,
 }
 
 impl<'c> Leaves<'c> {
@@ -19,7 +19,7 @@ impl<'c> Leaves<'c> {
         &mut self,
         page: PageIndex,
         create: bool,
-    ) -> std::result::Result<&Held<'c>, HoldError> {
+    ) -> std::result::Result<&HeldLeaf<'c>, HoldError> {
         if !self.held.as_ref().is_some_and(|held| held.covers(page)) {
             self.held = None;
             self.held = Some(self.file.core().hold(self.file.cache(), page, create)?);

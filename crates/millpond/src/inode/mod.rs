@@ -27,11 +27,11 @@ pub(crate) mod space;
 
 pub(crate) mod turns;
 
-pub(crate) mod kept;
+pub(crate) mod keeper_slot;
 
 pub(crate) mod mapped_pages;
 
-pub(crate) mod unguarded;
+pub(crate) mod optimistic;
 
 pub(crate) mod keeping;
 
@@ -50,16 +50,16 @@ use crate::cache::table::wait_queue;
 use crate::error::{Error, Op, Result};
 use crate::file_id::FileId;
 use crate::inode::backend::Backend;
-use crate::inode::kept::Kept;
+use crate::inode::keeper_slot::KeeperSlot;
 use crate::inode::mapped_pages::MappedPages;
+use crate::inode::optimistic::Unguarded;
 use crate::inode::registry::Registry;
 use crate::inode::space::account::Space;
 use crate::inode::turns::{Turn, Turns};
-use crate::inode::unguarded::Unguarded;
 use crate::io::backend::BackingFile;
-use crate::io::flight::Flight;
 use crate::io::pool::Pool;
-use crate::io::request;
+use crate::io::read_limit::Flight;
+use crate::io::retry;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::{Backing, OpenOptions, WriteMode};
 use crate::recovery::changes::ToldFile;
@@ -162,7 +162,7 @@ pub(crate) struct CachedFile {
     pub(crate) unguarded: Unguarded,
     pub(crate) writeback: Writeback,
     pub(crate) space: Space,
-    pub(crate) kept: Kept,
+    pub(crate) kept: KeeperSlot,
     pub(crate) handles: AtomicUsize,
     pub(crate) this: Weak<CachedFile>,
     pub(crate) id: FileId,
@@ -237,7 +237,7 @@ impl CachedFile {
         let mapped_pages = matches!(options.backing, Backing::Mapped);
         let mapped_pages =
             mapped_pages.then(|| Box::new(MappedPages::new(id, shared.backend.has_files())));
-        let kept = Kept::default();
+        let kept = KeeperSlot::default();
         let backing = match shared.cache.frames.recovery() {
             Some(recovery) => Arc::new(ToldFile::new(backing, &kept.changes, recovery)),
             None => backing,
@@ -351,7 +351,7 @@ impl CachedFile {
         self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
     }
 
-    /// The holder of an exclusive guard may change the file: reads without a guard find that (unguarded.U1,
+    /// The holder of an exclusive guard may change the file: reads without a guard find that (optimistic.U1,
     /// mapped_pages.MB2).
     fn locked<'g>(&'g self, guard: Guard<'g>) -> FileGuard<'g> {
         let mut changing = None;
@@ -387,7 +387,7 @@ impl CachedFile {
             Direction::Write => WaitFor::Write,
         };
         let _waits = self.waits(what, first.offset, first.segments.left());
-        request::run(&*self.backing, batch);
+        retry::run(&*self.backing, batch);
     }
 
     /// The number of pages that an operation takes in one go: the cache's spare memory, at most.

@@ -22,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 use crate::file_id::FileId;
 
-enum Known<F> {
+enum RegistryEntry<F> {
     Open(Weak<F>),
     Opening(Arc<Opening>),
     /// Its drop has begun, and an opener waits for `leave` (RG3).
@@ -53,7 +53,7 @@ impl Opening {
 
 /// The files of this process.
 pub(crate) struct Registry<F> {
-    files: Mutex<HashMap<FileId, Known<F>>>,
+    files: Mutex<HashMap<FileId, RegistryEntry<F>>>,
 }
 
 impl<F> Default for Registry<F> {
@@ -66,11 +66,11 @@ impl<F> Default for Registry<F> {
 pub(crate) enum Found<'a, F> {
     Open(Arc<F>),
     /// Not in the registry: the caller is to open it.
-    Place(Place<'a, F>),
+    Place(RegistryPlace<'a, F>),
 }
 
 impl<F> Registry<F> {
-    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Known<F>>> {
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, RegistryEntry<F>>> {
         self.files.lock().expect("no panic under the lock")
     }
 
@@ -79,20 +79,22 @@ impl<F> Registry<F> {
         loop {
             let opening = match self.files().entry(id) {
                 Entry::Occupied(mut entry) => match entry.get() {
-                    Known::Opening(opening) | Known::Closing(opening) => Arc::clone(opening),
-                    Known::Open(file) => {
+                    RegistryEntry::Opening(opening) | RegistryEntry::Closing(opening) => {
+                        Arc::clone(opening)
+                    }
+                    RegistryEntry::Open(file) => {
                         if let Some(file) = file.upgrade() {
                             return Found::Open(file);
                         }
                         let closing = Arc::default();
-                        entry.insert(Known::Closing(Arc::clone(&closing)));
+                        entry.insert(RegistryEntry::Closing(Arc::clone(&closing)));
                         closing
                     }
                 },
                 Entry::Vacant(entry) => {
                     let opening = Arc::default();
-                    entry.insert(Known::Opening(Arc::clone(&opening)));
-                    return Found::Place(Place { registry: self, id, opening });
+                    entry.insert(RegistryEntry::Opening(Arc::clone(&opening)));
+                    return Found::Place(RegistryPlace { registry: self, id, opening });
                 }
             };
             opening.wait();
@@ -103,8 +105,8 @@ impl<F> Registry<F> {
     pub(crate) fn all(&self) -> Vec<Weak<F>> {
         let files = self.files();
         let open = files.values().filter_map(|known| match known {
-            Known::Open(file) => Some(Weak::clone(file)),
-            Known::Opening(_) | Known::Closing(_) => None,
+            RegistryEntry::Open(file) => Some(Weak::clone(file)),
+            RegistryEntry::Opening(_) | RegistryEntry::Closing(_) => None,
         });
         open.collect()
     }
@@ -114,10 +116,10 @@ impl<F> Registry<F> {
         let mut files = self.files();
         let Entry::Occupied(entry) = files.entry(id) else { return };
         let closing = match entry.get() {
-            Known::Open(file) if file.strong_count() == 0 => None,
-            Known::Closing(closing) => Some(Arc::clone(closing)),
+            RegistryEntry::Open(file) if file.strong_count() == 0 => None,
+            RegistryEntry::Closing(closing) => Some(Arc::clone(closing)),
             // A file that was never entered: another one is open, or being opened.
-            Known::Open(_) | Known::Opening(_) => return,
+            RegistryEntry::Open(_) | RegistryEntry::Opening(_) => return,
         };
         entry.remove();
         drop(files);
@@ -128,23 +130,23 @@ impl<F> Registry<F> {
 }
 
 /// The right, and the duty, to open a file that is not known (RG2).
-pub(crate) struct Place<'a, F> {
+pub(crate) struct RegistryPlace<'a, F> {
     registry: &'a Registry<F>,
     id: FileId,
     opening: Arc<Opening>,
 }
 
-impl<F> Place<'_, F> {
+impl<F> RegistryPlace<'_, F> {
     /// The file is open, and found from now on.
     pub(crate) fn enter(self, file: &Arc<F>) {
-        self.registry.files().insert(self.id, Known::Open(Arc::downgrade(file)));
+        self.registry.files().insert(self.id, RegistryEntry::Open(Arc::downgrade(file)));
     }
 }
 
-impl<F> Drop for Place<'_, F> {
+impl<F> Drop for RegistryPlace<'_, F> {
     fn drop(&mut self) {
         if let Entry::Occupied(entry) = self.registry.files().entry(self.id)
-            && matches!(entry.get(), Known::Opening(opening) if Arc::ptr_eq(opening, &self.opening))
+            && matches!(entry.get(), RegistryEntry::Opening(opening) if Arc::ptr_eq(opening, &self.opening))
         {
             entry.remove();
         }

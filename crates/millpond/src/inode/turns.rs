@@ -11,11 +11,11 @@ use std::thread::{self, Thread};
 
 #[derive(Default)]
 pub(crate) struct Turns {
-    state: Mutex<State>,
+    state: Mutex<TurnsState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TurnsState {
     /// The number of the next thread to ask.
     next: u64,
     /// The number of the holder of the turn, or of the next holder.
@@ -29,7 +29,7 @@ struct State {
 pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TurnsState> {
         self.state.lock().expect("no panic under the lock")
     }
 

@@ -27,12 +27,12 @@ thread_local! {
 }
 
 /// An open batch of this thread. Dropping the outermost one runs the deferred wake-ups.
-pub(crate) struct Batch {
+pub(crate) struct WakeBatch {
     outermost: bool,
 }
 
 /// Opens a batch, or joins the open one.
-pub(crate) fn open() -> Batch {
+pub(crate) fn open() -> WakeBatch {
     let open = |left: &RefCell<Option<Left>>| {
         let mut left = left.borrow_mut();
         let outermost = left.is_none();
@@ -40,7 +40,7 @@ pub(crate) fn open() -> Batch {
         outermost
     };
     // A thread that is ending may have lost this state; it has no batches.
-    Batch { outermost: LEFT.try_with(open).unwrap_or(false) }
+    WakeBatch { outermost: LEFT.try_with(open).unwrap_or(false) }
 }
 
 /// Runs the deferred wake-ups now. The batch stays open, but gets another number: the caller may
@@ -89,7 +89,7 @@ pub(crate) fn defer(wake_up: DeferredWake) {
     }
 }
 
-impl Drop for Batch {
+impl Drop for WakeBatch {
     fn drop(&mut self) {
         if !self.outermost {
             return;

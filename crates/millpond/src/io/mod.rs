@@ -2,7 +2,7 @@
 //!
 //! From the bottom: `segment` and `transfer` (the bytes to move), `batch`, `signal`, `reaper` and
 //! `pool` (wake-ups, and the threads that make them), the trait in `backend`, the backends,
-//! `request` (transfers with retries) and `flight` (the limit of reads in flight).
+//! `retry` (transfers with retries) and `read_limit` (the limit of reads in flight).
 //!
 //! # Ways to submit
 //!
@@ -25,9 +25,9 @@ pub(crate) mod segment;
 
 pub(crate) mod transfer;
 
-pub(crate) mod request;
+pub(crate) mod retry;
 
-pub(crate) mod flight;
+pub(crate) mod read_limit;
 
 pub(crate) mod batch;
 

@@ -1,7 +1,7 @@
 //! Transfers of bytes between memory and a backing file.
 //!
 //! A [`Transfer`] is performed by the thread that requests it, which waits. A [`BackgroundRead`]
-//! owns all that it needs, and no thread waits for it. Backends try each of them once. `request`
+//! owns all that it needs, and no thread waits for it. Backends try each of them once. `retry`
 //! completes transfers, and the starter of a background read continues it.
 
 use std::io;
@@ -171,7 +171,7 @@ pub(crate) type Segments = SmallVec<[Segment<'static>; 1]>;
 /// and has a completion callback.
 pub(crate) struct BackgroundRead {
     pub(crate) offset: u64,
-    /// A task waits for it, so it is not refused because of too many reads (`io::flight` limits
+    /// A task waits for it, so it is not refused because of too many reads (`io::read_limit` limits
     /// these).
     pub(crate) wanted: bool,
     /// As for a [`Transfer`].

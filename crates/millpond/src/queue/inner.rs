@@ -12,7 +12,7 @@ use slab::Slab;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::batch;
 use crate::queue::request::{Completion, Request};
-use crate::queue::waiting::Waiting;
+use crate::queue::waiting::QueueWaiters;
 
 /// The initial capacity of a batch's completions.
 const TOGETHER: usize = 32;
@@ -21,7 +21,7 @@ const SPARE_MAX: usize = 256;
 
 /// The state that a queue shares with its operations in flight.
 pub(super) struct Inner {
-    pub(super) waiting: Waiting<Completion>,
+    pub(super) waiting: QueueWaiters<Completion>,
     /// The ring for reads that miss.
     pub(super) ring: Option<Arc<SharedRing>>,
     pub(super) capacity: usize,

@@ -15,16 +15,16 @@ use loom::thread;
 
 use crate::queue::rules::Rule;
 use crate::queue::task::Running;
-use crate::queue::waiting::{Deadlines, Waiting};
+use crate::queue::waiting::{Deadlines, QueueWaiters};
 
-fn queue(capacity: usize) -> Arc<Waiting<u32>> {
-    Arc::new(Waiting::new(capacity, Box::new(|_| {}), None))
+fn queue(capacity: usize) -> Arc<QueueWaiters<u32>> {
+    Arc::new(QueueWaiters::new(capacity, Box::new(|_| {}), None))
 }
 
 /// Runs `body` on a separate thread.
 fn beside(
-    queue: &Arc<Waiting<u32>>,
-    body: impl FnOnce(&Waiting<u32>) + 'static,
+    queue: &Arc<QueueWaiters<u32>>,
+    body: impl FnOnce(&QueueWaiters<u32>) + 'static,
 ) -> thread::JoinHandle<()> {
     let queue = Arc::clone(queue);
     thread::spawn(move || body(&queue))
@@ -140,13 +140,13 @@ fn loom_a_dropped_task_passes_its_grant_on() {
 #[test]
 #[should_panic(expected = "not woken")]
 fn loom_without_dispatch_after_departures_the_next_sleeps_on() {
-    model(|| drop_a_granted_task(Arc::new(Waiting::without(1, Rule::DispatchDepartures))));
+    model(|| drop_a_granted_task(Arc::new(QueueWaiters::without(1, Rule::DispatchDepartures))));
 }
 
 #[test]
 #[should_panic(expected = "not woken")]
 fn loom_without_the_return_of_its_events_the_next_sleeps_on() {
-    model(|| drop_a_granted_task(Arc::new(Waiting::without(1, Rule::Return))));
+    model(|| drop_a_granted_task(Arc::new(QueueWaiters::without(1, Rule::Return))));
 }
 
 /// Records that it was woken.
@@ -160,7 +160,7 @@ impl std::task::Wake for Flag {
 }
 
 // Tasks, not threads, as loom can't unwind from a deadlock.
-fn drop_a_granted_task(queue: Arc<Waiting<u32>>) {
+fn drop_a_granted_task(queue: Arc<QueueWaiters<u32>>) {
     assert_eq!(queue.admit(1), 1);
     let (mut first, mut second) = (None, None);
     assert!(queue.poll_wait(&mut first, 1, 1, Waker::noop()).is_pending());

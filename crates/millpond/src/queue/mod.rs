@@ -47,7 +47,7 @@ use crate::api::file::release_last_handle;
 use crate::api::unattended::{self, Around};
 use crate::error::{Error, Op, Result};
 use crate::io::backend::driver::{AbortOnUnwind, Driver};
-use crate::io::backend::shared_ring::{Held, SharedRing};
+use crate::io::backend::shared_ring::{HeldRing, SharedRing};
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment_list::SegmentList;
@@ -56,7 +56,7 @@ use crate::queue::inner::{Inner, Pending, take_request};
 use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
-use crate::queue::waiting::{Deadlines, Waiting};
+use crate::queue::waiting::{Deadlines, QueueWaiters};
 use crate::read::miss::{Pace, Wanted};
 
 pub use crate::queue::request::{Completion, Request};
@@ -174,7 +174,7 @@ impl Queue {
         let ring = driver.and_then(|driver| SharedRing::new(driver).ok());
         Ok(Queue {
             inner: ProcessLocal::new(Arc::new(Inner {
-                waiting: Waiting::new(capacity, Box::new(tell), ring.clone()),
+                waiting: QueueWaiters::new(capacity, Box::new(tell), ring.clone()),
                 ring,
                 capacity,
                 eventfd,
@@ -203,7 +203,7 @@ impl Queue {
         &self,
         requests: &mut Vec<Request>,
         ring: Option<&'r SharedRing>,
-    ) -> (usize, Option<Held<'r>>) {
+    ) -> (usize, Option<HeldRing<'r>>) {
         let inner = &self.inner;
         // Another thread of the parent may have held the lock.
         if inner.is_inherited() {

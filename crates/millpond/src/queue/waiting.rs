@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use millpond_rangelock::callback::TaskWaker;
 
-use crate::io::backend::shared_ring::{Held, SharedRing};
+use crate::io::backend::shared_ring::{HeldRing, SharedRing};
 use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
@@ -40,7 +40,7 @@ pub(crate) struct Deadlines {
 }
 
 /// The rules under their lock.
-pub(crate) struct Waiting<E> {
+pub(crate) struct QueueWaiters<E> {
     rules: Mutex<Rules<E, Notify>>,
     /// 1 after a caller has enabled the notification of unassigned events.
     told: AtomicU32,
@@ -49,19 +49,24 @@ pub(crate) struct Waiting<E> {
     ring: Option<std::sync::Arc<SharedRing>>,
 }
 
-impl<E> Waiting<E> {
-    /// `tell` is called with the number of unassigned events, after [`Waiting::tell_unassigned`].
+impl<E> QueueWaiters<E> {
+    /// `tell` is called with the number of unassigned events, after [`QueueWaiters::tell_unassigned`].
     pub(crate) fn new(
         capacity: usize,
         tell: Box<dyn Fn(usize) + Send + Sync>,
         ring: Option<std::sync::Arc<SharedRing>>,
-    ) -> Waiting<E> {
-        Waiting { rules: Mutex::new(Rules::new(capacity)), told: AtomicU32::new(0), tell, ring }
+    ) -> QueueWaiters<E> {
+        QueueWaiters {
+            rules: Mutex::new(Rules::new(capacity)),
+            told: AtomicU32::new(0),
+            tell,
+            ring,
+        }
     }
 
     #[cfg(all(test, loom))]
-    pub(crate) fn without(capacity: usize, rule: crate::queue::rules::Rule) -> Waiting<E> {
-        let queue = Waiting::new(capacity, Box::new(|_| {}), None);
+    pub(crate) fn without(capacity: usize, rule: crate::queue::rules::Rule) -> QueueWaiters<E> {
+        let queue = QueueWaiters::new(capacity, Box::new(|_| {}), None);
         *queue.lock() = Rules::without(capacity, rule);
         queue
     }
@@ -106,7 +111,7 @@ impl<E> Waiting<E> {
         signal: &Arc<Signal>,
         min: usize,
         deadline: Option<Instant>,
-        held: Option<Held<'_>>,
+        held: Option<HeldRing<'_>>,
     ) -> bool {
         match &self.ring {
             Some(ring) => ring.wait(signal, min, deadline, held),
@@ -165,7 +170,7 @@ impl<E> Waiting<E> {
         min: usize,
         max: usize,
         deadlines: Deadlines,
-        mut held: Option<Held<'_>>,
+        mut held: Option<HeldRing<'_>>,
     ) -> Vec<E> {
         let mut wakes = Wakes::new();
         let mut signal = None;

@@ -14,7 +14,7 @@
 //! programs that read at random are of one page.
 //!
 //! - **F1** No thread waits while it has a page FILLING and not submitted: claims are followed by their transfers
-//!   before any wait. A slot for each run (`io::flight`) is taken before its pages are claimed. Where there are fewer
+//!   before any wait. A slot for each run (`io::read_limit`) is taken before its pages are claimed. Where there are fewer
 //!   slots than runs, the rest is claimed when the first runs have ended. Slots are given back before bytes are
 //!   copied to the reader, as a fault on the reader's memory may block.
 //! - **F2** The filler takes the bytes before the page becomes READY and so evictable: a cache of
@@ -30,14 +30,14 @@ use smallvec::SmallVec;
 
 use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
-use crate::cache::table::Held;
-use crate::cache::table::page::{Shown, State};
+use crate::cache::table::HeldLeaf;
+use crate::cache::table::page::{PageState, Shown};
 use crate::cache::table::step;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
-use crate::io::flight::Slots;
+use crate::io::read_limit::Slots;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Segments, Transfer};
 use crate::read::hit::copy_out;
@@ -110,10 +110,10 @@ struct Reader<'a> {
     faulted: bool,
 }
 
-type Outcome = std::result::Result<(), Stopped>;
+type FillResult = std::result::Result<(), Stopped>;
 
 impl Reader<'_> {
-    fn chunk(&mut self, first: PageIndex, pages: usize) -> Outcome {
+    fn chunk(&mut self, first: PageIndex, pages: usize) -> FillResult {
         if pages == 1 {
             return self.one(first);
         }
@@ -143,7 +143,7 @@ impl Reader<'_> {
     }
 
     /// Reads one page: fills it, or waits for the thread that fills it.
-    fn one(&mut self, page: PageIndex) -> Outcome {
+    fn one(&mut self, page: PageIndex) -> FillResult {
         let file = self.file;
         let mut leaves = Leaves::new(file);
         for _ in 0..ROUNDS_MAX {
@@ -153,7 +153,7 @@ impl Reader<'_> {
             let word = held.word(page);
             let seen = word.load();
             let read = match seen.state() {
-                State::Ready => {
+                PageState::Ready => {
                     let filled = Filled { page, frame: seen.frame() };
                     let copied =
                         step::copy_if_unchanged(word, seen, || self.take(&filled)).is_some();
@@ -162,13 +162,13 @@ impl Reader<'_> {
                     }
                     copied
                 }
-                State::Filling | State::Hidden => {
+                PageState::Filling | PageState::Hidden => {
                     if let Some(armed) = word.set_waiters(seen) {
                         word.sleep(armed);
                     }
                     false
                 }
-                State::Empty => {
+                PageState::Empty => {
                     let size = self.size;
                     match fill_one(file, held, page, size, Op::Read, |it| self.take(it)) {
                         Ok(Alone::Filled) => true,
@@ -204,7 +204,7 @@ impl Reader<'_> {
     }
 
     /// F4: reads the caller's part of a page from the back end, as far as there are bytes.
-    fn around(&mut self, page: PageIndex) -> Outcome {
+    fn around(&mut self, page: PageIndex) -> FillResult {
         let file = self.file;
         file.cache().counters.uncached_reads.add(1);
         let start = file.start_of(page);
@@ -214,7 +214,7 @@ impl Reader<'_> {
         let alignment = file.backing.alignment(false).offset_bytes;
         let mut slots = Slots::new(&file.shared.flight);
         slots.add();
-        // A slot must not be held for the caller's memory (flight.L2), and direct I/O needs aligned memory: hence a
+        // A slot must not be held for the caller's memory (read_limit.L2), and direct I/O needs aligned memory: hence a
         // bounce buffer, allocated with room to align it.
         let (first, len) = match alignment {
             1 => (from, (to - from) as usize),
@@ -268,7 +268,7 @@ fn fill_missing(
     let mut claims = Claims::new(file, first..first + pages as u64, size);
     let mut runs: SmallVec<[Run; 1]> = SmallVec::new();
     let end = loop {
-        // Waits for the first only, when nothing is claimed yet (flight.L1, flight.L5).
+        // Waits for the first only, when nothing is claimed yet (read_limit.L1, read_limit.L5).
         match claims.next_run(&mut || slots.count() > runs.len() || slots.add()) {
             Next::Run(run) => runs.push(run),
             end => break end,
@@ -312,7 +312,7 @@ pub(crate) enum Alone {
 /// Fills one page, whose leaf is `held`, if it is EMPTY, and hands it to `take` before it becomes READY.
 pub(crate) fn fill_one(
     file: &CachedFile,
-    held: &Held<'_>,
+    held: &HeldLeaf<'_>,
     page: PageIndex,
     size: u64,
     op: Op,
@@ -320,10 +320,10 @@ pub(crate) fn fill_one(
 ) -> Result<Alone> {
     let (cache, page_bytes) = (file.cache(), file.core().page_bytes());
     let word = held.word(page);
-    if word.load().state() != State::Empty {
+    if word.load().state() != PageState::Empty {
         return Ok(Alone::Others);
     }
-    // flight.L1
+    // read_limit.L1
     let mut slots = Slots::new(&file.shared.flight);
     slots.add();
     let Some(frame) = cache.take_page_frame(held, page, true) else {
@@ -360,7 +360,7 @@ pub(crate) fn wait(file: &CachedFile, page: PageIndex) {
     while let Ok(held) = leaves.hold(page, false) {
         let word = held.word(page);
         let seen = word.load();
-        if !matches!(seen.state(), State::Filling | State::Hidden) {
+        if !matches!(seen.state(), PageState::Filling | PageState::Hidden) {
             return;
         }
         if let Some(armed) = word.set_waiters(seen) {

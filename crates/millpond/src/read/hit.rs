@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use crate::cache::table::page::{PageWord, Word};
 use crate::cache::table::step;
-use crate::cache::table::{FileCore, Found, SLOTS};
+use crate::cache::table::{FileCore, FoundSlot, SLOTS};
 use crate::copy::{self, Source};
 use crate::inode::{CachedFile, Shared};
 use crate::io::segment::{Segment, SegmentIter};
@@ -174,7 +174,7 @@ impl<'f> HitPath<'f> {
         let frames = &file.cache().frames;
         let begun = core.epoch.begin();
         let page = PageIndex::of_byte(offset, core.page_shift);
-        let Some(Found { word, predicted, leaf }) = core.lookup(frames, page) else {
+        let Some(FoundSlot { word, predicted, leaf }) = core.lookup(frames, page) else {
             return at_end(core, offset);
         };
         let seen = word.load();

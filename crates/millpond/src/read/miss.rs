@@ -34,10 +34,10 @@
 //!   worker reads under a guard, so a tiny cache makes progress.
 //! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the thread that ended
 //!   a fill, in the middle of that end (wait_queue.WQ4).
-//! - **M8** A task that finds no slot leaves an offer (`io::flight`). When a slot is free, the offer starts the
+//! - **M8** A task that finds no slot leaves an offer (`io::read_limit`). When a slot is free, the offer starts the
 //!   task's reads and then wakes the task. It runs on the thread of a read that has ended and has released guard and
 //!   slot. So at the limit, too, reads follow each other without another thread, whether or not tasks are polled.
-//! - **M9** A read around the cache goes into frames that no page word refers to (`around`). Its step copies from
+//! - **M9** A read around the cache goes into frames that no page word refers to (`bypass_read`). Its step copies from
 //!   them and is done, in any state of the pages. If a byte is missing, a worker reads.
 
 use std::ops::RangeInclusive;
@@ -50,25 +50,25 @@ use std::time::Instant;
 use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Mode, OwnedGuard};
 
-use crate::cache::table::page::State;
+use crate::cache::table::page::PageState;
 use crate::cache::table::wait_queue::{WaitEntry, wait_table};
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
-use crate::io::flight::{Flight, Offer, Slot, Ticket};
+use crate::io::read_limit::{Flight, FlightSlot, FlightTicket, Offer};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::latency::LatencyKind;
 use crate::read::ahead::Readahead;
-use crate::read::around::Aside;
+use crate::read::bypass_read::BypassRead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::mapped_read;
 use crate::read::run::{Claims, Next, Progress};
 use crate::read::{self};
 use crate::units::PageIndex;
 use crate::waits::{TaskWait, WaitFor};
-use crate::workers::Outcome;
+use crate::workers::JobOutcome;
 
 /// The number of times that a read starts reads of missing pages before a worker does it. Chosen, not measured.
 const ROUNDS_MAX: u32 = 4;
@@ -111,10 +111,10 @@ enum Wait {
     Page(WaitEntry),
     /// The read that it has started: it fills all pages, and wakes the task.
     Read,
-    Aside(Arc<Aside>),
+    Bypass(Arc<BypassRead>),
     Guard(GuardRequest),
-    Room(Arc<Shared>, Ticket),
-    Worker(Outcome<Result<Vec<u8>>>),
+    Room(Arc<Shared>, FlightTicket),
+    Worker(JobOutcome<Result<Vec<u8>>>),
 }
 
 /// A read that was not a hit, from one step to the next.
@@ -132,7 +132,7 @@ pub(crate) struct Miss {
 }
 
 /// The result of a look at the pages.
-enum Found {
+enum MissStep {
     /// All are READY, or they were when looked at.
     Ready,
     Missing,
@@ -180,22 +180,22 @@ impl Wanted<'_> {
     }
 
     /// Looks for pages that are EMPTY; if there are none, arms the first that is not READY.
-    fn look(&self, pages: RangeInclusive<PageIndex>, waker: &Waker) -> Found {
+    fn look(&self, pages: RangeInclusive<PageIndex>, waker: &Waker) -> MissStep {
         let mut leaves = Leaves::new(self.file);
         loop {
             let mut busy = None;
             for page in pages.start().to(*pages.end()) {
-                let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
+                let Ok(held) = leaves.hold(page, false) else { return MissStep::Missing };
                 match held.word(page).load().state() {
-                    State::Empty => return Found::Missing,
-                    State::Ready => {}
-                    State::Filling | State::Hidden => busy = busy.or(Some(page)),
+                    PageState::Empty => return MissStep::Missing,
+                    PageState::Ready => {}
+                    PageState::Filling | PageState::Hidden => busy = busy.or(Some(page)),
                 }
             }
-            let Some(page) = busy else { return Found::Ready };
-            let Ok(held) = leaves.hold(page, false) else { return Found::Missing };
+            let Some(page) = busy else { return MissStep::Ready };
+            let Ok(held) = leaves.hold(page, false) else { return MissStep::Missing };
             if let Some(parked) = wait_table().register(held.word(page), waker) {
-                return Found::Parked(parked);
+                return MissStep::Parked(parked);
             }
         }
     }
@@ -230,7 +230,7 @@ impl Miss {
     /// Records the event that it waits for.
     fn tell(&mut self, wanted: &Wanted<'_>) {
         let what = match self.wait {
-            Wait::Nothing | Wait::Read | Wait::Aside(_) => WaitFor::Read,
+            Wait::Nothing | Wait::Read | Wait::Bypass(_) => WaitFor::Read,
             Wait::Page(_) => WaitFor::Page,
             Wait::Guard(_) => WaitFor::Range,
             Wait::Room(..) => WaitFor::Slot,
@@ -250,7 +250,7 @@ impl Miss {
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Guard(waiting) => request = Some(waiting),
             Wait::Worker(outcome) => return self.poll_worker(outcome, wanted, waker),
-            Wait::Aside(aside) => return self.take_aside(aside, wanted, waker, pace),
+            Wait::Bypass(aside) => return self.take_aside(aside, wanted, waker, pace),
             other => other.leave(),
         }
         loop {
@@ -269,7 +269,7 @@ impl Miss {
             let found = match pages {
                 Some(pages) if retried => {
                     let found = wanted.look(pages.clone(), waker);
-                    if let Found::Parked(parked) = found {
+                    if let MissStep::Parked(parked) = found {
                         self.wait = Wait::Page(parked);
                         return Step::Pending;
                     }
@@ -289,7 +289,7 @@ impl Miss {
                 // Takes off the marker that sent a read here although all of its pages are READY.
                 wanted.readahead.before_read(wanted.file, *pages.start(), *pages.end());
             }
-            if matches!(found, Found::Ready) {
+            if matches!(found, MissStep::Ready) {
                 continue;
             }
             let Some(guard) = self.guard(request.take(), wanted, waker) else {
@@ -299,17 +299,17 @@ impl Miss {
             let range = (wanted.offset, wanted.dst.left());
             let aside = match wanted.fills {
                 true => Err(guard),
-                false => Aside::start(wanted.file, guard, range, waker, ring),
+                false => BypassRead::start(wanted.file, guard, range, waker, ring),
             };
             let guard = match aside {
                 Ok(aside) => {
-                    self.wait = Wait::Aside(aside);
+                    self.wait = Wait::Bypass(aside);
                     return Step::Pending;
                 }
                 Err(guard) => guard,
             };
             let progress = self.progress.get_or_insert_default();
-            let mut reads = Reads { progress, waker: Some(TaskWaker::new(waker)), ring };
+            let mut reads = MissReads { progress, waker: Some(TaskWaker::new(waker)), ring };
             match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
                 // Acquire: pairs with the release in `Telling`. Argued: there.
                 Started::All if progress.ended.load(Acquire) => {}
@@ -349,9 +349,9 @@ impl Miss {
         };
         let ring = SharedRing::of_this_batch(wanted.ring);
         let range = (wanted.offset, wanted.dst.left());
-        match Aside::start_mapped(wanted.file, guard, range, waker, ring) {
+        match BypassRead::start_mapped(wanted.file, guard, range, waker, ring) {
             Ok(aside) => {
-                self.wait = Wait::Aside(aside);
+                self.wait = Wait::Bypass(aside);
                 Step::Pending
             }
             Err(guard) => {
@@ -393,20 +393,20 @@ impl Miss {
     /// Goes on with a read aside (M9).
     fn take_aside(
         &mut self,
-        aside: Arc<Aside>,
+        aside: Arc<BypassRead>,
         wanted: &Wanted<'_>,
         waker: &Waker,
         pace: Pace,
     ) -> Step {
         if !aside.has_ended_or_wakes(waker) {
-            self.wait = Wait::Aside(aside);
+            self.wait = Wait::Bypass(aside);
             return Step::Pending;
         }
         match aside.take(wanted.dst, wanted.offset) {
             Some(result) => Step::Done(result),
             None if pace == Pace::Full => self.hand_over(wanted, waker),
             None => {
-                self.wait = Wait::Aside(aside);
+                self.wait = Wait::Bypass(aside);
                 Step::Work
             }
         }
@@ -416,7 +416,7 @@ impl Miss {
     fn hand_over(&mut self, wanted: &Wanted<'_>, waker: &Waker) -> Step {
         let file = Arc::clone(wanted.file);
         let (len, offset) = (wanted.dst.left(), wanted.offset);
-        let outcome = Outcome::of(&wanted.file.shared.workers, move || {
+        let outcome = JobOutcome::of(&wanted.file.shared.workers, move || {
             let mut bytes: Vec<u8> = Vec::new();
             bytes
                 .try_reserve_exact(len as usize)
@@ -434,7 +434,7 @@ impl Miss {
 
     fn poll_worker(
         &mut self,
-        outcome: Outcome<Result<Vec<u8>>>,
+        outcome: JobOutcome<Result<Vec<u8>>>,
         wanted: &Wanted<'_>,
         waker: &Waker,
     ) -> Step {
@@ -464,7 +464,7 @@ impl Wait {
         match self {
             Wait::Page(parked) => wait_table().deregister(&parked),
             Wait::Room(shared, ticket) => shared.flight.leave(ticket),
-            Wait::Nothing | Wait::Read | Wait::Aside(_) | Wait::Guard(_) | Wait::Worker(_) => {}
+            Wait::Nothing | Wait::Read | Wait::Bypass(_) | Wait::Guard(_) | Wait::Worker(_) => {}
         }
     }
 }
@@ -493,7 +493,7 @@ impl Drop for Telling {
 }
 
 /// Parameters of the reads to start.
-struct Reads<'r> {
+struct MissReads<'r> {
     progress: &'r Arc<Progress>,
     /// Woken by the end of a read that fills all pages; that read takes it. Cloned before a page is claimed
     /// (`millpond_rangelock::callback`).
@@ -501,7 +501,7 @@ struct Reads<'r> {
     ring: Option<&'r Arc<SharedRing>>,
 }
 
-impl Reads<'_> {
+impl MissReads<'_> {
     /// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with
     /// `spare`, if there is one.
     fn start_missing(
@@ -509,7 +509,7 @@ impl Reads<'_> {
         file: &Arc<CachedFile>,
         guard: OwnedGuard,
         pages: RangeInclusive<PageIndex>,
-        spare: &mut Option<Slot>,
+        spare: &mut Option<FlightSlot>,
     ) -> Started {
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
@@ -567,7 +567,7 @@ fn offer(
         // If there is no guard or no frame now, the task's next step decides.
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
             let ring = SharedRing::of_this_batch(ring.as_ref());
-            let mut reads = Reads { progress: &progress, waker: waker.take(), ring };
+            let mut reads = MissReads { progress: &progress, waker: waker.take(), ring };
             if matches!(reads.start_missing(&file, guard, pages, &mut spare), Started::All) {
                 return spare;
             }

@@ -4,7 +4,7 @@
 //!   hit    lock-free, of cached pages
 //!   run    pages that are claimed, read and shown together
 //!   fill   shared guard: claim missing pages, read them, copy           (a thread waits)
-//!   around as much, of pages that are not worth a frame (`arrival`: completion of a read aside)
+//!   around as much, of pages that are not worth a frame (`read_completion`: completion of a read aside)
 //!   miss   the same without a thread: a state machine, called again
 //!   ahead  read-ahead
 //! ```
@@ -18,14 +18,14 @@ pub(crate) mod hit;
 
 pub(crate) mod mapped_read;
 
+pub(crate) mod optimistic_read;
 pub(crate) mod run;
-pub(crate) mod unguarded;
 
 pub(crate) mod fill;
 
-pub(crate) mod around;
+pub(crate) mod bypass_read;
 
-mod arrival;
+mod read_completion;
 
 pub(crate) mod miss;
 
@@ -76,7 +76,7 @@ fn read_guarded(
             return Ok(0);
         }
         let counts = file.cache().counters.mine();
-        let came = match around::read(file, dst, offset, end, size) {
+        let came = match bypass_read::read(file, dst, offset, end, size) {
             Some(came) => {
                 counts.passed(came.moved);
                 came

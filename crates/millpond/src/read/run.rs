@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 
 use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
-use crate::cache::table::Held;
-use crate::cache::table::page::{PageWord, Shown, State};
+use crate::cache::table::HeldLeaf;
+use crate::cache::table::page::{PageState, PageWord, Shown};
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
@@ -105,7 +105,7 @@ impl<'f> Claims<'f> {
             let Ok(held) = self.leaves.hold(page, true) else { break Next::NoFrame };
             let word = held.word(page);
             let mut claimed = None;
-            if word.load().state() == State::Empty {
+            if word.load().state() == PageState::Empty {
                 if frames.is_empty() && !slot() {
                     break Next::NoSlot;
                 }
@@ -142,7 +142,7 @@ impl<'f> Claims<'f> {
 }
 
 /// Makes a page FILLING, if it is EMPTY. Returns whether it was.
-pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> bool {
+pub(crate) fn try_claim(held: &HeldLeaf<'_>, word: &PageWord, frame: FrameIndex) -> bool {
     held.occupy();
     let claimed = word.try_fill(frame).is_ok();
     if !claimed {
@@ -155,7 +155,7 @@ pub(crate) fn try_claim(held: &Held<'_>, word: &PageWord, frame: FrameIndex) -> 
 /// to `take` and becomes READY, or becomes EMPTY again if bytes are missing. Returns whether it is READY.
 pub(crate) fn show(
     file: &CachedFile,
-    held: &Held<'_>,
+    held: &HeldLeaf<'_>,
     filled: &Filled,
     size: u64,
     arrived: u64,

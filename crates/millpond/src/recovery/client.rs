@@ -29,7 +29,7 @@ use rustix::process::{PidfdFlags, Resource};
 
 use crate::event::event;
 use crate::recovery::layout::{EntryUse, FREE, Intent, Layout, OPS, RECORD_BYTES, boot_id};
-use crate::recovery::life::Seen;
+use crate::recovery::liveness_word::Seen;
 use crate::recovery::tables::{Tables, unbroken};
 use crate::recovery::wire::{self, Address, KeeperRequest, Trust};
 use crate::sync::AtomicU64;

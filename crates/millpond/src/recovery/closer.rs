@@ -27,13 +27,13 @@ const OPEN_MAX: usize = 256;
 /// See the module header.
 #[derive(Debug)]
 pub(super) struct Closer {
-    queue: Mutex<Queue>,
+    queue: Mutex<CloseQueue>,
     /// An eventfd of the keeper, which becomes readable when there is room again.
     has_room: Arc<OwnedFd>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct CloseQueue {
     sockets: VecDeque<OwnedFd>,
     /// The number of connections that are queued or being closed.
     open: usize,
@@ -45,7 +45,7 @@ impl Closer {
         Arc::new(Closer { queue: Mutex::default(), has_room })
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, CloseQueue> {
         self.queue.lock().expect("no panic under the lock")
     }
 

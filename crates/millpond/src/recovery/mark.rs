@@ -142,20 +142,20 @@ impl Drop for Mark {
 /// the rest of an open. It searches the network name space of the thread that created it.
 #[derive(Default)]
 pub(crate) struct Marks {
-    socket: Mutex<Option<Kept>>,
+    socket: Mutex<Option<KeptSocket>>,
 }
 
-struct Kept {
+struct KeptSocket {
     socket: OwnedFd,
     /// Identifies the socket: a program may close all descriptors.
     id: FileId,
 }
 
-impl Kept {
-    fn new() -> io::Result<Kept> {
+impl KeptSocket {
+    fn new() -> io::Result<KeptSocket> {
         let socket = out_of_the_way(socket()?);
         let id = FileId::of(&rustix::fs::fstat(&socket)?);
-        Ok(Kept { socket, id })
+        Ok(KeptSocket { socket, id })
     }
 
     /// Closes it, unless the number has been reused.
@@ -180,7 +180,7 @@ impl Marks {
         let kept = || self.socket.lock().expect("no panic under the lock");
         // A separate statement, so that the lock is released at once.
         let known = kept().take();
-        let Some(mine) = known.or_else(|| Kept::new().ok()) else { return false };
+        let Some(mine) = known.or_else(|| KeptSocket::new().ok()) else { return false };
         let has_none = rustix::net::connect(&mine.socket, name) == Err(Errno::CONNREFUSED);
         let left = if has_none { kept().replace(mine) } else { Some(mine) };
         if let Some(left) = left {

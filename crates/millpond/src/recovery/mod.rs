@@ -125,7 +125,7 @@ mod layout;
 
 mod wire;
 
-mod life;
+mod liveness_word;
 
 mod closer;
 

@@ -17,10 +17,10 @@ use crate::io::backend::threads::{Threads, ThreadsFile};
 use crate::io::backend::uring::UringFile;
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
-use crate::io::request;
+use crate::io::retry;
 use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
-use crate::sim::memory::MemoryFile;
+use crate::sim::memory_backend::MemoryFile;
 use crate::sim::{SimFile, SimOptions};
 
 const BLOCK: usize = 4096;
@@ -168,7 +168,7 @@ fn transfer(
     segments: &[Segment<'_>],
 ) -> (u64, Option<io::Error>) {
     let mut batch = [Transfer::new(direction, offset, segments)];
-    request::run(file, &mut batch);
+    retry::run(file, &mut batch);
     let [transfer] = batch;
     (transfer.moved, transfer.error)
 }
@@ -276,7 +276,7 @@ fn batches_of_any_length_end_with_their_own_outcomes() {
             let mut batch: Vec<Transfer<'_>> = (0..count)
                 .map(|i| Transfer::new(Direction::Read, (place(i) * BLOCK) as u64, &segments[i]))
                 .collect();
-            request::run(&*subject.file, &mut batch);
+            retry::run(&*subject.file, &mut batch);
             for (i, transfer) in batch.iter().enumerate() {
                 let expected = if place(i) < BLOCKS { BLOCK } else { 0 };
                 assert!(transfer.error.is_none(), "{}: {:?}", subject.name, transfer.error);
@@ -528,7 +528,7 @@ fn interrupted_transfers_are_continued() {
                         .zip(0u64..)
                         .map(|(part, i)| Transfer::new(direction, i * 8 * BLOCK as u64, part))
                         .collect();
-                    request::run(&*subject.file, &mut batch);
+                    retry::run(&*subject.file, &mut batch);
                     for transfer in &batch {
                         assert!(transfer.error.is_none(), "{}: {:?}", subject.name, transfer.error);
                         assert_eq!(transfer.moved, 8 * BLOCK as u64);

@@ -98,12 +98,12 @@ pub struct SimWrite {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct SimDevice {
-    shared: Arc<Shared>,
+    shared: Arc<SimShared>,
     index: Option<usize>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct SimShared {
     watched: AtomicBool,
     files: Mutex<Vec<Arc<Mutex<Disk>>>>,
     writes: AtomicU64,
@@ -116,9 +116,9 @@ struct Shared {
     freed: Condvar,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SimShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("SimShared").finish_non_exhaustive()
     }
 }
 

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use crate::io::transfer::{Direction, Transfer};
-use crate::sim::memory;
+use crate::sim::memory_backend;
 
 pub(crate) const SECTOR_BYTES: usize = 512;
 /// The number of versions kept of a sector (SD2).
@@ -97,7 +97,7 @@ impl Disk {
     /// Moves at most `limit` bytes; they are pending, also for a durable write.
     pub(crate) fn transfer(&mut self, transfer: &Transfer<'_>, limit: usize) -> io::Result<usize> {
         let old_len = self.len();
-        let moved = memory::move_bytes(&mut self.image, transfer, limit)?;
+        let moved = memory_backend::move_bytes(&mut self.image, transfer, limit)?;
         if transfer.direction == Direction::Write && moved > 0 && self.kept {
             self.now += 1;
             let (from, to) = (transfer.offset as usize, transfer.offset as usize + moved);
@@ -118,7 +118,7 @@ impl Disk {
 
     pub(crate) fn set_len(&mut self, len: u64) -> io::Result<()> {
         let old_len = self.len();
-        memory::set_len(&mut self.image, len)?;
+        memory_backend::set_len(&mut self.image, len)?;
         if self.kept && len != old_len {
             self.now += 1;
             for sector in len as usize / SECTOR_BYTES..(old_len as usize).div_ceil(SECTOR_BYTES) {
@@ -131,7 +131,7 @@ impl Disk {
 
     /// Makes the bytes of a range zero, up to the end of the file. Like a truncate, a journal keeps it.
     pub(crate) fn clear(&mut self, offset: u64, len: u64) {
-        memory::clear(&mut self.image, offset, len);
+        memory_backend::clear(&mut self.image, offset, len);
         let end = offset.saturating_add(len).min(self.len()) as usize;
         let offset = offset as usize;
         if self.kept && offset < end {

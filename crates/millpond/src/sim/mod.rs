@@ -1,7 +1,7 @@
 //! Storage backends without files, with the feature `sim`: for tests, and to measure the cost above a
 //! backend.
 //!
-//! `memory` keeps the bytes of a file, `null` moves none. This module is a simulated device: memory that a
+//! `memory_backend` keeps the bytes of a file, `null` moves none. This module is a simulated device: memory that a
 //! seed makes slow, unordered and faulty.
 //!
 //! The faults of one file follow from the seed and the order of its transfers, so a single-threaded test
@@ -12,7 +12,7 @@ mod device;
 
 mod disk;
 
-pub(crate) mod memory;
+pub(crate) mod memory_backend;
 
 mod null;
 
@@ -29,10 +29,10 @@ use std::time::Duration;
 
 use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
 use crate::io::pool::Pool;
-use crate::io::request;
+use crate::io::retry;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::sim::disk::Disk;
-use crate::sim::memory::MemoryFile;
+use crate::sim::memory_backend::MemoryFile;
 use crate::sim::null::NullFile;
 use crate::sim::random::split_mix;
 
@@ -383,7 +383,7 @@ impl BackingFile for SimFile {
             return Err(read);
         }
         let readers = Arc::clone(&self.readers);
-        readers::start(&readers, read, move |read| request::try_one(&*self, read))
+        readers::start(&readers, read, move |read| retry::try_one(&*self, read))
     }
 
     fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
@@ -424,7 +424,7 @@ impl BackingFile for SimFile {
         if self.is_struck() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        Ok(memory::seek(self.disk().len(), offset, to))
+        Ok(memory_backend::seek(self.disk().len(), offset, to))
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {

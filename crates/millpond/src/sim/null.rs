@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
-use crate::sim::memory;
+use crate::sim::memory_backend;
 
 /// The alignment of direct I/O: as for a device with small blocks.
 const ALIGNMENT: Alignment = Alignment { memory_bytes: 512, offset_bytes: 512 };
@@ -85,7 +85,7 @@ impl BackingFile for NullFile {
 
     /// There are no holes.
     fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>> {
-        Ok(memory::seek(self.len.load(Acquire), offset, to))
+        Ok(memory_backend::seek(self.len.load(Acquire), offset, to))
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use crate::cache::table::page::State;
+use crate::cache::table::page::PageState;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
@@ -48,7 +48,7 @@ impl Case {
 
     fn is_empty(&self, page: u64) -> bool {
         let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
-        found.is_none_or(|found| found.word.load().state() == State::Empty)
+        found.is_none_or(|found| found.word.load().state() == PageState::Empty)
     }
 }
 
@@ -117,7 +117,7 @@ fn work(file: &File, random: &mut Random, rounds: u32) {
 }
 
 /// Goal: the number of reads in flight never exceeds the limit, for any mix of threads, futures and
-/// queues, in small and larger caches; and all reads end (flight.L2, flight.L3).
+/// queues, in small and larger caches; and all reads end (read_limit.L2, read_limit.L3).
 #[test]
 fn no_mix_has_more_reads_in_flight_than_there_may_be() {
     for (reads, cache_bytes) in
@@ -168,7 +168,7 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
     }
 }
 
-/// Goal: a thread that waits for a slot has claimed no page (flight.L1): another reader of its
+/// Goal: a thread that waits for a slot has claimed no page (read_limit.L1): another reader of its
 /// pages does not wait for it, and reads them when there is a slot.
 #[test]
 fn a_waiter_for_a_slot_has_claimed_no_page() {

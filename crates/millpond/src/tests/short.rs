@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::inode::CachedFile;
 use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
-use crate::io::request;
+use crate::io::retry;
 use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
-use crate::sim::memory::move_bytes;
+use crate::sim::memory_backend::move_bytes;
 use crate::{
     BackendChoice, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
 };
@@ -172,7 +172,7 @@ fn transfers_end_early_at_every_byte() {
                     file.expect(&script);
                     pour(&segments, new);
                     let mut batch = [Transfer::new(direction, AT as u64, &segments)];
-                    request::run(&*file, &mut batch);
+                    retry::run(&*file, &mut batch);
                     let [transfer] = batch;
                     let case = format!("{direction:?} {script:?}");
                     // No bytes moved means the end of the file.
@@ -221,7 +221,7 @@ fn direct_reads_end_within_a_block() {
         file.expect(&[Attempt::Moves(first)]);
         let mut batch = [Transfer::new(Direction::Read, 512, &segments)];
         batch[0].direct = true;
-        request::run(&*file, &mut batch);
+        retry::run(&*file, &mut batch);
         let moved = if first > 0 && first % 512 == 0 { 2048 } else { first };
         assert_eq!((batch[0].moved, batch[0].error.is_none()), (moved, true));
         let expected: Vec<u8> = (512..512 + moved as usize).map(old).collect();

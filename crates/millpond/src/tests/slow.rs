@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
 use crate::io::batch;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
-use crate::sim::memory::{clear, move_bytes};
+use crate::sim::memory_backend::{clear, move_bytes};
 
 /// The operations that can be blocked and made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cache::table::page::State;
+use crate::cache::table::page::PageState;
 use crate::inode::CachedFile;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
@@ -49,9 +49,9 @@ impl Case {
         file
     }
 
-    fn state(&self, page: u64) -> State {
+    fn state(&self, page: u64) -> PageState {
         let found = self.cached.core().lookup(&self.engine.shared().cache.frames, PageIndex(page));
-        found.map_or(State::Empty, |found| found.word.load().state())
+        found.map_or(PageState::Empty, |found| found.word.load().state())
     }
 }
 
@@ -127,7 +127,7 @@ fn a_task_is_woken_by_the_end_of_a_threads_fill() {
                 read.map_err(|error| error.errno())
             });
             case.slow.wait_for(Kind::Read, 1);
-            assert_eq!(case.state(0), State::Filling);
+            assert_eq!(case.state(0), PageState::Filling);
             // The second one is over a page that is not the first of the fill.
             let mut tasks = [Task::new(&case, 0, PAGE), Task::new(&case, PAGE, 100)];
             for task in &mut tasks {
@@ -208,7 +208,7 @@ fn a_task_is_woken_when_a_hidden_page_is_shown_or_dropped() {
             thread::scope(|scope| {
                 let other = scope.spawn(|| act(&case).map_err(|error| error.errno()));
                 case.slow.wait_for(kind, 1);
-                assert_eq!(case.state(0), State::Hidden, "{name}");
+                assert_eq!(case.state(0), PageState::Hidden, "{name}");
                 let mut task = Task::new(&case, 0, PAGE);
                 assert!(task.poll().is_pending());
                 let mut dropped = Task::new(&case, 0, PAGE);

@@ -9,7 +9,7 @@ use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::inode::leaves::Leaves;
 use crate::inode::space;
-use crate::io::flight::Slots;
+use crate::io::read_limit::Slots;
 use crate::io::segment::Segment;
 use crate::io::transfer::Transfer;
 use crate::units::{FrameIndex, PageIndex};

@@ -2,7 +2,7 @@
 
 use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
-use crate::cache::table::page::{PageWord, Shown, State, Word};
+use crate::cache::table::page::{PageState, PageWord, Shown, Word};
 use crate::cache::table::step::Hiding;
 use crate::inode::leaves::Leaves;
 use crate::units::FrameIndex;
@@ -74,7 +74,7 @@ impl Write<'_> {
         for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(old) {
             let Ok(held) = leaves.hold(page, frame != FrameIndex::NONE) else { continue };
             let word = held.word(page);
-            if frame == FrameIndex::NONE && word.load().state() == State::Empty {
+            if frame == FrameIndex::NONE && word.load().state() == PageState::Empty {
                 continue;
             }
             // A write into the cache (`dirty`) has done so before.
@@ -107,7 +107,7 @@ impl Write<'_> {
         for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(old) {
             // A page that had no leaf when the others were hidden is not HIDDEN.
             let held = leaves.hold(page, false).ok();
-            let hidden = held.filter(|held| held.word(page).load().state() == State::Hidden);
+            let hidden = held.filter(|held| held.word(page).load().state() == PageState::Hidden);
             let Some(held) = hidden else {
                 self.free(&[frame]);
                 continue;

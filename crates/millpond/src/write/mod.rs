@@ -21,11 +21,11 @@ mod back;
 
 mod through;
 
-mod around;
+mod bypass_write;
 
 mod install;
 
-pub(crate) mod extent;
+pub(crate) mod extent_change;
 
 use std::io;
 
@@ -35,17 +35,17 @@ use crate::cache::frames::class::Class;
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::inode::{Blocking, CachedFile, FileGuard};
-use crate::io::request;
+use crate::io::retry;
 use crate::io::segment::SegmentIter;
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::units::{FrameIndex, PageIndex};
-use crate::writeback::state::{DurableOp, Failure, FailureEpoch};
+use crate::writeback::state::{DurableOp, FailureEpoch, WritebackFailure};
 use crate::writeback::{self, Durability};
 
-pub(crate) use around::{Around, drop_hidden, drop_pages, hide_pages};
+pub(crate) use bypass_write::{BypassWrite, drop_hidden, drop_pages, hide_pages};
 
 /// Pages that a write puts in place together: of small pages, 1 MiB. Longer writes are not cached. Chosen, not
 /// measured.
@@ -267,16 +267,20 @@ impl Account {
             Account::Plain(epoch) => {
                 if let Some(error) = &transfer.error {
                     let (offset, len) = (transfer.offset, transfer.segments.left());
-                    writeback::report_foreign_error(file, Failure::new(offset, len, error));
+                    writeback::report_foreign_error(
+                        file,
+                        WritebackFailure::new(offset, len, error),
+                    );
                 }
                 (epoch, Durability::Unsynced)
             }
             Account::Durable(pass) => {
                 let (offset, len) = (transfer.offset, transfer.segments.left());
-                let told = transfer.error.as_ref().map(|error| Failure::new(offset, len, error));
+                let told =
+                    transfer.error.as_ref().map(|error| WritebackFailure::new(offset, len, error));
                 let repeat = || {
                     let again = Transfer { durable: false, ..transfer.rest() };
-                    request::try_one(&*file.backing, again).is_ok_and(|moved| moved > 0)
+                    retry::try_one(&*file.backing, again).is_ok_and(|moved| moved > 0)
                 };
                 let epoch = pass.epoch();
                 let durability = match blocking {

@@ -2,7 +2,7 @@
 
 use crate::inode::CachedFile;
 use crate::io::backend::descriptors;
-use crate::writeback::state::failure::Failure;
+use crate::writeback::state::failure::WritebackFailure;
 use crate::writeback::state::generations::{DurableOp, EndedOp};
 
 /// Whether bytes that the backend accepted are durable.
@@ -15,11 +15,11 @@ pub(crate) enum Durability {
     /// cover them.
     Pending(EndedOp),
     /// The transfer promised durability, and the bytes may be lost.
-    Lost(Failure),
+    Lost(WritebackFailure),
 }
 
-impl From<std::result::Result<(), Failure>> for Durability {
-    fn from(verdict: std::result::Result<(), Failure>) -> Durability {
+impl From<std::result::Result<(), WritebackFailure>> for Durability {
+    fn from(verdict: std::result::Result<(), WritebackFailure>) -> Durability {
         verdict.map_or_else(Durability::Lost, |()| Durability::Durable)
     }
 }
@@ -30,7 +30,7 @@ impl From<std::result::Result<(), Failure>> for Durability {
 pub(crate) fn conclude(
     file: &CachedFile,
     durable_op: DurableOp,
-    error: Option<Failure>,
+    error: Option<WritebackFailure>,
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
     match try_conclude(file, durable_op, error, repeat) {
@@ -43,12 +43,12 @@ pub(crate) fn conclude(
 pub(crate) fn try_conclude(
     file: &CachedFile,
     durable_op: DurableOp,
-    error: Option<Failure>,
+    error: Option<WritebackFailure>,
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
     let generations = &file.writeback.generations;
     let is_refusal =
-        |failure: &Failure| !reports_foreign_errors(file) && failure.is_refusal(repeat);
+        |failure: &WritebackFailure| !reports_foreign_errors(file) && failure.is_refusal(repeat);
     match error {
         Some(failure) if !is_refusal(&failure) => {
             // generations.G8
@@ -69,7 +69,7 @@ fn reports_foreign_errors(file: &CachedFile) -> bool {
 
 /// Records the error of a write that is not durable, if the error may be about other bytes
 /// (generations.G2).
-pub(crate) fn report_foreign_error(file: &CachedFile, failure: Failure) {
+pub(crate) fn report_foreign_error(file: &CachedFile, failure: WritebackFailure) {
     use libc::{EDQUOT, EFBIG, EIO, ENOSPC};
     if [EDQUOT, EFBIG, EIO, ENOSPC].contains(&failure.errno) && reports_foreign_errors(file) {
         file.writeback.generations.fail_nondurable(failure);

@@ -74,7 +74,7 @@ use crate::thread::spawn;
 use crate::writeback::scan::DEVICE_FILES_MAX;
 use crate::writeback::scan::{Scan, address};
 use crate::writeback::state::flusher_state::{Flusher, FlusherState, ThreadId};
-#[cfg(any(doc, test))]
+#[cfg(any(doc, all(test, not(loom))))]
 use crate::writeback::state::writer_token::STALL_TIMEOUT;
 
 /// The delay of the next scan after a scan without work, while there are writes. Untuned.

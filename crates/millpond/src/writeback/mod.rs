@@ -10,7 +10,7 @@ pub(crate) mod dirty_pages;
 
 pub(crate) mod durability;
 
-pub(crate) mod sync;
+pub(crate) mod file_sync;
 
 pub(crate) mod flusher;
 
@@ -28,7 +28,7 @@ use std::ops::Range;
 use millpond_rangelock::Mode;
 
 use crate::cache::frames::class::Class;
-use crate::cache::table::page::{State as PageState, Word, WritebackEnd};
+use crate::cache::table::page::{PageState, Word, WritebackEnd};
 use crate::event::event;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
@@ -37,7 +37,7 @@ use crate::io::batch;
 use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex, kernel_page_bytes};
-use crate::writeback::state::Failure;
+use crate::writeback::state::WritebackFailure;
 use crate::writeback::state::dirty::FlushNumber;
 use crate::writeback::state::generations::{Copy, DurableOp, FailureEpoch};
 
@@ -48,7 +48,7 @@ pub(crate) use crate::writeback::dirty_pages::{
 pub(crate) use crate::writeback::durability::{
     Durability, conclude, report_foreign_error, try_conclude,
 };
-pub(crate) use crate::writeback::sync::{redirty_suspects, sync, sync_written};
+pub(crate) use crate::writeback::file_sync::{redirty_suspects, sync, sync_written};
 pub(crate) use crate::writeback::throttle::{
     VIEW_RECLAIM_WAIT_MAX, WRITE_RECLAIM_WAIT_MAX, reclaim, throttle,
 };
@@ -85,7 +85,7 @@ enum PageClaim {
 #[derive(Default)]
 pub(crate) struct Flushed {
     pub(crate) pages: usize,
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<WritebackFailure>,
     /// All pages were written by one durable transfer, or there were none.
     pub(crate) durable: bool,
     /// The end of the last extent of which a transfer failed.
@@ -374,7 +374,7 @@ impl Flush<'_> {
         claimed: &[(PageIndex, FrameIndex)],
         ends: &mut [WritebackEnd],
         epoch: FailureEpoch,
-    ) -> Option<Failure> {
+    ) -> Option<WritebackFailure> {
         let file = self.file;
         let mut generations = file.writeback.generations.lock();
         let suspicion = generations.suspicion(epoch);
@@ -470,12 +470,12 @@ struct WriteRun {
 
 impl WriteRun {
     /// The error because of which not all bytes were written.
-    fn failure(&self) -> Failure {
+    fn failure(&self) -> WritebackFailure {
         let unknown = io::Error::from(io::ErrorKind::WriteZero);
         let error = self.error.as_ref().unwrap_or(&unknown);
         let (offset, len) = (self.written, self.end - self.written);
         event!(warn, offset, len, %error, "write-back failed");
-        Failure::new(offset, len, error)
+        WritebackFailure::new(offset, len, error)
     }
 }
 

@@ -11,9 +11,9 @@ use crate::cache::accounting::writeback_counts::FileWritebackCounts;
 use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
 use crate::writeback::dirty_pages::stream_pages;
+use crate::writeback::file_sync::sync_in_background;
 use crate::writeback::state::flusher_state::{Flusher, FlusherState, InProgress, ThreadId};
 use crate::writeback::state::writer_token::STALL_TIMEOUT;
-use crate::writeback::sync::sync_in_background;
 use crate::writeback::{BusyPages, flush, flush_some};
 
 /// The maximum number of files of one device in progress, as a device may hang as a whole. Untuned.

@@ -30,7 +30,7 @@ use crate::event::event;
 use crate::inode::{Blocking, CachedFile};
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
-use crate::writeback::sync::sync_in_background;
+use crate::writeback::file_sync::sync_in_background;
 use crate::writeback::{BusyPages, flush, flush_some};
 
 /// How long a throttled writer waits without progress before its write goes through. Untuned.

@@ -1,4 +1,4 @@
-//! Length, holes and space of a file, and changes by other programs: by [`crate::write::extent`].
+//! Length, holes and space of a file, and changes by other programs: by [`crate::write::extent_change`].
 
 use crate::api::file::{File, check_range};
 use crate::error::{Error, Op, Result};

@@ -17,7 +17,7 @@ use crate::io::transfer::Direction;
 use crate::latency::LatencyKind;
 use crate::read;
 use crate::read::ahead;
-use crate::read::around::Lent;
+use crate::read::bypass_read::Lent;
 use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
 use crate::read::mapped_read;
 use crate::stats::HitCounts;
@@ -361,7 +361,7 @@ impl File {
     }
 
     /// The same for a request, which owns the memory or borrows it: if a background read would bypass the
-    /// cache (`read::around`), this read does, too.
+    /// cache (`read::bypass_read`), this read does, too.
     pub(crate) fn read_owned(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
         let len = dst.left();
         if self.is_for_cached_reads() && len > 0 && in_range(offset, len) {

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use crate::api::file::{File, check_range};
-use crate::direct::{self, Extent, Operation};
+use crate::direct::{self, DirectRange, Operation};
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
@@ -202,7 +202,7 @@ impl File {
         if self.direct {
             let (file, direction) = (&*self.cached, Direction::Write);
             let (len, durable) = (list.total(), self.dsync);
-            let extent = Extent { file, direction, offset: 0, len, durable };
+            let extent = DirectRange { file, direction, offset: 0, len, durable };
             return direct::append(Operation { extent, segments: list.iter() }, self.bounce);
         }
         write::append(&self.cached, list.iter(), self.dsync)

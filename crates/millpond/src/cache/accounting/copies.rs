@@ -36,11 +36,11 @@ pub(crate) trait CopyOwner {
 /// The copies of one engine.
 #[derive(Default)]
 pub(crate) struct Copies {
-    state: Mutex<State>,
+    state: Mutex<CopiesState>,
 }
 
 #[derive(Default)]
-struct State {
+struct CopiesState {
     /// Bytes of all copies.
     bytes: u64,
     /// Bytes charged for them.
@@ -51,12 +51,12 @@ struct State {
 }
 
 impl Copies {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CopiesState> {
         self.state.lock().expect("no panic under the lock")
     }
 
     /// Counts a copy of `bytes`, if there is room. Returns whether there is.
-    fn try_admit(state: &mut State, cache: &Cache, bytes: u64) -> bool {
+    fn try_admit(state: &mut CopiesState, cache: &Cache, bytes: u64) -> bool {
         let most = cache.frames.limit_bytes() / PART;
         let is_alone = state.bytes == 0;
         if !is_alone && state.bytes >= most {

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::frames::class::Class;
 use crate::cache::frames::{CLASS_SHIFT, Frames};
-use crate::cache::table::{Held, SLOTS};
+use crate::cache::table::{HeldLeaf, SLOTS};
 use crate::units::{CHUNK_UNITS, FrameIndex, PageIndex};
 
 /// Reservations are for pages of one unit: a chunk then has as many frames as a leaf has words.
@@ -26,7 +26,7 @@ const _: () = assert!(CHUNK_UNITS as usize == SLOTS);
 
 impl Frames {
     /// Takes the frame that is reserved for `page` by its leaf.
-    pub(crate) fn take_reserved(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
+    pub(crate) fn take_reserved(&self, held: &HeldLeaf<'_>, page: PageIndex) -> Option<FrameIndex> {
         let frame = held.predicted(page);
         (self.address(frame).is_some() && self.meta(frame).claim_reserved()).then(|| {
             self.prepare_for_use(frame, CLASS);
@@ -35,7 +35,11 @@ impl Frames {
     }
 
     /// Reserves a chunk for the leaf of `page`, if there is room, and takes the frame for `page`.
-    pub(crate) fn make_reservation(&self, held: &Held<'_>, page: PageIndex) -> Option<FrameIndex> {
+    pub(crate) fn make_reservation(
+        &self,
+        held: &HeldLeaf<'_>,
+        page: PageIndex,
+    ) -> Option<FrameIndex> {
         let first = self.take_chunk(CLASS)?;
         for unit in first..first + CHUNK_UNITS {
             self.meta(FrameIndex(unit)).reserve(u32::from(CLASS.tag()) << CLASS_SHIFT);

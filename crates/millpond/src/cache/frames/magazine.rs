@@ -105,17 +105,17 @@ impl Magazine {
 }
 
 /// The magazines of one shard, by the index of the class among those for pages.
-pub(in crate::cache) type Shard = CachePadded<Mutex<[Magazine; Class::PAGES]>>;
+pub(in crate::cache) type MagazineShard = CachePadded<Mutex<[Magazine; Class::PAGES]>>;
 
 pub(in crate::cache) struct Magazines {
-    shards: Box<[Shard]>,
+    shards: Box<[MagazineShard]>,
     /// The batch size for each class of pages. 0: its frames are only on the free list.
     batches: [AtomicU8; Class::PAGES],
 }
 
 impl Magazines {
     pub(in crate::cache) fn new(limit_bytes: u64) -> Magazines {
-        let shards = (0..thread::shards()).map(|_| Shard::default()).collect();
+        let shards = (0..thread::shards()).map(|_| MagazineShard::default()).collect();
         let magazines = Magazines { shards, batches: Default::default() };
         magazines.set_limit(limit_bytes);
         magazines
@@ -153,7 +153,7 @@ impl Magazines {
         }
     }
 
-    fn lock(shard: &Shard) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
+    fn lock(shard: &MagazineShard) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
         shard.lock().expect("no panic under the lock")
     }
 }

@@ -37,7 +37,7 @@
 //! - **AD7** A cache of less than [`LIMIT_BYTES_MIN`] admits all pages: its small queue is no good
 //!   sample.
 //! - **AD8** A direct read into its own or a borrowed buffer, or one that the kernel performs
-//!   completely (`inode::unguarded`), is cheaper when it bypasses the cache: it needs no frame,
+//!   completely (`inode::optimistic`), is cheaper when it bypasses the cache: it needs no frame,
 //!   whose memory may be new to the process, and no copy. So the first miss of a page bypasses the
 //!   cache even while reads are admitted, and a page that stays hot has one more miss.
 //!

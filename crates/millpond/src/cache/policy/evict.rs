@@ -64,7 +64,7 @@ use crate::cache::policy::fifo::{
 use crate::cache::policy::ghost::Ghost;
 use crate::cache::policy::unevictable::{self, RescanFlag, UnevictableList};
 use crate::cache::table::page::{PageWord, Word};
-use crate::cache::table::{FileCore, Held};
+use crate::cache::table::{FileCore, HeldLeaf};
 use crate::copy;
 use crate::units::{FrameIndex, PageIndex};
 
@@ -441,7 +441,7 @@ impl Queues {
             };
         }
         // E5
-        drop(Held::of_emptied(frames, core, leaf, page));
+        drop(HeldLeaf::of_emptied(frames, core, leaf, page));
         if name != QueueName::Main {
             self.record_reuse(meta, false);
             self.ghost.remember(frames.file_number(ptr::from_ref(core).cast()), page);

@@ -12,7 +12,7 @@
 //! has another generation after a leaf was unlinked from it, and the file's epoch rises after any
 //! other node is unlinked, before the node is used again (epoch.V4).
 //!
-//! *All other operations* hold the leaf that they work on ([`Held`]):
+//! *All other operations* hold the leaf that they work on ([`HeldLeaf`]):
 //!
 //! - **T1** The hold count of a node counts its users and its non-empty slots. So all nodes on the
 //!   way to a held node, or to a word that is not EMPTY, are held as well, and a file without
@@ -50,7 +50,7 @@ use crate::cache::frames::class::Class;
 use crate::cache::frames::{FrameSource, Frames};
 use crate::cache::table::epoch::Epoch;
 use crate::cache::table::link::Link;
-use crate::cache::table::page::{PageWord, State, Word};
+use crate::cache::table::page::{PageState, PageWord, Word};
 use crate::cache::table::step::{FileSize, Followed, LinkSlot, try_hold_followed, try_hold_linked};
 use crate::copy;
 #[cfg(not(loom))]
@@ -77,7 +77,7 @@ pub(crate) struct FileCore {
 type Node = [LinkSlot; SLOTS];
 
 /// The result of a lock-free lookup of a page.
-pub(crate) struct Found<'c> {
+pub(crate) struct FoundSlot<'c> {
     pub(crate) word: &'c PageWord,
     /// The frame that the word is predicted to name.
     pub(crate) predicted: FrameIndex,
@@ -117,11 +117,15 @@ impl FileCore {
     /// The word of `page`, or a wrong word if the table changed concurrently: the caller compares
     /// the leaf and the epoch at the end. `None`: the page is not cached.
     #[inline]
-    pub(crate) fn lookup<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Found<'c>> {
+    pub(crate) fn lookup<'c>(
+        &'c self,
+        frames: &'c Frames,
+        page: PageIndex,
+    ) -> Option<FoundSlot<'c>> {
         let leaf = self.leaf_link(frames, page)?;
         let slot = slot_of(page, 0);
         let word = &words(frames, leaf.link().node())?[slot];
-        Some(Found { word, predicted: leaf.link().predicted(slot, self.page_shift), leaf })
+        Some(FoundSlot { word, predicted: leaf.link().predicted(slot, self.page_shift), leaf })
     }
 
     /// The words of the pages from `first` to `last` that are in the leaf of `first`. They may be
@@ -162,7 +166,7 @@ impl FileCore {
         let begun = self.epoch.begin();
         let is_empty = self.lookup(frames, page).is_none_or(|found| {
             // As in `lookup_leaf`.
-            found.word.load().state() == State::Empty && found.leaf.is_unchanged()
+            found.word.load().state() == PageState::Empty && found.leaf.is_unchanged()
         });
         is_empty && self.epoch.is_unchanged(begun)
     }
@@ -224,7 +228,7 @@ impl FileCore {
         source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
-    ) -> Result<Held<'c>, HoldError> {
+    ) -> Result<HeldLeaf<'c>, HoldError> {
         let frames = source.frames();
         if let Some(held) = self.try_hold_leaf(frames, page) {
             return Ok(held);
@@ -270,7 +274,7 @@ impl FileCore {
     }
 
     /// Holds the leaf of `page`, if it exists and is not recycled concurrently (T2).
-    fn try_hold_leaf<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Held<'c>> {
+    fn try_hold_leaf<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<HeldLeaf<'c>> {
         let begun = self.epoch.begin();
         let leaf = self.leaf_link(frames, page)?;
         let node = leaf.link().node();
@@ -279,8 +283,8 @@ impl FileCore {
         }
         let holds = &frames.meta(node).pins;
         let is_held = try_hold_followed(holds, leaf, &self.epoch, begun);
-        // Not `then_some`, which would create a `Held` in any case, and drop it.
-        is_held.then(|| Held { frames, core: self, node, level: 0, page })
+        // Not `then_some`, which would create a `HeldLeaf` in any case, and drop it.
+        is_held.then(|| HeldLeaf { frames, core: self, node, level: 0, page })
     }
 
     /// Holds a root that covers `page`. `None`: the root changed concurrently.
@@ -289,7 +293,7 @@ impl FileCore {
         source: &'c impl FrameSource,
         page: PageIndex,
         create: bool,
-    ) -> Result<Option<Held<'c>>, HoldError> {
+    ) -> Result<Option<HeldLeaf<'c>>, HoldError> {
         let root = Link(self.root.follow());
         let levels = root.levels();
         if levels == 0 || !is_below(page, levels) {
@@ -298,7 +302,13 @@ impl FileCore {
         let frames = source.frames();
         let holds = &frames.meta(root.node()).pins;
         let is_held = try_hold_linked(holds, &self.root, |now| Link(now).same_node(root));
-        Ok(is_held.then(|| Held { frames, core: self, node: root.node(), level: levels - 1, page }))
+        Ok(is_held.then(|| HeldLeaf {
+            frames,
+            core: self,
+            node: root.node(),
+            level: levels - 1,
+            page,
+        }))
     }
 
     /// Puts a new root on top of `root`, or creates the first one, high enough for `page`, and
@@ -308,7 +318,7 @@ impl FileCore {
         source: &'c impl FrameSource,
         root: Link,
         page: PageIndex,
-    ) -> Result<Option<Held<'c>>, HoldError> {
+    ) -> Result<Option<HeldLeaf<'c>>, HoldError> {
         let levels = match root.levels() {
             0 => (u64::BITS - page.0.leading_zeros()).div_ceil(NODE_SHIFT).max(1),
             levels => levels + 1,
@@ -330,7 +340,7 @@ impl FileCore {
             frames.free(node, class);
             return Ok(None);
         }
-        let held = Held { frames, core: self, node, level: levels - 1, page };
+        let held = HeldLeaf { frames, core: self, node, level: levels - 1, page };
         // One level at a time: the next iteration adds the next.
         Ok(is_below(page, levels).then_some(held))
     }
@@ -342,7 +352,7 @@ impl FileCore {
         source: &impl FrameSource,
         first: PageIndex,
         last: PageIndex,
-        visit: &mut dyn FnMut(&Held<'_>, PageIndex, &PageWord),
+        visit: &mut dyn FnMut(&HeldLeaf<'_>, PageIndex, &PageWord),
     ) {
         let mut page = first;
         while page <= last {
@@ -352,7 +362,7 @@ impl FileCore {
             if let Ok(held) = self.hold(source, page, false) {
                 while page <= leaf_end.min(last) {
                     let word = held.word(page);
-                    if word.load().state() != State::Empty {
+                    if word.load().state() != PageState::Empty {
                         visit(&held, page, word);
                     }
                     page += 1;
@@ -411,7 +421,7 @@ fn mark_dead(frames: &Frames, node: FrameIndex, level: u32) {
 }
 
 /// A held leaf. During a walk, a held inner node.
-pub(crate) struct Held<'c> {
+pub(crate) struct HeldLeaf<'c> {
     frames: &'c Frames,
     core: &'c FileCore,
     node: FrameIndex,
@@ -420,7 +430,7 @@ pub(crate) struct Held<'c> {
     page: PageIndex,
 }
 
-impl<'c> Held<'c> {
+impl<'c> HeldLeaf<'c> {
     /// The caller emptied the word of `page`, which is in `leaf`. The hold of the word (T1) becomes
     /// this one.
     pub(crate) fn of_emptied(
@@ -428,8 +438,8 @@ impl<'c> Held<'c> {
         core: &'c FileCore,
         leaf: FrameIndex,
         page: PageIndex,
-    ) -> Held<'c> {
-        Held { frames, core, node: leaf, level: 0, page }
+    ) -> HeldLeaf<'c> {
+        HeldLeaf { frames, core, node: leaf, level: 0, page }
     }
 
     /// The word of `page`, which the leaf must cover.
@@ -447,7 +457,7 @@ impl<'c> Held<'c> {
         first_of_leaf(page) == first_of_leaf(self.page)
     }
 
-    /// Called before a word of the leaf leaves EMPTY (T1). [`Held::vacated`] undoes it.
+    /// Called before a word of the leaf leaves EMPTY (T1). [`HeldLeaf::vacated`] undoes it.
     pub(crate) fn occupy(&self) {
         self.frames.meta(self.node).pins.hold_again();
     }
@@ -535,7 +545,7 @@ impl<'c> Held<'c> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldLeaf<'_> {
     fn drop(&mut self) {
         // T3, upwards while parents become empty.
         while self.frames.meta(self.node).pins.unhold_or_kill() {

@@ -89,7 +89,7 @@ pub(crate) struct Word(u64);
 
 /// The state part of a [`Word`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
+pub(crate) enum PageState {
     Empty,
     Filling,
     Ready,
@@ -98,12 +98,12 @@ pub(crate) enum State {
 
 impl Word {
     #[inline]
-    pub(crate) fn state(self) -> State {
+    pub(crate) fn state(self) -> PageState {
         match self.0 & STATE {
-            READY => State::Ready,
-            FILLING => State::Filling,
-            HIDDEN => State::Hidden,
-            _ => State::Empty,
+            READY => PageState::Ready,
+            FILLING => PageState::Filling,
+            HIDDEN => PageState::Hidden,
+            _ => PageState::Empty,
         }
     }
 
@@ -391,7 +391,7 @@ impl PageWord {
     pub(in crate::cache) fn hide(&self, epoch: &Epoch) -> Word {
         let mut seen = self.0.load(Relaxed);
         loop {
-            debug_assert!(matches!(Word(seen).state(), State::Ready | State::Empty));
+            debug_assert!(matches!(Word(seen).state(), PageState::Ready | PageState::Empty));
             let version =
                 if seen & STATE == READY { next_version(seen, epoch) } else { seen & VERSION };
             let frame = Word(seen).frame();
@@ -470,7 +470,8 @@ impl PageWord {
     /// thread that waits for one state may be woken by the end of another.
     pub(crate) fn set_waiters(&self, seen: Word) -> Option<Word> {
         debug_assert!(
-            matches!(seen.state(), State::Filling | State::Hidden) || seen.is_under_writeback()
+            matches!(seen.state(), PageState::Filling | PageState::Hidden)
+                || seen.is_under_writeback()
         );
         let armed = seen.0 | WAITERS;
         if seen.0 == armed {
@@ -521,7 +522,7 @@ mod tests {
     fn fill_is_single_flight() {
         let word = PageWord::new();
         word.try_fill(F1).unwrap();
-        assert_eq!(word.try_fill(F2).unwrap_err().state(), State::Filling);
+        assert_eq!(word.try_fill(F2).unwrap_err().state(), PageState::Filling);
         assert_eq!(word.finish_fill(F2, Shown::default()), Sleepers(false));
         assert_eq!(word.load().frame(), F2);
         assert!(word.load().is_hit());
@@ -575,7 +576,7 @@ mod tests {
         let armed = word.set_waiters(word.load()).unwrap();
         assert_eq!(word.set_waiters(armed), Some(armed));
         assert_eq!(word.drop_hidden().sleepers(), Sleepers(true));
-        assert_eq!(word.load().state(), State::Empty);
+        assert_eq!(word.load().state(), PageState::Empty);
     }
 
     #[test]

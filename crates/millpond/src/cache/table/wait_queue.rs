@@ -35,7 +35,7 @@ use millpond_rangelock::callback::TaskWaker;
 use crate::sync::futex;
 use smallvec::SmallVec;
 
-use crate::cache::table::page::{PageWord, Sleepers, State, Word};
+use crate::cache::table::page::{PageState, PageWord, Sleepers, Word};
 use crate::sync::{Mutex, fence};
 
 /// More buckets than threads that use them at the same time, as a rule.
@@ -88,7 +88,7 @@ impl WaitTable {
         fence(SeqCst);
         loop {
             let seen = word.load();
-            if !matches!(seen.state(), State::Filling | State::Hidden) {
+            if !matches!(seen.state(), PageState::Filling | PageState::Hidden) {
                 return None;
             }
             if word.set_waiters(seen).is_some() {
@@ -257,7 +257,7 @@ mod tests {
     impl Wake for Again {
         fn wake(self: Arc<Self>) {
             self.woken.fetch_add(1, Relaxed);
-            if self.page.load().state() == State::Ready {
+            if self.page.load().state() == PageState::Ready {
                 assert!(self.page.try_evict(self.page.load(), &Epoch::new()));
                 self.page.try_fill(FrameIndex(2)).unwrap();
                 let armed = self.table.register(&self.page, &Waker::from(Arc::clone(&self)));
@@ -369,7 +369,7 @@ mod loom_tests {
     fn loom_without_looking_again_a_task_is_forgotten() {
         arm_meets_the_end_of_a_fill(|table, word, waker| {
             let seen = word.load();
-            if !matches!(seen.state(), State::Filling | State::Hidden) {
+            if !matches!(seen.state(), PageState::Filling | PageState::Hidden) {
                 return None;
             }
             table.register_as_seen(word, seen, waker)

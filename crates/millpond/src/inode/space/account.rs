@@ -19,7 +19,7 @@ const RANGES_MAX: usize = 4096;
 /// The blocks that a file is known to have.
 #[derive(Default)]
 pub(crate) struct Space {
-    known: Mutex<Known>,
+    known: Mutex<KnownBlocks>,
     /// All before it is known to have its blocks: what most writes ask, without the lock. The
     /// caller's guard keeps its range from being forgotten, but for losses.
     prefix: AtomicU64,
@@ -72,39 +72,42 @@ impl Space {
         end <= self.prefix.load(Relaxed)
     }
 
-    pub(crate) fn known(&self) -> Locked<'_> {
-        Locked { known: self.known.lock().expect("no panic under the lock"), prefix: &self.prefix }
+    pub(crate) fn known(&self) -> LockedAccount<'_> {
+        LockedAccount {
+            known: self.known.lock().expect("no panic under the lock"),
+            prefix: &self.prefix,
+        }
     }
 }
 
 /// The known ranges, under their lock; publishes the prefix when it is dropped.
-pub(crate) struct Locked<'a> {
-    known: MutexGuard<'a, Known>,
+pub(crate) struct LockedAccount<'a> {
+    known: MutexGuard<'a, KnownBlocks>,
     prefix: &'a AtomicU64,
 }
 
-impl Deref for Locked<'_> {
-    type Target = Known;
+impl Deref for LockedAccount<'_> {
+    type Target = KnownBlocks;
 
-    fn deref(&self) -> &Known {
+    fn deref(&self) -> &KnownBlocks {
         &self.known
     }
 }
 
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Known {
+impl DerefMut for LockedAccount<'_> {
+    fn deref_mut(&mut self) -> &mut KnownBlocks {
         &mut self.known
     }
 }
 
-impl Drop for Locked<'_> {
+impl Drop for LockedAccount<'_> {
     fn drop(&mut self) {
         self.prefix.store(self.known.ranges.get(&0).copied().unwrap_or(0), Relaxed);
     }
 }
 
 #[derive(Default)]
-pub(crate) struct Known {
+pub(crate) struct KnownBlocks {
     /// From start to end; they neither touch nor overlap.
     pub(crate) ranges: BTreeMap<u64, u64>,
     /// The end of the furthest reservation.
@@ -119,7 +122,7 @@ pub(crate) struct Known {
     pub(crate) is_shared: bool,
 }
 
-impl Known {
+impl KnownBlocks {
     /// The heap bytes of the ranges, at most: nodes of 11, of which but the first five are used.
     pub(crate) fn heap_bytes(&self) -> u64 {
         match self.ranges.len() as u64 {
@@ -193,7 +196,7 @@ mod tests {
 
     #[test]
     fn ranges_join_and_split() {
-        let mut known = Known::default();
+        let mut known = KnownBlocks::default();
         let mut model = [false; 64];
         let mut random = 7u64;
         for step in 0..5000u64 {

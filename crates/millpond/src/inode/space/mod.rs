@@ -47,7 +47,7 @@ mod loom_tests;
 use std::io;
 
 use crate::inode::CachedFile;
-use crate::inode::space::account::{Known, size_limit};
+use crate::inode::space::account::{KnownBlocks, size_limit};
 use crate::io::backend::Seek;
 use crate::io::backend::allocation::{self, Company, Overwrites};
 use crate::options::WriteMode;
@@ -100,7 +100,7 @@ enum Reserved {
 
 fn reserve_unknown(
     file: &CachedFile,
-    known: &mut Known,
+    known: &mut KnownBlocks,
     start: u64,
     end: u64,
     size: u64,
@@ -141,7 +141,7 @@ struct Gap {
 }
 
 impl Gap {
-    fn reserve(&self, file: &CachedFile, known: &mut Known, ahead: u64) -> Reserved {
+    fn reserve(&self, file: &CachedFile, known: &mut KnownBlocks, ahead: u64) -> Reserved {
         let &Gap { start, end, limit, size } = self;
         let may_be_shared = file.backing.overwrites() == Overwrites::InPlaceUnlessShared;
         match file.backing.blocks(start) {
@@ -192,7 +192,7 @@ impl Gap {
     }
 
     /// How many bytes are reserved ahead of the gap, which ends a write.
-    fn ahead(&self, file: &CachedFile, known: &mut Known) -> u64 {
+    fn ahead(&self, file: &CachedFile, known: &mut KnownBlocks) -> u64 {
         if self.end <= self.size || self.size < AHEAD_SIZE_MIN {
             return 0;
         }

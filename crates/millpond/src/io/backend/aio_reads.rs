@@ -32,8 +32,8 @@ use crate::io::backend::aio::{AioRequest, Context, Event};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::readers;
 use crate::io::batch;
-use crate::io::flight;
 use crate::io::pool::Pool;
+use crate::io::read_limit;
 use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::thread::spawn;
@@ -45,7 +45,7 @@ const REAPED_MAX: usize = 64;
 const NUDGE: u64 = 0;
 
 /// The reads of an engine.
-pub(crate) struct Reads {
+pub(crate) struct AioReads {
     state: Mutex<ReadsState>,
     readers: Arc<Pool>,
 }
@@ -81,9 +81,9 @@ impl AioRead {
     }
 }
 
-impl Reads {
-    pub(crate) fn new(readers: &Arc<Pool>) -> Arc<Reads> {
-        Arc::new(Reads { state: Mutex::default(), readers: Arc::clone(readers) })
+impl AioReads {
+    pub(crate) fn new(readers: &Arc<Pool>) -> Arc<AioReads> {
+        Arc::new(AioReads { state: Mutex::default(), readers: Arc::clone(readers) })
     }
 
     fn state(&self) -> MutexGuard<'_, ReadsState> {
@@ -112,7 +112,7 @@ impl Reads {
         let mut state = self.state();
         if state.context.is_none() && !state.refused {
             // Created under the lock: a context without its thread would never be reaped.
-            let made = Context::new(flight::READS_MAX).and_then(|context| {
+            let made = Context::new(read_limit::READS_MAX).and_then(|context| {
                 let context = Arc::new(context);
                 let (reads, reaped) = (Arc::clone(self), Arc::clone(&context));
                 spawn("millpond-reap", move || reads.reap(&reaped)).map(|()| context)

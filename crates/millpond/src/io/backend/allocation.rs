@@ -112,7 +112,7 @@ pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
     const EXTENTS: usize = 32;
     #[repr(C)]
     #[derive(Clone, Copy, Default)]
-    struct Extent {
+    struct FiemapExtent {
         logical: u64,
         physical: u64,
         len: u64,
@@ -128,7 +128,7 @@ pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
         mapped: u32,
         extents_max: u32,
         reserved: u32,
-        extents: [Extent; EXTENTS],
+        extents: [FiemapExtent; EXTENTS],
     }
     let mut map = Map {
         start,
@@ -137,7 +137,7 @@ pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
         mapped: 0,
         extents_max: EXTENTS as u32,
         reserved: 0,
-        extents: [Extent::default(); EXTENTS],
+        extents: [FiemapExtent::default(); EXTENTS],
     };
     // SAFETY: the structure has the layout that the kernel expects, with room for as many extents as it says, and
     // outlives the call.

@@ -20,7 +20,7 @@ pub(crate) struct DescriptorFile<C> {
 }
 
 /// The part in which backends with descriptors differ.
-pub(crate) trait Carrier: Clone + Send + Sync + Sized {
+pub(crate) trait TransferDriver: Clone + Send + Sync + Sized {
     /// [`BackingFile::try_all`].
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]);
 
@@ -31,7 +31,7 @@ pub(crate) trait Carrier: Clone + Send + Sync + Sized {
     fn start(file: Arc<DescriptorFile<Self>>, read: BackgroundRead) -> Result<(), BackgroundRead>;
 }
 
-impl<C: Carrier> DescriptorFile<C> {
+impl<C: TransferDriver> DescriptorFile<C> {
     pub(crate) fn new(
         fd: BorrowedFd<'_>,
         id: FileId,
@@ -44,7 +44,7 @@ impl<C: Carrier> DescriptorFile<C> {
     }
 }
 
-impl<C: Carrier> BackingFile for DescriptorFile<C> {
+impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         self.carrier.try_all(&self.descriptors, batch);
     }

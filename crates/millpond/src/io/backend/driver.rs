@@ -31,7 +31,7 @@ use rustix::event::EventfdFlags;
 use crate::io::backend::read_ring::{ReadRing, RingRead, Untaken, Use, WAKE};
 use crate::io::backend::ring::{CHECK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
-use crate::io::flight;
+use crate::io::read_limit;
 use crate::io::transfer::BackgroundRead;
 use crate::thread::spawn;
 
@@ -42,7 +42,7 @@ const ENTRIES: u32 = 256;
 /// Completion entries of the ring: for all reads that may be in progress, and that of the eventfd
 /// (read_ring.B3).
 const COMPLETIONS: u32 = 2048;
-const _: () = assert!(QUEUED_MAX + flight::READS_MAX < COMPLETIONS as usize);
+const _: () = assert!(QUEUED_MAX + read_limit::READS_MAX < COMPLETIONS as usize);
 /// The pause between two polls of a broken ring with nothing in flight.
 const PAUSE_IDLE: Duration = Duration::from_millis(10);
 

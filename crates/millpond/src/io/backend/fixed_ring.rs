@@ -31,7 +31,7 @@ const REGIONS_MAX: usize = 1024;
 const SUBMITTED_TOGETHER: usize = 4;
 
 /// The number of a request, and its outcome.
-pub(crate) type Ended = (u32, io::Result<usize>);
+pub(crate) type RingCompletion = (u32, io::Result<usize>);
 
 pub(crate) struct FixedRing {
     ring: LocalRing,
@@ -129,7 +129,7 @@ impl FixedRing {
     }
 
     /// Submits queued requests, waits until `min` have ended, and returns all that have.
-    pub(crate) fn wait(&mut self, min: usize, ended: &mut VecDeque<Ended>) {
+    pub(crate) fn wait(&mut self, min: usize, ended: &mut VecDeque<RingCompletion>) {
         self.unsubmitted = 0;
         self.ring.wait(min, None, |number, outcome| ended.push_back((number, outcome)));
     }

@@ -42,7 +42,7 @@ use smallvec::SmallVec;
 use crate::io::backend::BackingFile;
 use crate::io::backend::entry::entry;
 use crate::io::backend::ring::{PAUSE, is_broken, outcome};
-use crate::io::request;
+use crate::io::retry;
 use crate::io::transfer::{BackgroundRead, TransientRetries};
 
 /// The user data of a completion without meaning.
@@ -81,7 +81,7 @@ impl RingRead {
 
     /// Tries it without a ring.
     pub(crate) fn attempt(&self) -> io::Result<usize> {
-        request::try_one(&*self.file, self.read.transfer())
+        retry::try_one(&*self.file, self.read.transfer())
     }
 
     /// Runs its completion, which may drop the last reference to the file.

@@ -18,7 +18,7 @@
 //!   at a time, so that the device works while more are prepared, and of a few the first alone. The
 //!   thread that starts the first read takes the role, if it is vacant, until then: it reaps
 //!   completions that arrive in between, and the driver is not notified. A thread that is going to
-//!   wait immediately ([`Held`]) keeps both for that: it submits and sleeps in one call. In
+//!   wait immediately ([`HeldRing`]) keeps both for that: it submits and sleeps in one call. In
 //!   between, other threads submit all entries that they find queued.
 //! - **S4** Once a thread finds the ring broken (ring.R3), entries that the kernel has not taken go
 //!   to the driver, and so do all later ones. No thread begins to sleep in it any more. A thread
@@ -41,7 +41,7 @@ use crate::io::backend::driver::{AbortOnUnwind, Driver, PolledRing};
 use crate::io::backend::read_ring::{POKE, ReadRing, RingRead, Untaken, Use};
 use crate::io::backend::ring::CHECK_AFTER;
 use crate::io::batch;
-use crate::io::flight;
+use crate::io::read_limit;
 use crate::io::reaper::{Reaper, Ring};
 use crate::io::signal::Signal;
 use crate::io::transfer::BackgroundRead;
@@ -51,7 +51,7 @@ const QUEUED_MAX: usize = 32;
 /// Submission entries: also for those that a sleeper is about to submit (read_ring.B4).
 const ENTRIES: u32 = 2 * QUEUED_MAX as u32;
 /// Reads of one engine, and room for others.
-const COMPLETIONS: u32 = (flight::READS_MAX as u32 * 2).next_power_of_two();
+const COMPLETIONS: u32 = (read_limit::READS_MAX as u32 * 2).next_power_of_two();
 /// read_ring.B3; the rest is for pokes, which are few.
 const JOBS_MAX: usize = COMPLETIONS as usize - 256;
 /// Reads that are submitted together at least, except for the last ones. As for a pipeline
@@ -80,12 +80,12 @@ thread_local! {
 
 /// The entries that a thread which is going to wait has not submitted yet, and the role if it has
 /// it (S3). Dropped without a wait, they are submitted.
-pub(crate) struct Held<'r> {
+pub(crate) struct HeldRing<'r> {
     ring: &'r SharedRing,
     leads: bool,
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldRing<'_> {
     fn drop(&mut self) {
         self.ring.submit_and_give_up(self.leads);
     }
@@ -167,14 +167,14 @@ impl SharedRing {
     }
 
     /// Calls `end`, which ends a batch, for a thread that then waits for completions.
-    pub(crate) fn hold(&self, end: impl FnOnce()) -> Held<'_> {
+    pub(crate) fn hold(&self, end: impl FnOnce()) -> HeldRing<'_> {
         // Otherwise HELD would stay set, and the role be lost.
         let abort = AbortOnUnwind;
         HELD.set((self, false));
         end();
         let (_, leads) = HELD.replace((std::ptr::null(), false));
         std::mem::forget(abort);
-        Held { ring: self, leads }
+        HeldRing { ring: self, leads }
     }
 
     fn submit_and_give_up(&self, leads: bool) {
@@ -195,7 +195,7 @@ impl SharedRing {
         signal: &crate::sync::Arc<Signal>,
         wanted: usize,
         deadline: Option<Instant>,
-        held: Option<Held<'_>>,
+        held: Option<HeldRing<'_>>,
     ) -> bool {
         let leads = held.is_some_and(|held| ManuallyDrop::new(held).leads);
         self.reaper.wait(signal, wanted, deadline, leads)

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use crate::io::backend::aio::Contexts;
-use crate::io::backend::aio_reads::Reads;
-use crate::io::backend::descriptor_file::{Carrier, DescriptorFile};
+use crate::io::backend::aio_reads::AioReads;
+use crate::io::backend::descriptor_file::{DescriptorFile, TransferDriver};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::readers;
 use crate::io::pool::Pool;
@@ -18,13 +18,13 @@ use crate::io::transfer::{BackgroundRead, Transfer};
 pub(crate) struct Threads {
     pub(crate) readers: Arc<Pool>,
     contexts: Contexts,
-    reads: Arc<Reads>,
+    reads: Arc<AioReads>,
 }
 
 impl Default for Threads {
     fn default() -> Self {
         let readers = readers::readers();
-        Threads { contexts: Contexts::default(), reads: Reads::new(&readers), readers }
+        Threads { contexts: Contexts::default(), reads: AioReads::new(&readers), readers }
     }
 }
 
@@ -38,7 +38,7 @@ impl Threads {
 
 pub(crate) type ThreadsFile = DescriptorFile<Arc<Threads>>;
 
-impl Carrier for Arc<Threads> {
+impl TransferDriver for Arc<Threads> {
     /// The kernel splits a single direct write itself, so all of a flush is one transfer.
     const TRANSFER_BYTES: u64 = 16 << 20;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use io_uring::types;
 use smallvec::SmallVec;
 
-use crate::io::backend::descriptor_file::{Carrier, DescriptorFile};
+use crate::io::backend::descriptor_file::{DescriptorFile, TransferDriver};
 use crate::io::backend::descriptors::Descriptors;
 use crate::io::backend::driver::Driver;
 use crate::io::backend::entry::entry;
@@ -29,7 +29,7 @@ const WRITES_MAX: usize = 24;
 /// A file whose background reads go to a [`Driver`].
 pub(crate) type UringFile = DescriptorFile<Arc<Driver>>;
 
-impl Carrier for Arc<Driver> {
+impl TransferDriver for Arc<Driver> {
     /// The length of the transfers of a flush that are in flight at once. Untuned.
     const TRANSFER_BYTES: u64 = 1 << 20;
 

@@ -16,8 +16,8 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{Shutdown, SocketFlags};
 
 use crate::recovery::closer::Closer;
-use crate::recovery::keeper::life::Life;
-use crate::recovery::keeper::memory::Memory;
+use crate::recovery::keeper::client_memory::Memory;
+use crate::recovery::keeper::liveness::Life;
 use crate::recovery::keeper::report::Report;
 use crate::recovery::keeper::target::{Adopted, Identity, Medium};
 use crate::recovery::mark::Mark;
@@ -88,12 +88,12 @@ pub(super) struct Asked {
 }
 
 /// Sends a message and wakes the serving thread's poll.
-pub(super) struct Teller {
+pub(super) struct KeeperNotifier {
     send: Sender<Message>,
     told: Arc<OwnedFd>,
 }
 
-impl Teller {
+impl KeeperNotifier {
     pub(super) fn tell(&self, told: Message) {
         let _ = self.send.send(told);
         let _ = rustix::io::write(&*self.told, &1u64.to_ne_bytes());
@@ -143,8 +143,8 @@ impl Keeper {
         })
     }
 
-    pub(super) fn teller(&self) -> Teller {
-        Teller { send: self.send.clone(), told: Arc::clone(&self.told) }
+    pub(super) fn teller(&self) -> KeeperNotifier {
+        KeeperNotifier { send: self.send.clone(), told: Arc::clone(&self.told) }
     }
 
     pub(super) fn accept(&mut self, listener: BorrowedFd<'_>) -> io::Result<()> {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 
-use crate::recovery::keeper::memory::Memory;
+use crate::recovery::keeper::client_memory::Memory;
 use crate::recovery::keeper::replay::{Dead, replay};
 use crate::recovery::keeper::report::FileReport;
 use crate::recovery::keeper::target::{Adopted, Medium, SYNCS_TO_FAIL};

@@ -9,7 +9,7 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::recovery::keeper::dirty::{DirtyPages, size_of};
+use crate::recovery::keeper::orphaned_pages::{DirtyPages, size_of};
 use crate::recovery::layout::{ChangeWords, EntryUse, FileEntryWords, OpWords, RecordWords};
 use crate::recovery::tables::{FileEntry, OpSlot, Record, Tables};
 use crate::sync::AtomicU64;

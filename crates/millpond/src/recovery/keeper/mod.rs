@@ -40,19 +40,19 @@ mod trusted_directory;
 
 mod clients;
 
-mod burial;
+mod client_exit;
 
-mod life;
+mod liveness;
 
 mod replay;
 
-mod dirty;
+mod orphaned_pages;
 
-mod pieces;
+mod write_pieces;
 
-mod write;
+mod page_writer;
 
-mod memory;
+mod client_memory;
 
 mod target;
 

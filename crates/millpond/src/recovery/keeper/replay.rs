@@ -40,13 +40,13 @@ use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 
-use crate::recovery::keeper::dirty::{DirtyPage, DirtyPages, size_of};
-use crate::recovery::keeper::memory::Memory;
-use crate::recovery::keeper::pieces::{Batch, Clip, Piece, count_pages};
+use crate::recovery::keeper::client_memory::Memory;
+use crate::recovery::keeper::orphaned_pages::{DirtyPage, DirtyPages, size_of};
+use crate::recovery::keeper::page_writer::{PieceWriter, PiecesWritten, Retries};
 use crate::recovery::keeper::report::FileReport;
 use crate::recovery::keeper::rescue::{self, Origin, Rescue};
 use crate::recovery::keeper::target::{Adopted, Writer};
-use crate::recovery::keeper::write::{PieceWriter, Retries, Written};
+use crate::recovery::keeper::write_pieces::{Batch, Clip, Piece, count_pages};
 use crate::recovery::layout::{FileEntryWords, Intent, OpWords};
 use crate::thread::spawn;
 
@@ -383,7 +383,7 @@ impl Replay<'_> {
         pieces: &[Piece],
         file: &Adopted,
         report: &mut FileReport,
-    ) -> Written {
+    ) -> PiecesWritten {
         let (memory, page_bytes) = (&self.dead.memory, 1 << file.page_shift);
         let retries = &mut self.retries;
         PieceWriter { memory, writer, retries, page_bytes, report }.write(pieces)

@@ -364,7 +364,7 @@ impl Header {
     }
 }
 
-struct Extent {
+struct RescueExtent {
     at: u64,
     len: u64,
     /// The position of its bytes in the rescue file.
@@ -372,7 +372,7 @@ struct Extent {
 }
 
 /// All extents, if the rescue file is complete.
-fn scan(file: &mut BufReader<File>) -> io::Result<Vec<Extent>> {
+fn scan(file: &mut BufReader<File>) -> io::Result<Vec<RescueExtent>> {
     let end = file.get_ref().metadata()?.len();
     let mut extents = Vec::new();
     loop {
@@ -386,7 +386,7 @@ fn scan(file: &mut BufReader<File>) -> io::Result<Vec<Extent>> {
         let from = file.stream_position()?;
         match numbers {
             Some((at, len)) if from.checked_add(len).is_some_and(|to| to < end) => {
-                extents.push(Extent { at, len, from });
+                extents.push(RescueExtent { at, len, from });
                 // After the line end that follows the bytes.
                 file.seek(SeekFrom::Start(from + len + 1))?;
             }

@@ -6,17 +6,18 @@ use crate::error::{Error, Op};
 
 /// An error that outlives the call that met it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Failure {
+pub(crate) struct WritebackFailure {
     pub(crate) offset: u64,
     pub(crate) len: u64,
     pub(crate) errno: i32,
 }
 
-impl Failure {
-    pub(crate) const UNKNOWN: Failure = Failure { offset: 0, len: 0, errno: libc::EIO };
+impl WritebackFailure {
+    pub(crate) const UNKNOWN: WritebackFailure =
+        WritebackFailure { offset: 0, len: 0, errno: libc::EIO };
 
-    pub(crate) fn new(offset: u64, len: u64, error: &io::Error) -> Failure {
-        Failure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
+    pub(crate) fn new(offset: u64, len: u64, error: &io::Error) -> WritebackFailure {
+        WritebackFailure { offset, len, errno: error.raw_os_error().unwrap_or(libc::EIO) }
     }
 
     pub(crate) fn source(&self) -> io::Error {

@@ -55,7 +55,7 @@
 use crate::cache::table::page_set::PageSet;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::units::PageIndex;
-use crate::writeback::state::failure::Failure;
+use crate::writeback::state::failure::WritebackFailure;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -132,7 +132,7 @@ impl Generation {
 /// The generations of one file; see the module.
 #[derive(Default)]
 pub(crate) struct Generations {
-    state: Mutex<State>,
+    state: Mutex<GenerationsState>,
     /// A durable operation has ended.
     op_ended: Condvar,
     /// A copy of the epoch in the state.
@@ -148,30 +148,30 @@ pub(crate) struct Generations {
 }
 
 #[derive(Default)]
-struct State {
+struct GenerationsState {
     written: Generation,
     syncing: Generation,
     suspect: Generation,
     epoch: u64,
     /// The error that made pages suspect. It is returned for those that have no copy.
-    failure: Option<Failure>,
+    failure: Option<WritebackFailure>,
     /// An error that no caller has received (G7).
-    unreported: Option<Failure>,
+    unreported: Option<WritebackFailure>,
     /// An error from before the file was opened.
-    inherited: Option<Failure>,
+    inherited: Option<WritebackFailure>,
     in_flight: Vec<u64>,
     next: u64,
     /// The number of waiting threads. It is mostly 0, which saves the system call of a wake-up.
     waiting: u32,
 }
 
-impl State {
+impl GenerationsState {
     /// Records a failure (G2).
-    fn fail(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: WritebackFailure) {
         self.epoch += 1;
         self.failure = Some(failure);
         self.unreported = Some(failure);
-        let State { written, syncing, suspect, .. } = self;
+        let GenerationsState { written, syncing, suspect, .. } = self;
         suspect.absorb(written);
         suspect.absorb(syncing);
     }
@@ -182,9 +182,9 @@ impl State {
     }
 
     /// The outcome of an ended operation, if it is known.
-    fn verdict(&self, ended: EndedOp) -> Option<Result<(), Failure>> {
+    fn verdict(&self, ended: EndedOp) -> Option<Result<(), WritebackFailure>> {
         if self.epoch != ended.epoch.0 {
-            return Some(Err(self.failure.unwrap_or(Failure::UNKNOWN)));
+            return Some(Err(self.failure.unwrap_or(WritebackFailure::UNKNOWN)));
         }
         let all_have_left = self.in_flight.iter().all(|&number| number > ended.last);
         all_have_left.then_some(Ok(()))
@@ -192,16 +192,16 @@ impl State {
 }
 
 /// The generations, with their lock held.
-pub(crate) struct Locked<'a> {
-    state: MutexGuard<'a, State>,
+pub(crate) struct LockedGenerations<'a> {
+    state: MutexGuard<'a, GenerationsState>,
     shared: &'a Generations,
 }
 
-impl Locked<'_> {
+impl LockedGenerations<'_> {
     /// The error that makes bytes given to the backend in `epoch` suspect, if they are.
-    pub(crate) fn suspicion(&self, epoch: FailureEpoch) -> Option<Failure> {
+    pub(crate) fn suspicion(&self, epoch: FailureEpoch) -> Option<WritebackFailure> {
         let is_suspect = self.state.epoch != epoch.0;
-        is_suspect.then(|| self.state.failure.unwrap_or(Failure::UNKNOWN))
+        is_suspect.then(|| self.state.failure.unwrap_or(WritebackFailure::UNKNOWN))
     }
 
     /// Records the pages of a transfer that began in `epoch` (G1). Returns whether they are
@@ -230,7 +230,7 @@ impl Locked<'_> {
 
     /// Whether a sync has covered the page, and it was not written since.
     pub(crate) fn is_synced(&self, page: PageIndex) -> bool {
-        let State { written, syncing, suspect, .. } = &*self.state;
+        let GenerationsState { written, syncing, suspect, .. } = &*self.state;
         ![written, syncing, suspect].iter().any(|it| it.pages.contains(page))
     }
 
@@ -241,7 +241,7 @@ impl Locked<'_> {
 
     /// An upper bound of the heap bytes of the sets.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        let State { written, syncing, suspect, .. } = &*self.state;
+        let GenerationsState { written, syncing, suspect, .. } = &*self.state;
         [written, syncing, suspect].iter().map(|it| it.pages.heap_bytes()).sum()
     }
 
@@ -252,12 +252,12 @@ impl Locked<'_> {
 }
 
 impl Generations {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GenerationsState> {
         self.state.lock().expect("no panic under the lock")
     }
 
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        Locked { state: self.state(), shared: self }
+    pub(crate) fn lock(&self) -> LockedGenerations<'_> {
+        LockedGenerations { state: self.state(), shared: self }
     }
 
     /// The epoch, which the caller reads before it gives bytes to the backend (G1).
@@ -275,7 +275,7 @@ impl Generations {
         Self::begin_locked(&mut self.state())
     }
 
-    fn begin_locked(state: &mut State) -> DurableOp {
+    fn begin_locked(state: &mut GenerationsState) -> DurableOp {
         state.next += 1;
         let number = state.next;
         state.in_flight.push(number);
@@ -284,11 +284,11 @@ impl Generations {
 
     /// Begins a sync, which moves all written pages to the syncing generation (G4). There is one
     /// sync at a time. `Err`: there are suspect pages that were not written again (G6).
-    pub(crate) fn begin_sync(&self) -> Result<DurableOp, Failure> {
+    pub(crate) fn begin_sync(&self) -> Result<DurableOp, WritebackFailure> {
         let mut state = self.state();
         debug_assert!(state.syncing.is_empty(), "one sync at a time");
         if !state.suspect.pages.is_empty() {
-            return Err(state.failure.unwrap_or(Failure::UNKNOWN));
+            return Err(state.failure.unwrap_or(WritebackFailure::UNKNOWN));
         }
         state.syncing = std::mem::take(&mut state.written);
         Ok(Self::begin_locked(&mut state))
@@ -304,7 +304,7 @@ impl Generations {
     }
 
     /// Ends a durable operation that returned an error (G2), or may have done so.
-    pub(crate) fn fail(&self, durable_op: DurableOp, failure: Failure) {
+    pub(crate) fn fail(&self, durable_op: DurableOp, failure: WritebackFailure) {
         let mut state = self.state();
         state.remove_in_flight(durable_op.number);
         state.fail(failure);
@@ -317,7 +317,7 @@ impl Generations {
 
     /// Wakes waiting threads after an operation has ended. They check their condition, and are
     /// counted, under the same lock.
-    fn wake_waiters(&self, state: MutexGuard<'_, State>) {
+    fn wake_waiters(&self, state: MutexGuard<'_, GenerationsState>) {
         let is_awaited = state.waiting > 0;
         drop(state);
         if is_awaited {
@@ -327,18 +327,18 @@ impl Generations {
 
     /// Records the error of a write that is not durable, if the error may be about other bytes, as
     /// on some file systems.
-    pub(crate) fn fail_nondurable(&self, failure: Failure) {
+    pub(crate) fn fail_nondurable(&self, failure: WritebackFailure) {
         self.fail(self.begin_durable(), failure);
     }
 
     /// Whether the operation has succeeded, if that is known.
-    pub(crate) fn verdict(&self, ended: EndedOp) -> Option<Result<(), Failure>> {
+    pub(crate) fn verdict(&self, ended: EndedOp) -> Option<Result<(), WritebackFailure>> {
         self.state().verdict(ended)
     }
 
     /// Whether the operation has succeeded. Waits for the operations that were in flight with it;
     /// the caller has none in flight.
-    pub(crate) fn wait(&self, ended: EndedOp) -> Result<(), Failure> {
+    pub(crate) fn wait(&self, ended: EndedOp) -> Result<(), WritebackFailure> {
         let mut state = self.state();
         loop {
             match state.verdict(ended) {
@@ -354,22 +354,22 @@ impl Generations {
 
     /// The outcome of a sync was not waited for, so its pages count as written again.
     pub(crate) fn abandon_sync(&self) {
-        let State { written, syncing, .. } = &mut *self.state();
+        let GenerationsState { written, syncing, .. } = &mut *self.state();
         written.absorb(syncing);
     }
 
     /// Ends a successful sync. Returns the recorded pages that it covered, and the error if bytes
     /// are lost.
-    pub(crate) fn end_sync(&self) -> (PageSet, Result<(), Failure>) {
+    pub(crate) fn end_sync(&self) -> (PageSet, Result<(), WritebackFailure>) {
         let mut state = self.state();
         let covered = std::mem::take(&mut state.syncing).pages;
         let outcome = self.clear_if_synced(&mut state);
         (covered, outcome)
     }
 
-    fn clear_if_synced(&self, state: &mut State) -> Result<(), Failure> {
+    fn clear_if_synced(&self, state: &mut GenerationsState) -> Result<(), WritebackFailure> {
         if state.suspect.uncached {
-            return Err(state.failure.unwrap_or(Failure::UNKNOWN));
+            return Err(state.failure.unwrap_or(WritebackFailure::UNKNOWN));
         }
         if state.suspect.is_empty() {
             // All suspect pages have been written again.
@@ -386,7 +386,7 @@ impl Generations {
     /// Whether no bytes of the pages from `first` to `last` can be in a generation. If so, bytes
     /// that were written durably there need no sync.
     pub(crate) fn are_synced(&self, first: PageIndex, last: PageIndex) -> bool {
-        let State { written, syncing, suspect, .. } = &*self.state();
+        let GenerationsState { written, syncing, suspect, .. } = &*self.state();
         let may_have = |it: &Generation| it.uncached || it.pages.intersects(first, last);
         ![written, syncing, suspect].into_iter().any(may_have)
     }
@@ -396,7 +396,7 @@ impl Generations {
     #[inline]
     pub(crate) fn read_back(&self, first: PageIndex, last: PageIndex) {
         if self.has_unsynced.load(Relaxed) {
-            let State { written, syncing, suspect, .. } = &mut *self.state();
+            let GenerationsState { written, syncing, suspect, .. } = &mut *self.state();
             for generation in [written, syncing, suspect] {
                 generation.uncached |= generation.forget(first, last);
             }
@@ -408,7 +408,7 @@ impl Generations {
     /// the cache is UNSTABLE.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
         if self.has_unsynced.load(Relaxed) {
-            let State { written, syncing, suspect, .. } = &mut *self.state();
+            let GenerationsState { written, syncing, suspect, .. } = &mut *self.state();
             for generation in [written, syncing, suspect] {
                 generation.forget(first, last);
             }
@@ -431,7 +431,7 @@ impl Generations {
 
     /// Whether there are pages that the backend has accepted and no sync has covered.
     pub(crate) fn has_pages(&self) -> bool {
-        let State { written, syncing, suspect, .. } = &*self.state();
+        let GenerationsState { written, syncing, suspect, .. } = &*self.state();
         [written, syncing, suspect].iter().any(|it| !it.pages.is_empty())
     }
 
@@ -457,7 +457,7 @@ impl Generations {
         &self,
         first: PageIndex,
         last: PageIndex,
-    ) -> Option<(Vec<PageIndex>, Failure)> {
+    ) -> Option<(Vec<PageIndex>, WritebackFailure)> {
         if !self.may_suspect() {
             return None;
         }
@@ -468,22 +468,22 @@ impl Generations {
                 pages.push(page);
             }
         });
-        (!pages.is_empty()).then(|| (pages, state.failure.unwrap_or(Failure::UNKNOWN)))
+        (!pages.is_empty()).then(|| (pages, state.failure.unwrap_or(WritebackFailure::UNKNOWN)))
     }
 
     /// The error of lost bytes, if any are lost.
-    pub(crate) fn lost(&self) -> Option<Failure> {
+    pub(crate) fn lost(&self) -> Option<WritebackFailure> {
         let state = self.state();
-        state.suspect.uncached.then(|| state.failure.unwrap_or(Failure::UNKNOWN))
+        state.suspect.uncached.then(|| state.failure.unwrap_or(WritebackFailure::UNKNOWN))
     }
 
     /// Takes over an error that was not reported while the file was open before (G7).
-    pub(crate) fn inherit(&self, failure: Failure) {
+    pub(crate) fn inherit(&self, failure: WritebackFailure) {
         self.state().inherited = Some(failure);
     }
 
     /// Takes the inherited error, which the caller returns.
-    pub(crate) fn take_inherited(&self) -> Option<Failure> {
+    pub(crate) fn take_inherited(&self) -> Option<WritebackFailure> {
         self.state().inherited.take()
     }
 
@@ -494,7 +494,7 @@ impl Generations {
 
     /// Forgets errors, which are reported only until the file is closed. Returns the unreported
     /// one.
-    pub(crate) fn forget_failures(&self) -> Option<Failure> {
+    pub(crate) fn forget_failures(&self) -> Option<WritebackFailure> {
         let mut state = self.state();
         state.failure = None;
         state.suspect.uncached = false;

@@ -12,7 +12,7 @@ use crate::cache::table::epoch::Epoch as PageEpoch;
 use crate::cache::table::page::{PageWord, Shown, WritebackEnd};
 use crate::cache::table::step::Hiding;
 use crate::units::{FrameIndex, PageIndex};
-use crate::writeback::state::Failure;
+use crate::writeback::state::WritebackFailure;
 use crate::writeback::state::dirty::{Dirty, FlushNumber};
 use crate::writeback::state::generations::{Copy, DurableOp, Generations};
 
@@ -273,7 +273,7 @@ impl UnsyncedFile {
 
     fn conclude(&self, durable_op: DurableOp, outcome: Result<(), ()>) -> Result<(), ()> {
         if outcome.is_err() && self.without != Rule::FailureEpoch {
-            self.generations.fail(durable_op, Failure::UNKNOWN);
+            self.generations.fail(durable_op, WritebackFailure::UNKNOWN);
             return Err(());
         }
         let ended = self.generations.end_durable(durable_op);
@@ -464,7 +464,7 @@ impl Suspect {
     fn new() -> Arc<Suspect> {
         let generations = Generations::default();
         generations.lock().record_written([PAGE], Copy::Kept, generations.epoch());
-        generations.fail(generations.begin_durable(), Failure::UNKNOWN);
+        generations.fail(generations.begin_durable(), WritebackFailure::UNKNOWN);
         let word = PageWord::new();
         word.try_fill(FrameIndex(1)).unwrap();
         let _ = word.finish_fill(FrameIndex(1), Shown::default());

@@ -13,7 +13,7 @@
 //! the file's dirty set ([`dirty`]), claims each page by its word, and passes contiguous pages to
 //! the backend as one vectored transfer, several transfers at a time ([`writeback`](mod@crate::writeback)).
 //! It takes no range guard. Bytes that the backend has accepted are in one of three [`generations`]
-//! until a [`sync`](mod@crate::writeback::sync) has covered them.
+//! until a [`file_sync`](mod@crate::writeback::file_sync) has covered them.
 //!
 //! - **WB1** The bytes below the file size of an EMPTY page are in the backend. A page leaves the
 //!   cache only when it is clean (page.W4), and before a write that leaves a gap behind the old end
@@ -68,7 +68,7 @@ use crate::writeback::state::generations::Generations;
 use crate::writeback::state::log::LogPattern;
 use crate::writeback::state::stream::Stream;
 
-pub(crate) use crate::writeback::state::failure::Failure;
+pub(crate) use crate::writeback::state::failure::WritebackFailure;
 pub(crate) use crate::writeback::state::flusher_state::{Flusher, Limits};
 pub(crate) use crate::writeback::state::generations::{Copy, DurableOp, EndedOp, FailureEpoch};
 
@@ -82,7 +82,7 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 #[derive(Default)]
 #[repr(align(64))]
 pub(crate) struct Writeback {
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<WritebackState>,
     pub(crate) flush_ended: Condvar,
     pub(crate) generations: Generations,
     pub(crate) syncing: Mutex<()>,
@@ -99,10 +99,10 @@ pub(crate) struct Writeback {
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct WritebackState {
     pub(crate) dirty: Dirty,
     pub(crate) stream: Stream,
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<WritebackFailure>,
     pub(crate) retry: Option<(Instant, Duration)>,
     pub(crate) listed: bool,
     /// The requests to reclaim frames that were served (flusher.FL9).
@@ -173,7 +173,7 @@ impl Writeback {
         self.unsynced_heap.set(cache, heap_bytes);
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, WritebackState> {
         self.state.lock().expect("no panic under the lock")
     }
 
@@ -191,7 +191,7 @@ impl Writeback {
     }
 }
 
-impl State {
+impl WritebackState {
     /// Marks the file as listed. Returns whether it was. Requests to reclaim frames from before do
     /// not concern its pages.
     pub(crate) fn mark_listed<F>(&mut self, flusher: &Flusher<F>) -> bool {

@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard};
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::created_at;
-use crate::writeback::state::failure::Failure;
+use crate::writeback::state::failure::WritebackFailure;
 
 /// The maximum number of errors. Untuned.
 const FILES_MAX: usize = 1024;
@@ -31,7 +31,7 @@ const FILES_MAX: usize = 1024;
 struct UnreportedError {
     id: FileId,
     created: Option<(i64, u32)>,
-    failure: Failure,
+    failure: WritebackFailure,
 }
 
 type All = Mutex<VecDeque<UnreportedError>>;
@@ -65,7 +65,7 @@ pub(crate) fn forget_parent() {
     ALL.store(std::ptr::null_mut(), Release);
 }
 
-pub(crate) fn record(id: FileId, backing: &dyn BackingFile, failure: Failure) {
+pub(crate) fn record(id: FileId, backing: &dyn BackingFile, failure: WritebackFailure) {
     let created = backing.descriptor(false).and_then(created_at);
     let mut all = all();
     all.retain(|known| known.id != id);
@@ -77,7 +77,7 @@ pub(crate) fn record(id: FileId, backing: &dyn BackingFile, failure: Failure) {
     ANY.store(true, Release);
 }
 
-pub(crate) fn take(id: FileId, fd: BorrowedFd<'_>) -> Option<Failure> {
+pub(crate) fn take(id: FileId, fd: BorrowedFd<'_>) -> Option<WritebackFailure> {
     if !ANY.load(Acquire) {
         return None;
     }

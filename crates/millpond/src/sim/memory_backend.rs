@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
 use crate::io::pool::Pool;
-use crate::io::request;
+use crate::io::retry;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 
 pub(crate) struct MemoryFile {
@@ -39,7 +39,7 @@ impl BackingFile for MemoryFile {
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {
         let readers = Arc::clone(&self.readers);
-        readers::start(&readers, read, move |read| request::try_one(&*self, read))
+        readers::start(&readers, read, move |read| retry::try_one(&*self, read))
     }
 
     fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {

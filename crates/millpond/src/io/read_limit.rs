@@ -53,7 +53,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::io::batch;
-use crate::io::flight::slot_cache::SlotCache;
+use crate::io::read_limit::slot_cache::SlotCache;
 use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, fence, thread_local};
 use crate::units::PAGE_BYTES_MIN;
 
@@ -74,18 +74,18 @@ pub(crate) struct Flight {
 #[derive(Default)]
 struct Offers {
     next: u64,
-    waiting: VecDeque<(Ticket, Offer)>,
+    waiting: VecDeque<(FlightTicket, Offer)>,
 }
 
 /// Uses a slot, or returns it (L6).
-pub(crate) type Offer = Box<dyn FnOnce(Slot) -> Option<Slot> + Send>;
+pub(crate) type Offer = Box<dyn FnOnce(FlightSlot) -> Option<FlightSlot> + Send>;
 
 /// The position of a waiting offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ticket(u64);
+pub(crate) struct FlightTicket(u64);
 
 /// The permit of one read in flight.
-pub(crate) struct Slot {
+pub(crate) struct FlightSlot {
     /// None after it was passed on.
     flight: Option<Arc<Flight>>,
 }
@@ -120,8 +120,8 @@ impl Flight {
     }
 
     /// A slot, unless none is free or the free ones are cached by other threads.
-    pub(crate) fn try_enter(flight: &Arc<Flight>) -> Option<Slot> {
-        flight.try_take().then(|| Slot { flight: Some(Arc::clone(flight)) })
+    pub(crate) fn try_enter(flight: &Arc<Flight>) -> Option<FlightSlot> {
+        flight.try_take().then(|| FlightSlot { flight: Some(Arc::clone(flight)) })
     }
 
     /// The same for a holder that keeps the flight alive.
@@ -150,7 +150,7 @@ impl Flight {
     }
 
     /// Queues an offer. `None`: a slot is free now.
-    pub(crate) fn wait(&self, offer: Offer) -> Option<Ticket> {
+    pub(crate) fn wait(&self, offer: Offer) -> Option<FlightTicket> {
         let mut offers = self.offers();
         let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
         self.word.fetch_update(Relaxed, Relaxed, none_free).ok()?;
@@ -166,14 +166,14 @@ impl Flight {
                 return None;
             }
         }
-        let ticket = Ticket(offers.next);
+        let ticket = FlightTicket(offers.next);
         offers.next += 1;
         offers.waiting.push_back((ticket, offer));
         Some(ticket)
     }
 
     /// Removes an offer, unless it was called.
-    pub(crate) fn leave(&self, ticket: Ticket) {
+    pub(crate) fn leave(&self, ticket: FlightTicket) {
         let mut offers = self.offers();
         let at = offers.waiting.binary_search_by_key(&ticket.0, |(waiting, _)| waiting.0);
         let offer = at.ok().and_then(|at| offers.waiting.remove(at));
@@ -224,7 +224,7 @@ impl Flight {
     }
 }
 
-impl Drop for Slot {
+impl Drop for FlightSlot {
     fn drop(&mut self) {
         if let Some(flight) = self.flight.take()
             && !flight.try_give()
@@ -254,7 +254,7 @@ struct Handing;
 impl Drop for Handing {
     fn drop(&mut self) {
         let left = LATER.try_with(|later| later.borrow_mut().take()).ok().flatten();
-        left.into_iter().flatten().for_each(|flight| drop(Slot { flight: Some(flight) }));
+        left.into_iter().flatten().for_each(|flight| drop(FlightSlot { flight: Some(flight) }));
     }
 }
 
@@ -278,7 +278,7 @@ fn pass_on(flight: Arc<Flight>) {
         }
         mine = match flight.next_offer() {
             Some(offer) => {
-                offer(Slot { flight: Some(flight) }).and_then(|mut slot| slot.flight.take())
+                offer(FlightSlot { flight: Some(flight) }).and_then(|mut slot| slot.flight.take())
             }
             // The last offer was removed or called.
             None => Some(flight),
@@ -317,7 +317,7 @@ impl<'e> Slots<'e> {
     pub(crate) fn give_back(&mut self) {
         for _ in 0..std::mem::take(&mut self.count) {
             if !self.flight.try_give() {
-                drop(Slot { flight: Some(Arc::clone(self.flight)) });
+                drop(FlightSlot { flight: Some(Arc::clone(self.flight)) });
             }
         }
     }

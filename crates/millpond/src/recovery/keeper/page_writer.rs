@@ -3,10 +3,10 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::recovery::keeper::memory::Memory;
-use crate::recovery::keeper::pieces::{Batch, Piece};
+use crate::recovery::keeper::client_memory::Memory;
 use crate::recovery::keeper::report::FileReport;
 use crate::recovery::keeper::target::Writer;
+use crate::recovery::keeper::write_pieces::{Batch, Piece};
 
 /// The pause between two attempts: short for a user, long compared with an attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -62,7 +62,7 @@ impl Retries {
 
 /// The result of writing pieces.
 #[derive(Default)]
-pub(super) struct Written {
+pub(super) struct PiecesWritten {
     pub(super) bytes: u64,
     pub(super) failed: Vec<Piece>,
 }
@@ -78,8 +78,8 @@ pub(super) struct PieceWriter<'a, 'w> {
 
 impl PieceWriter<'_, '_> {
     /// Writes the pieces, which are in order.
-    pub(super) fn write(mut self, pieces: &[Piece]) -> Written {
-        let mut written = Written::default();
+    pub(super) fn write(mut self, pieces: &[Piece]) -> PiecesWritten {
+        let mut written = PiecesWritten::default();
         let mut batch = Batch::default();
         let mut first = 0;
         for (number, piece) in pieces.iter().enumerate() {
@@ -100,8 +100,8 @@ impl PieceWriter<'_, '_> {
         written
     }
 
-    /// Writes the batch, which consists of `pieces`; unwritable pages are skipped one by one.
-    fn flush(&mut self, batch: &mut Batch, pieces: &[Piece], written: &mut Written) {
+    /// Writes the batch, which consists of `write_pieces`; unwritable pages are skipped one by one.
+    fn flush(&mut self, batch: &mut Batch, pieces: &[Piece], written: &mut PiecesWritten) {
         let end = batch.at + batch.bytes.len() as u64;
         let mut at = batch.at;
         while at < end {

@@ -6,8 +6,8 @@
 //! writes in flight at once.
 
 use crate::cache::frames::class::Class;
-use crate::cache::table::Held;
-use crate::cache::table::page::{PageWord, Shown, State, Word};
+use crate::cache::table::HeldLeaf;
+use crate::cache::table::page::{PageState, PageWord, Shown, Word};
 use crate::cache::table::step::Hiding;
 use crate::error::{Op, Result};
 use crate::inode::space;
@@ -21,7 +21,7 @@ use crate::writeback::{self, Durability};
 /// The hidden pages of a write past the cache.
 #[must_use]
 #[derive(Clone, Copy)]
-pub(crate) struct Around {
+pub(crate) struct BypassWrite {
     /// Pages of the range may be hidden.
     is_cached: bool,
 }
@@ -36,15 +36,15 @@ impl Write<'_> {
 
     /// Hides the pages. After that, no write-back of them is in flight. With [`Blocking::Try`], the caller has
     /// checked that [`Write::has_to_wait`] is false.
-    pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<Around> {
+    pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<BypassWrite> {
         let file = self.file;
         if blocking == Blocking::Wait {
             self.clear_end()?;
         }
         // Cached pages keep their leaf. No page is added: the guard is ours (page.W3).
-        let is_there = |word: Word| word.state() != State::Empty;
+        let is_there = |word: Word| word.state() != PageState::Empty;
         if !file.core().any_word(&file.cache().frames, self.first, self.last, is_there) {
-            return Ok(Around { is_cached: false });
+            return Ok(BypassWrite { is_cached: false });
         }
         // Under our guard, no writer makes the pages DIRTY again.
         let kept = (blocking == Blocking::Wait).then(|| self.kept_pages());
@@ -56,7 +56,7 @@ impl Write<'_> {
         }
         hide_pages(file, self.first, self.last);
         writeback::await_ends(file, self.first, self.last);
-        Ok(Around { is_cached: true })
+        Ok(BypassWrite { is_cached: true })
     }
 
     /// Whether [`Write::begin_around`] would have to wait: to write back pages itself, or for write-backs of pages
@@ -97,7 +97,7 @@ impl Write<'_> {
     }
 
     /// Records the outcome of the back end's write.
-    pub(crate) fn end_around(&self, written: Written, around: Around) -> Result<usize> {
+    pub(crate) fn end_around(&self, written: Written, around: BypassWrite) -> Result<usize> {
         let Written { moved, error, epoch, durability } = written;
         let file = self.file;
         let end = if around.is_cached { self.acknowledged(moved) } else { self.offset + moved };
@@ -161,7 +161,7 @@ impl Write<'_> {
         let shown = Shown { referenced: true, ..Shown::default() };
         file.core().for_each_page(file.cache(), self.first, self.last, &mut |held, page, word| {
             let seen = word.load();
-            if seen.state() != State::Hidden {
+            if seen.state() != PageState::Hidden {
                 return;
             }
             let written = self.part(page).1 <= end;
@@ -205,7 +205,7 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
     let class = Class::page(file.core().page_shift);
     file.core().for_each_page(file.cache(), first, last, &mut |held, _, word| {
         let seen = word.load();
-        if seen.state() == State::Hidden {
+        if seen.state() == PageState::Hidden {
             drop_hidden(file, held, word);
             if seen.frame() != FrameIndex::NONE {
                 file.cache().release_discarded(seen.frame(), class);
@@ -215,7 +215,7 @@ pub(crate) fn drop_pages(file: &CachedFile, first: PageIndex, last: PageIndex) {
 }
 
 /// Makes a HIDDEN page EMPTY. Caller: hid it, and frees its frame.
-pub(crate) fn drop_hidden(file: &CachedFile, held: &Held<'_>, word: &PageWord) {
+pub(crate) fn drop_hidden(file: &CachedFile, held: &HeldLeaf<'_>, word: &PageWord) {
     let change = word.drop_hidden();
     file.note(change);
     word.wake(change.sleepers());

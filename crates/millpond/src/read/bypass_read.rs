@@ -3,13 +3,13 @@
 //! Under a guard over the pages, the only bytes of an EMPTY page are the back end's, and none of the pages is DIRTY
 //! (page.W3). So a read whose pages are all EMPTY is one transfer. Its destination depends on the reader:
 //!
-//! - A thread that waits: the reader's memory. It takes no slot, as for any memory of a caller (flight.L2).
+//! - A thread that waits: the reader's memory. It takes no slot, as for any memory of a caller (read_limit.L2).
 //! - A request that owns its memory, or is lent it until the read has ended ([`Lent`]): that memory, whether or not a
 //!   thread waits.
 //! - A task, which has no such memory: frames that no word refers to (*aside*). The task's next call copies the bytes
 //!   from there and frees the frames.
 //!
-//! - **BY1** The end of a read aside releases guard and slot, and then signals its [`Arrival`](crate::read::arrival).
+//! - **BY1** The end of a read aside releases guard and slot, and then signals its [`ReadCompletion`](crate::read::read_completion).
 
 use std::ptr;
 use std::sync::Arc;
@@ -26,13 +26,13 @@ use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::{self, SharedRing};
-use crate::io::flight::Flight;
+use crate::io::read_limit::Flight;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::latency::LatencyKind;
-use crate::read::arrival::Arrival;
 use crate::read::fill::{Came, Stopped};
 use crate::read::hit::{copy_out, wipe};
+use crate::read::read_completion::ReadCompletion;
 use crate::units::{FrameIndex, PageIndex};
 
 /// The most pages of a read that goes around the cache. Chosen, not measured.
@@ -98,7 +98,7 @@ pub(crate) fn read(
 }
 
 /// A read into memory that the request owns, or that is lent to it until the read ends. It runs under its guard, so
-/// its bytes are of one moment. Where no thread waits for it, its owner has a slot, too (flight.L1).
+/// its bytes are of one moment. Where no thread waits for it, its owner has a slot, too (read_limit.L1).
 pub(crate) struct Lent<'f> {
     file: &'f CachedFile,
     guard: Guard<'f>,
@@ -179,17 +179,17 @@ pub(super) fn begin_if(
 }
 
 /// A read of a task, into frames of its own.
-pub(crate) struct Aside {
+pub(crate) struct BypassRead {
     file: Arc<CachedFile>,
     first: PageIndex,
     frames: SmallVec<[FrameIndex; 2]>,
     /// Size of the file while the guard was held.
     size: u64,
     /// Counts bytes from the first page's start on.
-    arrival: Arrival,
+    arrival: ReadCompletion,
 }
 
-impl Aside {
+impl BypassRead {
     /// Starts a read of `len` bytes at `offset`, under a guard over all of them. Its end releases guard and slot, and
     /// then wakes `waker`. Returns the guard if the pages are to be filled.
     pub(crate) fn start(
@@ -198,7 +198,7 @@ impl Aside {
         (offset, len): (u64, u64),
         waker: &Waker,
         ring: Option<&Arc<SharedRing>>,
-    ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
+    ) -> std::result::Result<Arc<BypassRead>, OwnedGuard> {
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
         let end = (offset + len).min(size);
@@ -206,10 +206,10 @@ impl Aside {
         if !file.cache().admission.is_bypassing() || end <= offset || !goes_around() {
             return Err(guard);
         }
-        Aside::read(file, guard, (offset, end, size), waker, ring)
+        BypassRead::read(file, guard, (offset, end, size), waker, ring)
     }
 
-    /// As [`Aside::start`], of a file with mapped backing, whose end the back end knows (mapped_pages.MB3). Returns
+    /// As [`BypassRead::start`], of a file with mapped backing, whose end the back end knows (mapped_pages.MB3). Returns
     /// the guard if a worker is to read.
     pub(crate) fn start_mapped(
         file: &Arc<CachedFile>,
@@ -217,12 +217,12 @@ impl Aside {
         (offset, len): (u64, u64),
         waker: &Waker,
         ring: Option<&Arc<SharedRing>>,
-    ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
+    ) -> std::result::Result<Arc<BypassRead>, OwnedGuard> {
         let end = offset + len;
         if file.page_of(end - 1) - file.page_of(offset) >= PAGES_MAX {
             return Err(guard);
         }
-        Aside::read(file, guard, (offset, end, u64::MAX), waker, ring)
+        BypassRead::read(file, guard, (offset, end, u64::MAX), waker, ring)
     }
 
     fn read(
@@ -231,17 +231,17 @@ impl Aside {
         (offset, end, size): (u64, u64, u64),
         waker: &Waker,
         ring: Option<&Arc<SharedRing>>,
-    ) -> std::result::Result<Arc<Aside>, OwnedGuard> {
+    ) -> std::result::Result<Arc<BypassRead>, OwnedGuard> {
         let cache = file.cache();
         let (first, last) = (file.page_of(offset), file.page_of(end - 1));
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
         let class = Class::page(file.core().page_shift);
-        let mut aside = Aside {
+        let mut aside = BypassRead {
             file: Arc::clone(file),
             first,
             frames: SmallVec::new(),
             size,
-            arrival: Arrival::new(TaskWaker::new(waker)),
+            arrival: ReadCompletion::new(TaskWaker::new(waker)),
         };
         for _ in first.to(last) {
             let Some(frame) = cache.take_frame(class) else { return Err(guard) };
@@ -305,7 +305,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for BypassRead {
     fn drop(&mut self) {
         let class = Class::page(self.file.core().page_shift);
         self.frames.iter().for_each(|&frame| self.file.cache().frames.free(frame, class));

@@ -1,5 +1,5 @@
 //! Reads that the kernel completes in a queue of the program's: past the cache, and without a guard
-//! (`inode::unguarded`).
+//! (`inode::optimistic`).
 //!
 //! The kernel reads into the program's memory. Where that is not aligned as the device requires, the kernel reads
 //! into a frame that no word refers to, and the bytes are copied in the end.
@@ -14,7 +14,7 @@ use crate::copy::Source;
 use crate::inode::CachedFile;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
-use crate::read::around;
+use crate::read::bypass_read;
 use crate::read::hit::copy_out;
 use crate::units::{FrameIndex, PageIndex};
 
@@ -85,7 +85,7 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     let base = if is_aligned { start.cast_const() } else { ptr::null() };
     let memory = Misalignment::of_one(base, len);
     file.unguarded.prepare();
-    let Some(guard) = around::begin_if(file, (offset, len as u64), memory, asks) else {
+    let Some(guard) = bypass_read::begin_if(file, (offset, len as u64), memory, asks) else {
         return if fills { Begun::Fills } else { Begun::Not };
     };
     let memory = bounce.as_ref().map_or(start, Bounce::bytes);

@@ -31,7 +31,7 @@ use crate::latency::LatencyKind;
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
 use crate::writeback::dirty_pages::notify_flusher;
-use crate::writeback::state::Failure;
+use crate::writeback::state::WritebackFailure;
 use crate::writeback::{BusyPages, flush};
 
 /// The number of pages whose bit [`clear_unstable`] clears before it releases the lock. Untuned.
@@ -96,7 +96,7 @@ pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     }
 }
 
-/// [`sync`] for the holder of `syncing`. Without pages: only of the bytes that the backend has.
+/// [`file_sync`] for the holder of `syncing`. Without pages: only of the bytes that the backend has.
 fn sync_locked(
     file: &CachedFile,
     pages: Option<(PageIndex, PageIndex)>,
@@ -142,7 +142,7 @@ fn sync_locked(
         }
         Err(error) => {
             event!(error, inode = file.id.inode, %error, "a sync failed");
-            let failure = Failure::new(0, 0, &error);
+            let failure = WritebackFailure::new(0, 0, &error);
             // Before the epoch rises: bytes that the kernel accepted before it dropped its copy are
             // suspect, and later ones meet fresh pages (generations.G8).
             file.backing.drop_kernel_copy();

@@ -4,7 +4,7 @@
 //! from that. So the `loom_flight_without_*` mutation tests, which leave one rule out and must
 //! fail, use offers.
 //!
-//! flight.L1, and the prohibitions of flight.L2 and flight.L6, are for the callers to keep:
+//! read_limit.L1, and the prohibitions of read_limit.L2 and read_limit.L6, are for the callers to keep:
 //! `src/tests/in_flight.rs`.
 
 use std::cell::Cell;
@@ -41,7 +41,7 @@ struct Called {
     order: Vec<u32>,
     /// An offer was called within the call of another one, on the same thread.
     nested: bool,
-    slots: Vec<Slot>,
+    slots: Vec<FlightSlot>,
 }
 
 type Calls = Arc<Mutex<Called>>;
@@ -118,7 +118,7 @@ impl Flight {
     }
 
     fn push(&self, offers: &mut Offers, offer: Offer) {
-        offers.waiting.push_back((Ticket(offers.next), offer));
+        offers.waiting.push_back((FlightTicket(offers.next), offer));
         offers.next += 1;
     }
 
@@ -152,7 +152,7 @@ impl Flight {
 }
 
 /// Passes a slot on without its drop.
-fn taken_from(mut slot: Slot) -> Arc<Flight> {
+fn taken_from(mut slot: FlightSlot) -> Arc<Flight> {
     slot.flight.take().expect("not passed on yet")
 }
 
@@ -164,7 +164,7 @@ fn two_threads_and_one_slot(try_take: fn(&Flight) -> bool) {
         let theirs = other.join().unwrap();
         assert!(!(mine && theirs), "one too many");
         assert!(mine || theirs, "it was free");
-        drop(Slot { flight: Some(Arc::clone(&flight)) });
+        drop(FlightSlot { flight: Some(Arc::clone(&flight)) });
         assert_all_free(&flight, 1);
     });
 }
@@ -182,7 +182,7 @@ fn loom_flight_without_one_exchange_a_slot_is_taken_twice() {
 }
 
 /// Goal: threads that wait for a slot each get it, one after the other, and it is free at the end
-/// (flight.L4).
+/// (read_limit.L4).
 #[test]
 fn loom_flight_threads_wait_in_line() {
     bounded_model(|| {
@@ -204,7 +204,7 @@ fn loom_flight_threads_wait_in_line() {
 }
 
 /// One slot is returned while an offer is queued.
-fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
+fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(FlightSlot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -225,7 +225,7 @@ fn wait(flight: &Flight, offer: Offer) {
     let _ = flight.wait(offer);
 }
 
-/// Goal: an offer that meets a slot that is being returned is called, or finds it free (flight.L4).
+/// Goal: an offer that meets a slot that is being returned is called, or finds it free (read_limit.L4).
 #[test]
 fn loom_flight_an_offer_meets_a_slot() {
     an_offer_meets_a_slot(wait, drop);
@@ -273,7 +273,7 @@ fn the_last_offer_meets_the_next(next_offer: fn(&Flight) -> Option<Offer>) {
     });
 }
 
-/// Goal: WAITED_FOR stays set for an offer that arrives while the last one is removed (flight.L4).
+/// Goal: WAITED_FOR stays set for an offer that arrives while the last one is removed (read_limit.L4).
 #[test]
 fn loom_flight_the_last_offer_meets_the_next() {
     the_last_offer_meets_the_next(Flight::next_offer);
@@ -286,7 +286,7 @@ fn loom_flight_without_the_locked_flag_an_offer_waits() {
 }
 
 /// An offer waits; a latecomer finds no slot when one is returned.
-fn a_latecomer_tries(give: fn(Slot)) {
+fn a_latecomer_tries(give: fn(FlightSlot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -300,7 +300,7 @@ fn a_latecomer_tries(give: fn(Slot)) {
     });
 }
 
-/// Goal: a slot goes to the first waiter, and to no latecomer (flight.L4).
+/// Goal: a slot goes to the first waiter, and to no latecomer (read_limit.L4).
 #[test]
 fn loom_flight_no_waiter_is_overtaken() {
     a_latecomer_tries(drop);
@@ -315,13 +315,13 @@ fn loom_flight_without_handing_it_over_a_slot_goes_to_a_latecomer() {
         if flight.try_take()
             && let Some(offer) = flight.next_offer()
         {
-            offer(Slot { flight: Some(flight) });
+            offer(FlightSlot { flight: Some(flight) });
         }
     });
 }
 
 /// The only offer leaves while a slot is returned.
-fn a_waiter_leaves(give: fn(Slot)) {
+fn a_waiter_leaves(give: fn(FlightSlot)) {
     model(move || {
         let (flight, calls) = (flight(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -349,7 +349,7 @@ fn loom_flight_without_a_second_check_a_slot_is_lost() {
         if !flight.try_give()
             && let Some(offer) = flight.next_offer()
         {
-            offer(Slot { flight: Some(flight) });
+            offer(FlightSlot { flight: Some(flight) });
         }
     });
 }
@@ -372,7 +372,7 @@ fn a_slot_is_not_used(first: fn(&Calls, u32) -> Offer) {
     });
 }
 
-/// Goal: a slot that an offer returns goes to the next one (flight.L6).
+/// Goal: a slot that an offer returns goes to the next one (read_limit.L6).
 #[test]
 fn loom_flight_a_slot_is_handed_back() {
     a_slot_is_not_used(hands_back);
@@ -386,7 +386,7 @@ fn loom_flight_without_returning_it_the_next_waits() {
 }
 
 /// Two threads return two slots, to offers whose reads are refused.
-fn reads_are_refused(give: fn(Slot)) {
+fn reads_are_refused(give: fn(FlightSlot)) {
     model(move || {
         let (flight, calls) = (flight(2), calls());
         let [mine, others] = [(); 2].map(|()| Flight::try_enter(&flight).unwrap());
@@ -405,7 +405,7 @@ fn reads_are_refused(give: fn(Slot)) {
 }
 
 /// Goal: offers whose reads are refused are called one after the other, each once, and no slot is
-/// lost (flight.L7).
+/// lost (read_limit.L7).
 #[test]
 fn loom_flight_reads_are_refused() {
     reads_are_refused(drop);
@@ -419,13 +419,13 @@ fn loom_flight_without_waiting_for_its_end_a_call_is_within_another() {
         if !flight.try_give()
             && let Some(offer) = flight.next_offer()
         {
-            offer(Slot { flight: Some(flight) });
+            offer(FlightSlot { flight: Some(flight) });
         }
     });
 }
 
 /// Goal: threads whose batches need all slots finish: a batch waits only for its first slot
-/// (flight.L5).
+/// (read_limit.L5).
 #[test]
 fn loom_flight_two_batches_want_all() {
     model(|| {
@@ -470,7 +470,7 @@ fn loom_flight_without_going_on_with_one_two_batches_wait_for_one_another() {
 }
 
 /// Goal: a waiter for a slot may hold a guard for which other threads wait after they have returned
-/// their slots (flight.L2, flight.L3).
+/// their slots (read_limit.L2, read_limit.L3).
 #[test]
 fn loom_flight_a_waiter_holds_a_guard() {
     model(|| {
@@ -528,7 +528,7 @@ fn at_place(place: usize) {
 }
 
 /// The only slot is returned to one place while a thread of another place queues an offer.
-fn an_offer_meets_a_cached_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
+fn an_offer_meets_a_cached_slot(wait: fn(&Flight, Offer), give: fn(FlightSlot)) {
     model(move || {
         let (flight, calls) = (flight_with_caches(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
@@ -548,7 +548,7 @@ fn an_offer_meets_a_cached_slot(wait: fn(&Flight, Offer), give: fn(Slot)) {
     });
 }
 
-/// Goal: an offer that meets a slot on its way to a cache is called, or finds it free (flight.L8).
+/// Goal: an offer that meets a slot on its way to a cache is called, or finds it free (read_limit.L8).
 #[test]
 fn loom_flight_an_offer_meets_a_cached_slot() {
     an_offer_meets_a_cached_slot(wait, drop);

@@ -3,8 +3,8 @@
 use std::io;
 use std::ops::Range;
 
-use crate::recovery::keeper::dirty::DirtyPage;
-use crate::recovery::keeper::memory::Memory;
+use crate::recovery::keeper::client_memory::Memory;
+use crate::recovery::keeper::orphaned_pages::DirtyPage;
 use crate::recovery::keeper::target::BUFFER_BYTES;
 use crate::recovery::layout::Layout;
 use crate::units::UNIT_SHIFT;

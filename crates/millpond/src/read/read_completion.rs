@@ -18,15 +18,15 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 const UNDER_WAY: u64 = u64::MAX;
 
-pub(crate) struct Arrival {
+pub(crate) struct ReadCompletion {
     /// The number of bytes that have arrived, or [`UNDER_WAY`].
     bytes: AtomicU64,
     waker: Mutex<Option<TaskWaker>>,
 }
 
-impl Arrival {
-    pub(crate) fn new(waker: TaskWaker) -> Arrival {
-        Arrival { bytes: AtomicU64::new(UNDER_WAY), waker: Mutex::new(Some(waker)) }
+impl ReadCompletion {
+    pub(crate) fn new(waker: TaskWaker) -> ReadCompletion {
+        ReadCompletion { bytes: AtomicU64::new(UNDER_WAY), waker: Mutex::new(Some(waker)) }
     }
 
     fn waker(&self) -> MutexGuard<'_, Option<TaskWaker>> {
@@ -83,10 +83,10 @@ mod loom_tests {
     }
 
     /// A read that ends beside a task that is called with another waker. `call` is the task's step.
-    fn ends_beside_a_call(call: fn(&Arrival, &Waker) -> bool) {
+    fn ends_beside_a_call(call: fn(&ReadCompletion, &Waker) -> bool) {
         loom::model(move || {
             let first = &Waker::from(Untracked::new(Woken(AtomicBool::new(false))));
-            let shared = Arc::new((Arrival::new(TaskWaker::new(first)), UnsafeCell::new(0)));
+            let shared = Arc::new((ReadCompletion::new(TaskWaker::new(first)), UnsafeCell::new(0)));
             let task = Untracked::new(Woken(AtomicBool::new(false)));
             let caller = thread::spawn({
                 let (shared, task) = (Arc::clone(&shared), Untracked::clone(&task));
@@ -113,7 +113,7 @@ mod loom_tests {
 
     #[test]
     fn a_task_finds_the_bytes_or_is_woken() {
-        ends_beside_a_call(Arrival::has_ended_or_wakes);
+        ends_beside_a_call(ReadCompletion::has_ended_or_wakes);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::recovery::changes::Changes;
 
 /// The entry of a file in the keeper's tables, if it has one.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct KeeperSlot {
     /// As [`EntryUse::word`](crate::recovery::EntryUse::word); 0 is none.
     pub(crate) slot: AtomicU64,
     /// Also: one intent at a time (recovery.K5).

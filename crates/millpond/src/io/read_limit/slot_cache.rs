@@ -3,7 +3,7 @@
 //!
 //! There are as many places as processors, which threads share by their number. They hold few
 //! slots. A thread that finds no slot there looks at the common word. If that has none either, the
-//! thread is about to wait, and takes the slots of all places (flight.L8).
+//! thread is about to wait, and takes the slots of all places (read_limit.L8).
 //!
 //! Locks: none.
 

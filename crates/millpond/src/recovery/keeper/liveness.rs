@@ -1,4 +1,4 @@
-//! The keeper's side of its liveness word (see [`life`](crate::recovery::life)): the thread that holds the
+//! The keeper's side of its liveness word (see [`liveness`](crate::recovery::liveness_word)): the thread that holds the
 //! futex.
 
 use std::io;
@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
-use crate::recovery::life::{OWNER, PAGE_BYTES, Page};
+use crate::recovery::liveness_word::{OWNER, PAGE_BYTES, Page};
 use crate::thread::spawn;
 
 /// Keeps the keeper alive for its clients until this is dropped, or the process ends.
@@ -45,7 +45,7 @@ impl Life {
         let memory = rustix::fs::memfd_create("millpond-keeper-life", flags)?;
         rustix::fs::ftruncate(&memory, PAGE_BYTES as u64)?;
         let page = Arc::new(Page::map(memory.as_fd(), ProtFlags::READ | ProtFlags::WRITE)?);
-        // life.LF1: no new writable mapping is possible.
+        // liveness_word.LF1: no new writable mapping is possible.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memory, seals)?;
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
@@ -123,7 +123,7 @@ fn set_list(head: *mut RobustList) -> io::Result<()> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::recovery::life::Seen;
+    use crate::recovery::liveness_word::Seen;
 
     fn see(life: &Life) -> Seen {
         Seen::new(life.shown().try_clone_to_owned().unwrap()).unwrap()

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Acquire;
 use millpond_rangelock::Mode;
 
 use crate::cache::frames::class::Class;
-use crate::cache::table::page::{Shown, State};
+use crate::cache::table::page::{PageState, Shown};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::inode::space;
@@ -50,18 +50,18 @@ struct Zeros([u8; 4096]);
 static ZEROS: Zeros = Zeros([0; 4096]);
 
 /// A failure of the back end to change the file.
-struct Failure {
+struct ExtentFailure {
     error: io::Error,
     /// Nothing was changed.
     refused: bool,
 }
 
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
+impl From<io::Error> for ExtentFailure {
+    fn from(error: io::Error) -> ExtentFailure {
         use libc::{EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY};
         let refusals = [EBADF, EFBIG, EINVAL, ENODEV, ENOSYS, EOPNOTSUPP, EPERM, ETXTBSY];
         let refused = error.raw_os_error().is_some_and(|errno| refusals.contains(&errno));
-        Failure { error, refused }
+        ExtentFailure { error, refused }
     }
 }
 
@@ -132,7 +132,7 @@ impl CachedFile {
                     // Also after a failure: a part may have been written, and is not cached.
                     let (first, last) = (self.page_of(offset), self.page_of(end - 1));
                     self.writeback.record_written(self.cache(), first, last, Copy::None, epoch);
-                    written.map_err(|error| Failure { error, refused: false })
+                    written.map_err(|error| ExtentFailure { error, refused: false })
                 }
                 outcome => Ok(outcome?),
             }
@@ -145,7 +145,7 @@ impl CachedFile {
         op: Op,
         offset: u64,
         end: u64,
-        act: impl FnOnce(u64) -> std::result::Result<(), Failure>,
+        act: impl FnOnce(u64) -> std::result::Result<(), ExtentFailure>,
     ) -> Result<()> {
         if offset >= self.core().size.get() {
             return Ok(());
@@ -179,7 +179,7 @@ impl CachedFile {
                         self.writeback.forget(first + head, last - tail);
                     }
                 }
-                Err(Failure { refused: true, .. }) => self.show_hidden(first, last),
+                Err(ExtentFailure { refused: true, .. }) => self.show_hidden(first, last),
                 Err(_) => self.show_dirty(first, last),
             }
             outcome
@@ -274,7 +274,7 @@ impl CachedFile {
     fn show_dirty(&self, first: PageIndex, last: PageIndex) {
         self.core().for_each_page(self.cache(), first, last, &mut |_, _, word| {
             let seen = word.load();
-            if seen.state() == State::Hidden && seen.is_dirty() {
+            if seen.state() == PageState::Hidden && seen.is_dirty() {
                 word.wake(word.show(seen.frame(), SHOWN).sleepers());
             }
         });
@@ -349,7 +349,7 @@ impl CachedFile {
     fn cut_tail(&self, page: PageIndex, len: u64) -> Option<FrameIndex> {
         let held = self.core().hold(self.cache(), page, false).ok()?;
         let seen = held.word(page).load();
-        if seen.state() != State::Hidden || seen.frame() == FrameIndex::NONE {
+        if seen.state() != PageState::Hidden || seen.frame() == FrameIndex::NONE {
             return None;
         }
         let fresh = self.cache().take_frame(Class::page(self.core().page_shift))?;
@@ -376,9 +376,9 @@ impl CachedFile {
     fn show_hidden(&self, first: PageIndex, last: PageIndex) {
         self.core().for_each_page(self.cache(), first, last, &mut |held, _, word| {
             let seen = word.load();
-            if seen.state() == State::Hidden && seen.frame() != FrameIndex::NONE {
+            if seen.state() == PageState::Hidden && seen.frame() != FrameIndex::NONE {
                 word.wake(word.show(seen.frame(), SHOWN).sleepers());
-            } else if seen.state() == State::Hidden {
+            } else if seen.state() == PageState::Hidden {
                 drop_hidden(self, held, word);
             }
         });
