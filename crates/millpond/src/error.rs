@@ -144,6 +144,13 @@ pub enum Error {
         /// The argument, its value and the accepted values.
         what: String,
     },
+    /// The file, its file system or its device can't do what an option asks for (EOPNOTSUPP).
+    Unsupported {
+        /// The operation that was refused.
+        op: Op,
+        /// The option, the reason, and the file system, mount options or device that would do it.
+        what: String,
+    },
     /// Direct I/O that is not aligned as the file system wants it: `what` must be a multiple of
     /// `limit_bytes` (EINVAL).
     Unaligned {
@@ -237,6 +244,7 @@ impl Error {
             Error::InvalidRange { .. } | Error::InvalidInput { .. } | Error::Unaligned { .. } => {
                 libc::EINVAL
             }
+            Error::Unsupported { .. } => libc::EOPNOTSUPP,
             Error::NotPermitted { .. } | Error::Forked { .. } => libc::EBADF,
             Error::NotRegular { directory: true } => libc::EISDIR,
             Error::NotRegular { directory: false } => libc::ENOTSUP,
@@ -262,7 +270,9 @@ impl fmt::Display for Error {
                 "{op} of {len} bytes at offset {offset}: past the largest file offset, {}",
                 i64::MAX
             ),
-            Error::InvalidInput { op, what } => write!(f, "{op}: {what}"),
+            Error::InvalidInput { op, what } | Error::Unsupported { op, what } => {
+                write!(f, "{op}: {what}")
+            }
             Error::Unaligned { op, offset, len, what, limit_bytes } => write!(
                 f,
                 "direct {op} of {len} bytes at offset {offset}: the {what} is not a multiple of \

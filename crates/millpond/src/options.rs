@@ -343,6 +343,7 @@ pub struct OpenOptions {
     pub(crate) page_bytes: Option<u32>,
     pub(crate) backing: Backing,
     pub(crate) write_mode: WriteMode,
+    pub(crate) untorn: Option<u32>,
     pub(crate) dsync: bool,
     pub(crate) direct: bool,
     pub(crate) bounce: bool,
@@ -370,6 +371,7 @@ impl OpenOptions {
             page_bytes: None,
             backing: Backing::Buffered,
             write_mode: WriteMode::Through,
+            untorn: None,
             dsync: false,
             direct: false,
             bounce: false,
@@ -455,6 +457,47 @@ impl OpenOptions {
         self
     }
 
+    /// A power cut tears no block of `bytes` of the file: a power of two from 4 KiB to the page size of the file. Each
+    /// aligned block is, after a power cut, all as it was before a write or all as the write left it, whether or not a sync
+    /// has covered the write. Several blocks of one write are not changed together.
+    ///
+    /// This needs direct backing, a file that is open for reading, too, and a file system that writes such blocks as a
+    /// whole (`RWF_ATOMIC`): XFS with reflink from Linux 6.16 on, on any device, or XFS and ext4 on a device that does so.
+    /// [`File::untorn_bytes_max`](crate::File::untorn_bytes_max) tells the largest block, and `millpond check-untorn`
+    /// what a directory offers. The page size is at least `bytes`, and the file's length is always a
+    /// multiple of `bytes`: operations that would give it another length fail. Other programs must not
+    /// write to the file. docs/untorn.md has the details.
+    ///
+    /// Where the file is open already, the first opener's choice stands; another block size for such a file is an error.
+    ///
+    /// # Errors
+    ///
+    /// Of the open: [`Error::Unsupported`] says what is missing. Where the file system refuses a block later, the
+    /// write fails, or the sync and each sync after it; no block is ever written in another way.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::{Backing, Engine, Error, OpenOptions, WriteMode};
+    ///
+    /// # let dir = tempfile::tempdir_in(".").unwrap();
+    /// # let dir = dir.path();
+    /// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let options = OpenOptions::new().read(true).write(true).create(true);
+    /// let options = options.backing(Backing::Direct).write_mode(WriteMode::Back).untorn(16 << 10);
+    /// match engine.open(dir.join("table"), &options) {
+    ///     Ok(table) => table.write_all_at(&[7; 16 << 10], 0)?,
+    ///     Err(Error::Unsupported { what, .. }) => println!("write each page twice: {what}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn untorn(mut self, bytes: u32) -> Self {
+        self.untorn = Some(bytes);
+        self
+    }
+
     /// Each write through this handle returns when it is durable, as with `O_DSYNC`.
     #[must_use]
     pub fn dsync(mut self, on: bool) -> Self {
@@ -513,6 +556,28 @@ impl OpenOptions {
                 op: Op::Open,
                 what: format!("page size {bytes} is not a power of two from 4096 to 65536"),
             });
+        }
+        self.untorn.map_or(Ok(()), |bytes| self.check_untorn(bytes))
+    }
+
+    fn check_untorn(&self, bytes: u32) -> Result<()> {
+        let page_bytes_max = self.page_bytes.unwrap_or(PAGE_BYTES_MAX);
+        if !bytes.is_power_of_two() || !(PAGE_BYTES_MIN..=page_bytes_max).contains(&bytes) {
+            let what = format!(
+                "untorn block of {bytes} bytes: not a power of two from 4096 to the page size, \
+                 {page_bytes_max} at most"
+            );
+            return Err(Error::InvalidInput { op: Op::Open, what });
+        }
+        let unsupported = |what: &str| Err(Error::Unsupported { op: Op::Open, what: what.into() });
+        if self.backing != Backing::Direct {
+            return unsupported("untorn writes need O_DIRECT: open the file with Backing::Direct");
+        }
+        if !self.read {
+            return unsupported(
+                "untorn writes need a file that is open for reading, too: the rest of a block \
+                 that is written in part is read",
+            );
         }
         Ok(())
     }

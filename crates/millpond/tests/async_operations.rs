@@ -45,6 +45,7 @@ const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
     ("try_read_at", "never blocks"),
     ("try_read_hit_counted", "never blocks"),
     ("try_read_hit_raw", "never blocks"),
+    ("untorn_bytes_max", "never blocks"),
     ("write_raw_at", "the memory must be valid until a future ends that may be forgotten"),
     ("write_vectored_raw_at", "the same"),
 ];

@@ -25,18 +25,14 @@ use millpond_rangelock::Mode;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::{Blocking, CachedFile, FileGuard};
+use crate::io::bounce::{BOUNCE_BYTES_MAX, Bounce};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
 use crate::latency::LatencyKind;
-use crate::memory::try_zeros;
 use crate::write::{self, Account, BypassWrite, Write, Written};
 use crate::writeback::state::EndedOp;
 use crate::writeback::{self, Durability};
 
-/// The maximum size of a bounce buffer. Longer requests are performed in parts. Untuned.
-const BOUNCE_BYTES_MAX: u64 = 1 << 20;
-/// The maximum alignment of bounce buffers; devices that need more are refused at open.
-const BOUNCE_ALIGN_BYTES: usize = 4096;
 /// An operation and its range of the file.
 #[derive(Clone, Copy)]
 pub(crate) struct DirectRange<'f> {
@@ -105,6 +101,7 @@ pub(crate) fn begin<'f>(
             else {
                 return Ok(Begin::Conflict);
             };
+            file.check_untorn_end(Op::Write, end, size)?;
             if blocking == Blocking::Try && extent.write(size).has_to_wait() {
                 return Ok(Begin::Conflict);
             }
@@ -181,6 +178,7 @@ pub(crate) fn append(mut operation: Operation<'_>, bounce: bool) -> Result<(u64,
     let since = operation.extent.begins();
     let _turn = file.turn_to_append();
     let (guard, end) = write::lock_end(file, len)?;
+    file.check_untorn_end(Op::Write, end + len, end)?;
     operation.extent.offset = end;
     let alignment = operation.check_alignment();
     let is_aligned = alignment.is_ok();
@@ -203,7 +201,12 @@ impl<'f> DirectRange<'f> {
         if self.len == 0 {
             return Ok(());
         }
-        match self.file.backing.alignment(true).first_misaligned(self.offset, memory) {
+        let mut alignment = self.file.backing.alignment(true);
+        if let (Direction::Write, Some(bytes)) = (self.direction, self.file.untorn) {
+            // Each block is in one segment (untorn_blocks.UB1).
+            alignment.offset_bytes = alignment.offset_bytes.max(bytes);
+        }
+        match alignment.first_misaligned(self.offset, memory) {
             None => Ok(()),
             Some((what, limit_bytes)) => {
                 let &DirectRange { offset, len, .. } = self;
@@ -282,22 +285,24 @@ impl<'a> Operation<'a> {
     }
 
     /// The bounce buffer of the operation. `None`: a write without whole blocks.
-    fn bounce(&self) -> Result<Option<DirectBounce>> {
+    fn bounce(&self) -> Result<Option<Bounce>> {
         let DirectRange { direction, offset, len, .. } = self.extent;
         let block = self.offset_block();
         let bytes = match direction {
             // The blocks around the range count in full.
             Direction::Read => BOUNCE_BYTES_MAX.min(len) + 2 * block,
+            // It has its own buffer.
+            Direction::Write if self.extent.file.untorn.is_some() => return Ok(None),
             Direction::Write if !(offset | len).is_multiple_of(block) => return Ok(None),
             Direction::Write => BOUNCE_BYTES_MAX.min(len),
         };
-        DirectBounce::new(bytes)
+        Bounce::new(bytes)
             .map(Some)
             .map_err(|error| Error::io(self.extent.op(), offset, len, error))
     }
 
     /// Reads the whole blocks around the range, and copies the requested bytes.
-    fn read_bounced(&self, begun: StartedDirect<'_>, mut bounce: DirectBounce) -> Result<usize> {
+    fn read_bounced(&self, begun: StartedDirect<'_>, mut bounce: Bounce) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
@@ -333,13 +338,13 @@ impl<'a> Operation<'a> {
 
     /// Writes whole blocks by a bounce buffer. Partial blocks are written through the kernel's page
     /// cache, which preserves the bytes around them.
-    fn write_bounced(
-        &self,
-        begun: StartedDirect<'_>,
-        bounce: Option<DirectBounce>,
-    ) -> Result<usize> {
+    fn write_bounced(&self, begun: StartedDirect<'_>, bounce: Option<Bounce>) -> Result<usize> {
         self.extent.file.cache().counters.bounced.add(1);
         let (offset, total) = (self.extent.offset, self.extent.len);
+        if self.extent.file.untorn.is_some() {
+            let transfer = self.extent.write(begun.held.size).transfer_blocks(self.segments);
+            return begun.end(self.extent, transfer);
+        }
         let Some(mut bounce) = bounce else {
             let mut batch = [Transfer { direct: false, ..self.transfer() }];
             self.extent.file.carry_out(&mut batch);
@@ -367,7 +372,7 @@ impl<'a> Operation<'a> {
 
     fn transfer_bounced(
         &self,
-        bounce: &mut DirectBounce,
+        bounce: &mut Bounce,
         offset: u64,
         len: u64,
     ) -> (u64, Option<io::Error>) {
@@ -514,46 +519,5 @@ pub(crate) struct DirectEnd {
 impl DirectEnd {
     fn of(outcome: Result<usize>) -> DirectEnd {
         DirectEnd { outcome, is_len_in_doubt: false }
-    }
-}
-
-/// Aligned memory for an unaligned request.
-struct DirectBounce {
-    memory: Box<[u64]>,
-    skip: usize,
-}
-
-impl DirectBounce {
-    fn new(bytes: u64) -> io::Result<DirectBounce> {
-        let words = (bytes as usize + BOUNCE_ALIGN_BYTES).div_ceil(size_of::<u64>());
-        let memory = try_zeros(words)?;
-        let skip = memory.as_ptr().cast::<u8>().align_offset(BOUNCE_ALIGN_BYTES);
-        Ok(DirectBounce { memory, skip })
-    }
-
-    fn len(&self) -> u64 {
-        (size_of_val(&*self.memory) - BOUNCE_ALIGN_BYTES) as u64
-    }
-
-    fn base(&mut self) -> *mut u8 {
-        // SAFETY: `skip` is less than the alignment, and the block is longer than the request by at
-        // least that.
-        unsafe { self.memory.as_mut_ptr().cast::<u8>().add(self.skip) }
-    }
-
-    /// Copies all of `part`; false if its memory faults.
-    fn take(&mut self, part: SegmentIter<'_>) -> bool {
-        assert!(part.left() <= self.len());
-        let mut at = self.base();
-        for piece in part {
-            // SAFETY: the buffer has room for all of the part; the caller guarantees the source.
-            unsafe {
-                if crate::copy::copy(at, piece.base(), piece.len()) > 0 {
-                    return false;
-                }
-                at = at.add(piece.len());
-            }
-        }
-        true
     }
 }

@@ -67,15 +67,16 @@ impl Backend {
         fd: BorrowedFd<'_>,
         id: FileId,
         backing: Backing,
+        untorn_bytes: Option<u32>,
     ) -> io::Result<Arc<dyn BackingFile>> {
         let (threads, transfers) = (&self.threads, &self.transfers);
         Ok(match &self.kind {
             // A transfer in a ring has its flags looked at when the kernel gets round to it.
             BackendKind::Uring(driver) if backing != Backing::DirectInPlace => {
-                Arc::new(UringFile::new(fd, id, backing, driver, transfers)?)
+                Arc::new(UringFile::new(fd, id, backing, untorn_bytes, driver, transfers)?)
             }
             BackendKind::Uring(_) | BackendKind::Threads => {
-                Arc::new(ThreadsFile::new(fd, id, backing, threads, transfers)?)
+                Arc::new(ThreadsFile::new(fd, id, backing, untorn_bytes, threads, transfers)?)
             }
             #[cfg(feature = "sim")]
             BackendKind::Simulated(simulated) => simulated.open(fd, &threads.readers)?,

@@ -35,6 +35,8 @@ pub(crate) mod optimistic;
 
 pub(crate) mod keeping;
 
+pub(crate) mod untorn;
+
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
@@ -152,6 +154,8 @@ pub(crate) struct CachedFile {
     /// would have to be closed, and that would drop the process's POSIX locks.
     pub(crate) attaching: Mutex<()>,
     pub(crate) opened_mode: WriteMode,
+    /// The block that a power cut must not tear, in bytes.
+    pub(crate) untorn: Option<u32>,
     /// Number of reasons for writes to go through in any mode (see [`CachedFile::suspend_writeback`]), and
     /// [`STAYS_THROUGH`].
     pub(crate) through: AtomicUsize,
@@ -250,6 +254,7 @@ impl CachedFile {
             appending: Turns::default(),
             attaching: Mutex::new(()),
             opened_mode: options.write_mode,
+            untorn: options.untorn,
             through: AtomicUsize::new(0),
             plain: AtomicUsize::new(0),
             mapped_pages,

@@ -8,7 +8,7 @@ use crate::error::{Error, Op, Result};
 use crate::fault;
 use crate::file_id::FileId;
 use crate::inode::registry::Found;
-use crate::inode::{CachedFile, Shared, length, registry};
+use crate::inode::{CachedFile, Shared, length, registry, untorn};
 use crate::io::backend::{BackingFile, OpenedFor};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
 use crate::recovery::mark;
@@ -74,6 +74,7 @@ impl CachedFile {
                         format!("the file is open already, with pages of {page_bytes} bytes");
                     return Err(Error::InvalidInput { op: Op::Open, what });
                 }
+                untorn::check_known(&known, options)?;
                 known
             }
             // From here until the file is entered, no other thread opens it.
@@ -81,13 +82,14 @@ impl CachedFile {
                 if shared.backend.has_files() {
                     length::check(fd.as_fd(), &stat, options.read).map_err(failed)?;
                 }
+                untorn::check(shared, fd.as_fd(), options)?;
                 // The first opener has waited.
                 if shared.backend.has_files() && !options.awaited {
                     let waited = shared.marks.await_written(&stat, mark::PATIENCE);
                     waited.map_err(failed)?;
                 }
-                let backing =
-                    shared.backend.open(fd.as_fd(), id, options.backing).map_err(failed)?;
+                let backing = shared.backend.open(fd.as_fd(), id, options.backing, options.untorn);
+                let backing = backing.map_err(failed)?;
                 let page_bytes = page_bytes_of(options, kernel_page_bytes())?;
                 // Read only now: the last handle of the file may have changed it since `stat`.
                 let size = match backing.len() {
@@ -112,6 +114,10 @@ impl CachedFile {
         file.backing.prepare(fd.as_fd(), opened).map_err(failed)?;
         let fd = fd.into_owned().map_err(failed)?;
         let kept = file.backing.attach(fd, opened).map_err(failed)?;
+        if file.untorn.is_some() && options.writable() {
+            // untorn.UT6. It also determines the durable end (untorn_blocks.UB3).
+            file.backing.sync(false).map_err(failed)?;
+        }
         drop(attaching);
         if options.writable() {
             file.space.look_at_limit();
@@ -144,6 +150,7 @@ fn page_bytes_of(options: &OpenOptions, kernel_page_bytes: u64) -> Result<u32> {
         Backing::Direct | Backing::DirectInPlace => PAGE_BYTES_MIN.max(kernel_page_bytes as u32),
         _ => PAGE_BYTES_MIN,
     };
+    let least = least.max(options.untorn.unwrap_or(0));
     match options.page_bytes {
         Some(bytes) if bytes < least => {
             let what = format!(

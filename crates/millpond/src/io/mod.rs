@@ -25,6 +25,8 @@ pub(crate) mod segment;
 
 pub(crate) mod transfer;
 
+pub(crate) mod bounce;
+
 pub(crate) mod retry;
 
 pub(crate) mod read_limit;

@@ -38,11 +38,11 @@ pub struct UnguardedRead {
     offset: u64,
     len: u64,
     changes: u64,
-    bounce: Option<Bounce>,
+    bounce: Option<ReadBounce>,
 }
 
 /// A frame of the file's cache.
-struct Bounce {
+struct ReadBounce {
     file: NonNull<CachedFile>,
     frame: FrameIndex,
 }
@@ -75,7 +75,7 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     let (mut bounce, mut fills) = (None, false);
     let asks = |gate: &AdmissionFilter, number: usize, first: PageIndex, last: PageIndex| {
         if !is_aligned {
-            bounce = Bounce::take(file, len);
+            bounce = ReadBounce::take(file, len);
         }
         let is_ready = is_aligned || bounce.is_some();
         fills = is_ready && !gate.bypasses_first_miss(number, first, last);
@@ -88,7 +88,7 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     let Some(guard) = bypass_read::begin_if(file, (offset, len as u64), memory, asks) else {
         return if fills { Begun::Fills } else { Begun::Not };
     };
-    let memory = bounce.as_ref().map_or(start, Bounce::bytes);
+    let memory = bounce.as_ref().map_or(start, ReadBounce::bytes);
     // SAFETY: as above; or a frame of `bounce`, of as many bytes.
     let segment = [unsafe { Segment::new(memory, len) }];
     let transfer = Transfer::new(Direction::Read, offset, &segment);
@@ -128,9 +128,9 @@ impl UnguardedRead {
     }
 }
 
-impl Bounce {
+impl ReadBounce {
     /// A frame for `len` bytes, if those are a page.
-    fn take(file: &CachedFile, len: usize) -> Option<Bounce> {
+    fn take(file: &CachedFile, len: usize) -> Option<ReadBounce> {
         if len != file.core().page_bytes() {
             return None;
         }
@@ -143,7 +143,7 @@ impl Bounce {
         if frame.is_none() {
             file.shared.bounces.fetch_sub(1, Relaxed);
         }
-        frame.map(|frame| Bounce { file: NonNull::from(file), frame })
+        frame.map(|frame| ReadBounce { file: NonNull::from(file), frame })
     }
 
     fn bytes(&self) -> *mut u8 {
@@ -153,7 +153,7 @@ impl Bounce {
     }
 }
 
-impl Drop for Bounce {
+impl Drop for ReadBounce {
     fn drop(&mut self) {
         // SAFETY: as in `bytes`.
         let file = unsafe { self.file.as_ref() };

@@ -113,7 +113,7 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
             probe()?;
             let id = FileId::of_fd(fd);
             let driver = Arc::new(Driver::new()?);
-            let file = UringFile::new(fd.as_fd(), id, backing, &driver, &Arc::default())?;
+            let file = UringFile::new(fd.as_fd(), id, backing, None, &driver, &Arc::default())?;
             Ok((Arc::new(file), Some(driver)))
         });
     }
@@ -124,8 +124,8 @@ fn subjects(content: &[u8]) -> Vec<Subject> {
         ("threads, uncached", Backing::Uncached),
     ] {
         add(name, &|fd, threads| {
-            let file =
-                ThreadsFile::new(fd.as_fd(), FileId::of_fd(fd), backing, threads, &Arc::default())?;
+            let id = FileId::of_fd(fd);
+            let file = ThreadsFile::new(fd.as_fd(), id, backing, None, threads, &Arc::default())?;
             Ok((Arc::new(file), None))
         });
     }
@@ -416,6 +416,7 @@ fn seeks_use_a_description_of_their_own() {
                 fd.as_fd(),
                 FileId::of_fd(&fd),
                 backing,
+                None,
                 &threads,
                 &Arc::default(),
             ) else {
@@ -560,6 +561,7 @@ fn a_direction_without_a_descriptor_is_an_error() {
         fd.as_fd(),
         FileId::of_fd(&fd),
         Backing::Buffered,
+        None,
         &threads,
         &Arc::default(),
     )

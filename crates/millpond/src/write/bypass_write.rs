@@ -14,7 +14,7 @@ use crate::inode::space;
 use crate::inode::{Blocking, CachedFile};
 use crate::options::WriteMode;
 use crate::units::{FrameIndex, PageIndex};
-use crate::write::{Write, Written};
+use crate::write::{Account, Write, Written};
 use crate::writeback::state::Copy;
 use crate::writeback::{self, Durability};
 
@@ -30,7 +30,13 @@ impl Write<'_> {
     /// A write past the cache. None of its pages stays cached.
     pub(super) fn around(&self) -> Result<usize> {
         let around = self.begin_around(Blocking::Wait)?;
-        let written = self.transfer(self.src);
+        let written = match self.file.untorn {
+            None => self.transfer(self.src),
+            Some(_) => {
+                let account = Account::open(self.file, self.how.durable);
+                account.close(self.file, self.transfer_blocks(self.src), Blocking::Wait)
+            }
+        };
         self.end_around(written, around)
     }
 

@@ -30,7 +30,7 @@ use crate::io::segment::Segment;
 use crate::io::transfer::{Direction, Transfer};
 use crate::recovery::Intent;
 use crate::units::{FrameIndex, PageIndex};
-use crate::write::{drop_hidden, drop_pages, hide_pages};
+use crate::write::{Write, drop_hidden, drop_pages, hide_pages};
 use crate::writeback;
 use crate::writeback::state::Copy;
 
@@ -69,6 +69,7 @@ impl CachedFile {
     /// Sets the file's size.
     pub(crate) fn truncate(&self, len: u64) -> Result<()> {
         let (guard, size) = self.lock_from_end(len);
+        self.check_untorn_end(Op::Truncate, len, 0)?;
         let intent = Intent::Truncate { len };
         let outcome = if len >= size {
             self.intending(intent, || self.extend(size, len))
@@ -117,6 +118,9 @@ impl CachedFile {
         self.clear(Op::Punch, offset, end, |size| {
             // To the end of the file's last page, so that its block goes, too.
             let end = end.min(size.next_multiple_of(self.core().page_bytes() as u64));
+            if self.untorn.is_some() {
+                return self.punch_blocks(offset, end, size);
+            }
             Ok(space::zero(self, offset, end - offset, false)?)
         })
     }
@@ -125,18 +129,71 @@ impl CachedFile {
     pub(crate) fn zero(&self, offset: u64, end: u64) -> Result<()> {
         self.clear(Op::Zero, offset, end, |size| {
             let end = end.min(size);
+            if self.untorn.is_some() {
+                self.zero_data(offset, end, size)?;
+                return Ok(space::allocate(self, offset, end - offset, true)?);
+            }
             match space::zero(self, offset, end - offset, true) {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                    let epoch = self.writeback.generations.epoch();
-                    let written = self.write_zeros(offset, end);
-                    // Also after a failure: a part may have been written, and is not cached.
-                    let (first, last) = (self.page_of(offset), self.page_of(end - 1));
-                    self.writeback.record_written(self.cache(), first, last, Copy::None, epoch);
-                    written.map_err(|error| ExtentFailure { error, refused: false })
+                    self.zero_by_writes(offset, end, size)
                 }
                 outcome => Ok(outcome?),
             }
         })
+    }
+
+    fn zero_by_writes(
+        &self,
+        offset: u64,
+        end: u64,
+        size: u64,
+    ) -> std::result::Result<(), ExtentFailure> {
+        let epoch = self.writeback.generations.epoch();
+        let written = self.write_zeros(offset, end, size);
+        // Also after a failure: a part may have been written, and is not cached.
+        let (first, last) = (self.page_of(offset), self.page_of(end - 1));
+        self.writeback.record_written(self.cache(), first, last, Copy::None, epoch);
+        written.map_err(|error| ExtentFailure { error, refused: false })
+    }
+
+    /// Writes zeros over the data of `offset..end`, and frees the space of its whole blocks (untorn.UT5).
+    fn punch_blocks(
+        &self,
+        offset: u64,
+        end: u64,
+        size: u64,
+    ) -> std::result::Result<(), ExtentFailure> {
+        self.zero_data(offset, end.min(size), size)?;
+        let bytes = self.untorn.map_or(1, u64::from);
+        let (from, to) = (offset.next_multiple_of(bytes), end - end % bytes);
+        if from < to {
+            // A file system that punches no holes has kept the zeros.
+            let _ = space::zero(self, from, to - from, false);
+        }
+        Ok(())
+    }
+
+    /// Writes zeros over the data of `offset..end`; holes are zero (untorn.UT5).
+    fn zero_data(
+        &self,
+        offset: u64,
+        end: u64,
+        size: u64,
+    ) -> std::result::Result<(), ExtentFailure> {
+        let mut at = offset;
+        while at < end {
+            let from = match self.backing.seek(at, Seek::Data) {
+                Ok(from) => from.unwrap_or(end).max(at),
+                Err(_) => at,
+            };
+            let hole = self.backing.seek(from.min(end), Seek::Hole).ok().flatten();
+            let to = hole.filter(|&hole| hole > from).unwrap_or(end).min(end);
+            if from < to {
+                self.zero_by_writes(from, to, size)?;
+            }
+            at = to.max(from);
+        }
+        Ok(())
     }
 
     /// Calls `act` with the size, to clear `offset..end` below the cache.
@@ -210,6 +267,7 @@ impl CachedFile {
                 size = 0;
                 continue;
             }
+            self.check_untorn_end(Op::Allocate, end, now)?;
             let reserved = space::allocate(self, offset, end - offset, end <= now);
             if reserved.is_ok() && end > now {
                 // write.W5: no page beyond the old end is READY, and the old tail page is zero there.
@@ -291,7 +349,7 @@ impl CachedFile {
     }
 
     /// Writes zeros below the cache.
-    fn write_zeros(&self, offset: u64, end: u64) -> io::Result<()> {
+    fn write_zeros(&self, offset: u64, end: u64, size: u64) -> io::Result<()> {
         let mut at = offset;
         while at < end {
             // Whole pieces from the second on, which direct I/O can take.
@@ -304,9 +362,15 @@ impl CachedFile {
                     unsafe { Segment::new(ZEROS.0.as_ptr().cast_mut(), bytes as usize) }
                 })
                 .collect();
-            let mut batch = [Transfer::new(Direction::Write, at, &segments)];
-            self.carry_out(&mut batch);
-            let [transfer] = batch;
+            let transfer = if self.untorn.is_some() {
+                let write = Write::around_cache(self, at, len, size, false);
+                write.transfer_blocks((&segments).into())
+            } else {
+                let mut batch = [Transfer::new(Direction::Write, at, &segments)];
+                self.carry_out(&mut batch);
+                let [transfer] = batch;
+                transfer
+            };
             if let Some(error) = transfer.error {
                 return Err(error);
             }

@@ -25,6 +25,8 @@ mod bypass_write;
 
 mod install;
 
+mod blocks;
+
 pub(crate) mod extent_change;
 
 use std::io;
@@ -69,6 +71,7 @@ pub(crate) fn write(
     let may_wait = may_wait(file, len)?;
     let locked = lock_for_write(file, offset, offset + len, Blocking::Wait);
     let (guard, size) = locked.expect("waited for");
+    file.check_untorn_end(Op::Write, offset + len, size)?;
     let moved = write_locked(file, src, offset, size, guard, how, may_wait)?;
     sync_if(file, how.durable, offset, moved)?;
     slot.took_if(LatencyKind::Write, since);
@@ -90,6 +93,7 @@ pub(crate) fn append(
     let may_wait = may_wait(file, len)?;
     let turn = file.turn_to_append();
     let (guard, end) = lock_end(file, len)?;
+    file.check_untorn_end(Op::Write, end + len, end)?;
     let how = How { durable, is_constant: false };
     let moved = write_locked(file, src, end, end, guard, how, may_wait)?;
     drop(turn);

@@ -38,6 +38,9 @@ impl<'a> Write<'a> {
     pub(super) fn through(&self, pages: usize) -> Result<usize> {
         self.clear_end()?;
         let leaves = &mut Leaves::new(self.file);
+        if self.file.untorn.is_some() {
+            return self.through_blocks(leaves, &mut [FrameIndex::NONE; CHUNK_PAGES][..pages]);
+        }
         if pages == 1 {
             // A page that is READY; otherwise as any other write.
             let mut fresh = [self.build_over(leaves)?.unwrap_or(FrameIndex::NONE)];
@@ -67,7 +70,18 @@ impl<'a> Write<'a> {
             segments = self.segments(fresh);
             (&*segments).into()
         };
-        let Written { moved, error, epoch, durability } = self.transfer(source);
+        let written = self.transfer(source);
+        self.end_through(leaves, fresh, written)
+    }
+
+    /// Records the outcome of the back end's write, and shows the pages that it has.
+    pub(super) fn end_through(
+        &self,
+        leaves: &mut Leaves<'_>,
+        fresh: &[FrameIndex],
+        written: Written,
+    ) -> Result<usize> {
+        let Written { moved, error, epoch, durability } = written;
         let is_cached = !fresh.contains(&FrameIndex::NONE);
         self.install(leaves, fresh, moved, self.size_after(moved), false);
         self.end_cleared(moved);

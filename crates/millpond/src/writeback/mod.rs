@@ -294,7 +294,10 @@ impl Flush<'_> {
         // state.WB5.
         let size = file.core().size.get();
         let mut runs = runs(file, claimed, size);
-        let durable = durable && matches!(&*runs, [run] if run.body_end == run.end);
+        // Of untorn blocks, each would be made durable by itself.
+        let at_most = file.untorn.map_or(u64::MAX, u64::from);
+        let is_one = |run: &WriteRun| run.body_end == run.end && run.end - run.start <= at_most;
+        let durable = durable && matches!(&*runs, [run] if is_one(run));
         let generations = &file.writeback.generations;
         let durable_op = durable.then(|| generations.begin_durable());
         let epoch = durable_op.as_ref().map_or_else(|| generations.epoch(), DurableOp::epoch);

@@ -2,6 +2,7 @@
 
 use crate::api::file::{File, check_range};
 use crate::error::{Error, Op, Result};
+use crate::inode::untorn;
 use crate::io::backend::Seek;
 
 impl File {
@@ -15,6 +16,33 @@ impl File {
         self.check_process(Op::Stat)?;
         self.cached.refresh_size()?;
         Ok(self.cached.core().size.get())
+    }
+
+    /// The largest block for [`OpenOptions::untorn`](crate::OpenOptions::untorn) that the file system offers for this
+    /// file (`STATX_WRITE_ATOMIC`); 0: none. Does not block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] of the system call.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// let options = OpenOptions::new().read(true).write(true).create(true);
+    /// let file = engine.open(dir.path().join("table"), &options)?;
+    /// match file.untorn_bytes_max()? {
+    ///     0 => println!("a power cut may tear pages"),
+    ///     bytes => println!("pages of up to {bytes} bytes stay whole"),
+    /// }
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn untorn_bytes_max(&self) -> Result<u32> {
+        self.check_process(Op::Stat)?;
+        let Some(fd) = self.cached.backing.descriptor(false) else { return Ok(0) };
+        untorn::bytes_max(fd).map_err(|error| Error::io(Op::Stat, 0, 0, error))
     }
 
     /// Whether the file has no bytes.

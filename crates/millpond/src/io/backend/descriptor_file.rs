@@ -11,7 +11,7 @@ use crate::io::backend::alignment::Alignment;
 use crate::io::backend::allocation::{self, Blocks, Overwrites};
 use crate::io::backend::descriptors::{Backing, Descriptors};
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
-use crate::io::transfer::{BackgroundRead, Transfer, TransferCounts};
+use crate::io::transfer::{BackgroundRead, Direction, Transfer, TransferCounts};
 
 /// A backing file that consists of descriptors, with the carrier that performs its transfers.
 pub(crate) struct DescriptorFile<C> {
@@ -36,17 +36,24 @@ impl<C: TransferDriver> DescriptorFile<C> {
         fd: BorrowedFd<'_>,
         id: FileId,
         backing: Backing,
+        untorn_bytes: Option<u32>,
         carrier: &C,
         transfers: &Arc<TransferCounts>,
     ) -> io::Result<DescriptorFile<C>> {
-        let descriptors = Arc::new(Descriptors::new(fd, id, backing, transfers)?);
+        let descriptors = Descriptors::new(fd, id, backing, untorn_bytes, transfers)?;
+        let descriptors = Arc::new(descriptors);
         Ok(DescriptorFile { descriptors, carrier: carrier.clone() })
     }
 }
 
 impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
-        self.carrier.try_all(&self.descriptors, batch);
+        match &self.descriptors.untorn {
+            Some(blocks) if batch.iter().any(|it| it.direction == Direction::Write) => {
+                blocks.write_all(batch, |some| self.carrier.try_all(&self.descriptors, some));
+            }
+            _ => self.carrier.try_all(&self.descriptors, batch),
+        }
     }
 
     fn start(self: Arc<Self>, read: BackgroundRead) -> Result<(), BackgroundRead> {

@@ -23,6 +23,7 @@ use crate::file_id::FileId;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
+use crate::io::backend::untorn_blocks::UntornBlocks;
 use crate::io::backend::{OpenedFor, Seek};
 use crate::io::batch;
 use crate::io::transfer::{TransferCounts, retry_interrupted};
@@ -85,6 +86,8 @@ pub(crate) struct Descriptors {
     handles_direct: OnceLock<Alignment>,
     /// Direct, on the caller's description.
     in_place: Option<Gate>,
+    /// Of a file that was opened for untorn writes.
+    pub(crate) untorn: Option<UntornBlocks>,
     transfers: Arc<TransferCounts>,
     overwrites: OnceLock<Overwrites>,
     /// The kernel is asked not to cache transferred bytes, and has not refused.
@@ -118,6 +121,7 @@ impl Descriptors {
         fd: BorrowedFd<'_>,
         id: FileId,
         backing: Backing,
+        untorn_bytes: Option<u32>,
         transfers: &Arc<TransferCounts>,
     ) -> io::Result<Descriptors> {
         let direct = match backing {
@@ -128,6 +132,7 @@ impl Descriptors {
         let is_in_place = backing == Backing::DirectInPlace && direct.is_some();
         Ok(Descriptors {
             in_place: is_in_place.then(Gate::default),
+            untorn: untorn_bytes.map(UntornBlocks::new),
             transfers: Arc::clone(transfers),
             uncached: AtomicBool::new(backing == Backing::Uncached),
             id,
@@ -251,6 +256,7 @@ impl Descriptors {
 
     pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        self.untorn.as_ref().inspect(|blocks| blocks.note_length(len));
         Ok(rustix::fs::ftruncate(fd, len)?)
     }
 
@@ -310,8 +316,16 @@ impl Descriptors {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
         self.check(fd)?;
+        let length_sync = match &self.untorn {
+            Some(blocks) => Some((blocks, blocks.begin_sync(self.len()?))),
+            None => None,
+        };
         let sync = || if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
-        retry_interrupted(sync)
+        retry_interrupted(sync)?;
+        if let Some((blocks, length_sync)) = length_sync {
+            blocks.end_sync(length_sync);
+        }
+        Ok(())
     }
 
     /// Drops the kernel's copy of the file ([`drop_kernel_copy`]).
@@ -496,7 +510,7 @@ mod tests {
 
     fn buffered(fd: &impl AsFd) -> Descriptors {
         let id = FileId::of_fd(fd);
-        Descriptors::new(fd.as_fd(), id, Backing::Buffered, &Arc::default()).unwrap()
+        Descriptors::new(fd.as_fd(), id, Backing::Buffered, None, &Arc::default()).unwrap()
     }
 
     /// Goal: syncs use the description by which the file is written. Incident: they used a

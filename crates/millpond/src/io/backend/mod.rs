@@ -13,6 +13,8 @@ pub(crate) mod descriptors;
 
 pub(crate) mod descriptor_file;
 
+pub(crate) mod untorn_blocks;
+
 mod entry;
 
 mod ring;

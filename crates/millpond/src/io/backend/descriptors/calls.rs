@@ -9,6 +9,7 @@ use crate::io::backend::aio::{AioRequest, Contexts};
 use crate::io::backend::alignment::Alignment;
 use crate::io::backend::descriptors::{Descriptors, RWF_NOAPPEND, can_ignore_append};
 use crate::io::backend::in_place::Inside;
+use crate::io::backend::untorn_blocks::{RWF_ATOMIC, UntornBlocks};
 use crate::io::batch;
 use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer, retry_interrupted};
 
@@ -18,6 +19,9 @@ const RWF_DONTCACHE: i32 = 0x80;
 impl Descriptors {
     /// The descriptor and flags with which `transfer` goes to the kernel.
     pub(crate) fn route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
+        if let (Some(blocks), Direction::Write) = (&self.untorn, transfer.direction) {
+            return self.untorn_route(blocks, transfer);
+        }
         let own = match transfer.direction {
             Direction::Read => &self.direct_read,
             Direction::Write => &self.direct_write,
@@ -50,10 +54,30 @@ impl Descriptors {
         Ok((fd.as_raw_fd(), durable_flag(transfer)))
     }
 
+    /// The same for a write of a file that was opened for untorn writes (untorn_blocks.UB1).
+    fn untorn_route(
+        &self,
+        blocks: &UntornBlocks,
+        transfer: &Transfer<'_>,
+    ) -> io::Result<(RawFd, i32)> {
+        let is_aligned = self.direct.is_some_and(|alignment| is_aligned(transfer, alignment));
+        if !is_aligned || !blocks.is_block(transfer) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let fd =
+            self.direct_write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        self.transfers.add(Direction::Write, true);
+        Ok((fd.as_raw_fd(), RWF_ATOMIC | durable_flag(transfer)))
+    }
+
     /// The same for a transfer in a ring. `None`: it cannot use a ring. The kernel reads the flags
     /// of a description when it starts the transfer, and they must be the right ones then; and it
     /// could wait for another file that has the number by now (ring.R4).
     pub(crate) fn ring_route(&self, transfer: &Transfer<'_>) -> Option<io::Result<(RawFd, i32)>> {
+        if self.untorn.is_some() && transfer.direction == Direction::Write {
+            // Block by block, in the order of untorn_blocks.UB2. The kernel refuses WRITE_FIXED with RWF_ATOMIC.
+            return None;
+        }
         let is_safe = transfer.direct || self.in_place.is_none();
         (is_safe && !self.are_lost()).then(|| self.route(transfer))
     }
