@@ -79,7 +79,10 @@ const FILE_SYSTEMS: [FileSystem; 3] = [
 ];
 
 pub fn file_system() -> &'static FileSystem {
-    let name = std::env::var("MILLPOND_TEST_FS").unwrap_or_else(|_| "ext4".into());
+    file_system_of(&std::env::var("MILLPOND_TEST_FS").unwrap_or_else(|_| "ext4".into()))
+}
+
+fn file_system_of(name: &str) -> &'static FileSystem {
     let known = FILE_SYSTEMS.iter().find(|known| known.name == name);
     known.unwrap_or_else(|| panic!("MILLPOND_TEST_FS={name}: ext4, xfs or btrfs"))
 }
@@ -94,6 +97,7 @@ pub enum Unflushed {
 
 /// A file system whose disk can lose power.
 pub struct Disk {
+    system: &'static FileSystem,
     dir: tempfile::TempDir,
     recorder: Child,
     control: BufReader<UnixStream>,
@@ -106,7 +110,7 @@ pub struct Survivor {
 }
 
 /// The reason why this machine can have no [`Disk`], if any.
-fn missing() -> Option<String> {
+fn missing(system: &FileSystem) -> Option<String> {
     // SAFETY: takes nothing and can't fail.
     if unsafe { libc::geteuid() } != 0 {
         return Some("mounting needs root".into());
@@ -118,7 +122,7 @@ fn missing() -> Option<String> {
     }
     let file_systems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
     let is_known = |name: &str| file_systems.lines().any(|line| line.ends_with(name));
-    let FileSystem { name, mkfs, package, .. } = file_system();
+    let FileSystem { name, mkfs, package, .. } = system;
     if let Some(name) = [*name, "fuse"].into_iter().find(|name| !is_known(&format!("\t{name}"))) {
         return Some(format!("the kernel has no {name}"));
     }
@@ -161,11 +165,11 @@ fn run(program: &str, args: &[&str]) {
     assert!(output.status.success(), "{program} {args:?}: {said}");
 }
 
-fn mount(image: &Path, mount_point: &Path, options: &str) {
+fn mount(system: &FileSystem, image: &Path, mount_point: &Path, options: &str) {
     fs::create_dir(mount_point).unwrap();
     let options = format!("loop,noatime,{options}");
     let (image, mount_point) = (image.to_str().unwrap(), mount_point.to_str().unwrap());
-    run("mount", &["-t", file_system().name, "-o", &options, image, mount_point]);
+    run("mount", &["-t", system.name, "-o", &options, image, mount_point]);
 }
 
 /// A child that another test thread forks has our descriptors until it calls exec, so the file
@@ -188,13 +192,24 @@ impl Disk {
     /// `recorder` is the test of this binary that calls [`recorder::run`].
     #[track_caller]
     pub fn start(recorder: &str) -> Option<Disk> {
-        if let Some(reason) = missing() {
+        Disk::start_on(file_system(), recorder)
+    }
+
+    /// The same with XFS.
+    #[track_caller]
+    pub fn start_xfs(recorder: &str) -> Option<Disk> {
+        Disk::start_on(file_system_of("xfs"), recorder)
+    }
+
+    #[track_caller]
+    fn start_on(system: &'static FileSystem, recorder: &str) -> Option<Disk> {
+        if let Some(reason) = missing(system) {
             crate::common::skip(format_args!("a disk whose power can be cut: {reason}"));
             return None;
         }
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let image = dir.path().join(IMAGE);
-        let FileSystem { mkfs, disk_bytes, used, .. } = file_system();
+        let FileSystem { mkfs, disk_bytes, used, .. } = system;
         fs::File::create(&image).unwrap().set_len(*disk_bytes).unwrap();
         run(mkfs[0], &[&mkfs[1..], &[image.to_str().unwrap()]].concat());
         fs::File::create(dir.path().join(DEVICE)).unwrap();
@@ -219,9 +234,10 @@ impl Disk {
             }
         };
         control.set_nonblocking(false).unwrap();
-        let mut disk = Disk { dir, recorder, control: BufReader::new(control), cuts: 0 };
+        let control = BufReader::new(control);
+        let mut disk = Disk { system, dir, recorder, control, cuts: 0 };
         assert_eq!(disk.answer(), "ready");
-        mount(&disk.dir.path().join(DEVICE), &disk.mount_point(), used);
+        mount(system, &disk.dir.path().join(DEVICE), &disk.mount_point(), used);
         Some(disk)
     }
 
@@ -260,7 +276,7 @@ impl Disk {
         };
         self.send(&format!("cut {}{seed}", image.display()));
         let mount_point = self.dir.path().join("survivor");
-        mount(&image, &mount_point, file_system().survived);
+        mount(self.system, &image, &mount_point, self.system.survived);
         self.cuts += 1;
         Survivor { mount_point }
     }
@@ -269,7 +285,7 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         // `scripts/long` adds them up.
-        println!("power cuts on {}: {}", file_system().name, self.cuts);
+        println!("power cuts on {}: {}", self.system.name, self.cuts);
         unmount(&self.mount_point());
         unmount(&self.dir.path().join(DEVICE));
         let _ = self.control.get_ref().shutdown(std::net::Shutdown::Both);
