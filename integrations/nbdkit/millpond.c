@@ -35,6 +35,7 @@
 static char *path;
 static int64_t cache_bytes; /* 0: the library's default */
 static int64_t page_bytes = PAGE_BYTES_MIN;
+static int64_t untorn_bytes = 0;
 static uint32_t write_mode = MILLPOND_WRITE_THROUGH;
 static bool is_direct;
 static bool has_keeper;
@@ -86,6 +87,15 @@ static int plugin_config(const char *key, const char *value) {
         }
         return 0;
     }
+    if (strcmp(key, "untorn") == 0) {
+        untorn_bytes = nbdkit_parse_size(value);
+        if (untorn_bytes < PAGE_BYTES_MIN || untorn_bytes > PAGE_BYTES_MAX ||
+            (untorn_bytes & (untorn_bytes - 1)) != 0) {
+            nbdkit_error("untorn=%s: must be a power of two from 4K to 64K", value);
+            return -1;
+        }
+        return 0;
+    }
     if (strcmp(key, "mode") == 0) {
         bool is_back = strcmp(value, "back") == 0;
         if (!is_back && strcmp(value, "through") != 0) {
@@ -99,7 +109,7 @@ static int plugin_config(const char *key, const char *value) {
         return config_bool(value, &is_direct);
     if (strcmp(key, "keeper") == 0)
         return config_bool(value, &has_keeper);
-    nbdkit_error("unknown parameter '%s'; the parameters are file, cache, mode, direct, keeper and page", key);
+    nbdkit_error("unknown parameter '%s'; the parameters are file, cache, mode, direct, keeper, page and untorn", key);
     return -1;
 }
 
@@ -109,7 +119,8 @@ static int plugin_config(const char *key, const char *value) {
     "mode=through|back   When a write reaches the kernel: before its reply (default), or later.\n"    \
     "direct=<BOOL>       Read and write the file with O_DIRECT, without the kernel's cache (default: no).\n" \
     "keeper=<BOOL>       With mode=back: dirty pages survive a kill of the server (default: no).\n"   \
-    "page=<SIZE>         Page size, 4K to 64K (default: 4K)."
+    "page=<SIZE>         Page size, 4K to 64K (default: 4K).\n"                                        \
+    "untorn=<SIZE>       With direct=true: a power cut tears no aligned block of this size, 4K to 64K."
 
 static int plugin_config_complete(void) {
     if (!path) {
@@ -120,6 +131,12 @@ static int plugin_config_complete(void) {
         nbdkit_error("keeper=true needs mode=back: in mode through there are no dirty pages");
         return -1;
     }
+    if (untorn_bytes != 0 && (!is_direct || has_keeper)) {
+        nbdkit_error("untorn=<SIZE> needs direct=true, and no keeper");
+        return -1;
+    }
+    if (page_bytes < untorn_bytes)
+        page_bytes = untorn_bytes;
     return 0;
 }
 
@@ -129,6 +146,7 @@ static int open_as(int flags, struct millpond_file *to) {
     options.flags = (uint32_t)flags;
     options.page_bytes = (uint32_t)page_bytes;
     options.write_mode = write_mode;
+    options.untorn_bytes = (uint32_t)untorn_bytes;
     options.backing = is_direct ? MILLPOND_BACKING_DIRECT : MILLPOND_BACKING_BUFFERED;
     return millpond_open(engine, path, &options, to);
 }

@@ -234,6 +234,16 @@ typedef struct millpond_open_options {
     uint32_t backing;
     /** `MILLPOND_OPEN_...`, or'ed. */
     uint32_t extra;
+    /**
+     * A power cut tears no aligned block of this many bytes: a power of two from 4096 to the page size. 0: the default, no
+     * such promise. Needs MILLPOND_BACKING_DIRECT, O_RDWR, and a file system that writes such blocks as a whole:
+     * `millpond_untorn_bytes_max`. The page size is at least this, and the length of the file always a multiple of it:
+     * calls that would give it another length fail with -EINVAL. No other program may write to the file. If it
+     * is already open, the first opener's choice applies; a different size is refused.
+     */
+    uint32_t untorn_bytes;
+    /** Reserved; must be 0. */
+    uint32_t reserved;
 } millpond_open_options;
 
 /** An open file. */
@@ -438,7 +448,8 @@ int millpond_keeper_spawn(char *address,
  * -E2BIG       an option that this version of the library does not know is not 0
  * -EFAULT      `path` or `file` is NULL
  * -EISDIR      it is a directory
- * -ENOTSUP     it is not a regular file
+ * -ENOTSUP     it is not a regular file; or `untorn_bytes` is set, and the file system, the device, the backing or the
+ *              engine's keeper can't do that: millpond_error_text() says what is missing
  * -ENOBUFS     the memory limit has no room for another file
  * -EMFILE      there are 1,048,576 files, or the system has no descriptor
  */
@@ -478,6 +489,14 @@ int millpond_open_descriptor(struct millpond_engine engine,
  * or an error of a write that no sync has repaired yet, or of the write-back: the last report of it.
  */
 int millpond_close(struct millpond_file file);
+
+/**
+ * The largest `untorn_bytes` that the file system offers for the file.
+ *
+ * Returns it, 0 if it offers none, or
+ * -EBADF       there is no such file
+ */
+int64_t millpond_untorn_bytes_max(struct millpond_file file);
 
 /**
  * The file's length, in bytes. Never blocks.

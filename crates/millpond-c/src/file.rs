@@ -1,6 +1,7 @@
 //! Opening and closing files.
 
 use std::ffi::{c_char, c_int};
+use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -73,6 +74,14 @@ pub struct millpond_open_options {
     pub backing: u32,
     /// `MILLPOND_OPEN_...`, or'ed.
     pub extra: u32,
+    /// A power cut tears no aligned block of this many bytes: a power of two from 4096 to the page size. 0: the default, no
+    /// such promise. Needs MILLPOND_BACKING_DIRECT, O_RDWR, and a file system that writes such blocks as a whole:
+    /// `millpond_untorn_bytes_max`. The page size is at least this, and the length of the file always a multiple of it:
+    /// calls that would give it another length fail with -EINVAL. No other program may write to the file. If it
+    /// is already open, the first opener's choice applies; a different size is refused.
+    pub untorn_bytes: u32,
+    /// Reserved; must be 0.
+    pub reserved: u32,
 }
 
 impl millpond_open_options {
@@ -92,6 +101,9 @@ impl millpond_open_options {
         }
         if self.extra & !MILLPOND_OPEN_BOUNCE != 0 {
             return Err(invalid("an unknown extra flag"));
+        }
+        if self.reserved != 0 {
+            return Err(invalid("a reserved member that is not 0"));
         }
         let (read, write) = match flags & libc::O_ACCMODE {
             libc::O_RDONLY => (true, false),
@@ -119,6 +131,9 @@ impl millpond_open_options {
         if self.page_bytes != 0 {
             options = options.page_bytes(self.page_bytes);
         }
+        if self.untorn_bytes != 0 {
+            options = options.untorn(self.untorn_bytes);
+        }
         options = options.write_mode(match self.write_mode {
             MILLPOND_WRITE_THROUGH => WriteMode::Through,
             MILLPOND_WRITE_BACK => WriteMode::Back,
@@ -139,8 +154,9 @@ impl millpond_open_options {
 ///
 /// `options` is NULL or valid for its size.
 unsafe fn options_of(options: *const millpond_open_options) -> Outcome<OpenOptions> {
+    let known_bytes_min = offset_of!(millpond_open_options, untorn_bytes);
     // SAFETY: our caller's promise; numbers.
-    let options = unsafe { read_options(options, size_of::<millpond_open_options>()) }?;
+    let options = unsafe { read_options(options, known_bytes_min) }?;
     options.to_options()
 }
 
@@ -166,7 +182,8 @@ unsafe fn store_handle(file: File, at: *mut millpond_file) -> Outcome<()> {
 /// -E2BIG       an option that this version of the library does not know is not 0
 /// -EFAULT      `path` or `file` is NULL
 /// -EISDIR      it is a directory
-/// -ENOTSUP     it is not a regular file
+/// -ENOTSUP     it is not a regular file; or `untorn_bytes` is set, and the file system, the device, the backing or the
+///              engine's keeper can't do that: millpond_error_text() says what is missing
 /// -ENOBUFS     the memory limit has no room for another file
 /// -EMFILE      there are 1,048,576 files, or the system has no descriptor
 ///
@@ -246,6 +263,15 @@ pub unsafe extern "C" fn millpond_open_descriptor(
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_close(file: millpond_file) -> c_int {
     status(|| Ok(FILES.take(file.id)?.close_shared()?))
+}
+
+/// The largest `untorn_bytes` that the file system offers for the file.
+///
+/// Returns it, 0 if it offers none, or
+/// -EBADF       there is no such file
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_untorn_bytes_max(file: millpond_file) -> i64 {
+    call(|| Ok(i64::from(FILES.with(file.id, |file| file.untorn_bytes_max())??)))
 }
 
 /// The file's length, in bytes. Never blocks.

@@ -266,6 +266,7 @@ fn open_options(input: &mut Unstructured) -> arbitrary::Result<OpenOptions> {
     options.write_mode = u32::from(u8::arbitrary(input)? % 3);
     options.backing = u32::from(u8::arbitrary(input)? % 5);
     options.page_bytes = [0, 0, 0, 4096, 65536, 5000, 1 << 31, 1][usize::from(choice >> 5)];
+    options.untorn_bytes = [0, 0, 0, 4096, 65536, 5000][usize::from(u8::arbitrary(input)? % 6)];
     if choice == 77 {
         options.size = usize::from(u8::arbitrary(input)?) % options.size;
     }

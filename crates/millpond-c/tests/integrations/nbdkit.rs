@@ -461,3 +461,24 @@ fn what_waited_survives_a_kill_with_a_keeper() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Goal: `untorn=SIZE` reaches the library, whose refusal keeps the server from starting.
+/// Method: a file whose length is no multiple of the block, and options that contradict it.
+#[test]
+fn untorn_blocks_are_promised_or_the_server_does_not_start() {
+    let Some(plugin) = plugin() else { return };
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let image = dir.path().join("image");
+    fs::write(&image, [0; 5000]).unwrap();
+    for (arguments, said) in [
+        (&["untorn=16K"][..], "needs direct=true"),
+        (&["untorn=5000", "direct=true"], "must be a power of two"),
+        (&["untorn=16K", "direct=true"], "untorn blocks"),
+    ] {
+        let mut nbdkit = Command::new("nbdkit");
+        nbdkit.args(["-f", "-U"]).arg(dir.path().join("socket")).arg(plugin).arg(&image);
+        let output = nbdkit.args(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains(said), "{arguments:?}: {text}");
+    }
+}

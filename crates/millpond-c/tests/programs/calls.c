@@ -77,6 +77,33 @@ static void engines(void) {
     RETURNS(-E2BIG, millpond_engine_create(longer, &other));
 }
 
+/* Files with untorn blocks: where the file system has none, an open says so. */
+static void untorn(void) {
+    struct millpond_open_options options = open_options(O_RDWR | O_CREAT);
+    struct millpond_file file, none = {0};
+    char text[512];
+    int64_t bytes_max;
+
+    RETURNS(-EBADF, millpond_untorn_bytes_max(none));
+    RETURNS(0, millpond_open(engine, "untorn", &options, &file));
+    bytes_max = millpond_untorn_bytes_max(file);
+    CHECK(bytes_max == 0 || (bytes_max >= 4096 && bytes_max <= 65536));
+    RETURNS(0, millpond_close(file));
+    options.untorn_bytes = 5000;
+    RETURNS(-EINVAL, millpond_open(engine, "untorn", &options, &file));
+    options.untorn_bytes = 4096; /* not with buffered backing */
+    RETURNS(-EOPNOTSUPP, millpond_open(engine, "untorn", &options, &file));
+    millpond_error_text(text, sizeof text);
+    CHECK(strstr(text, "O_DIRECT") != NULL);
+    options.backing = MILLPOND_BACKING_DIRECT;
+    RETURNS(bytes_max == 0 ? -EOPNOTSUPP : 0, millpond_open(engine, "untorn", &options, &file));
+    if (bytes_max == 0)
+        return;
+    RETURNS(4096, millpond_write(file, memory, 4096, 0));
+    RETURNS(-EINVAL, millpond_write(file, memory, 100, 4096));
+    RETURNS(0, millpond_close(file));
+}
+
 static void opening(void) {
     struct millpond_open_options options;
     struct millpond_file file, again, none = {0}, foreign;
@@ -126,6 +153,15 @@ static void opening(void) {
     options.page_bytes = 5000;
     RETURNS(-EINVAL, millpond_open(engine, "opened", &options, &again));
     options.size = 3;
+    RETURNS(-EINVAL, millpond_open(engine, "opened", &options, &again));
+    /* An older program, whose struct ends before `untorn_bytes`. */
+    options = open_options(O_RDONLY);
+    options.size = offsetof(struct millpond_open_options, untorn_bytes);
+    options.untorn_bytes = 3;
+    RETURNS(0, millpond_open(engine, "opened", &options, &again));
+    RETURNS(0, millpond_close(again));
+    options = open_options(O_RDONLY);
+    options.reserved = 1;
     RETURNS(-EINVAL, millpond_open(engine, "opened", &options, &again));
 
     fd = open("opened", O_RDONLY);
@@ -496,6 +532,7 @@ int main(void) {
     engine = new_engine();
     engines();
     opening();
+    untorn();
     reading_and_writing();
     extents();
     durability();
