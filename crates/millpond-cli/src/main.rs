@@ -8,6 +8,7 @@
 //!   which has the bytes that a keeper could not write.
 //! - [`store_check`]: tests the promises of an object store.
 //! - [`top`]: shows the statistics of running engines.
+//! - [`check_untorn`]: shows which blocks a power cut can't tear.
 //! - [`manual`]: man pages and completions.
 //!
 //! Benchmarks and long tests are in another program, `millpond-bench`.
@@ -17,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod check_untorn;
 mod demo;
 mod failure;
 mod keeper;
@@ -51,6 +53,7 @@ enum Command {
     Rescue(rescue::RescueArgs),
     Store(store_check::StoreArgs),
     Top(top::TopArgs),
+    CheckUntorn(check_untorn::CheckUntornArgs),
     Manual(manual::ManualArgs),
 }
 
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Store(args) => store_check::run(&args),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::CheckUntorn(args) => check_untorn::run(&args),
         Command::Manual(args) => manual::run(&args, Cli::command()).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
