@@ -36,6 +36,7 @@ struct database {
     unsigned users;
     struct millpond_engine engine;
     bool has_own_engine;
+    uint32_t untorn_bytes; /* U1; 0: none */
     /* Opened for reading, and for reading and writing. */
     int descriptors[2];
     struct millpond_file files[2];

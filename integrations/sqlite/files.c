@@ -115,19 +115,23 @@ static int make_registrys_engine(void) {
     return make_engine(bytes, &registry.engine);
 }
 
-/* Opens the file for the engine; false: it can't be cached. */
-static bool attach(struct database *database, const char *path, bool to_write) {
+/* Opens the file for the engine; false: it can't be cached, or with untorn blocks, for the reason in `error`. */
+static bool attach(struct database *database, const char *path, bool to_write, int *error) {
     struct millpond_open_options options = {0};
     struct millpond_file file = {0};
     struct stat stat;
-    int descriptor = open_above(path, to_write ? O_RDWR : O_RDONLY);
+    int descriptor = open_above(path, to_write ? O_RDWR : O_RDONLY), opened = -EBUSY;
     if (descriptor < 0)
         return false;
     options.size = sizeof options;
     options.flags = to_write ? O_RDWR : O_RDONLY;
+    options.untorn_bytes = database->untorn_bytes;
+    options.backing = database->untorn_bytes != 0 ? MILLPOND_BACKING_DIRECT : MILLPOND_BACKING_BUFFERED;
     if (fstat(descriptor, &stat) != 0 || stat.st_dev != database->device ||
         stat.st_ino != database->inode ||
-        millpond_open_descriptor(database->engine, descriptor, &options, &file) != 0) {
+        (opened = millpond_open_descriptor(database->engine, descriptor, &options, &file)) != 0) {
+        if (database->untorn_bytes != 0)
+            *error = opened;
         park(descriptor, file);
         return false;
     }
@@ -156,7 +160,8 @@ static void forget_database(struct database *database) {
     free(database);
 }
 
-static struct database *make_database(const struct stat *stat, uint64_t cache_bytes, int *error) {
+static struct database *make_database(
+    const struct stat *stat, uint64_t cache_bytes, uint32_t untorn_bytes, int *error) {
     struct database *database = calloc(1, sizeof *database);
     if (database == NULL)
         return NULL;
@@ -166,6 +171,7 @@ static struct database *make_database(const struct stat *stat, uint64_t cache_by
         return NULL;
     }
     database->has_own_engine = cache_bytes != 0;
+    database->untorn_bytes = untorn_bytes;
     if (!database->has_own_engine)
         database->engine = registry.engine;
     database->device = stat->st_dev;
@@ -181,7 +187,7 @@ static bool is_still(const char *path, const struct stat *before) {
     return stat(path, &now) == 0 && now.st_dev == before->st_dev && now.st_ino == before->st_ino;
 }
 
-int pages_open(struct holder *holder, const char *path, bool to_write, uint64_t cache_bytes,
+int pages_open(struct holder *holder, const char *path, bool to_write, uint64_t cache_bytes, uint32_t untorn_bytes,
     bool (*is_same)(void *file), void *file) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct database *database, *made = NULL;
@@ -195,12 +201,15 @@ int pages_open(struct holder *holder, const char *path, bool to_write, uint64_t 
     pthread_mutex_lock(&registry.lock);
     database = find(&before);
     if (database == NULL)
-        database = made = make_database(&before, cache_bytes, &error);
-    if (database != NULL) {
+        database = made = make_database(&before, cache_bytes, untorn_bytes, &error);
+    if (database != NULL && untorn_bytes != 0 && database->untorn_bytes != untorn_bytes) {
+        error = -EINVAL; /* open already, without */
+    } else if (database != NULL) {
         bool is_there = database->files[1].id != 0 || (!to_write && database->files[0].id != 0);
-        bool can = (is_there || attach(database, path, to_write)) && is_still(path, &before) && is_same(file);
+        bool can = (is_there || attach(database, path, to_write, &error)) && is_still(path, &before) && is_same(file);
         if (can) {
             database->users++;
+            holder->untorn_bytes = database->untorn_bytes;
             holder->database = database;
             holder->to_write = to_write ? database->files[1] : (struct millpond_file){0};
             holder->to_read = database->files[database->files[0].id == 0];

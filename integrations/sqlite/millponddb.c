@@ -4,7 +4,8 @@
  * there. A database's main file is this file's struct, followed by the unix VFS's file, which opens, locks, syncs and maps.
  * pages.h defines which pages are cached and when they are used.
  *
- * URI parameters: millpond=off disables caching; millpond_cache=SIZE gives the database a separate cache. */
+ * URI parameters: millpond=off disables caching; millpond_cache=SIZE gives the database a separate cache;
+ * millpond_untorn=SIZE keeps a power cut from tearing pages. */
 #include "millponddb.h"
 #include "pages.h"
 
@@ -60,6 +61,10 @@ static int file_write(sqlite3_file *file, const void *memory, int len, sqlite3_i
     struct file *own = (struct file *)file;
     int rc, error = pages_write(&own->holder, memory, len, offset);
     own->last_errno = error > 0 ? error : 0;
+    if (error < 0 && own->holder.untorn_bytes != 0) {
+        own->last_errno = errno = EIO; /* U1 */
+        return SQLITE_IOERR_WRITE;
+    }
     if (error < 0) {
         pages_resizing(&own->holder);
         rc = below(file)->pMethods->xWrite(below(file), memory, len, offset);
@@ -117,6 +122,10 @@ static int file_check_reserved_lock(sqlite3_file *file, int *is_reserved) {
 
 static int file_pragma(sqlite3_file *file, char **words) {
     char text[160];
+    if (sqlite3_stricmp(words[1], "millpond_untorn") == 0) {
+        words[0] = sqlite3_mprintf("%u", holder_of(file)->untorn_bytes);
+        return words[0] == NULL ? SQLITE_NOMEM : SQLITE_OK;
+    }
     if (sqlite3_stricmp(words[1], "millpond_stats") != 0)
         return SQLITE_NOTFOUND;
     pages_describe_stats(holder_of(file), text, sizeof text);
@@ -146,6 +155,8 @@ static int file_control(sqlite3_file *file, int op, void *argument) {
     case SQLITE_FCNTL_ROLLBACK_ATOMIC_WRITE:
         return SQLITE_NOTFOUND; /* atomic batches concern a descriptor, but another one writes */
     case SQLITE_FCNTL_SIZE_HINT:
+        if (own->holder.untorn_bytes != 0)
+            return SQLITE_OK; /* U2 */
         pages_resizing(&own->holder);
         rc = below(file)->pMethods->xFileControl(below(file), op, argument);
         pages_resized(&own->holder, INT64_MAX);
@@ -163,9 +174,14 @@ static int file_sector_size(sqlite3_file *file) {
     return below(file)->pMethods->xSectorSize(below(file));
 }
 
-/* The unix VFS's answer holds here: the same bytes are written to the same file in the same order. */
+/* The unix VFS's answer holds here: the same bytes are written to the same file in the same order. U1 adds to it. */
 static int file_characteristics(sqlite3_file *file) {
-    return below(file)->pMethods->xDeviceCharacteristics(below(file)) & ~SQLITE_IOCAP_BATCH_ATOMIC;
+    int flags = below(file)->pMethods->xDeviceCharacteristics(below(file)) & ~SQLITE_IOCAP_BATCH_ATOMIC;
+    uint32_t bytes = 512;
+    for (int flag = SQLITE_IOCAP_ATOMIC512; flag <= SQLITE_IOCAP_ATOMIC64K; flag <<= 1, bytes <<= 1)
+        if (bytes <= holder_of(file)->untorn_bytes)
+            flags |= flag;
+    return flags;
 }
 
 static int file_index_map(sqlite3_file *file, int region, int bytes, int extend, void volatile **at) {
@@ -246,7 +262,7 @@ static int refuse(const char *name, const char *what) {
 static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int flags, int *out_flags) {
     struct file *own = (struct file *)file;
     const char *size;
-    uint64_t cache_bytes = 0;
+    uint64_t cache_bytes = 0, untorn_bytes = 0;
     int rc, opened = 0, error;
     if (!(flags & SQLITE_OPEN_MAIN_DB) || name == NULL || !sqlite3_uri_boolean(name, "millpond", 1))
         return BASE(vfs)->xOpen(BASE(vfs), name, file, flags, out_flags);
@@ -254,6 +270,9 @@ static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int 
     size = sqlite3_uri_parameter(name, "millpond_cache");
     if (size != NULL && (cache_bytes = pages_parse_size(size)) == 0)
         return refuse(name, "millpond_cache is not a size such as 64m");
+    size = sqlite3_uri_parameter(name, "millpond_untorn");
+    if (size != NULL && ((untorn_bytes = pages_parse_size(size)) == 0 || untorn_bytes > 65536))
+        return refuse(name, "millpond_untorn is not a size of 4k to 64k");
     rc = BASE(vfs)->xOpen(BASE(vfs), name, below(file), flags, &opened);
     if (out_flags != NULL)
         *out_flags = opened;
@@ -262,13 +281,15 @@ static int vfs_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int 
             below(file)->pMethods->xClose(below(file));
         return rc;
     }
-    error = pages_open(&own->holder, name, (opened & SQLITE_OPEN_READWRITE) != 0, cache_bytes, is_same,
-        below(file));
+    error = pages_open(&own->holder, name, (opened & SQLITE_OPEN_READWRITE) != 0, cache_bytes,
+        (uint32_t)untorn_bytes, is_same, below(file));
+    if (error == 0 && own->holder.untorn_bytes != untorn_bytes && untorn_bytes != 0)
+        error = -EBUSY; /* U1 */
     if (error != 0) {
         char text[200] = "";
         millpond_error_text(text, sizeof text);
         below(file)->pMethods->xClose(below(file));
-        return refuse(name, text[0] != 0 ? text : "MILLPOND_SQLITE_CACHE is not a size such as 64m");
+        return refuse(name, text[0] != 0 ? text : "the cache or untorn pages can't be had");
     }
     file->pMethods = below(file)->pMethods->xShmMap != NULL ? &methods : &plain_methods;
     return SQLITE_OK;

@@ -64,6 +64,13 @@
  * A connection of another VFS in the same process that locks between the check and the close loses its lock. So a process
  * should open a database with one VFS only.
  *
+ * Untorn pages (millpond_untorn=SIZE).
+ *  - U1. Every write of such a file by a cache connection goes through the cache's file, which writes whole blocks of that size
+ *    with RWF_ATOMIC. A write that can't go there fails. So SQLite may be told that aligned writes of that size and below are
+ *    atomic (SQLITE_IOCAP_ATOMIC512 to 64K). The file is not opened if it can't be so.
+ *  - U2. SQLite's size hints are ignored: without fallocate, the unix VFS would write a byte itself.
+ *  - U3. Outsiders write in the usual way. So a database with untorn pages has no outsiders that write.
+ *
  * Locks: `registry` in files.c and `database.lock`, never both. The engine is called under them; of SQLite only
  * SQLITE_FCNTL_HAS_MOVED, which takes no lock.
  */
@@ -86,15 +93,17 @@ struct holder {
     const volatile uint32_t *index; /* the wal-index, if it has mapped it */
     enum pages_level level; /* its lock on the file; RESERVED and PENDING are SHARED */
     bool has_checkpoint; /* it holds CKPT */
+    uint32_t untorn_bytes; /* U1; 0: none */
 };
 
 /* "64m" in bytes; 0: not a size. */
 uint64_t pages_parse_size(const char *text);
 
 /* Opens the file at `path` for the cache. `is_same(file)` returns whether the name still refers to the file that SQLite has
- * opened. `cache_bytes`: size of a separate cache, unless the file is already open; 0: use the process's cache. Leaves
- * `holder->database` NULL if the file can't be cached. Returns 0, or a negative errno if the cache can't be created. */
-int pages_open(struct holder *holder, const char *path, bool to_write, uint64_t cache_bytes,
+ * opened. `cache_bytes`: size of a separate cache, unless the file is already open; 0: use the process's cache.
+ * `untorn_bytes`: U1. Leaves `holder->database` NULL if the file can't be cached. Returns 0, or a negative errno if the cache
+ * can't be created, or can't promise untorn blocks. */
+int pages_open(struct holder *holder, const char *path, bool to_write, uint64_t cache_bytes, uint32_t untorn_bytes,
     bool (*is_same)(void *file), void *file);
 void pages_close(struct holder *holder);
 

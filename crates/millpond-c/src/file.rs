@@ -183,7 +183,7 @@ unsafe fn store_handle(file: File, at: *mut millpond_file) -> Outcome<()> {
 /// -EFAULT      `path` or `file` is NULL
 /// -EISDIR      it is a directory
 /// -ENOTSUP     it is not a regular file; or `untorn_bytes` is set, and the file system, the device, the backing or the
-///              engine's keeper can't do that: millpond_error_text() says what is missing
+///              engine's keeper can't do that: millpond_error_text() gives the reason
 /// -ENOBUFS     the memory limit has no room for another file
 /// -EMFILE      there are 1,048,576 files, or the system has no descriptor
 ///

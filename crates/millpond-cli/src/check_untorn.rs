@@ -12,8 +12,8 @@ const NOT_OFFERED: u8 = 3;
 
 /// Shows which blocks of files in a directory a power cut can't tear
 ///
-/// Creates a file in the directory, writes a block of each size with RWF_ATOMIC, and removes the file. Says what
-/// is missing for the sizes that the file system or the device does not offer. Exit status: 0 if a size is offered, 3 if
+/// Creates a file in the directory, writes a block of each size with RWF_ATOMIC, and removes the file. Names
+/// the requirements of the sizes that the file system or the device does not offer. Exit status: 0 if a size is offered, 3 if
 /// none is.
 #[derive(Debug, clap::Args)]
 pub struct CheckUntornArgs {

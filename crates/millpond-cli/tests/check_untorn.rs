@@ -1,4 +1,4 @@
-//! Goal: `millpond check-untorn` says what a directory offers, or what is missing.
+//! Goal: `millpond check-untorn` names the sizes that a directory offers, or their requirements.
 
 use std::path::Path;
 use std::process::{Command, Output};

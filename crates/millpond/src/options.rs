@@ -463,8 +463,8 @@ impl OpenOptions {
     ///
     /// This needs direct backing, a file that is open for reading, too, and a file system that writes such blocks as a
     /// whole (`RWF_ATOMIC`): XFS with reflink from Linux 6.16 on, on any device, or XFS and ext4 on a device that does so.
-    /// [`File::untorn_bytes_max`](crate::File::untorn_bytes_max) tells the largest block, and `millpond check-untorn`
-    /// what a directory offers. The page size is at least `bytes`, and the file's length is always a
+    /// [`File::untorn_bytes_max`](crate::File::untorn_bytes_max) returns the largest block, and `millpond check-untorn`
+    /// lists the sizes for a directory. The page size is at least `bytes`, and the file's length is always a
     /// multiple of `bytes`: operations that would give it another length fail. Other programs must not
     /// write to the file. docs/untorn.md has the details.
     ///
@@ -472,7 +472,7 @@ impl OpenOptions {
     ///
     /// # Errors
     ///
-    /// Of the open: [`Error::Unsupported`] says what is missing. Where the file system refuses a block later, the
+    /// Of the open: [`Error::Unsupported`] names the missing requirement. Where the file system refuses a block later, the
     /// write fails, or the sync and each sync after it; no block is ever written in another way.
     ///
     /// # Examples

@@ -1,5 +1,5 @@
 //! Files with untorn blocks, on XFS: which opens are refused, contents by every operation, and errors.
-//! What a power cut leaves is tested by `untorn_power`.
+//! `untorn_power` tests the blocks after a power cut.
 
 mod common;
 
@@ -98,7 +98,7 @@ fn is_unsupported(engine: &Engine, path: &std::path::Path, options: &OpenOptions
     }
 }
 
-/// Goal: UT1, UT2: an open that can't promise whole blocks fails, and names what is missing.
+/// Goal: UT1, UT2: an open that can't promise whole blocks fails, and names the requirement.
 #[test]
 fn opens_that_cannot_promise_whole_blocks_are_refused() {
     let engine = engine(4 << 20, BackendChoice::Threads);

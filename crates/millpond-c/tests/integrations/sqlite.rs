@@ -550,3 +550,50 @@ fn options_and_what_may_not_be_written() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     assert!(refused.contains("unable to open") || refused.contains("readonly"), "{refused}");
 }
+
+/// Goal: a database with untorn pages works on XFS, and can't be opened where pages can be torn.
+#[test]
+fn untorn_pages_are_announced_or_the_database_is_not_opened() {
+    let dir = directory();
+    let Some(mut shell) = Shell::start(dir.path()) else { return };
+    let open = |at: &Path, size: &str| {
+        format!(".open 'file:{}/untorn.db?vfs=millpond&millpond_untorn={size}'", at.display())
+    };
+    let (image, point) = (dir.path().join("image"), dir.path().join("mounted"));
+    fs::File::create(&image).unwrap().set_len(320 << 20).unwrap();
+    fs::create_dir(&point).unwrap();
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let is_done = |program: &str, args: &[&std::ffi::OsStr]| {
+        let output = Command::new(program).args(args).env("PATH", &path).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let make = ["-q", "-m", "reflink=1"].map(std::ffi::OsStr::new);
+    let mount = ["-o", "loop"].map(std::ffi::OsStr::new);
+    if !is_done("mkfs.xfs", &[&make[..], &[image.as_os_str()]].concat())
+        || !is_done("mount", &[&mount[..], &[image.as_os_str(), point.as_os_str()]].concat())
+    {
+        return skip("no XFS on a loop device");
+    }
+    shell.ask(&open(&point, "4k"));
+    assert_eq!(shell.ask("pragma millpond_untorn;"), "4096");
+    shell.ask("create table t(k integer primary key, v); insert into t values (1, 0);");
+    for number in 1..=20 {
+        shell.ask(&format!("update t set v = {number}; insert into t(v) values (zeroblob(9000));"));
+    }
+    shell.ask("begin; update t set v = 99; rollback; delete from t where k > 10; vacuum;");
+    assert_eq!(shell.ask("select v from t where k = 1; pragma integrity_check;"), "20\nok");
+    let stats = shell.ask("pragma millpond_stats;");
+    assert!(!stats.contains("not cached"), "{stats}");
+    shell.ask(".open :memory:");
+    // With SQLite's own VFS.
+    shell.ask(&format!(".open '{}/untorn.db'", point.display()));
+    assert_eq!(shell.ask("select v from t where k = 1; pragma integrity_check;"), "20\nok");
+    shell.ask(".open :memory:");
+    for refused in [open(&point, "5k"), open(&point, "1m"), open(Path::new("/dev/shm"), "4k")] {
+        let said = shell.ask(&format!("{refused}\npragma millpond_untorn;"));
+        assert!(said.contains("unable to open"), "{refused}: {said}");
+    }
+    drop(shell);
+    let _ = fs::remove_file("/dev/shm/untorn.db");
+    assert!(is_done("umount", &["--lazy".as_ref(), point.as_os_str()]));
+}

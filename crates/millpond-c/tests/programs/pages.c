@@ -65,7 +65,7 @@ static void begin(char version) {
     CHECK(pwrite(file_of_others, bytes, sizeof bytes, 0) == sizeof bytes);
     file_time.tv_sec = 1000;
     shared_index = calloc(1, 32768);
-    CHECK(pages_open(&holder, "database", true, 1 << 20, same, NULL) == 0 && holder.database != NULL);
+    CHECK(pages_open(&holder, "database", true, 1 << 20, 0, same, NULL) == 0 && holder.database != NULL);
 }
 
 static void end(void) {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - **UT1** A file is opened so only if its file system reports blocks of that size
-//!   (`STATX_WRITE_ATOMIC`). The open fails otherwise, and says what is missing.
+//!   (`STATX_WRITE_ATOMIC`). The open fails otherwise, and names the requirements.
 //! - **UT2** The file's length is a multiple of the block, at the open and after each operation. So
 //!   every byte is in a whole block, and no end of the file is written in another way.
 //! - **UT3** A page is one or more blocks. A dirty page is written back as whole blocks, from one
@@ -95,7 +95,7 @@ pub(super) fn check(shared: &Shared, fd: BorrowedFd<'_>, options: &OpenOptions) 
     Ok(())
 }
 
-/// What a file system needs for blocks of `bytes`.
+/// The requirements of a file system for blocks of `bytes`.
 fn needs(fd: BorrowedFd<'_>, bytes: u32) -> String {
     let kind = rustix::fs::fstatfs(fd).map_or(0, |system| system.f_type as u32);
     match kind {

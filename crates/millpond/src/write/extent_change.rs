@@ -481,6 +481,7 @@ impl CachedFile {
             let first = self.page_of(end);
             self.hide_and_settle(Op::Stat, first, PageIndex::LAST, [None, None])?;
             self.set_size(new);
+            self.backing.note_length(end);
             self.space.forget(end, u64::MAX);
             drop_pages(self, first, PageIndex::LAST);
         }

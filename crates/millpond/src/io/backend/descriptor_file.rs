@@ -120,6 +120,10 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
         self.descriptors.set_len(len)
     }
 
+    fn note_length(&self, len: u64) {
+        self.descriptors.untorn.as_ref().inspect(|blocks| blocks.note_length(len));
+    }
+
     fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
         let how = if keep_space { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
         self.descriptors.fallocate(how | FallocateFlags::KEEP_SIZE, offset, len)

@@ -169,6 +169,11 @@ pub(crate) trait BackingFile: Send + Sync {
 
     fn set_len(&self, len: u64) -> io::Result<()>;
 
+    /// Another program may have set the length to `len` (untorn_blocks.UB3).
+    fn note_length(&self, len: u64) {
+        let _ = len;
+    }
+
     /// Makes `len` bytes at `offset` read as zeros. Keeps or reserves their space, or else frees
     /// it; the length stays. After an error other than a refusal (EOPNOTSUPP, EBADF and the like) a
     /// part may have been changed.
