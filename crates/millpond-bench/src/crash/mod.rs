@@ -33,7 +33,7 @@ use std::time::Duration;
 use self::check::{CheckFailure, Checker};
 use self::crash_report::{CrashReport, Failed};
 use self::history::{Event, History};
-use self::model::{Atoms, Model};
+use self::model::{Atoms, Grain, Model};
 use self::search::State;
 use crate::failure::{Context, Failure, REFUSED, Result};
 
@@ -70,6 +70,10 @@ pub struct CrashArgs {
     /// Writes may be torn within pages, between sectors of 512 bytes
     #[arg(long)]
     torn: bool,
+
+    /// Aligned blocks of BYTES are whole, of the writes that cover them, as of a file with untorn blocks
+    #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true, value_parser = untorn_bytes)]
+    untorn: u64,
 
     /// The maximum number of states to check
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -112,6 +116,12 @@ pub struct CrashArgs {
     program: Vec<OsString>,
 }
 
+fn untorn_bytes(text: &str) -> std::result::Result<u64, String> {
+    let bytes = text.parse().unwrap_or(0u64);
+    let is_block = bytes.is_power_of_two() && (PAGE_BYTES..=64 << 10).contains(&bytes);
+    is_block.then_some(bytes).ok_or_else(|| "a power of two from 4096 to 65536".into())
+}
+
 impl CrashArgs {
     /// The options that are passed to `millpond run`.
     fn engine(&self) -> Option<Vec<OsString>> {
@@ -146,7 +156,8 @@ pub fn run(args: &CrashArgs) -> Result<ExitCode> {
         interrupted: &interrupted,
     };
     let history = program.record()?;
-    let grain = if args.torn { SECTOR_BYTES } else { PAGE_BYTES };
+    let page_bytes = if args.torn { SECTOR_BYTES } else { PAGE_BYTES };
+    let grain = Grain { page_bytes, untorn_bytes: args.untorn };
     let atoms = Atoms::from_history(&history, args.model, grain);
     let said = output_lengths(&history);
     let checker = Checker {

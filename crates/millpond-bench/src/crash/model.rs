@@ -1,7 +1,7 @@
 //! The crash model: which changes a power cut may lose, and which ones only together.
 //!
 //! A history is split into atoms. The disk has an atom or not: a change of the tree, or the part of a write
-//! in one page. A state is a set of lost atoms, such that
+//! in one page, or in one untorn block that the write covers. A state is a set of lost atoms, such that
 //!
 //! - **C1** no atom is lost that a sync has covered which ended before the cut, nor an atom that such an
 //!   atom needs;
@@ -47,6 +47,15 @@ pub struct Atom {
     pub durable_from: Option<usize>,
 }
 
+/// The bytes that a disk writes as a whole.
+#[derive(Debug, Clone, Copy)]
+pub struct Grain {
+    /// A page, or a sector. Smaller than an untorn block.
+    pub page_bytes: u64,
+    /// Aligned blocks of this size, of the writes that cover them. 0: none.
+    pub untorn_bytes: u64,
+}
+
 #[derive(Debug)]
 pub struct Atoms {
     pub all: Vec<Atom>,
@@ -69,7 +78,7 @@ struct LastChanges {
 }
 
 impl Atoms {
-    pub fn from_history(history: &History, model: Model, grain: u64) -> Atoms {
+    pub fn from_history(history: &History, model: Model, grain: Grain) -> Atoms {
         let mut making = AtomBuilder { model, grain, all: Vec::new(), so: LastChanges::default() };
         for (number, step) in history.steps.iter().enumerate() {
             match &step.event {
@@ -140,7 +149,7 @@ impl Atoms {
 
 struct AtomBuilder {
     model: Model,
-    grain: u64,
+    grain: Grain,
     all: Vec<Atom>,
     so: LastChanges,
 }
@@ -188,18 +197,24 @@ impl AtomBuilder {
         }
     }
 
-    /// The disk has a write page by page.
+    /// The disk has a write page by page, and untorn blocks as a whole.
     fn write(&mut self, step: usize, ino: Ino, offset: u64, data: &[u8]) {
+        let Grain { page_bytes, untorn_bytes } = self.grain;
         let mut at = 0;
         while at < data.len() {
             let place = offset + at as u64;
-            let page = place / self.grain;
-            let end = data.len().min(at + ((page + 1) * self.grain - place) as usize);
-            let before = [self.so.of_page.get(&(ino, page)), self.so.of_length.get(&ino)];
-            let needs = before.into_iter().flatten().copied().collect();
+            let left = (data.len() - at) as u64;
+            let is_block =
+                untorn_bytes > 0 && place.is_multiple_of(untorn_bytes) && left >= untorn_bytes;
+            let to_next = if is_block { untorn_bytes } else { page_bytes - place % page_bytes };
+            let end = at + left.min(to_next) as usize;
+            let pages = place / page_bytes..(offset + end as u64).div_ceil(page_bytes);
+            let before = pages.clone().filter_map(|page| self.so.of_page.get(&(ino, page)));
+            let before: BTreeSet<usize> =
+                before.chain(self.so.of_length.get(&ino)).copied().collect();
             let piece = TreeChange::Write { ino, offset: place, data: data[at..end].into() };
-            let number = self.add(step, piece, needs);
-            self.so.of_page.insert((ino, page), number);
+            let number = self.add(step, piece, before.into_iter().collect());
+            self.so.of_page.extend(pages.map(|page| ((ino, page), number)));
             at = end;
         }
     }
@@ -210,7 +225,7 @@ impl AtomBuilder {
         self.so.of_length.insert(ino, number);
         if let TreeChange::Resize { len, .. } = change {
             // Pages that it cuts off start again as zeros.
-            let first = len.div_ceil(self.grain);
+            let first = len.div_ceil(self.grain.page_bytes);
             self.so.of_page.retain(|(of, page), _| *of != ino || *page < first);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 
 use super::history::{History, Recorder};
-use super::model::{Atoms, Model};
+use super::model::{Atoms, Grain, Model};
 use super::search::states;
 use super::tree::{DirEntry, Ino, InodeKind, ROOT, Tree, TreeChange};
 use super::{PAGE_BYTES, output_lengths};
@@ -74,10 +74,15 @@ impl Steps {
     }
 }
 
+/// Pages of that size, without untorn blocks.
+fn pages(page_bytes: u64) -> Grain {
+    Grain { page_bytes, untorn_bytes: 0 }
+}
+
 /// The possible states after all steps, as text.
 fn at_the_end(steps: Steps, model: Model) -> BTreeSet<String> {
     let history = steps.say("done").0.finish();
-    let atoms = Atoms::from_history(&history, model, PAGE);
+    let atoms = Atoms::from_history(&history, model, pages(PAGE));
     let cut = history.steps.len();
     let found = states(&atoms, cut, &output_lengths(&history), 10_000, 1);
     assert!(found.is_all);
@@ -151,7 +156,7 @@ fn a_write_is_torn_between_sectors_if_it_may_be() {
     let torn = |grain: u64| {
         let history: History =
             Steps::new().create("a").sync(".").write("a", 0, &"x".repeat(1024)).0.finish();
-        let atoms = Atoms::from_history(&history, Model::Strict, grain);
+        let atoms = Atoms::from_history(&history, Model::Strict, pages(grain));
         states(&atoms, history.steps.len(), &output_lengths(&history), 1000, 1).states.len()
     };
     // None, no data, all; and with `--torn` only the first or the last sector.
@@ -166,7 +171,7 @@ fn a_choice_is_of_its_seed() {
         steps = steps.write("a", page * PAGE, "x");
     }
     let history = steps.0.finish();
-    let atoms = Atoms::from_history(&history, Model::Strict, PAGE);
+    let atoms = Atoms::from_history(&history, Model::Strict, pages(PAGE));
     let choice = |seed| {
         let found = states(&atoms, history.steps.len(), &output_lengths(&history), 200, seed);
         assert!(!found.is_all && found.states.len() == 200);
@@ -180,4 +185,33 @@ fn a_choice_is_of_its_seed() {
         atoms.tree(cut, lost).find(ROOT, "a".as_ref()).is_some()
     };
     assert!(choice(1).iter().all(|(cut, lost)| *cut < 2 || is_there(*cut, lost)));
+}
+
+/// Goal: an untorn block is lost as a whole, other parts of a write page by page, and a page after one of its writes.
+#[test]
+fn untorn_blocks_are_lost_as_a_whole() {
+    const BLOCK: u64 = 4 * PAGE;
+    let page = |byte: char| byte.to_string().repeat(PAGE as usize);
+    let block = |byte: char| page(byte).repeat(4);
+    let steps = Steps::new().create("f").write("f", 0, &block('a')).sync("f").sync(".");
+    // One page, then a block and a page; the second block begins within the second write.
+    let steps = steps.write("f", PAGE, &page('b')).write("f", 0, &(block('c') + &page('d')));
+    let history = steps.0.finish();
+    let lost_alone = |untorn_bytes: u64| -> usize {
+        let grain = Grain { page_bytes: PAGE, untorn_bytes };
+        Atoms::from_history(&history, Model::Strict, grain).losable(history.steps.len()).len()
+    };
+    assert_eq!((lost_alone(0), lost_alone(BLOCK)), (1 + 5, 1 + 2));
+    let grain = Grain { page_bytes: PAGE, untorn_bytes: BLOCK };
+    let atoms = Atoms::from_history(&history, Model::Strict, grain);
+    let found = states(&atoms, history.steps.len(), &output_lengths(&history), 1000, 1);
+    assert!(found.is_all);
+    for state in found.states.iter().filter(|state| state.cut == history.steps.len()) {
+        let text = atoms.tree(state.cut, &state.lost).to_string();
+        let count = |byte: char| text.matches(byte).count() as u64;
+        // The block after all of its writes, or before the last one, with or without the first.
+        assert!([0, BLOCK].contains(&count('c')), "{}", count('c'));
+        assert!(count('c') == 0 || count('b') == 0);
+        assert!([0, PAGE].contains(&count('d')));
+    }
 }
