@@ -120,7 +120,7 @@ fn begin_write<'f>(
 ) -> Result<StartedDirect<'f>> {
     let around = extent.write(size).begin_around(blocking)?;
     extent.file.begin_change(extent.offset + extent.len);
-    let account = Account::open(extent.file, extent.durable);
+    let account = Account::open(extent.file, extent.durable, extent.offset + extent.len);
     Ok(StartedDirect { held: Held { guard, size, since }, write: Some((around, account)) })
 }
 

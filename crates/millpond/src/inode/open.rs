@@ -115,7 +115,7 @@ impl CachedFile {
         let fd = fd.into_owned().map_err(failed)?;
         let kept = file.backing.attach(fd, opened).map_err(failed)?;
         if file.untorn.is_some() && options.writable() {
-            // untorn.UT6. It also determines the durable end (untorn_blocks.UB3).
+            // untorn.UT6. It also determines the durable end (untorn_blocks.UB2).
             file.backing.sync(false).map_err(failed)?;
         }
         drop(attaching);

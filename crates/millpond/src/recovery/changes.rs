@@ -238,6 +238,14 @@ impl BackingFile for ToldFile {
         self.inner.sync(data_only)
     }
 
+    fn is_beyond_durable_length(&self, end: u64) -> bool {
+        self.inner.is_beyond_durable_length(end)
+    }
+
+    fn note_durable_length(&self, end: u64) {
+        self.inner.note_durable_length(end);
+    }
+
     fn drop_kernel_copy(&self) {
         self.inner.drop_kernel_copy();
     }

@@ -38,7 +38,7 @@ impl<'a> Write<'a> {
                 }
             })
             .collect();
-        let account = Account::open(file, durable);
+        let account = Account::open(file, durable, end);
         let transfer = Transfer::new(Direction::Write, start, &segments);
         let mut batch = [Transfer { durable, ..transfer }];
         file.carry_out(&mut batch);

@@ -33,7 +33,7 @@ impl Write<'_> {
         let written = match self.file.untorn {
             None => self.transfer(self.src),
             Some(_) => {
-                let account = Account::open(self.file, self.how.durable);
+                let account = Account::open(self.file, self.how.durable, self.offset + self.len);
                 account.close(self.file, self.transfer_blocks(self.src), Blocking::Wait)
             }
         };

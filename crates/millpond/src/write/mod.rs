@@ -44,8 +44,8 @@ use crate::latency::LatencyKind;
 use crate::options::WriteMode;
 use crate::read::hit::FAR_BYTES_MIN;
 use crate::units::{FrameIndex, PageIndex};
-use crate::writeback::state::{DurableOp, FailureEpoch, WritebackFailure};
-use crate::writeback::{self, Durability};
+use crate::writeback::state::{FailureEpoch, WritebackFailure};
+use crate::writeback::{self, Durability, DurableTransfer};
 
 pub(crate) use bypass_write::{BypassWrite, drop_hidden, drop_pages, hide_pages};
 
@@ -247,15 +247,15 @@ pub(crate) struct Written {
 #[must_use]
 pub(crate) enum Account {
     Plain(FailureEpoch),
-    Durable(DurableOp),
+    Durable(DurableTransfer),
 }
 
 impl Account {
-    pub(crate) fn open(file: &CachedFile, durable: bool) -> Account {
-        let generations = &file.writeback.generations;
+    /// `end`: of the bytes that will be written.
+    pub(crate) fn open(file: &CachedFile, durable: bool, end: u64) -> Account {
         match durable {
-            true => Account::Durable(generations.begin_durable()),
-            false => Account::Plain(generations.epoch()),
+            true => Account::Durable(DurableTransfer::begin(file, end)),
+            false => Account::Plain(file.writeback.generations.epoch()),
         }
     }
 
@@ -278,7 +278,7 @@ impl Account {
                 }
                 (epoch, Durability::Unsynced)
             }
-            Account::Durable(pass) => {
+            Account::Durable(durable) => {
                 let (offset, len) = (transfer.offset, transfer.segments.left());
                 let told =
                     transfer.error.as_ref().map(|error| WritebackFailure::new(offset, len, error));
@@ -286,10 +286,11 @@ impl Account {
                     let again = Transfer { durable: false, ..transfer.rest() };
                     retry::try_one(&*file.backing, again).is_ok_and(|moved| moved > 0)
                 };
-                let epoch = pass.epoch();
+                let end = transfer.offset + transfer.moved;
+                let epoch = durable.epoch();
                 let durability = match blocking {
-                    Blocking::Wait => writeback::conclude(file, pass, told, repeat),
-                    Blocking::Try => writeback::try_conclude(file, pass, told, repeat),
+                    Blocking::Wait => writeback::conclude(file, durable, end, told, repeat),
+                    Blocking::Try => writeback::try_conclude(file, durable, end, told, repeat),
                 };
                 (epoch, durability)
             }
@@ -430,7 +431,7 @@ impl<'a> Write<'a> {
 
     /// Has the back end write `segments`, and waits for the outcome.
     fn transfer(&self, segments: SegmentIter<'_>) -> Written {
-        let account = Account::open(self.file, self.how.durable);
+        let account = Account::open(self.file, self.how.durable, self.offset + self.len);
         let mut batch = [Transfer::new(Direction::Write, self.offset, segments)];
         batch[0].durable = self.how.durable;
         self.file.carry_out(&mut batch);

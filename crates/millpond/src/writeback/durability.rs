@@ -3,7 +3,7 @@
 use crate::inode::CachedFile;
 use crate::io::backend::descriptors;
 use crate::writeback::state::failure::WritebackFailure;
-use crate::writeback::state::generations::{DurableOp, EndedOp};
+use crate::writeback::state::generations::{DurableOp, EndedOp, FailureEpoch};
 
 /// Whether bytes that the backend accepted are durable.
 #[derive(Clone, Copy, Debug)]
@@ -24,41 +24,76 @@ impl From<std::result::Result<(), WritebackFailure>> for Durability {
     }
 }
 
-/// Ends a durable transfer that returned `error` or succeeded. Waits for other durable operations
-/// in flight (generations.G3). `repeat` makes the same transfer, not durable, and returns whether
-/// the backend accepted any of it.
+/// A durable transfer in flight.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct DurableTransfer {
+    durable_op: DurableOp,
+    /// A sync has to follow ([`BackingFile::is_beyond_durable_length`]).
+    ///
+    /// [`BackingFile::is_beyond_durable_length`]: crate::io::backend::BackingFile::is_beyond_durable_length
+    needs_sync: bool,
+}
+
+impl DurableTransfer {
+    /// Begins a transfer of bytes before `end`.
+    pub(crate) fn begin(file: &CachedFile, end: u64) -> DurableTransfer {
+        let needs_sync = file.backing.is_beyond_durable_length(end);
+        DurableTransfer { durable_op: file.writeback.generations.begin_durable(), needs_sync }
+    }
+
+    pub(crate) fn epoch(&self) -> FailureEpoch {
+        self.durable_op.epoch()
+    }
+}
+
+/// Ends a durable transfer that returned `error` or succeeded; the backend accepted bytes before
+/// `end`. Waits for other durable operations in flight (generations.G3). `repeat` makes the same
+/// transfer, not durable, and returns whether the backend accepted any of it.
 pub(crate) fn conclude(
     file: &CachedFile,
-    durable_op: DurableOp,
+    transfer: DurableTransfer,
+    end: u64,
     error: Option<WritebackFailure>,
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
-    match try_conclude(file, durable_op, error, repeat) {
+    match try_conclude(file, transfer, end, error, repeat) {
         Durability::Pending(ended) => file.writeback.generations.wait(ended).into(),
         known => known,
     }
 }
 
-/// [`conclude`] without waiting.
+/// [`conclude`] without waiting for other operations.
 pub(crate) fn try_conclude(
     file: &CachedFile,
-    durable_op: DurableOp,
+    transfer: DurableTransfer,
+    end: u64,
     error: Option<WritebackFailure>,
     repeat: impl FnOnce() -> bool,
 ) -> Durability {
+    let DurableTransfer { durable_op, needs_sync } = transfer;
     let generations = &file.writeback.generations;
     let is_refusal =
         |failure: &WritebackFailure| !reports_foreign_errors(file) && failure.is_refusal(repeat);
-    match error {
-        Some(failure) if !is_refusal(&failure) => {
+    let failure = error.filter(|failure| !is_refusal(failure)).or_else(|| {
+        let synced = if needs_sync { file.backing.sync(true) } else { Ok(()) };
+        synced.err().map(|error| WritebackFailure::new(0, 0, &error))
+    });
+    match failure {
+        Some(failure) => {
             // generations.G8
             file.backing.drop_kernel_copy();
             generations.fail(durable_op, failure);
             Durability::Lost(failure)
         }
-        _ => {
+        None => {
             let ended = generations.end_durable(durable_op);
-            generations.verdict(ended).map_or(Durability::Pending(ended), Durability::from)
+            let durability =
+                generations.verdict(ended).map_or(Durability::Pending(ended), Durability::from);
+            if matches!(durability, Durability::Durable) {
+                file.backing.note_durable_length(end);
+            }
+            durability
         }
     }
 }

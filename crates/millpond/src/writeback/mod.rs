@@ -39,14 +39,14 @@ use crate::io::transfer::{Direction, Transfer};
 use crate::units::{FrameIndex, PageIndex, kernel_page_bytes};
 use crate::writeback::state::WritebackFailure;
 use crate::writeback::state::dirty::FlushNumber;
-use crate::writeback::state::generations::{Copy, DurableOp, FailureEpoch};
+use crate::writeback::state::generations::{Copy, FailureEpoch};
 
 pub(crate) use crate::writeback::at_risk::{has_pages_at_risk, write_back_at_risk};
 pub(crate) use crate::writeback::dirty_pages::{
     await_ends, close, needs_writeback, record_dirty, write_back,
 };
 pub(crate) use crate::writeback::durability::{
-    Durability, conclude, report_foreign_error, try_conclude,
+    Durability, DurableTransfer, conclude, report_foreign_error, try_conclude,
 };
 pub(crate) use crate::writeback::file_sync::{redirty_suspects, sync, sync_written};
 pub(crate) use crate::writeback::throttle::{
@@ -299,16 +299,17 @@ impl Flush<'_> {
         let is_one = |run: &WriteRun| run.body_end == run.end && run.end - run.start <= at_most;
         let durable = durable && matches!(&*runs, [run] if is_one(run));
         let generations = &file.writeback.generations;
-        let durable_op = durable.then(|| generations.begin_durable());
-        let epoch = durable_op.as_ref().map_or_else(|| generations.epoch(), DurableOp::epoch);
+        let durable_transfer = durable.then(|| DurableTransfer::begin(file, runs[0].end));
+        let epoch =
+            durable_transfer.as_ref().map_or_else(|| generations.epoch(), DurableTransfer::epoch);
         match file.backing.verify() {
             Ok(()) => transfer(file, claimed, &mut runs, durable),
             Err(error) => runs[0].error = Some(error),
         }
         let mut failure = None;
         let mut done = WritebackEnd::Unstable;
-        if let Some(durable_op) = durable_op {
-            match self.conclude(durable_op, claimed, &runs[0]) {
+        if let Some(durable_transfer) = durable_transfer {
+            match self.conclude(durable_transfer, claimed, &runs[0]) {
                 Durability::Lost(met) => {
                     // None of its bytes count as written.
                     runs[0].written = runs[0].start;
@@ -348,12 +349,12 @@ impl Flush<'_> {
     /// Concludes a durable transfer of all claimed pages.
     fn conclude(
         &self,
-        durable_op: DurableOp,
+        transfer: DurableTransfer,
         claimed: &[(PageIndex, FrameIndex)],
         run: &WriteRun,
     ) -> Durability {
         let error = (run.written < run.end).then(|| run.failure());
-        conclude(self.file, durable_op, error, || {
+        conclude(self.file, transfer, run.written, error, || {
             let &WriteRun { start, body_end, end, .. } = run;
             let claimed_all = 0..claimed.len();
             let again = WriteRun {
@@ -365,7 +366,7 @@ impl Flush<'_> {
                 error: None,
             };
             let mut again = [again];
-            transfer(self.file, claimed, &mut again, false);
+            self::transfer(self.file, claimed, &mut again, false);
             again[0].written > start
         })
     }

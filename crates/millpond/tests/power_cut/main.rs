@@ -414,3 +414,47 @@ fn has_after_cut_once(disk: &mut Disk, name: &str, (value, at, bytes): (u8, usiz
     let is_there = range.is_some_and(|range| range.iter().all(|byte| *byte == value));
     assert!(is_there, "{name}: not all of {bytes} at {at}; the file has {}", found.len());
 }
+
+/// Goal: a durable write is covered by the length after a cut, also if an earlier write, which no sync has
+/// covered, has moved the end of the file beyond it.
+/// Incident: ext4 stores a new length with the blocks that a buffered write allocates, and a write with
+/// RWF_DSYNC stores its own pages alone. The durable bytes of an old block lay behind the end after the cut.
+#[test]
+fn durable_writes_below_an_unsynced_end() {
+    const END: usize = 4096 * 3 + 100;
+    let Some(mut disk) = disk() else { return };
+    type Extend = (&'static str, fn(&File, &Path));
+    const EXTEND: [Extend; 3] = [
+        ("write", |file, _| file.write_all_at(&[2; 4096], 4096 * 5).unwrap()),
+        ("write-back", |file, _| {
+            file.write_all_at(&[2; 4096], 4096 * 5).unwrap();
+            file.write_back().unwrap();
+        }),
+        ("below", |_, path| {
+            let below = fs::OpenOptions::new().write(true).open(path).unwrap();
+            below.write_all_at(&[2; 4096], 4096 * 5).unwrap();
+        }),
+    ];
+    each_engine(|name, engine, options| {
+        for how in DURABLE.into_iter().filter(|how| *how != "append-dsync") {
+            for (extend, extend_file) in EXTEND {
+                for is_open_before in [true, false] {
+                    let name = format!("{name}-{how}-{extend}-{is_open_before}");
+                    let path = disk.path(&name);
+                    let mut file = engine.open(&path, options).unwrap();
+                    file.write_all_at(&[1; END], 0).unwrap();
+                    file.sync_all().unwrap();
+                    extend_file(&file, &path);
+                    if !is_open_before {
+                        file.close().unwrap();
+                        file = engine.open(&path, options).unwrap();
+                    }
+                    let at = write_durably(how, engine, options, &path, 4096 * 3) as usize;
+                    has_after_cut_once(&mut disk, &name, (0xD, at, B_BYTES));
+                    drop(file);
+                    fs::remove_file(&path).unwrap();
+                }
+            }
+        }
+    });
+}

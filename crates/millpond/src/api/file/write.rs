@@ -31,7 +31,7 @@ impl File {
     }
 
     /// Like [`File::write_at`], and returns when the bytes, and the metadata to find them, are durable: one
-    /// write with `RWF_DSYNC`.
+    /// write with `RWF_DSYNC`, and a sync of the file if an earlier, unsynced write has moved its end beyond these bytes.
     ///
     /// # Errors
     ///

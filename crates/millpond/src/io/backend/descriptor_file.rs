@@ -50,7 +50,8 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         match &self.descriptors.untorn {
             Some(blocks) if batch.iter().any(|it| it.direction == Direction::Write) => {
-                blocks.write_all(batch, |some| self.carrier.try_all(&self.descriptors, some));
+                let end = self.descriptors.durable_length.get();
+                blocks.write_all(end, batch, |some| self.carrier.try_all(&self.descriptors, some));
             }
             _ => self.carrier.try_all(&self.descriptors, batch),
         }
@@ -121,7 +122,7 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
     }
 
     fn note_length(&self, len: u64) {
-        self.descriptors.untorn.as_ref().inspect(|blocks| blocks.note_length(len));
+        self.descriptors.durable_length.cut(len);
     }
 
     fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
@@ -141,6 +142,14 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
 
     fn sync(&self, data_only: bool) -> io::Result<()> {
         self.descriptors.sync(data_only)
+    }
+
+    fn is_beyond_durable_length(&self, end: u64) -> bool {
+        self.descriptors.is_beyond_durable_length(end)
+    }
+
+    fn note_durable_length(&self, end: u64) {
+        self.descriptors.durable_length.grow(end);
     }
 
     fn drop_kernel_copy(&self) {

@@ -9,6 +9,8 @@
 
 mod calls;
 
+mod durable_length;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,6 +24,7 @@ use crate::event::event;
 use crate::file_id::FileId;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
+use crate::io::backend::descriptors::durable_length::DurableLength;
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::untorn_blocks::UntornBlocks;
 use crate::io::backend::{OpenedFor, Seek};
@@ -90,6 +93,7 @@ pub(crate) struct Descriptors {
     pub(crate) untorn: Option<UntornBlocks>,
     transfers: Arc<TransferCounts>,
     overwrites: OnceLock<Overwrites>,
+    pub(crate) durable_length: DurableLength,
     /// The kernel is asked not to cache transferred bytes, and has not refused.
     uncached: AtomicBool,
     /// Device and inode.
@@ -145,6 +149,7 @@ impl Descriptors {
             direct_write: OnceLock::new(),
             seek: OnceLock::new(),
             overwrites: OnceLock::new(),
+            durable_length: DurableLength::default(),
             direct,
             handles_direct: OnceLock::new(),
         })
@@ -251,13 +256,18 @@ impl Descriptors {
     }
 
     pub(crate) fn len(&self) -> io::Result<u64> {
-        Ok(rustix::fs::fstat(self.any()?)?.st_size as u64)
+        let len = rustix::fs::fstat(self.any()?)?.st_size as u64;
+        self.durable_length.observe(len);
+        Ok(len)
     }
 
     pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        self.untorn.as_ref().inspect(|blocks| blocks.note_length(len));
-        Ok(rustix::fs::ftruncate(fd, len)?)
+        // Before, for blocks that are written meanwhile; and after, for a sync that begins meanwhile.
+        self.durable_length.cut(len);
+        rustix::fs::ftruncate(fd, len)?;
+        self.durable_length.cut(len);
+        Ok(())
     }
 
     pub(crate) fn overwrites(&self) -> Overwrites {
@@ -316,22 +326,24 @@ impl Descriptors {
         let bad = || io::Error::from_raw_os_error(libc::EBADF);
         let fd = self.write.get().or(self.read.get()).ok_or_else(bad)?;
         self.check(fd)?;
-        let length_sync = match &self.untorn {
-            Some(blocks) => Some((blocks, blocks.begin_sync(self.len()?))),
-            None => None,
-        };
+        let covered = self.durable_length.begin_sync(|| self.len())?;
         let sync = || if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
         retry_interrupted(sync)?;
-        if let Some((blocks, length_sync)) = length_sync {
-            blocks.end_sync(length_sync);
-        }
+        self.durable_length.end_sync(covered);
         Ok(())
+    }
+
+    /// [`BackingFile::is_beyond_durable_length`](crate::io::backend::BackingFile::is_beyond_durable_length).
+    pub(crate) fn is_beyond_durable_length(&self, end: u64) -> bool {
+        // A transfer that extends the file stores the new length itself.
+        !self.durable_length.covers(end) && self.len().map_or(true, |len| end <= len)
     }
 
     /// Drops the kernel's copy of the file ([`drop_kernel_copy`]).
     pub(crate) fn drop_kernel_copy(&self) {
         let Some(fd) = self.write.get().or(self.read.get()) else { return };
         if self.check(fd).is_ok() {
+            self.durable_length.cut(0);
             // An error that this call receives from the description belongs to the failure that the
             // caller handles: it concerns bytes that the kernel accepted before the caller raises
             // the epoch (generations.G2).

@@ -169,7 +169,7 @@ pub(crate) trait BackingFile: Send + Sync {
 
     fn set_len(&self, len: u64) -> io::Result<()>;
 
-    /// Another program may have set the length to `len` (untorn_blocks.UB3).
+    /// Another program may have set the length to `len`.
     fn note_length(&self, len: u64) {
         let _ = len;
     }
@@ -188,6 +188,19 @@ pub(crate) trait BackingFile: Send + Sync {
     fn seek(&self, offset: u64, to: Seek) -> io::Result<Option<u64>>;
 
     fn sync(&self, data_only: bool) -> io::Result<()>;
+
+    /// Whether bytes before `end` may lie behind the end of the file after a power cut, although a
+    /// durable transfer has stored them: an earlier write has extended the file, and no sync has
+    /// covered the new length. Called before the transfer.
+    fn is_beyond_durable_length(&self, end: u64) -> bool {
+        let _ = end;
+        false
+    }
+
+    /// The length is durable up to `end`: a durable transfer has extended the file.
+    fn note_durable_length(&self, end: u64) {
+        let _ = end;
+    }
 
     /// Drops the kernel's copy of the file. Called after a write-back below has failed, and before the same
     /// bytes are written again.

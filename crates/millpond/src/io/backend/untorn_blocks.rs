@@ -11,13 +11,12 @@
 //!   So the file never grows beyond a hole that a failed block has left. Several blocks in flight that
 //!   move the end of an XFS file have cost it its length: after a power cut the file was shorter than
 //!   a sync had made it before.
-//! - **UB3** The durable end is the file's length before the last successful sync, and not more than
-//!   a truncation since has left.
+//!   The durable end is that of `durable_length`.
 //!
-//! Locks: `growth`, which is held while the kernel writes blocks; `end`, a leaf.
+//! Locks: `growth`, which is held while the kernel writes blocks.
 
 use std::io;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use crate::io::transfer::{Direction, Transfer};
 
@@ -29,49 +28,11 @@ pub(crate) struct UntornBlocks {
     pub(crate) block_bytes: u32,
     /// Exclusive for a block beyond the durable end (UB2).
     growth: RwLock<()>,
-    end: Mutex<DurableEnd>,
-}
-
-#[derive(Default)]
-struct DurableEnd {
-    bytes: u64,
-    /// Number of truncations.
-    cuts: u64,
-}
-
-/// A sync that has not ended: the length that it covers, and the truncations before it.
-pub(crate) struct LengthSync {
-    len: u64,
-    cuts: u64,
 }
 
 impl UntornBlocks {
     pub(crate) fn new(block_bytes: u32) -> UntornBlocks {
-        UntornBlocks { block_bytes, growth: RwLock::new(()), end: Mutex::default() }
-    }
-
-    /// To be called with the file's length before a sync.
-    pub(crate) fn begin_sync(&self, len: u64) -> LengthSync {
-        LengthSync { len, cuts: self.end.lock().expect("no panic under the lock").cuts }
-    }
-
-    /// The sync has succeeded (UB3).
-    pub(crate) fn end_sync(&self, sync: LengthSync) {
-        let mut end = self.end.lock().expect("no panic under the lock");
-        if end.cuts == sync.cuts {
-            end.bytes = sync.len;
-        }
-    }
-
-    /// To be called before the file's length is set to `len` (UB3).
-    pub(crate) fn note_length(&self, len: u64) {
-        let mut end = self.end.lock().expect("no panic under the lock");
-        end.bytes = end.bytes.min(len);
-        end.cuts += 1;
-    }
-
-    fn durable_end(&self) -> u64 {
-        self.end.lock().expect("no panic under the lock").bytes
+        UntornBlocks { block_bytes, growth: RwLock::new(()) }
     }
 
     /// Whether `transfer` is one whole block in one piece of memory (UB1).
@@ -87,11 +48,12 @@ impl UntornBlocks {
     /// its first block that failed.
     pub(crate) fn write_all(
         &self,
+        durable_end: u64,
         batch: &mut [Transfer<'_>],
         mut try_all: impl FnMut(&mut [Transfer<'_>]),
     ) {
         debug_assert!(batch.iter().all(|transfer| transfer.direction == Direction::Write));
-        self.write_below(self.durable_end(), batch, &mut try_all);
+        self.write_below(durable_end, batch, &mut try_all);
         for transfer in batch {
             self.write_growth(transfer, &mut try_all);
         }
@@ -180,7 +142,7 @@ mod tests {
     /// The offsets and numbers of blocks that each call of a fake backend gets. It fails the block at
     /// `failing`.
     fn written(
-        blocks: &UntornBlocks,
+        durable_end: u64,
         offset: u64,
         pieces: &[usize],
         failing: u64,
@@ -196,7 +158,7 @@ mod tests {
             .collect();
         let mut calls = Vec::new();
         let mut batch = [Transfer::new(Direction::Write, offset, &segments)];
-        blocks.write_all(&mut batch, |tried| {
+        UntornBlocks::new(BLOCK as u32).write_all(durable_end, &mut batch, |tried| {
             calls.push(tried.iter().map(|block| block.offset / BLOCK as u64).collect());
             for block in tried {
                 block.set(match block.offset == failing {
@@ -209,23 +171,17 @@ mod tests {
         (calls, transfer.moved, transfer.error.and_then(|error| error.raw_os_error()))
     }
 
-    fn with_durable_end(end: u64) -> UntornBlocks {
-        let blocks = UntornBlocks::new(BLOCK as u32);
-        blocks.end_sync(blocks.begin_sync(end));
-        blocks
-    }
-
     /// Goal: UB2.
     #[test]
     fn blocks_beyond_the_durable_end_are_written_alone_and_in_order() {
         let block = BLOCK as u64;
-        let blocks = with_durable_end(3 * block);
-        let (calls, moved, error) = written(&blocks, block, &[4 * BLOCK], u64::MAX);
+        let end = 3 * block;
+        let (calls, moved, error) = written(end, block, &[4 * BLOCK], u64::MAX);
         assert_eq!((calls, moved, error), (vec![vec![1, 2], vec![3], vec![4]], 4 * block, None));
         // A failure below the end keeps the file from growing.
-        let (calls, moved, error) = written(&blocks, block, &[4 * BLOCK], block);
+        let (calls, moved, error) = written(end, block, &[4 * BLOCK], block);
         assert_eq!((calls, moved, error), (vec![vec![1, 2]], 0, Some(libc::ENOSPC)));
-        let (calls, moved, error) = written(&blocks, block, &[4 * BLOCK], 3 * block);
+        let (calls, moved, error) = written(end, block, &[4 * BLOCK], 3 * block);
         assert_eq!(
             (calls, moved, error),
             (vec![vec![1, 2], vec![3]], 2 * block, Some(libc::ENOSPC))
@@ -236,30 +192,14 @@ mod tests {
     #[test]
     fn a_part_of_a_block_is_never_written() {
         let block = BLOCK as u64;
-        let blocks = with_durable_end(100 * block);
+        let end = 100 * block;
         let invalid = Some(libc::EINVAL);
-        assert_eq!(written(&blocks, 512, &[BLOCK], u64::MAX), (vec![], 0, invalid));
-        let (calls, moved, error) = written(&blocks, 0, &[BLOCK + 4096], u64::MAX);
+        assert_eq!(written(end, 512, &[BLOCK], u64::MAX), (vec![], 0, invalid));
+        let (calls, moved, error) = written(end, 0, &[BLOCK + 4096], u64::MAX);
         assert_eq!((calls, moved, error), (vec![vec![0]], block, invalid));
-        let (calls, moved, error) = written(&blocks, 0, &[BLOCK, 4096, 4096], u64::MAX);
+        let (calls, moved, error) = written(end, 0, &[BLOCK, 4096, 4096], u64::MAX);
         assert_eq!((calls, moved, error), (vec![vec![0]], block, invalid));
-        let (calls, moved, error) = written(&blocks, 0, &[BLOCK, 2 * BLOCK], u64::MAX);
+        let (calls, moved, error) = written(end, 0, &[BLOCK, 2 * BLOCK], u64::MAX);
         assert_eq!((calls, moved, error), (vec![vec![0, 1, 2]], 3 * block, None));
-    }
-
-    /// Goal: UB3. Method: a truncation before, during and after a sync.
-    #[test]
-    fn the_durable_end_is_that_of_a_sync_and_of_later_truncations() {
-        let blocks = UntornBlocks::new(BLOCK as u32);
-        assert_eq!(blocks.durable_end(), 0);
-        let sync = blocks.begin_sync(10 * BLOCK as u64);
-        blocks.note_length(4 * BLOCK as u64);
-        blocks.end_sync(sync);
-        assert_eq!(blocks.durable_end(), 0, "the sync may have covered either length");
-        blocks.end_sync(blocks.begin_sync(4 * BLOCK as u64));
-        assert_eq!(blocks.durable_end(), 4 * BLOCK as u64);
-        blocks.note_length(BLOCK as u64);
-        blocks.note_length(9 * BLOCK as u64);
-        assert_eq!(blocks.durable_end(), BLOCK as u64);
     }
 }

@@ -70,7 +70,7 @@ use crate::writeback::state::stream::Stream;
 
 pub(crate) use crate::writeback::state::failure::WritebackFailure;
 pub(crate) use crate::writeback::state::flusher_state::{Flusher, Limits};
-pub(crate) use crate::writeback::state::generations::{Copy, DurableOp, EndedOp, FailureEpoch};
+pub(crate) use crate::writeback::state::generations::{Copy, EndedOp, FailureEpoch};
 
 /// The pause between two attempts to write back pages that fail. It doubles up to the maximum.
 /// Untuned.
