@@ -595,3 +595,119 @@ fn served(
     file.read_exact_at(&mut found, 0).unwrap();
     assert!(is_lost || found == data, "{what}: the cache and the server differ");
 }
+
+/// A read-only mapping of a file. The kernel does not drop the pages that it has touched.
+struct MappedPages {
+    at: *const u8,
+    len: usize,
+}
+
+impl MappedPages {
+    fn of(path: &std::path::Path, len: usize) -> MappedPages {
+        use std::os::fd::AsRawFd;
+        let file = std::fs::File::open(path).unwrap();
+        // SAFETY: a new mapping.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        MappedPages { at: at.cast(), len }
+    }
+
+    fn touch(&self) {
+        for offset in (0..self.len).step_by(PAGE) {
+            // SAFETY: within the mapping, and the callers within the file.
+            unsafe { self.at.add(offset).read_volatile() };
+        }
+    }
+}
+
+impl Drop for MappedPages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and not used again.
+        unsafe { libc::munmap(self.at.cast_mut().cast(), self.len) };
+    }
+}
+
+/// Goal: bytes that a failed sync did not store are on the device once a later sync or a durable write succeeds, also
+/// if another process maps the pages.
+/// Incident: `fadvise` drops no page that is mapped, and ext4 could not store it: the sync succeeded, and a remount
+/// read zeros.
+#[test]
+fn a_good_sync_of_mapped_pages_has_stored_the_bytes() {
+    const PAGES: std::ops::Range<usize> = 64..256;
+    for backend in back_ends() {
+        for (mode, backing) in [
+            (WriteMode::Through, Backing::Buffered),
+            (WriteMode::Back, Backing::Buffered),
+            (WriteMode::Back, Backing::Direct),
+            (WriteMode::Through, Backing::Mapped),
+        ] {
+            // No direct write can drop a tail shorter than a sector, so a sync may fail while it is mapped.
+            for (is_durable, tail_bytes) in [(false, 0), (true, 0), (false, 100), (false, 600)] {
+                let what =
+                    format!("{backend:?}, {mode:?}, {backing:?}, {is_durable}, {tail_bytes}");
+                let Some(mut disk) = FailingDisk::new(Kind::EXT4) else { return };
+                let path = disk.path("file");
+                let engine = engine(16 << 20, backend.clone());
+                let options = read_write().write_mode(mode).backing(backing);
+                let mut file = engine.open(&path, &options).unwrap();
+                fill(&file, 0..64, 1);
+                file.sync_all().unwrap();
+                disk.fail();
+                let tail = PAGES.end * PAGE;
+                fill(&file, PAGES, 2);
+                let _ = file.write_at(&vec![2; tail_bytes], tail as u64);
+                let _ = file.write_back();
+                let len = std::fs::metadata(&path).unwrap().len() as usize;
+                let mapped = (backing != Backing::Mapped).then(|| MappedPages::of(&path, len));
+                mapped.iter().for_each(MappedPages::touch);
+                // With mapped backing these reads map the pages.
+                for page in 0..PAGES.end {
+                    let _ = file.read_at(&mut [0; PAGE], (page * PAGE) as u64);
+                }
+                assert!(file.sync_all().is_err(), "{what}");
+                mapped.iter().for_each(MappedPages::touch);
+                disk.work();
+                if backing == Backing::Mapped {
+                    // The pages were the kernel's alone.
+                    fill_all(&file, PAGES, 3);
+                    for _ in 0..2 {
+                        let synced = file.sync_all();
+                        assert!(matches!(synced, Err(millpond::Error::Lost { .. })), "{what}");
+                    }
+                    drop(file);
+                    file = engine.open(&path, &options).unwrap();
+                }
+                // The first attempt may report the error of an earlier write.
+                let stored: Vec<usize> = if is_durable {
+                    let durable = |page| file.write_at_dsync(&[3; PAGE], (page * PAGE) as u64);
+                    PAGES.filter(|&page| durable(page).or_else(|_| durable(page)).is_ok()).collect()
+                } else {
+                    fill_all(&file, PAGES, 3);
+                    file.write_all_at(&vec![3; tail_bytes], tail as u64).unwrap();
+                    let synced = file.sync_all().or_else(|_| file.sync_all());
+                    synced.map_or(Vec::new(), |()| (0..PAGES.end - PAGES.start).collect())
+                };
+                if tail_bytes == 0 || tail_bytes > 512 {
+                    assert_eq!(stored.len(), PAGES.len(), "{what}");
+                }
+                drop((file, engine, mapped));
+                disk.remount();
+                let found = std::fs::read(&path).unwrap();
+                if !stored.is_empty() {
+                    assert_eq!(first_wrong(&found, PAGES, 3), None, "{what}");
+                    let is_stored = found[tail..] == vec![3; tail_bytes];
+                    assert!(is_durable || is_stored, "{what}: the tail");
+                }
+            }
+        }
+    }
+}

@@ -247,7 +247,8 @@ impl BackingFile for ToldFile {
     }
 
     fn drop_kernel_copy(&self) {
-        self.inner.drop_kernel_copy();
+        // It may change the file's times.
+        self.change(0, || self.inner.drop_kernel_copy());
     }
 
     fn overwrites(&self) -> Overwrites {

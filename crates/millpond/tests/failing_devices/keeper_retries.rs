@@ -11,7 +11,7 @@ use millpond::{BackendChoice, Engine};
 
 use super::common::{in_own_process, temp_dir, write_back};
 use super::device::{FailingDisk, Kind};
-use super::{PAGE, fill, first_wrong};
+use super::{MappedPages, PAGE, fill, first_wrong};
 
 const ROLE: &str = "MILLPOND_TEST_KEPT_WRITER";
 /// The keeper answers within its patience of 5 s, or soon after.
@@ -84,6 +84,48 @@ fn a_keeper_that_tries_again_stores_the_pages() {
     assert!(report.is_complete(), "{report}");
     assert_eq!(report.pages(), 448, "{report}");
     assert_stored(&mut disk, &path);
+}
+
+/// Goal: the same while another process maps the pages, and at the next restore from a rescue file.
+/// Incident: the kernel does not drop mapped pages by `fadvise`. The sync succeeded, and a remount read zeros.
+#[test]
+fn mapped_pages_are_stored_by_a_keeper_and_by_a_restore() {
+    let test = "keeper_retries::mapped_pages_are_stored_by_a_keeper_and_by_a_restore";
+    in_own_process(test, 2 * LIMIT, || {
+        let state = temp_dir();
+        // SAFETY: the one test of its process, which has started no thread that reads the environment.
+        unsafe { std::env::set_var("XDG_STATE_HOME", state.path()) };
+        for gives_up in [false, true] {
+            let Some(mut disk) = FailingDisk::new(Kind::EXT4) else { return };
+            let path = disk.path("file");
+            // An open would wait for the keeper.
+            std::fs::write(&path, []).unwrap();
+            let mapped = MappedPages::of(&path, 512 * PAGE);
+            let reports = kill_a_writer(&mut disk, &path);
+            // The first attempt of the keeper makes the file this long.
+            while std::fs::metadata(&path).unwrap().len() < 512 * PAGE as u64 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            mapped.touch();
+            if !gives_up {
+                std::thread::sleep(Duration::from_secs(1));
+                mapped.touch();
+                disk.work();
+            }
+            let report = reports.recv_timeout(LIMIT).expect("the keeper's report");
+            assert_eq!(report.is_complete(), !gives_up, "{report}");
+            if gives_up {
+                let rescue = report.files[0].rescue.clone().expect("a rescue file");
+                mapped.touch();
+                restore(&rescue, None, true).expect_err("the device did not fail");
+                mapped.touch();
+                disk.work();
+                restore(&rescue, None, true).unwrap();
+            }
+            drop(mapped);
+            assert_stored(&mut disk, &path);
+        }
+    });
 }
 
 /// Goal: pages of a rescue file are on the device once `restore` has succeeded.

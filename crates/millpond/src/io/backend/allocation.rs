@@ -102,63 +102,99 @@ pub(crate) struct Blocks {
     pub(crate) own_until: u64,
 }
 
-/// The blocks of a file from `start` on, as far as the file system reports them in one call
-/// (`FS_IOC_FIEMAP`). Unlike a search for holes, it moves no file offset, and so needs no separate
-/// description.
-pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
-    const FS_IOC_FIEMAP: u64 = 0xC020_660B;
-    const SHARED: u32 = 0x2000;
+/// Extents of a file, as far as the file system reports them in one call (`FS_IOC_FIEMAP`).
+#[repr(C)]
+pub(crate) struct Extents {
+    start: u64,
+    len: u64,
+    flags: u32,
+    found: u32,
+    found_max: u32,
+    reserved: u32,
+    extents: [Extent; Extents::MAX],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Extent {
+    pub(crate) start: u64,
+    physical: u64,
+    len: u64,
+    reserved: [u64; 2],
+    flags: u32,
+    more: [u32; 3],
+}
+
+impl Extent {
     const LAST: u32 = 1;
-    const EXTENTS: usize = 32;
-    #[repr(C)]
-    #[derive(Clone, Copy, Default)]
-    struct FiemapExtent {
-        logical: u64,
-        physical: u64,
-        len: u64,
-        reserved: [u64; 2],
-        flags: u32,
-        more: [u32; 3],
+    const UNWRITTEN: u32 = 0x800;
+    const SHARED: u32 = 0x2000;
+
+    pub(crate) fn end(&self) -> u64 {
+        self.start.saturating_add(self.len)
     }
-    #[repr(C)]
-    struct Map {
-        start: u64,
-        len: u64,
-        flags: u32,
-        mapped: u32,
-        extents_max: u32,
-        reserved: u32,
-        extents: [FiemapExtent; EXTENTS],
+
+    /// It has blocks that were not written: it reads as zeros.
+    pub(crate) fn is_unwritten(&self) -> bool {
+        self.flags & Extent::UNWRITTEN != 0
     }
-    let mut map = Map {
-        start,
-        len: i64::MAX as u64 - start,
-        flags: 0,
-        mapped: 0,
-        extents_max: EXTENTS as u32,
-        reserved: 0,
-        extents: [FiemapExtent::default(); EXTENTS],
-    };
-    // SAFETY: the structure has the layout that the kernel expects, with room for as many extents as it says, and
-    // outlives the call.
-    if unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_FIEMAP, &raw mut map) } < 0 {
-        return Err(io::Error::last_os_error());
+
+    fn is_shared(&self) -> bool {
+        self.flags & Extent::SHARED != 0
     }
-    let extents = &map.extents[..(map.mapped as usize).min(EXTENTS)];
+
+    fn is_last(&self) -> bool {
+        self.flags & Extent::LAST != 0
+    }
+}
+
+impl Extents {
+    pub(crate) const MAX: usize = 32;
+
+    /// The extents from byte `start` on. Unlike a search for holes, it moves no file offset, and so needs no separate
+    /// description.
+    pub(crate) fn from(fd: BorrowedFd<'_>, start: u64) -> io::Result<Extents> {
+        const FS_IOC_FIEMAP: u64 = 0xC020_660B;
+        let mut map = Extents {
+            start,
+            len: (i64::MAX as u64).saturating_sub(start),
+            flags: 0,
+            found: 0,
+            found_max: Extents::MAX as u32,
+            reserved: 0,
+            extents: [Extent::default(); Extents::MAX],
+        };
+        // SAFETY: the structure has the layout that the kernel expects, with room for as many extents as it says, and
+        // outlives the call.
+        let asked =
+            unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), FS_IOC_FIEMAP, &raw mut map) };
+        if asked < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(map)
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Extent] {
+        &self.extents[..(self.found as usize).min(Extents::MAX)]
+    }
+}
+
+/// The blocks of a file from `start` on, as far as the file system reports them in one call.
+pub(crate) fn blocks(fd: BorrowedFd<'_>, start: u64) -> io::Result<Blocks> {
+    let found = Extents::from(fd, start)?;
+    let extents = found.as_slice();
     let mut there_until = start;
     for extent in extents {
-        if extent.logical > there_until {
+        if extent.start > there_until {
             break;
         }
-        there_until = there_until.max(extent.logical.saturating_add(extent.len));
+        there_until = there_until.max(extent.end());
     }
-    let shared = extents.iter().find(|extent| extent.flags & SHARED != 0);
+    let shared = extents.iter().find(|extent| extent.is_shared());
     let own_until = match (shared, extents.last()) {
-        (Some(shared), _) => shared.logical.max(start),
+        (Some(shared), _) => shared.start.max(start),
         // There are more.
-        (None, Some(last)) if extents.len() == EXTENTS && last.flags & LAST == 0 => {
-            last.logical.saturating_add(last.len)
-        }
+        (None, Some(last)) if extents.len() == Extents::MAX && !last.is_last() => last.end(),
         _ => u64::MAX,
     };
     Ok(Blocks { there_until, own_until })

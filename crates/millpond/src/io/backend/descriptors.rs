@@ -11,6 +11,8 @@ mod calls;
 
 mod durable_length;
 
+mod kernel_copy;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,11 +22,11 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
-use crate::event::event;
 use crate::file_id::FileId;
 use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::descriptors::durable_length::DurableLength;
+pub(crate) use crate::io::backend::descriptors::kernel_copy::KernelCopy;
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::untorn_blocks::UntornBlocks;
 use crate::io::backend::{OpenedFor, Seek};
@@ -94,6 +96,7 @@ pub(crate) struct Descriptors {
     transfers: Arc<TransferCounts>,
     overwrites: OnceLock<Overwrites>,
     pub(crate) durable_length: DurableLength,
+    kernel_copy: KernelCopy,
     /// The kernel is asked not to cache transferred bytes, and has not refused.
     uncached: AtomicBool,
     /// Device and inode.
@@ -115,8 +118,9 @@ impl Drop for Descriptors {
         }
         let shared = [self.read.take(), self.write.take()];
         let own = [self.direct_read.take(), self.direct_write.take(), self.seek.take()];
+        let kernel_copy = self.kernel_copy.take();
         // Without a thread they are closed here, as the closure is dropped.
-        let _ = spawn("millpond-close", move || drop((shared, own)));
+        let _ = spawn("millpond-close", move || drop((shared, own, kernel_copy)));
     }
 }
 
@@ -150,6 +154,7 @@ impl Descriptors {
             seek: OnceLock::new(),
             overwrites: OnceLock::new(),
             durable_length: DurableLength::default(),
+            kernel_copy: KernelCopy::default(),
             direct,
             handles_direct: OnceLock::new(),
         })
@@ -328,7 +333,7 @@ impl Descriptors {
         self.check(fd)?;
         let covered = self.durable_length.begin_sync(|| self.len())?;
         let sync = || if data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
-        retry_interrupted(sync)?;
+        self.kernel_copy.sync(fd.as_fd(), || retry_interrupted(sync))?;
         self.durable_length.end_sync(covered);
         Ok(())
     }
@@ -336,10 +341,11 @@ impl Descriptors {
     /// [`BackingFile::is_beyond_durable_length`](crate::io::backend::BackingFile::is_beyond_durable_length).
     pub(crate) fn is_beyond_durable_length(&self, end: u64) -> bool {
         // A transfer that extends the file stores the new length itself.
-        !self.durable_length.covers(end) && self.len().map_or(true, |len| end <= len)
+        self.kernel_copy.has_failed()
+            || !self.durable_length.covers(end) && self.len().map_or(true, |len| end <= len)
     }
 
-    /// Drops the kernel's copy of the file ([`drop_kernel_copy`]).
+    /// Drops the kernel's copy of the file (`kernel_copy`).
     pub(crate) fn drop_kernel_copy(&self) {
         let Some(fd) = self.write.get().or(self.read.get()) else { return };
         if self.check(fd).is_ok() {
@@ -347,7 +353,7 @@ impl Descriptors {
             // An error that this call receives from the description belongs to the failure that the
             // caller handles: it concerns bytes that the kernel accepted before the caller raises
             // the epoch (generations.G2).
-            drop_kernel_copy(fd);
+            self.kernel_copy.drop_pages(fd.as_fd());
         }
     }
 
@@ -403,38 +409,6 @@ pub(crate) fn flush(fd: BorrowedFd<'_>) -> io::Result<()> {
     let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?.into_raw_fd();
     // SAFETY: the descriptor is ours, and not used again.
     Ok(unsafe { rustix::io::try_close(duplicate) }?)
-}
-
-/// Drops the kernel's copy of a file.
-///
-/// A file system may not be able to write a page again after its write-back has failed: ext4 leaves
-/// the extent unwritten and the page's buffers mapped, so the second write-back reaches the block,
-/// and never converts the extent. A page that was dropped finds its extent again.
-///
-/// The kernel drops clean pages only. The first call makes it write the dirty ones, and the last
-/// one drops them. A large folio that reaches beyond a given range would stay, so the range is the
-/// whole file. The wait between them takes an error from the description.
-pub(crate) fn drop_kernel_copy(fd: impl AsFd) {
-    const SYNC_FILE_RANGE_WAIT_BEFORE: libc::c_long = 1;
-    let fd = fd.as_fd();
-    let drop_clean = || rustix::fs::fadvise(fd, 0, None, rustix::fs::Advice::DontNeed);
-    // Advice: if the kernel refuses it, it has no pages to drop.
-    let _ = drop_clean();
-    // SAFETY: no memory involved.
-    let waited = unsafe {
-        libc::syscall(
-            libc::SYS_sync_file_range,
-            fd.as_raw_fd(),
-            0u64,
-            0u64,
-            SYNC_FILE_RANGE_WAIT_BEFORE,
-        )
-    };
-    if waited < 0 {
-        let error = io::Error::last_os_error();
-        event!(debug, %error, "a wait for failed write-back");
-    }
-    let _ = drop_clean();
 }
 
 /// Whether a nondurable write to a file may return an error of earlier writes, as on NFS. Called

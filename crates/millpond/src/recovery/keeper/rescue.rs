@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use crate::io::backend::descriptors::drop_kernel_copy;
+use crate::io::backend::descriptors::KernelCopy;
 use crate::recovery::keeper::report::printable;
 use crate::recovery::keeper::target::{BUFFER_BYTES, Stamp};
 use crate::recovery::layout::mtime_ns;
@@ -269,9 +269,10 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
     if target.metadata()?.len() < header.size {
         target.set_len(header.size)?;
     }
-    if let Err(error) = target.sync_all() {
+    let kernel_copy = KernelCopy::after_failure();
+    if let Err(error) = kernel_copy.sync(target.as_fd(), || target.sync_all()) {
         // As a keeper does (replay.RP4): the next restore writes the same pages.
-        drop_kernel_copy(&target);
+        kernel_copy.drop_pages(target.as_fd());
         return Err(error);
     }
     Ok(Restored { path, bytes, size: header.size })

@@ -24,14 +24,14 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, retry_on_intr};
 
-use crate::io::backend::descriptors::drop_kernel_copy;
+use crate::io::backend::descriptors::KernelCopy;
 use crate::recovery::keeper::report::FileReport;
 use crate::recovery::layout::{EntryUse, mtime_ns};
 use crate::recovery::mark::Mark;
@@ -433,12 +433,19 @@ impl Writer<'_> {
             SYNCS_TO_FAIL.set(SYNCS_TO_FAIL.get() - 1);
             return self.lose();
         }
-        Ok(retry_on_intr(|| rustix::fs::fsync(self.fd()))?)
+        // The dead process may have met a failed write-back.
+        let sync = || Ok(retry_on_intr(|| rustix::fs::fsync(self.fd()))?);
+        KernelCopy::after_failure().sync(self.fd().as_fd(), sync)
     }
 
     /// After a sync that failed (replay.RP4).
-    pub(super) fn drop_kernel_copy(&self) {
-        drop_kernel_copy(self.fd());
+    pub(super) fn drop_kernel_copy(&mut self) {
+        let is_ours = self.check().is_ok();
+        // May change the file's times.
+        KernelCopy::after_failure().drop_pages(self.fd().as_fd());
+        if is_ours {
+            self.changed(());
+        }
     }
 
     /// A sync that fails as on a device that has lost the writes.

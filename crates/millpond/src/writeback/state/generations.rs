@@ -45,7 +45,7 @@
 //! - **G8** After a durable operation has failed, the kernel's copy of the file is dropped before
 //!   the epoch rises. So bytes that are written again do not meet a page of the kernel whose
 //!   write-back has failed: some file systems cannot store such a page any more, and report
-//!   success.
+//!   success. Later syncs fail while such a page is left (`descriptors::kernel_copy`).
 //!
 //! A simpler rule would let only one durable operation be in flight during a sync. But then durable
 //! writes would wait for syncs, which take milliseconds on some devices.
