@@ -1,6 +1,7 @@
 //! A keeper writes the pages of a killed process to a device that fails.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -149,5 +150,37 @@ fn pages_that_a_keeper_could_not_write_are_restored() {
         disk.work();
         restore(&rescue, None, true).unwrap();
         assert_stored(&mut disk, &path);
+    });
+}
+
+/// Goal: a file of which the keeper can't repeat the writes of a failed sync is not reported as complete.
+/// Incident: another process changed the file after the failed sync, so the keeper wrote nothing more. The next sync
+/// succeeded, and the report had all pages and no failure.
+#[test]
+fn writes_that_are_not_repeated_are_reported() {
+    let test = "keeper_retries::writes_that_are_not_repeated_are_reported";
+    in_own_process(test, LIMIT, || {
+        let state = temp_dir();
+        // SAFETY: the one test of its process, which has started no thread that reads the environment.
+        unsafe { std::env::set_var("XDG_STATE_HOME", state.path()) };
+        let Some(mut disk) = FailingDisk::new(Kind::EXT4) else { return };
+        let path = disk.path("file");
+        // An open would wait for the keeper.
+        std::fs::write(&path, []).unwrap();
+        let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let reports = kill_a_writer(&mut disk, &path);
+        while other.metadata().unwrap().len() < 512 * PAGE as u64 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // One change may count as the keeper's own, if it comes with a write of the keeper.
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(50));
+            other.write_all_at(&[9], 0).unwrap();
+        }
+        disk.work();
+        let report = reports.recv_timeout(LIMIT).expect("the keeper's report");
+        assert!(!report.is_complete(), "{report}");
+        assert_eq!(report.pages(), 0, "{report}");
+        assert!(report.files[0].rescue.is_some(), "{report}");
     });
 }

@@ -267,6 +267,7 @@ impl Replay<'_> {
         pieces: &[Piece],
         report: &mut FileReport,
     ) {
+        let mut failures = Vec::new();
         while let Err(error) = writer.sync() {
             writer.drop_kernel_copy();
             let again = self.retries.may_try_again(&error);
@@ -276,10 +277,16 @@ impl Replay<'_> {
                 (report.pages, report.bytes) = (0, 0);
                 break;
             }
-            // RP4.
-            let again = self.write(writer, pieces, work.file, &mut work.file.report());
-            work.unwritten = again.failed;
+            // RP4. The report is of the last attempt.
+            let mut rewrite = work.file.report();
+            let written = self.write(writer, pieces, work.file, &mut rewrite);
+            work.unwritten = written.failed;
+            failures = rewrite.failures;
+            report.bytes = written.bytes;
+            let missing = count_pages(&work.unwritten, work.file.page_shift);
+            report.pages = count_pages(pieces, work.file.page_shift).saturating_sub(missing);
         }
+        report.failures.append(&mut failures);
         // RP8. In this order: an open of the file waits, if no other process has it open.
         let is_whole = |writer: &Writer<'_>| writer.len().is_ok_and(|len| len == work.size);
         let end = work.size.next_multiple_of(1 << work.file.page_shift);
