@@ -79,6 +79,29 @@ fn unevictable_pages_are_listed_until_written() {
     assert_eq!(cache.queued(), (0, 0));
 }
 
+/// Goal: a durable write through makes pages evictable that write-back had left for a sync to cover: no later sync
+/// covers them.
+#[test]
+fn a_durable_write_through_leaves_no_page_to_a_sync() {
+    const PAGES: u64 = 8;
+    let case = full();
+    case.file.sync_all().unwrap();
+    let unsynced = || case.engine.shared().cache.writeback_counts.unstable();
+    let pages = vec![4; (PAGES * PAGE) as usize];
+    // One page alone is replaced in one step.
+    for write in [&pages[..PAGE as usize], &pages[..]] {
+        case.file.write_all_at(write, 0).unwrap();
+        case.file.write_back().unwrap();
+        assert_eq!(unsynced(), write.len() as u64);
+        case.file.begin_through().unwrap();
+        assert_eq!(case.file.write_at_dsync(write, 0).unwrap(), write.len());
+        assert_eq!(unsynced(), 0);
+        case.file.end_through();
+    }
+    evict_all(&case);
+    assert_eq!(case.engine.shared().cache.queued(), (0, 0));
+}
+
 /// Goal: truncated pages, or pages of a closed file, do not stay on the unevictable list.
 #[test]
 fn truncated_pages_leave_the_unevictable_list() {

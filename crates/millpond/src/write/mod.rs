@@ -395,10 +395,9 @@ impl<'a> Write<'a> {
             return;
         }
         let (first, last) = (file.page_of(start), file.page_of(end - 1));
-        let generations = &file.writeback.generations;
         match is_durable {
-            true => generations.forget(first, last),
-            false => generations.overwritten(first, last),
+            true => writeback::forget_durable(file, first, last),
+            false => file.writeback.generations.overwritten(first, last),
         }
     }
 

@@ -177,8 +177,29 @@ fn clear_unstable(file: &CachedFile, covered: &PageSet) {
     if !file.writeback.has_begun() {
         return;
     }
-    let (mut pages, mut to_requeue) = (Vec::new(), Vec::new());
+    let mut pages = Vec::new();
     covered.for_each(&mut |page| pages.push(page));
+    clear_unstable_pages(file, &pages);
+}
+
+/// Removes the pages from `first` to `last` from every generation: a durable write has stored all of
+/// their bytes, so no sync will cover them. Caller: an exclusive guard over them.
+pub(crate) fn forget_durable(file: &CachedFile, first: PageIndex, last: PageIndex) {
+    file.writeback.generations.forget(first, last);
+    if !file.writeback.has_begun() {
+        return;
+    }
+    let mut pages = Vec::new();
+    file.core().for_each_page(file.cache(), first, last, &mut |_, page, word| {
+        if word.load().is_unstable() {
+            pages.push(page);
+        }
+    });
+    clear_unstable_pages(file, &pages);
+}
+
+fn clear_unstable_pages(file: &CachedFile, pages: &[PageIndex]) {
+    let mut to_requeue = Vec::new();
     for some in pages.chunks(CLEARED_TOGETHER) {
         let mut leaves = Leaves::new(file);
         to_requeue.clear();

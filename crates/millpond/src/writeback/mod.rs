@@ -48,7 +48,9 @@ pub(crate) use crate::writeback::dirty_pages::{
 pub(crate) use crate::writeback::durability::{
     Durability, DurableTransfer, conclude, report_foreign_error, try_conclude,
 };
-pub(crate) use crate::writeback::file_sync::{redirty_suspects, sync, sync_written};
+pub(crate) use crate::writeback::file_sync::{
+    forget_durable, redirty_suspects, sync, sync_written,
+};
 pub(crate) use crate::writeback::throttle::{
     VIEW_RECLAIM_WAIT_MAX, WRITE_RECLAIM_WAIT_MAX, reclaim, throttle,
 };
