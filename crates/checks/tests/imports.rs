@@ -39,7 +39,7 @@ const ENGINE: &[&[&str]] = &[
     &["api/engine.rs", "preload.rs"],
     &["queue"],
     &["api"],
-    &["direct"],
+    &["direct_io"],
     &["write"],
     &["read"],
     &["writeback"],

@@ -3,7 +3,8 @@
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock};
 
-use millpond::{Engine, File, Queue, View};
+use millpond::queue::Queue;
+use millpond::{Engine, File, View};
 
 use crate::handle::table::{Kind, Table};
 

@@ -8,7 +8,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use millpond::{DirectRequest, File};
+use millpond::File;
+use millpond::direct::DirectRequest;
 
 use crate::call::{Outcome, fault, invalid, status};
 use crate::engine::millpond_engine;

@@ -15,7 +15,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use libc::iovec;
-use millpond::{Completion, File, Request};
+use millpond::File;
+use millpond::queue::{Completion, Request};
 
 use crate::call::{Failure, Outcome, call, check_memory, fault, invalid, status, store, vectors};
 use crate::engine::millpond_engine;

@@ -7,7 +7,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use millpond::{Blob, Engine};
+use millpond::Engine;
+use millpond::blob::Blob;
 
 /// Reach of two levels of a page table, with pages of 4 KiB.
 const SHARED_BYTES: u64 = 1 << 30;

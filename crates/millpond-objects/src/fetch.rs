@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use millpond::Fill;
+use millpond::blob::Fill;
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 use tokio::runtime::Handle;
@@ -284,7 +284,7 @@ impl ObjectEntry {
     }
 
     /// Claims the pages of a range of the object.
-    pub(crate) fn claim(&self, range: &Range<u64>) -> millpond::Claim {
+    pub(crate) fn claim(&self, range: &Range<u64>) -> millpond::blob::Claim {
         self.allocation.blob.claim(self.allocation.to_blob(range))
     }
 

@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use millpond::Fill;
+use millpond::blob::Fill;
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result, coalesce_ranges};
 

@@ -11,7 +11,8 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
-use millpond::{Advice, Engine, File, OpenOptions, Queue, Request};
+use millpond::queue::{Queue, Request};
+use millpond::{Advice, Engine, File, OpenOptions};
 
 const DIMENSIONS: usize = 32;
 const VECTOR_BYTES: usize = DIMENSIONS * 4;

@@ -88,7 +88,7 @@ impl RegionId {
 }
 
 /// Memory for direct I/O, from [`crate::Engine::alloc_buffers`]: aligned to [`BUFFER_ALIGN_BYTES`],
-/// zero at first, and the fastest where a [`crate::Pipeline`] could register it. It is the caller's:
+/// zero at first, and the fastest where a [`crate::direct::Pipeline`] could register it. It is the caller's:
 /// the engine's memory limit does not count it.
 ///
 /// # Examples

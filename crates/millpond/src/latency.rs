@@ -23,7 +23,7 @@ const KINDS: usize = LatencyKind::ALL.len();
 /// # Examples
 ///
 /// ```
-/// use millpond::LatencyKind;
+/// use millpond::stats::LatencyKind;
 ///
 /// let names = LatencyKind::ALL.map(|kind| kind.name());
 /// assert!(names.contains(&"read_miss"));
@@ -111,7 +111,7 @@ fn upper_ns(bucket: usize) -> u64 {
 /// # Examples
 ///
 /// ```
-/// use millpond::Histogram;
+/// use millpond::stats::Histogram;
 ///
 /// let (mut one, mut other) = (Histogram::default(), Histogram::default());
 /// (0..99).for_each(|_| one.record_ns(1000));
@@ -123,7 +123,7 @@ fn upper_ns(bucket: usize) -> u64 {
 /// ```
 ///
 /// ```
-/// # let mut times = millpond::Histogram::default();
+/// # let mut times = millpond::stats::Histogram::default();
 /// times.record_ns(1000);
 /// times.record_ns(1000);
 /// for (upper_ns, count) in times.buckets() {
@@ -201,7 +201,8 @@ impl std::fmt::Debug for Histogram {
 /// # Examples
 ///
 /// ```
-/// use millpond::{Engine, Latencies, LatencyKind};
+/// use millpond::stats::{Latencies, LatencyKind};
+/// use millpond::Engine;
 ///
 /// let engines = [
 ///     Engine::builder().cache_bytes(1 << 20).build()?,

@@ -22,7 +22,7 @@
 //! # }
 //! ```
 //!
-//! Data flows one way, and each folder knows only those below it: `api` and `queue` -> `direct`, `write`,
+//! Data flows one way, and each folder knows only those below it: `api` and `queue` -> `direct_io`, `write`,
 //! `read` -> `writeback` -> `inode` -> `writeback::state`, `cache` -> `recovery` -> `io` -> back end.
 //!
 //! With the feature `sim` there are back ends without files, too: a device that is slow and faulty on purpose,
@@ -42,13 +42,14 @@ mod api;
 
 mod preload;
 
-mod queue;
+/// Completion queues: many operations are submitted at once, and one wake-up returns a batch of completions.
+pub mod queue;
 
 mod read;
 
 mod write;
 
-mod direct;
+mod direct_io;
 
 mod inode;
 
@@ -59,7 +60,7 @@ mod cache;
 mod recovery;
 
 #[cfg(feature = "sim")]
-mod sim;
+pub mod sim;
 
 mod io;
 
@@ -93,7 +94,8 @@ mod latency;
 mod memory;
 mod options;
 mod process_local;
-mod stats;
+/// What an engine has counted and measured, and what its operations wait for.
+pub mod stats;
 mod sync;
 mod thread;
 mod waits;
@@ -106,34 +108,36 @@ mod tests;
 
 pub use advice::Advice;
 pub use api::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
-pub use api::blob::{Arrival, Blob, BlobView, Claim, Fill};
 pub use api::engine::Engine;
 pub use api::file::File;
-pub use api::pipeline::{DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration};
 pub use api::view::View;
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use error::{Error, Op, PersistStep, Result};
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use io::segment::fuzz::segment_lists as fuzz_segment_lists;
-pub use io::segment_list::{Access, Const, Mut, SegmentList};
-pub use latency::{Histogram, Latencies, LatencyKind};
 pub use options::{
     Admission, BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
     WriteMode,
 };
 #[doc(hidden)]
 pub use preload::{Aside, ReadDone};
-pub use queue::{Completion, Queue, Request, WaitFuture};
 #[doc(hidden)]
 pub use read::optimistic_read::{Begun, KernelRead, UnguardedRead};
 pub use recovery::keeper;
-#[cfg(feature = "sim")]
-pub use sim::{SimDevice, SimOptions, SimWrite};
-#[doc(hidden)]
-pub use stats::HitCounts;
-pub use stats::Stats;
-pub use waits::{Dump, WaitFor, Waiting};
+
+/// Blobs: cached bytes that come from elsewhere than a file, such as an object store.
+pub mod blob {
+    pub use crate::api::blob::{Arrival, Blob, BlobView, Claim, Fill};
+}
+
+/// Direct I/O with many requests in flight, and lists of memory for requests.
+pub mod direct {
+    pub use crate::api::pipeline::{
+        DirectRequest, Lane, PIPELINE_DEPTH_MAX, Pipeline, Registration,
+    };
+    pub use crate::io::segment_list::{Access, Const, Mut, SegmentList};
+}
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("Millpond needs a multi-copy atomic architecture: x86-64 or AArch64");

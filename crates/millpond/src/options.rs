@@ -170,14 +170,14 @@ impl EngineBuilder {
         self
     }
 
-    /// Which back end to use; [`crate::Stats::back_end`] has the choice made.
+    /// Which back end to use; [`crate::stats::Stats::back_end`] has the choice made.
     #[must_use]
     pub fn backend(mut self, backend: BackendChoice) -> Self {
         self.backend = backend;
         self
     }
 
-    /// Whether the engine publishes [`crate::Stats`] and its dirty files to other processes of the same user, four
+    /// Whether the engine publishes [`crate::stats::Stats`] and its dirty files to other processes of the same user, four
     /// times a second, for `millpond top`. This takes a thread and a descriptor, and costs reads and writes nothing.
     /// Building the engine fails where the system gives neither. Default: no.
     ///
@@ -518,8 +518,8 @@ impl OpenOptions {
     }
 
     /// Has a [`direct`](OpenOptions::direct) handle serve unaligned requests, too, by way of an aligned buffer, or of
-    /// the kernel's cache for partly written blocks. [`crate::Stats::bounced`] counts them. Requests of a
-    /// [`crate::Pipeline`] must be aligned.
+    /// the kernel's cache for partly written blocks. [`crate::stats::Stats::bounced`] counts them. Requests of a
+    /// [`crate::direct::Pipeline`] must be aligned.
     #[must_use]
     pub fn bounce(mut self, on: bool) -> Self {
         self.bounce = on;

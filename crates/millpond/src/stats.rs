@@ -16,9 +16,12 @@ use std::time::Instant;
 use crossbeam_utils::CachePadded;
 
 use crate::io::transfer::{Direction, TransferCounts};
-use crate::latency::{Latencies, LatencyKind, Recorder};
+use crate::latency::Recorder;
 use crate::process_local::{self, ProcessLocal};
-use crate::waits::{ThreadWait, Waiting};
+use crate::waits::ThreadWait;
+
+pub use crate::latency::{Histogram, Latencies, LatencyKind};
+pub use crate::waits::{Dump, WaitFor, Waiting};
 
 /// The activity of an engine since it was built. Each count is of a moment of its own: if other threads work during
 /// the call, counts may differ slightly.
@@ -26,7 +29,8 @@ use crate::waits::{ThreadWait, Waiting};
 /// # Examples
 ///
 /// ```
-/// use millpond::{Engine, OpenOptions, Stats};
+/// use millpond::stats::Stats;
+/// use millpond::{Engine, OpenOptions};
 /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let path = dir.path().join("data");

@@ -333,7 +333,8 @@ impl Drop for TaskWait {
 /// # Examples
 ///
 /// ```
-/// use millpond::{Dump, Engine, WaitFor, Waiting};
+/// use millpond::stats::{Dump, WaitFor, Waiting};
+/// use millpond::Engine;
 ///
 /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// let dump: Dump = engine.dump();

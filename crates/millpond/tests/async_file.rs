@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use millpond::{Advice, AsyncFile, BackendChoice, Engine, Error, OpenOptions, SimOptions};
+use millpond::sim::SimOptions;
+use millpond::{Advice, AsyncFile, BackendChoice, Engine, Error, OpenOptions};
 
 use common::{Random, back_ends, block_on, read_write, temp_dir, within};
 
@@ -283,7 +284,8 @@ fn a_future_that_is_not_polled_blocks_no_other() {
 fn tasks_wait_for_a_queue_without_a_thread() {
     let case = open(BackendChoice::Threads, 1 << 20, 1 << 20);
     let queue = case.engine.queue(8).unwrap();
-    let request = |n: u64| millpond::Request::read(case.file.file(), vec![0; 10], n * 9 * PAGE);
+    let request =
+        |n: u64| millpond::queue::Request::read(case.file.file(), vec![0; 10], n * 9 * PAGE);
     let mut granted = Box::pin(queue.wait_async(2, 2).unwrap());
     let mut cx = Context::from_waker(Waker::noop());
     assert!(granted.as_mut().poll(&mut cx).is_pending());

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::task::{Context, Poll, Wake, Waker};
 
 use common::{block_on, temp_dir};
-use millpond::{AsyncFile, Blob, Engine, Error, OpenOptions};
+use millpond::blob::Blob;
+use millpond::{AsyncFile, Engine, Error, OpenOptions};
 
 const PAGE: u64 = 4096;
 

@@ -12,10 +12,9 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use millpond::{
-    Advice, AsyncFile, BackendChoice, Backing, Completion, DirectRequest, Engine, File,
-    OpenOptions, Request, SegmentList,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::queue::{Completion, Request};
+use millpond::{Advice, AsyncFile, BackendChoice, Backing, Engine, File, OpenOptions};
 
 use common::{block_on, engine, has_uring, in_own_process, read_write, temp_dir};
 
@@ -85,7 +84,7 @@ fn close_rings() {
 struct Used {
     engine: Engine,
     file: Arc<File>,
-    queue: millpond::Queue,
+    queue: millpond::queue::Queue,
     _dir: tempfile::TempDir,
 }
 

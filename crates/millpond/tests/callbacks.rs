@@ -22,9 +22,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use millpond::blob::Blob;
+use millpond::queue::{Queue, Request};
+use millpond::sim::SimOptions;
 use millpond::{
-    Admission, AsyncFile, BackendChoice, Backing, Blob, Engine, File, OpenOptions, Queue, Request,
-    SimOptions, WriteMode,
+    Admission, AsyncFile, BackendChoice, Backing, Engine, File, OpenOptions, WriteMode,
 };
 
 use common::{Random, block_on, in_own_process, read_write, scaled, temp_dir, within};

@@ -5,7 +5,8 @@ mod common;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Backing, Engine, Error, SimOptions};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Backing, Engine, Error};
 
 use common::{
     Random, back_ends, cache_for, engine, read_write, run_and_stop, stress_time, temp_dir, within,

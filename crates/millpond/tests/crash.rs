@@ -16,7 +16,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use millpond::{BackendChoice, Engine, Error, File, OpenOptions, SimDevice, SimOptions, WriteMode};
+use millpond::sim::{SimDevice, SimOptions};
+use millpond::{BackendChoice, Engine, Error, File, OpenOptions, WriteMode};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 

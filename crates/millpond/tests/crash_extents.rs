@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use millpond::{DirectRequest, Engine, Error, File, SegmentList, SimDevice, SimOptions, WriteMode};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::sim::{SimDevice, SimOptions};
+use millpond::{Engine, Error, File, WriteMode};
 
 use common::{Random, Simulated, cache_for, read_write, scaled, within};
 

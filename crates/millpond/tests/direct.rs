@@ -7,10 +7,8 @@ mod common;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use millpond::{
-    BackendChoice, Backing, Buffer, DirectRequest, Engine, Error, File, OpenOptions, SegmentList,
-    WriteMode,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{BackendChoice, Backing, Buffer, Engine, Error, File, OpenOptions, WriteMode};
 
 use common::requests::each;
 use common::{

@@ -6,7 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
 
-use millpond::{BackendChoice, Buffer, DirectRequest, SegmentList, WriteMode};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{BackendChoice, Buffer, WriteMode};
 
 use common::requests::{at, each};
 use common::{engine, read_write, temp_dir};

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use millpond::{
-    AsyncFile, BackendChoice, Buffer, Engine, Error, File, OpenOptions, Request, SimOptions,
-};
+use millpond::queue::Request;
+use millpond::sim::SimOptions;
+use millpond::{AsyncFile, BackendChoice, Buffer, Engine, Error, File, OpenOptions};
 
 use common::{
     Random, block_on, builder, engine, has_uring, in_own_process, temp_dir, threads, within,

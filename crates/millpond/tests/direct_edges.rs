@@ -5,7 +5,8 @@ mod common;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use millpond::{Backing, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{Backing, Engine, Error, File, OpenOptions, WriteMode};
 
 use common::requests::each;
 use common::{back_ends_with_direct, direct, engine, is_on_disk, read_write, same, temp_dir};

@@ -6,7 +6,9 @@ mod common;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use millpond::{BackendChoice, DirectRequest, Error, SegmentList, SimOptions, WriteMode};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::sim::SimOptions;
+use millpond::{BackendChoice, Error, WriteMode};
 
 use common::requests::each;
 use common::{

@@ -9,8 +9,9 @@ use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use millpond::direct::{DirectRequest, SegmentList};
 use millpond::keeper::{Address, Server};
-use millpond::{BackendChoice, DirectRequest, Engine, SegmentList};
+use millpond::{BackendChoice, Engine};
 
 use common::requests::each;
 use common::{Random, read_write, scaled, temp_dir, write_back};

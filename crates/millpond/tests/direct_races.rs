@@ -5,7 +5,8 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Buffer, DirectRequest, SegmentList, WriteMode};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{BackendChoice, Buffer, WriteMode};
 
 use common::requests::each;
 use common::{

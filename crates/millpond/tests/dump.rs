@@ -6,7 +6,9 @@ mod common;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use millpond::{AsyncFile, Dump, Engine, SimOptions, WaitFor, Waiting};
+use millpond::sim::SimOptions;
+use millpond::stats::{Dump, WaitFor, Waiting};
+use millpond::{AsyncFile, Engine};
 
 use common::{Simulated, read_write, within, write_back};
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use millpond::{
-    Advice, BackendChoice, DirectRequest, Error, OpenOptions, SegmentList, SimOptions, WriteMode,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Error, OpenOptions, WriteMode};
 
 use common::{
     Simulated, cache_for, direct, engine, in_own_process, read_write, scaled, set_limit, temp_dir,

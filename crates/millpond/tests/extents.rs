@@ -9,9 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{
-    Advice, BackendChoice, Backing, Error, File, Op, OpenOptions, SimOptions, WriteMode,
-};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Backing, Error, File, Op, OpenOptions, WriteMode};
 
 use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir};
 

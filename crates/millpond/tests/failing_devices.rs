@@ -19,7 +19,8 @@ mod server;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond::{AsyncFile, BackendChoice, Backing, File, OpenOptions, Request, WriteMode};
+use millpond::queue::Request;
+use millpond::{AsyncFile, BackendChoice, Backing, File, OpenOptions, WriteMode};
 
 use common::{Random, block_on, engine, has_uring, read_write, scaled, sync_until_success, within};
 use device::{FailingDisk, Kind};

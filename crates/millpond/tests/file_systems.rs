@@ -13,9 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use millpond::{
-    BackendChoice, Backing, DirectRequest, Engine, File, OpenOptions, SegmentList, WriteMode,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{BackendChoice, Backing, Engine, File, OpenOptions, WriteMode};
 
 use rustix::fs::FallocateFlags;
 

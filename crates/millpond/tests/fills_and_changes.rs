@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use millpond::{
-    Advice, AsyncFile, BackendChoice, Completion, DirectRequest, Engine, Error, File, Queue,
-    Request, SegmentList, SimDevice, SimOptions, WriteMode,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::queue::{Completion, Queue, Request};
+use millpond::sim::{SimDevice, SimOptions};
+use millpond::{Advice, AsyncFile, BackendChoice, Engine, Error, File, WriteMode};
 
 use common::{
     Random, back_ends, block_on, builder, cache_for, direct, read_write, same, scaled, temp_dir,

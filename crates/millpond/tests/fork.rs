@@ -9,10 +9,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use millpond::{
-    Advice, BackendChoice, Backing, Engine, Error, File, Queue, Request, SimOptions, View,
-    WriteMode,
-};
+use millpond::queue::{Queue, Request};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, View, WriteMode};
 
 use common::{Random, has_uring, in_own_process, read_write, temp_dir};
 

@@ -18,10 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use millpond::{
-    AsyncFile, BackendChoice, Backing, DirectRequest, Engine, File, Queue, Request, SegmentList,
-    WriteMode,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::queue::{Queue, Request};
+use millpond::{AsyncFile, BackendChoice, Backing, Engine, File, WriteMode};
 
 use common::{Random, block_on, has_uring, in_own_process, read_write, scaled, temp_dir};
 

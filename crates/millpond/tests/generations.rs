@@ -13,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Backing, Engine, File, OpenOptions, SimOptions, WriteMode};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Backing, Engine, File, OpenOptions, WriteMode};
 
 use common::{Random, back_ends, builder, cache_for, read_write, stress_time, temp_dir, within};
 

@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use millpond::{
-    AsyncFile, BackendChoice, DirectRequest, Engine, Request, SegmentList, SimOptions, WriteMode,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::queue::Request;
+use millpond::sim::SimOptions;
+use millpond::{AsyncFile, BackendChoice, Engine, WriteMode};
 
 use common::requests::each;
 use common::{Random, block_on, direct, has_uring, in_own_process, read_write, scaled, temp_dir};

@@ -5,7 +5,8 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, AsyncFile, BackendChoice, Engine, File, Queue, Request};
+use millpond::queue::{Queue, Request};
+use millpond::{Advice, AsyncFile, BackendChoice, Engine, File};
 
 use common::{context_switches, has_uring, in_own_process, read_write, temp_dir, threads};
 

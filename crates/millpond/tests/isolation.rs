@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Engine, File, SimDevice, SimOptions};
+use millpond::sim::{SimDevice, SimOptions};
+use millpond::{BackendChoice, Engine, File};
 
 use common::{in_own_process, same, threads, within, write_back};
 

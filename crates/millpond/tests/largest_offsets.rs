@@ -12,7 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use millpond::{Advice, AsyncFile, BackendChoice, Backing, File, OpenOptions, Request, WriteMode};
+use millpond::queue::Request;
+use millpond::{Advice, AsyncFile, BackendChoice, Backing, File, OpenOptions, WriteMode};
 
 use common::{block_on, engine, has_uring, read_write};
 

@@ -1,7 +1,8 @@
 //! Goal: the histogram of each kind has its operations: all misses, and a fixed fraction of the
 //! hits.
 
-use millpond::{Engine, Latencies, LatencyKind, OpenOptions, Stats};
+use millpond::stats::{Latencies, LatencyKind, Stats};
+use millpond::{Engine, OpenOptions};
 
 const PAGE: usize = 4096;
 const PAGES: u64 = 16;

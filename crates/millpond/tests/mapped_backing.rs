@@ -9,9 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millpond::{
-    AsyncFile, BackendChoice, Backing, Engine, Error, File, OpenOptions, Request, WriteMode,
-};
+use millpond::queue::Request;
+use millpond::{AsyncFile, BackendChoice, Backing, Engine, Error, File, OpenOptions, WriteMode};
 
 use common::{engine, has_uring, in_own_process, read_write, run_and_stop, stress_time, temp_dir};
 

@@ -4,7 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use millpond::{BackendChoice, DirectRequest, SegmentList};
+use millpond::BackendChoice;
+use millpond::direct::{DirectRequest, SegmentList};
 
 use common::requests::each;
 use common::{engine, in_own_process, read_write, same, set_limit, temp_dir};

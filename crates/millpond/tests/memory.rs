@@ -259,7 +259,7 @@ fn reads_under_way_in_many_files() {
             let path = dir.path().join(number.to_string());
             let file = std::sync::Arc::new(engine.open(path, &read_write()).unwrap());
             let mut reads: Vec<_> = (0..READS)
-                .map(|read| millpond::Request::read(&file, vec![1; 16], read * REGION))
+                .map(|read| millpond::queue::Request::read(&file, vec![1; 16], read * REGION))
                 .collect();
             assert_eq!(queue.submit(&mut reads), READS as usize);
             let done = queue.wait(READS as usize, READS as usize, None).unwrap();

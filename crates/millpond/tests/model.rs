@@ -11,9 +11,8 @@ mod common;
 
 use std::io::{IoSlice, IoSliceMut};
 
-use millpond::{
-    Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, View, WriteMode,
-};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, OpenOptions, View, WriteMode};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 

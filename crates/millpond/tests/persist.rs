@@ -10,7 +10,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use millpond::{AsyncFile, Engine, Error, File, OpenOptions, PersistStep, SimOptions};
+use millpond::sim::SimOptions;
+use millpond::{AsyncFile, Engine, Error, File, OpenOptions, PersistStep};
 
 use common::{
     Simulated, back_ends, block_on, engine, in_own_process, read_write, temp_dir, write_back,

@@ -7,7 +7,8 @@ mod files;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
-use millpond::{Buffer, DirectRequest, Engine, File, OpenOptions, SegmentList, WriteMode};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{Buffer, Engine, File, OpenOptions, WriteMode};
 
 use common::requests::{at, each};
 use common::{direct, engine, read_write, temp_dir, within};

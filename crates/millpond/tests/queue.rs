@@ -7,7 +7,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Engine, File, OpenOptions, Queue, Request, SimOptions};
+use millpond::queue::{Queue, Request};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Engine, File, OpenOptions};
 
 use common::{Random, back_ends, has_uring, in_own_process, read_write, temp_dir, threads, within};
 
@@ -506,7 +508,7 @@ fn submitting_and_waiting_leaves_nothing_behind() {
 /// Takes as many completions as it submits requests; they may be another thread's.
 fn submit_and_wait_for_a_while(queue: &Queue, file: &Arc<File>, seed: u64) {
     let mut random = Random(seed);
-    let check = |done: millpond::Completion| {
+    let check = |done: millpond::queue::Completion| {
         let offset = done.user_data();
         let (result, buffer) = done.into_parts();
         assert_eq!(result.unwrap(), 4000);

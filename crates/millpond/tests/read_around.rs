@@ -12,10 +12,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use millpond::{
-    Admission, Advice, AsyncFile, BackendChoice, Backing, Engine, File, Request, SimOptions,
-    WriteMode,
-};
+use millpond::queue::Request;
+use millpond::sim::SimOptions;
+use millpond::{Admission, Advice, AsyncFile, BackendChoice, Backing, Engine, File, WriteMode};
 
 use common::{Random, block_on, builder, read_write, temp_dir};
 

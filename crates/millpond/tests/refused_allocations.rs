@@ -13,9 +13,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use millpond::{
-    AsyncFile, BackendChoice, DirectRequest, Engine, Error, Request, SegmentList, WriteMode,
-};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::queue::Request;
+use millpond::{AsyncFile, BackendChoice, Engine, Error, WriteMode};
 
 use common::requests::each;
 use common::{

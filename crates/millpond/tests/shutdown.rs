@@ -6,7 +6,9 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millpond::{Admission, AsyncFile, BackendChoice, File, Request, SimOptions, WriteMode};
+use millpond::queue::Request;
+use millpond::sim::SimOptions;
+use millpond::{Admission, AsyncFile, BackendChoice, File, WriteMode};
 
 use common::{Random, has_uring, in_own_process, read_write, rss_bytes, temp_dir, threads};
 

@@ -2,7 +2,8 @@
 
 mod common;
 
-use millpond::{BackendChoice, Backing, Engine, OpenOptions, SimOptions};
+use millpond::sim::SimOptions;
+use millpond::{BackendChoice, Backing, Engine, OpenOptions};
 
 #[test]
 fn written_bytes_are_read_back() {

@@ -10,7 +10,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millpond::{BackendChoice, Backing, DirectRequest, Engine, File, OpenOptions, SegmentList};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{BackendChoice, Backing, Engine, File, OpenOptions};
 
 use rustix::fs::FallocateFlags;
 

@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Request, SimOptions};
+use millpond::queue::Request;
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice};
 
 use common::{Random, read_write, temp_dir, within};
 

@@ -10,7 +10,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, SimOptions, WriteMode};
+use millpond::sim::SimOptions;
+use millpond::{Advice, BackendChoice, Backing, Engine, Error, File, WriteMode};
 
 use common::{Random, back_ends, cache_for, engine, read_write, stress_time, temp_dir, within};
 

@@ -5,11 +5,9 @@ mod common;
 
 use std::os::unix::fs::FileExt;
 
+use millpond::direct::{DirectRequest, SegmentList};
 use millpond::keeper::{Address, Server};
-use millpond::{
-    AsyncFile, BackendChoice, Backing, DirectRequest, Engine, Error, File, OpenOptions,
-    SegmentList, WriteMode,
-};
+use millpond::{AsyncFile, BackendChoice, Backing, Engine, Error, File, OpenOptions, WriteMode};
 
 use common::mount::Mount;
 use common::requests::each;

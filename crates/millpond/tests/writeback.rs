@@ -9,7 +9,8 @@ mod common;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{Engine, Error, File, OpenOptions, SimOptions, WriteMode};
+use millpond::sim::SimOptions;
+use millpond::{Engine, Error, File, OpenOptions, WriteMode};
 
 use common::{Random, Simulated, cache_for, read_write, same, scaled, write_back};
 

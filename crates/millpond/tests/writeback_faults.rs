@@ -7,7 +7,8 @@ mod failed_syncs;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions};
+use millpond::sim::SimOptions;
+use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions};
 
 use common::mount::Mount;
 use common::{

@@ -5,7 +5,8 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use millpond::{Engine, SimOptions};
+use millpond::Engine;
+use millpond::sim::SimOptions;
 
 use common::{Random, Simulated, cache_for, stress_time, sync_until_success, within, write_back};
 

@@ -1,7 +1,7 @@
 //! The suite `async-read`: reads of a file that is larger than the cache, several of them in
 //! flight.
 //!
-//! The subject is a [`millpond::Queue`] with one thread that submits and waits. The baselines: a
+//! The subject is a [`millpond::queue::Queue`] with one thread that submits and waits. The baselines: a
 //! `preadv` loop; io_uring on the kernel's cache; the same with every read forced to a worker
 //! thread, as on a kernel without asynchronous buffered reads; and io_uring with O_DIRECT, the
 //! limit.
@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, AsyncFile, Backing, Buffer, OpenOptions, Queue, Request};
+use millpond::queue::{Queue, Request};
+use millpond::{Advice, AsyncFile, Backing, Buffer, OpenOptions};
 use millpond_bench_peers::{Uring, Usage};
 use rustix::fs::OFlags;
 

@@ -4,7 +4,7 @@
 //! schedule, and does not sleep. K threads wait, each for a minimum. If the waiters have different
 //! minima, the submitter keeps 64 reads of a device in flight instead, as the largest minimum must
 //! be in flight for its waiter; then the device determines the rate. The subject is a
-//! [`millpond::Queue`]. The baselines: the same queue, with each waiter woken for every event until
+//! [`millpond::queue::Queue`]. The baselines: the same queue, with each waiter woken for every event until
 //! it has its batch; and the kernel's AIO, whose `io_getevents` also takes a minimum. Context
 //! switches and processor time are those of the waiters alone.
 
@@ -15,7 +15,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, Backing, OpenOptions, Queue, Request};
+use millpond::queue::{Queue, Request};
+use millpond::{Advice, Backing, OpenOptions};
 use millpond_bench_peers::{Aio, Usage};
 use rustix::fs::OFlags;
 

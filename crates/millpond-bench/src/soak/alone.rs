@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Backing, Engine, Error, File, OpenOptions, SimOptions, WriteMode};
+use millpond::sim::SimOptions;
+use millpond::{BackendChoice, Backing, Engine, Error, File, OpenOptions, WriteMode};
 
 use super::slots::SlotRandom;
 use crate::failure::{Context, FAILED, Failure, Result};

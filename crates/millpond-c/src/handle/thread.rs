@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use millpond::HitCounts;
+use millpond::stats::HitCounts;
 
 use crate::handle::protect::{Fences, Hazard};
 use crate::handle::state::{self, HazardOf};

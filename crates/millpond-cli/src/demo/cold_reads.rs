@@ -1,7 +1,7 @@
 //! Reads of a device: 64 in flight, 4 KiB at random, nothing cached on either side.
 //!
 //! A program without asynchronous I/O needs a thread for each read in flight: that is the kernel's side.
-//! Millpond's side is one thread with a [`millpond::Queue`]. Both count the threads of the process.
+//! Millpond's side is one thread with a [`millpond::queue::Queue`]. Both count the threads of the process.
 
 use std::io;
 use std::sync::atomic::AtomicUsize;
@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, Backing, Buffer, Engine, OpenOptions, Queue, Request};
+use millpond::queue::{Queue, Request};
+use millpond::{Advice, Backing, Buffer, Engine, OpenOptions};
 use rustix::fs::{OFlags, fadvise};
 
 use super::scratch::{MIB, Scratch, ScratchFile, sequence_of};

@@ -6,7 +6,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use millpond::{DirectRequest, Engine, Mut, OpenOptions, Pipeline, SegmentList};
+use millpond::direct::{DirectRequest, Mut, Pipeline, SegmentList};
+use millpond::{Engine, OpenOptions};
 use millpond_bench_peers::Uring;
 use rustix::fs::OFlags;
 

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millpond::{Engine, OpenOptions, Queue, Request};
+use millpond::queue::{Queue, Request};
+use millpond::{Engine, OpenOptions};
 use millpond_bench_peers::{Aio, Usage};
 use rustix::fs::OFlags;
 

@@ -41,7 +41,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread::JoinHandle;
 
 use futures_util::future::join_all;
-use millpond::Fill;
+use millpond::blob::Fill;
 use object_store::ObjectMeta;
 
 use crate::directory::is_unversioned;

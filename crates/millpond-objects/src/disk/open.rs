@@ -3,7 +3,8 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use millpond::{AsyncFile, Buffer, DirectRequest, Engine, File, OpenOptions, SegmentList};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{AsyncFile, Buffer, Engine, File, OpenOptions};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::disk::index::Index;

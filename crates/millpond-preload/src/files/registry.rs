@@ -23,7 +23,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-use millpond::{Backing, Engine, File, Stats};
+use millpond::stats::Stats;
+use millpond::{Backing, Engine, File};
 
 use crate::files::description::{Access, Description};
 use crate::files::hand_over::{count_moved_by_libc, pass};

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use millpond::{Backing, Stats};
+use millpond::Backing;
+use millpond::stats::Stats;
 
 use crate::report::accounts;
 use crate::report::reason::Reason;

@@ -30,7 +30,7 @@ mod totals;
 
 use std::os::fd::RawFd;
 
-use millpond::Stats;
+use millpond::stats::Stats;
 
 use crate::report::counts::Reported;
 use crate::report::totals::Totals;

@@ -10,7 +10,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-use millpond::{BackendChoice, DirectRequest, Engine, File, OpenOptions, SegmentList};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{BackendChoice, Engine, File, OpenOptions};
 
 const FILE_BYTES: usize = 64 << 10;
 

@@ -200,7 +200,7 @@ impl From<Arc<File>> for AsyncFile {
 
 impl AsyncFile {
     /// The same handle with the methods that block; some that never do, such as [`File::len`] and
-    /// [`File::try_read_at`], exist only there. Also for requests of a [`Queue`](crate::Queue).
+    /// [`File::try_read_at`], exist only there. Also for requests of a [`Queue`](crate::queue::Queue).
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file

@@ -69,7 +69,8 @@ use crate::workers::JobOutcome;
 /// Pages that arrive in parts, and borrowed bytes:
 ///
 /// ```
-/// # use millpond::{BlobView, Claim, Engine, Fill};
+/// # use millpond::blob::{BlobView, Claim, Fill};
+/// # use millpond::Engine;
 /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// # let far = vec![7; 10_000];
 /// let blob = engine.blob(far.len() as u64, 4096)?;

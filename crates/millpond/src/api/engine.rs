@@ -51,7 +51,8 @@ const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 /// # Examples
 ///
 /// ```
-/// use millpond::{DirectRequest, Engine, OpenOptions};
+/// use millpond::direct::DirectRequest;
+/// use millpond::{Engine, OpenOptions};
 ///
 /// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// let stats = engine.stats();
@@ -304,13 +305,14 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidInput`]: `depth` is 0 or more than [`crate::PIPELINE_DEPTH_MAX`].
+    /// [`Error::InvalidInput`]: `depth` is 0 or more than [`crate::direct::PIPELINE_DEPTH_MAX`].
     /// [`Error::Io`]: no ring can be created.
     ///
     /// # Examples
     ///
     /// ```
-    /// # use millpond::{Engine, Registration};
+    /// # use millpond::direct::Registration;
+    /// # use millpond::Engine;
     /// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
     /// let buffers = engine.alloc_buffers(8, 64 << 10)?; // of one region
     /// assert!(buffers[0].same_region(&buffers[7]));

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use millpond_rangelock::callback;
 
-use crate::direct::{DirectRange, Operation};
+use crate::direct_io::{DirectRange, Operation};
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::io::backend::descriptors;
@@ -203,7 +203,7 @@ impl File {
         self.check(self.read, Op::Read, offset, len)
     }
 
-    /// Checks the conditions of a [`crate::DirectRequest`] on its file.
+    /// Checks the conditions of a [`crate::direct::DirectRequest`] on its file.
     pub(crate) fn check_direct(&self, op: Op, offset: u64, len: u64) -> Result<()> {
         if !self.direct {
             let what = "a request in a pipeline: the file is not open for direct I/O".into();

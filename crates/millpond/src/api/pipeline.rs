@@ -24,7 +24,7 @@ use std::marker::PhantomData;
 
 use crate::api::file::{File, check_range};
 use crate::buffers::Buffer;
-use crate::direct::{self, Begin, Conclusion, DirectRange, Operation, StartedDirect, Undecided};
+use crate::direct_io::{self, Begin, Conclusion, DirectRange, Operation, StartedDirect, Undecided};
 use crate::error::{Error, Op, Result};
 use crate::inode::backend::BackendKind;
 use crate::inode::{Blocking, CachedFile, Shared};
@@ -43,7 +43,8 @@ pub const PIPELINE_DEPTH_MAX: usize = 4096;
 /// # Examples
 ///
 /// ```
-/// use millpond::{DirectRequest, Engine, OpenOptions, SegmentList};
+/// use millpond::direct::{DirectRequest, SegmentList};
+/// use millpond::{Engine, OpenOptions};
 /// # let dir = tempfile::tempdir_in(".").unwrap();
 /// # let path = dir.path().join("data");
 /// # std::fs::write(&path, vec![7; 8192]).unwrap();
@@ -135,7 +136,8 @@ impl<'a> DirectRequest<'a> {
     /// # Examples
     ///
     /// ```
-    /// use millpond::{DirectRequest, Engine, OpenOptions};
+    /// use millpond::direct::DirectRequest;
+    /// use millpond::{Engine, OpenOptions};
     /// # let dir = tempfile::tempdir_in(".").unwrap();
     /// # let path = dir.path().join("data");
     /// # std::fs::write(&path, vec![7; 4096]).unwrap();
@@ -281,7 +283,8 @@ pub struct Registration {
 /// Reads a file in pieces, four at a time, and adds up its bytes:
 ///
 /// ```
-/// use millpond::{Engine, OpenOptions, DirectRequest, SegmentList};
+/// use millpond::direct::{DirectRequest, SegmentList};
+/// use millpond::{Engine, OpenOptions};
 /// # let dir = tempfile::tempdir_in(".").unwrap();
 /// # let path = dir.path().join("data");
 /// # std::fs::write(&path, vec![1; 1 << 20]).unwrap();
@@ -550,7 +553,7 @@ impl<'a> Lanes<'_, 'a> {
         if let Err(error) = request.check() {
             return Start::Ended(Err(error));
         }
-        match direct::begin(request.extent(), blocking, &mut slot.begun) {
+        match direct_io::begin(request.extent(), blocking, &mut slot.begun) {
             Ok(Begin::Begun) => {
                 slot.moved = 0;
                 slot.retries.reset();
@@ -621,7 +624,7 @@ impl<'a> Lanes<'_, 'a> {
     }
 
     /// Notes that a request has released its range.
-    fn note(&mut self, file: &'a CachedFile, ended: direct::DirectEnd) -> Result<usize> {
+    fn note(&mut self, file: &'a CachedFile, ended: direct_io::DirectEnd) -> Result<usize> {
         if ended.is_len_in_doubt {
             self.doubted.push(file);
         }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use crate::api::file::{File, check_range, release_handle};
 use crate::buffers::Buffer;
-use crate::direct::{self, DirectEnd, DirectRange, Held};
+use crate::direct_io::{self, DirectEnd, DirectRange, Held};
 use crate::error::{Op, Result};
 use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::{self, SharedRing};
@@ -163,7 +163,7 @@ fn begin(
     }
     let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(None) };
     // If there is nothing to read, a worker finds that again.
-    Ok(direct::try_begin_read(extent)?.map(|held| (held, slot)))
+    Ok(direct_io::try_begin_read(extent)?.map(|held| (held, slot)))
 }
 
 /// Lets a worker read all of it again.

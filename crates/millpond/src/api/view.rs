@@ -5,7 +5,7 @@
 //! truncations and evictions do not affect it. Pinned frames are not evictable, so views may pin at most half of them.
 //!
 //! A [`Detached`] view keeps the file itself, and unpins when it is dropped: a worker took it for a caller
-//! that waits for it, or no longer does; or it belongs to a [`Blob`](crate::Blob).
+//! that waits for it, or no longer does; or it belongs to a [`Blob`](crate::blob::Blob).
 
 use std::ops::Deref;
 use std::sync::Arc;

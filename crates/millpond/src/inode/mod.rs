@@ -108,7 +108,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// See [`crate::Stats::has_lost_keeper`].
+    /// See [`crate::stats::Stats::has_lost_keeper`].
     pub(crate) fn has_lost_keeper(&self) -> bool {
         self.cache.frames.recovery().is_some_and(|recovery| recovery.has_lost_keeper())
     }

@@ -45,8 +45,8 @@ mod sealed {
 /// While a request has the list, the memory cannot be used otherwise, nor freed:
 ///
 /// ```compile_fail,E0505
-/// use millpond::{DirectRequest, SegmentList};
-/// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline) {
+/// use millpond::direct::{DirectRequest, SegmentList};
+/// # fn demo(file: &millpond::File, mut pipeline: millpond::direct::Pipeline) {
 /// let mut memory = vec![0; 4096];
 /// let mut first = Some(DirectRequest::read(file, SegmentList::from_slice_mut(&mut memory), 0));
 /// drop(memory); // borrowed by the request
@@ -60,8 +60,8 @@ mod sealed {
 /// It must outlive the list:
 ///
 /// ```compile_fail,E0597
-/// use millpond::{DirectRequest, SegmentList};
-/// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline) {
+/// use millpond::direct::{DirectRequest, SegmentList};
+/// # fn demo(file: &millpond::File, mut pipeline: millpond::direct::Pipeline) {
 /// let mut first;
 /// {
 ///     let memory = vec![0; 4096];
@@ -77,8 +77,8 @@ mod sealed {
 /// It cannot be read while it may change, nor can the array of slices be changed:
 ///
 /// ```compile_fail,E0502
-/// use millpond::{DirectRequest, SegmentList};
-/// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline, mut buffer: millpond::Buffer) {
+/// use millpond::direct::{DirectRequest, SegmentList};
+/// # fn demo(file: &millpond::File, mut pipeline: millpond::direct::Pipeline, mut buffer: millpond::Buffer) {
 /// let mut first = Some(DirectRequest::read(file, SegmentList::from_buffer_mut(&mut buffer), 0));
 /// pipeline.run(|lane| {
 ///     let _peek = buffer[0]; // borrowed by the request
@@ -89,9 +89,9 @@ mod sealed {
 /// ```
 ///
 /// ```compile_fail,E0506
-/// use millpond::{DirectRequest, SegmentList};
+/// use millpond::direct::{DirectRequest, SegmentList};
 /// use std::io::IoSlice;
-/// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline, memory: &[u8]) {
+/// # fn demo(file: &millpond::File, mut pipeline: millpond::direct::Pipeline, memory: &[u8]) {
 /// let mut slices = [IoSlice::new(memory)];
 /// let mut first = Some(DirectRequest::write(file, SegmentList::from_io_slices(&slices), 0));
 /// slices[0] = IoSlice::new(&[]); // borrowed by the request
@@ -105,8 +105,8 @@ mod sealed {
 /// Buffers that a list owns belong to the request until it has ended:
 ///
 /// ```compile_fail,E0382
-/// use millpond::{DirectRequest, SegmentList};
-/// # fn demo(file: &millpond::File, mut pipeline: millpond::Pipeline, buffers: Vec<millpond::Buffer>) {
+/// use millpond::direct::{DirectRequest, SegmentList};
+/// # fn demo(file: &millpond::File, mut pipeline: millpond::direct::Pipeline, buffers: Vec<millpond::Buffer>) {
 /// let mut first = Some(DirectRequest::read(file, SegmentList::from_buffers(buffers), 0));
 /// pipeline.run(|lane| {
 ///     *lane.request = first.take();
@@ -119,8 +119,8 @@ mod sealed {
 /// A file stays open while it has requests:
 ///
 /// ```compile_fail,E0505
-/// use millpond::{DirectRequest, SegmentList};
-/// # fn demo(file: millpond::File, mut pipeline: millpond::Pipeline, buffers: Vec<millpond::Buffer>) {
+/// use millpond::direct::{DirectRequest, SegmentList};
+/// # fn demo(file: millpond::File, mut pipeline: millpond::direct::Pipeline, buffers: Vec<millpond::Buffer>) {
 /// let mut first = Some(DirectRequest::read(&file, SegmentList::from_buffers(buffers), 0));
 /// drop(file); // borrowed by the request
 /// pipeline.run(|lane| {
@@ -133,7 +133,7 @@ mod sealed {
 /// Nor does shared memory make a list that can be read into:
 ///
 /// ```compile_fail,E0308
-/// use millpond::{DirectRequest, SegmentList};
+/// use millpond::direct::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File) {
 /// let memory = vec![0; 4096];
 /// let request = DirectRequest::read(file, SegmentList::from_slice(&memory), 0);
@@ -144,7 +144,7 @@ mod sealed {
 ///
 /// ```
 /// use std::io::{IoSlice, IoSliceMut};
-/// use millpond::{Access, Const, Mut, SegmentList};
+/// use millpond::direct::{Access, Const, Mut, SegmentList};
 ///
 /// let (mut head, mut body) = ([1u8; 4], [2u8; 8]);
 /// let mut slices = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut body)];

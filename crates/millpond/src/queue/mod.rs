@@ -91,7 +91,8 @@ const BATCH_MAX: usize = 32;
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use millpond::{Engine, OpenOptions, Request};
+/// # use millpond::queue::Request;
+/// # use millpond::{Engine, OpenOptions};
 /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// # let path = tempfile::NamedTempFile::new().unwrap();
 /// let options = OpenOptions::new().read(true).write(true);
@@ -110,7 +111,8 @@ const BATCH_MAX: usize = 32;
 /// ```
 /// # use std::sync::Arc;
 /// # use std::time::Duration;
-/// # use millpond::{Engine, OpenOptions, Request};
+/// # use millpond::queue::Request;
+/// # use millpond::{Engine, OpenOptions};
 /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// # let path = tempfile::NamedTempFile::new().unwrap();
 /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
@@ -248,7 +250,8 @@ impl Queue {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # use millpond::queue::Request;
+    /// # use millpond::{Engine, OpenOptions};
     /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
     /// # let path = tempfile::NamedTempFile::new().unwrap();
     /// std::fs::write(&path, "a pond").unwrap();
@@ -393,7 +396,8 @@ impl Queue {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # use millpond::queue::Request;
+    /// # use millpond::{Engine, OpenOptions};
     /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
     /// # let path = tempfile::NamedTempFile::new().unwrap();
     /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);

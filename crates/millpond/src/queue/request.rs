@@ -10,7 +10,7 @@ use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::read::hit::HIT_PAGES_MAX;
 
-/// A request for a [`Queue`](crate::Queue).
+/// A request for a [`Queue`](crate::queue::Queue).
 ///
 /// It owns its buffer, which is returned with the [`Completion`], and keeps its file open. Requests of one
 /// queue run concurrently, in any order: submit a request that must follow another one after that has
@@ -23,7 +23,8 @@ use crate::read::hit::HIT_PAGES_MAX;
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use millpond::{Engine, OpenOptions, Request};
+/// # use millpond::queue::Request;
+/// # use millpond::{Engine, OpenOptions};
 /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// # let path = tempfile::NamedTempFile::new().unwrap();
 /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
@@ -90,7 +91,8 @@ impl Request {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # use millpond::queue::Request;
+    /// # use millpond::{Engine, OpenOptions};
     /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
     /// # let path = tempfile::NamedTempFile::new().unwrap();
     /// std::fs::write(&path, "a pond").unwrap();
@@ -123,7 +125,8 @@ impl Request {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # use millpond::queue::Request;
+    /// # use millpond::{Engine, OpenOptions};
     /// # let dir = tempfile::tempdir_in(".").unwrap();
     /// # let path = dir.path().join("data");
     /// # std::fs::write(&path, vec![7; 8192]).unwrap();
@@ -158,7 +161,7 @@ impl Request {
     /// # Safety
     ///
     /// Each of `dst` must be valid for writes, and not used elsewhere, until the request's completion has
-    /// been taken from its queue (by [`Queue::wait`](crate::Queue::wait) or a similar method), the process
+    /// been taken from its queue (by [`Queue::wait`](crate::queue::Queue::wait) or a similar method), the process
     /// has ended, or the request was dropped without having been submitted. Dropping the queue does not end
     /// submitted requests: so the queue must live until then. Access must not fault, except as for
     /// [`File::read_raw_at`].
@@ -167,7 +170,8 @@ impl Request {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// # use millpond::{Engine, OpenOptions, Request};
+    /// # use millpond::queue::Request;
+    /// # use millpond::{Engine, OpenOptions};
     /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
     /// # let path = tempfile::NamedTempFile::new().unwrap();
     /// std::fs::write(&path, "a pond").unwrap();
@@ -380,7 +384,8 @@ fn is_short(file: &File, buffers: &[Buffer]) -> bool {
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use millpond::{Engine, OpenOptions, Request};
+/// # use millpond::queue::Request;
+/// # use millpond::{Engine, OpenOptions};
 /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// # let path = tempfile::NamedTempFile::new().unwrap();
 /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);

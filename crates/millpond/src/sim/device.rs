@@ -28,7 +28,7 @@ pub struct SimWrite {
 
 /// A test's view and control of a simulated device. Clones are the same device.
 ///
-/// Returned by [`SimOptions::device`](crate::SimOptions::device), which must be called before a file is
+/// Returned by [`SimOptions::device`](crate::sim::SimOptions::device), which must be called before a file is
 /// opened. Contents are those of the file that was opened last, unless [`SimDevice::file`] chose another,
 /// and so is the file that [hangs](SimDevice::hang) or [fails](SimDevice::fail_writes); everything else
 /// concerns the whole device.
@@ -36,7 +36,8 @@ pub struct SimWrite {
 /// # Examples
 ///
 /// ```
-/// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions};
+/// use millpond::sim::SimOptions;
+/// use millpond::{BackendChoice, Engine, OpenOptions};
 ///
 /// let options = SimOptions::new(1);
 /// let device = options.device();
@@ -56,7 +57,8 @@ pub struct SimWrite {
 ///
 /// ```
 /// use std::time::Duration;
-/// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions, SimWrite};
+/// use millpond::sim::{SimOptions, SimWrite};
+/// use millpond::{BackendChoice, Engine, OpenOptions};
 ///
 /// let options = SimOptions::new(1);
 /// let device = options.device();
@@ -334,13 +336,14 @@ impl SimDevice {
     }
 
     /// Makes each read and write of the one file that touches `bytes` fail with `errno`, after a random
-    /// part of them has been moved, while the [switch for the errors](crate::SimOptions::errors_switch) is
+    /// part of them has been moved, while the [switch for the errors](crate::sim::SimOptions::errors_switch) is
     /// on: a bad block. Replaces the last one; 0: none.
     ///
     /// # Examples
     ///
     /// ```
-    /// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions};
+    /// use millpond::sim::SimOptions;
+    /// use millpond::{BackendChoice, Engine, OpenOptions};
     ///
     /// let options = SimOptions::new(1);
     /// let device = options.device();

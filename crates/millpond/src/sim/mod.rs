@@ -89,7 +89,8 @@ fn file_contents(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
 ///
 /// ```
 /// use std::sync::atomic::Ordering::Relaxed;
-/// use millpond::{BackendChoice, Engine, OpenOptions, SimOptions};
+/// use millpond::sim::SimOptions;
+/// use millpond::{BackendChoice, Engine, OpenOptions};
 ///
 /// let options = SimOptions::new(7) // the same seed, the same faults
 ///     .delay_us_max(100)

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::policy::evict::SCANNED_PER_PASS_MAX;
-use crate::{Admission, Advice, BackendChoice, Engine, File, OpenOptions, Stats, WriteMode};
+use crate::stats::Stats;
+use crate::{Admission, Advice, BackendChoice, Engine, File, OpenOptions, WriteMode};
 
 const PAGE: u64 = 4096;
 const CACHE_BYTES: u64 = 32 << 20;

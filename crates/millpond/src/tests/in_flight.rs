@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use crate::cache::table::page::PageState;
 use crate::inode::CachedFile;
+use crate::queue::Request;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
-use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, Request, WriteMode};
+use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, WriteMode};
 
 const PAGE: u64 = 4096;
 const FILE_PAGES: u64 = 512;

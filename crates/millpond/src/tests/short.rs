@@ -5,15 +5,14 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use crate::direct::{DirectRequest, SegmentList};
 use crate::inode::CachedFile;
 use crate::io::backend::{Alignment, BackingFile, OpenedFor, Seek};
 use crate::io::retry;
 use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::sim::memory_backend::move_bytes;
-use crate::{
-    BackendChoice, DirectRequest, Engine, Error, File, OpenOptions, SegmentList, WriteMode,
-};
+use crate::{BackendChoice, Engine, Error, File, OpenOptions, WriteMode};
 
 /// The outcome of one attempt at a transfer.
 #[derive(Clone, Copy, Debug)]

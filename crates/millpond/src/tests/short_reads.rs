@@ -9,8 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::inode::CachedFile;
+use crate::queue::Request;
 use crate::tests::slow::Slow;
-use crate::{Admission, Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
+use crate::{Admission, Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions};
 
 const PAGES: u64 = 24;
 

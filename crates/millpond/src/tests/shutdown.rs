@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::inode::{CachedFile, Shared};
+use crate::queue::Request;
 use crate::tests::slow::{Kind, Slow};
-use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, Request, WriteMode};
+use crate::{AsyncFile, BackendChoice, Engine, File, OpenOptions, WriteMode};
 
 const PAGE: u64 = 4096;
 const FILE_PAGES: u64 = 1024;

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use crate::cache::table::page::PageState;
 use crate::inode::CachedFile;
+use crate::queue::Request;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
-use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions, Request};
+use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions};
 
 const PAGE: usize = 4096;
 const FILE_BYTES: usize = 128 * PAGE;

@@ -8,7 +8,8 @@ use std::task::{Context, Poll, Waker};
 
 use millpond_rangelock::Mode;
 
-use crate::{AsyncFile, BackendChoice, Engine, Error, File, OpenOptions, Request};
+use crate::queue::Request;
+use crate::{AsyncFile, BackendChoice, Engine, Error, File, OpenOptions};
 
 const PAGE: usize = 4096;
 

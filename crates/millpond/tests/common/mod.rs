@@ -14,10 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use millpond::{
-    Admission, BackendChoice, Engine, EngineBuilder, File, OpenOptions, SimDevice, SimOptions,
-    WriteMode,
-};
+use millpond::sim::{SimDevice, SimOptions};
+use millpond::{Admission, BackendChoice, Engine, EngineBuilder, File, OpenOptions, WriteMode};
 
 pub use skip::skip;
 

@@ -1,6 +1,7 @@
 //! Requests through a pipeline, one value for each.
 
-use millpond::{DirectRequest, Pipeline, Result};
+use millpond::Result;
+use millpond::direct::{DirectRequest, Pipeline};
 
 /// A request that has ended.
 pub struct Done<'a> {

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::task::{Context, Waker};
 
-use millpond::{
-    Advice, AsyncFile, Buffer, Completion, DirectRequest, Engine, Error, File, Pipeline, Queue,
-    Request, SegmentList,
-};
+use millpond::direct::{DirectRequest, Pipeline, SegmentList};
+use millpond::queue::{Completion, Queue, Request};
+use millpond::{Advice, AsyncFile, Buffer, Engine, Error, File};
 
 use crate::call::{act, content};
 use crate::common::block_on;

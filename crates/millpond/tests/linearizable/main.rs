@@ -26,7 +26,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, SimOptions};
+use millpond::BackendChoice;
+use millpond::sim::SimOptions;
 
 use common::{Random, back_ends, scaled, temp_dir, within};
 use plan::Face;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions, SimOptions, WriteMode};
+use millpond::sim::SimOptions;
+use millpond::{BackendChoice, Backing, Engine, Error, OpenOptions, WriteMode};
 
 use crate::call::{cells_of, content};
 use crate::common::{Random, builder, cache_for, read_write};

@@ -22,10 +22,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use millpond::direct::{DirectRequest, SegmentList};
 use millpond::keeper::{Address, Server};
-use millpond::{
-    BackendChoice, Backing, DirectRequest, Engine, EngineBuilder, File, OpenOptions, SegmentList,
-};
+use millpond::{BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions};
 
 use common::requests::each;
 use common::{builder, has_uring, read_write, write_back};

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
 
-use millpond::{BackendChoice, Error, PersistStep, SimOptions};
+use millpond::sim::SimOptions;
+use millpond::{BackendChoice, Error, PersistStep};
 
 use crate::common::{Random, builder, read_write, run_and_stop, scaled};
 use crate::power::{Unflushed, file_system};

@@ -41,7 +41,8 @@ mod child_runs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use millpond::{BackendChoice, Engine, File, SimOptions, WriteMode};
+use millpond::sim::SimOptions;
+use millpond::{BackendChoice, Engine, File, WriteMode};
 
 use child_runs::{shrink, tries};
 use common::{Random, read_write, run_and_stop, scaled, temp_dir};

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use millpond::{Advice, Engine, SimOptions, WriteMode};
+use millpond::sim::SimOptions;
+use millpond::{Advice, Engine, WriteMode};
 
 use crate::common::{Simulated, cache_for, read_write, same, scaled, write_back};
 use crate::{LIMIT, PAGE};

@@ -5,7 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millpond::{BackendChoice, Buffer, Engine, File, OpenOptions, Queue, Request};
+use millpond::queue::{Queue, Request};
+use millpond::{BackendChoice, Buffer, Engine, File, OpenOptions};
 use millpond_bench_peers::{Nops, Usage};
 
 use crate::bench::data::{KIB, MIB, NamedFile, Random};

@@ -4,7 +4,8 @@ use std::hint::black_box;
 use std::io;
 use std::time::{Duration, Instant};
 
-use millpond::{Buffer, DirectRequest, Engine, File, Mut, Pipeline, Registration, SegmentList};
+use millpond::direct::{DirectRequest, Mut, Pipeline, Registration, SegmentList};
+use millpond::{Buffer, Engine, File};
 use millpond_bench_peers::{Usage, allocations};
 
 use crate::bench::harness::Slice;

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use crate::api::file::{File, check_range};
-use crate::direct::{self, DirectRange, Operation};
+use crate::direct_io::{self, DirectRange, Operation};
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
@@ -203,7 +203,7 @@ impl File {
             let (file, direction) = (&*self.cached, Direction::Write);
             let (len, durable) = (list.total(), self.dsync);
             let extent = DirectRange { file, direction, offset: 0, len, durable };
-            return direct::append(Operation { extent, segments: list.iter() }, self.bounce);
+            return direct_io::append(Operation { extent, segments: list.iter() }, self.bounce);
         }
         write::append(&self.cached, list.iter(), self.dsync)
     }

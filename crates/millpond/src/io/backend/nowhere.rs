@@ -1,4 +1,4 @@
-//! The backing of a [`Blob`](crate::Blob), which has no file: its owner supplies the bytes.
+//! The backing of a [`Blob`](crate::blob::Blob), which has no file: its owner supplies the bytes.
 
 use std::io;
 use std::os::fd::OwnedFd;
