@@ -33,6 +33,7 @@
 
 #![deny(missing_docs)]
 #![cfg_attr(loom, allow(dead_code, reason = "what the models use alone"))]
+#![cfg_attr(not(feature = "internals"), allow(dead_code, reason = "what `internals` uses alone"))]
 
 // One scheduler decides who runs, by a seed.
 #[cfg(scheduled)]
@@ -40,7 +41,9 @@ extern crate millpond_schedule as std;
 
 mod api;
 
-mod preload;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 
 /// Completion queues: many operations are submitted at once, and one wake-up returns a batch of completions.
 pub mod queue;
@@ -75,8 +78,7 @@ mod workers;
 mod advice;
 mod copy;
 #[cfg(not(loom))]
-#[doc(hidden)]
-pub mod page_cache;
+mod page_cache;
 /// The parts that have models.
 #[cfg(loom)]
 mod page_cache {
@@ -120,10 +122,6 @@ pub use options::{
     Admission, BackendChoice, Backing, EngineBuilder, OpenOptions, PAGE_BYTES_MAX, PAGE_BYTES_MIN,
     WriteMode,
 };
-#[doc(hidden)]
-pub use preload::{Aside, ReadDone};
-#[doc(hidden)]
-pub use read::optimistic_read::{Begun, KernelRead, UnguardedRead};
 pub use recovery::keeper;
 
 /// Blobs: cached bytes that come from elsewhere than a file, such as an object store.

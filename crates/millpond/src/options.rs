@@ -193,14 +193,6 @@ impl EngineBuilder {
         self
     }
 
-    /// [`EngineBuilder::published`], if possible, with a descriptor number out of the way of the program's.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn published_from(mut self, fd_min: RawFd) -> Self {
-        self.published = Published::IfPossible(fd_min);
-        self
-    }
-
     /// Has a thread report each operation that waits for `limit` or longer, once, to `report` and as a warning of
     /// `tracing`. The thread checks twice in that time, every 5 ms at most, and every second at least. `report` may
     /// be slow, but must not wait for the operation. After a panic of `report` the thread goes on with the next

@@ -18,6 +18,7 @@ use crossbeam_utils::CachePadded;
 use crate::io::transfer::{Direction, TransferCounts};
 use crate::latency::Recorder;
 use crate::process_local::{self, ProcessLocal};
+use crate::stats::kept::HitCounts;
 use crate::waits::ThreadWait;
 
 pub use crate::latency::{Histogram, Latencies, LatencyKind};
@@ -310,18 +311,22 @@ impl Last {
     }
 }
 
-/// A reference to a thread's counts of an engine, for callers that read so often that the look-up costs noticeably.
-/// Valid on that thread alone: elsewhere, reads go uncounted.
-#[doc(hidden)]
-#[derive(Debug, Clone, Copy)]
-pub struct HitCounts {
-    engine: u64,
-    slot: *const ThreadCounts,
-}
+/// For `internals` alone.
+pub(crate) mod kept {
+    use super::ThreadCounts;
 
-impl HitCounts {
-    /// Of no engine.
-    pub const NONE: HitCounts = HitCounts { engine: 0, slot: std::ptr::null() };
+    /// A reference to a thread's counts of an engine, for callers that read so often that the look-up costs
+    /// noticeably. Valid on that thread alone: elsewhere, reads go uncounted.
+    #[derive(Debug, Clone, Copy)]
+    pub struct HitCounts {
+        pub(super) engine: u64,
+        pub(super) slot: *const ThreadCounts,
+    }
+
+    impl HitCounts {
+        /// Of no engine.
+        pub const NONE: HitCounts = HitCounts { engine: 0, slot: std::ptr::null() };
+    }
 }
 
 /// Changes the engine used last. A signal handler may read it at any moment: it finds no engine, or one with its

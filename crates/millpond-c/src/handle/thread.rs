@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use millpond::stats::HitCounts;
+use millpond::internals::HitCounts;
 
 use crate::handle::protect::{Fences, Hazard};
 use crate::handle::state::{self, HazardOf};

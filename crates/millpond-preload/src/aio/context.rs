@@ -12,7 +12,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32, compiler_fence};
 
-use millpond::{File, KernelRead};
+use millpond::File;
+use millpond::internals::KernelRead;
 
 use crate::aio::context_table::{self, Places};
 use crate::aio::iocb::{Event, HAS_EVENTFD, Iocb, PREAD};

@@ -1,6 +1,6 @@
 //! A read that the kernel carries out in the program's context, by a descriptor of the engine: `aio.A6`.
 
-use millpond::UnguardedRead;
+use millpond::internals::UnguardedRead;
 
 use crate::aio::transfer::{carry_out, count_read};
 use crate::files::pin::Pin;

@@ -3,7 +3,8 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use millpond::{Begun, File, ReadDone};
+use millpond::File;
+use millpond::internals::{Begun, ReadDone};
 
 use crate::aio::context::{Ending, StandIn};
 use crate::aio::optimistic_read::OptimisticRead;

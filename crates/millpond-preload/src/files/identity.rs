@@ -4,7 +4,7 @@
 
 use std::os::fd::RawFd;
 
-use millpond::page_cache::PAGE_CACHED;
+use millpond::internals::page_cache::PAGE_CACHED;
 
 use crate::runtime::sys::sys;
 use crate::runtime::{config, link};

@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize};
 
-use millpond::page_cache::{Inode, PAGE_BYTES};
+use millpond::internals::page_cache::{Inode, PAGE_BYTES};
 
 use crate::files::identity::FileId;
 use crate::runtime::lock::{Lock, LockGuard};

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 
-use millpond::page_cache::{Inode, WriteExtent, Writing};
+use millpond::internals::page_cache::{Inode, WriteExtent, Writing};
 
 use crate::files::identity;
 use crate::files::segments::Direction;

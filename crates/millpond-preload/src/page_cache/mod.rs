@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Files: [`descriptors`] has the state of each descriptor number, [`inodes`] that of each file, [`mapped_io`] reads and writes,
-//! [`position`] the file offset. The counters and the mapping are the engine's (`millpond::page_cache`).
+//! [`position`] the file offset. The counters and the mapping are the engine's (`millpond::internals::page_cache`).
 //!
 //! Rules:
 //!

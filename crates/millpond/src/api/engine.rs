@@ -168,9 +168,20 @@ impl Engine {
         })
     }
 
-    /// [`EngineBuilder::published`] of an existing engine, with counters of its owner: lines of a name and
-    /// a number.
-    #[doc(hidden)]
+    /// [`EngineBuilder::published`] of an existing engine, with counters of its owner: `more` returns lines of a
+    /// name and a number each, which are published behind the engine's. A panic of `more` leaves them out.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`]: the system gives no thread or no descriptor.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let engine = millpond::Engine::builder().cache_bytes(1 << 20).build()?;
+    /// engine.publish_with(|| "requests 7\n".to_string())?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn publish_with(&self, more: impl Fn() -> String + Send + 'static) -> Result<()> {
         self.publish(0, more).map_err(|error| Error::io(Op::Build, 0, 0, error))
     }
@@ -354,49 +365,6 @@ impl Engine {
         self.shared.cache.frames.limit_bytes()
     }
 
-    /// Changes the memory limit while files are in use: lower, which frees memory to the system, and higher
-    /// again, up to the limit that the engine was built with. Limits on dirty and on unsynced bytes change
-    /// with it, except for a lower one of [`EngineBuilder::dirty_bytes_max`].
-    ///
-    /// Lowering evicts pages until the limit is met, in this thread and in steps; reads and writes continue
-    /// concurrently. It does not wait for views, nor for dirty pages, which are written back next. So the
-    /// limit that is reached and returned may be higher than the requested one; the caller should call
-    /// again later.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidInput`]: less than the smallest supported limit, or more than the engine was built
-    /// with.
-    /// [`Error::Forked`]: the engine is the parent's.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// let engine = millpond::Engine::builder().cache_bytes(64 << 20).build()?;
-    /// assert_eq!(engine.set_cache_bytes(1 << 20)?, 1 << 20);
-    /// assert_eq!(engine.set_cache_bytes(64 << 20)?, 64 << 20);
-    /// assert!(engine.set_cache_bytes(65 << 20).is_err());
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    #[doc(hidden)] // See docs/memory-budget.md for what is missing.
-    pub fn set_cache_bytes(&self, cache_bytes: u64) -> Result<u64> {
-        let cache = &self.shared.cache;
-        if cache.frames.are_the_parents() {
-            return Err(Error::Forked { op: Op::Build });
-        }
-        let has_keeper = cache.frames.recovery().is_some();
-        check_cache_bytes(cache_bytes, cache.limit_bytes_max, has_keeper)?;
-        let flusher = &self.shared.flusher;
-        flusher.limits.set_cache_bytes(cache_bytes);
-        cache.writeback_counts.set_limits(flusher.limits.dirty_bytes_max(), cache_bytes);
-        let holds = cache.set_limit(cache_bytes);
-        event!(info, cache_bytes, holds, "another limit");
-        if holds > cache_bytes {
-            flusher.request_reclaim(cache.writeback_counts.unevictable());
-        }
-        Ok(holds)
-    }
-
     /// Enables or disables the lock-free path for cached reads of this engine's files. If disabled, every
     /// read takes the slow path: for comparison, and as an emergency switch.
     pub fn set_hit_path(&self, on: bool) {
@@ -503,7 +471,7 @@ impl Engine {
         crate::inode::forget_parent();
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "internals"))]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -518,7 +486,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-fn check_cache_bytes(cache_bytes: u64, most: u64, has_keeper: bool) -> Result<()> {
+pub(crate) fn check_cache_bytes(cache_bytes: u64, most: u64, has_keeper: bool) -> Result<()> {
     // With a keeper, the tables that it reads would fill a smaller limit.
     let least = if has_keeper { KEEPER_CACHE_BYTES_MIN } else { CACHE_BYTES_MIN };
     if (least..=most).contains(&cache_bytes) {

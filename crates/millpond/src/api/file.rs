@@ -110,7 +110,7 @@ pub struct File {
     bounce: bool,
     pub(crate) readahead: Readahead,
     /// Lock-free attempts of a read; 1 if reads may be torn ([`crate::Advice::TornReads`]).
-    tries: AtomicU32,
+    pub(crate) tries: AtomicU32,
     /// The handle's own descriptor, if the cached file uses another one.
     _fd: Option<OwnedFd>,
 }

@@ -39,7 +39,7 @@
 //!   child's first use of an inode finds another process number and begins without a mapping.
 //! - **Death inside a write** ends the process, its counters and its mapping. Other processes have their own.
 
-mod file_system;
+pub(crate) mod file_system;
 mod mapping;
 mod residency;
 mod versions;
@@ -47,7 +47,6 @@ mod versions;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-pub use file_system::PAGE_CACHED;
 pub(crate) use file_system::maps_what_it_reads;
 use mapping::SharedMapping;
 pub use versions::PAGE_BYTES;

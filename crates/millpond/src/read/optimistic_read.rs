@@ -25,15 +25,16 @@ const FRAMES_MAX: u64 = 1024;
 const FRAMES_PART: u64 = 16;
 
 /// The request for the kernel: a `pread` of `len` bytes to `memory`.
-#[doc(hidden)]
 pub struct KernelRead {
+    /// The file's descriptor for direct reads.
     pub fd: RawFd,
+    /// Where the bytes go.
     pub memory: *mut u8,
+    /// Their number.
     pub len: usize,
 }
 
 /// A read under way. Its file outlives it.
-#[doc(hidden)]
 pub struct UnguardedRead {
     offset: u64,
     len: u64,
@@ -48,8 +49,8 @@ struct ReadBounce {
 }
 
 /// The outcome of beginning a read.
-#[doc(hidden)]
 pub enum Begun {
+    /// The kernel is to carry it out.
     ByKernel(KernelRead, UnguardedRead),
     /// It is to fill its pages, as this is not their first miss.
     Fills,

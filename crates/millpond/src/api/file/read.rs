@@ -1,6 +1,5 @@
 //! Reads: cached bytes without a lock, other bytes by [`crate::read`] or directly.
 
-use std::cell::Cell;
 use std::io::IoSliceMut;
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,7 +19,6 @@ use crate::read::ahead;
 use crate::read::bypass_read::Lent;
 use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
 use crate::read::mapped_read;
-use crate::stats::HitCounts;
 
 impl File {
     /// Reads from byte `offset` into `dst`; returns the bytes read: fewer than `dst.len()` only at the end
@@ -301,32 +299,6 @@ impl File {
             return None;
         }
         let slot = self.cached.cache().counters.mine_if_known();
-        let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
-        // SAFETY: the caller's promise is the same.
-        unsafe { path.try_read(dst, len, offset) }
-    }
-
-    /// [`File::try_read_hit_raw`] with counters that the thread caches; counters of an engine other than
-    /// this file's are replaced.
-    ///
-    /// # Safety
-    ///
-    /// As for [`File::read_raw_at`]. The cell belongs to the calling thread, and lives as long as its
-    /// thread-local storage.
-    #[doc(hidden)]
-    #[inline]
-    pub unsafe fn try_read_hit_counted(
-        &self,
-        counts: &Cell<HitCounts>,
-        dst: *mut u8,
-        len: usize,
-        offset: u64,
-    ) -> Option<usize> {
-        if !self.hits || !in_range(offset, len as u64) {
-            return None;
-        }
-        // SAFETY: the caller's promise is the same.
-        let slot = unsafe { self.cached.cache().counters.kept(counts) };
         let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
         // SAFETY: the caller's promise is the same.
         unsafe { path.try_read(dst, len, offset) }

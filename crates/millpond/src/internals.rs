@@ -1,6 +1,6 @@
-//! The interface of the preload library alone: hidden from the documentation, and free to change with it.
+//! What only Millpond's own crates use, with the feature `internals`. It may change in any version.
 //!
-//! Its main part is a read into the caller's memory that outlives the call and ends with a callback. The library has
+//! Most of it is for the preload library. The main part is a read into the caller's memory that outlives the call and ends with a callback. The library has
 //! completion queues of its own. As in the contract of Linux AIO, the kernel may write to the program's memory until
 //! the completion has been delivered.
 //!
@@ -13,23 +13,38 @@
 //! Only in a read around the cache (`unattended`) do the back end and the kernel have the caller's memory. Each step
 //! of a task copies cached bytes (`read::miss`).
 
+use std::cell::Cell;
+use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 
-use crate::api::file::{File, release_handle};
+use crate::api::engine::{Engine, check_cache_bytes};
+use crate::api::file::{File, in_range, release_handle};
 use crate::api::unattended::Around;
-use crate::error::Result;
+use crate::error::{Error, Op, Result};
+use crate::event::event;
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::RawList;
-use crate::options::OpenOptions;
+use crate::options::{EngineBuilder, OpenOptions, Published};
 use crate::queue::task::{Reading, Task};
+use crate::read::hit::HitPath;
 use crate::read::miss::{Miss, Pace, Step, Wanted};
-use crate::read::optimistic_read::{self, Begun, UnguardedRead};
+use crate::read::optimistic_read;
+
+pub use crate::read::optimistic_read::{Begun, KernelRead, UnguardedRead};
+pub use crate::stats::kept::HitCounts;
+
+/// Reads of the kernel's page cache, of which the preload library has descriptors of its own.
+#[cfg(not(loom))]
+pub mod page_cache {
+    pub use crate::page_cache::file_system::PAGE_CACHED;
+    pub use crate::page_cache::{Inode, PAGE_BYTES, WriteExtent, Writing};
+}
 
 /// Called with a read's result, on any thread, perhaps the one that started it. It must not wait.
-#[doc(hidden)]
 pub type ReadDone = Box<dyn FnOnce(Result<usize>) + Send>;
 
 struct RawReading {
@@ -69,7 +84,6 @@ impl Reading for RawReading {
 }
 
 /// Threads for jobs that may block.
-#[doc(hidden)]
 pub struct Aside {
     workers: Arc<Pool>,
 }
@@ -97,7 +111,6 @@ impl File {
     /// # Errors
     ///
     /// As for [`File::read_raw_at`].
-    #[doc(hidden)]
     pub unsafe fn start_read_raw(
         self: &Arc<File>,
         dst: &[libc::iovec],
@@ -147,7 +160,6 @@ impl File {
     ///
     /// As for [`File::read_raw_at`], and until the kernel has completed it. A handle of the file outlives the
     /// read, which is not dropped before that.
-    #[doc(hidden)]
     pub unsafe fn begin_unguarded(&self, start: *mut u8, len: usize, offset: u64) -> Begun {
         if !self.hits || self.check_read(offset, len as u64).is_err() {
             return Begun::Not;
@@ -167,14 +179,37 @@ impl File {
     /// # Safety
     ///
     /// `read` and `start` are those of a [`File::begin_unguarded`] of this handle.
-    #[doc(hidden)]
     pub unsafe fn end_unguarded(&self, read: UnguardedRead, start: *mut u8) -> bool {
         // SAFETY: the caller's promise.
         unsafe { read.end(&self.cached, start) }
     }
 
+    /// [`File::try_read_hit_raw`] with counters that the thread caches; counters of an engine other than
+    /// this file's are replaced.
+    ///
+    /// # Safety
+    ///
+    /// As for [`File::read_raw_at`]. The cell belongs to the calling thread, and lives as long as its
+    /// thread-local storage.
+    #[inline]
+    pub unsafe fn try_read_hit_counted(
+        &self,
+        counts: &Cell<HitCounts>,
+        dst: *mut u8,
+        len: usize,
+        offset: u64,
+    ) -> Option<usize> {
+        if !self.hits || !in_range(offset, len as u64) {
+            return None;
+        }
+        // SAFETY: the caller's promise is the same.
+        let slot = unsafe { self.cached.cache().counters.kept(counts) };
+        let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
+        // SAFETY: the caller's promise is the same.
+        unsafe { path.try_read(dst, len, offset) }
+    }
+
     /// The threads of the file's engine.
-    #[doc(hidden)]
     pub fn aside(&self) -> Aside {
         Aside { workers: Arc::clone(&self.cached.shared.workers) }
     }
@@ -182,7 +217,6 @@ impl File {
     /// Carries out `work`, which starts several reads: they go to the back end together, when `work` returns. `work`
     /// must not wait for anything unless it has called [`File::start_now`] before: the event may depend on one of
     /// those reads.
-    #[doc(hidden)]
     pub fn start_together<R>(work: impl FnOnce() -> R) -> R {
         let batch = batch::open();
         let result = work();
@@ -192,22 +226,72 @@ impl File {
 
     /// Has `telling` called when this thread has submitted, or ended, all requests of its present batch; at once if
     /// it has no batch.
-    #[doc(hidden)]
     pub fn at_end(telling: Box<dyn FnOnce()>) {
         batch::defer(telling);
     }
 
     /// The reads that were started so far in [`File::start_together`] go to the back end.
-    #[doc(hidden)]
     pub fn start_now() {
         batch::wake_now();
+    }
+}
+
+impl Engine {
+    /// Changes the memory limit while files are in use: lower, which frees memory to the system, and higher
+    /// again, up to the limit that the engine was built with. Limits on dirty and on unsynced bytes change
+    /// with it, except for a lower one of [`EngineBuilder::dirty_bytes_max`].
+    ///
+    /// Lowering evicts pages until the limit is met, in this thread and in steps; reads and writes continue
+    /// concurrently. It does not wait for views, nor for dirty pages, which are written back next. So the
+    /// limit that is reached and returned may be higher than the requested one; the caller should call
+    /// again later. docs/memory-budget.md says what is missing before this becomes public.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidInput`]: less than the smallest supported limit, or more than the engine was built
+    /// with.
+    /// [`Error::Forked`]: the engine is the parent's.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let engine = millpond::Engine::builder().cache_bytes(64 << 20).build()?;
+    /// assert_eq!(engine.set_cache_bytes(1 << 20)?, 1 << 20);
+    /// assert_eq!(engine.set_cache_bytes(64 << 20)?, 64 << 20);
+    /// assert!(engine.set_cache_bytes(65 << 20).is_err());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn set_cache_bytes(&self, cache_bytes: u64) -> Result<u64> {
+        let cache = &self.shared().cache;
+        if cache.frames.are_the_parents() {
+            return Err(Error::Forked { op: Op::Build });
+        }
+        let has_keeper = cache.frames.recovery().is_some();
+        check_cache_bytes(cache_bytes, cache.limit_bytes_max, has_keeper)?;
+        let flusher = &self.shared().flusher;
+        flusher.limits.set_cache_bytes(cache_bytes);
+        cache.writeback_counts.set_limits(flusher.limits.dirty_bytes_max(), cache_bytes);
+        let holds = cache.set_limit(cache_bytes);
+        event!(info, cache_bytes, holds, "another limit");
+        if holds > cache_bytes {
+            flusher.request_reclaim(cache.writeback_counts.unevictable());
+        }
+        Ok(holds)
+    }
+}
+
+impl EngineBuilder {
+    /// [`EngineBuilder::published`], if possible, with a descriptor number out of the way of the program's.
+    #[must_use]
+    pub fn published_from(mut self, fd_min: RawFd) -> Self {
+        self.published = Published::IfPossible(fd_min);
+        self
     }
 }
 
 impl OpenOptions {
     /// The caller has waited for keepers itself, by [`crate::keeper::await_written`], and an open of this
     /// process that has the file must not wait for long.
-    #[doc(hidden)]
     #[must_use]
     pub fn awaited(mut self, on: bool) -> Self {
         self.awaited = on;
@@ -220,7 +304,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::{BackendChoice, Backing, Engine};
+    use crate::{BackendChoice, Backing};
 
     const BLOCK: usize = 4096;
 
@@ -311,7 +395,7 @@ mod tests {
             // SAFETY: `memory` is there to the end, and the file.
             unsafe { file.begin_unguarded(to, BLOCK, (at * BLOCK) as u64) }
         };
-        let carry_out = |read: &crate::KernelRead, at: usize| {
+        let carry_out = |read: &KernelRead, at: usize| {
             // SAFETY: the request that `begin_unguarded` returned.
             let read =
                 unsafe { libc::pread(read.fd, read.memory.cast(), read.len, (at * BLOCK) as i64) };
