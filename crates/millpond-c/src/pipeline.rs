@@ -78,25 +78,22 @@ pub unsafe extern "C" fn millpond_pipeline_run(
         // L2: dropped after all requests: they have completed when `run` returns or unwinds.
         let mut files = Files::default();
         pipeline.run(|lane| {
-            let mut result = match lane.outcome {
+            let number = lane.number();
+            let mut result = match lane.into_ended() {
                 None => 0,
-                Some(Ok(moved)) => moved as i64,
-                Some(Err(error)) => -i64::from(error.errno()),
+                Some((_, Ok(moved))) => moved as i64,
+                Some((_, Err(error))) => -i64::from(error.errno()),
             };
             loop {
-                let request = requests[lane.number];
-                let mut seen = millpond_lane { number: lane.number, result, request };
+                let mut seen = millpond_lane { number, result, request: requests[number] };
                 // SAFETY: our caller's promise.
                 if unsafe { step(context, &raw mut seen) } == 0 {
-                    return false;
+                    return None;
                 }
-                requests[lane.number] = seen.request;
+                requests[number] = seen.request;
                 // SAFETY: L1, by our caller's promise.
                 match unsafe { to_direct(&seen.request, &mut files) } {
-                    Ok(direct) => {
-                        *lane.request = Some(direct);
-                        return true;
-                    }
+                    Ok(direct) => return Some(direct),
                     Err(failure) => result = -i64::from(failure.errno()),
                 }
             }

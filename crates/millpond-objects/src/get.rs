@@ -412,7 +412,7 @@ impl Inner {
         let mut on_disk = Vec::new();
         for range in self.merged_pages(wanted, 0) {
             let claim = entry.claim(&within(range.clone()));
-            if claim.has_no_room {
+            if !claim.is_complete {
                 // No free frames for the whole range. The claims are dropped, and the range is requested without them.
                 requests.push(unclaimed(within(range)));
                 continue;

@@ -38,7 +38,7 @@ fn only_complete_pages_are_cached() {
     let blob = blob(1 << 20, len);
     assert!(is_cached(&blob, len..len + 5), "there is nothing to bring");
     let mut claim = blob.claim(PAGE + 1..u64::MAX);
-    assert!(!claim.has_no_room);
+    assert!(claim.is_complete);
     let [fill] = &mut claim.fills[..] else { panic!("{claim:?}") };
     assert_eq!(fill.range(), PAGE..len);
     assert!(blob.claim(0..len).fills.iter().all(|other| other.range() == (0..PAGE)));

@@ -184,30 +184,30 @@ fn use_a_pipeline(engine: &Engine, path: &Path, breaks: impl FnOnce()) {
     let total = 120;
     let mut at = [0; 16];
     engine.pipeline(16).unwrap().run(|lane| {
-        if let (Some(outcome), Some(request)) = (lane.outcome, &*lane.request) {
+        let at = &mut at[lane.number()];
+        let request = lane.into_ended().map(|(request, outcome)| {
             assert_eq!(outcome.unwrap(), 16 * PAGE);
             let bytes: Vec<u8> = request.slices().flatten().copied().collect();
-            assert!(bytes == content(at[lane.number], bytes.len()));
+            assert!(bytes == content(*at, bytes.len()));
             ended += 1;
-        }
+            request
+        });
         if next == 40
             && let Some(breaks) = breaks.take()
         {
             breaks();
         }
         if next == total {
-            return false;
+            return None;
         }
-        at[lane.number] = next * 16 * PAGE;
-        match lane.request {
-            Some(request) => request.set_offset(at[lane.number] as u64),
-            None => {
-                let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
-                *lane.request = Some(DirectRequest::read(&file, list, at[lane.number] as u64));
-            }
-        }
+        *at = next * 16 * PAGE;
         next += 1;
-        true
+        let mut request = request.unwrap_or_else(|| {
+            let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
+            DirectRequest::read(&file, list, *at as u64)
+        });
+        request.set_offset(*at as u64);
+        Some(request)
     });
     assert_eq!(ended, total);
 }

@@ -298,15 +298,15 @@ impl Run {
         let mut pieces = pieces.into_iter();
         self.sim.errors(faulty);
         engine.pipeline(2).unwrap().run(|lane| {
-            if let Some(outcome) = lane.outcome {
-                let (offset, durable) = lanes[lane.number];
+            let number = lane.number();
+            if let Some((_, outcome)) = lane.into_ended() {
+                let (offset, durable) = lanes[number];
                 ended.push((offset, durable, outcome));
             }
-            *lane.request = pieces.next().map(|(request, offset, durable)| {
-                lanes[lane.number] = (offset, durable);
+            pieces.next().map(|(request, offset, durable)| {
+                lanes[number] = (offset, durable);
                 request
-            });
-            lane.request.is_some()
+            })
         });
         for (offset, durable, outcome) in ended {
             let moved = self.succeeded(outcome, faulty).unwrap_or(0);

@@ -121,21 +121,22 @@ fn a_sync_waits_for_durable_direct_requests() {
         thread::scope(|scope| {
             let mut syncing = None;
             sim.engine.pipeline(2).unwrap().run(|lane| {
-                if lane.number == 0 && lane.outcome.is_none() {
-                    let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
-                    sim.errors(true);
-                    *lane.request = Some(DirectRequest::write(&direct, list, 5 * PAGE as u64));
-                    return true;
+                let number = lane.number();
+                match lane.into_ended() {
+                    Some((_, outcome)) => drop(outcome.unwrap_err()),
+                    None if number == 0 => {
+                        let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
+                        sim.errors(true);
+                        return Some(DirectRequest::write(&direct, list, 5 * PAGE as u64));
+                    }
+                    None => {
+                        // The device has failed the write.
+                        sim.errors(false);
+                        syncing = Some(scope.spawn(|| sim.file.sync_data()));
+                        thread::sleep(Duration::from_millis(20));
+                    }
                 }
-                if let Some(outcome) = lane.outcome {
-                    outcome.unwrap_err();
-                } else {
-                    // The device has failed the write.
-                    sim.errors(false);
-                    syncing = Some(scope.spawn(|| sim.file.sync_data()));
-                    thread::sleep(Duration::from_millis(20));
-                }
-                false
+                None
             });
             match syncing.take().unwrap().join().unwrap() {
                 Ok(()) => {
@@ -168,18 +169,18 @@ fn durable_requests_share_their_errors() {
         let mut next = 0;
         let mut ended = Vec::new();
         sim.engine.pipeline(3).unwrap().run(|lane| {
-            if let Some(outcome) = lane.outcome {
-                ended.push((lane.request.as_ref().unwrap().offset() as usize, outcome));
+            if let Some((request, outcome)) = lane.into_ended() {
+                ended.push((request.offset() as usize, outcome));
             }
             if next == 12 {
-                return false;
+                return None;
             }
             let mut buffers = sim.engine.alloc_buffers(1, PAGE).unwrap();
             buffers[0].fill(next as u8 + 1);
             let list = SegmentList::from_buffers(buffers);
-            *lane.request = Some(DirectRequest::write(&direct, list, (next * PAGE) as u64));
+            let request = DirectRequest::write(&direct, list, (next * PAGE) as u64);
             next += 1;
-            true
+            Some(request)
         });
         assert_eq!(ended.len(), 12);
         let durable = sim.device.durable();

@@ -236,11 +236,10 @@ impl Case<'_> {
         buffers[0].copy_from_slice(src);
         let mut list = Some(SegmentList::from_buffers(buffers));
         self.engine.pipeline(1).unwrap().run(|lane| {
-            if let Some(outcome) = lane.outcome {
+            if let Some((_, outcome)) = lane.into_ended() {
                 assert_eq!(outcome.unwrap(), src.len());
             }
-            *lane.request = list.take().map(|list| DirectRequest::write(direct, list, offset));
-            lane.request.is_some()
+            list.take().map(|list| DirectRequest::write(direct, list, offset))
         });
     }
 

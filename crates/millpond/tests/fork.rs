@@ -214,7 +214,7 @@ fn a_child_has_nothing_of_its_parents_blobs() {
             assert!(!blob.try_read(&mut Vec::new(), 0..PAGE));
             assert!(blob.try_view(0..PAGE).is_none());
             let claim = blob.claim(0..FILE_BYTES);
-            assert!(claim.has_no_room && claim.fills.is_empty());
+            assert!(!claim.is_complete && claim.fills.is_empty());
             drop(dropped.take());
             brought.take().unwrap().bring(&[1; PAGE as usize]);
             assert!(engine.blob(1, PAGE as u32).is_err());

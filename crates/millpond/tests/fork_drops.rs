@@ -253,21 +253,20 @@ fn resources(
             let mut pipeline = engine.pipeline(4).unwrap();
             let mut left = 8;
             pipeline.run(|lane| {
-                if let Some(outcome) = lane.outcome {
+                let ended = lane.into_ended().map(|(request, outcome)| {
                     assert_eq!(outcome.unwrap(), PAGE as usize);
-                }
+                    request
+                });
                 if left == 0 {
-                    return false;
+                    return None;
                 }
                 left -= 1;
-                match lane.request {
-                    Some(request) => request.set_offset(left * PAGE),
-                    None => {
-                        let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
-                        *lane.request = Some(DirectRequest::read(&direct, list, left * PAGE));
-                    }
-                }
-                true
+                let mut request = ended.unwrap_or_else(|| {
+                    let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
+                    DirectRequest::read(&direct, list, left * PAGE)
+                });
+                request.set_offset(left * PAGE);
+                Some(request)
             });
             all.push(held(pipeline, drop));
             let tasks: &'static AsyncFile = Box::leak(Box::new(AsyncFile::from(direct)));

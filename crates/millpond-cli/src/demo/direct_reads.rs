@@ -92,9 +92,8 @@ impl PipelineReads<'_> {
         let started = Instant::now();
         pipeline.run(|lane| {
             let offset = places.offset_of(random.below(places.blocks()));
-            let Some(outcome) = lane.outcome else {
-                *lane.request = unused.pop().map(|list| DirectRequest::read(file, list, offset));
-                return lane.request.is_some();
+            let Some((mut request, outcome)) = lane.into_ended() else {
+                return unused.pop().map(|list| DirectRequest::read(file, list, offset));
             };
             match outcome {
                 Ok(BLOCK_BYTES) => done += 1,
@@ -102,13 +101,11 @@ impl PipelineReads<'_> {
                 Err(error) => failure = Some(error.into()),
             }
             if failure.is_some() || started.elapsed() >= SLICE {
-                ended.extend(lane.request.take());
-                return false;
+                ended.push(request);
+                return None;
             }
-            if let Some(request) = lane.request {
-                request.set_offset(offset);
-            }
-            true
+            request.set_offset(offset);
+            Some(request)
         });
         let elapsed = started.elapsed();
         let lists =

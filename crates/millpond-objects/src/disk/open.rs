@@ -113,27 +113,30 @@ fn recover(
     let mut buffers = engine.alloc_buffers(HEADERS_IN_FLIGHT, layout.header_bytes())?;
     let mut lanes = [0; HEADERS_IN_FLIGHT];
     engine.pipeline(HEADERS_IN_FLIGHT)?.run(|lane| {
-        if let (Some(Ok(moved)), Some(request)) = (lane.outcome, &*lane.request)
-            && moved == layout.header_bytes()
+        let its_chunk = &mut lanes[lane.number()];
+        let ended = lane.into_ended();
+        if let Some((request, Ok(moved))) = &ended
+            && *moved == layout.header_bytes()
             && let Some(header) = request.slices().next()
-            && let Some((sequence, entries)) = layout.read_header(header, lanes[lane.number])
+            && let Some((sequence, entries)) = layout.read_header(header, *its_chunk)
         {
-            index.insert(lanes[lane.number], &entries);
+            index.insert(*its_chunk, &entries);
             if sequence >= ring.sequence {
                 ring.sequence = sequence + 1;
-                ring.next = (lanes[lane.number] + 1) % layout.chunks;
+                ring.next = (*its_chunk + 1) % layout.chunks;
             }
         }
-        let Some((chunk, offset)) = offsets.next() else { return false };
-        lanes[lane.number] = chunk;
-        match lane.request {
-            Some(request) => request.set_offset(offset),
+        let offset;
+        (*its_chunk, offset) = offsets.next()?;
+        let mut request = match ended {
+            Some((request, _)) => request,
             None => {
                 let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
-                *lane.request = Some(DirectRequest::read(file, list, offset));
+                DirectRequest::read(file, list, offset)
             }
-        }
-        true
+        };
+        request.set_offset(offset);
+        Some(request)
     });
     Ok(ring)
 }

@@ -66,11 +66,10 @@ fn files(input: &[u8]) {
                     assert!(list.slices().all(|slice| !slice.is_empty()));
                     let mut request = Some(DirectRequest::write(direct, list, at as u64));
                     engine.pipeline(2).unwrap().run(|lane| {
-                        if let Some(outcome) = lane.outcome {
+                        if let Some((_, outcome)) = lane.into_ended() {
                             assert_eq!(outcome.unwrap(), len);
                         }
-                        *lane.request = request.take();
-                        lane.request.is_some()
+                        request.take()
                     });
                 }
                 if len > 0 {
@@ -94,9 +93,8 @@ fn files(input: &[u8]) {
                     let list = SegmentList::from_io_slices_mut(&mut slices);
                     let mut request = Some(DirectRequest::read(direct, list, at as u64));
                     engine.pipeline(1).unwrap().run(|lane| {
-                        moved = lane.outcome.map_or(moved, Result::unwrap);
-                        *lane.request = request.take();
-                        lane.request.is_some()
+                        moved = lane.into_ended().map_or(moved, |(_, outcome)| outcome.unwrap());
+                        request.take()
                     });
                 }
                 let end = model.len().min(at + len);

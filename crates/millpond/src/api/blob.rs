@@ -76,7 +76,7 @@ use crate::workers::JobOutcome;
 /// let blob = engine.blob(far.len() as u64, 4096)?;
 /// assert_eq!((blob.len(), blob.page_bytes()), (10_000, 4096));
 /// let mut claim: Claim = blob.claim(0..10_000);
-/// assert!(!claim.has_no_room && blob.claim(0..10_000).fills.is_empty(), "each page is given out once");
+/// assert!(claim.is_complete && blob.claim(0..10_000).fills.is_empty(), "each page is given out once");
 /// let mut all: Fill = claim.fills.remove(0);
 /// // The first page has arrived, the rest has not; the last one ends with the blob.
 /// all.split_front(1).bring(&far[..4096]);
@@ -180,8 +180,8 @@ impl Blob {
     pub fn claim(&self, range: Range<u64>) -> Claim {
         let file = &self.cached;
         let end = range.end.min(self.len());
-        let mut claim = Claim { fills: Vec::new(), has_no_room: self.is_the_parents() };
-        if range.start >= end || claim.has_no_room {
+        let mut claim = Claim { fills: Vec::new(), is_complete: !self.is_the_parents() };
+        if range.start >= end || !claim.is_complete {
             return claim;
         }
         let pages = file.page_of(range.start)..file.page_of(end - 1) + 1;
@@ -193,7 +193,7 @@ impl Blob {
                     claim.fills.push(Fill { cached: self.cached.clone(), run: Some(run), read: 0 });
                 }
                 Next::NoFrame => {
-                    claim.has_no_room = true;
+                    claim.is_complete = false;
                     return claim;
                 }
                 Next::End | Next::NoSlot => return claim,
@@ -243,11 +243,13 @@ impl std::fmt::Debug for Blob {
 
 /// The result of [`Blob::claim`].
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Claim {
     /// Pages that the caller is to supply.
     pub fills: Vec<Fill>,
-    /// The cache has no room for the rest of the pages: they can't be cached now.
-    pub has_no_room: bool,
+    /// Whether `fills` has all pages that no other caller is filling. If not, the cache has no room for the rest of
+    /// them: they can't be cached now.
+    pub is_complete: bool,
 }
 
 /// Contiguous reserved pages of a blob. Dropped, they can be reserved again.

@@ -12,7 +12,7 @@
 //!   outlives the request, and no other code can use it during that time.
 //! - **P2** A thread with requests in flight waits for no guard and no flush: two pipelines, or a pipeline
 //!   and its own requests, or a sync, can't wait for each other.
-//! - **P3** In steady state nothing is allocated, and nothing moved: a lane's request stays in place.
+//! - **P3** In steady state nothing is allocated. A request moves only between its lane and `step`.
 //! - **P4** A durable write that the backend has completed has left the epoch of write-back's generations;
 //!   its success is known when all other members have left it. The pipeline waits for that only while no
 //!   request is in flight. The write holds its range until then. The thread waits for a guard only while it
@@ -58,19 +58,16 @@ pub const PIPELINE_DEPTH_MAX: usize = 4096;
 /// assert_eq!((read.offset(), read.len(), read.is_empty()), (0, 8192, false));
 /// let (mut next, mut ended) = (Some(read), None);
 /// pipeline.run(|lane| {
-///     ended = lane.request.take().or(ended.take());
-///     *lane.request = next.take();
-///     lane.request.is_some()
+///     ended = lane.into_ended();
+///     next.take()
 /// });
-/// let mut request = ended.expect("it has ended");
+/// let (mut request, outcome) = ended.expect("it has ended");
+/// assert_eq!(outcome?, 8192);
 /// assert!(request.slices().flatten().all(|&byte| byte == 7));
 /// request.slices_mut().for_each(|part| part.fill(8));
 /// let buffers = request.into_buffers();
 /// let mut next = Some(DirectRequest::write(&file, SegmentList::from_buffers(buffers), 0).durable(true));
-/// pipeline.run(|lane| {
-///     *lane.request = next.take();
-///     lane.request.is_some()
-/// });
+/// pipeline.run(|_| next.take());
 /// assert_eq!(std::fs::read(&path).unwrap(), [8; 8192]);
 /// println!("{} bytes registered", pipeline.registration().registered_bytes);
 /// # Ok::<(), millpond::Error>(())
@@ -154,10 +151,7 @@ impl<'a> DirectRequest<'a> {
     ///     )
     /// };
     /// let mut requests = [write, read].into_iter().collect::<Vec<_>>();
-    /// engine.pipeline(1)?.run(|lane| {
-    ///     *lane.request = requests.pop();
-    ///     lane.request.is_some()
-    /// });
+    /// engine.pipeline(1)?.run(|_| requests.pop());
     /// assert_eq!(std::fs::read(&path).unwrap(), [7; 8192]);
     /// # Ok::<(), millpond::Error>(())
     /// ```
@@ -252,13 +246,38 @@ impl<'a> DirectRequest<'a> {
 
 /// A slot of a [`Pipeline`], between two requests.
 #[derive(Debug)]
-pub struct Lane<'l, 'a> {
+pub struct Lane<'a> {
+    number: usize,
+    ended: Option<(DirectRequest<'a>, Result<usize>)>,
+}
+
+impl<'a> Lane<'a> {
     /// The lane's number, from 0 on.
-    pub number: usize,
-    /// The completed request, to be reused, replaced or taken away; `None` at first.
-    pub request: &'l mut Option<DirectRequest<'a>>,
-    /// Its result: the bytes moved, as [`File::read_at`] and [`File::write_at`] return it.
-    pub outcome: Option<Result<usize>>,
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::Engine;
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// let mut numbers = Vec::new();
+    /// engine.pipeline(3)?.run(|lane| {
+    ///     numbers.push(lane.number());
+    ///     None
+    /// });
+    /// assert_eq!(numbers, [0, 1, 2]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// The completed request, to be reused or dropped, and its result: the bytes moved, as [`File::read_at`] and
+    /// [`File::write_at`] return it. `None` before the lane's first request.
+    #[must_use]
+    pub fn into_ended(self) -> Option<(DirectRequest<'a>, Result<usize>)> {
+        self.ended
+    }
 }
 
 /// How much of the memory of a [`Pipeline`]'s requests is registered with the kernel. Freed memory is
@@ -297,19 +316,18 @@ pub struct Registration {
 /// let mut offsets = (0..file.len()?).step_by(64 << 10);
 /// let mut sum = 0u64;
 /// engine.pipeline(4)?.run(|lane| {
-///     if let (Some(outcome), Some(request)) = (lane.outcome, &*lane.request) {
+///     let ended = lane.into_ended().map(|(request, outcome)| {
 ///         let moved = outcome.expect("the file can be read");
 ///         sum += request.slices().flatten().take(moved).map(|&byte| u64::from(byte)).sum::<u64>();
-///     }
-///     let Some(offset) = offsets.next() else { return false };
-///     match lane.request {
-///         Some(request) => request.set_offset(offset),
-///         None => {
-///             let list = SegmentList::from_buffers(buffers.pop().into_iter().collect());
-///             *lane.request = Some(DirectRequest::read(&file, list, offset));
-///         }
-///     }
-///     true
+///         request
+///     });
+///     let offset = offsets.next()?; // at the end of the file: no more requests of this lane
+///     let mut request = ended.or_else(|| {
+///         let list = SegmentList::from_buffers(vec![buffers.pop()?]);
+///         Some(DirectRequest::read(&file, list, offset))
+///     })?;
+///     request.set_offset(offset);
+///     Some(request)
 /// });
 /// assert_eq!(sum, 1 << 20);
 /// # Ok::<(), millpond::Error>(())
@@ -357,9 +375,9 @@ impl Pipeline {
 
     /// Calls `step` for requests until it has no more, and returns when all have completed.
     ///
-    /// `step` is called once for each [`Lane`] (fewer than the depth if memory is short), and again whenever the lane's request has completed. It
-    /// leaves the next request in the lane and returns true, or returns false: then the lane is not used
-    /// again, and a request that is left in it is dropped. Requests complete in any order. Each is atomic
+    /// `step` is called once for each [`Lane`] (fewer than the depth if memory is short), and again whenever the
+    /// lane's request has completed. It returns the lane's next request, or `None`: then the lane is not used
+    /// again. Requests complete in any order. Each is atomic
     /// with respect to all other operations of its file, and coherent with the cache. If one overlaps with
     /// another thread's operation, or with dirty pages of the cache, it waits until the earlier requests of
     /// the pipeline have completed, and then for that. Requests that overlap with each other take effect in
@@ -373,9 +391,8 @@ impl Pipeline {
     ///
     /// # Panics
     ///
-    /// If `step` panics, or returns true for a lane without a request; after all requests in flight have
-    /// completed.
-    pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'_, 'a>) -> bool) {
+    /// If `step` panics; after all requests in flight have completed.
+    pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>) {
         let (slots, depth) = slots(self.depth);
         let mut lanes = Lanes {
             carrier: &mut self.carrier,
@@ -461,15 +478,15 @@ impl<'a> Lanes<'_, 'a> {
         &mut self,
         number: u32,
         mut outcome: Option<Result<usize>>,
-        step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
+        step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>,
     ) {
         loop {
-            let request = &mut self.slots[number as usize].request;
-            if !step(Lane { number: number as usize, request, outcome }) {
-                *request = None;
+            let slot = &mut self.slots[number as usize];
+            let ended = slot.request.take().zip(outcome);
+            slot.request = step(Lane { number: number as usize, ended });
+            if slot.request.is_none() {
                 return;
             }
-            assert!(request.is_some(), "lane {number} goes on without a request");
             // Behind the stalled ones, so that the requests in flight come to their end (P2).
             if !self.stalled.is_empty() || !self.doubted.is_empty() {
                 self.stalled.push_back(number);
@@ -487,7 +504,7 @@ impl<'a> Lanes<'_, 'a> {
     }
 
     /// Waits for a completion, and continues with its lane.
-    fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
+    fn turn(&mut self, step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>) {
         if self.under_way == 0 {
             if self.undecided.is_empty() {
                 self.wake_stalled(step);
@@ -510,7 +527,7 @@ impl<'a> Lanes<'_, 'a> {
     fn settle_undecided(
         &mut self,
         mut blocking: Blocking,
-        step: &mut impl FnMut(Lane<'_, 'a>) -> bool,
+        step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>,
     ) {
         for _ in 0..self.undecided.len() {
             let number = self.undecided.pop_front().expect("counted");
@@ -535,7 +552,7 @@ impl<'a> Lanes<'_, 'a> {
     /// No request is in flight: waits for the operation that blocks the first stalled request, and starts
     /// the others up to the next one that would have to wait (P2).
     #[cold]
-    fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> bool) {
+    fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>) {
         let mut blocking = Blocking::Wait;
         while let Some(number) = self.stalled.pop_front() {
             match self.start(number, blocking) {

@@ -50,10 +50,7 @@ mod sealed {
 /// let mut memory = vec![0; 4096];
 /// let mut first = Some(DirectRequest::read(file, SegmentList::from_slice_mut(&mut memory), 0));
 /// drop(memory); // borrowed by the request
-/// pipeline.run(|lane| {
-///     *lane.request = first.take();
-///     lane.request.is_some()
-/// });
+/// pipeline.run(|_| first.take());
 /// # }
 /// ```
 ///
@@ -67,10 +64,7 @@ mod sealed {
 ///     let memory = vec![0; 4096];
 ///     first = Some(DirectRequest::write(file, SegmentList::from_slice(&memory), 0));
 /// } // borrowed by the request
-/// pipeline.run(|lane| {
-///     *lane.request = first.take();
-///     lane.request.is_some()
-/// });
+/// pipeline.run(|_| first.take());
 /// # }
 /// ```
 ///
@@ -80,10 +74,9 @@ mod sealed {
 /// use millpond::direct::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File, mut pipeline: millpond::direct::Pipeline, mut buffer: millpond::Buffer) {
 /// let mut first = Some(DirectRequest::read(file, SegmentList::from_buffer_mut(&mut buffer), 0));
-/// pipeline.run(|lane| {
+/// pipeline.run(|_| {
 ///     let _peek = buffer[0]; // borrowed by the request
-///     *lane.request = first.take();
-///     lane.request.is_some()
+///     first.take()
 /// });
 /// # }
 /// ```
@@ -95,10 +88,7 @@ mod sealed {
 /// let mut slices = [IoSlice::new(memory)];
 /// let mut first = Some(DirectRequest::write(file, SegmentList::from_io_slices(&slices), 0));
 /// slices[0] = IoSlice::new(&[]); // borrowed by the request
-/// pipeline.run(|lane| {
-///     *lane.request = first.take();
-///     lane.request.is_some()
-/// });
+/// pipeline.run(|_| first.take());
 /// # }
 /// ```
 ///
@@ -108,10 +98,7 @@ mod sealed {
 /// use millpond::direct::{DirectRequest, SegmentList};
 /// # fn demo(file: &millpond::File, mut pipeline: millpond::direct::Pipeline, buffers: Vec<millpond::Buffer>) {
 /// let mut first = Some(DirectRequest::read(file, SegmentList::from_buffers(buffers), 0));
-/// pipeline.run(|lane| {
-///     *lane.request = first.take();
-///     lane.request.is_some()
-/// });
+/// pipeline.run(|_| first.take());
 /// let _byte = buffers[0][0]; // moved into the list; `into_buffers` gives them back
 /// # }
 /// ```
@@ -123,10 +110,7 @@ mod sealed {
 /// # fn demo(file: millpond::File, mut pipeline: millpond::direct::Pipeline, buffers: Vec<millpond::Buffer>) {
 /// let mut first = Some(DirectRequest::read(&file, SegmentList::from_buffers(buffers), 0));
 /// drop(file); // borrowed by the request
-/// pipeline.run(|lane| {
-///     *lane.request = first.take();
-///     lane.request.is_some()
-/// });
+/// pipeline.run(|_| first.take());
 /// # }
 /// ```
 ///

@@ -287,9 +287,8 @@ fn pipelined(engine: &Engine, request: DirectRequest<'_>) -> Result<usize, Error
     let mut request = Some(request);
     let mut outcome = None;
     engine.pipeline(1).unwrap().run(|lane| {
-        outcome = lane.outcome;
-        *lane.request = request.take();
-        lane.request.is_some()
+        outcome = lane.into_ended().map(|(_, outcome)| outcome);
+        request.take()
     });
     outcome.unwrap()
 }

@@ -15,11 +15,8 @@ pub fn each<'a>(
     pipeline: &mut Pipeline,
     mut step: impl FnMut(Option<Done<'a>>) -> Option<DirectRequest<'a>>,
 ) {
-    pipeline.run(|lane| {
-        let ended = lane.request.take().zip(lane.outcome);
-        *lane.request = step(ended.map(|(request, outcome)| Done { request, outcome }));
-        lane.request.is_some()
-    });
+    pipeline
+        .run(|lane| step(lane.into_ended().map(|(request, outcome)| Done { request, outcome })));
 }
 
 /// The same request at another offset.

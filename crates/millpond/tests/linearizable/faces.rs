@@ -179,19 +179,18 @@ impl<'e> Faces<'e> {
         let mut requests = steps.iter().map(request).collect::<Vec<_>>().into_iter().enumerate();
         let (mut lanes, mut acted) = (vec![(0, 0); steps.len()], Vec::new());
         self.pipeline.run(|lane| {
-            if let (Some(request), Some(moved)) = (&*lane.request, lane.outcome) {
-                let (number, invoked) = lanes[lane.number];
+            let lane_number = lane.number();
+            if let Some((request, moved)) = lane.into_ended() {
+                let (number, invoked) = lanes[lane_number];
                 let (step, when) = (steps[number], (invoked, clock.fetch_add(1, SeqCst)));
                 let bytes = request.slices().flatten().copied().collect();
                 let outcome = moved.map(|moved| outcome(&step, moved, cell_bytes));
                 acted.push(Acted { step, when, bytes, outcome });
             }
-            let next = requests.next();
-            *lane.request = next.map(|(number, request)| {
-                lanes[lane.number] = (number, clock.fetch_add(1, SeqCst));
+            requests.next().map(|(number, request)| {
+                lanes[lane_number] = (number, clock.fetch_add(1, SeqCst));
                 request
-            });
-            lane.request.is_some()
+            })
         });
         acted
     }

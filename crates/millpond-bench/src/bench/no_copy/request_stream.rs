@@ -76,12 +76,11 @@ impl<'f> RequestStream<'f> {
         pipeline.run(|lane| {
             let offset = offsets[*next];
             *next = if *next + 1 == offsets.len() { 0 } else { *next + 1 };
-            let (Some(request), Some(outcome)) = (&mut *lane.request, lane.outcome) else {
-                *lane.request = fresh.next().map(|list| match *writes {
+            let Some((mut request, outcome)) = lane.into_ended() else {
+                return fresh.next().map(|list| match *writes {
                     true => DirectRequest::write(file, list, offset),
                     false => DirectRequest::read(file, list, offset),
                 });
-                return lane.request.is_some();
             };
             ops += 1;
             if ops.is_multiple_of(BATCH) && ops >= least && started.elapsed() >= length {
@@ -93,15 +92,15 @@ impl<'f> RequestStream<'f> {
                 Err(error) => failure = Some(error.into()),
             }
             if over || failure.is_some() {
-                ended.extend(lane.request.take());
-                return false;
+                ended.push(request);
+                return None;
             }
             if !copied.is_empty() {
                 let copy = black_box(copied.clone());
                 black_box(copy.iter().map(|(_, len)| len).sum::<usize>());
             }
             request.set_offset(offset);
-            true
+            Some(request)
         });
         let elapsed = started.elapsed();
         let made = allocations() - made;
