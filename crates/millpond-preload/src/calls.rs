@@ -181,22 +181,22 @@ macro_rules! calls {
         $row! { settled fn aio_read64/aio_read(block: *mut c_void) -> c_int
             ; after kernel::with_block(block, kernel::before_aio_read), else -1 }
         $row! { settled fn aio_fsync64/aio_fsync(operation: c_int, block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, settle), else -1 }
+            ; after kernel::with_block(block, flush_before_kernel_call), else -1 }
         $row! { passed fn aio_write64/aio_write(block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, kernel::give_to_aio), else -1 }
+            ; after kernel::with_block(block, kernel::release_to_aio), else -1 }
         $row! { passed fn lio_listio64/lio_listio(mode: c_int, list: *const *mut c_void,
             count: c_int, event: *mut c_void) -> c_int
             ; after kernel::before_lio_listio(list, count), else -1 }
         $row! { passed fn vdprintf(fd: c_int, format: Text, args: *mut c_void) -> c_int
-            ; after give_to_libc(fd), else -1 }
+            ; after release_to_libc(fd), else -1 }
         $row! { passed fn __vdprintf_chk(fd: c_int, flag: c_int, format: Text,
             args: *mut c_void) -> c_int
-            ; after give_to_libc(fd), else -1 }
+            ; after release_to_libc(fd), else -1 }
         $row! { passed variadic dprintf => kernel::before_dprintf }
         $row! { passed variadic __dprintf_chk => kernel::before_dprintf }
         $row! { passed fn backtrace_symbols_fd/__backtrace_symbols_fd(addresses: *const *mut c_void,
             count: c_int, fd: c_int) -> ()
-            ; after give_to_libc(fd), else () }
+            ; after release_to_libc(fd), else () }
 
         // Size, times, durability: `stat`. Names with a version are what programs were linked to
         // before glibc 2.33.
@@ -275,8 +275,8 @@ macro_rules! calls {
         $row! { settled fn fchownat(dir: c_int, path: Text, owner: u32, group: u32,
             flags: c_int) -> c_int
             ; after settle_rights_at(dir, path, flags), else -1, number SYS_fchownat }
-        $row! { settled fn futimens(fd: c_int, times: Bytes) -> c_int; after settle(fd), else -1 }
-        $row! { settled fn futimes(fd: c_int, times: Bytes) -> c_int; after settle(fd), else -1 }
+        $row! { settled fn futimens(fd: c_int, times: Bytes) -> c_int; after flush_before_kernel_call(fd), else -1 }
+        $row! { settled fn futimes(fd: c_int, times: Bytes) -> c_int; after flush_before_kernel_call(fd), else -1 }
         $row! { settled fn utimensat(dir: c_int, path: Text, times: Bytes, flags: c_int) -> c_int
             ; after settle_at(dir, path, flags), else -1, number SYS_utimensat }
         $row! { settled fn futimesat(dir: c_int, path: Text, times: Bytes) -> c_int
@@ -325,9 +325,9 @@ macro_rules! calls {
             ; after settle_at(HERE, path, 0), else -1, number SYS_swapon }
         $row! { settled fn acct(path: Text) -> c_int
             ; after settle_at(HERE, path, 0), else -1, number SYS_acct }
-        $row! { settled number SYS_finit_module (fd: c_int); after settle(fd) }
+        $row! { settled number SYS_finit_module (fd: c_int); after flush_before_kernel_call(fd) }
         $row! { settled number SYS_kexec_file_load (kernel: c_int, initial: c_int)
-            ; after { settle(kernel); settle(initial) } }
+            ; after { flush_before_kernel_call(kernel); flush_before_kernel_call(initial) } }
 
         // Streams: `stdio`
         $row! { served fn fopen64/fopen/_IO_fopen(path: Text, mode: Text) -> *mut FILE
@@ -382,16 +382,16 @@ macro_rules! calls {
         // io_uring: only the kernel sees its requests. liburing makes its system calls directly, without
         // libc; so the functions that set a ring up are replaced.
         $row! { passed fn io_uring_queue_init(entries: u32, ring: *mut c_void, flags: u32) -> c_int
-            ; after leave_all(), else -libc::ENOSYS }
+            ; after release_all_files(), else -libc::ENOSYS }
         $row! { passed fn io_uring_queue_init_params(entries: u32, ring: *mut c_void,
             params: *mut c_void) -> c_int
-            ; after leave_all(), else -libc::ENOSYS }
+            ; after release_all_files(), else -libc::ENOSYS }
         $row! { passed fn io_uring_queue_init_mem(entries: u32, ring: *mut c_void,
             params: *mut c_void, memory: *mut c_void, bytes: usize) -> c_int
-            ; after leave_all(), else -libc::ENOSYS }
+            ; after release_all_files(), else -libc::ENOSYS }
         $row! { passed fn io_uring_setup(entries: u32, params: *mut c_void) -> c_int
-            ; after leave_all(), else -libc::ENOSYS, number SYS_io_uring_setup }
-        $row! { passed number SYS_io_uring_enter SYS_io_uring_register (); after leave_all() }
+            ; after release_all_files(), else -libc::ENOSYS, number SYS_io_uring_setup }
+        $row! { passed number SYS_io_uring_enter SYS_io_uring_register (); after release_all_files() }
 
         // Processes: `process`
         $row! { passed routed vfork/__vfork => vfork::route_vfork }
@@ -432,20 +432,20 @@ macro_rules! calls {
         $row! { passed variadic execlp => process::before_exec }
         $row! { passed fn posix_spawn(pid: *mut libc::pid_t, path: Text, actions: Bytes,
             attributes: Bytes, argv: Argv, env: Argv) -> c_int
-            ; after process::give_inherited(), else libc::ENOSYS }
+            ; after process::release_inherited_files(), else libc::ENOSYS }
         $row! { passed fn posix_spawnp(pid: *mut libc::pid_t, path: Text, actions: Bytes,
             attributes: Bytes, argv: Argv, env: Argv) -> c_int
-            ; after process::give_inherited(), else libc::ENOSYS }
+            ; after process::release_inherited_files(), else libc::ENOSYS }
         $row! { passed fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int,
             new: c_int) -> c_int
-            ; after process::give_spawned(fd), else libc::ENOSYS }
+            ; after process::release_spawned(fd), else libc::ENOSYS }
         $row! { passed fn system(command: Text) -> c_int
-            ; after { point(); process::give_inherited() }, else -1 }
+            ; after { point(); process::release_inherited_files() }, else -1 }
         $row! { passed fn popen/_IO_popen(command: Text, mode: Text) -> *mut FILE
-            ; after process::give_inherited(), else null_mut() }
+            ; after process::release_inherited_files(), else null_mut() }
         // Runs a shell for each `$(...)`.
         $row! { passed fn wordexp(words: Text, expanded: *mut c_void, flags: c_int) -> c_int
-            ; after process::give_inherited(), else -1 }
+            ; after process::release_inherited_files(), else -1 }
         $row! { settled fn _exit/_Exit(status: c_int) -> !
             => process::_exit(status), number SYS_exit_group }
         $row! { settled fn quick_exit(status: c_int) -> !

@@ -49,14 +49,14 @@ pub fn initialise() {
 }
 
 /// Hands over files that a child shares if the child may not come from libc's fork.
-pub fn give_to_child() {
+pub fn release_shared_files() {
     if page_cache::is_on() {
         page_cache::release_for_fork();
     }
     section::run(|_| {
         let mut registry = registry::lock();
         registry.pass_where(Reason::Forked, |_| true);
-        registry.leave_unserved();
+        registry.release_all_unserved();
     });
 }
 

@@ -35,7 +35,7 @@
 //!   mappings;
 //! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all without `--eager`;
 //! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a
-//!   thread's own (`Registry::leave_all`);
+//!   thread's own (`Registry::release_all_files`);
 //! - **a system call that the program makes by an instruction of its own is not seen**: on a file
 //!   that it uses through libc, too, it may read old bytes, and its writes may be lost. Nor is it
 //!   noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;

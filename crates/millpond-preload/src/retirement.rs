@@ -8,7 +8,7 @@
 //! - it enters a name space that takes no process of several threads ([`end_threads`]).
 //!
 //! ```text
-//! dirty pages are written, files are the kernel's    Registry::leave_all
+//! dirty pages are written, files are the kernel's    Registry::release_all_files
 //! counts are reported: no exit will report them      report::report_exec
 //! hooks go straight to the kernel                    thread::leave_for_good
 //! descriptions, engine and watcher end               Registry::end_serving, lease::end
@@ -66,12 +66,12 @@ pub fn retire() {
         return;
     }
     page_cache::retire();
-    section::run(|_| registry::lock().leave_all());
+    section::run(|_| registry::lock().release_all_files());
     report::report_exec(registry::before_report);
     section::run(|_| {
         let mut registry = registry::lock();
         // Under the lock, so that a fork is completely before or after it.
-        thread::leave_for_good();
+        thread::disable_hooks();
         registry.end_serving();
         drop(registry);
         pressure::end();

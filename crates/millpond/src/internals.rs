@@ -203,7 +203,7 @@ impl File {
             return None;
         }
         // SAFETY: the caller's promise is the same.
-        let slot = unsafe { self.cached.cache().counters.kept(counts) };
+        let slot = unsafe { self.cached.cache().counters.cell_of_thread(counts) };
         let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
         // SAFETY: the caller's promise is the same.
         unsafe { path.try_read(dst, len, offset) }

@@ -420,7 +420,7 @@ impl Counters {
     ///
     /// The cell is the calling thread's, and lives as long as its thread-local storage.
     #[inline]
-    pub(crate) unsafe fn kept(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
+    pub(crate) unsafe fn cell_of_thread(&self, counts: &Cell<HitCounts>) -> &ThreadCounts {
         let kept = counts.get();
         if kept.engine == *self.id {
             // SAFETY: a slot of this engine, which the thread's `TAKEN` keeps alive and whose end resets the cell;
@@ -483,7 +483,7 @@ impl Counters {
 
     /// The threads that wait.
     pub(crate) fn waiting(&self) -> Vec<Waiting> {
-        lock(&self.slots).living.iter().filter_map(|slot| slot.wait.seen()).collect()
+        lock(&self.slots).living.iter().filter_map(|slot| slot.wait.snapshot()).collect()
     }
 
     pub(crate) fn snapshot(&self) -> Stats {
@@ -571,7 +571,7 @@ mod tests {
         impl Late {
             fn hit(&self) {
                 // SAFETY: thread-local, without a destructor.
-                COUNTS.with(|counts| unsafe { self.0.kept(counts) }.hit(1));
+                COUNTS.with(|counts| unsafe { self.0.cell_of_thread(counts) }.hit(1));
             }
         }
         impl Drop for Late {

@@ -199,7 +199,7 @@ impl ThreadWait {
     }
 
     /// The present wait. Also `None` if waits begin and end all the time.
-    pub(crate) fn seen(&self) -> Option<Waiting> {
+    pub(crate) fn snapshot(&self) -> Option<Waiting> {
         self.seen_within(100)
     }
 
@@ -289,7 +289,7 @@ impl TaskWaits {
         TaskWait { shard: Arc::clone(shard), at, what }
     }
 
-    pub(crate) fn seen(&self) -> Vec<Waiting> {
+    pub(crate) fn snapshot(&self) -> Vec<Waiting> {
         let now_ns = now_ns();
         let mut seen = Vec::new();
         for (number, shard) in self.shards.iter().enumerate() {

@@ -49,7 +49,7 @@ enum Told<T> {
 pub(crate) struct JobCompleter<T>(Arc<Mutex<Told<T>>>);
 
 impl<T> JobCompleter<T> {
-    pub(crate) fn tell(self, done: T) {
+    pub(crate) fn complete_job(self, done: T) {
         self.set(Told::Done(done));
     }
 
@@ -83,7 +83,7 @@ impl<T: Send + 'static> JobOutcome<T> {
     /// Has the workers carry out `body`. It runs even if the outcome is dropped.
     pub(crate) fn of(workers: &Arc<Pool>, body: impl FnOnce() -> T + Send + 'static) -> Self {
         let (outcome, teller) = JobOutcome::new();
-        workers.run(Box::new(move || teller.tell(body())));
+        workers.run(Box::new(move || teller.complete_job(body())));
         outcome
     }
 

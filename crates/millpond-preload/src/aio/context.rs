@@ -251,11 +251,11 @@ impl Context {
 
 impl Context {
     /// In a forked child: forgets the optimistic reads, which are the parent's.
-    fn leave(&self) {
+    fn forget_optimistic_reads(&self) {
         for index in 0..self.slots.used() {
             // SAFETY: no other thread exists.
             if let Some(optimistic) = unsafe { (*self.slot(index)).take_optimistic() } {
-                optimistic.leave();
+                optimistic.forget();
             }
         }
     }
@@ -419,6 +419,6 @@ impl Ending {
 /// No other thread exists.
 pub unsafe fn after_fork() {
     // SAFETY: the caller's duty.
-    unsafe { CONTEXTS.after_fork(Context::leave) };
+    unsafe { CONTEXTS.after_fork(Context::forget_optimistic_reads) };
     NOTHING.store(-1, Relaxed);
 }

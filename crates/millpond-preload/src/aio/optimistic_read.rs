@@ -46,7 +46,7 @@ impl OptimisticRead {
     }
 
     /// In a forked child, where no thread takes the completion: the frame is the parent's.
-    pub fn leave(self) {
+    pub fn forget(self) {
         let Self { read, pin, .. } = self;
         std::mem::forget(read);
         // The last pin stays: the description's other parts are left behind elsewhere.

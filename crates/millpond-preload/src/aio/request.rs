@@ -74,7 +74,7 @@ impl Request {
         if matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed) {
             // The kernel does not report the end of its request: in_flight.I1.
             File::start_now();
-            section::run(|_| registry::lock().leave(fd));
+            section::run(|_| registry::lock().release_descriptor(fd));
         }
         let found = if is_unknown { section::run(|_| find(fd)) } else { find(fd) };
         let pin = found.map_err(Unserved::Kernel)?;
@@ -226,7 +226,7 @@ impl Request {
         let mut parts = Some((self, ending));
         let done = || -> ReadDone {
             let (request, ending) = parts.take().expect("called once");
-            Box::new(move |result| request.told(ending, result))
+            Box::new(move |result| request.complete_read(ending, result))
         };
         // SAFETY: the caller's duty.
         let Some(result) = (unsafe { file.start_read_raw(&vectors, offset, fills, done) }) else {
@@ -239,14 +239,14 @@ impl Request {
                 Started::Ended(ending, bytes as isize)
             }
             Err(error) => {
-                request.told(ending, Err(error));
+                request.complete_read(ending, Err(error));
                 Started::UnderWay
             }
         }
     }
 
     /// A read has ended, on any thread: this function must not wait.
-    fn told(self, ending: Ending, result: millpond::Result<usize>) {
+    fn complete_read(self, ending: Ending, result: millpond::Result<usize>) {
         let Ok(bytes) = result else {
             // The kernel repeats the read, so the program gets the kernel's result.
             // SAFETY: it was prepared so.

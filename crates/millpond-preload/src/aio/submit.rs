@@ -130,7 +130,7 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Iocb) -> i
     let Some(context) = find(handle) else {
         if !thread::record().is_inside() {
             // SAFETY: the caller's duty.
-            section::run(|_| unsafe { leave_all(count, blocks) });
+            section::run(|_| unsafe { prepare_files_for_aio(count, blocks) });
         }
         // SAFETY: as above; the kernel checks the addresses.
         return unsafe { sys!(libc::SYS_io_submit, handle, count, blocks) };
@@ -149,7 +149,7 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Iocb) -> i
 
 /// Prepares served files for requests that go to the kernel directly: reads must see all written bytes, and writes
 /// must last.
-unsafe fn leave_all(count: isize, blocks: *const *mut Iocb) {
+unsafe fn prepare_files_for_aio(count: isize, blocks: *const *mut Iocb) {
     if !fault::is_installed() {
         return;
     }
@@ -159,7 +159,7 @@ unsafe fn leave_all(count: isize, blocks: *const *mut Iocb) {
         let fd = block.aio_fildes as i32;
         match block.aio_lio_opcode {
             PREAD | PREADV => {
-                registry::lock().leave(fd);
+                registry::lock().release_descriptor(fd);
                 writeback_policy::go_through_inside(fd);
             }
             PWRITE | PWRITEV => registry::lock().pass_fd(fd, Reason::InLibc),

@@ -27,7 +27,7 @@ impl Registry {
         FORKS.begin();
         self.pass_where(Reason::Forked, |_| true);
         self.pass_shared();
-        self.leave_unserved();
+        self.release_all_unserved();
         table::known(0, u32::MAX)
             .filter(
                 |(_, slot)| matches!(slot, NumberState::File(description) if description.shares()),

@@ -30,7 +30,7 @@ pub fn pass(description: &'static Description, reason: Reason) {
         // The cached bytes are not used again. If they can't be dropped now, they go with the file.
         let _ = file.invalidate(0, i64::MAX as u64);
     }
-    lease::give_up(fd);
+    lease::release_lease(fd);
 }
 
 /// Writes dirty pages back; later writes go through. Whether that succeeded.

@@ -82,7 +82,7 @@ pub fn take(fd: RawFd, access: Access, broken: Broken) -> Result<(), Reason> {
 }
 
 /// Gives the lease up; a process that waits for it continues.
-pub fn give_up(fd: RawFd) {
+pub fn release_lease(fd: RawFd) {
     // SAFETY: fcntl on our own descriptor.
     unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK) };
 }
@@ -153,7 +153,7 @@ fn watch(broken: Broken) {
     let pause = libc::timespec { tv_sec: PAUSE.as_secs() as i64, tv_nsec: 0 };
     // Acquire: pairs with the Release in `end`.
     while !IS_OVER.load(Acquire) {
-        gauge.as_mut().map(Gauge::look);
+        gauge.as_mut().map(Gauge::poll_pressure);
         let mut info = std::mem::MaybeUninit::<LeaseSignalInfo>::zeroed();
         // SAFETY: the set is eight bytes; `info` is as large as the kernel's siginfo.
         let signal = unsafe {

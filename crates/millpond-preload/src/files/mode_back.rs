@@ -29,7 +29,7 @@ pub fn closed() {
 }
 
 /// The keeper can't be had.
-pub fn give_up() {
+pub fn note_keeper_refusal() {
     UNKEPT.store(true, Relaxed);
 }
 

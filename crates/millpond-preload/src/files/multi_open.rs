@@ -91,7 +91,7 @@ struct Member {
 
 impl Member {
     /// G1. The number is claimed.
-    fn look(fd: RawFd, id: FileId) -> Option<Self> {
+    fn of_descriptor(fd: RawFd, id: FileId) -> Option<Self> {
         let flags = status_flags(fd);
         let offset = u64::try_from(kernel_offset(fd)).unwrap_or(OFFSET_END);
         let is_it = identity::identify(fd).is_some_and(|identity| identity.id == id);
@@ -127,7 +127,7 @@ impl Registry {
             table::try_change(*number, NumberState::Unserved, NumberState::Claimed)
         });
         let is_free = numbers.len() == count && thread::await_calls(&numbers, patience());
-        let members = numbers.iter().map(|number| Member::look(*number, id));
+        let members = numbers.iter().map(|number| Member::of_descriptor(*number, id));
         let outcome = if is_free {
             let members = members.collect::<Option<Vec<_>>>().ok_or(Reason::OpenTwice);
             members.and_then(|members| self.take_over(id, &members))
@@ -242,7 +242,7 @@ impl Registry {
     }
 
     /// G5, before the one number is given up by which the file is written: handed over, if it is that.
-    pub fn leave_last_writer(&mut self, fd: RawFd) -> Option<FileId> {
+    pub fn release_last_writer(&mut self, fd: RawFd) -> Option<FileId> {
         let writer = table::description(fd)?;
         // SAFETY: the registry is locked.
         let cold = unsafe { writer.cold() };
@@ -258,7 +258,7 @@ impl Registry {
     }
 
     /// G5, after a number that shares the file was given up.
-    pub fn leave_readers(&mut self, id: FileId) {
+    pub fn release_readers(&mut self, id: FileId) {
         let Some(inode) = self.inodes.get(&id) else { return };
         let is_read_only = inode.descriptions.iter().all(|d| d.shares() && !d.access().write);
         if is_read_only && !inode.descriptions.is_empty() {

@@ -48,7 +48,7 @@ impl Registry {
             // SAFETY: the registry is locked.
             unsafe { description.cold() }.is_locked = true;
         }
-        self.leave(fd);
+        self.release_descriptor(fd);
     }
 
     /// A second number for the description at `fd`.
@@ -72,7 +72,7 @@ impl Registry {
             }
             NumberState::Unserved | NumberState::Left => {
                 // in_flight.I5.
-                self.leave(fd);
+                self.release_descriptor(fd);
                 table::set(new, NumberState::Left);
             }
             NumberState::Unknown | NumberState::Internal | NumberState::Claimed => {
@@ -88,7 +88,7 @@ impl Registry {
         if let NumberState::File(description) = slot {
             // SAFETY: the registry is locked.
             let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
-            self.give_up_slot(description);
+            self.release_slot(description);
         }
     }
 
@@ -97,7 +97,7 @@ impl Registry {
         let slot = table::get(fd);
         table::set(fd, NumberState::Unknown);
         if let NumberState::File(description) = slot {
-            self.give_up_slot(description);
+            self.release_slot(description);
         }
     }
 
@@ -107,12 +107,12 @@ impl Registry {
         let old = table::get(new);
         self.share(fd, new);
         if let NumberState::File(description) = old {
-            self.give_up_slot(description);
+            self.release_slot(description);
         }
     }
 
     /// A number of the description is no longer in the table.
-    fn give_up_slot(&mut self, description: &'static Description) {
+    fn release_slot(&mut self, description: &'static Description) {
         // SAFETY: the registry is locked.
         let cold = unsafe { description.cold() };
         cold.slots -= 1;
@@ -141,7 +141,7 @@ impl Registry {
                 // writeback_policy.L4: those who closed the others did not know that they were the last.
                 go_through(description);
             }
-            lease::give_up(description.kernel_fd());
+            lease::release_lease(description.kernel_fd());
         }
         let is_shared = matches!(description.reason(), Reason::Forked | Reason::Given);
         if is_locked && !is_shared && description.kernel_fd() >= 0 {
@@ -150,7 +150,7 @@ impl Registry {
         description.stop_hits();
         self.closing.push((Snapshot::take(), description));
         if others_share {
-            self.leave_readers(id);
+            self.release_readers(id);
         }
         self.end_closing();
     }

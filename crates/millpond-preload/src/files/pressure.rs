@@ -75,7 +75,7 @@ impl Gauge {
     }
 
     /// PR1, PR2.
-    pub fn look(&mut self) {
+    pub fn poll_pressure(&mut self) {
         let Some(total) = stalled(&self.path) else { return };
         let now = Instant::now();
         let Some((before, last)) = self.seen else {

@@ -34,7 +34,7 @@ use crate::files::offset::{IN_KERNEL, push_offset};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, NumberState};
-use crate::files::unshare::{part, pass_together};
+use crate::files::unshare::{pass_together, unshare_descriptions};
 use crate::files::{lease, mode_back, pending_close, process_locks, unserved};
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -63,7 +63,7 @@ pub struct Inode {
 static REGISTRY: Lock<Registry> = Lock::new(Registry::new());
 /// The highest number of a standard stream.
 pub const STDERR: RawFd = 2;
-/// See [`Registry::leave_all`].
+/// See [`Registry::release_all_files`].
 static IS_BLIND: AtomicBool = AtomicBool::new(false);
 /// Files that hold leases: zero means that an open can't meet one of ours.
 static FILES_LEASED: AtomicUsize = AtomicUsize::new(0);
@@ -111,7 +111,7 @@ pub fn lease_broken(found: Break) {
     let fd = match found {
         Break::Of(fd) => Some(fd),
         Break::OfSome => None,
-        Break::Untold => return registry.leave_all(),
+        Break::Untold => return registry.release_all_files(),
     };
     let broken: Vec<FileId> = registry
         .inodes
@@ -284,7 +284,7 @@ impl Registry {
         let Some(inode) = self.inodes.get_mut(&id) else { return };
         if inode.passed.is_some() {
             // multi_open.G3: perhaps it can be had by now.
-            if part(&inode.descriptions, reason) {
+            if unshare_descriptions(&inode.descriptions, reason) {
                 self.renew(id, reason);
             }
             return;
@@ -324,15 +324,15 @@ impl Registry {
 
     /// The program is about to get a way to read and write that no hook sees: it gets all files
     /// from the kernel from now on, in children of fork too.
-    pub fn leave_all(&mut self) {
+    pub fn release_all_files(&mut self) {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
             self.pass_where(Reason::Unseen, |_| true);
-            self.leave_unserved();
+            self.release_all_unserved();
         }
     }
 
-    /// After [`Registry::leave_all`]: forgets all files, and the engine, which ends when no call uses it any more.
+    /// After [`Registry::release_all_files`]: forgets all files, and the engine, which ends when no call uses it any more.
     /// Descriptions that still share one of the kernel's (`multi_open.G3`), and those with bytes that could
     /// not be written back, stay.
     pub fn end_serving(&mut self) {
@@ -363,18 +363,18 @@ impl Registry {
     }
 
     /// Leaves `fd` to the kernel for good, if it is UNSERVED.
-    pub fn leave(&mut self, fd: RawFd) {
+    pub fn release_descriptor(&mut self, fd: RawFd) {
         table::try_change(fd, NumberState::Unserved, NumberState::Left);
     }
 
     /// The same of all such descriptors: another process gets them, or may.
-    pub fn leave_unserved(&mut self) {
-        table::known(0, u32::MAX).for_each(|(fd, _)| self.leave(fd));
+    pub fn release_all_unserved(&mut self) {
+        table::known(0, u32::MAX).for_each(|(fd, _)| self.release_descriptor(fd));
     }
 
     /// Leaves the file behind `fd` to the kernel for good.
     pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
-        self.leave(fd);
+        self.release_descriptor(fd);
         if let Some(description) = table::description(fd) {
             // SAFETY: the registry is locked.
             let id = unsafe { description.cold() }.id;
@@ -405,12 +405,12 @@ impl Registry {
     }
 
     /// Another process got one of the descriptions of the file, and it is not known which.
-    pub fn give(&mut self, id: FileId) {
+    pub fn release_file_of(&mut self, id: FileId) {
         self.pass_file(id, Reason::Given);
         for (fd, slot) in table::known(0, u32::MAX) {
             let is_it = || identity::identify(fd).is_some_and(|identity| identity.id == id);
             if matches!(slot, NumberState::Unserved) && is_it() {
-                self.leave(fd);
+                self.release_descriptor(fd);
             }
         }
     }
@@ -516,21 +516,21 @@ fn is_closing(closing: &mut Closed, id: FileId) -> bool {
     closing.iter().any(|(_, description)| unsafe { description.cold() }.id == id)
 }
 
-/// See [`Registry::leave_all`]; not for the library's own work.
-pub fn leave_all() {
+/// See [`Registry::release_all_files`]; not for the library's own work.
+pub fn release_all_files() {
     if !thread::record().is_inside() {
-        section::run(|_| lock().leave_all());
+        section::run(|_| lock().release_all_files());
     }
 }
 
 /// Before libc reads or writes `fd` by itself.
-pub fn give_to_libc(fd: RawFd) {
+pub fn release_to_libc(fd: RawFd) {
     let is_ours =
         is_served(fd) || matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
     if is_ours && !thread::record().is_inside() {
         section::run(|_| {
             let mut registry = lock();
-            registry.leave(fd);
+            registry.release_descriptor(fd);
             registry.share_with_libc(fd);
         });
     }
@@ -542,7 +542,7 @@ pub fn is_served(fd: RawFd) -> bool {
 }
 
 /// Before exec: nothing waits.
-pub fn leave_keeper() {
+pub fn detach_keeper() {
     let engine = lock().serving.made().cloned();
     if let Some(engine) = engine {
         engine.leave_keeper();

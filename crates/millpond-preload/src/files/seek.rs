@@ -112,7 +112,7 @@ fn seek_slow(fd: i32, offset: libc::off64_t, whence: i32) -> Option<isize> {
 }
 
 /// Sets the kernel's offset of a served description, for a call that uses it.
-pub fn tell_offset(fd: i32) {
+pub fn set_kernel_offset(fd: i32) {
     section::run(|_| {
         if let Some(pin) = Pin::of(fd) {
             let offset = pin.offset.lock();

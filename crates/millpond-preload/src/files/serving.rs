@@ -71,7 +71,7 @@ impl Serving {
         let engine = self.engine()?;
         let is_late = is_late && mode_back::is_kept();
         fault::install();
-        handlers::look_for_others();
+        handlers::find_foreign_handlers();
         let first = config::get().internal_fd_min;
         // SAFETY: duplicating a descriptor touches no memory.
         let copy = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, first) } as RawFd;
@@ -112,7 +112,7 @@ impl Serving {
                     table::set(next, NumberState::Internal);
                 }
                 if is_first && file.invalidate(0, i64::MAX as u64).is_err() {
-                    lease::give_up(copy);
+                    lease::release_lease(copy);
                     return Err(Reason::Engine);
                 }
                 if config::get().backing == Backing::Direct && !file.is_direct() {
@@ -123,7 +123,7 @@ impl Serving {
             Err(_) => {
                 // The engine has closed the duplicate, but the lease is on the description, which
                 // the program's own descriptor keeps.
-                lease::give_up(fd);
+                lease::release_lease(fd);
                 Err(Reason::Engine)
             }
         }
@@ -193,7 +193,7 @@ fn build(builder: EngineBuilder) -> millpond::Result<Engine> {
         {
             return Ok(engine);
         }
-        mode_back::give_up();
+        mode_back::note_keeper_refusal();
     }
     builder.build()
 }

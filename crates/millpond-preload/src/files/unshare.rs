@@ -31,13 +31,13 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
         // As in `pass`.
         let _ = file.invalidate(0, i64::MAX as u64);
     }
-    lease::give_up(real);
-    part(all, reason);
+    lease::release_lease(real);
+    unshare_descriptions(all, reason);
 }
 
 /// Gives each that is bypassed a description of its own, if it can be had: multi_open.G3 otherwise.
 /// Whether one has.
-pub fn part(all: &[&'static Description], reason: Reason) -> bool {
+pub fn unshare_descriptions(all: &[&'static Description], reason: Reason) -> bool {
     let bypassed = || all.iter().filter(|d| d.is_bypassed() && d.is_served());
     let Some(first) = bypassed().next() else { return false };
     // SAFETY: the registry is locked.
@@ -90,7 +90,7 @@ pub fn open_anew(fd: RawFd, flags: i32) -> Option<RawFd> {
     let open = || unsafe { sys!(libc::SYS_openat, libc::AT_FDCWD, link.as_ptr(), flags) } as RawFd;
     let mut own = open();
     if own == -libc::EMFILE {
-        give_up_spare();
+        close_spare();
         own = open();
     }
     if own < 0 {
@@ -133,7 +133,7 @@ pub fn have_spare() -> bool {
     true
 }
 
-fn give_up_spare() {
+fn close_spare() {
     let spare = SPARE.swap(-1, Relaxed);
     // Else the program has closed it by a call of its own, and opened something else there.
     if spare >= 0 && matches!(table::get(spare), NumberState::Internal) {

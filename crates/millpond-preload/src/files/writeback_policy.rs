@@ -7,7 +7,7 @@
 //! - L1. Before a call that *looks* at the file in the kernel (stat, sendfile, ...), or sets attributes that a later write
 //!   would change (times, mode), dirty pages are written back: [`settle`].
 //! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could not do), writes go
-//!   through, and cached pages are dropped afterwards: [`around`].
+//!   through, and cached pages are dropped afterwards: [`change_by_kernel`].
 //! - L3. From the moment on at which the kernel or another process may look at any time (a mapping, a stream of libc's, a
 //!   pass, an exec, the process's end), writes go through for good: [`go_through`]. Passing a file begins with it, so a
 //!   passed file is the kernel's altogether.
@@ -64,7 +64,7 @@ fn errno(result: millpond::Result<()>) -> Result<(), c_int> {
 }
 
 /// L1: before the kernel looks at the file behind `fd`.
-pub fn settle(fd: RawFd) {
+pub fn flush_before_kernel_call(fd: RawFd) {
     // A page that fails stays dirty, and fsync or close returns the error.
     let _ = with(fd, |file| file.settle());
 }
@@ -117,7 +117,7 @@ pub fn settle_all() {
 }
 
 /// L2: makes `change` by the kernel to the file behind `fd`. From here on hits copy no page of the kernel, in any mode.
-pub fn around<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
+pub fn change_by_kernel<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
     let begin = |file: &File| drop(file.begin_through());
     let end = |file: &File| {
         let _ = file.invalidate(0, i64::MAX as u64);
@@ -230,7 +230,7 @@ pub fn begin_close(fd: RawFd) -> Option<Closing> {
     };
     let id = {
         let mut registry = lock();
-        registry.last_slot_of(fd).or_else(|| registry.leave_last_writer(fd))?
+        registry.last_slot_of(fd).or_else(|| registry.release_last_writer(fd))?
     };
     let failed = errno(file.begin_through()).err();
     if let Some(errno) = failed {

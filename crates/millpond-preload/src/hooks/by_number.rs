@@ -9,9 +9,9 @@
 //! A system call that the program makes itself, by an instruction of its own, is not seen.
 
 use crate::aio::iocb::{Event, Handle, Iocb};
-use crate::files::registry::leave_all;
+use crate::files::registry::release_all_files;
 use crate::files::served_io::At;
-use crate::files::writeback_policy::{settle, settle_all};
+use crate::files::writeback_policy::{flush_before_kernel_call, settle_all};
 use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};
 use crate::hooks::{aio, clone, descriptor, io, kernel, open, process, signal, stat};
 use crate::retirement;

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_int, c_long, c_void};
 
-use crate::fork::{fork_by, give_to_child};
-use crate::hooks::process::leave_all;
+use crate::fork::{fork_by, release_shared_files};
+use crate::hooks::process::release_all_files;
 use crate::runtime::elf::libcs;
 use crate::runtime::libc_calls::slots;
 use crate::runtime::sys::{sys, to_libc};
@@ -112,9 +112,9 @@ impl NewTask {
     fn before(&self) {
         if self.flags & Self::FILES != 0 {
             // The child opens and closes here.
-            leave_all();
+            release_all_files();
         } else {
-            give_to_child();
+            release_shared_files();
         }
     }
 }

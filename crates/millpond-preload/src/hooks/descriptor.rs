@@ -6,11 +6,11 @@ use crate::files::multi_open::{self, make_real};
 use crate::files::numbers::is_lock_noted;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
-use crate::files::seek::{seek, tell_offset};
+use crate::files::seek::{seek, set_kernel_offset};
 use crate::files::table::{self, NumberState};
 use crate::files::unserved_calls::during;
 use crate::files::{identity, process_locks, served_io, unserved, writeback_policy};
-use crate::hooks::process::leave_all;
+use crate::hooks::process::release_all_files;
 use crate::page_cache;
 use crate::report::lines;
 use crate::report::reason::Reason;
@@ -80,7 +80,7 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         return to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int;
     }
     if flags & CLOSE_RANGE_UNSHARE != 0 {
-        leave_all();
+        release_all_files();
     }
     if page_cache::is_on() && flags & CLOSE_RANGE_CLOEXEC == 0 && first <= last {
         page_cache::forget_range(first, last);
@@ -424,7 +424,7 @@ fn before_fcntl_mapped(fd: c_int, command: c_int, arg: usize) {
         | libc::F_GETLK
         | libc::F_OFD_SETLK
         | libc::F_OFD_SETLKW
-        | libc::F_OFD_GETLK => tell_base(fd, arg),
+        | libc::F_OFD_GETLK => set_lock_base(fd, arg),
         _ => {}
     }
 }
@@ -447,25 +447,25 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
         libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
             section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
         }
-        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => tell_base(fd, arg),
+        libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => set_lock_base(fd, arg),
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
             before_flock(fd);
-            tell_base(fd, arg);
+            set_lock_base(fd, arg);
         }
         _ => make_real(fd),
     }
 }
 
 /// Before the kernel looks at the lock at `lock`: gives it the offset, or the size, that the range is relative to.
-fn tell_base(fd: c_int, lock: usize) {
+fn set_lock_base(fd: c_int, lock: usize) {
     // `l_type` and `l_whence`, which come first.
     let head = std::ptr::with_exposed_provenance::<[i16; 2]>(lock);
     // SAFETY: integers; the caller unmaps no argument during the call.
     match unsafe { fault::try_read(head) }.map(|[_, whence]| i32::from(whence)) {
         Some(libc::SEEK_CUR) if page_cache::is_on() => page_cache::release(fd),
-        Some(libc::SEEK_CUR) => tell_offset(fd),
+        Some(libc::SEEK_CUR) => set_kernel_offset(fd),
         // In mode back the kernel may not have the last bytes yet.
-        Some(libc::SEEK_END) => writeback_policy::settle(fd),
+        Some(libc::SEEK_END) => writeback_policy::flush_before_kernel_call(fd),
         // From a byte that the program names; or refused.
         _ => {}
     }
@@ -518,7 +518,7 @@ fn before_fcntl_unserved(fd: c_int, command: c_int) {
     const F_SETOWN_EX: c_int = 15;
     match command {
         libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
-            section::run(|_| registry::lock().leave(fd));
+            section::run(|_| registry::lock().release_descriptor(fd));
         }
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW => before_flock(fd),
         _ => {}

@@ -2,11 +2,11 @@
 
 use crate::aio::iocb::{Event, Handle, Iocb};
 use crate::files::served_io::At;
-use crate::files::writeback_policy::{settle, settle_all};
+use crate::files::writeback_policy::{flush_before_kernel_call, settle_all};
 use crate::fork::fork_by;
 use crate::hooks::jump::{routed, variadic};
 use crate::hooks::metadata::{settle_at, settle_both, settle_rights, settle_rights_at};
-use crate::hooks::process::{give_to_libc, leave_all};
+use crate::hooks::process::{release_all_files, release_to_libc};
 use crate::hooks::{
     aio, by_number, cancel, clone, descriptor, io, kernel, lookup, open, process, signal, stat,
     stdio, vfork,

@@ -12,13 +12,13 @@
 use crate::files::multi_open::{is_bypassed, make_real, may_not_write};
 use crate::files::pin::Pin;
 use crate::files::registry::{holds_leases, is_served, lock};
-use crate::files::seek::tell_offset;
+use crate::files::seek::set_kernel_offset;
 use crate::files::segments::Direction;
 use crate::files::table::{self, NumberState};
 use crate::files::unserved_calls::during;
 use crate::files::{copy, identity, served_io, writeback_policy};
 use crate::hooks::descriptor;
-use crate::hooks::process::give_to_libc;
+use crate::hooks::process::release_to_libc;
 use crate::page_cache;
 use crate::report::reason::Reason;
 use crate::runtime::c::{HERE, Off, Text, c_int, c_ulong, c_void};
@@ -38,19 +38,19 @@ fn pass(fd: c_int, reason: Reason) {
 }
 
 /// The same, and of one that may be served some day.
-fn give(fd: c_int, reason: Reason) {
+fn release_file(fd: c_int, reason: Reason) {
     if page_cache::is_on() && reason == Reason::Given {
         page_cache::share(fd);
     }
-    leave(fd);
+    release_unserved(fd);
     pass(fd, reason);
 }
 
 /// Leaves `fd` to the kernel for good, if it is UNSERVED.
-fn leave(fd: c_int) {
+fn release_unserved(fd: c_int) {
     let is_it = matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
     if is_it && !thread::record().is_inside() {
-        section::run(|_| lock().leave(fd));
+        section::run(|_| lock().release_descriptor(fd));
     }
 }
 
@@ -64,7 +64,7 @@ pub unsafe fn mmap64(
 ) -> *mut c_void {
     let is_shared = flags & libc::MAP_SHARED != 0 && flags & libc::MAP_ANONYMOUS == 0;
     if flags & libc::MAP_ANONYMOUS == 0 {
-        leave(fd);
+        release_unserved(fd);
     }
     if is_shared
         && let NumberState::File(description) = table::get(fd)
@@ -159,8 +159,9 @@ unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
         return to_libc(result) as c_int;
     }
     // SAFETY: as the caller vouches to `fallocate64`.
-    let result =
-        writeback_policy::around(fd, || unsafe { libc_calls::fallocate64(fd, mode, offset, len) });
+    let result = writeback_policy::change_by_kernel(fd, || unsafe {
+        libc_calls::fallocate64(fd, mode, offset, len)
+    });
     if result == 0 {
         match mode {
             // Changes no byte.
@@ -193,8 +194,9 @@ unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
         Some(result) => return result,
     }
     // SAFETY: as the caller vouches to `posix_fallocate64`.
-    let result =
-        writeback_policy::around(fd, || unsafe { libc_calls::posix_fallocate64(fd, offset, len) });
+    let result = writeback_policy::change_by_kernel(fd, || unsafe {
+        libc_calls::posix_fallocate64(fd, offset, len)
+    });
     if offset >= 0 && len > 0 {
         // Even where it failed, it may have written within libc.
         forget_bytes(fd, offset as u64, (i64::MAX - offset) as u64);
@@ -220,8 +222,8 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         }
         match request {
             FIONREAD | FS_IOC_FIEMAP => {
-                writeback_policy::settle(fd);
-                tell_offset(fd);
+                writeback_policy::flush_before_kernel_call(fd);
+                set_kernel_offset(fd);
             }
             FICLONE | FICLONERANGE | FIGETBSZ | FS_IOC_GETFLAGS => {}
             // Terminals' requests, and those that every descriptor knows.
@@ -271,8 +273,8 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     during([fd, source], || {
         make_real(fd);
         make_real(source);
-        writeback_policy::settle(source);
-        let result = writeback_policy::around(fd, call);
+        writeback_policy::flush_before_kernel_call(source);
+        let result = writeback_policy::change_by_kernel(fd, call);
         if result == 0 {
             forget_bytes(fd, 0, i64::MAX as u64);
         }
@@ -347,7 +349,7 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     if offset.is_null() {
         pass(from, Reason::Changed);
     }
-    writeback_policy::settle(from);
+    writeback_policy::flush_before_kernel_call(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `sendfile64`.
     let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
@@ -387,7 +389,7 @@ unsafe fn splice_open(
     if from_offset.is_null() {
         pass(from, Reason::Changed);
     }
-    writeback_policy::settle(from);
+    writeback_policy::flush_before_kernel_call(from);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `splice`.
     let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
@@ -422,19 +424,19 @@ fn before_truncate(path: Text) {
 }
 
 pub extern "C" fn before_dprintf(fd: c_int) {
-    give_to_libc(fd);
+    release_to_libc(fd);
 }
 
 /// Leaves to the kernel the files whose descriptors a message carries to another process.
 pub unsafe fn before_sendmsg(message: *const libc::msghdr) {
     // SAFETY: integers and pointers; the caller unmaps no argument during the call.
     if let Some(message) = unsafe { fault::try_read(message) } {
-        give_control(&message);
+        release_passed_files(&message);
     }
 }
 
 /// Walks the control data as the kernel does: up to a header that can't be read, or whose length the kernel refuses.
-fn give_control(message: &libc::msghdr) {
+fn release_passed_files(message: &libc::msghdr) {
     const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
     let mut at = message.msg_control.cast::<u8>().cast_const();
     let mut left = message.msg_controllen;
@@ -452,7 +454,7 @@ fn give_control(message: &libc::msghdr) {
                 let Some(fd) = (unsafe { fault::try_read(fds.wrapping_add(index)) }) else {
                     return;
                 };
-                give(fd, Reason::Given);
+                release_file(fd, Reason::Given);
             }
         }
         let step = bytes.next_multiple_of(align_of::<usize>());
@@ -466,7 +468,7 @@ pub unsafe fn before_sendmmsg(messages: *const libc::mmsghdr, count: u32) {
     for index in 0..(count as usize).min(MESSAGES_MAX) {
         // SAFETY: as in `before_sendmsg`.
         match unsafe { fault::try_read(messages.wrapping_add(index)) } {
-            Some(message) => give_control(&message.msg_hdr),
+            Some(message) => release_passed_files(&message.msg_hdr),
             None => return,
         }
     }
@@ -483,19 +485,19 @@ pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
 
 /// Before POSIX AIO reads at `fd`.
 pub fn before_aio_read(fd: c_int) {
-    leave(fd);
+    release_unserved(fd);
     writeback_policy::go_through(fd);
 }
 
-pub fn give_to_aio(fd: c_int) {
-    give(fd, Reason::InLibc);
+pub fn release_to_aio(fd: c_int) {
+    release_file(fd, Reason::InLibc);
 }
 
 pub unsafe fn before_lio_listio(list: *const *mut c_void, count: c_int) {
     if !list.is_null() {
         for index in 0..count.max(0) as usize {
             // SAFETY: the caller vouches for so many.
-            unsafe { with_block(list.add(index).read(), give_to_aio) };
+            unsafe { with_block(list.add(index).read(), release_to_aio) };
         }
     }
 }

@@ -11,11 +11,11 @@
 //!
 //! `RTLD_DEEPBIND` has a library find libc's functions before ours, and so does a name space of its
 //! own (`dlmopen`). The flag is not dropped: a program that sets it has symbols of the same names as another library, and would break. Instead all files are left to the kernel before
-//! (`Registry::leave_all`).
+//! (`Registry::release_all_files`).
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 
-use crate::hooks::process::leave_all;
+use crate::hooks::process::release_all_files;
 use crate::runtime::elf::{LIBC, Lookup, home_of, libcs, next, own_object};
 use crate::runtime::libc_calls::slots;
 use crate::runtime::thread;
@@ -79,7 +79,7 @@ fn hook_of(found: *mut c_void, name: &CStr) -> *mut c_void {
             // Its functions are system calls, and ours make them themselves.
             b"libaio.so.1" => return ours,
             // Ours have nothing to call on.
-            name if name.starts_with(b"liburing.so") => leave_all(),
+            name if name.starts_with(b"liburing.so") => release_all_files(),
             _ => {}
         }
         return found;
@@ -94,14 +94,14 @@ fn hook_of(found: *mut c_void, name: &CStr) -> *mut c_void {
 
 pub extern "C" fn route_dlopen(path: *const c_char, flags: c_int) -> *const c_void {
     if flags & libc::RTLD_DEEPBIND != 0 && !path.is_null() {
-        leave_all();
+        release_all_files();
     }
     libcs(&slots::dlopen, c"dlopen")
 }
 
 pub extern "C" fn route_dlmopen(space: c_long) -> *const c_void {
     if space != libc::LM_ID_BASE {
-        leave_all();
+        release_all_files();
     }
     libcs(&slots::dlmopen, c"dlmopen")
 }

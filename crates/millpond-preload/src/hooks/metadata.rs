@@ -11,7 +11,7 @@ pub fn settle_at(dir: c_int, path: Text, flags: c_int) {
         return;
     }
     if path.is_null() || flags & libc::AT_EMPTY_PATH != 0 {
-        writeback_policy::settle(dir);
+        writeback_policy::flush_before_kernel_call(dir);
     }
     if !path.is_null() {
         writeback_policy::settle_path(dir, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
@@ -27,7 +27,7 @@ pub fn settle_rights_at(dir: c_int, path: Text, flags: c_int) {
 
 pub fn settle_rights(fd: c_int) {
     multi_open::make_real(fd);
-    writeback_policy::settle(fd);
+    writeback_policy::flush_before_kernel_call(fd);
 }
 
 /// With `RENAME_EXCHANGE` there are two.

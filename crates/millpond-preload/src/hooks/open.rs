@@ -152,7 +152,7 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
             registry::lock().forget_lost(new);
             served_io::describe(new);
             if let Some(identity) = identity::identify(new) {
-                registry::lock().give(identity.id);
+                registry::lock().release_file_of(identity.id);
             }
         });
     }

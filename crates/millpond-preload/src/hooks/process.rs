@@ -51,24 +51,24 @@ pub unsafe fn pthread_create(
     result
 }
 
-/// Something in this process does I/O that no hook sees; see `Registry::leave_all`. Not for the library's own work.
-pub fn leave_all() {
+/// Something in this process does I/O that no hook sees; see `Registry::release_all_files`. Not for the library's own work.
+pub fn release_all_files() {
     if !thread::record().is_inside() {
         page_cache::retire();
     }
-    registry::leave_all();
+    registry::release_all_files();
 }
 
 /// Before libc reads or writes `fd` inside itself, at the kernel's offset.
-pub fn give_to_libc(fd: RawFd) {
+pub fn release_to_libc(fd: RawFd) {
     if page_cache::is_on() && !thread::record().is_inside() {
         page_cache::share(fd);
     }
-    registry::give_to_libc(fd);
+    registry::release_to_libc(fd);
 }
 
 /// Hands over the files that another program will inherit, and writes all dirty pages back.
-pub fn give_inherited() {
+pub fn release_inherited_files() {
     if thread::record().is_inside() {
         return;
     }
@@ -89,7 +89,7 @@ pub fn give_inherited() {
                 registry.pass_fd(fd, Reason::Given);
             }
         }
-        registry.leave_unserved();
+        registry.release_all_unserved();
     });
 }
 
@@ -111,12 +111,12 @@ pub extern "C" fn before_exec() {
 fn prepare_exec() -> Vec<Pin> {
     let paused = writeback_policy::pause_all();
     if !thread::record().is_inside() {
-        give_inherited();
+        release_inherited_files();
         // Nothing of this program is left after exec to report it.
         report::report_exec(registry::before_report);
         shared_totals::keep_over_exec(true);
         section::run(|_| {
-            registry::leave_keeper();
+            registry::detach_keeper();
             process_locks::before_exec();
         });
     }
@@ -137,7 +137,7 @@ pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// The child of a later spawn gets `fd` under another number, close-on-exec or not.
-pub fn give_spawned(fd: c_int) {
+pub fn release_spawned(fd: c_int) {
     if !thread::record().is_inside() {
         page_cache::share(fd);
         section::run(|_| registry::lock().pass_fd(fd, Reason::Given));
@@ -148,7 +148,7 @@ pub fn give_spawned(fd: c_int) {
 pub fn before_unshare(flags: c_int) {
     before_rights();
     if flags & libc::CLONE_FILES != 0 {
-        leave_all();
+        release_all_files();
     }
     // Of a process with several threads the kernel refuses these.
     if flags & (libc::CLONE_NEWUSER | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD)

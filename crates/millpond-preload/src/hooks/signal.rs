@@ -121,7 +121,7 @@ pub unsafe fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == SIG_HOLD {
         // Changes the mask, not the handler.
         // SAFETY: as the caller vouches to `sigset`.
-        return handlers::told(number, unsafe { libc_calls::sigset(number, handler) });
+        return handlers::program_handler(number, unsafe { libc_calls::sigset(number, handler) });
     }
     // As libc does it. Not by libc's: in a section it would look at the section's mask.
     // SAFETY: an all-zero sigaction is valid; the handler is the caller's.

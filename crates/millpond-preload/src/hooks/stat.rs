@@ -12,7 +12,7 @@ use crate::runtime::sys::{fail, sys, to_libc};
 use crate::runtime::thread;
 
 /// Asks until the answer is of a file that has all its bytes.
-fn look(ask: impl Fn() -> isize, id: impl Fn() -> (u64, u64)) -> c_int {
+fn stat_when_complete(ask: impl Fn() -> isize, id: impl Fn() -> (u64, u64)) -> c_int {
     let mut result = ask();
     if result == 0 && mode_back::is_any() && writeback_policy::settle_id(id()) {
         result = ask();
@@ -21,7 +21,7 @@ fn look(ask: impl Fn() -> isize, id: impl Fn() -> (u64, u64)) -> c_int {
 }
 
 pub unsafe fn fstatat64(dir: c_int, path: Text, buf: Stat, flags: c_int) -> c_int {
-    look(
+    stat_when_complete(
         // SAFETY: the kernel checks the addresses; its structure is libc's on 64-bit targets.
         || unsafe { sys!(libc::SYS_newfstatat, dir, path, buf, flags) },
         // SAFETY: the kernel has filled it.
@@ -30,7 +30,7 @@ pub unsafe fn fstatat64(dir: c_int, path: Text, buf: Stat, flags: c_int) -> c_in
 }
 
 pub unsafe fn fstat64(fd: c_int, buf: Stat) -> c_int {
-    look(
+    stat_when_complete(
         // SAFETY: as in `fstatat64`.
         || unsafe {
             if thread::is_away() {
@@ -51,7 +51,7 @@ pub unsafe fn statx(
     mask: u32,
     buf: *mut libc::statx,
 ) -> c_int {
-    look(
+    stat_when_complete(
         // SAFETY: as in `fstatat64`.
         || unsafe { sys!(libc::SYS_statx, dir, path, flags, mask, buf) },
         || {

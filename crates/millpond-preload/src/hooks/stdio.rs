@@ -21,7 +21,7 @@ use crate::files::{process_locks, registry, streams, unserved, writeback_policy}
 use crate::hooks::descriptor::{close, dup3};
 use crate::hooks::io;
 use crate::hooks::open::{before_open_by_libc, open_at};
-use crate::hooks::process::give_to_libc;
+use crate::hooks::process::release_to_libc;
 use crate::page_cache;
 use crate::runtime::cancel::point::without;
 use crate::runtime::libc_calls;
@@ -158,7 +158,7 @@ unsafe fn make_stream(fd: c_int, mode: *const c_char, parsed: &StreamMode) -> *m
     let is_file = matches!(table::get(fd), NumberState::File(_));
     let is_ours = is_file && !parsed.has_charset && !wide::is_used();
     if !is_ours {
-        give_to_libc(fd);
+        release_to_libc(fd);
         // SAFETY: the caller's duty.
         return unsafe { libc_calls::fdopen(fd, mode) };
     }
@@ -260,7 +260,7 @@ pub unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
                 make_stream(fd, mode, &parsed)
             }
             _ => {
-                give_to_libc(fd);
+                release_to_libc(fd);
                 libc_calls::fdopen(fd, mode)
             }
         }

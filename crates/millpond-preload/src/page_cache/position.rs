@@ -154,7 +154,7 @@ pub fn disturb(number: &Number) {
 }
 
 /// Gives the offset to the kernel, and sets the word to `next`.
-fn give_to_kernel(fd: RawFd, number: &Number, next: u64) {
+fn move_offset_to_kernel(fd: RawFd, number: &Number, next: u64) {
     loop {
         let word = number.offset.load(Relaxed);
         let changed = match word & TAG {
@@ -177,7 +177,7 @@ fn give_to_kernel(fd: RawFd, number: &Number, next: u64) {
 /// Before a call of the kernel's that uses the offset of `fd`: the kernel has it.
 pub fn release(fd: RawFd) {
     if let Some(number) = descriptors::get(fd).filter(|number| kind(number.state()) == FILE) {
-        give_to_kernel(fd, number, UNKNOWN);
+        move_offset_to_kernel(fd, number, UNKNOWN);
     }
 }
 
@@ -190,7 +190,7 @@ pub fn forget(fd: RawFd) {
 /// Before another number or another process gets the description at `fd`: its offset is the kernel's from then on.
 pub fn share(fd: RawFd) {
     if let Some(number) = descriptors::get(fd).filter(|number| is_kept(number)) {
-        give_to_kernel(fd, number, SHARED);
+        move_offset_to_kernel(fd, number, SHARED);
     }
 }
 

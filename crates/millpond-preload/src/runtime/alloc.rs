@@ -101,7 +101,7 @@ impl Free {
         Some(first)
     }
 
-    fn give(&mut self, block: *mut u8) {
+    fn return_block(&mut self, block: *mut u8) {
         // SAFETY: the block is at least 16 bytes, aligned, and no longer used.
         unsafe { block.cast::<*mut u8>().write(self.0) };
         self.0 = block;
@@ -150,7 +150,7 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match class(layout) {
-            Some(class) => self.free[class].0.lock().give(block),
+            Some(class) => self.free[class].0.lock().return_block(block),
             // SAFETY: mapped by `alloc` with this size, and no longer used.
             None => unsafe {
                 sys!(libc::SYS_munmap, block, layout.size());

@@ -114,7 +114,7 @@ pub unsafe fn exchange(
         // SAFETY: both are ours; the handler is the caller's, or `deliver`.
         let result = unsafe { libc_calls::sigaction(signal, action, &raw mut was) };
         if result == 0 {
-            known.tell(&mut was);
+            known.replace_action(&mut was);
         } else {
             known.undo();
         }
@@ -164,7 +164,7 @@ pub fn exchange_plain(
 }
 
 /// The handler that the program has set, for libc's function that returned `handler`.
-pub fn told(signal: c_int, handler: sighandler_t) -> sighandler_t {
+pub fn program_handler(signal: c_int, handler: sighandler_t) -> sighandler_t {
     if handler == ours() { KnownHandler::of(signal).address } else { handler }
 }
 
@@ -207,7 +207,7 @@ impl KnownHandler {
     }
 
     /// Replaces the kernel's old action by the program's.
-    fn tell(&self, action: &mut libc::sigaction) {
+    fn replace_action(&self, action: &mut libc::sigaction) {
         if action.sa_sigaction != ours() {
             return;
         }
@@ -300,7 +300,7 @@ fn queue(signal: c_int, info: *mut libc::siginfo_t) {
 
 /// Checks for handlers that were set without the library; less and less often, as that takes a system call for each
 /// signal.
-pub fn look_for_others() {
+pub fn find_foreign_handlers() {
     static LOOKS: AtomicU64 = AtomicU64::new(0);
     if section::must_block() || !(LOOKS.fetch_add(1, Relaxed) + 1).is_power_of_two() {
         return;

@@ -93,7 +93,7 @@ pub fn begin_work() {
 }
 
 /// From here on every hook goes straight to the kernel, in children of fork too.
-pub fn leave_for_good() {
+pub fn disable_hooks() {
     AWAY.store(true, SeqCst);
 }
 
@@ -519,7 +519,7 @@ pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) 
         for_each(|record| {
             if record.request.is_of(thread as usize) {
                 is_found = true;
-                record.request.ask();
+                record.request.request_cancel();
                 found(record);
             }
         });

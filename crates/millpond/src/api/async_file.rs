@@ -321,7 +321,7 @@ impl AsyncFile {
             return (Err(error), buffers);
         }
         let (outcome, teller) = JobOutcome::new();
-        let tell = move |result, buffers| teller.tell((result, buffers));
+        let tell = move |result, buffers| teller.complete_job((result, buffers));
         let list = SegmentList::from_buffers(buffers).into_raw();
         unattended::start_read(Arc::clone(&self.file), list, offset, None, tell);
         std::future::poll_fn(|cx| outcome.poll(cx.waker())).await

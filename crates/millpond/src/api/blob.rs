@@ -407,9 +407,11 @@ impl Fill {
         let memory: Vec<libc::iovec> = segments.iter().map(iovec).collect();
         // SAFETY: frames of FILLING pages, which `tell` owns, so they are released after the read (BO2,
         // BO3).
-        let list = unsafe { RawList::lent(&memory, None) };
+        let list = unsafe { RawList::borrowed(&memory, None) };
         let (outcome, teller) = JobOutcome::new();
-        unattended::start_read(handle, list, offset, None, |moved, _| teller.tell((moved, self)));
+        unattended::start_read(handle, list, offset, None, |moved, _| {
+            teller.complete_job((moved, self))
+        });
         Ok(outcome)
     }
 

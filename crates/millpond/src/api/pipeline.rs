@@ -119,7 +119,7 @@ impl<'a> DirectRequest<'a> {
         of: Option<&Buffer>,
     ) -> DirectRequest<'a> {
         // SAFETY: the caller's promise.
-        let list = unsafe { RawList::lent(dst, of) };
+        let list = unsafe { RawList::borrowed(dst, of) };
         let direction = Direction::Read;
         DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
     }
@@ -163,7 +163,7 @@ impl<'a> DirectRequest<'a> {
         of: Option<&Buffer>,
     ) -> DirectRequest<'a> {
         // SAFETY: the caller's promise.
-        let list = unsafe { RawList::lent(src, of) };
+        let list = unsafe { RawList::borrowed(src, of) };
         let (direction, durable) = (Direction::Write, file.is_dsync());
         DirectRequest { file, list, is_mut: false, direction, offset, durable }
     }
@@ -545,7 +545,7 @@ impl<'a> Lanes<'_, 'a> {
         let is_ready = |undecided: &mut Undecided<'_>| {
             blocking == Blocking::Wait || undecided.is_decided(extent)
         };
-        let ended = slot.undecided.take_if(is_ready)?.settle(extent);
+        let ended = slot.undecided.take_if(is_ready)?.end_write(extent);
         Some(self.note(extent.file, ended))
     }
 

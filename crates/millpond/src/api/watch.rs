@@ -19,7 +19,7 @@ const PERIODS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_
 pub(crate) fn dump(shared: &Shared) -> Dump {
     let writeback_counts = &shared.cache.writeback_counts;
     let mut waiting = shared.cache.counters.waiting();
-    waiting.extend(shared.tasks.seen());
+    waiting.extend(shared.tasks.snapshot());
     waiting.sort_by_key(|waiting| std::cmp::Reverse(waiting.since));
     let dirty_bytes = writeback_counts.dirty();
     Dump {

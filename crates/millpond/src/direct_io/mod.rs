@@ -118,7 +118,7 @@ fn begin_write<'f>(
     size: u64,
     blocking: Blocking,
 ) -> Result<StartedDirect<'f>> {
-    let around = extent.write(size).begin_around(blocking)?;
+    let around = extent.write(size).begin_bypass(blocking)?;
     extent.file.begin_change(extent.offset + extent.len);
     let account = Account::open(extent.file, extent.durable, extent.offset + extent.len);
     Ok(StartedDirect { held: Held { guard, size, since }, write: Some((around, account)) })
@@ -392,7 +392,7 @@ impl<'f> StartedDirect<'f> {
         let DirectEnd { outcome, is_len_in_doubt } =
             match self.end_with(extent, transfer, Blocking::Wait) {
                 Conclusion::Ended(ended) => ended,
-                Conclusion::Undecided(undecided) => undecided.settle(extent),
+                Conclusion::Undecided(undecided) => undecided.end_write(extent),
             };
         if is_len_in_doubt {
             extent.file.adopt_size()?;
@@ -452,7 +452,7 @@ impl Undecided<'_> {
     }
 
     /// Ends the write. Waits for durable operations in flight; those wait for no guard and no page.
-    pub(crate) fn settle(self, extent: DirectRange<'_>) -> DirectEnd {
+    pub(crate) fn end_write(self, extent: DirectRange<'_>) -> DirectEnd {
         let Undecided { held, around, mut written, ended } = self;
         written.durability = extent.file.writeback.generations.wait(ended).into();
         held.end_write(extent, around, written)
@@ -467,7 +467,7 @@ impl Held<'_> {
         written: Written,
     ) -> DirectEnd {
         let write = extent.write(self.size);
-        let outcome = write.end_around(written, around);
+        let outcome = write.end_bypass(written, around);
         extent.file.cache().counters.mine().passed(*outcome.as_ref().unwrap_or(&0) as u64);
         let is_len_in_doubt = write.release_apart(self.guard, &outcome);
         DirectEnd { outcome, is_len_in_doubt }

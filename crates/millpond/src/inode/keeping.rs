@@ -39,7 +39,7 @@ impl CachedFile {
     pub(crate) fn keep(&self) -> bool {
         let Some(recovery) = self.recovery() else { return true };
         if !recovery.has_keeper() {
-            recovery.tell_lost();
+            recovery.report_lost();
             return false;
         }
         if self.kept.slot.load(Acquire) != 0 {
@@ -75,7 +75,7 @@ impl CachedFile {
     pub(crate) fn let_go(&self) {
         if let Some((recovery, slot)) = self.kept() {
             self.kept.slot.store(0, Release);
-            self.kept.changes.leave();
+            self.kept.changes.remove_entry();
             recovery.forget(slot);
         }
     }
@@ -141,7 +141,7 @@ impl CachedFile {
 
     /// The size that the keeper would set, if it has the file.
     #[cfg(all(test, not(loom)))]
-    pub(crate) fn kept_size(&self) -> Option<u64> {
+    pub(crate) fn keeper_size(&self) -> Option<u64> {
         let (recovery, slot) = self.kept()?;
         Some(recovery.tables().files[slot.index as usize].size.load(Acquire))
     }

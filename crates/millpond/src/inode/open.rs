@@ -120,7 +120,7 @@ impl CachedFile {
         }
         drop(attaching);
         if options.writable() {
-            file.space.look_at_limit();
+            file.space.forget_blocks_over_limit();
         }
         Ok((file, kept))
     }

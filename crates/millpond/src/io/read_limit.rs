@@ -173,7 +173,7 @@ impl Flight {
     }
 
     /// Removes an offer, unless it was called.
-    pub(crate) fn leave(&self, ticket: FlightTicket) {
+    pub(crate) fn withdraw_offer(&self, ticket: FlightTicket) {
         let mut offers = self.offers();
         let at = offers.waiting.binary_search_by_key(&ticket.0, |(waiting, _)| waiting.0);
         let offer = at.ok().and_then(|at| offers.waiting.remove(at));
@@ -379,7 +379,7 @@ mod tests {
                 wait_until(flight, who + 1);
             }
             let left = flight.wait(Box::new(|_| unreachable!("it has left"))).unwrap();
-            flight.leave(left);
+            flight.withdraw_offer(left);
             drop(first);
         });
         assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
@@ -395,8 +395,8 @@ mod tests {
         assert!(slots.add() && slots.add() && !slots.add());
         assert!(Flight::try_enter(flight).is_none());
         let ticket = flight.wait(Box::new(|_| None)).unwrap();
-        flight.leave(ticket);
-        flight.leave(ticket);
+        flight.withdraw_offer(ticket);
+        flight.withdraw_offer(ticket);
         drop(slots);
         assert_eq!(flight.word.load(Relaxed), 2 * ONE);
         assert!(flight.wait(Box::new(|_| None)).is_none(), "there is one now");
@@ -418,7 +418,7 @@ mod tests {
                             if let Some(ticket) = ticket
                                 && round % 2 == 0
                             {
-                                flight.leave(ticket);
+                                flight.withdraw_offer(ticket);
                             }
                             continue;
                         }

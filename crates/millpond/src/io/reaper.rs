@@ -191,7 +191,7 @@ impl<R: Ring> Reaper<R> {
     }
 
     /// Reaps, and gives up the role.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn release_role(&self) {
         self.ring.reap();
         self.vacate();
     }

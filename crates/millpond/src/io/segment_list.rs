@@ -233,7 +233,7 @@ impl<'a> RawList<'a> {
     ///
     /// As for [`Segment::new`], for each of them, until the list is dropped. The buffer must live
     /// as long.
-    pub(crate) unsafe fn lent(iovecs: &[libc::iovec], of: Option<&Buffer>) -> RawList<'static> {
+    pub(crate) unsafe fn borrowed(iovecs: &[libc::iovec], of: Option<&Buffer>) -> RawList<'static> {
         // SAFETY: the caller guarantees this.
         let segment = |one: &libc::iovec| unsafe { Segment::new(one.iov_base.cast(), one.iov_len) };
         let segments = match iovecs {

@@ -83,7 +83,7 @@ impl Windows {
             entry.store(known - 1, Relaxed);
             return false;
         }
-        ask(entry, known, key, fd, byte, readable)
+        query_window(entry, known, key, fd, byte, readable)
     }
 }
 
@@ -106,7 +106,7 @@ fn now() -> u64 {
 /// Asks the kernel about the window of `byte`, which a read is about to copy.
 #[cold]
 #[inline(never)]
-fn ask(
+fn query_window(
     entry: &AtomicU64,
     known: u64,
     key: u64,

@@ -111,12 +111,12 @@ impl Inner {
         list.reserve(TOGETHER);
         arrived.push((Arc::clone(self), list));
         let queue = Arc::clone(self);
-        batch::defer(Box::new(move || queue.tell_arrived()));
+        batch::defer(Box::new(move || queue.publish_arrived()));
         arrived.len() - 1
     }
 
     /// Publishes the completions of this thread's batch (queue.QU4).
-    fn tell_arrived(&self) {
+    fn publish_arrived(&self) {
         let mine = ARRIVED.try_with(|arrived| {
             let mut arrived = arrived.borrow_mut();
             let place = arrived.iter().position(|(queue, _)| ptr::eq(&**queue, self))?;

@@ -417,7 +417,7 @@ impl Queue {
                 .map_err(|error| Error::io(Op::Wait, 0, 0, error))?;
             // Another thread may have been first: its descriptor is used.
             let _ = inner.eventfd.set(fd);
-            inner.waiting.tell_unassigned();
+            inner.waiting.notify_unassigned();
         }
         Ok(inner.eventfd.get().expect("set above").as_fd())
     }

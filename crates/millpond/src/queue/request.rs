@@ -190,7 +190,7 @@ impl Request {
     pub unsafe fn read_lent(file: &Arc<File>, dst: &[libc::iovec], offset: u64) -> Request {
         // SAFETY: the caller's promise: the request, and all that the queue derives from it, is dropped
         // before the memory.
-        let list = unsafe { RawList::lent(dst, None) };
+        let list = unsafe { RawList::borrowed(dst, None) };
         Request::new(file, Kind::ReadLent { list, offset })
     }
 
@@ -203,7 +203,7 @@ impl Request {
     #[must_use]
     pub unsafe fn write_lent(file: &Arc<File>, src: &[libc::iovec], offset: u64) -> Request {
         // SAFETY: as in `read_lent`; a write only reads the memory.
-        let list = unsafe { RawList::lent(src, None) };
+        let list = unsafe { RawList::borrowed(src, None) };
         Request::new(file, Kind::WriteLent { list, offset })
     }
 
@@ -343,7 +343,7 @@ impl Kind {
                 let all =
                     libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
                 // SAFETY: the buffer's own memory, which is returned with the list and not used elsewhere.
-                (unsafe { RawList::lent(&[all], None) }, buffer)
+                (unsafe { RawList::borrowed(&[all], None) }, buffer)
             }
             Kind::ReadLent { list, .. } => (list, Vec::new()),
             _ => unreachable!("a read"),

@@ -353,11 +353,11 @@ impl<E, S> Rules<E, S> {
         if self.keeps(Rule::TakesPass) {
             self.pass(count);
         }
-        self.leave(count)
+        self.remove_ready(count)
     }
 
     /// Removes the first `count` events from `ready`.
-    fn leave(&mut self, count: usize) -> Vec<E> {
+    fn remove_ready(&mut self, count: usize) -> Vec<E> {
         // The whole buffer, unless it is much too large for them.
         let is_whole = count == self.ready.len() && 2 * count >= self.ready.capacity();
         let events = match is_whole {
@@ -403,7 +403,7 @@ impl<E, S> Rules<E, S> {
                 return;
             }
             let waiter = self.unlink(self.waiters[at].ticket).expect("found above");
-            let events = self.leave(count);
+            let events = self.remove_ready(count);
             self.pass(count);
             self.held += count;
             self.granted.push((waiter.ticket, events));

@@ -50,7 +50,7 @@ pub(crate) struct QueueWaiters<E> {
 }
 
 impl<E> QueueWaiters<E> {
-    /// `tell` is called with the number of unassigned events, after [`QueueWaiters::tell_unassigned`].
+    /// `tell` is called with the number of unassigned events, after [`QueueWaiters::notify_unassigned`].
     pub(crate) fn new(
         capacity: usize,
         tell: Box<dyn Fn(usize) + Send + Sync>,
@@ -76,8 +76,8 @@ impl<E> QueueWaiters<E> {
     }
 
     /// Releases the lock, and notifies the granted waiters.
-    fn tell(&self, mut rules: MutexGuard<'_, Rules<E, Notify>>, wakes: Wakes<Notify>) {
-        // Acquire: pairs with `tell_unassigned`, so that the eventfd is there. Argued: both are under
+    fn notify_waiters(&self, mut rules: MutexGuard<'_, Rules<E, Notify>>, wakes: Wakes<Notify>) {
+        // Acquire: pairs with `notify_unassigned`, so that the eventfd is there. Argued: both are under
         // the lock of the rules.
         let unassigned = match self.told.load(Acquire) {
             0 => 0,
@@ -120,11 +120,11 @@ impl<E> QueueWaiters<E> {
     }
 
     /// Enables the notification of unassigned events, and reports those that are there already.
-    pub(crate) fn tell_unassigned(&self) {
+    pub(crate) fn notify_unassigned(&self) {
         let rules = self.lock();
-        // Argued: see `tell`.
+        // Argued: see `notify_waiters`.
         self.told.store(1, Release);
-        self.tell(rules, Wakes::new());
+        self.notify_waiters(rules, Wakes::new());
     }
 
     pub(crate) fn permits(&self, min: usize, max: usize) -> bool {
@@ -152,7 +152,7 @@ impl<E> QueueWaiters<E> {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
         rules.complete(event, &mut wakes);
-        self.tell(rules, wakes);
+        self.notify_waiters(rules, wakes);
     }
 
     /// Completes several at once, in order; drains `events`.
@@ -160,7 +160,7 @@ impl<E> QueueWaiters<E> {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
         rules.complete_all(events, &mut wakes);
-        self.tell(rules, wakes);
+        self.notify_waiters(rules, wakes);
     }
 
     /// Waits for `min` to `max` events, which the rules permit; `held` submissions of the ring are made
@@ -181,7 +181,7 @@ impl<E> QueueWaiters<E> {
             || Notify::Thread(Arc::clone(signal.insert(Arc::new(Signal::new())))),
             &mut wakes,
         );
-        self.tell(rules, wakes);
+        self.notify_waiters(rules, wakes);
         let ticket = match arrival {
             Arrival::Events(events) => return events,
             Arrival::Waits(ticket) => ticket,
@@ -194,7 +194,7 @@ impl<E> QueueWaiters<E> {
             let mut wakes = Wakes::new();
             let mut rules = self.lock();
             let relaxed = rules.relax(ticket, &mut wakes);
-            self.tell(rules, wakes);
+            self.notify_waiters(rules, wakes);
             if let Relaxed::Events(events) = relaxed {
                 return events;
             }
@@ -208,7 +208,7 @@ impl<E> QueueWaiters<E> {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
         let events = rules.withdraw(ticket, &mut wakes);
-        self.tell(rules, wakes);
+        self.notify_waiters(rules, wakes);
         events
     }
 
@@ -236,7 +236,7 @@ impl<E> QueueWaiters<E> {
             return Poll::Pending;
         }
         let arrival = rules.arrive(min, max, notify, &mut wakes);
-        self.tell(rules, wakes);
+        self.notify_waiters(rules, wakes);
         match arrival {
             Arrival::Events(events) => Poll::Ready(events),
             Arrival::Waits(waiting) => {
@@ -251,7 +251,7 @@ impl<E> QueueWaiters<E> {
         let mut wakes = Wakes::new();
         let mut rules = self.lock();
         let old = rules.abandon(ticket, &mut wakes);
-        self.tell(rules, wakes);
+        self.notify_waiters(rules, wakes);
         drop(old);
     }
 }

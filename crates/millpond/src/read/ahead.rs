@@ -72,7 +72,7 @@ impl Readahead {
             return;
         }
         let pattern = self.pattern.load(Relaxed);
-        let (marked, missing) = look(file, first, last.min(first + LOOK_PAGES_MAX));
+        let (marked, missing) = take_markers(file, first, last.min(first + LOOK_PAGES_MAX));
         // Another thread reads through the same handle at this moment: that thread starts the window.
         let Ok(mut window) = self.state.try_lock() else { return };
         let continues = first == window.next || first + 1 == window.next;
@@ -115,7 +115,7 @@ impl Readahead {
 }
 
 /// Takes the markers off the pages of a slow read. Returns whether there was one, and whether a page is missing.
-fn look(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
+fn take_markers(file: &CachedFile, first: PageIndex, last: PageIndex) -> (bool, bool) {
     let (frames, core) = (&file.cache().frames, file.core());
     let (mut marked, mut missing) = (false, false);
     for page in first.to(last) {

@@ -180,7 +180,7 @@ impl Wanted<'_> {
     }
 
     /// Looks for pages that are EMPTY; if there are none, arms the first that is not READY.
-    fn look(&self, pages: RangeInclusive<PageIndex>, waker: &Waker) -> MissStep {
+    fn find_empty_page(&self, pages: RangeInclusive<PageIndex>, waker: &Waker) -> MissStep {
         let mut leaves = Leaves::new(self.file);
         loop {
             let mut busy = None;
@@ -219,7 +219,7 @@ impl Miss {
     pub(crate) fn step(&mut self, wanted: &Wanted<'_>, waker: &Waker, pace: Pace) -> Step {
         let step = self.go_on(wanted, waker, pace);
         if matches!(step, Step::Pending) {
-            self.tell(wanted);
+            self.record_wait(wanted);
         }
         if matches!(step, Step::Done(_)) {
             wanted.file.cache().counters.mine().took(LatencyKind::ReadMiss, self.begun);
@@ -228,7 +228,7 @@ impl Miss {
     }
 
     /// Records the event that it waits for.
-    fn tell(&mut self, wanted: &Wanted<'_>) {
+    fn record_wait(&mut self, wanted: &Wanted<'_>) {
         let what = match self.wait {
             Wait::Nothing | Wait::Read | Wait::Bypass(_) => WaitFor::Read,
             Wait::Page(_) => WaitFor::Page,
@@ -251,7 +251,7 @@ impl Miss {
             Wait::Guard(waiting) => request = Some(waiting),
             Wait::Worker(outcome) => return self.poll_worker(outcome, wanted, waker),
             Wait::Bypass(aside) => return self.take_aside(aside, wanted, waker, pace),
-            other => other.leave(),
+            other => other.withdraw(),
         }
         loop {
             if std::mem::replace(&mut self.may_hit, true)
@@ -268,7 +268,7 @@ impl Miss {
             let retried = !failed && pages.as_ref().is_some_and(|pages| wanted.may_hit(pages));
             let found = match pages {
                 Some(pages) if retried => {
-                    let found = wanted.look(pages.clone(), waker);
+                    let found = wanted.find_empty_page(pages.clone(), waker);
                     if let MissStep::Parked(parked) = found {
                         self.wait = Wait::Page(parked);
                         return Step::Pending;
@@ -460,10 +460,10 @@ impl Miss {
 
 impl Wait {
     /// Withdraws the registration that would wake the task.
-    fn leave(self) {
+    fn withdraw(self) {
         match self {
             Wait::Page(parked) => wait_table().deregister(&parked),
-            Wait::Room(shared, ticket) => shared.flight.leave(ticket),
+            Wait::Room(shared, ticket) => shared.flight.withdraw_offer(ticket),
             Wait::Nothing | Wait::Read | Wait::Bypass(_) | Wait::Guard(_) | Wait::Worker(_) => {}
         }
     }
@@ -471,7 +471,7 @@ impl Wait {
 
 impl Drop for Miss {
     fn drop(&mut self) {
-        std::mem::replace(&mut self.wait, Wait::Nothing).leave();
+        std::mem::replace(&mut self.wait, Wait::Nothing).withdraw();
     }
 }
 

@@ -56,7 +56,7 @@ impl InFlight {
     }
 
     /// C2. If `fstat` fails, the change stays in flight, for the keeper.
-    fn settle(&mut self, recovery: &Recovery, fd: Option<BorrowedFd<'_>>) {
+    fn end_change_of(&mut self, recovery: &Recovery, fd: Option<BorrowedFd<'_>>) {
         let Some(entry) = self.entry else { return };
         let mut words = self.words();
         if self.in_flight == 0 {
@@ -85,7 +85,7 @@ impl Changes {
     pub(crate) fn end(&self, recovery: &Recovery, fd: Option<BorrowedFd<'_>>) {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.in_flight -= 1;
-        state.settle(recovery, fd);
+        state.end_change_of(recovery, fd);
     }
 
     /// Records that space is about to be reserved beyond the end.
@@ -103,11 +103,11 @@ impl Changes {
     pub(crate) fn enter(&self, recovery: &Recovery, entry: EntryUse, fd: BorrowedFd<'_>) {
         let mut state = self.state.lock().expect("no panic under the lock");
         state.entry = Some(entry);
-        state.settle(recovery, Some(fd));
+        state.end_change_of(recovery, Some(fd));
     }
 
     /// The file has no entry any more.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn remove_entry(&self) {
         self.state.lock().expect("no panic under the lock").entry = None;
     }
 }

@@ -73,7 +73,7 @@ impl Recovery {
         let own = rustix::process::getpid();
         let process = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
         let fds = [memory.as_fd(), process.as_fd()];
-        let answer = wire::ask(address, Trust::OurUser, KeeperRequest::Hello, &fds)?;
+        let answer = wire::send_request(address, Trust::OurUser, KeeperRequest::Hello, &fds)?;
         let [life] = <[OwnedFd; 1]>::try_from(answer.fds).map_err(|_| Errno::PROTO)?;
         recovery.id = answer.value;
         recovery.keeper = Some((Trust::Peer(answer.keeper), Seen::new(life)?));
@@ -136,7 +136,7 @@ impl Recovery {
     }
 
     /// Reports once that the keeper is dead, if it is.
-    pub(crate) fn tell_lost(&self) {
+    pub(crate) fn report_lost(&self) {
         // Relaxed: the first caller reports it.
         if self.has_lost_keeper() && !self.told_lost.swap(true, Relaxed) {
             event!(warn, keeper = %self.address, "the keeper is lost: writes go through from now on");
@@ -148,9 +148,9 @@ impl Recovery {
     }
 
     /// Sends a request to the keeper, if it is still the same one.
-    fn ask(&self, request: KeeperRequest, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
+    fn send_request(&self, request: KeeperRequest, fds: &[BorrowedFd<'_>]) -> io::Result<u64> {
         let (keeper, _) = self.keeper.as_ref().ok_or(Errno::NOTCONN)?;
-        let outcome = wire::ask(&self.address, *keeper, request, fds);
+        let outcome = wire::send_request(&self.address, *keeper, request, fds);
         if outcome.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ETIMEDOUT)) {
             // Relaxed: a hint, which spares other threads the wait.
             self.is_silent.store(true, Relaxed);
@@ -257,7 +257,7 @@ impl Recovery {
         entry.generation = (entry.generation + 1) & (u32::MAX >> 1);
         self.tables().open_entry(entry, size);
         let request = KeeperRequest::Adopt { mapping: self.id, entry, device, inode, page_shift };
-        match self.ask(request, &[fd]) {
+        match self.send_request(request, &[fd]) {
             Ok(_) => Ok(entry),
             Err(error) => {
                 self.tables().close_entry(entry);
@@ -276,7 +276,7 @@ impl Recovery {
         // A dead keeper has no descriptors any more. One that does not answer keeps them until it
         // continues, but does not use them (recovery.K6).
         if !self.is_silent.load(Relaxed) {
-            let _ = self.ask(request, &[]);
+            let _ = self.send_request(request, &[]);
         }
         self.unused_entries.lock().expect("no panic under the lock").push(entry);
     }
@@ -331,7 +331,7 @@ impl Recovery {
 
     /// Starts to detach: no file can be adopted any more, and a write that finds [`Recovery::has_keeper`]
     /// false does not stay in the cache.
-    pub(crate) fn part(&self) {
+    pub(crate) fn begin_detach(&self) {
         // Release: pairs with the Acquire of `has_keeper`. Argued: there.
         self.said_goodbye.store(true, Release);
     }
@@ -340,19 +340,19 @@ impl Recovery {
     /// dirty pages, and closes the mapping and all files. Blocks until it has. Otherwise the keeper would
     /// wait for the end of the process after an exec, with the old program's dirty pages. Caller: no page
     /// becomes dirty or changes its contents during the call.
-    pub(crate) fn goodbye(&self) {
-        self.part();
+    pub(crate) fn detach(&self) {
+        self.begin_detach();
         // Relaxed: the first caller does it.
         if self.is_over.swap(true, Relaxed) {
             return;
         }
-        let _ = self.ask(KeeperRequest::Goodbye { mapping: self.id }, &[]);
+        let _ = self.send_request(KeeperRequest::Goodbye { mapping: self.id }, &[]);
     }
 }
 
 impl Drop for Recovery {
     fn drop(&mut self) {
-        self.goodbye();
+        self.detach();
         // SAFETY: the mapping of `connect`; `&mut self` shows that it is not used any more. The mappings of
         // `place` belong to the frames.
         let _ = unsafe { rustix::mm::munmap(self.mapped.cast(), self.layout.bytes()) };

@@ -101,7 +101,7 @@ impl Mark {
     }
 
     /// The process whose file it marks is dead, and its dirty pages are being written.
-    pub(super) fn bury(&self) {
+    pub(super) fn begin_recovery(&self) {
         // Relaxed: only the server's thread reads it.
         self.is_buried.store(true, Relaxed);
     }

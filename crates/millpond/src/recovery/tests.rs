@@ -152,7 +152,7 @@ fn a_file_that_grows_while_it_is_handed_over() {
             barrier.wait();
             file.truncate(20_000 + round * 100).unwrap();
         });
-        assert_eq!(file.cached().kept_size(), Some(file.len().unwrap()), "round {round}");
+        assert_eq!(file.cached().keeper_size(), Some(file.len().unwrap()), "round {round}");
     }
 }
 
@@ -288,13 +288,13 @@ fn what_a_keeper_refuses() {
     assert_eq!(adopt(file.as_file(), stat.ino(), 12), Some(libc::ENFILE));
     recovery.forget(slots[7]);
     assert_eq!(adopt(file.as_file(), stat.ino(), 12), None);
-    recovery.goodbye();
+    recovery.detach();
     assert_eq!(adopt(file.as_file(), stat.ino(), 12), Some(libc::ENOTCONN));
 
     // Not a mapping of an engine; and invalid messages.
     let strange = File::open("/dev/zero").unwrap();
     let hello = |fds: &[BorrowedFd<'_>]| {
-        wire::ask(&keeper.address, Trust::OurUser, KeeperRequest::Hello, fds)
+        wire::send_request(&keeper.address, Trust::OurUser, KeeperRequest::Hello, fds)
     };
     assert!(hello(&[]).is_err());
     assert!(hello(&[strange.as_fd(), strange.as_fd()]).is_err());

@@ -237,7 +237,7 @@ impl KeeperRequest {
 ///
 /// The keeper's error; EPERM: another user listens there; ETIMEDOUT; the error of `connect(2)`, or
 /// ECONNRESET: the keeper is gone.
-pub(super) fn ask(
+pub(super) fn send_request(
     address: &Address,
     keeper: Trust,
     request: KeeperRequest,

@@ -21,7 +21,7 @@ impl<'a> Write<'a> {
         let built = self.build_whole(fresh);
         if !matches!(built, Ok(true)) {
             self.free(fresh);
-            return built.and_then(|_| self.around());
+            return built.and_then(|_| self.write_past_cache());
         }
         let (file, durable) = (self.file, self.how.durable);
         let (start, end) = self.blocks();

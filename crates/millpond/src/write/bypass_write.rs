@@ -28,8 +28,8 @@ pub(crate) struct BypassWrite {
 
 impl Write<'_> {
     /// A write past the cache. None of its pages stays cached.
-    pub(super) fn around(&self) -> Result<usize> {
-        let around = self.begin_around(Blocking::Wait)?;
+    pub(super) fn write_past_cache(&self) -> Result<usize> {
+        let around = self.begin_bypass(Blocking::Wait)?;
         let written = match self.file.untorn {
             None => self.transfer(self.src),
             Some(_) => {
@@ -37,12 +37,12 @@ impl Write<'_> {
                 account.close(self.file, self.transfer_blocks(self.src), Blocking::Wait)
             }
         };
-        self.end_around(written, around)
+        self.end_bypass(written, around)
     }
 
     /// Hides the pages. After that, no write-back of them is in flight. With [`Blocking::Try`], the caller has
     /// checked that [`Write::has_to_wait`] is false.
-    pub(crate) fn begin_around(&self, blocking: Blocking) -> Result<BypassWrite> {
+    pub(crate) fn begin_bypass(&self, blocking: Blocking) -> Result<BypassWrite> {
         let file = self.file;
         if blocking == Blocking::Wait {
             self.clear_end()?;
@@ -53,7 +53,7 @@ impl Write<'_> {
             return Ok(BypassWrite { is_cached: false });
         }
         // Under our guard, no writer makes the pages DIRTY again.
-        let kept = (blocking == Blocking::Wait).then(|| self.kept_pages());
+        let kept = (blocking == Blocking::Wait).then(|| self.pages_to_clean());
         for (first, last) in kept.into_iter().flatten() {
             if writeback::needs_writeback(file, first, last) {
                 writeback::redirty_suspects(file, first, last);
@@ -96,14 +96,14 @@ impl Write<'_> {
     /// The pages that must be clean before the back end is given new bytes for them: those that are not overwritten
     /// whole, and all pages of a file with a keeper. Otherwise the keeper could write an old page over a part of the
     /// new bytes.
-    fn kept_pages(&self) -> impl Iterator<Item = (PageIndex, PageIndex)> {
+    fn pages_to_clean(&self) -> impl Iterator<Item = (PageIndex, PageIndex)> {
         let all = self.file.is_kept().then_some((self.first, self.last));
         let ends = [self.first, self.last].into_iter().filter(|&page| self.keeps_rest(page));
         all.into_iter().chain(ends.map(|page| (page, page)))
     }
 
     /// Records the outcome of the back end's write.
-    pub(crate) fn end_around(&self, written: Written, around: BypassWrite) -> Result<usize> {
+    pub(crate) fn end_bypass(&self, written: Written, around: BypassWrite) -> Result<usize> {
         let Written { moved, error, epoch, durability } = written;
         let file = self.file;
         let end = if around.is_cached { self.acknowledged(moved) } else { self.offset + moved };

@@ -381,7 +381,7 @@ impl CachedFile {
 
     /// After the last handle is dropped and all pages are written back: gives back space beyond the end that was
     /// reserved for later writes, and the file's place at the keeper.
-    pub(crate) fn rest(&self) {
+    pub(crate) fn release_reservations(&self) {
         let guard = self.lock(0, u64::MAX, Mode::Exclusive);
         // Argued: a thread that opens the file again has raised the count before it gets a guard, and does nothing to
         // the file before that.

@@ -225,7 +225,7 @@ fn write_locked(
     {
         write.through(pages)
     } else {
-        let moved = write.around();
+        let moved = write.write_past_cache();
         counters.bytes_passed.add(*moved.as_ref().unwrap_or(&0) as u64);
         moved
     };

@@ -141,7 +141,7 @@ impl CachedFile {
         if !has_begun && !a_sync_failed {
             // A write that was meant for write-back may have bypassed the cache.
             if self.is_kept() || self.space.is_reserved() {
-                self.rest();
+                self.release_reservations();
             }
             return;
         }
@@ -152,7 +152,7 @@ impl CachedFile {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt_orphan(self);
         } else {
-            self.rest();
+            self.release_reservations();
             let (shared, counts) = (Arc::clone(&self.shared), Arc::clone(&self.writeback.counts));
             drop(self);
             // A thread that scanned the list may have the file in progress, and hold the last

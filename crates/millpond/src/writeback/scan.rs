@@ -155,7 +155,7 @@ impl Flusher<CachedFile> {
             } else {
                 // Trims reserved space.
                 self.mark_busy(me, &mut self.state());
-                file.rest();
+                file.release_reservations();
             }
         }
         let mut is_listed = !try_unlist(&file);

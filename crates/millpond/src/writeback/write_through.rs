@@ -51,7 +51,7 @@ impl CachedFile {
     /// in between, and the flusher writes only bytes that the keeper writes too.
     pub(crate) fn detach_keeper(shared: &Arc<Shared>) {
         let Some(recovery) = shared.cache.frames.recovery() else { return };
-        recovery.part();
+        recovery.begin_detach();
         let files: Vec<_> = registry()
             .all()
             .iter()
@@ -66,7 +66,7 @@ impl CachedFile {
                 held.push(file.lock(0, u64::MAX, Mode::Exclusive));
             }
         }
-        recovery.goodbye();
+        recovery.detach();
         drop(held);
     }
 }

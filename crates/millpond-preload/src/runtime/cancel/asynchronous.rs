@@ -160,7 +160,7 @@ unsafe extern "C-unwind" fn on_signal(
     let is_busy =
         record.inside_depth() > 0 || record.is_reading() || text::holds(unsafe { pc(context) });
     if is_busy {
-        look_again(record);
+        repeat_signal(record);
     } else {
         // SAFETY: the thread is in the program's code, or where libc acts on a request itself.
         unsafe { pthread_testcancel() };
@@ -192,7 +192,7 @@ struct TimerEvent {
 }
 
 /// Repeats the signal later, by a timer of the thread's own. In the handler.
-fn look_again(record: &Record) {
+fn repeat_signal(record: &Record) {
     let timer = record.timer().or_else(|| {
         let value = (&raw const MARK).addr();
         let (notify, tid) = (libc::SIGEV_THREAD_ID, record.tid());

@@ -55,7 +55,7 @@ impl CancelRequest {
         // Pairs with the fence in `ask_until_found` (Q3).
         fence(SeqCst);
         if mark.load(Relaxed) {
-            self.ask();
+            self.request_cancel();
         }
     }
 
@@ -75,7 +75,7 @@ impl CancelRequest {
     }
 
     /// Called by any thread, after libc's word is set and a fence.
-    pub fn ask(&self) {
+    pub fn request_cancel(&self) {
         self.asked.store(true, Relaxed);
         // Pairs with the fence in `warm_up`.
         fence(SeqCst);
@@ -90,11 +90,11 @@ impl CancelRequest {
     /// whether it is enabled.
     pub fn act(&self, look: impl FnOnce() -> bool) {
         self.asked.store(false, Relaxed);
-        // Pairs with the fence between libc's word and `ask` (Q2): if `look` does not see the
+        // Pairs with the fence between libc's word and `request_cancel` (Q2): if `look` does not see the
         // request, `ask` comes after the store above.
         fence(SeqCst);
         if !look() {
-            self.ask();
+            self.request_cancel();
         }
     }
 }

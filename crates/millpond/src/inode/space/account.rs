@@ -35,7 +35,7 @@ pub(crate) struct Losses(u64);
 
 impl Space {
     /// Forgets the blocks beyond the limit on the size of files.
-    pub(crate) fn look_at_limit(&self) {
+    pub(crate) fn forget_blocks_over_limit(&self) {
         self.known().cut(size_limit());
     }
 

@@ -180,7 +180,7 @@ impl SharedRing {
     fn submit_and_give_up(&self, leads: bool) {
         self.led().submit();
         if leads {
-            self.reaper.give_up();
+            self.reaper.release_role();
         }
         if self.is_over() {
             // The driver polled while this thread had the role.

@@ -23,14 +23,14 @@ impl Keeper {
         let dead: Vec<u64> =
             self.clients.iter().zip(is_dead).filter(|(_, dead)| *dead).map(|(c, _)| c.id).collect();
         for id in dead {
-            self.bury(id, None, on_report);
+            self.recover_client(id, None, on_report);
         }
         Ok(())
     }
 
     /// Writes back a process's dirty pages, and forgets the process: on a separate thread, so that neither
     /// the keeper nor other recoveries wait for it. `goodbye`: the process lives, and waits.
-    pub(super) fn bury(
+    pub(super) fn recover_client(
         &mut self,
         id: u64,
         goodbye: Option<Connection>,
@@ -43,7 +43,7 @@ impl Keeper {
             file.note();
             if let Some(mark) = &file.mark {
                 let _ = epoll::delete(&self.marks, &mark.listener);
-                mark.bury();
+                mark.begin_recovery();
             }
         }
         let dead = Dead { pid, memory, patience: self.patience };
@@ -58,7 +58,7 @@ impl Keeper {
                 replay(dead, files, |files| {
                     let report = Report { pid, goodbye: is_goodbye, files };
                     if let Some(report) = kept.replace(report) {
-                        teller.tell(Message::Buried { report, is_last: false, goodbye: None });
+                        teller.notify(Message::Buried { report, is_last: false, goodbye: None });
                     }
                 });
                 kept.expect("reported at least once")
@@ -68,7 +68,7 @@ impl Keeper {
                 goodbye: is_goodbye,
                 files: lost.into_iter().map(FileReport::of_panic).collect(),
             });
-            teller.tell(Message::Buried { report, is_last: true, goodbye });
+            teller.notify(Message::Buried { report, is_last: true, goodbye });
         };
         self.under_way += 1;
         match spawn_thread("millpond-bury", thread) {

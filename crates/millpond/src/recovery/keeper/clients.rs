@@ -94,7 +94,7 @@ pub(super) struct KeeperNotifier {
 }
 
 impl KeeperNotifier {
-    pub(super) fn tell(&self, told: Message) {
+    pub(super) fn notify(&self, told: Message) {
         let _ = self.send.send(told);
         let _ = rustix::io::write(&*self.told, &1u64.to_ne_bytes());
     }
@@ -217,13 +217,13 @@ impl Keeper {
                     client.files.extract_if(.., is_it).collect::<Vec<_>>()
                 });
                 match forgotten {
-                    Ok(files) => self.part(connection, fds, files),
+                    Ok(files) => self.close_files(connection, fds, files),
                     Err(error) => self.refuse(connection, fds, error),
                 }
             }
             KeeperRequest::Goodbye { mapping } => {
                 match self.client(peer, mapping).map(|client| client.id) {
-                    Ok(id) => self.bury(id, Some(connection), on_report),
+                    Ok(id) => self.recover_client(id, Some(connection), on_report),
                     Err(error) => self.refuse(connection, fds, error),
                 }
             }
@@ -276,7 +276,7 @@ impl Keeper {
             None => {
                 let asked = Asked { connection, request, fds: vec![fd] };
                 return self.apart(asked, move |asked| {
-                    let medium = Medium::ask(&asked.fds[0]);
+                    let medium = Medium::query_medium(&asked.fds[0]);
                     Message::Medium { mount, medium, asked }
                 });
             }
@@ -305,7 +305,7 @@ impl Keeper {
                 let is_it = |file: &mut Adopted| file.entry.index == entry.index;
                 let old: Vec<_> = client.files.extract_if(.., is_it).collect();
                 client.files.push(Adopted { mark: Some(mark), ..adopted });
-                self.part(connection, Vec::new(), old);
+                self.close_files(connection, Vec::new(), old);
             }
             Err(error) => {
                 self.apart((connection, adopted), move |(connection, adopted)| {
@@ -388,7 +388,7 @@ impl Keeper {
     }
 
     /// Closes files, then answers.
-    fn part(&mut self, connection: Connection, fds: Vec<OwnedFd>, files: Vec<Adopted>) {
+    fn close_files(&mut self, connection: Connection, fds: Vec<OwnedFd>, files: Vec<Adopted>) {
         if fds.is_empty() && files.iter().all(|file| file.target.closes_at_once()) {
             drop(files);
             return connection.answer(Ok(0));
@@ -411,7 +411,7 @@ impl Keeper {
         let thread = move || {
             if let Ok(with) = take.recv() {
                 let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(with)));
-                teller.tell(told.unwrap_or(Message::Done));
+                teller.notify(told.unwrap_or(Message::Done));
             }
         };
         self.under_way += 1;
@@ -426,7 +426,7 @@ impl Keeper {
     }
 
     /// Processes the messages of the other threads.
-    pub(super) fn hear(&mut self, on_report: &mut impl FnMut(Report)) {
+    pub(super) fn process_messages(&mut self, on_report: &mut impl FnMut(Report)) {
         let _ = rustix::io::read(&*self.told, &mut [0; 8]);
         while let Ok(told) = self.receive.try_recv() {
             match told {
@@ -504,7 +504,7 @@ mod tests {
         // No client has it: it was released, and a thread is closing it.
         let mark = keeper.mark(stat.st_dev, stat.st_ino).unwrap();
         assert!(passes(&mut keeper, &opens(&file), 6000), "it waits for a living process");
-        mark.bury();
+        mark.begin_recovery();
         let opened = opens(&file);
         assert!(!passes(&mut keeper, &opened, 20), "it did not wait for the write-back");
         drop(mark);

@@ -103,7 +103,7 @@ static SIGNALLED: AtomicI32 = AtomicI32::new(-1);
 
 /// A descriptor that becomes readable when a signal asks this process to end.
 fn signals_to_end() -> io::Result<OwnedFd> {
-    extern "C" fn tell(_signal: libc::c_int) {
+    extern "C" fn note_signal(_signal: libc::c_int) {
         // SAFETY: async-signal-safe, errno is restored, and the byte is a local variable. If the pipe is
         // full, the signal was reported already.
         unsafe {
@@ -121,7 +121,7 @@ fn signals_to_end() -> io::Result<OwnedFd> {
     SIGNALLED.store(ends[1], Relaxed);
     for signal in TERMINAL_SIGNALS {
         // SAFETY: the handler is async-signal-safe.
-        unsafe { libc::signal(signal, tell as *const () as libc::sighandler_t) };
+        unsafe { libc::signal(signal, note_signal as *const () as libc::sighandler_t) };
     }
     // SAFETY: newly created.
     Ok(unsafe { OwnedFd::from_raw_fd(ends[0]) })
@@ -132,13 +132,13 @@ fn live(server: Server) -> io::Result<()> {
     rustix::process::setsid()?;
     ignore(&TERMINAL_SIGNALS);
     ignore(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU]);
-    leave_files(&server);
+    close_descriptors(&server);
     use_all_descriptors();
     let (send, reports) = channel();
     let (said, all_said) = channel::<()>();
     let teller = spawn_thread("millpond-say", move || {
         for report in reports {
-            say(&report);
+            print_report(&report);
         }
         drop(said);
     });
@@ -156,7 +156,7 @@ fn live(server: Server) -> io::Result<()> {
 
 /// Writes a report to standard error, on a separate thread: a full pipe or a stopped terminal blocks. A
 /// closed standard error must not end the keeper.
-fn say(report: &Report) {
+fn print_report(report: &Report) {
     let _ = writeln!(io::stderr(), "millpond keeper: {report}");
 }
 
@@ -168,7 +168,7 @@ fn ignore(signals: &[i32]) {
 }
 
 /// Closes the program's descriptors except standard error, and leaves its directory.
-fn leave_files(server: &Server) {
+fn close_descriptors(server: &Server) {
     let kept = [&server.listener, &server.stop.wake].into_iter().chain(&server.until);
     let mut kept: Vec<u32> = kept.map(|fd| fd.as_raw_fd() as u32).collect();
     kept.push(2);

@@ -155,7 +155,7 @@ impl Server {
             // Before any answer: a client may take an answer as a statement about dead processes.
             keeper.bury_dead(&mut on_report)?;
             if ready[1] {
-                keeper.hear(&mut on_report);
+                keeper.process_messages(&mut on_report);
             }
             keeper.converse(asked, &mut on_report);
             if ready[2] {

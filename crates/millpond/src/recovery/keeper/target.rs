@@ -99,7 +99,7 @@ impl Medium {
     }
 
     /// Queries the file system, which may block.
-    pub(super) fn ask(fd: &OwnedFd) -> io::Result<Option<Medium>> {
+    pub(super) fn query_medium(fd: &OwnedFd) -> io::Result<Option<Medium>> {
         Ok(Medium::of(rustix::fs::fstatfs(fd)?.f_type as u64 & 0xFFFF_FFFF))
     }
 }

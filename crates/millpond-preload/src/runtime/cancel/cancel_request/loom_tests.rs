@@ -32,7 +32,7 @@ impl Model {
         let ask = || {
             let is_found = self.record.is_of(THREAD);
             if is_found {
-                self.record.ask();
+                self.record.request_cancel();
             }
             is_found
         };
@@ -159,7 +159,7 @@ fn loom_cancel_without_the_fence_of_claim() {
         claim: |model| {
             model.record.thread.store(THREAD, Relaxed);
             if model.mark.load(Relaxed) {
-                model.record.ask();
+                model.record.request_cancel();
             }
         },
         ..RULES
