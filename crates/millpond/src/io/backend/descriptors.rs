@@ -13,13 +13,15 @@ mod durable_length;
 
 mod kernel_copy;
 
+mod reopen;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
 use crate::file_id::FileId;
@@ -27,6 +29,7 @@ use crate::io::backend::alignment::{Alignment, direct_alignment, no_direct};
 use crate::io::backend::allocation::{self, Overwrites};
 use crate::io::backend::descriptors::durable_length::DurableLength;
 pub(crate) use crate::io::backend::descriptors::kernel_copy::KernelCopy;
+use crate::io::backend::descriptors::reopen::reopen;
 use crate::io::backend::in_place::{Gate, Switch, in_place_alignment, set_direct};
 use crate::io::backend::untorn_blocks::UntornBlocks;
 use crate::io::backend::{OpenedFor, Seek};
@@ -441,17 +444,6 @@ pub(crate) fn created_at(fd: BorrowedFd<'_>) -> Option<(i64, u32)> {
     let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let has_error = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
     has_error.then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
-}
-
-/// Opens another description of the same file, with separate flags.
-fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let opened = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
-    if opened.as_raw_fd() > fd.as_raw_fd() {
-        return Ok(opened);
-    }
-    // The program may expect to get the lower numbers in order.
-    Ok(rustix::io::fcntl_dupfd_cloexec(&opened, fd.as_raw_fd() + 1)?)
 }
 
 fn reopen_direct(fd: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {

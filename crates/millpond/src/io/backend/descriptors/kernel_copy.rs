@@ -23,7 +23,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::event::event;
 use crate::io::backend::allocation::Extents;
-use crate::io::backend::descriptors::reopen;
+use crate::io::backend::descriptors::reopen::reopen;
 
 /// Syncs before bytes of an unwritten extent count as lost. Another program may write there at any time, and its
 /// bytes are in such an extent until the next sync.
