@@ -42,7 +42,14 @@ impl Piece {
         let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
         let part = self.bytes.slice(from..to);
         // A small slice would keep the whole body in memory, outside of the cache's limit.
-        Some(if part.len() * 2 < self.bytes.len() { Bytes::copy_from_slice(&part) } else { part })
+        let mut copy = Vec::new();
+        // Without memory for a copy, the body stays.
+        let is_small = part.len() * 2 < self.bytes.len();
+        if !is_small || copy.try_reserve_exact(part.len()).is_err() {
+            return Some(part);
+        }
+        copy.extend_from_slice(&part);
+        Some(copy.into())
     }
 
     /// The same, as a piece.
@@ -293,9 +300,10 @@ impl ObjectEntry {
         ranges.iter().any(|range| self.cached(&(range.start..range.start + 1)).is_some())
     }
 
-    /// Bytes of the object, if they are cached.
+    /// Bytes of the object, if they are cached, and there is memory for a copy of them.
     pub(crate) fn cached(&self, range: &Range<u64>) -> Option<Bytes> {
-        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(usize::try_from(range.end - range.start).ok()?).ok()?;
         let is_hit = self.allocation.blob.try_read(&mut bytes, self.allocation.to_blob(range));
         is_hit.then(|| bytes.into())
     }
