@@ -229,7 +229,7 @@ pub const SECTIONS: [Section; 9] = [
     ),
     section(
         "Writes",
-        &["write", "stalls"],
+        &["write", "stalls", "untorn"],
         "How long until writes are durable, and which threads wait?",
         &[],
         &[],
@@ -243,7 +243,7 @@ pub const SECTIONS: [Section; 9] = [
     ),
 ];
 
-pub const CASES: [Case; 37] = [
+pub const CASES: [Case; 38] = [
     case("cached-read", "random-4k", "4 KiB at random over 256 MiB"),
     case("cached-read", "random-16k", "16 KiB at random over 256 MiB, page size 16 KiB"),
     case("cached-read", "read2-4k", "one 1 MiB file in order, all threads over the same pages"),
@@ -321,6 +321,11 @@ pub const CASES: [Case; 37] = [
         "write",
         "through-4k",
         "4 KiB at random over a file of 256 MiB that both have cached, no sync",
+    ),
+    case(
+        "untorn",
+        "update-16k",
+        "16 KiB at random over a cached file, so many pages for each sync, on XFS on a loop device; mode back, O_DIRECT",
     ),
     case(
         "no-copy",

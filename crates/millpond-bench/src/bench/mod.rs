@@ -4,7 +4,7 @@
 //! - [`data`], [`load`], [`loop_mount`]: the test files, the order of their blocks, and file
 //!   systems for them.
 //! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`mod@write`],
-//!   [`mixed`], [`range_lock`], [`no_copy`], [`stalls`], [`programs`]: the suites.
+//!   [`mixed`], [`range_lock`], [`no_copy`], [`stalls`], [`untorn`], [`programs`]: the suites.
 //! - [`plan`]: sizes and time limits. [`interrupt`], [`creation_lock`]: cleanup after a signal.
 //! - [`machine`], [`catalog`], [`targets`]: the machine, the description of the cases, and their
 //!   targets.
@@ -39,6 +39,7 @@ mod render_docs;
 mod report;
 mod stalls;
 mod targets;
+mod untorn;
 mod wakeups;
 mod write;
 
@@ -108,9 +109,11 @@ enum Suite {
     Stalls,
     /// Locks on byte ranges: Millpond's, and other implementations
     RangeLock,
+    /// A store of pages that a power cut must not tear, on XFS; needs root
+    Untorn,
     /// Unmodified programs, under `millpond run` and on the kernel
     Programs,
-    /// All of them except programs, which needs 8 GB and other packages
+    /// All of them except untorn and programs, which needs 8 GB and other packages
     All,
 }
 
@@ -129,8 +132,8 @@ const fn timed(suite: Suite, run: Run, seconds: [u64; 2], pairs: u32) -> Timed {
     Timed { suite, run, seconds, pairs }
 }
 
-/// All suites, in the order in which they run. All but the last may take 22 minutes, or 3.5.
-const SUITES: [Timed; 10] = [
+/// All suites, in the order in which they run. All but the last two may take 22 minutes, or 3.5.
+const SUITES: [Timed; 11] = [
     timed(Suite::CachedRead, cached_read::run, [210, 36], 37),
     timed(Suite::AroundTheHit, around_hit::run, [90, 16], 14),
     timed(Suite::AsyncRead, async_read::run, [200, 28], 32),
@@ -140,6 +143,7 @@ const SUITES: [Timed; 10] = [
     timed(Suite::Mixed, mixed::run, [330, 40], 51),
     timed(Suite::Stalls, stalls::run, [70, 12], 7),
     timed(Suite::RangeLock, range_lock::run, [110, 18], 160),
+    timed(Suite::Untorn, untorn::run, [90, 20], 4),
     timed(Suite::Programs, programs::run, [1200, 240], 30),
 ];
 
@@ -155,6 +159,7 @@ impl Suite {
             Suite::Mixed => "mixed",
             Suite::Stalls => "stalls",
             Suite::RangeLock => "range-lock",
+            Suite::Untorn => "untorn",
             Suite::Programs => "programs",
             Suite::All => "all",
         }
@@ -178,7 +183,8 @@ pub fn run(args: &SuiteArgs) -> Result<()> {
     let machine = machine::Machine::of(&plan.dir);
     let mut outcome = Outcome::default();
     let is_wanted = |timed: &&Timed| {
-        timed.suite == suite || suite == Suite::All && timed.suite != Suite::Programs
+        let is_apart = matches!(timed.suite, Suite::Untorn | Suite::Programs);
+        timed.suite == suite || suite == Suite::All && !is_apart
     };
     let wanted: Vec<&Timed> = SUITES.iter().filter(is_wanted).collect();
     let share = |timed: &&Timed| Duration::from_secs(timed.seconds[usize::from(plan.quick)]);

@@ -77,7 +77,7 @@ impl RowTarget {
     }
 }
 
-const TARGETS: [RowTarget; 71] = [
+const TARGETS: [RowTarget; 74] = [
     target("cached-read", "random-4k", "kernel pread", 1.6).by("millpond, mapped"),
     target("cached-read", "sequential-512", "kernel pread", 3.0).by("millpond, mapped"),
     target("write", "through-4k", "kernel", 0.95).by("millpond, through, mapped"),
@@ -115,6 +115,9 @@ const TARGETS: [RowTarget; 71] = [
     target("write", "through-4k", "kernel", 0.8),
     target("write", "commit", "kernel pwrite, O_DIRECT", 1.05).of(Figure::P50),
     target("write", "commit", "kernel pwrite, O_DIRECT", 1.2).of(Figure::P99),
+    target("untorn", "update-16k", "millpond, written twice", 1.6),
+    target("untorn", "update-16k", "millpond, written twice", 1.0).of(Figure::P99),
+    target("untorn", "update-16k", "millpond, unprotected", 0.85),
     target("no-copy", "null-read-64k", "millpond, null, 4 KiB", 0.95),
     target("no-copy", "null-read-64k", "millpond, null, vectors", 1.3),
     target("no-copy", "null-read-4k", "io_uring NOP", 1.0),

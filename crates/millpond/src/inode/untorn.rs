@@ -139,7 +139,7 @@ impl CachedFile {
     #[inline]
     pub(crate) fn check_untorn_end(&self, op: Op, end: u64, size: u64) -> Result<()> {
         match self.untorn.map(u64::from) {
-            Some(bytes) if end % bytes != 0 && end.next_multiple_of(bytes) > size => {
+            Some(bytes) if !end.is_multiple_of(bytes) && end.next_multiple_of(bytes) > size => {
                 let what = format!(
                     "the length of a file with untorn blocks of {bytes} bytes is a multiple of \
                      that, not {end}"
