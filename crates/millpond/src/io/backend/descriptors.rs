@@ -500,7 +500,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let write = OwnedFd::from(file.reopen().unwrap());
         let descriptors = buffered(&write);
-        let path = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
+        let path = rustix::fs::open(file.path(), OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
         assert!(descriptors.attach(path, READS).unwrap().is_none());
         descriptors.sync(true).unwrap_err();
         assert!(descriptors.attach(write, WRITES).unwrap().is_none());
