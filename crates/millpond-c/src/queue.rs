@@ -200,7 +200,9 @@ pub unsafe extern "C" fn millpond_queue_submit(
                 Err(_) => break,
             }
         }
-        let submitted = queued.queue.submit(&mut taken);
+        let asked = taken.len();
+        let rest = queued.queue.submit_all(taken).err().map_or(0, |rest| rest.requests().len());
+        let submitted = asked - rest;
         if count > 0 && submitted == 0 {
             return Err(Failure::Refused(libc::EAGAIN, "the queue is full"));
         }

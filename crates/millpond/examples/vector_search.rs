@@ -77,8 +77,10 @@ impl Index {
             if in_flight + requests.len() == 0 {
                 return Ok(found);
             }
-            let (submitted, ended) = queue.submit_and_wait(&mut requests, 1, IN_FLIGHT, None)?;
-            in_flight += submitted;
+            in_flight += requests.len();
+            let (ended, rest) = queue.submit_and_wait(requests, 1, IN_FLIGHT, None)?;
+            in_flight -= rest.len();
+            requests = rest;
             for read in ended {
                 in_flight -= 1;
                 let list = read.user_data() as usize;

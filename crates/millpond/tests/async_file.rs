@@ -289,14 +289,14 @@ fn tasks_wait_for_a_queue_without_a_thread() {
     let mut granted = Box::pin(queue.wait_async(2, 2).unwrap());
     let mut cx = Context::from_waker(Waker::noop());
     assert!(granted.as_mut().poll(&mut cx).is_pending());
-    queue.submit(&mut vec![request(0).user_data(0), request(1).user_data(1)]);
+    queue.submit_all([request(0).user_data(0), request(1).user_data(1)]).unwrap();
     while queue.counts() != (0, 0) {
         std::thread::yield_now();
     }
     assert!(queue.wait(0, 8, None).unwrap().is_empty(), "both are granted");
     drop(granted);
     assert_eq!(queue.counts(), (2, 0));
-    queue.submit(&mut vec![request(2).user_data(2)]);
+    queue.submit(request(2).user_data(2)).unwrap();
     assert_eq!(block_on(queue.wait_async(3, 3).unwrap()).len(), 3);
 }
 

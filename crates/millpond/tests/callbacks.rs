@@ -140,7 +140,7 @@ impl Bench {
         let mut bytes = [0; PAGE as usize];
         let mut read = pin!(self.file.read_at(&mut bytes, at));
         let _ = read.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        self.wakers.submit(&mut vec![Request::read(self.file(), vec![0; 100], at)]);
+        self.wakers.submit(Request::read(self.file(), vec![0; 100], at)).unwrap();
         drop(self.wakers.wait(0, 64, None).unwrap());
         for fill in self.blob.claim(at..at + PAGE).fills {
             let range = fill.range();
@@ -194,7 +194,7 @@ impl Bench {
             View => Box::pin(async move { is_read(&file.view(at, 100).await.unwrap()) }),
             Queue => {
                 let read = Request::read(self.file(), vec![0; 100], at);
-                assert_eq!(self.queue.submit(&mut vec![read]), 1);
+                self.queue.submit(read).unwrap();
                 Box::pin(async move {
                     let done = self.queue.wait_async(1, 64).unwrap().await;
                     done.iter().for_each(|done| assert_eq!(done.result().unwrap(), 100));
@@ -302,7 +302,7 @@ fn run_other_operations(bench: &Bench, random: &mut Random, me: u64) {
                 let queue = bench.engine.queue(8).unwrap();
                 let read = |n| Request::read(bench.file(), vec![0; 100], at + n);
                 let write = Request::write(bench.file(), written.to_vec(), own);
-                queue.submit(&mut vec![read(0), read(100), read(200), write]);
+                queue.submit_all([read(0), read(100), read(200), write]).unwrap();
                 for done in queue.wait(4, 8, None).unwrap() {
                     assert!(matches!(done.result().unwrap(), 100 | 50));
                 }

@@ -89,7 +89,7 @@ fn a_queue_reads_into_buffers() {
                     Request::read_buffers(&case.direct, buffers, page * PAGE as u64).user_data(page)
                 })
                 .collect();
-            assert_eq!(queue.submit(&mut requests), 32);
+            queue.submit_all(requests.drain(..)).unwrap();
             for done in queue.wait(32, 32, None).unwrap() {
                 let at = done.user_data() as usize * PAGE;
                 let moved = *done.result().as_ref().unwrap();
@@ -147,7 +147,7 @@ fn invalid_requests_return_their_buffers() {
             Request::read_buffers(&case.direct, buffers(), 16 * PAGE as u64).user_data(3),
             Request::read_buffers(&case.direct, Vec::new(), 0).user_data(4),
         ];
-        assert_eq!(queue.submit(&mut requests), 4);
+        queue.submit_all(requests.drain(..)).unwrap();
         for done in queue.wait(4, 4, None).unwrap() {
             let id = done.user_data();
             match (id, done.result()) {
@@ -196,7 +196,7 @@ fn requests_and_writes_of_one_range_are_atomic() {
                         }
                     })
                     .collect();
-                assert_eq!(queue.submit(&mut requests), 16);
+                queue.submit_all(requests.drain(..)).unwrap();
                 for done in queue.wait(16, 16, None).unwrap() {
                     assert_eq!(*done.result().as_ref().unwrap(), 8 * PAGE);
                     let bytes = filled(&done.into_buffers(), 8 * PAGE);
@@ -226,7 +226,7 @@ fn dropped_with_reads_in_flight() {
                 let mut requests: Vec<Request> = (0..8)
                     .map(|n| Request::read_buffers(&case.direct, buffers(), n * 4 * PAGE as u64))
                     .collect();
-                queue.submit(&mut requests);
+                queue.submit_all(requests.drain(..)).unwrap();
                 let mut future = Box::pin(direct.read_buffers_at(buffers(), 0));
                 let mut context = Context::from_waker(Waker::noop());
                 let _ = future.as_mut().poll(&mut context);
@@ -264,7 +264,7 @@ fn direct_reads_take_no_thread() {
                     Request::read_buffers(&case.direct, buffers, n * 4 * PAGE as u64)
                 })
                 .collect();
-            assert_eq!(queue.submit(&mut requests), 256);
+            queue.submit_all(requests.drain(..)).unwrap();
             assert!(queue.wait(256, 256, None).unwrap().iter().all(|done| done.result().is_ok()));
         }
         let names: Vec<_> = threads().into_iter().map(|(_, name)| name).collect();

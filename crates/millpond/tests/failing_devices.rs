@@ -222,7 +222,7 @@ impl Handles {
 
     fn queue(&self, request: Request) -> millpond::Result<usize> {
         let queue = self.engine.queue(1).unwrap();
-        let (_, mut done) = queue.submit_and_wait(&mut vec![request], 1, 1, None).unwrap();
+        let (mut done, _) = queue.submit_and_wait([request], 1, 1, None).unwrap();
         done.remove(0).into_parts().0
     }
 }
@@ -433,8 +433,8 @@ fn transient_errors(backend: BackendChoice, errno: i32) {
             tell(&at("sync"), file.sync_all());
             let (read, buffers) = block_on(task.read_buffers_at(memory, 0));
             tell(&at("asynchronous read"), read.map(drop));
-            let mut requests = vec![Request::read_buffers(file, buffers, 0)];
-            let (_, mut done) = queue.submit_and_wait(&mut requests, 1, 1, None).unwrap();
+            let requests = [Request::read_buffers(file, buffers, 0)];
+            let (mut done, _) = queue.submit_and_wait(requests, 1, 1, None).unwrap();
             tell(&at("queued read"), done.remove(0).into_parts().0.map(drop));
         }
         server.set(Faults::default());

@@ -131,7 +131,7 @@ impl Case<'_> {
             2 if self.queued.len() < FILLS_MAX => {
                 let request = Request::read(&self.cached, vec![0xEE; len], at as u64);
                 let number = self.queued.len() as u64;
-                assert_eq!(self.queue.submit(&mut vec![request.user_data(number)]), 1);
+                self.queue.submit(request.user_data(number)).unwrap();
                 self.queued.push((at, since));
                 if self.random.chance(200) {
                     self.queue.cancel(number);

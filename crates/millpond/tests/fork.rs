@@ -114,7 +114,7 @@ fn a_child_disturbs_nothing_that_is_in_flight() {
                             .user_data(offset)
                         })
                         .collect();
-                    assert_eq!(queue.submit(&mut requests), 96);
+                    queue.submit_all(requests.drain(..)).unwrap();
                     let children = [Child::Exits, Child::BecomesAnother];
                     let children = children.map(|child| fork(child, &program));
                     assert!(children.iter().all(|&id| id > 0));
@@ -264,14 +264,15 @@ fn refused(engine: &Engine, file: &Arc<File>, queue: &Queue, view: &View<'_>) {
     }
     assert!(is_refused(engine.queue(8)));
     assert!(is_refused(engine.open("/dev/null", &read_write())));
-    let mut requests = vec![
+    let requests = [
         Request::read(file, vec![0; 100], 0),
         Request::write(file, vec![0; 100], 0),
         Request::sync_all(file),
     ];
-    assert_eq!((queue.submit(&mut requests), requests.len()), (0, 3));
+    let rejected = queue.submit_all(requests).unwrap_err();
+    assert_eq!(rejected.requests().len(), 3);
     assert!(is_refused(queue.wait(0, 3, None)));
-    assert!(is_refused(queue.submit_and_wait(&mut requests, 1, 3, None)));
+    assert!(is_refused(queue.submit_and_wait(rejected.into_requests(), 1, 3, None)));
     assert!(is_refused(queue.eventfd()));
     // A view can't return an error.
     std::panic::set_hook(Box::new(|_| {}));

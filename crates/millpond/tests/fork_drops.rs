@@ -206,7 +206,7 @@ fn resources(
             .user_data(offset)
         })
         .collect();
-    assert_eq!(queue.submit(&mut requests), 32);
+    queue.submit_all(requests.drain(..)).unwrap();
     all.push(pending_future(queue.wait_async(32, 64).unwrap(), |done| {
         assert_eq!(done.len(), 32);
         for one in done {
@@ -217,14 +217,8 @@ fn resources(
     }));
     // A queue that has been used, and can be dropped.
     let own = engine.queue(8).unwrap();
-    let (_, done) = own
-        .submit_and_wait(
-            &mut vec![Request::sync_all(file), Request::read(file, vec![0; 1], 0)],
-            2,
-            8,
-            None,
-        )
-        .unwrap();
+    let requests = [Request::sync_all(file), Request::read(file, vec![0; 1], 0)];
+    let (done, _) = own.submit_and_wait(requests, 2, 8, None).unwrap();
     assert_eq!(done.len(), 2);
     all.push(held(own, |own| assert_eq!(own.counts(), (0, 0))));
     // A view, a blob with pages of each state, and a task that waits for one of them.
@@ -444,7 +438,7 @@ fn a_child_takes_no_lock_of_its_parent() {
                     while !stop.load(SeqCst) {
                         page = (page + 77) % (FILE_BYTES / PAGE);
                         let read = Request::read(&file, vec![0; 100], page * PAGE);
-                        queue.submit_and_wait(&mut vec![read], 1, 16, None).unwrap();
+                        queue.submit_and_wait([read], 1, 16, None).unwrap();
                     }
                 }),
                 scope.spawn(|| {
@@ -471,7 +465,8 @@ fn a_child_takes_no_lock_of_its_parent() {
                     let _ = (engine.stats(), engine.dump());
                     engine.leave_keeper();
                     let requests = &mut vec![Request::sync_all(&file)];
-                    assert_eq!(queue.submit(requests), 0);
+                    let rejected = queue.submit_all(requests.drain(..)).unwrap_err();
+                    requests.extend(rejected.into_requests());
                     assert!(queue.wait(1, 1, None).is_err() && !queue.cancel(0));
                     assert!(queue.wait_async(1, 1).is_err() && queue.eventfd().is_err());
                     // SAFETY: as above.
@@ -511,7 +506,7 @@ fn a_thread_ends_while_its_operations_are_pending() {
                         let read =
                             |&offset| Request::read(&file, vec![0; 9000], offset).user_data(offset);
                         let mut requests: Vec<Request> = offsets.iter().map(read).collect();
-                        assert_eq!(queue.submit(&mut requests), 16);
+                        queue.submit_all(requests.drain(..)).unwrap();
                         let tasks = AsyncFile::from(Arc::clone(&file));
                         let mut bytes = [0; 9000];
                         for &offset in &offsets {

@@ -68,14 +68,15 @@ fn round(engine: &Engine, dir: &std::path::Path, random: &mut Random, fails: boo
     let _ = file.allocate(page(random), PAGE as u64);
     if !fails {
         let queue = engine.queue(64).unwrap();
-        let mut requests: Vec<Request> = (0..40)
+        let requests: Vec<Request> = (0..40)
             .map(|_| match random.below(3) {
                 0 => Request::sync_data(&file),
                 1 => Request::write(&file, vec![1; PAGE], page(random)),
                 _ => Request::read(&file, vec![0; PAGE], page(random)),
             })
             .collect();
-        let count = queue.submit(&mut requests);
+        let count = requests.len();
+        queue.submit_all(requests).unwrap();
         queue.wait(count, count, None).unwrap();
     }
     if let Ok(direct) = engine.open(&path, &direct().bounce(true)) {

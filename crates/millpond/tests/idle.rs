@@ -86,7 +86,7 @@ fn used(backend: BackendChoice) -> Used {
                 _ => Request::read(&file, vec![0; 6000], (n * 7 + round * 64) * PAGE),
             })
             .collect();
-        assert_eq!(queue.submit(&mut requests), 64);
+        queue.submit_all(requests.drain(..)).unwrap();
         let done = queue.wait(64, 64, None).unwrap();
         assert!(done.iter().all(|one| one.result().is_ok()));
     }
@@ -123,7 +123,7 @@ fn idle_engines_and_queues_do_nothing() {
             // The engines and queues still work.
             for (used, waiter) in all.iter().zip(waiters) {
                 let mut request = vec![Request::read(&used.file, vec![0; 10], 9 << 20)];
-                assert_eq!(used.queue.submit(&mut request), 1);
+                used.queue.submit_all(request.drain(..)).unwrap();
                 assert_eq!(waiter.join().unwrap().len(), 1);
                 assert!(used.engine.stats().misses > 0);
             }

@@ -96,7 +96,7 @@ fn reads(name: &str, file: &Arc<File>, engine: &millpond::Engine, expected: &[u8
     assert_eq!(bytes, expected, "{name}");
     forget(file);
     let queue = engine.queue(1).unwrap();
-    queue.submit(&mut vec![Request::read(file, fresh(), offset)]);
+    queue.submit(Request::read(file, fresh(), offset)).unwrap();
     let (outcome, bytes) = queue.wait(1, 1, None).unwrap().remove(0).into_parts();
     assert_eq!((outcome.unwrap(), &*bytes), (expected.len(), expected), "{name}");
     forget(file);

@@ -133,7 +133,7 @@ fn all_ways_to_read_agree() {
                 let moved =
                     common::block_on(future_file.read_at(&mut bytes, offset as u64)).unwrap();
                 assert!(bytes[..moved] == *want, "asynchronous, {offset} {len}");
-                queue.submit(&mut vec![Request::read(&case.file, vec![0; len], offset as u64)]);
+                queue.submit(Request::read(&case.file, vec![0; len], offset as u64)).unwrap();
                 let done = queue.wait(1, 1, None).unwrap().remove(0);
                 let moved = done.result().unwrap();
                 assert!(done.into_buffer()[..moved] == *want, "by a queue, {offset} {len}");
@@ -180,7 +180,7 @@ fn reads_beside_writes_are_whole() {
                 let queue = case.engine.queue(4).unwrap();
                 for record in (0..RECORDS).cycle() {
                     let (bytes, offset) = (vec![0; RECORD], record * RECORD as u64);
-                    queue.submit(&mut vec![Request::read(&case.file, bytes, offset)]);
+                    queue.submit(Request::read(&case.file, bytes, offset)).unwrap();
                     let done = queue.wait(1, 1, None).unwrap().remove(0);
                     let (moved, bytes) = done.into_parts();
                     assert!(is_whole(&bytes[..moved.unwrap().max(1)]), "torn, by a queue");

@@ -261,7 +261,7 @@ fn reads_under_way_in_many_files() {
             let mut reads: Vec<_> = (0..READS)
                 .map(|read| millpond::queue::Request::read(&file, vec![1; 16], read * REGION))
                 .collect();
-            assert_eq!(queue.submit(&mut reads), READS as usize);
+            queue.submit_all(reads.drain(..)).unwrap();
             let done = queue.wait(READS as usize, READS as usize, None).unwrap();
             for read in done {
                 assert_eq!(read.result().unwrap(), 16);

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use millpond::queue::{Queue, Request};
+use millpond::queue::{Completion, Queue, Rejected, Request};
 use millpond::sim::SimOptions;
 use millpond::{Advice, BackendChoice, Engine, File, OpenOptions};
 
@@ -50,7 +50,7 @@ fn slow(delay_ms: u64) -> BackendChoice {
 }
 
 fn submit(queue: &Queue, request: Request) {
-    assert_eq!(queue.submit(&mut vec![request]), 1);
+    queue.submit(request).unwrap();
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn hits_complete_at_submission() {
         .collect();
     requests.push(Request::read(&case.file, vec![0; 100], 1 << 20).user_data(200));
     requests.push(Request::read(&case.file, Vec::new(), 0).user_data(201));
-    assert_eq!(queue.submit(&mut requests), 202);
+    queue.submit_all(requests.drain(..)).unwrap();
     assert_eq!(queue.counts(), (202, 0), "all are complete");
     for done in queue.wait(0, 1000, None).unwrap() {
         let n = done.user_data();
@@ -116,7 +116,8 @@ fn read_at_random(case: &Case, random: &mut Random, total: usize) {
             places.insert(id, (offset, len as usize));
             requests.push(Request::read(&case.file, vec![0; len as usize], offset).user_data(id));
         }
-        submitted += queue.submit(&mut requests);
+        submitted += requests.len();
+        submitted -= queue.submit_all(requests).err().map_or(0, |rest| rest.requests().len());
         // Reads that were not submitted get their numbers again.
         let least = (submitted - done).min(1 + random.below(8) as usize);
         for one in queue.wait(least, 64, None).unwrap() {
@@ -144,11 +145,10 @@ fn reads_that_miss_take_no_thread() {
         let mut random = Random(5);
         case.file.advise(0, 0, Advice::Random).unwrap();
         for _ in 0..20 {
-            let mut requests: Vec<Request> = (0..512)
+            let requests: Vec<Request> = (0..512)
                 .map(|_| Request::read(&case.file, vec![0; 4096], random.below(2048) * PAGE))
                 .collect();
-            let submitted = queue.submit(&mut requests);
-            assert_eq!(submitted, 512);
+            queue.submit_all(requests).unwrap();
             assert!(queue.wait(512, 512, None).unwrap().iter().all(|one| one.result().is_ok()));
         }
         let names: Vec<_> = threads().into_iter().map(|(_, name)| name).collect();
@@ -174,7 +174,7 @@ fn the_waiter_for_two_submits_for_the_waiter_for_three() {
                     assert_eq!(queue.wait(2, 2, None).unwrap().len(), 2);
                     let mut three: Vec<Request> =
                         (0..3).map(|n| Request::read(&case.file, vec![0; 9], n)).collect();
-                    assert_eq!(queue.submit(&mut three), 3);
+                    queue.submit_all(three.drain(..)).unwrap();
                 });
                 for n in 0..2 {
                     submit(&queue, Request::write(&case.file, vec![1; 9], n));
@@ -218,7 +218,10 @@ fn waiters_of_many_sizes_get_whole_batches() {
                 .map(|_| Request::read(&case.file, vec![0; 64], random.below(1024) * PAGE))
                 .collect();
             while !requests.is_empty() && !waiters.iter().all(|waiter| waiter.is_finished()) {
-                if queue.submit(&mut requests) == 0 {
+                let before = requests.len();
+                requests =
+                    queue.submit_all(requests).map_or_else(Rejected::into_requests, |()| vec![]);
+                if requests.len() == before {
                     std::thread::sleep(Duration::from_micros(100));
                 }
             }
@@ -254,7 +257,7 @@ fn invalid_requests_fail_by_completion() {
         Request::read(&reader, vec![0; 4], u64::MAX - 2).user_data(1),
         Request::write(&reader, vec![7; 4], 0).user_data(2),
     ];
-    assert_eq!(queue.submit(&mut requests), 3);
+    queue.submit_all(requests.drain(..)).unwrap();
     for one in queue.wait(3, 3, None).unwrap() {
         let expected = [libc::EBADF, libc::EINVAL, libc::EBADF][one.user_data() as usize];
         assert_eq!(one.result().unwrap_err().errno(), expected, "{}", one.user_data());
@@ -268,15 +271,24 @@ fn invalid_requests_fail_by_completion() {
 fn a_full_queue_takes_no_more() {
     let case = open(slow(5), 1 << 20, 1 << 20);
     let queue = case.engine.queue(4).unwrap();
-    let mut requests: Vec<Request> =
-        (0..10).map(|n| Request::read(&case.file, vec![0; 10], n * PAGE).user_data(n)).collect();
-    assert_eq!(queue.submit(&mut requests), 4);
-    assert_eq!((requests.len(), queue.submit(&mut requests)), (6, 0));
+    let requests = (0..10).map(|n| Request::read(&case.file, vec![0; 10], n * PAGE).user_data(n));
+    let submit = |requests: Vec<Request>, left: usize| {
+        let rest = queue.submit_all(requests).unwrap_err().into_requests();
+        assert_eq!(rest.len(), left);
+        rest
+    };
+    let rest = submit(requests.collect(), 6);
+    let rest = submit(rest, 6);
+    let error = millpond::Error::from(queue.submit(Request::sync_all(&case.file)).unwrap_err());
+    assert_eq!(error.errno(), libc::EAGAIN);
     assert_eq!(queue.wait(4, 4, None).unwrap().len(), 4);
-    assert_eq!(queue.submit(&mut requests), 4);
+    let rest = submit(rest, 2);
     assert_eq!(queue.wait(4, 4, None).unwrap().len(), 4);
-    assert_eq!((queue.submit(&mut requests), requests.len()), (2, 0));
-    assert_eq!(queue.wait(2, 4, None).unwrap().len(), 2);
+    queue.submit_all(rest).unwrap();
+    let mut numbers: Vec<u64> =
+        queue.wait(2, 4, None).unwrap().iter().map(Completion::user_data).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [8, 9], "the last ones were left each time");
 }
 
 #[test]
@@ -345,7 +357,7 @@ fn requests_can_be_cancelled_before_they_start() {
         let offset = (n - 100) * 16 * PAGE;
         Request::write(&case.file, vec![9; 10], offset + 8 * PAGE).user_data(n)
     }));
-    queue.submit(&mut requests);
+    queue.submit_all(requests.drain(..)).unwrap();
     assert!(!queue.cancel(77), "there is no such request");
     let cancelled: Vec<u64> =
         [7, 6, 139].into_iter().filter(|&user_data| queue.cancel(user_data)).collect();
@@ -386,7 +398,7 @@ fn errors_complete_only_their_requests() {
                     Request::read(&case.file, vec![0; 5000], offset).user_data(offset)
                 })
                 .collect();
-            queue.submit(&mut requests);
+            queue.submit_all(requests.drain(..)).unwrap();
             for one in queue.wait(64, 64, None).unwrap() {
                 let offset = one.user_data();
                 match one.into_parts() {
@@ -429,7 +441,7 @@ fn reads_and_writes_of_one_range_are_atomic() {
                     true => Request::write(&case.file, vec![step as u8; LEN], offset).user_data(1),
                     false => Request::read(&case.file, vec![0; LEN], offset),
                 };
-                under_way += queue.submit(&mut vec![request]);
+                under_way += usize::from(queue.submit(request).is_ok());
                 if random.chance(5) {
                     let first = offset / PAGE * PAGE;
                     case.file.advise(first, LEN as u64, Advice::DontNeed).unwrap();
@@ -468,7 +480,7 @@ fn everything_may_be_dropped_with_reads_in_flight() {
                         _ => Request::read(&case.file, vec![0; 6000], n * 7 * PAGE),
                     })
                     .collect();
-                assert_eq!(queue.submit(&mut requests), 128);
+                queue.submit_all(requests.drain(..)).unwrap();
             }
         }
         let ours = || threads().into_iter().filter(|(_, name)| name.starts_with("millpond-"));
@@ -520,10 +532,10 @@ fn submit_and_wait_for_a_while(queue: &Queue, file: &Arc<File>, seed: u64) {
             let at = if random.below(3) == 0 { 0 } else { random.below(2000) * PAGE };
             Request::read(file, vec![0; 4000], at).user_data(at)
         };
-        let mut requests: Vec<Request> = (0..count).map(request).collect();
         let min = if round % 2 == 0 { 1 } else { count };
-        let (submitted, done) = queue.submit_and_wait(&mut requests, min, count, None).unwrap();
-        assert_eq!((submitted, requests.len()), (count, 0));
+        let requests = (0..count).map(request);
+        let (done, rest) = queue.submit_and_wait(requests, min, count, None).unwrap();
+        assert!(rest.is_empty());
         let left = count - done.len();
         done.into_iter().for_each(check);
         if left > 0 {
@@ -538,14 +550,13 @@ fn a_wait_that_is_refused_submits_nothing() {
     let case = open(slow(1), 2 << 20, 1 << 20);
     let queue = case.engine.queue(2).unwrap();
     let request = |n| Request::read(&case.file, vec![0; 10], n * PAGE).user_data(n * PAGE);
-    let mut requests: Vec<Request> = (0..3).map(request).collect();
-    queue.submit_and_wait(&mut requests, 3, 3, None).unwrap_err();
-    assert_eq!((requests.len(), queue.counts()), (3, (0, 0)));
-    let (submitted, done) = queue.submit_and_wait(&mut requests, 2, 2, None).unwrap();
-    assert_eq!((submitted, done.len(), requests.len()), (2, 2, 1));
-    let (submitted, done) = queue.submit_and_wait(&mut requests, 1, 2, None).unwrap();
-    assert_eq!((submitted, done.len()), (1, 1));
+    queue.submit_and_wait((0..3).map(request), 3, 3, None).unwrap_err();
+    assert_eq!(queue.counts(), (0, 0));
+    let (done, rest) = queue.submit_and_wait((0..3).map(request), 2, 2, None).unwrap();
+    assert_eq!((done.len(), rest.len()), (2, 1));
+    let (done, rest) = queue.submit_and_wait(rest, 1, 2, None).unwrap();
+    assert_eq!((done.len(), rest.len()), (1, 0));
     let soon = Some(Duration::from_millis(1));
-    let (submitted, done) = queue.submit_and_wait(&mut requests, 1, 2, soon).unwrap();
-    assert_eq!((submitted, done.len()), (0, 0), "there is nothing to come");
+    let (done, _) = queue.submit_and_wait(rest, 1, 2, soon).unwrap();
+    assert_eq!(done.len(), 0, "there is nothing to come");
 }

@@ -251,7 +251,7 @@ fn a_queue_bypasses_the_cache() {
             Request::read(&file, buffer, n * 2 * PAGE as u64).user_data(n)
         };
         let mut requests: Vec<Request> = (0..64).map(request).collect();
-        assert_eq!(queue.submit(&mut requests), 64);
+        queue.submit_all(requests.drain(..)).unwrap();
         for completion in queue.wait(64, 64, None).unwrap() {
             let at = completion.user_data() as usize * 2 * PAGE;
             assert_eq!(completion.result().unwrap(), 2 * PAGE);
@@ -312,11 +312,11 @@ fn requests_bypass_the_cache_into_owned_memory() {
                 requests.push(request.user_data(number as u64));
             }
             let done = if round % 2 == 0 {
-                assert_eq!(queue.submit(&mut requests), 64);
+                queue.submit_all(requests.drain(..)).unwrap();
                 queue.wait(64, 64, None).unwrap()
             } else {
-                let alone = |request| queue.submit_and_wait(&mut vec![request], 1, 1, None);
-                requests.into_iter().flat_map(|request| alone(request).unwrap().1).collect()
+                let alone = |request| queue.submit_and_wait([request], 1, 1, None);
+                requests.into_iter().flat_map(|request| alone(request).unwrap().0).collect()
             };
             assert_eq!(done.len(), 64);
             for completion in done {
@@ -381,7 +381,7 @@ fn a_read_into_owned_memory_is_atomic() {
                     Request::read_buffers(&file, buffers, 0)
                 };
                 let mut requests: Vec<Request> = (0..8).map(request).collect();
-                assert_eq!(queue.submit(&mut requests), 8);
+                queue.submit_all(requests.drain(..)).unwrap();
                 for completion in queue.wait(8, 8, None).unwrap() {
                     assert_eq!(completion.result().unwrap(), PAGES * PAGE);
                     let buffers = completion.into_buffers();
@@ -412,7 +412,7 @@ fn a_request_ends_at_an_external_truncation() {
     other.set_len(cut as u64).unwrap();
     let queue = engine.queue(8).unwrap();
     let buffers = engine.alloc_buffers(2, PAGE).unwrap();
-    queue.submit(&mut vec![Request::read_buffers(&file, buffers, 2 * PAGE as u64)]);
+    queue.submit(Request::read_buffers(&file, buffers, 2 * PAGE as u64)).unwrap();
     let done = queue.wait(1, 8, None).unwrap().remove(0);
     assert_eq!(done.result().unwrap(), PAGE + 17);
     let buffers = done.into_buffers();
@@ -436,7 +436,7 @@ fn buffers_are_read_through_the_cache() {
             Request::read_buffers(&file, buffers, (n * 4 * PAGE) as u64).user_data(n as u64)
         };
         let mut requests: Vec<Request> = (0..16).map(request).collect();
-        assert_eq!(queue.submit(&mut requests), 16);
+        queue.submit_all(requests.drain(..)).unwrap();
         if round == 1 {
             assert_eq!(queue.counts(), (16, 0), "all have hit");
         }
@@ -450,10 +450,12 @@ fn buffers_are_read_through_the_cache() {
     }
     // A read too large for a hit goes to a thread, and an empty one completes at once.
     let buffers = engine.alloc_buffers(65, PAGE).unwrap();
-    queue.submit(&mut vec![
-        Request::read_buffers(&file, buffers, 0),
-        Request::read_buffers(&file, Vec::new(), 0).user_data(1),
-    ]);
+    queue
+        .submit_all([
+            Request::read_buffers(&file, buffers, 0),
+            Request::read_buffers(&file, Vec::new(), 0).user_data(1),
+        ])
+        .unwrap();
     for done in queue.wait(2, 16, None).unwrap() {
         let (moved, number) = (done.result().unwrap(), done.user_data());
         let buffers = done.into_buffers();

@@ -140,7 +140,8 @@ fn operations(backend: BackendChoice, mode: WriteMode) {
     let mut requests: Vec<Request> =
         (0..many).map(|at| Request::read(&file, vec![0; 4096], at * 4096)).collect();
     let done = short("queue requests", || {
-        let submitted = queue.submit(&mut requests);
+        let submitted = requests.len();
+        queue.submit_all(std::mem::take(&mut requests)).unwrap();
         let mut left = submitted;
         while left > 0 {
             let done = queue.wait(1, 64, None).unwrap();
@@ -274,8 +275,9 @@ fn use_engine(engine: &Engine, path: &Path, mode: WriteMode, whole: &[u8], bytes
     accept("sync", block_on(task.sync_all()));
     if let Some(queue) = accept("queue", engine.queue(256)) {
         let request = |at: u64| Request::read(&file, vec![0; 4096], at * 4096);
-        let mut requests: Vec<Request> = (0..64).map(request).collect();
-        let mut left = queue.submit(&mut requests);
+        let requests: Vec<Request> = (0..64).map(request).collect();
+        let mut left = requests.len();
+        queue.submit_all(requests).unwrap();
         while left > 0 {
             for done in queue.wait(1, 64, None).unwrap() {
                 left -= 1;

@@ -43,7 +43,7 @@ fn drop_all(backend: BackendChoice, random: &mut Random) {
             }
         })
         .collect();
-    assert_eq!(queue.submit(&mut requests), REQUESTS as usize);
+    queue.submit_all(requests.drain(..)).unwrap();
     let future = AsyncFile::from(Arc::clone(&file));
     let mut bytes = vec![0; PAGE as usize];
     let mut read = Box::pin(future.read_at(&mut bytes, random.below(FILE_BYTES)));
@@ -132,7 +132,7 @@ fn the_last_handle_in_a_request_is_written_back_before_its_completion() {
                 file.write_all_at(&vec![7; BYTES], 0).unwrap();
                 let mut requests = vec![request(&file)];
                 drop(file);
-                queue.submit(&mut requests);
+                queue.submit_all(requests.drain(..)).unwrap();
                 assert_eq!(queue.wait(1, 8, None).unwrap().len(), 1);
                 let written = std::fs::read(&path).unwrap();
                 assert!(written[..BYTES].iter().all(|&byte| byte == 7), "{kind}, {round}: lost");

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-use millpond::queue::Request;
+use millpond::queue::{Rejected, Request};
 use millpond::sim::SimOptions;
 use millpond::{Advice, BackendChoice};
 
@@ -79,7 +79,11 @@ fn a_storm_of_a_million_completions() {
                         if batch.is_empty() {
                             return;
                         }
-                        if queue.submit(&mut batch) == 0 {
+                        let before = batch.len();
+                        batch = queue
+                            .submit_all(batch)
+                            .map_or_else(Rejected::into_requests, |()| vec![]);
+                        if batch.len() == before {
                             std::thread::yield_now();
                         }
                     }

@@ -282,8 +282,10 @@ impl Reads for ReadsByQueue {
             if in_flight + requests.len() == 0 {
                 return outcome.map(|()| done);
             }
-            let (submitted, ended) = self.queue.submit_and_wait(&mut requests, 1, depth, None)?;
-            in_flight += submitted;
+            in_flight += requests.len();
+            let (ended, rest) = self.queue.submit_and_wait(requests, 1, depth, None)?;
+            in_flight -= rest.len();
+            requests = rest;
             for completion in ended {
                 in_flight -= 1;
                 done += 1;

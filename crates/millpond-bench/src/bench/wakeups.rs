@@ -72,7 +72,7 @@ impl Source for MillpondSource {
     fn submit_one(&self, block: u32) -> io::Result<bool> {
         let buffer = vec![0; BLOCK_BYTES as usize];
         let offset = u64::from(block) * u64::from(BLOCK_BYTES);
-        Ok(self.queue.submit(&mut vec![Request::read(&self.file, buffer, offset)]) == 1)
+        Ok(self.queue.submit(Request::read(&self.file, buffer, offset)).is_ok())
     }
 
     fn wait(&self, min: usize, patience: Duration) -> io::Result<usize> {

@@ -139,8 +139,10 @@ impl QueueReads {
             if in_flight + requests.len() == 0 {
                 return outcome.map(|()| done as f64 / started.elapsed().as_secs_f64());
             }
-            let (submitted, ended) = self.queue.submit_and_wait(&mut requests, 1, DEPTH, None)?;
-            in_flight += submitted;
+            in_flight += requests.len();
+            let (ended, rest) = self.queue.submit_and_wait(requests, 1, DEPTH, None)?;
+            in_flight -= rest.len();
+            requests = rest;
             if done == 0 {
                 threads.fetch_max(threads_of_process(), Relaxed);
             }

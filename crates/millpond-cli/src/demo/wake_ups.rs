@@ -75,8 +75,8 @@ struct QueueSource {
 
 impl CompletionSource for QueueSource {
     fn submit_one(&self, offset: u64) -> io::Result<bool> {
-        let mut requests = vec![Request::read(&self.file, vec![0; BLOCK_BYTES as usize], offset)];
-        Ok(self.queue.submit(&mut requests) == 1)
+        let request = Request::read(&self.file, vec![0; BLOCK_BYTES as usize], offset);
+        Ok(self.queue.submit(request).is_ok())
     }
 
     fn wait(&self, min: usize) -> io::Result<usize> {

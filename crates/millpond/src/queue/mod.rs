@@ -35,6 +35,7 @@ mod rules_tests;
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -98,9 +99,7 @@ const BATCH_MAX: usize = 32;
 /// let options = OpenOptions::new().read(true).write(true);
 /// let file = Arc::new(engine.open(&path, &options)?);
 /// let queue = engine.queue(64)?;
-/// let mut writes: Vec<Request> =
-///     (0..8).map(|n| Request::write(&file, vec![n as u8; 512], n * 512).user_data(n)).collect();
-/// assert_eq!(queue.submit(&mut writes), 8);
+/// queue.submit_all((0..8).map(|n| Request::write(&file, vec![n as u8; 512], n * 512).user_data(n)))?;
 /// let done = queue.wait(8, 8, None)?; // one wake-up
 /// assert!(done.iter().all(|one| one.result().is_ok_and(|moved| moved == 512)));
 /// # Ok::<(), millpond::Error>(())
@@ -118,16 +117,16 @@ const BATCH_MAX: usize = 32;
 /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
 /// let queue = engine.queue(64)?;
 /// assert_eq!((queue.capacity(), queue.counts()), (64, (0, 0)));
-/// queue.submit(&mut vec![
+/// queue.submit_all([
 ///     Request::write_buffers(&file, engine.alloc_buffers(1, 4096)?, 0).user_data(1),
 ///     Request::write(&file, vec![7; 100], 8192).user_data(2),
-/// ]);
+/// ])?;
 /// // Both, if they complete within 10 ms; after that one is enough.
 /// let mut done = queue.wait_at_least(2, 64, Duration::from_millis(10), None)?;
 /// while done.len() < 2 {
 ///     done.extend(queue.wait(1, 64, None)?);
 /// }
-/// queue.submit(&mut vec![Request::sync_data(&file).user_data(3), Request::sync_all(&file).user_data(4)]);
+/// queue.submit_all([Request::sync_data(&file).user_data(3), Request::sync_all(&file).user_data(4)])?;
 /// if queue.cancel(4) {
 ///     println!("it completes with ECANCELED");
 /// }
@@ -191,25 +190,61 @@ impl Queue {
         self.inner.capacity
     }
 
-    /// Starts the first of `requests`, as many as the queue has room for, and removes them from the vector;
-    /// returns their number. 0 if the queue is full: wait for completions first. Does not block, except for
-    /// short-held locks and the copy of cached bytes.
+    /// Starts a request. Does not block, except for short-held locks and the copy of cached bytes. An error in the
+    /// request is reported by its completion.
     ///
-    /// The completion reports an error in a request.
-    pub fn submit(&self, requests: &mut Vec<Request>) -> usize {
-        self.submit_and_hold(requests, None).0
+    /// # Errors
+    ///
+    /// [`Rejected`], with the request: the queue is full, or it is the parent's.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond::queue::Request;
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().write(true))?);
+    /// let queue = engine.queue(1)?;
+    /// queue.submit(Request::sync_data(&file))?;
+    /// if let Err(rejected) = queue.submit(Request::sync_all(&file).user_data(7)) {
+    ///     queue.wait(1, 1, None)?; // makes room
+    ///     queue.submit_all(rejected.into_requests())?;
+    /// }
+    /// assert_eq!(queue.wait(1, 1, None)?[0].user_data(), 7);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn submit(&self, request: Request) -> std::result::Result<(), Rejected> {
+        self.submit_all([request])
     }
 
-    /// The same; submissions to `ring` are held back for the caller, which waits next.
+    /// Starts requests as one batch, as many as the queue has room for. Otherwise like [`Queue::submit`]. A `Vec` is
+    /// used as it is: neither it nor its requests are copied.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`], with the requests that were not started, which are the last ones.
+    pub fn submit_all(
+        &self,
+        requests: impl IntoIterator<Item = Request>,
+    ) -> std::result::Result<(), Rejected> {
+        let mut requests: Vec<Request> = requests.into_iter().collect();
+        self.submit_and_hold(&mut requests, None);
+        if requests.is_empty() { Ok(()) } else { Err(Rejected { requests }) }
+    }
+
+    /// Starts the first of `requests`, as many as there is room for, and removes them from the vector. Submissions to
+    /// `ring` are held back for the caller, which waits next.
     fn submit_and_hold<'r>(
         &self,
         requests: &mut Vec<Request>,
         ring: Option<&'r SharedRing>,
-    ) -> (usize, Option<HeldRing<'r>>) {
+    ) -> Option<HeldRing<'r>> {
         let inner = &self.inner;
         // Another thread of the parent may have held the lock.
         if inner.is_inherited() {
-            return (0, None);
+            return None;
         }
         let admitted = inner.waiting.admit(requests.len());
         let mut left = requests.drain(..admitted);
@@ -232,11 +267,12 @@ impl Queue {
                 inner.waiting.complete_all(&mut hits);
             }
         }
-        (admitted, held)
+        held
     }
 
-    /// [`Queue::submit`], and then [`Queue::wait`]. With io_uring both are one system call if the call has
-    /// to wait. Also returns the number of submitted requests.
+    /// [`Queue::submit_all`], and then [`Queue::wait`]. With io_uring both are one system call if the call has
+    /// to wait. Returns the completions, and the requests that the queue had no room for. They are in the vector
+    /// that held the requests, so a loop can fill it again without an allocation.
     ///
     /// If a single request is submitted to an empty queue, the calling thread runs it, unless there is a
     /// `timeout`. Then it can't be cancelled, and completions of concurrent submissions are returned with
@@ -244,7 +280,7 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// As for [`Queue::wait`]; then no request was submitted.
+    /// As for [`Queue::wait`]; then no request was submitted, and all are dropped.
     ///
     /// # Examples
     ///
@@ -257,34 +293,34 @@ impl Queue {
     /// std::fs::write(&path, "a pond").unwrap();
     /// let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true))?);
     /// let queue = engine.queue(8)?;
-    /// let mut requests: Vec<Request> =
-    ///     (0..3).map(|n| Request::read(&file, vec![0; 2], 2 * n)).collect();
-    /// let (submitted, done) = queue.submit_and_wait(&mut requests, 3, 8, None)?;
-    /// assert_eq!((submitted, done.len()), (3, 3));
+    /// let requests = (0..3).map(|n| Request::read(&file, vec![0; 2], 2 * n));
+    /// let (done, rest) = queue.submit_and_wait(requests, 3, 8, None)?;
+    /// assert_eq!((done.len(), rest.len()), (3, 0));
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn submit_and_wait(
         &self,
-        requests: &mut Vec<Request>,
+        requests: impl IntoIterator<Item = Request>,
         min: usize,
         max: usize,
         timeout: Option<Duration>,
-    ) -> Result<(usize, Vec<Completion>)> {
+    ) -> Result<(Vec<Completion>, Vec<Request>)> {
         self.check(min, max)?;
+        let mut requests: Vec<Request> = requests.into_iter().collect();
         let at_all = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let waiting = &self.inner.waiting;
         let is_alone = requests.len() == 1 && min == 1 && timeout.is_none();
-        let (submitted, held) = if is_alone && waiting.admit_alone() {
+        let held = if is_alone && waiting.admit_alone() {
             // Otherwise the place of the request would be lost.
             let abort = AbortOnUnwind;
             waiting.complete(requests.remove(0).carry_out());
             std::mem::forget(abort);
-            (1, None)
+            None
         } else {
-            self.submit_and_hold(requests, self.inner.ring.as_deref().filter(|_| min > 0))
+            self.submit_and_hold(&mut requests, self.inner.ring.as_deref().filter(|_| min > 0))
         };
         let deadlines = Deadlines { for_min: None, at_all };
-        Ok((submitted, waiting.wait(min, max, deadlines, held)))
+        Ok((waiting.wait(min, max, deadlines, held), requests))
     }
 
     /// Waits until `min` operations have completed, and returns `min` to `max` completions; after `timeout`
@@ -403,7 +439,7 @@ impl Queue {
     /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
     /// let queue = engine.queue(8)?;
     /// let readable = queue.eventfd()?; // for poll, epoll and the like
-    /// queue.submit(&mut vec![Request::sync_data(&file)]);
+    /// queue.submit(Request::sync_data(&file))?;
     /// let mut polled = [rustix::event::PollFd::new(&readable, rustix::event::PollFlags::IN)];
     /// rustix::event::poll(&mut polled, None).expect("it is polled");
     /// assert_eq!(queue.wait(0, 8, None)?.len(), 1);
@@ -539,6 +575,69 @@ fn try_hit(request: &mut Request) -> Option<usize> {
         0 => Some(0),
         _ => Wanted { file, readahead, dst, offset, ring: None, fills: false }.try_hit(),
     })
+}
+
+/// Requests that a queue has not started: it is full, or belongs to the parent of this process.
+///
+/// # Examples
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use millpond::queue::Request;
+/// # use millpond::{Engine, Error, OpenOptions};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// # let file = Arc::new(engine.open(&path, &OpenOptions::new().write(true))?);
+/// let queue = engine.queue(2)?;
+/// let rejected = queue.submit_all((0..5).map(|n| Request::sync_data(&file).user_data(n))).unwrap_err();
+/// assert_eq!(rejected.requests().len(), 3);
+/// println!("{rejected}");
+/// queue.wait(2, 2, None)?;
+/// assert!(queue.submit_all(rejected.into_requests().into_iter().take(2)).is_ok());
+/// # Ok::<(), millpond::Error>(())
+/// ```
+pub struct Rejected {
+    requests: Vec<Request>,
+}
+
+impl Rejected {
+    /// The requests, in their order.
+    #[must_use]
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// The requests, to be submitted again when completions have been taken.
+    #[must_use]
+    pub fn into_requests(self) -> Vec<Request> {
+        self.requests
+    }
+}
+
+impl std::fmt::Debug for Rejected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rejected").field("requests", &self.requests.len()).finish()
+    }
+}
+
+impl std::fmt::Display for Rejected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} requests were not started: the queue has no room for them",
+            self.requests.len()
+        )
+    }
+}
+
+impl std::error::Error for Rejected {}
+
+/// EAGAIN. Drops the requests.
+impl From<Rejected> for Error {
+    fn from(rejected: Rejected) -> Error {
+        drop(rejected);
+        Error::io(Op::Wait, 0, 0, io::Error::from_raw_os_error(libc::EAGAIN))
+    }
 }
 
 /// The future of [`Queue::wait_async`].

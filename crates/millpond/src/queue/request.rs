@@ -29,21 +29,21 @@ use crate::read::hit::HIT_PAGES_MAX;
 /// # let path = tempfile::NamedTempFile::new().unwrap();
 /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
 /// # let queue = engine.queue(8)?;
-/// queue.submit(&mut vec![
+/// queue.submit_all([
 ///     Request::write(&file, b"a pond".to_vec(), 0),
 ///     Request::write_buffers(&file, engine.alloc_buffers(1, 4096)?, 4096),
-/// ]);
+/// ])?;
 /// assert!(queue.wait(2, 8, None)?.iter().all(|done| done.result().is_ok()));
-/// queue.submit(&mut vec![Request::sync_data(&file), Request::sync_all(&file)]);
+/// queue.submit_all([Request::sync_data(&file), Request::sync_all(&file)])?;
 /// assert!(queue.wait(2, 8, None)?.iter().all(|done| done.result().is_ok()));
 /// let mut memory = [0u8; 4];
 /// let lent = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
 /// // SAFETY: the memory is valid, and not used elsewhere, until the request has completed.
-/// queue.submit(&mut vec![unsafe { Request::read_lent(&file, &lent, 2) }]);
+/// queue.submit(unsafe { Request::read_lent(&file, &lent, 2) })?;
 /// assert_eq!(queue.wait(1, 8, None)?[0].result().unwrap(), 4);
 /// assert_eq!(&memory, b"pond");
 /// // SAFETY: the same.
-/// queue.submit(&mut vec![unsafe { Request::write_lent(&file, &lent, 0) }]);
+/// queue.submit(unsafe { Request::write_lent(&file, &lent, 0) })?;
 /// assert_eq!(queue.wait(1, 8, None)?.len(), 1);
 /// # Ok::<(), millpond::Error>(())
 /// ```
@@ -98,8 +98,8 @@ impl Request {
     /// std::fs::write(&path, "a pond").unwrap();
     /// let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true))?);
     /// let queue = engine.queue(8)?;
-    /// let mut requests = vec![Request::read(&file, vec![0; 4], 2).user_data(7)];
-    /// assert_eq!(queue.submit(&mut requests), 1);
+    /// let request = Request::read(&file, vec![0; 4], 2).user_data(7);
+    /// queue.submit(request)?;
     /// let done = queue.wait(1, 8, None)?.remove(0);
     /// assert_eq!((done.user_data(), done.result().unwrap()), (7, 4));
     /// assert_eq!(done.into_buffer(), b"pond");
@@ -136,8 +136,8 @@ impl Request {
     ///     Err(error) => return Ok(println!("no direct I/O here: {error}")),
     /// };
     /// let queue = engine.queue(8)?;
-    /// let mut requests = vec![Request::read_buffers(&file, engine.alloc_buffers(2, 4096)?, 0)];
-    /// assert_eq!(queue.submit(&mut requests), 1);
+    /// let request = Request::read_buffers(&file, engine.alloc_buffers(2, 4096)?, 0);
+    /// queue.submit(request)?;
     /// let done = queue.wait(1, 8, None)?.remove(0);
     /// assert_eq!(done.result().unwrap(), 8192);
     /// assert!(done.into_buffers().iter().all(|buffer| buffer.iter().all(|&byte| byte == 7)));
@@ -180,8 +180,8 @@ impl Request {
     /// let mut memory = [0u8; 4];
     /// let dst = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
     /// // SAFETY: the completion is taken below, and until then the memory is not used.
-    /// let mut requests = vec![unsafe { Request::read_lent(&file, &dst, 2) }];
-    /// assert_eq!(queue.submit(&mut requests), 1);
+    /// let request = unsafe { Request::read_lent(&file, &dst, 2) };
+    /// queue.submit(request)?;
     /// let done = queue.wait(1, 8, None)?.remove(0);
     /// assert_eq!((done.result().unwrap(), &memory), (4, b"pond"));
     /// # Ok::<(), millpond::Error>(())
@@ -390,17 +390,17 @@ fn is_short(file: &File, buffers: &[Buffer]) -> bool {
 /// # let path = tempfile::NamedTempFile::new().unwrap();
 /// # let file = Arc::new(engine.open(&path, &OpenOptions::new().read(true).write(true))?);
 /// # let queue = engine.queue(8)?;
-/// queue.submit(&mut vec![Request::read(&file, vec![0; 512], 0).user_data(7)]);
+/// queue.submit(Request::read(&file, vec![0; 512], 0).user_data(7))?;
 /// let done = queue.wait(1, 8, None)?.remove(0);
 /// match done.result() {
 ///     Ok(moved) => println!("request {}: {moved} bytes", done.user_data()),
 ///     Err(error) => println!("request {}: {error}", done.user_data()),
 /// }
 /// let buffer: Vec<u8> = done.into_buffer(); // to be used again
-/// queue.submit(&mut vec![Request::write_buffers(&file, engine.alloc_buffers(2, 512)?, 0)]);
+/// queue.submit(Request::write_buffers(&file, engine.alloc_buffers(2, 512)?, 0))?;
 /// let buffers = queue.wait(1, 8, None)?.remove(0).into_buffers();
 /// assert_eq!((buffer.len(), buffers.len()), (512, 2));
-/// queue.submit(&mut vec![Request::read(&file, buffer, 0)]);
+/// queue.submit(Request::read(&file, buffer, 0))?;
 /// let (moved, buffer) = queue.wait(1, 8, None)?.remove(0).into_parts();
 /// assert_eq!((moved?, buffer.len()), (512, 512));
 /// # Ok::<(), millpond::Error>(())

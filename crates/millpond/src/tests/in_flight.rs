@@ -153,7 +153,7 @@ fn no_mix_has_more_reads_in_flight_than_there_may_be() {
                             Request::read(&file, vec![0; 9000], offset).user_data(offset)
                         })
                         .collect();
-                    assert_eq!(queue.submit(&mut requests), 32);
+                    queue.submit_all(requests.drain(..)).unwrap();
                     for one in queue.wait(32, 32, None).unwrap() {
                         assert_eq!(one.result().unwrap(), 9000);
                         let offset = one.user_data();

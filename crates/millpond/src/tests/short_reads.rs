@@ -91,13 +91,13 @@ impl Case {
         self.forget();
         let queue = self.engine.queue(4).unwrap();
         let file = Arc::new(self.file());
-        queue.submit(&mut vec![Request::read(&file, fresh(), offset)]);
+        queue.submit(Request::read(&file, fresh(), offset)).unwrap();
         let done = queue.wait(1, 1, None).unwrap().pop().expect("one has ended");
         let (outcome, bytes) = done.into_parts();
         all.push(("queue", errno(outcome), bytes));
         self.forget();
-        let mut alone = vec![Request::read(&file, fresh(), offset)];
-        let (_, mut done) = queue.submit_and_wait(&mut alone, 1, 1, None).unwrap();
+        let alone = [Request::read(&file, fresh(), offset)];
+        let (mut done, _) = queue.submit_and_wait(alone, 1, 1, None).unwrap();
         let (outcome, bytes) = done.pop().expect("it has ended").into_parts();
         all.push(("alone in a queue", errno(outcome), bytes));
         self.forget();

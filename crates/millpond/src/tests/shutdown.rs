@@ -78,8 +78,7 @@ fn drop_all(order: usize, mode: WriteMode, errno: i32) {
         Request::write(&file, vec![2; len as usize], (400 + 2 * n) * PAGE)
     }));
     requests.push(Request::sync_data(&file));
-    let all = requests.len();
-    assert_eq!(queue.submit(&mut requests), all);
+    queue.submit_all(requests.drain(..)).unwrap();
     let future = AsyncFile::from(Arc::clone(&file));
     let mut futures: Vec<Pin<Box<dyn Future<Output = usize>>>> = Vec::new();
     for n in 0..12 {

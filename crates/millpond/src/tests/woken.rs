@@ -167,7 +167,7 @@ fn a_request_is_stepped_by_the_thread_whose_fill_it_waits_for() {
             let mut requests: Vec<_> = (0..8)
                 .map(|n| Request::read(&file, vec![0; (8 - n) * PAGE], (n * PAGE) as u64))
                 .collect();
-            assert_eq!(queue.submit(&mut requests), 8);
+            queue.submit_all(requests.drain(..)).unwrap();
             assert_eq!((case.slow.now(Kind::Read), queue.counts()), (1, (0, 8)));
             case.slow.fail(Kind::Read, errno);
             case.slow.hold(Kind::Read, false);

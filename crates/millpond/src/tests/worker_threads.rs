@@ -47,7 +47,7 @@ fn without_a_thread_there_is_no_queue() {
     engine.shared().workers.refused.store(true, Relaxed);
     let dir = tempfile::tempdir().unwrap();
     let file = file(&engine, &dir, "file");
-    queue.submit(&mut (0..8).map(|n| Request::write(&file, vec![1; 9], n)).collect());
+    queue.submit_all((0..8).map(|n| Request::write(&file, vec![1; 9], n))).unwrap();
     assert!(queue.wait(8, 8, None).unwrap().iter().all(|one| one.result().is_ok()));
 }
 
@@ -65,7 +65,7 @@ fn a_request_of_an_engine_without_a_thread_is_refused() {
         Request::read(&file, vec![0; 100], 0).user_data(1),
         Request::sync_all(&file).user_data(2),
     ];
-    assert_eq!(queue.submit(&mut requests), 3);
+    queue.submit_all(requests.drain(..)).unwrap();
     drop(guard);
     let done = queue.wait(3, 3, None).unwrap();
     assert!(done.iter().all(|one| one.result().is_err_and(|error| error.errno() == libc::EAGAIN)));

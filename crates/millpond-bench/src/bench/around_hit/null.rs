@@ -83,7 +83,8 @@ impl Reads {
             self.next = (self.next + 1) % self.offsets.len();
             requests.push(Request::read_buffers(&self.file, buffer, self.offsets[self.next]));
         }
-        let submitted = self.queue.submit(&mut requests);
+        let submitted = requests.len();
+        self.queue.submit_all(requests).map_err(millpond::Error::from)?;
         while self.buffers.len() < submitted {
             let left = submitted - self.buffers.len();
             for completion in self.queue.wait(left, left, None)? {
