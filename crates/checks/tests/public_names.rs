@@ -18,6 +18,7 @@ const ALLOWED: &[&str] = &[
     "blob",
     "direct",
     "fault",
+    "file",
     "keeper",
     "queue",
     "sim",

@@ -207,7 +207,7 @@ pub extern "C" fn millpond_engine_set_hit_path(engine: millpond_engine, on: c_in
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_engine_leave_keeper(engine: millpond_engine) -> c_int {
     status(|| {
-        ENGINES.get(engine.id)?.leave_keeper();
+        ENGINES.get(engine.id)?.detach_keeper();
         Ok(())
     })
 }

@@ -209,6 +209,32 @@ impl File {
         unsafe { path.try_read(dst, len, offset) }
     }
 
+    /// [`File::suspend_writeback`] for a caller that ends it elsewhere, by [`File::end_through`]. After an error
+    /// write-back is suspended, too.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::write_back`].
+    pub fn begin_through(&self) -> Result<()> {
+        self.check_process(Op::Sync)?;
+        self.cached.suspend_writeback()
+    }
+
+    /// Ends a suspension by [`File::begin_through`]. A call without one has no effect.
+    pub fn end_through(&self) {
+        self.cached.resume_writeback();
+    }
+
+    /// [`File::suspend_direct`] for a caller that ends it elsewhere, by [`File::end_plain`].
+    pub fn begin_plain(&self) {
+        self.cached.begin_plain();
+    }
+
+    /// Ends a suspension by [`File::begin_plain`]. A call without one has no effect.
+    pub fn end_plain(&self) {
+        self.cached.end_plain();
+    }
+
     /// The threads of the file's engine.
     pub fn aside(&self) -> Aside {
         Aside { workers: Arc::clone(&self.cached.shared.workers) }
@@ -277,6 +303,14 @@ impl Engine {
             flusher.request_reclaim(cache.writeback_counts.unevictable());
         }
         Ok(holds)
+    }
+}
+
+impl Engine {
+    /// Whether the keeper, if there is one, died before the engine detached from it. Costs one load from memory.
+    #[must_use]
+    pub fn has_lost_keeper(&self) -> bool {
+        self.shared().has_lost_keeper()
     }
 }
 

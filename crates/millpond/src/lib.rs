@@ -129,6 +129,12 @@ pub mod blob {
     pub use crate::api::blob::{Arrival, Blob, BlobView, Claim, Fill};
 }
 
+/// A file with a position, and what suspends the write-back of a file.
+pub mod file {
+    pub use crate::api::file::cursor::Cursor;
+    pub use crate::api::file::writeback::{DirectSuspended, WritebackSuspended};
+}
+
 /// Direct I/O with many requests in flight, and lists of memory for requests.
 pub mod direct {
     pub use crate::api::pipeline::{

@@ -258,7 +258,7 @@ fn refused(engine: &Engine, file: &Arc<File>, queue: &Queue, view: &View<'_>) {
     assert!(is_refused(file.sync_range(0, 1)));
     assert!(is_refused(file.write_back()));
     assert!(is_refused(file.settle()));
-    assert!(is_refused(file.begin_through()));
+    assert!(is_refused(file.suspend_writeback()));
     for advice in [Advice::WillNeed, Advice::DontNeed, Advice::Random] {
         assert!(is_refused(file.advise(0, 0, advice)));
     }

@@ -463,7 +463,7 @@ fn a_child_takes_no_lock_of_its_parent() {
                     unsafe { libc::alarm(CHILD_SECONDS) };
                     drop((read, sync, waits));
                     let _ = (engine.stats(), engine.dump());
-                    engine.leave_keeper();
+                    engine.detach_keeper();
                     let requests = &mut vec![Request::sync_all(&file)];
                     let rejected = queue.submit_all(requests.drain(..)).unwrap_err();
                     requests.extend(rejected.into_requests());

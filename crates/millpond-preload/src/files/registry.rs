@@ -545,7 +545,7 @@ pub fn is_served(fd: RawFd) -> bool {
 pub fn detach_keeper() {
     let engine = lock().serving.made().cloned();
     if let Some(engine) = engine {
-        engine.leave_keeper();
+        engine.detach_keeper();
     }
 }
 

@@ -57,8 +57,7 @@ const KEEPER_CACHE_BYTES_MIN: u64 = 256 << 10;
 /// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
 /// let stats = engine.stats();
 /// assert_eq!((stats.hits, stats.misses), (0, 0));
-/// assert!(!engine.has_lost_keeper(), "it has none");
-/// engine.leave_keeper(); // so nothing to leave
+/// assert!(!engine.is_keeper_alive(), "it has none");
 /// engine.set_hit_path(false); // to compare; or in an emergency
 /// let blob = engine.blob(1 << 30, 16 << 10)?; // bytes that come from somewhere else
 /// assert_eq!(blob.len(), 1 << 30);
@@ -423,19 +422,33 @@ impl Engine {
     /// to write them, too. Writes that begin after this has returned are written through, also of files
     /// that are already open. Waits for writes in flight. Call it before the process calls exec: otherwise
     /// the keeper would wait for the end of the new program.
-    pub fn leave_keeper(&self) {
+    pub fn detach_keeper(&self) {
         // The keeper has the memory of the parent, which continues.
         if !self.shared.cache.frames.are_the_parents() {
             CachedFile::detach_keeper(&self.shared);
         }
     }
 
-    /// Whether the keeper, if there is one, died before the engine detached from it. Then writes are
-    /// written through, as after [`Engine::leave_keeper`], and dirty pages would not survive a kill. Costs
-    /// one load from memory.
+    /// Whether dirty pages survive a kill of the process: the engine has a keeper, which lives, and has not
+    /// detached from it. If it is false, writes are written through, as after [`Engine::detach_keeper`].
+    /// [`Stats::has_lost_keeper`] says whether a keeper has died. Costs one load from memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let keeper = millpond::keeper::spawn()?;
+    /// let engine = millpond::Engine::builder().cache_bytes(1 << 20).keeper(keeper).build()?;
+    /// assert!(engine.is_keeper_alive());
+    /// engine.detach_keeper();
+    /// assert!(!engine.is_keeper_alive());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
-    pub fn has_lost_keeper(&self) -> bool {
-        self.shared.has_lost_keeper()
+    pub fn is_keeper_alive(&self) -> bool {
+        let recovery = self.shared.cache.frames.recovery();
+        recovery.is_some_and(|recovery| recovery.has_keeper())
     }
 
     /// Call it in a child of `fork` before any other use of the crate there. Files that the child opens

@@ -9,12 +9,16 @@ mod write;
 
 mod extent;
 
-mod writeback;
+pub(crate) mod writeback;
+
+pub(crate) mod cursor;
 
 mod persist;
 
+use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -112,7 +116,7 @@ pub struct File {
     /// Lock-free attempts of a read; 1 if reads may be torn ([`crate::Advice::TornReads`]).
     pub(crate) tries: AtomicU32,
     /// The handle's own descriptor, if the cached file uses another one.
-    _fd: Option<OwnedFd>,
+    fd: Option<OwnedFd>,
 }
 
 impl File {
@@ -129,7 +133,7 @@ impl File {
             bounce: options.bounce,
             readahead: Readahead::new(),
             tries: AtomicU32::new(TRIES_MAX),
-            _fd: fd,
+            fd,
         }
     }
 
@@ -262,6 +266,51 @@ impl Drop for File {
         } else {
             cached.release();
         }
+    }
+}
+
+/// A descriptor of the file, for calls that `File` does not have: `fstat`, `flock`, `fsetxattr`. It may be shared with
+/// other handles of the file, and may permit more or less than this one.
+///
+/// Calls that read, write, cut or map the file by it bypass the cache. So dirty pages are not seen, and cached bytes are
+/// not updated: call [`File::suspend_writeback`] before, and [`File::invalidate`] after changes. Do not change its
+/// flags. Closing a duplicate drops the process's POSIX locks on the file.
+///
+/// # Examples
+///
+/// ```
+/// # use millpond::{Engine, OpenOptions};
+/// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+/// # let path = tempfile::NamedTempFile::new().unwrap();
+/// let file = engine.open(&path, &OpenOptions::new().read(true))?;
+/// assert_eq!(rustix::fs::fstat(&file).expect("it is open").st_size, 0);
+/// # Ok::<(), millpond::Error>(())
+/// ```
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let own = self.fd.as_ref().map(AsFd::as_fd);
+        let shared = || self.cached.backing.descriptor(self.write);
+        let any = || self.cached.backing.descriptor(false);
+        own.or_else(shared).or_else(any).expect("an open file has a descriptor")
+    }
+}
+
+/// For code that is generic over files; [`File`]'s own methods of these names return [`Error`].
+impl FileExt for File {
+    fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize> {
+        Ok(File::read_at(self, dst, offset)?)
+    }
+
+    fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize> {
+        Ok(File::write_at(self, src, offset)?)
+    }
+
+    fn read_exact_at(&self, dst: &mut [u8], offset: u64) -> io::Result<()> {
+        Ok(File::read_exact_at(self, dst, offset)?)
+    }
+
+    fn write_all_at(&self, src: &[u8], offset: u64) -> io::Result<()> {
+        Ok(File::write_all_at(self, src, offset)?)
     }
 }
 

@@ -125,7 +125,7 @@ impl Recovery {
     #[inline]
     pub(crate) fn has_keeper(&self) -> bool {
         // Acquire: pairs with the Release of `part`. Argued: a thread that must not miss it has a guard
-        // that `leave_keeper` waits for after it has detached; the flag alone publishes no other data.
+        // that `detach_keeper` waits for after it has detached; the flag alone publishes no other data.
         self.is_alive() && !self.said_goodbye.load(Acquire)
     }
 

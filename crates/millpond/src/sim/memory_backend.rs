@@ -1,7 +1,7 @@
 //! A storage backend that is a vector of bytes. For tests, and below `sim`.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
@@ -44,6 +44,10 @@ impl BackingFile for MemoryFile {
 
     fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(self.inode.set(fd).err())
+    }
+
+    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        self.inode.get().filter(|_| !writing).map(|fd| fd.as_fd())
     }
 
     fn len(&self) -> io::Result<u64> {

@@ -6,7 +6,7 @@
 //! Argued: a length is one word, and publishes no other memory.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, OnceLock};
@@ -61,6 +61,10 @@ impl BackingFile for NullFile {
 
     fn attach(&self, fd: OwnedFd, _: OpenedFor) -> io::Result<Option<OwnedFd>> {
         Ok(self.inode.set(fd).err())
+    }
+
+    fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
+        self.inode.get().filter(|_| !writing).map(|fd| fd.as_fd())
     }
 
     fn len(&self) -> io::Result<u64> {

@@ -153,7 +153,7 @@ pub fn writer_role(address: &str, path: &Path, what: &str) {
         }
         "leaving" => {
             file.write_all_at(&page(1), 0).unwrap();
-            engine.leave_keeper();
+            engine.detach_keeper();
             assert!(!engine.has_lost_keeper());
             assert_eq!(std::fs::read(path).unwrap(), page(1));
             file.write_all_at(&page(2), PAGE as u64).unwrap();

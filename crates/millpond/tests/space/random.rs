@@ -144,9 +144,8 @@ impl Subject {
             12 => {
                 let (at, len) = self.range(64 << 10);
                 let bytes = self.bytes(len);
-                let begun = self.file().begin_through();
-                let outcome = begun.and_then(|()| self.file().write_at(&bytes, at));
-                self.file().end_through();
+                let suspended = self.file().suspend_writeback();
+                let outcome = suspended.and_then(|_suspended| self.file().write_at(&bytes, at));
                 (format!("write through {len} at {at}"), Effect::Write(at, bytes), outcome)
             }
             13..=15 => {

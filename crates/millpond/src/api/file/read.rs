@@ -1,6 +1,7 @@
 //! Reads: cached bytes without a lock, other bytes by [`crate::read`] or directly.
 
 use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -207,6 +208,37 @@ impl File {
         if let Some(fd) = self.cached.backing.descriptor(false) {
             let _ = rustix::fs::fadvise(fd, offset, NonZeroU64::new(len), advice);
         }
+    }
+
+    /// [`File::read_at`] into memory that need not be initialised; returns the bytes read.
+    ///
+    /// # Errors
+    ///
+    /// As for [`File::read_at`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// # std::fs::write(&path, "pond").unwrap();
+    /// let file = engine.open(&path, &OpenOptions::new().read(true))?;
+    /// let mut memory = Vec::with_capacity(100);
+    /// assert_eq!(file.read_uninit_at(memory.spare_capacity_mut(), 0)?, b"pond");
+    /// # memory.push(0u8);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn read_uninit_at<'m>(
+        &self,
+        dst: &'m mut [MaybeUninit<u8>],
+        offset: u64,
+    ) -> Result<&'m mut [u8]> {
+        let start = dst.as_mut_ptr().cast::<u8>();
+        // SAFETY: an exclusive slice is valid for writes of its length.
+        let moved = unsafe { self.read_raw_at(start, dst.len(), offset) }?;
+        // SAFETY: the read has written the first `moved` bytes of the slice.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, moved) })
     }
 
     /// [`File::read_at`] into memory that need not be initialised.

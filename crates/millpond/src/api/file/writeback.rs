@@ -70,13 +70,13 @@ impl File {
         self.cached.flush_and_trim(false)
     }
 
-    /// Suspends write-back: all writes of the file, through any handle, are written through until
-    /// [`File::end_through`]; dirty pages are written back before this returns. For a time in which other
-    /// programs read or change the file below the engine. Calls nest.
+    /// Suspends write-back while the result lives: all writes of the file, through any handle, are written
+    /// through; dirty pages are written back before this returns. For a time in which other programs read or
+    /// change the file below the engine. Calls nest.
     ///
     /// # Errors
     ///
-    /// As for [`File::write_back`]; writes are written through in any case.
+    /// As for [`File::write_back`]; then write-back goes on.
     ///
     /// # Examples
     ///
@@ -88,25 +88,22 @@ impl File {
     /// let options = OpenOptions::new().write(true).create(true).write_mode(WriteMode::Back);
     /// let file = engine.open(&path, &options)?;
     /// file.write_at(b"pond", 0)?;
-    /// file.begin_through()?;
+    /// let suspended = file.suspend_writeback()?;
     /// assert_eq!(std::fs::read(&path).unwrap(), b"pond");
-    /// file.end_through();
+    /// drop(suspended); // later writes wait in the cache again
     /// # Ok::<(), millpond::Error>(())
     /// ```
-    pub fn begin_through(&self) -> Result<()> {
+    pub fn suspend_writeback(&self) -> Result<WritebackSuspended<'_>> {
         self.check_process(Op::Sync)?;
-        self.cached.suspend_writeback()
+        let suspended = WritebackSuspended { file: self };
+        self.cached.suspend_writeback()?;
+        Ok(suspended)
     }
 
-    /// Ends a suspension by [`File::begin_through`]. A call without one has no effect.
-    pub fn end_through(&self) {
-        self.cached.resume_writeback();
-    }
-
-    /// Suspends `O_DIRECT`: the description that the file was opened with keeps its original flags until
-    /// [`File::end_plain`]; for a time in which other programs read or write by it, or change its flags.
-    /// Waits only for transfers in flight. Later ones do not use `O_DIRECT`. Only files of
-    /// [`Backing::DirectInPlace`](crate::Backing::DirectInPlace) need it; [`File::begin_through`] does the
+    /// Suspends `O_DIRECT` while the result lives: the description that the file was opened with keeps its
+    /// original flags; for a time in which other programs read or write by it, or change its flags. Waits only for
+    /// transfers in flight. Later ones do not use `O_DIRECT`. Only files of
+    /// [`Backing::DirectInPlace`](crate::Backing::DirectInPlace) need it; [`File::suspend_writeback`] does the
     /// same. Calls nest.
     ///
     /// # Examples
@@ -119,24 +116,52 @@ impl File {
     /// let described = std::fs::File::create_new(&path).unwrap();
     /// let options = OpenOptions::new().write(true).backing(Backing::DirectInPlace);
     /// let file = engine.from_fd(described.try_clone().unwrap().into(), &options)?;
-    /// file.begin_plain();
+    /// let suspended = file.suspend_direct();
     /// std::os::unix::fs::FileExt::write_at(&described, b"pond", 0).unwrap();
-    /// file.end_plain();
+    /// drop(suspended);
     /// file.invalidate(0, 4)?;
     /// # Ok::<(), millpond::Error>(())
     /// ```
-    pub fn begin_plain(&self) {
+    pub fn suspend_direct(&self) -> DirectSuspended<'_> {
         self.cached.begin_plain();
-    }
-
-    /// Ends a suspension by [`File::begin_plain`]. A call without one has no effect.
-    pub fn end_plain(&self) {
-        self.cached.end_plain();
+        DirectSuspended { file: self }
     }
 
     /// Whether aligned transfers bypass the kernel's cache, unless the kernel has refused that.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.cached.backing.is_direct()
+    }
+}
+
+/// Write-back of a file is suspended while this lives: [`File::suspend_writeback`].
+#[derive(Debug)]
+#[must_use = "write-back is suspended only while this lives"]
+pub struct WritebackSuspended<'f> {
+    file: &'f File,
+}
+
+impl Drop for WritebackSuspended<'_> {
+    fn drop(&mut self) {
+        // In a child of fork another thread of the parent may have held a lock.
+        if !self.file.cached.core().is_the_parents() {
+            self.file.cached.resume_writeback();
+        }
+    }
+}
+
+/// `O_DIRECT` of a file's description is suspended while this lives: [`File::suspend_direct`].
+#[derive(Debug)]
+#[must_use = "O_DIRECT is suspended only while this lives"]
+pub struct DirectSuspended<'f> {
+    file: &'f File,
+}
+
+impl Drop for DirectSuspended<'_> {
+    fn drop(&mut self) {
+        // As above.
+        if !self.file.cached.core().is_the_parents() {
+            self.file.cached.end_plain();
+        }
     }
 }

@@ -69,7 +69,7 @@ pub enum Backing {
     /// `Direct` without a second description, because opening the file again would break a lease:
     /// `O_DIRECT` is set, by `fcntl`, on the description with which the file was opened, while a
     /// transfer needs it, and cleared afterwards. Other users of the description may see the flag,
-    /// unless it is suspended: see [`File::begin_plain`](crate::File::begin_plain). Uses plain
+    /// unless it is suspended: see [`File::suspend_direct`](crate::File::suspend_direct). Uses plain
     /// system calls with every backend. Like `Buffered` if the file system does not support direct
     /// I/O ([`File::is_direct`](crate::File::is_direct)).
     DirectInPlace,
