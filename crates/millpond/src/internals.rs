@@ -270,7 +270,7 @@ impl Engine {
     /// Lowering evicts pages until the limit is met, in this thread and in steps; reads and writes continue
     /// concurrently. It does not wait for views, nor for dirty pages, which are written back next. So the
     /// limit that is reached and returned may be higher than the requested one; the caller should call
-    /// again later. docs/memory-budget.md says what is missing before this becomes public.
+    /// again later. docs/memory-budget.md lists the gaps that keep it internal.
     ///
     /// # Errors
     ///

@@ -45,7 +45,7 @@ fn copy(from: &dyn FileExt, to: &dyn FileExt, len: usize) -> std::io::Result<()>
     to.write_all_at(&bytes, 2)
 }
 
-/// Goal: `FileExt` does what the methods of `File` do, and reports their errors.
+/// Goal: code that is generic over `FileExt` moves the bytes of a `File`, and gets its errors.
 #[test]
 fn generic_code_reads_and_writes() {
     let dir = temp_dir();
@@ -61,7 +61,7 @@ fn generic_code_reads_and_writes() {
     assert!(from.read_uninit_at(&mut memory, 6).unwrap().is_empty());
 }
 
-/// Goal: cursors of one file have positions of their own; seeks are relative to what they say.
+/// Goal: cursors of one file have positions of their own; a seek moves one of them.
 #[test]
 fn cursors_have_positions_of_their_own() {
     let dir = temp_dir();
