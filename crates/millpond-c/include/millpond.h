@@ -52,9 +52,9 @@
 #include <sys/uio.h>
 
 /* The version of this header; millpond_version() returns the version of the library. */
-#define MILLPOND_VERSION "0.1.0"
+#define MILLPOND_VERSION "0.2.0"
 #define MILLPOND_VERSION_MAJOR 0
-#define MILLPOND_VERSION_MINOR 1
+#define MILLPOND_VERSION_MINOR 2
 #define MILLPOND_VERSION_PATCH 0
 
 /** io_uring where a ring can be set up and reads a byte, else blocking system calls and a few threads. */
