@@ -131,6 +131,8 @@ pub mod blob {
 
 /// A file with a position, and what suspends the write-back of a file.
 pub mod file {
+    #[cfg(all(feature = "tokio", not(any(loom, scheduled))))]
+    pub use crate::api::async_cursor::AsyncCursor;
     pub use crate::api::file::cursor::Cursor;
     pub use crate::api::file::writeback::{DirectSuspended, WritebackSuspended};
 }

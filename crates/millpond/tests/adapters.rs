@@ -110,3 +110,50 @@ fn guards_suspend_writeback() {
     drop(second);
     assert!(!is_below(3), "writes wait again");
 }
+
+/// Goal: tokio's traits move the bytes of the file, from a cold cache and a warm one; a refused write is
+/// reported by the flush at the latest, a read of a handle for direct I/O at once.
+#[cfg(not(any(loom, scheduled)))]
+#[test]
+fn tokio_reads_writes_and_seeks() {
+    use millpond::AsyncFile;
+    use millpond::file::AsyncCursor;
+    use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
+
+    let dir = temp_dir();
+    let engine = engine(1 << 20, millpond::BackendChoice::Threads);
+    let content: Vec<u8> = (0..3 << 20).map(|at: u32| (at % 251) as u8).collect();
+    let open = |options: &OpenOptions| engine.open(dir.path().join("file"), options);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+    runtime.block_on(async {
+        let file = AsyncFile::from(open(&read_write().create(true)).unwrap());
+        let mut cursor = AsyncCursor::new(file.clone());
+        cursor.write_all(&content).await.unwrap();
+        cursor.flush().await.unwrap();
+        assert!(std::fs::read(dir.path().join("file")).unwrap() == content);
+        for _ in 0..2 {
+            let mut bytes = Vec::new();
+            AsyncCursor::new(file.clone()).read_to_end(&mut bytes).await.unwrap();
+            assert!(bytes == content);
+        }
+        assert_eq!(cursor.seek(SeekFrom::End(-5)).await.unwrap(), content.len() as u64 - 5);
+        let mut five = [0; 5];
+        cursor.read_exact(&mut five).await.unwrap();
+        assert_eq!(five, content[content.len() - 5..]);
+        cursor.seek(SeekFrom::Current(-6)).await.unwrap();
+        cursor.seek(SeekFrom::Current(-(4 << 20))).await.unwrap_err();
+        assert_eq!(cursor.read_u8().await.unwrap(), content[content.len() - 6]);
+
+        let reader = AsyncFile::from(open(&OpenOptions::new().read(true)).unwrap());
+        let mut refused = AsyncCursor::new(reader);
+        let written = refused.write_all(&[1]).await;
+        assert!(written.and(refused.flush().await).is_err());
+        match open(&OpenOptions::new().read(true).direct(true).bounce(true)) {
+            Err(error) => common::skip(format_args!("direct I/O: {error}")),
+            Ok(direct) => {
+                let error = AsyncCursor::new(AsyncFile::from(direct)).read_u8().await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            }
+        }
+    });
+}

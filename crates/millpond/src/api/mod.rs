@@ -16,6 +16,9 @@ pub(crate) mod persist;
 
 pub(crate) mod async_file;
 
+#[cfg(all(feature = "tokio", not(any(loom, scheduled))))]
+pub(crate) mod async_cursor;
+
 pub(crate) mod unattended;
 
 pub(crate) mod pipeline;
