@@ -103,9 +103,8 @@ fn a_write_that_is_not_polled_blocks_none() {
         let source = vec![7; 1 << 20];
         let mut writes: Vec<_> =
             (0..16).map(|number| Box::pin(file.write_at(&source, number << 20))).collect();
-        for write in &mut writes {
-            let _ = poll_once(write);
-        }
+        // A worker may have ended one at once.
+        writes.retain_mut(|write| poll_once(write).is_pending());
         // From the last to the first, each alone.
         while let Some(write) = writes.pop() {
             assert_eq!(block_on(write).unwrap(), source.len());

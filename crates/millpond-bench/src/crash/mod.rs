@@ -72,8 +72,8 @@ pub struct CrashArgs {
     torn: bool,
 
     /// Aligned blocks of BYTES are whole, of the writes that cover them, as of a file with untorn blocks
-    #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true, value_parser = untorn_bytes)]
-    untorn: u64,
+    #[arg(long, value_name = "BYTES", value_parser = untorn_bytes)]
+    untorn: Option<u64>,
 
     /// The maximum number of states to check
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
@@ -157,7 +157,7 @@ pub fn run(args: &CrashArgs) -> Result<ExitCode> {
     };
     let history = program.record()?;
     let page_bytes = if args.torn { SECTOR_BYTES } else { PAGE_BYTES };
-    let grain = Grain { page_bytes, untorn_bytes: args.untorn };
+    let grain = Grain { page_bytes, untorn_bytes: args.untorn.unwrap_or(0) };
     let atoms = Atoms::from_history(&history, args.model, grain);
     let said = output_lengths(&history);
     let checker = Checker {
