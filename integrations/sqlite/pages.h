@@ -66,7 +66,7 @@
  *
  * Untorn pages (millpond_untorn=SIZE).
  *  - U1. Every write of such a file by a cache connection goes through the cache's file, which writes whole blocks of that size
- *    with RWF_ATOMIC. A write that can't go there fails. So SQLite may be told that aligned writes of that size and below are
+ *    with RWF_ATOMIC. A write that can't go there fails. So the VFS announces aligned writes of that size and below as
  *    atomic (SQLITE_IOCAP_ATOMIC512 to 64K). The file is not opened if it can't be so.
  *  - U2. SQLite's size hints are ignored: without fallocate, the unix VFS would write a byte itself.
  *  - U3. Outsiders write in the usual way. So a database with untorn pages has no outsiders that write.

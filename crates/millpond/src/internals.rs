@@ -10,7 +10,7 @@
 //!         -> else `task`, stepped by who ends the fills it waits for -> the callback
 //! ```
 //!
-//! Only in a read around the cache (`unattended`) do the back end and the kernel have the caller's memory. Each step
+//! Only in a read around the cache (`background_read`) do the back end and the kernel have the caller's memory. Each step
 //! of a task copies cached bytes (`read::miss`).
 
 use std::cell::Cell;
@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Waker;
 
+use crate::api::background_read::BackgroundBypass;
 use crate::api::engine::{Engine, check_cache_bytes};
 use crate::api::file::{File, in_range, release_handle};
-use crate::api::unattended::Around;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::io::batch;
@@ -138,7 +138,7 @@ impl File {
         if let Some(moved) = wanted.try_hit() {
             return Some(Ok(moved));
         }
-        let begin = || Around::begin(Arc::clone(self), (offset, len), dst.misalignment());
+        let begin = || BackgroundBypass::begin(Arc::clone(self), (offset, len), dst.misalignment());
         let file = match if fills { Err(Arc::clone(self)) } else { begin() } {
             Err(file) => file,
             Ok(around) => {

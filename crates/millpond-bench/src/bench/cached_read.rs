@@ -41,7 +41,7 @@ enum Shape {
 }
 
 #[derive(Debug)]
-struct Case {
+struct CachedReadCase {
     name: &'static str,
     file_bytes: u64,
     block_bytes: u32,
@@ -57,8 +57,8 @@ struct Case {
     with_mapped: bool,
 }
 
-const CASES: [Case; 5] = [
-    Case {
+const CASES: [CachedReadCase; 5] = [
+    CachedReadCase {
         name: "random-4k",
         file_bytes: 256 * MIB,
         block_bytes: 4096,
@@ -69,7 +69,7 @@ const CASES: [Case; 5] = [
         with_keeper: true,
         with_mapped: true,
     },
-    Case {
+    CachedReadCase {
         name: "random-16k",
         file_bytes: 256 * MIB,
         block_bytes: 16384,
@@ -80,7 +80,7 @@ const CASES: [Case; 5] = [
         with_keeper: false,
         with_mapped: false,
     },
-    Case {
+    CachedReadCase {
         name: "read2-4k",
         file_bytes: MIB,
         block_bytes: 4096,
@@ -91,7 +91,7 @@ const CASES: [Case; 5] = [
         with_keeper: false,
         with_mapped: false,
     },
-    Case {
+    CachedReadCase {
         name: "pread3-4k",
         file_bytes: 4 * MIB,
         block_bytes: 4096,
@@ -102,7 +102,7 @@ const CASES: [Case; 5] = [
         with_keeper: false,
         with_mapped: false,
     },
-    Case {
+    CachedReadCase {
         name: "sequential-512",
         file_bytes: 256 * MIB,
         block_bytes: 512,
@@ -147,7 +147,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 }
 
 fn cached(
-    case: &Case,
+    case: &CachedReadCase,
     file: &TestFile,
     threads: u32,
     plan: &Plan,
@@ -207,7 +207,7 @@ fn cached(
 
 /// Mapped backing against `pread`, both of the kernel's pages.
 fn mapped_backing(
-    case: &Case,
+    case: &CachedReadCase,
     bytes: u64,
     load: &Load,
     plan: &Plan,

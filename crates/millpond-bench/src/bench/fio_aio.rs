@@ -41,7 +41,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let bytes = plan.bytes_of(FILE_BYTES, FILE_BYTES_QUICK);
     let file = NamedFile::create(&plan.dir, bytes)?;
     let load = Load::random(bytes, BLOCK_BYTES, 1);
-    let job = |name, launcher, is_direct| Fio { name, launcher, is_direct, file: &file, bytes };
+    let job = |name, launcher, is_direct| FioAio { name, launcher, is_direct, file: &file, bytes };
     let cache = (bytes / CACHE_SHARE).to_string();
     let options = ["--mode", "back", "--backing", "direct", "--cache", &cache];
     let launcher = match launcher(&options, &plan.dir) {
@@ -65,7 +65,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-struct Fio<'a> {
+struct FioAio<'a> {
     name: &'static str,
     /// Words of the command line before `fio`.
     launcher: Vec<OsString>,
@@ -74,7 +74,7 @@ struct Fio<'a> {
     bytes: u64,
 }
 
-impl Engine for Fio<'_> {
+impl Engine for FioAio<'_> {
     fn name(&self) -> &str {
         self.name
     }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::advice::Advice;
+use crate::api::background_read;
 use crate::api::file::{File, in_range};
-use crate::api::unattended;
 use crate::api::view::View;
 use crate::buffers::Buffer;
 use crate::cache::accounting::copies;
@@ -323,7 +323,7 @@ impl AsyncFile {
         let (outcome, teller) = JobOutcome::new();
         let tell = move |result, buffers| teller.complete_job((result, buffers));
         let list = SegmentList::from_buffers(buffers).into_raw();
-        unattended::start_read(Arc::clone(&self.file), list, offset, None, tell);
+        background_read::start_read(Arc::clone(&self.file), list, offset, None, tell);
         std::future::poll_fn(|cx| outcome.poll(cx.waker())).await
     }
 
@@ -579,8 +579,8 @@ impl AsyncFile {
         }
         self.worked(move |file| {
             let moved = match op {
-                Op::Write => unattended::write_buffers(file, &buffers, offset),
-                _ => unattended::read_buffers(file, &mut buffers, offset),
+                Op::Write => background_read::write_buffers(file, &buffers, offset),
+                _ => background_read::read_buffers(file, &mut buffers, offset),
             };
             (moved, buffers)
         })

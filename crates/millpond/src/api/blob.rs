@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::api::async_file::AsyncFile;
-use crate::api::unattended;
+use crate::api::background_read;
 use crate::api::view::Detached;
 use crate::cache::table::page::PageState;
 use crate::cache::table::wait_queue::{WaitEntry, wait_table};
@@ -409,7 +409,7 @@ impl Fill {
         // BO3).
         let list = unsafe { RawList::borrowed(&memory, None) };
         let (outcome, teller) = JobOutcome::new();
-        unattended::start_read(handle, list, offset, None, |moved, _| {
+        background_read::start_read(handle, list, offset, None, |moved, _| {
             teller.complete_job((moved, self))
         });
         Ok(outcome)

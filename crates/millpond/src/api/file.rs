@@ -13,7 +13,7 @@ pub(crate) mod writeback;
 
 pub(crate) mod cursor;
 
-mod persist;
+mod durable_rename;
 
 use std::io;
 use std::mem::ManuallyDrop;

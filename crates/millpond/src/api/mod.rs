@@ -19,6 +19,6 @@ pub(crate) mod async_file;
 #[cfg(all(feature = "tokio", not(any(loom, scheduled))))]
 pub(crate) mod async_cursor;
 
-pub(crate) mod unattended;
+pub(crate) mod background_read;
 
 pub(crate) mod pipeline;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   submit -> admit -> a read that hits: completes at once
-//!                   -> a direct read, or one that bypasses the cache: into its own or lent memory (`unattended`)
+//!                   -> a direct read, or one that bypasses the cache: into its own or lent memory (`background_read`)
 //!                   -> a read that misses: `task`, stepped by the threads that complete its fills
 //!                   -> a write, a sync: a job for a worker
 //!   end of an operation -> `waiting`: complete, dispatch by the `rules` -> wake the granted waiters
@@ -44,8 +44,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 
+use crate::api::background_read::{self, BackgroundBypass};
 use crate::api::file::release_last_handle;
-use crate::api::unattended::{self, Around};
 use crate::error::{Error, Op, Result};
 use crate::io::backend::driver::{AbortOnUnwind, Driver};
 use crate::io::backend::shared_ring::{HeldRing, SharedRing};
@@ -528,7 +528,7 @@ impl Inner {
     fn start_around(self: &Arc<Self>, request: Request) -> Option<Request> {
         let Request { file, user_data, kind } = request;
         let (offset, len, memory) = kind.range_of_read();
-        match Around::begin(file, (offset, len), memory) {
+        match BackgroundBypass::begin(file, (offset, len), memory) {
             Err(file) => Some(Request { file, user_data, kind }),
             Ok(around) => {
                 let (list, buffer) = kind.into_list();
@@ -563,7 +563,7 @@ impl Inner {
             let buffer = Vec::new();
             queue.complete(Completion { user_data, result, buffer, buffers });
         };
-        unattended::start_read(file, list, offset, self.ring.as_ref(), tell);
+        background_read::start_read(file, list, offset, self.ring.as_ref(), tell);
         None
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::api::background_read::{read_buffers, write_buffers};
 use crate::api::file::File;
-use crate::api::unattended::{read_buffers, write_buffers};
 use crate::buffers::Buffer;
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Misalignment, Segment, SegmentIter};

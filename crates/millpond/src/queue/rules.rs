@@ -82,9 +82,9 @@ impl<S> Wakes<S> {
     }
 }
 
-/// The result of an arrival.
+/// The result for a waiter that begins to wait.
 #[derive(Debug)]
-pub(crate) enum Arrival<E> {
+pub(crate) enum WaiterEntry<E> {
     Events(Vec<E>),
     Waits(Ticket),
 }
@@ -222,12 +222,12 @@ impl<E, S> Rules<E, S> {
         max: usize,
         signal: impl FnOnce() -> S,
         wakes: &mut Wakes<S>,
-    ) -> Arrival<E> {
+    ) -> WaiterEntry<E> {
         debug_assert!(self.permits(min, max));
         if min == 0 {
             let events = self.take(max);
             self.dispatch(wakes);
-            return Arrival::Events(events);
+            return WaiterEntry::Events(events);
         }
         let ticket = Ticket(self.next);
         self.next += 1;
@@ -235,10 +235,10 @@ impl<E, S> Rules<E, S> {
         self.least = self.least.min(min);
         self.dispatch(wakes);
         if let Some(events) = self.collect(ticket) {
-            return Arrival::Events(events);
+            return WaiterEntry::Events(events);
         }
         self.waiters.last_mut().expect("just pushed").signal = Some(signal());
-        Arrival::Waits(ticket)
+        WaiterEntry::Waits(ticket)
     }
 
     /// The events of a granted waiter; `None` if it was not granted.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use proptest::prelude::*;
 
-use super::rules::{Arrival, Relaxed, Rule, Rules, Ticket, Wakes};
+use super::rules::{Relaxed, Rule, Rules, Ticket, WaiterEntry, Wakes};
 
 type Queue = Rules<u32, u32>;
 
@@ -25,15 +25,15 @@ fn ready_queue(capacity: usize, events: u32) -> Queue {
 
 fn wait(queue: &mut Queue, min: usize, max: usize, name: u32) -> Ticket {
     match queue.arrive(min, max, || name, &mut Wakes::new()) {
-        Arrival::Waits(ticket) => ticket,
-        Arrival::Events(events) => panic!("did not wait: {events:?}"),
+        WaiterEntry::Waits(ticket) => ticket,
+        WaiterEntry::Events(events) => panic!("did not wait: {events:?}"),
     }
 }
 
 fn at_once(queue: &mut Queue, min: usize, max: usize) -> Vec<u32> {
     match queue.arrive(min, max, || unreachable!(), &mut Wakes::new()) {
-        Arrival::Events(events) => events,
-        Arrival::Waits(_) => panic!("waits"),
+        WaiterEntry::Events(events) => events,
+        WaiterEntry::Waits(_) => panic!("waits"),
     }
 }
 
@@ -218,8 +218,8 @@ fn batches(mut queue: Queue, minima: &[usize], events: u32, poll: Option<u32>) -
         || who as u32,
         &mut Wakes::new(),
     ) {
-        Arrival::Waits(ticket) => ticket,
-        Arrival::Events(_) => panic!("a waiter found what another should have had"),
+        WaiterEntry::Waits(ticket) => ticket,
+        WaiterEntry::Events(_) => panic!("a waiter found what another should have had"),
     };
     for (who, ticket) in tickets.iter_mut().enumerate() {
         *ticket = Some(come(&mut queue, who));
@@ -448,8 +448,8 @@ fn compare(mut queue: Queue, steps: &[Step]) -> Result<(), String> {
                     want = Some(events);
                 }
                 match arrival {
-                    Arrival::Events(events) => got = Some(events),
-                    Arrival::Waits(ticket) => tickets.push((name, ticket)),
+                    WaiterEntry::Events(events) => got = Some(events),
+                    WaiterEntry::Waits(ticket) => tickets.push((name, ticket)),
                 }
             }
             Step::Withdraw(at) => {

@@ -21,7 +21,7 @@ use millpond_rangelock::callback::TaskWaker;
 
 use crate::io::backend::shared_ring::{HeldRing, SharedRing};
 use crate::io::signal::{Signal, Woken};
-use crate::queue::rules::{Arrival, Relaxed, Rules, Ticket, Wakes};
+use crate::queue::rules::{Relaxed, Rules, Ticket, WaiterEntry, Wakes};
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
 /// The target of a grant's notification: used once, and that is the last access (signal.SG1).
@@ -183,8 +183,8 @@ impl<E> QueueWaiters<E> {
         );
         self.notify_waiters(rules, wakes);
         let ticket = match arrival {
-            Arrival::Events(events) => return events,
-            Arrival::Waits(ticket) => ticket,
+            WaiterEntry::Events(events) => return events,
+            WaiterEntry::Waits(ticket) => ticket,
         };
         let signal = signal.expect("made for a waiter");
         let for_min = deadlines.for_min;
@@ -238,8 +238,8 @@ impl<E> QueueWaiters<E> {
         let arrival = rules.arrive(min, max, notify, &mut wakes);
         self.notify_waiters(rules, wakes);
         match arrival {
-            Arrival::Events(events) => Poll::Ready(events),
-            Arrival::Waits(waiting) => {
+            WaiterEntry::Events(events) => Poll::Ready(events),
+            WaiterEntry::Waits(waiting) => {
                 *ticket = Some(waiting);
                 Poll::Pending
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millpond::{BackendChoice, Engine, File, OpenOptions, WriteMode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::bench::around_hit::files::{BLOCK_BYTES, Directory};
+use crate::bench::around_hit::small_files::{BLOCK_BYTES, Directory};
 use crate::bench::data::MIB;
 use crate::bench::harness::{Pair, Slice};
 use crate::bench::outcome::Outcome;
@@ -26,13 +26,13 @@ const FILE_BYTES: u64 = 16 << 10;
 /// Other descriptors of the process.
 const OTHERS: u64 = 100;
 
-struct Files {
+struct ManyFiles {
     files: Vec<File>,
     _engine: Engine,
     _directory: Directory,
 }
 
-impl Files {
+impl ManyFiles {
     fn open(plan: &Plan, count: u32) -> Result<Self> {
         let directory = Directory::create(&plan.dir, count, 0)?;
         let engine = Engine::builder()
@@ -84,7 +84,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             "{CASE}: {many} files, as RLIMIT_NOFILE allows no more; {wanted} wanted"
         ));
     }
-    let (own, other) = (Files::open(plan, many)?, Files::open(plan, few)?);
+    let (own, other) = (ManyFiles::open(plan, many)?, ManyFiles::open(plan, few)?);
     let pair = Pair {
         case: CASE,
         threads: 1,

@@ -6,12 +6,12 @@
 //! - *Overwrites* of cached bytes, each thread in its own part of one file, or in its own file. The
 //!   kernel's file is cached page by page: its writes to large folios take longer.
 //! - *Open, read, close* of small files, through the library, without a cache in between.
-//! - [`many`]: a file among many open ones. [`null`]: direct requests, and requests that do
+//! - [`many`]: a file among many open ones. [`null_reads`]: direct requests, and requests that do
 //!   nothing.
 
-mod files;
 mod many;
-mod null;
+mod null_reads;
+mod small_files;
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ use std::time::Duration;
 use millpond::{Advice, Engine, OpenOptions, WriteMode};
 use rustix::fs::OFlags;
 
-use self::files::{BLOCK_BYTES, Directory};
+use self::small_files::{BLOCK_BYTES, Directory};
 use super::data::{MIB, NamedFile};
 use super::harness::{self, Reader, Slice, compare};
 use super::load::Load;
@@ -78,7 +78,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         plan.report_progress(OPEN);
         open_read_close(plan, &mut outcome)?;
     }
-    null::run(plan, &mut outcome)?;
+    null_reads::run(plan, &mut outcome)?;
     many::run(plan, &mut outcome)?;
     Ok(outcome)
 }

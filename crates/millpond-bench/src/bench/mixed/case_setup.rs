@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millpond::{Backing, Engine, File, OpenOptions, WriteMode};
 
-use super::target::Target;
+use super::mixed_target::MixedTarget;
 use super::test_file_system::{BlockFile, TestFileSystem, check_blocks};
 use super::work::Work;
 use crate::bench::data::MIB;
@@ -111,7 +111,7 @@ pub fn cache_bytes_for_all_dirty(file_bytes: u64) -> u64 {
 }
 
 /// Makes dirty bytes durable, and reads and checks the whole file.
-pub fn warm_up(target: &impl Target, work: &Work) -> io::Result<()> {
+pub fn warm_up(target: &impl MixedTarget, work: &Work) -> io::Result<()> {
     target.sync_data()?;
     check_blocks(work.blocks(), work.block_bytes, |dst, offset| target.read_at(dst, offset))
 }

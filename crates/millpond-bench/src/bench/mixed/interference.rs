@@ -8,7 +8,7 @@ use rustix::fs::OFlags;
 use super::case_setup::{
     CaseSetup, MILLPOND, cache_bytes_for_all_dirty, names, open_millpond, rounds, warm_up,
 };
-use super::pair::{MixedEngine, Names, Pair};
+use super::pair::{MixedEngine, MixedPair, Names};
 use super::test_file_system::TestFileSystem;
 use super::work::{self, Disturbance, MixedSlice, Places, Work};
 use crate::bench::data::{KIB, MIB};
@@ -65,7 +65,7 @@ fn hammer(setup: &CaseSetup<'_>, outcome: &mut Outcome) -> Result<Option<String>
         work::slice(&kernel, &kernel, work, length)
     });
     let (rounds, length) = (rounds(setup.plan, true), setup.plan.slice(200, 50));
-    Pair { names: HAMMER, work: [&work; 2], rounds, length }.measure(
+    MixedPair { names: HAMMER, work: [&work; 2], rounds, length }.measure(
         &mut subject,
         &mut baseline,
         outcome,
@@ -109,9 +109,10 @@ fn extents(setup: &CaseSetup<'_>, outcome: &mut Outcome) -> Result<Option<String
             work::slice(&file, &file, work, length)
         });
     let length = setup.plan.slice(200, 60);
-    let full = Pair { names: EXTENTS, work: [&work; 2], rounds: rounds(setup.plan, true), length };
+    let full =
+        MixedPair { names: EXTENTS, work: [&work; 2], rounds: rounds(setup.plan, true), length };
     full.measure(&mut subject, &mut elsewhere, outcome)?;
-    Pair { work: [&work, &quiet], rounds: rounds(setup.plan, false), ..full }.measure(
+    MixedPair { work: [&work, &quiet], rounds: rounds(setup.plan, false), ..full }.measure(
         &mut subject,
         &mut unchanged,
         outcome,
@@ -137,7 +138,7 @@ fn synced(setup: &CaseSetup<'_>, outcome: &mut Outcome) -> Result<Option<String>
     warm_up(&file, &work).context(setup.own())?;
     warm_up(&kernel, &work).context(setup.kernel())?;
     let (rounds, length) = (rounds(setup.plan, true), setup.plan.slice(200, 60));
-    let pair = Pair { names: SYNCED, work: [&work, &quiet], rounds, length };
+    let pair = MixedPair { names: SYNCED, work: [&work, &quiet], rounds, length };
     let from = outcome.rows.len();
     for kernels in [false, true] {
         let name = if kernels { setup.kernel() } else { setup.own() };

@@ -10,15 +10,15 @@
 //!   cgroup of the same limit. Each slice starts with a ramp and is followed by a sync, which are
 //!   not counted, so that no engine writes back the pages of the other.
 //!
-//! [`work`] has the loops, [`target`] the files, [`mod@pair`] the order of slices and the rows,
+//! [`work`] has the loops, [`mixed_target`] the files, [`mod@pair`] the order of slices and the rows,
 //! [`test_file_system`] the file systems, [`case_setup`] the shared setup of cases, [`limit`] the memory cgroup,
 //! [`interference`] cases with interfering threads.
 
 mod case_setup;
 mod interference;
 mod limit;
+mod mixed_target;
 mod pair;
-mod target;
 mod test_file_system;
 mod work;
 
@@ -33,8 +33,8 @@ use self::case_setup::{
 };
 use self::limit::Limit;
 pub use self::limit::leave as leave_limit;
-use self::pair::{MixedEngine, Names, Pair};
-use self::target::Target;
+use self::mixed_target::MixedTarget;
+use self::pair::{MixedEngine, MixedPair, Names};
 use self::test_file_system::{BlockFile, TestFileSystem};
 use self::work::{Disturbance, Places, Work};
 use super::data::{KIB, MIB};
@@ -58,7 +58,7 @@ enum Cache {
 
 /// Readers and writers at random over one file.
 #[derive(Debug, Clone, Copy)]
-struct Case {
+struct MixedCase {
     names: Names,
     cache: Cache,
     block_bytes: u32,
@@ -74,12 +74,12 @@ const fn case(
     kib: u32,
     [readers, writers]: [u32; 2],
     has_target: bool,
-) -> Case {
-    Case { names, cache, block_bytes: kib * KIB, readers, writers, has_target }
+) -> MixedCase {
+    MixedCase { names, cache, block_bytes: kib * KIB, readers, writers, has_target }
 }
 
 /// Grouped by block, since the blocks of a file are of one size, and by cache.
-const CASES: [Case; 13] = [
+const CASES: [MixedCase; 13] = [
     case(names!("warm-8k-1+1"), Cache::Warm, 8, [1, 1], false),
     case(names!("warm-8k-4+4"), Cache::Warm, 8, [4, 4], false),
     case(names!("warm-8k-8+8"), Cache::Warm, 8, [8, 8], true),
@@ -95,7 +95,7 @@ const CASES: [Case; 13] = [
     case(names!("beyond-64k-8+8", total), Cache::Beyond, 64, [8, 8], false),
 ];
 
-impl Case {
+impl MixedCase {
     fn work(&self, plan: &Plan) -> Work {
         Work {
             block_bytes: self.block_bytes,
@@ -127,7 +127,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             && of_directory.starts_with("ext");
         let setup = CaseSetup { name, file_system, plan, repeats };
         for block_bytes in [8 * KIB, 64 * KIB] {
-            let wanted: Vec<&Case> = CASES
+            let wanted: Vec<&MixedCase> = CASES
                 .iter()
                 .filter(|case| case.block_bytes == block_bytes && plan.wants(case.names.case))
                 .collect();
@@ -153,11 +153,12 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 fn group(
     setup: &CaseSetup<'_>,
     files: &[BlockFile; 2],
-    cases: &[&Case],
+    cases: &[&MixedCase],
     outcome: &mut Outcome,
 ) -> Result<()> {
     for cache in [Cache::Warm, Cache::Beyond] {
-        let cases: Vec<&Case> = cases.iter().filter(|case| case.cache == cache).copied().collect();
+        let cases: Vec<&MixedCase> =
+            cases.iter().filter(|case| case.cache == cache).copied().collect();
         if cases.is_empty() {
             continue;
         }
@@ -190,7 +191,7 @@ fn note_engine(engine: &Engine, outcome: &mut Outcome) {
 fn warm(
     setup: &CaseSetup<'_>,
     [own, others]: &[BlockFile; 2],
-    cases: &[&Case],
+    cases: &[&MixedCase],
     outcome: &mut Outcome,
 ) -> Result<()> {
     let (engine, file) = open_millpond(cache_bytes_for_all_dirty(file_bytes(setup.plan)), own)?;
@@ -217,7 +218,7 @@ fn warm_mapped(
     setup: &CaseSetup<'_>,
     own: &BlockFile,
     kernel: &std::fs::File,
-    cases: &[&Case],
+    cases: &[&MixedCase],
     outcome: &mut Outcome,
 ) -> Result<()> {
     let (_engine, file) = open_mapped(own)?;
@@ -237,19 +238,19 @@ fn warm_mapped(
     file.close().context("closing a file")
 }
 
-fn pair<'a>(setup: &CaseSetup<'_>, case: &Case, work: &'a Work) -> Pair<'a> {
+fn pair<'a>(setup: &CaseSetup<'_>, case: &MixedCase, work: &'a Work) -> MixedPair<'a> {
     let rounds = rounds(setup.plan, case.has_target);
     let length = match case.cache {
         Cache::Warm => setup.plan.slice(200, 30),
         Cache::Beyond => setup.plan.slice(250, 50),
     };
-    Pair { names: case.names, work: [work; 2], rounds, length }
+    MixedPair { names: case.names, work: [work; 2], rounds, length }
 }
 
 fn beyond(
     setup: &CaseSetup<'_>,
     [own, others]: &[BlockFile; 2],
-    cases: &[&Case],
+    cases: &[&MixedCase],
     outcome: &mut Outcome,
 ) -> Result<()> {
     let cache_bytes = file_bytes(setup.plan) / BEYOND;
@@ -268,7 +269,7 @@ fn beyond(
             slice
         };
         let mut subject = MixedEngine::new(setup.own(), |work, length| {
-            settled(&|| Target::sync_data(&file), work::slice(&file, &file, work, length))
+            settled(&|| MixedTarget::sync_data(&file), work::slice(&file, &file, work, length))
         });
         match &limit {
             Ok(limit) => {
@@ -293,7 +294,8 @@ fn beyond(
                 let mut baseline = MixedEngine::new(name, |work, length| {
                     work::slice(device, device, work, length)
                 });
-                let pair = Pair { rounds: rounds(setup.plan, false), ..pair(setup, case, &work) };
+                let pair =
+                    MixedPair { rounds: rounds(setup.plan, false), ..pair(setup, case, &work) };
                 pair.measure(&mut subject, &mut baseline, outcome)?;
             }
             (TestFileSystem::Directory, Err(error)) => {

@@ -41,14 +41,14 @@ impl<'a> MixedEngine<'a> {
 }
 
 /// Measures `subject` against `baseline` on the same work, or on two kinds of work.
-pub struct Pair<'a> {
+pub struct MixedPair<'a> {
     pub names: Names,
     pub work: [&'a Work; 2],
     pub rounds: Rounds,
     pub length: Duration,
 }
 
-impl Pair<'_> {
+impl MixedPair<'_> {
     /// Takes slices in the order A B B A, after one of each that does not count.
     pub fn measure(
         &self,
@@ -177,7 +177,7 @@ mod tests {
         };
         let names =
             Names { case: "c", reads: "c-reads", writes: "c-writes", total: Some("c-total") };
-        let pair = Pair {
+        let pair = MixedPair {
             names,
             work: [&work; 2],
             rounds: Rounds::exactly(3),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use millpond_bench_peers::Usage;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::target::Target;
+use super::mixed_target::MixedTarget;
 use crate::bench::data::Random;
 use crate::bench::harness::AlignedBuffer;
 use crate::bench::histogram::Histogram;
@@ -128,7 +128,7 @@ pub fn is_whole(src: &[u8], block: u32) -> bool {
 }
 
 /// The state that the threads of a slice share.
-struct Slice<'a, T> {
+struct WorkSlice<'a, T> {
     target: &'a T,
     work: &'a Work,
     number: u32,
@@ -154,7 +154,7 @@ fn thread_cpu() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
-impl<T: Target> Slice<'_, T> {
+impl<T: MixedTarget> WorkSlice<'_, T> {
     fn random(&self, thread: u32) -> Random {
         Random::seeded(u64::from(self.number) << 32 | u64::from(thread))
     }
@@ -260,8 +260,8 @@ impl<T: Target> Slice<'_, T> {
     }
 }
 
-/// Runs the work for about `length` on `target`, and the disturbance on `disturbed`.
-pub fn slice<T: Target>(
+/// Runs the work for about `length` on `mixed_target`, and the disturbance on `disturbed`.
+pub fn slice<T: MixedTarget>(
     target: &T,
     disturbed: &T,
     work: &Work,
@@ -270,7 +270,7 @@ pub fn slice<T: Target>(
     static SLICES: AtomicU32 = AtomicU32::new(0);
     let threads = work.readers + work.writers;
     let disturbers = u32::from(work.disturbance != Disturbance::None);
-    let slice = Slice {
+    let slice = WorkSlice {
         target,
         work,
         // Relaxed: only the numbers must differ.
@@ -347,7 +347,7 @@ mod tests {
         bytes: [Mutex<Vec<u8>>; 2],
     }
 
-    impl Target for Memory {
+    impl MixedTarget for Memory {
         fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize> {
             let half = dst.len() / 2;
             for (part, bytes) in dst.chunks_mut(half).zip(&self.bytes) {

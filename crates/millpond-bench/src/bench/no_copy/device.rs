@@ -19,7 +19,7 @@ use crate::failure::{Context, Result};
 const MILLPOND: &str = "millpond, direct";
 const FIO: &str = "fio, io_uring, O_DIRECT, fixed";
 
-struct Case {
+struct DeviceCase {
     name: &'static str,
     /// fio's name of the access pattern.
     pattern: &'static str,
@@ -28,22 +28,22 @@ struct Case {
     moved: Moved,
 }
 
-const CASES: [Case; 3] = [
-    Case {
+const CASES: [DeviceCase; 3] = [
+    DeviceCase {
         name: "direct-read-4k-random",
         pattern: "randread",
         block_bytes: 4 * KIB,
         depth: 32,
         moved: Moved::Read,
     },
-    Case {
+    DeviceCase {
         name: "direct-read-1m",
         pattern: "read",
         block_bytes: 1024 * KIB,
         depth: 8,
         moved: Moved::Read,
     },
-    Case {
+    DeviceCase {
         name: "direct-write-1m",
         pattern: "write",
         block_bytes: 1024 * KIB,
@@ -69,7 +69,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 }
 
 fn measure(
-    case: &Case,
+    case: &DeviceCase,
     path: &Path,
     bytes: u64,
     engine: &Engine,
@@ -114,7 +114,7 @@ fn measure(
 }
 
 /// fio's processor time is that of the thread which submits, without the kernel's helpers.
-fn fio(case: &Case, path: &Path, bytes: u64, length: Duration) -> io::Result<Slice> {
+fn fio(case: &DeviceCase, path: &Path, bytes: u64, length: Duration) -> io::Result<Slice> {
     let mut filename = OsString::from("--filename=");
     filename.push(path);
     let output = Command::new("fio")

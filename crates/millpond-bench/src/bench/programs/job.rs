@@ -48,7 +48,7 @@ pub const fn target(case: &'static str, ratio_min: f64) -> JobTarget {
 }
 
 /// A command line and its properties.
-pub struct Job {
+pub struct ProgramJob {
     targets: Vec<JobTarget>,
     threads: u32,
     block_bytes: Option<u32>,
@@ -61,7 +61,7 @@ pub struct Job {
     read: Read,
 }
 
-impl Job {
+impl ProgramJob {
     /// A program whose whole run is measured; it does `ops` operations.
     pub fn new(
         target: JobTarget,
@@ -172,7 +172,7 @@ impl<'a> JobRunner<'a> {
 
     /// Measures `job` in `dir`. A failure on the kernel is a gap; a failure under `run` only is an
     /// error.
-    pub fn measure(&mut self, dir: &Path, job: &Job) {
+    pub fn measure(&mut self, dir: &Path, job: &ProgramJob) {
         let case = job.targets[0].case;
         self.plan.report_progress(&format!("{case}, {} threads", job.threads));
         match self.slices(dir, job) {
@@ -196,7 +196,7 @@ impl<'a> JobRunner<'a> {
     fn slices(
         &self,
         dir: &Path,
-        job: &Job,
+        job: &ProgramJob,
     ) -> Result<([Vec<Vec<Slice>>; 2], Option<String>), Fault> {
         let limit = Duration::from_secs(LIMITS_S[usize::from(self.plan.quick)]);
         let millpond = millpond().map_err(|failure| (RUN, failure.message))?;
@@ -225,7 +225,7 @@ impl<'a> JobRunner<'a> {
         Ok((slices, summary))
     }
 
-    fn rows(&mut self, job: &Job, slices: &[Vec<Vec<Slice>>; 2]) {
+    fn rows(&mut self, job: &ProgramJob, slices: &[Vec<Vec<Slice>>; 2]) {
         for (index, target) in job.targets.iter().enumerate() {
             let of_row = slices.each_ref().map(|side| side.iter().map(|all| all[index]).collect());
             let pair = Pair {
@@ -262,7 +262,7 @@ impl<'a> JobRunner<'a> {
 /// One of the two ways to run a job: on the kernel, or under `run`.
 #[derive(Clone)]
 struct JobRun<'a> {
-    job: &'a Job,
+    job: &'a ProgramJob,
     dir: &'a Path,
     limit: Duration,
     engine: &'static str,
@@ -288,7 +288,7 @@ impl JobRun<'_> {
     /// Runs the job once: its output, its files, and the summary of `run`.
     fn checked(&self) -> Result<(String, Produced, Option<String>), Fault> {
         let (reading, summary) = self.run()?;
-        let Job { makes, changes, sets_times, .. } = self.job;
+        let ProgramJob { makes, changes, sets_times, .. } = self.job;
         let paths: Vec<PathBuf> = makes.iter().chain(changes).cloned().collect();
         let made =
             Produced::of(&paths, *sets_times).map_err(|error| (self.engine, error.to_string()))?;

@@ -1,6 +1,6 @@
 //! The suite `programs`: unmodified programs, on the kernel and under `millpond run`.
 //!
-//! - [`files`]: programs that read or write files once. [`tools`]: git, an interpreter and a
+//! - [`program_files`]: programs that read or write files once. [`tools`]: git, an interpreter and a
 //!   compiler.
 //! - [`sqlite`], [`store`]: databases. [`threads`]: fio, and loops of one operation.
 //! - [`job`]: a program, its measurement, and its targets; [`child`]: one run of it; [`produced`]:
@@ -13,10 +13,10 @@
 //! is touched, and the files are read. A program's output and files must be the same on both sides.
 
 mod child;
-mod files;
 mod fixtures;
 mod job;
 mod produced;
+mod program_files;
 mod sqlite;
 mod store;
 mod threads;
@@ -39,7 +39,7 @@ const STARTS: u32 = 10;
 pub fn run(plan: &Plan) -> Result<Outcome> {
     let work_dir = WorkDirectory::new(&plan.dir)?;
     let mut runner = JobRunner::new(plan);
-    files::run(&work_dir, &mut runner)?;
+    program_files::run(&work_dir, &mut runner)?;
     tools::run(&work_dir, &mut runner)?;
     sqlite::run(&work_dir, &mut runner)?;
     store::run(&work_dir, &mut runner)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::fixtures::{self, WorkDirectory, program};
-use super::job::{Job, JobRunner, JobTarget, remove, target};
+use super::job::{JobRunner, JobTarget, ProgramJob, remove, target};
 use super::threads::{compile, own_time};
 use crate::bench::data::{MIB, Random};
 use crate::failure::{Context, Result};
@@ -77,7 +77,8 @@ fn reads(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
         let mut words = vec!["sqlite3".to_owned(), "points.db".to_owned()];
         let name = script.file_name().unwrap_or_default().to_string_lossy();
         words.extend((0..times).map(|_| format!(".read {name}")));
-        let job = Job::new(target, times * count, words).blocks(4096).reads(&[&path, script]);
+        let job =
+            ProgramJob::new(target, times * count, words).blocks(4096).reads(&[&path, script]);
         runner.measure(&work_dir.path, &job);
     }
     [path, one, each].iter().try_for_each(|path| remove(path).context(path.display()))
@@ -112,7 +113,7 @@ fn wal(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
         writes.as_ref(),
     ]
     .map(std::ffi::OsStr::to_owned);
-    let job = Job::timing_itself([WAL], words, own_time).threads(4).reads(&[&path]);
+    let job = ProgramJob::timing_itself([WAL], words, own_time).threads(4).reads(&[&path]);
     runner.measure(&work_dir.path, &job);
     for end in ["", "-wal", "-shm"] {
         let path = work_dir.at(&format!("wal.db{end}"));

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::child::Ended;
 use super::fixtures::{self, WorkDirectory, program};
-use super::job::{Job, JobRunner, JobTarget, Reading, remove, slice, target};
+use super::job::{JobRunner, JobTarget, ProgramJob, Reading, remove, slice, target};
 use crate::bench::harness::Slice;
 use crate::failure::{Context, Result};
 
@@ -43,7 +43,8 @@ pub fn run(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
         command.push(format!("--threads={threads}"));
         command.push(format!("--reads={reads}"));
         command.extend(["--use_existing_db=1", "--readonly=1", "--seed=1"].map(str::to_owned));
-        let job = Job::timing_itself(targets, command, read).threads(threads).reads(&[&path]);
+        let job =
+            ProgramJob::timing_itself(targets, command, read).threads(threads).reads(&[&path]);
         runner.measure(&work_dir.path, &job);
     }
     remove(&path).context(path.display())

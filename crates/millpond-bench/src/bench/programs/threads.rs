@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::child::Ended;
 use super::fixtures::{self, WorkDirectory, program};
-use super::job::{Job, JobRunner, JobTarget, Reading, remove, slice, target};
+use super::job::{JobRunner, JobTarget, ProgramJob, Reading, remove, slice, target};
 use super::produced::files_below;
 use crate::bench::data::{self, MIB};
 use crate::bench::fio::{self, LENGTH_MIN, Moved};
@@ -69,7 +69,7 @@ fn readers_and_writers(runner: &mut JobRunner<'_>) -> Result<()> {
         let slices = moved.into_iter().collect::<io::Result<_>>()?;
         Ok(Reading { slices, said: String::new() })
     };
-    let job = Job::timing_itself(FIO, words, read).threads(4).blocks(FIO_BLOCK_BYTES);
+    let job = ProgramJob::timing_itself(FIO, words, read).threads(4).blocks(FIO_BLOCK_BYTES);
     runner.measure(&mount.at, &job.options(&["--mode", "back"]).reads(&[&file]));
     Ok(())
 }
@@ -113,7 +113,7 @@ fn loops(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
         let passes = runner.plan.count(1000, 250);
         if runner.wants(&[PREAD]) {
             let command = words("pread", passes, threads, &[&files[0]]);
-            let job = Job::timing_itself([PREAD], command, own_time).threads(threads);
+            let job = ProgramJob::timing_itself([PREAD], command, own_time).threads(threads);
             runner.measure(&work_dir.path, &job.blocks(BLOCK_BYTES).reads(&[&files[0]]));
         }
         let passes = runner.plan.count(500, 100);
@@ -123,7 +123,7 @@ fn loops(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
             }
             let used: Vec<&Path> = files[..threads as usize].iter().map(PathBuf::as_path).collect();
             let command = words("pwrite", passes, threads, &used);
-            let job = Job::timing_itself([target], command, own_time).threads(threads);
+            let job = ProgramJob::timing_itself([target], command, own_time).threads(threads);
             let job = job.blocks(BLOCK_BYTES).options(&["--mode", mode]);
             runner.measure(&work_dir.path, &job.changes(used.iter().map(PathBuf::from).collect()));
         }
@@ -139,7 +139,7 @@ fn loops(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
         fs::write(&list, names.concat()).context(list.display())?;
         fixtures::settle(&work_dir.path)?;
         let command = words("open", runner.plan.count(5, 5), 1, &[&list]);
-        let job = Job::timing_itself([OPEN], command, own_time).blocks(BLOCK_BYTES);
+        let job = ProgramJob::timing_itself([OPEN], command, own_time).blocks(BLOCK_BYTES);
         runner.measure(&work_dir.path, &job.reads(&[&tree]));
         remove(&list).context(list.display())?;
     }

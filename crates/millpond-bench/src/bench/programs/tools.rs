@@ -5,7 +5,7 @@ use std::process::Command;
 use std::{fs, io};
 
 use super::fixtures::{self, WorkDirectory, program};
-use super::job::{Job, JobRunner, JobTarget, clear, target};
+use super::job::{JobRunner, JobTarget, ProgramJob, clear, target};
 use crate::failure::{Context, Result};
 
 const GIT: JobTarget = target("git", 0.95);
@@ -43,7 +43,7 @@ fn git(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
     fixtures::make(&mut command)?;
     fixtures::settle(&work_dir.path)?;
     let script = "git clone -q --no-hardlinks repository out && git -C out fsck --no-progress";
-    let job = Job::new(GIT, files, ["sh", "-c", script]).makes(work_dir.at("out"));
+    let job = ProgramJob::new(GIT, files, ["sh", "-c", script]).makes(work_dir.at("out"));
     runner.measure(&work_dir.path, &job.reads(&[&repository]));
     clear(&work_dir.at("out")).context("out")
 }
@@ -60,7 +60,7 @@ fn python(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) {
                 "n=0; while [ $n -lt {starts} ]; do {} -c pass || exit 1; n=$((n + 1)); done",
                 python.display()
             );
-            runner.measure(&work_dir.path, &Job::new(PYTHON, starts, ["sh", "-c", &script]));
+            runner.measure(&work_dir.path, &ProgramJob::new(PYTHON, starts, ["sh", "-c", &script]));
         }
         Err(reason) => runner.skip(&[PYTHON], reason),
     }
@@ -89,7 +89,7 @@ fn compiler(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> 
     fixtures::settle(&work_dir.path)?;
     let script = "mkdir out && cd sources && \
                   for file in *.c; do cc -O1 -c -o ../out/$file.o $file || exit 1; done";
-    let job = Job::new(CC, files, ["sh", "-c", script]).makes(work_dir.at("out"));
+    let job = ProgramJob::new(CC, files, ["sh", "-c", script]).makes(work_dir.at("out"));
     runner.measure(&work_dir.path, &job.reads(&[&sources]));
     clear(&work_dir.at("out")).context("out")
 }

@@ -52,7 +52,7 @@ impl Lock {
     }
 
     /// The reason why this lock can't run a load; `None` if it can.
-    fn gap(self, load: &Load) -> Option<&'static str> {
+    fn gap(self, load: &LockLoad) -> Option<&'static str> {
         use Lock::{RwLockExclusive, RwLockFair, RwLockShared, StdMap, WholeFile};
         let one_for_all = matches!(self, WholeFile | RwLockShared | RwLockExclusive | RwLockFair);
         let overlap = matches!(load.layout, Layout::Same | Layout::Whole);
@@ -69,7 +69,7 @@ impl Lock {
 
 /// What each thread locks.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct LockLoad {
     pub name: &'static str,
     pub layout: Layout,
     pub mode: Mode,
@@ -77,7 +77,7 @@ pub struct Load {
     pub held: usize,
 }
 
-impl Load {
+impl LockLoad {
     /// Whether threads wait for each other, so that the time differs from pair to pair.
     fn is_contended(&self) -> bool {
         matches!(self.layout, Layout::Same | Layout::Whole) && self.mode == Mode::Exclusive
@@ -86,8 +86,8 @@ impl Load {
 
 /// One load on one number of threads.
 #[derive(Clone, Debug)]
-pub struct Case {
-    pub load: Load,
+pub struct LockCase {
+    pub load: LockLoad,
     pub threads: usize,
     /// The locks that run it; [`Lock::Striped`] comes first.
     pub locks: Vec<Lock>,
@@ -95,19 +95,19 @@ pub struct Case {
     pub gaps: Vec<(Lock, &'static str)>,
 }
 
-impl Case {
+impl LockCase {
     /// Whether its threads wait for each other.
     pub fn is_contended(&self) -> bool {
         self.load.is_contended() && self.threads > 1
     }
 }
 
-const fn load(name: &'static str, layout: Layout, mode: Mode, held: usize) -> Load {
-    Load { name, layout, mode, held }
+const fn load(name: &'static str, layout: Layout, mode: Mode, held: usize) -> LockLoad {
+    LockLoad { name, layout, mode, held }
 }
 
 /// Run with every number of threads; loads with contention with at least two.
-const LOADS: [Load; 8] = {
+const LOADS: [LockLoad; 8] = {
     use Layout::{Disjoint, Interleaved, Same, Whole};
     use Mode::{Exclusive, Shared};
     [
@@ -138,7 +138,7 @@ pub fn thread_counts() -> Vec<usize> {
 }
 
 /// The cases, for so many threads each.
-pub fn cases(thread_counts: &[usize]) -> Vec<Case> {
+pub fn cases(thread_counts: &[usize]) -> Vec<LockCase> {
     let mut cases = Vec::new();
     for &threads in thread_counts {
         let loads = LOADS.iter().filter(|load| threads > 1 || !load.is_contended());
@@ -151,7 +151,7 @@ pub fn cases(thread_counts: &[usize]) -> Vec<Case> {
     cases
 }
 
-fn case(load: &Load, threads: usize) -> Case {
+fn case(load: &LockLoad, threads: usize) -> LockCase {
     use Lock::{IntervalTree, MutexBTree, OlcBTree, RwLockExclusive, RwLockFair, RwLockShared};
     // Exclusive ranges that don't overlap are compared with a lock that excludes no thread: the
     // limit.
@@ -165,5 +165,5 @@ fn case(load: &Load, threads: usize) -> Case {
             Some(reason) => gaps.push((lock, reason)),
         }
     }
-    Case { load: *load, threads, locks, gaps }
+    LockCase { load: *load, threads, locks, gaps }
 }

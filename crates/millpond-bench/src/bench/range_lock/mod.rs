@@ -11,7 +11,7 @@ mod slice;
 use std::thread;
 use std::time::Duration;
 
-use self::case::{Case, Lock};
+use self::case::{Lock, LockCase};
 use self::slice::{latencies, slice};
 use super::harness::Pair;
 use super::histogram::Latencies;
@@ -68,7 +68,12 @@ fn steady(case: &str, outcome: &Outcome) -> Option<String> {
     })
 }
 
-fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occupied) -> Result<()> {
+fn compare(
+    case: &LockCase,
+    plan: &Plan,
+    outcome: &mut Outcome,
+    occupied: &mut Occupied,
+) -> Result<()> {
     let length = plan.slice(50, 5);
     let latencies = all_latencies(case, length * LATENCY_SLICES);
     let subject = Lock::Striped;
@@ -103,7 +108,7 @@ fn compare(case: &Case, plan: &Plan, outcome: &mut Outcome, occupied: &mut Occup
 
 /// Latencies where threads wait for each other, measured separately: reading the clock costs as
 /// much as some locks do.
-fn all_latencies(case: &Case, length: Duration) -> Vec<(Lock, Latencies)> {
+fn all_latencies(case: &LockCase, length: Duration) -> Vec<(Lock, Latencies)> {
     if !case.is_contended() {
         return Vec::new();
     }

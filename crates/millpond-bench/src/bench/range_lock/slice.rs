@@ -12,7 +12,7 @@ use millpond_rangelock::{ByteRange, Mode, RangeLock, RawRangeLock, Striped};
 use millpond_rangelock_peers::{IntervalTree, MutexBTree, OlcBTree, WholeFile};
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use super::case::{Case, Layout, Lock};
+use super::case::{Layout, Lock, LockCase};
 use crate::bench::harness::Slice;
 use crate::bench::histogram::{Histogram, Latencies};
 
@@ -33,7 +33,7 @@ struct Walk {
 }
 
 impl Walk {
-    fn new(case: &Case, thread: usize) -> Walk {
+    fn new(case: &LockCase, thread: usize) -> Walk {
         // Twice the number of held ranges, so that the next one is never held.
         let positions = (2 * case.load.held as u64).max(16);
         let (thread, threads) = (thread as u64, case.threads as u64);
@@ -56,12 +56,12 @@ impl Walk {
 }
 
 /// Runs `case` on `lock` for about `time`.
-pub fn slice(lock: Lock, case: &Case, time: Duration) -> Slice {
+pub fn slice(lock: Lock, case: &LockCase, time: Duration) -> Slice {
     run(lock, &Throughput { case, time })
 }
 
 /// Latency of each pair of `case` on `lock`, including the clock, measured for about `time`.
-pub fn latencies(lock: Lock, case: &Case, time: Duration) -> Latencies {
+pub fn latencies(lock: Lock, case: &LockCase, time: Duration) -> Latencies {
     run(lock, &Latency { case, time }).latencies()
 }
 
@@ -69,7 +69,7 @@ pub fn latencies(lock: Lock, case: &Case, time: Duration) -> Latencies {
 trait Measurement: Sync {
     type Found;
 
-    fn case(&self) -> &Case;
+    fn case(&self) -> &LockCase;
 
     /// Each thread calls `start`, and then repeats the returned function.
     fn threads<P: FnMut()>(&self, start: impl Fn(usize) -> P + Sync) -> Self::Found;
@@ -149,7 +149,7 @@ fn run_lock<L: RawRangeLock, M: Measurement>(measurement: &M) -> M::Found {
 fn pairs<'a, L: RawRangeLock>(
     lock: &'a RangeLock<L>,
     mut walk: Walk,
-    case: &Case,
+    case: &LockCase,
 ) -> impl FnMut() + use<'a, L> {
     let mode: Mode = case.load.mode;
     let mut held = VecDeque::with_capacity(case.load.held);
@@ -163,14 +163,14 @@ fn pairs<'a, L: RawRangeLock>(
 
 /// Counts the pairs and their cost.
 struct Throughput<'a> {
-    case: &'a Case,
+    case: &'a LockCase,
     time: Duration,
 }
 
 impl Measurement for Throughput<'_> {
     type Found = Slice;
 
-    fn case(&self) -> &Case {
+    fn case(&self) -> &LockCase {
         self.case
     }
 
@@ -205,14 +205,14 @@ impl Measurement for Throughput<'_> {
 
 /// Measures the time of each pair.
 struct Latency<'a> {
-    case: &'a Case,
+    case: &'a LockCase,
     time: Duration,
 }
 
 impl Measurement for Latency<'_> {
     type Found = Histogram;
 
-    fn case(&self) -> &Case {
+    fn case(&self) -> &LockCase {
         self.case
     }
 

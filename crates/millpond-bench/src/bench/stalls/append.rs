@@ -21,7 +21,7 @@ use crate::bench::data::{KIB, MIB};
 use crate::bench::harness::{AlignedBuffer, Slice};
 use crate::bench::outcome::Outcome;
 use crate::bench::plan::Plan;
-use crate::bench::write::{Target, open};
+use crate::bench::write::{WriteTarget, open};
 use crate::failure::{Context, Result};
 
 const APPENDERS: usize = 2;
@@ -30,7 +30,7 @@ const CACHE_BYTES: u64 = 256 * MIB;
 /// Target: p99.9 is at most this number of times the median.
 const TARGET: f64 = 20.0;
 
-struct Case {
+struct AppendCase {
     name: &'static str,
     engine: &'static str,
     baseline: &'static str,
@@ -38,22 +38,22 @@ struct Case {
     dsync: bool,
 }
 
-const CASES: [Case; 3] = [
-    Case {
+const CASES: [AppendCase; 3] = [
+    AppendCase {
         name: "append-through",
         engine: "millpond, through",
         baseline: "kernel O_APPEND",
         mode: WriteMode::Through,
         dsync: false,
     },
-    Case {
+    AppendCase {
         name: "append-through-dsync",
         engine: "millpond, through, dsync",
         baseline: "kernel O_APPEND, O_DSYNC",
         mode: WriteMode::Through,
         dsync: true,
     },
-    Case {
+    AppendCase {
         name: "append-back",
         engine: "millpond, back",
         baseline: "kernel O_APPEND",
@@ -63,7 +63,7 @@ const CASES: [Case; 3] = [
 ];
 
 /// A file whose end can be read and set.
-trait Growing: Target + Sync {
+trait Growing: WriteTarget + Sync {
     fn end(&self) -> io::Result<u64>;
     fn clear(&self) -> io::Result<()>;
 }
@@ -97,7 +97,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-fn one(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+fn one(case: &AppendCase, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let [own, others] = [NamedFile::create(&plan.dir, 0)?, NamedFile::create(&plan.dir, 0)?];
     let engine =
         Engine::builder().cache_bytes(CACHE_BYTES).build().context("building a Millpond engine")?;
@@ -120,7 +120,7 @@ fn one(case: &Case, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-fn summary(case: &Case, times: [&Times; 2], counts: &[[u64; APPENDERS]]) -> String {
+fn summary(case: &AppendCase, times: [&Times; 2], counts: &[[u64; APPENDERS]]) -> String {
     let [own, baseline] = times.map(|times| times.quantile(0.999) / times.quantile(0.5));
     let median = times[0].quantile(0.5) / times[1].quantile(0.5);
     let of = |thread: usize| counts.iter().map(|counts| counts[thread]).sum::<u64>();

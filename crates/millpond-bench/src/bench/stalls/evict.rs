@@ -45,7 +45,7 @@ struct Full<'a> {
 }
 
 /// The start and the duration of each write.
-type Timed = Vec<(Instant, Duration)>;
+type TimedEvictions = Vec<(Instant, Duration)>;
 
 /// The reads beside the writes, and their effect.
 #[derive(Default)]
@@ -93,7 +93,7 @@ impl Full<'_> {
         self.use_all()?;
         let file = &self.file;
         let (stop, begun) = (AtomicBool::new(false), AtomicBool::new(false));
-        let write = || -> io::Result<(Timed, Usage, Duration)> {
+        let write = || -> io::Result<(TimedEvictions, Usage, Duration)> {
             let mut buffer = AlignedBuffer::new(PAGE_BYTES as usize);
             let mut took = Vec::with_capacity(1 << 20);
             let (before, started) = (Usage::of_thread(), Instant::now());

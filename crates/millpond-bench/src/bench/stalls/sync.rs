@@ -22,7 +22,7 @@ use crate::bench::data::{Random, TestFile};
 use crate::bench::harness::{AlignedBuffer, Slice};
 use crate::bench::outcome::Outcome;
 use crate::bench::plan::Plan;
-use crate::bench::write::{Target, open};
+use crate::bench::write::{WriteTarget, open};
 use crate::failure::{Context, Result};
 
 const CASE: &str = "sync-under-writers";
@@ -132,7 +132,7 @@ fn written_bytes() -> io::Result<u64> {
 }
 
 fn slice(
-    target: &(impl Target + Sync),
+    target: &(impl WriteTarget + Sync),
     blocks: u32,
     ramp: Duration,
     writers: Writers,
@@ -188,7 +188,12 @@ fn slice(
     Ok(Measured { slice, took })
 }
 
-fn overwrite(target: &impl Target, blocks: u32, seed: u64, stop: &AtomicBool) -> io::Result<()> {
+fn overwrite(
+    target: &impl WriteTarget,
+    blocks: u32,
+    seed: u64,
+    stop: &AtomicBool,
+) -> io::Result<()> {
     let mut buffer = AlignedBuffer::new(4 * KIB as usize);
     let mut random = Random::seeded(seed);
     let started = Instant::now();

@@ -9,8 +9,8 @@
 //! - A slice is a number of writes, not a length of time, as the sync at its end is part of it.
 //! - The first slice of each engine is not measured: its bytes are read back from the device.
 
-mod fio;
-mod target;
+mod write_fio;
+mod write_target;
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -21,8 +21,8 @@ use std::time::Duration;
 use millpond::{Backing, Engine, OpenOptions, WriteMode};
 use rustix::fs::OFlags;
 
-use self::target::{Dsync, Stamped, check, drop_kernel_cache};
-pub(super) use self::target::{Target, open, timed};
+use self::write_target::{Dsync, Stamped, check, drop_kernel_cache};
+pub(super) use self::write_target::{WriteTarget, open, timed};
 use super::data::{KIB, MIB, NamedFile, TestFile};
 use super::harness::{Pair, Slice, quantile};
 use super::load::Load;
@@ -49,8 +49,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     type Measure = fn(&'static str, &Plan, &mut Outcome) -> Result<()>;
     /// A case, and its engines if they need O_DIRECT.
-    type Case = (&'static str, Measure, &'static [&'static str]);
-    let cases: [Case; 5] = [
+    type WriteCase = (&'static str, Measure, &'static [&'static str]);
+    let cases: [WriteCase; 5] = [
         ("sequential-1m", |case, plan, outcome| sequential(case, true, plan, outcome), SEQUENTIAL),
         (
             "sequential-1m-overwrite",
@@ -79,7 +79,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 /// Why no file in the directory can be opened with O_DIRECT, if none can.
 fn no_direct(plan: &Plan) -> Result<Option<io::Error>> {
     let named = NamedFile::create(&plan.dir, 0)?;
-    Ok(target::open(&named.path, OFlags::DIRECT).err())
+    Ok(write_target::open(&named.path, OFlags::DIRECT).err())
 }
 
 /// One side of a pair: makes its file ready, then writes it against the clock.
@@ -140,7 +140,7 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
     let named = NamedFile::create(&plan.dir, bytes)?;
     let path = &*named.path;
     let prepare = || -> io::Result<()> {
-        let file = target::open(path, OFlags::empty())?;
+        let file = write_target::open(path, OFlags::empty())?;
         if fresh {
             file.set_len(0)?;
         }
@@ -157,14 +157,14 @@ fn sequential(case: &'static str, fresh: bool, plan: &Plan, outcome: &mut Outcom
     });
     let fio = WriteEngine::new(FIO, || {
         prepare()?;
-        fio::write(path, bytes, BLOCK_BYTES, !fresh)
+        write_fio::write(path, bytes, BLOCK_BYTES, !fresh)
     });
     let pwrite = WriteEngine::new(PWRITE_SYNC, || {
         prepare()?;
-        written_and_synced(&target::open(path, OFlags::empty())?, path, &load, baseline_bytes)
+        written_and_synced(&write_target::open(path, OFlags::empty())?, path, &load, baseline_bytes)
     });
     let baselines = vec![
-        WriteEngine { queue_depth: Some(fio::QUEUE_DEPTH), ..fio },
+        WriteEngine { queue_depth: Some(write_fio::QUEUE_DEPTH), ..fio },
         WriteEngine { rounds_max: LISTED_ROUNDS_MAX[usize::from(plan.quick)], ..pwrite },
     ];
     measure(case, BLOCK_BYTES, subject, baselines, plan, outcome)
@@ -187,7 +187,7 @@ fn random_sync(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result
         read_all(|dst, offset| Ok(file.read_at(dst, offset)?))?;
         written_and_synced(&file, &own_path, &load, own_bytes)
     });
-    let baseline = target::open(&baseline_path, OFlags::empty()).context(case)?;
+    let baseline = write_target::open(&baseline_path, OFlags::empty()).context(case)?;
     let baseline = WriteEngine::new(PWRITE_SYNC, || {
         warm(&baseline)?;
         written_and_synced(&baseline, &baseline_path, &load, baseline_bytes)
@@ -221,7 +221,7 @@ fn overwrites(
 ) -> Result<()> {
     let path = shared.path();
     let own = engine.open(&path, &options(WriteMode::Through, backing)).context(case)?;
-    let baseline = target::open(&path, OFlags::empty()).context(case)?;
+    let baseline = write_target::open(&path, OFlags::empty()).context(case)?;
     let mut bytes_of = [Stamped::new(load.block_bytes), Stamped::new(load.block_bytes)];
     let [own_bytes, baseline_bytes] = &mut bytes_of;
     // The slice before has left no dirty pages.
@@ -250,13 +250,13 @@ fn commit(case: &'static str, plan: &Plan, outcome: &mut Outcome) -> Result<()> 
         move |path: &Path| Ok(engine.open(path, &options(mode, Backing::Direct))?)
     };
     let direct = |path: &Path| {
-        target::open(path, OFlags::APPEND | OFlags::DIRECT | OFlags::DSYNC).map(Dsync)
+        write_target::open(path, OFlags::APPEND | OFlags::DIRECT | OFlags::DSYNC).map(Dsync)
     };
-    let buffered = |path: &Path| target::open(path, OFlags::APPEND);
+    let buffered = |path: &Path| write_target::open(path, OFlags::APPEND);
     let (back, through) = (own(WriteMode::Back), own(WriteMode::Through));
     let dir = &*plan.dir;
 
-    let [latencies, others] = [Latencies::default(), Latencies::default()];
+    let [latencies, others] = [WriteLatencies::default(), WriteLatencies::default()];
     let mut add = |subject: WriteEngine<'_>, baseline: WriteEngine<'_>| -> Result<()> {
         let names = [subject.name, baseline.name];
         let from = outcome.rows.len();
@@ -284,17 +284,20 @@ struct Commits<'a> {
     name: &'static str,
     count: usize,
     dir: &'a Path,
-    latencies: &'a Latencies,
+    latencies: &'a WriteLatencies,
 }
 
 impl<'a> Commits<'a> {
     const BLOCK_BYTES: u32 = 4 * KIB;
 
-    fn new(name: &'static str, count: usize, dir: &'a Path, latencies: &'a Latencies) -> Self {
+    fn new(name: &'static str, count: usize, dir: &'a Path, latencies: &'a WriteLatencies) -> Self {
         Self { name, count, dir, latencies }
     }
 
-    fn side<T: Target + 'a>(self, open: impl Fn(&Path) -> io::Result<T> + 'a) -> WriteEngine<'a> {
+    fn side<T: WriteTarget + 'a>(
+        self,
+        open: impl Fn(&Path) -> io::Result<T> + 'a,
+    ) -> WriteEngine<'a> {
         let Self { name, count, dir, latencies } = self;
         let mut bytes = Stamped::new(Self::BLOCK_BYTES);
         WriteEngine::new(name, move || {
@@ -304,7 +307,7 @@ impl<'a> Commits<'a> {
             let first = bytes.begin();
             let mut took = Vec::new();
             let slice = timed(count as u64, || {
-                took = target::commit_blocks(&target, count, Self::BLOCK_BYTES, &mut bytes)?;
+                took = write_target::commit_blocks(&target, count, Self::BLOCK_BYTES, &mut bytes)?;
                 Ok(())
             })?;
             if first {
@@ -319,9 +322,9 @@ impl<'a> Commits<'a> {
 
 /// Duration of each operation, by slice.
 #[derive(Default)]
-struct Latencies(RefCell<Vec<Vec<Duration>>>);
+struct WriteLatencies(RefCell<Vec<Vec<Duration>>>);
 
-impl Latencies {
+impl WriteLatencies {
     fn clear(&self) {
         self.0.borrow_mut().clear();
     }
@@ -348,7 +351,7 @@ impl Latencies {
 }
 
 fn written_and_synced(
-    target: &impl Target,
+    target: &impl WriteTarget,
     path: &Path,
     load: &Load,
     bytes: &mut Stamped,
@@ -357,7 +360,7 @@ fn written_and_synced(
 }
 
 fn written(
-    target: &impl Target,
+    target: &impl WriteTarget,
     path: &Path,
     load: &Load,
     bytes: &mut Stamped,
@@ -366,7 +369,7 @@ fn written(
 }
 
 fn slice(
-    target: &impl Target,
+    target: &impl WriteTarget,
     path: &Path,
     load: &Load,
     bytes: &mut Stamped,
@@ -374,7 +377,7 @@ fn slice(
 ) -> io::Result<Slice> {
     let first = bytes.begin();
     let slice = timed(load.blocks[0].len() as u64, || {
-        target::write_blocks(target, load, bytes)?;
+        write_target::write_blocks(target, load, bytes)?;
         if sync { target.sync_data() } else { Ok(()) }
     })?;
     if first {

@@ -271,7 +271,7 @@ impl Descriptors {
 
     pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
         let fd = self.write.get().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        // Before, for blocks that are written meanwhile; and after, for a sync that begins meanwhile.
+        // Before the call for blocks that are written during it, and after it for a sync that began during it.
         self.durable_length.cut(len);
         rustix::fs::ftruncate(fd, len)?;
         self.durable_length.cut(len);

@@ -1,7 +1,7 @@
 //! Programs that read or write files once: caching pages without reuse costs time here.
 
 use super::fixtures::{self, WorkDirectory, program};
-use super::job::{Job, JobRunner, JobTarget, clear, remove, target};
+use super::job::{JobRunner, JobTarget, ProgramJob, clear, remove, target};
 use crate::bench::data::{MIB, NamedFile};
 use crate::failure::{Context, Result};
 
@@ -48,9 +48,12 @@ fn small(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
     }
     fixtures::settle(&work_dir.path)?;
 
-    let job = |target, words: &[&str]| Job::new(target, count, words).reads(&[&tree]);
-    let search =
-        Job::new(SEARCH, count, searching.into_iter().chain(["needle".into(), "tree".into()]));
+    let job = |target, words: &[&str]| ProgramJob::new(target, count, words).reads(&[&tree]);
+    let search = ProgramJob::new(
+        SEARCH,
+        count,
+        searching.into_iter().chain(["needle".into(), "tree".into()]),
+    );
     let jobs = [
         (SEARCH, "grep", "grep", search.reads(&[&tree])),
         (TAR_CREATE, "tar", "tar", job(TAR_CREATE, &["tar", "cf", "out", "tree"]).makes(&out)),
@@ -58,10 +61,14 @@ fn small(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
             TAR_EXTRACT,
             "tar",
             "tar",
-            Job::new(TAR_EXTRACT, count, ["sh", "-c", "mkdir out && exec tar xf tree.tar -C out"])
-                .reads(&[&archive])
-                .makes(&out)
-                .sets_times(),
+            ProgramJob::new(
+                TAR_EXTRACT,
+                count,
+                ["sh", "-c", "mkdir out && exec tar xf tree.tar -C out"],
+            )
+            .reads(&[&archive])
+            .makes(&out)
+            .sets_times(),
         ),
         (CP_TREE, "cp", "coreutils", job(CP_TREE, &["cp", "-r", "tree", "out"]).makes(&out)),
         (
@@ -94,12 +101,12 @@ fn large(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
         word.push(name);
         word
     };
-    let cp = Job::new(CP_FILE, ops, ["cp".into(), named(""), "out".into()]);
+    let cp = ProgramJob::new(CP_FILE, ops, ["cp".into(), named(""), "out".into()]);
     let dd = ["dd".into(), named("if="), "of=out".into(), "bs=1M".into(), "status=none".into()];
-    let md5sum = Job::new(MD5SUM, ops, ["md5sum".into(), named("")]);
+    let md5sum = ProgramJob::new(MD5SUM, ops, ["md5sum".into(), named("")]);
     let jobs = [
         (CP_FILE, "cp", cp.makes(&out)),
-        (DD, "dd", Job::new(DD, ops, dd).makes(&out)),
+        (DD, "dd", ProgramJob::new(DD, ops, dd).makes(&out)),
         (MD5SUM, "md5sum", md5sum),
     ];
     for (target, name, job) in jobs {
@@ -113,7 +120,7 @@ fn measure(
     runner: &mut JobRunner<'_>,
     target: JobTarget,
     (name, package): (&str, &str),
-    job: &Job,
+    job: &ProgramJob,
 ) {
     if !runner.wants(&[target]) {
         return;

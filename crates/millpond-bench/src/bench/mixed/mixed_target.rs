@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::FallocateFlags;
 
 /// A file that is open for reading and writing.
-pub trait Target: Sync {
+pub trait MixedTarget: Sync {
     fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize>;
 
     fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize>;
@@ -23,7 +23,7 @@ pub trait Target: Sync {
     fn append(&self, src: &[u8]) -> io::Result<usize>;
 }
 
-impl Target for millpond::File {
+impl MixedTarget for millpond::File {
     #[inline]
     fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize> {
         Ok(Self::read_at(self, dst, offset)?)
@@ -51,7 +51,7 @@ impl Target for millpond::File {
     }
 }
 
-impl Target for File {
+impl MixedTarget for File {
     #[inline]
     fn read_at(&self, dst: &mut [u8], offset: u64) -> io::Result<usize> {
         FileExt::read_at(self, dst, offset)

@@ -54,7 +54,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
             let queue = engine.queue(DEPTH as usize).context(case)?;
             let buffers = engine.alloc_buffers(DEPTH as usize, BLOCK_BYTES as usize);
             let buffers = buffers.context(case)?.into_iter().map(|buffer| vec![buffer]).collect();
-            let mut reads = Reads { queue, file: Arc::clone(&file), buffers, offsets, next: 0 };
+            let mut reads = NullReads { queue, file: Arc::clone(&file), buffers, offsets, next: 0 };
             Box::new(move || reads.slice(length))
         };
         own().and(nop_slice(&mut nops, length)).context(case)?;
@@ -67,7 +67,7 @@ pub fn run(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
 }
 
 /// Reads of a queue, submitted and completed a batch at a time, as the NOPs are.
-struct Reads {
+struct NullReads {
     queue: Queue,
     file: Arc<File>,
     /// One for each request.
@@ -76,7 +76,7 @@ struct Reads {
     next: usize,
 }
 
-impl Reads {
+impl NullReads {
     fn batch(&mut self) -> io::Result<u64> {
         let mut requests = Vec::with_capacity(self.buffers.len());
         for buffer in self.buffers.drain(..) {

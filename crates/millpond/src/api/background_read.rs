@@ -49,7 +49,7 @@ impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> Tell for T {}
 /// How a read bypasses the cache.
 enum Passage {
     Direct(Held<'static>),
-    Around(Lent<'static>),
+    BackgroundBypass(Lent<'static>),
 }
 
 /// A read in flight (O1). Its fields are dropped in order (O2).
@@ -95,20 +95,20 @@ fn read_by_worker(handle: Arc<File>, list: RawList<'static>, offset: u64, tell: 
 
 /// A bypass read that has begun, and is to be submitted. Its fields are dropped in order (O2).
 #[must_use]
-pub(crate) struct Around {
+pub(crate) struct BackgroundBypass {
     lent: Lent<'static>,
     slot: KeptSlot<'static>,
     handle: Arc<File>,
 }
 
-impl Around {
+impl BackgroundBypass {
     /// Reads `len` bytes at `offset`, which were checked. Does not wait. Returns the handle if the read has
     /// to be served in another way.
     pub(crate) fn begin(
         handle: Arc<File>,
         (offset, len): (u64, u64),
         memory: Misalignment,
-    ) -> std::result::Result<Around, Arc<File>> {
+    ) -> std::result::Result<BackgroundBypass, Arc<File>> {
         // SAFETY: O2: as in `begin`.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
         let is_bypassed = file.mapped_pages.is_some() || file.backing.is_direct();
@@ -123,7 +123,7 @@ impl Around {
         };
         let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
         handle.readahead.before_read(&handle.cached, first, last);
-        Ok(Around { lent, slot, handle })
+        Ok(BackgroundBypass { lent, slot, handle })
     }
 
     /// Reads into all of `list`, which has as many bytes and the required alignment; as for [`start_read`].
@@ -134,8 +134,8 @@ impl Around {
         ring: Option<&Arc<SharedRing>>,
         tell: impl Tell,
     ) {
-        let Around { lent, slot, handle } = self;
-        let passage = Passage::Around(lent);
+        let BackgroundBypass { lent, slot, handle } = self;
+        let passage = Passage::BackgroundBypass(lent);
         Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
     }
 }
@@ -252,13 +252,20 @@ impl<T: Tell> Read<T> {
         let Read { passage, slot, list, offset, moved, handle, tell, .. } = *self;
         let held = match passage {
             Passage::Direct(held) => held,
-            Passage::Around(lent) if moved == list.total() => {
+            Passage::BackgroundBypass(lent) if moved == list.total() => {
                 lent.end(moved, offset + moved);
                 drop(slot);
                 return end(handle, list.into_buffers(), tell, Ok(moved as usize));
             }
-            Passage::Around(lent) => {
-                return leave_to_worker(Passage::Around(lent), slot, list, offset, handle, tell);
+            Passage::BackgroundBypass(lent) => {
+                return leave_to_worker(
+                    Passage::BackgroundBypass(lent),
+                    slot,
+                    list,
+                    offset,
+                    handle,
+                    tell,
+                );
             }
         };
         let ended = held.end_read(extent(&handle.cached, &list, offset), moved, error);

@@ -14,7 +14,7 @@ use crate::bench::harness::{AlignedBuffer, Slice};
 use crate::bench::load::Load;
 
 /// A file that is open for writing.
-pub trait Target {
+pub trait WriteTarget {
     fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize>;
 
     /// Writes at the end; the place does not matter to the measurement.
@@ -23,7 +23,7 @@ pub trait Target {
     fn sync_data(&self) -> io::Result<()>;
 }
 
-impl Target for millpond::File {
+impl WriteTarget for millpond::File {
     fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize> {
         Ok(Self::write_at(self, src, offset)?)
     }
@@ -38,7 +38,7 @@ impl Target for millpond::File {
     }
 }
 
-impl Target for File {
+impl WriteTarget for File {
     fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize> {
         FileExt::write_at(self, src, offset)
     }
@@ -56,13 +56,13 @@ impl Target for File {
 /// A file whose writes are durable when they return (O_DSYNC).
 pub struct Dsync(pub File);
 
-impl Target for Dsync {
+impl WriteTarget for Dsync {
     fn write_at(&self, src: &[u8], offset: u64) -> io::Result<usize> {
-        Target::write_at(&self.0, src, offset)
+        WriteTarget::write_at(&self.0, src, offset)
     }
 
     fn append(&self, src: &[u8]) -> io::Result<usize> {
-        Target::append(&self.0, src)
+        WriteTarget::append(&self.0, src)
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -111,7 +111,7 @@ pub fn timed(ops: u64, work: impl FnOnce() -> io::Result<()>) -> io::Result<Slic
 }
 
 /// Writes the blocks of the load's one list, in its order.
-pub fn write_blocks(target: &impl Target, load: &Load, bytes: &mut Stamped) -> io::Result<()> {
+pub fn write_blocks(target: &impl WriteTarget, load: &Load, bytes: &mut Stamped) -> io::Result<()> {
     for &block in &load.blocks[0] {
         let offset = u64::from(block) * u64::from(load.block_bytes);
         let len = target.write_at(bytes.at(offset), offset)?;
@@ -122,7 +122,7 @@ pub fn write_blocks(target: &impl Target, load: &Load, bytes: &mut Stamped) -> i
 
 /// Appends `count` blocks, each durable before the next; returns how long each took.
 pub fn commit_blocks(
-    target: &impl Target,
+    target: &impl WriteTarget,
     count: usize,
     block_bytes: u32,
     bytes: &mut Stamped,
