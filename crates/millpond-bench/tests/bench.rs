@@ -32,7 +32,7 @@ fn bad_arguments_are_refused() {
     for (words, message) in [
         (
             &["no-such-suite"][..],
-            "cached-read, around-the-hit, async-read, wakeups, write, no-copy, mixed, stalls, range-lock, programs, all",
+            "cached-read, around-the-hit, async-read, wakeups, write, no-copy, mixed, stalls, range-lock, untorn, programs, all",
         ),
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),

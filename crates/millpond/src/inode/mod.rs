@@ -430,7 +430,7 @@ impl Drop for CachedFile {
         self.mapped_pages.as_deref().inspect(|pages| pages.unmap());
         // Before another open of the file: the opener that the failures concerned may have failed.
         self.writeback.forget_failures(self.id, &*self.backing);
-        registry().remove_file(self.id);
+        registry().unregister_file(self.id);
         self.writeback.uncharge(self.cache());
         self.space.heap.set(self.cache(), 0);
         self.cache().tear_down(self.core());

@@ -11,7 +11,7 @@
 //! - **RG1** System calls are made outside of the lock: they may take as long as another process holds a lease, or a
 //!   server does not answer. Only openers of the same inode wait for that, as an inode may have one file only.
 //! - **RG2** An entry is OPENING until the thread that made it so has entered a file or given up.
-//! - **RG3** A file is opened again only when the drop of its predecessor has called `remove_file`: that drop keeps its
+//! - **RG3** A file is opened again only when the drop of its predecessor has called `unregister_file`: that drop keeps its
 //!   errors for the next opener (`unreported_errors`).
 //!
 //! Locks: the map's; nothing is called under it, and no file is dropped.
@@ -25,7 +25,7 @@ use crate::file_id::FileId;
 enum RegistryEntry<F> {
     Open(Weak<F>),
     Opening(Arc<Opening>),
-    /// Its drop has begun, and an opener waits for `remove_file` (RG3).
+    /// Its drop has begun, and an opener waits for `unregister_file` (RG3).
     Closing(Arc<Opening>),
 }
 
@@ -112,7 +112,7 @@ impl<F> Registry<F> {
     }
 
     /// The last reference to a file is gone, and its errors are kept. Called once for each file that was entered.
-    pub(crate) fn remove_file(&self, id: FileId) {
+    pub(crate) fn unregister_file(&self, id: FileId) {
         let mut files = self.files();
         let Entry::Occupied(entry) = files.entry(id) else { return };
         let closing = match entry.get() {
@@ -182,9 +182,9 @@ mod tests {
                 });
             }
             assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "it has not left");
-            registry.remove_file(id);
+            registry.unregister_file(id);
             assert!(told.recv().unwrap() && told.recv().unwrap());
         });
-        registry.remove_file(id);
+        registry.unregister_file(id);
     }
 }
