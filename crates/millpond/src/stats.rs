@@ -2,7 +2,7 @@
 //!
 //! Reads are counted in a slot that belongs to the thread (plain loads and stores, no shared cache line is written).
 //! Events that occur once per miss or less are counted in shared atomics. The slot also has the durations of
-//! operations; of hits one in 64 is timed ([`ThreadCounts::is_sampled`]).
+//! operations; of hits one in 64 is timed (`ThreadCounts::is_sampled`).
 //!
 //! The end of a thread adds its slot to a sum and frees it. So each living thread that has used the engine takes 9
 //! KiB, which the memory limit does not count.

@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 const PIECE_BYTES_MAX: usize = 256 << 10;
 
 type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// The memory of a read, and how many bytes of it were read.
+type ReadBytes = (Vec<u8>, Result<usize>);
 
 /// An [`AsyncFile`] with a position, for code that is generic over tokio's `AsyncRead`, `AsyncWrite` and `AsyncSeek`.
 ///
@@ -52,7 +54,7 @@ pub struct AsyncCursor {
     file: AsyncFile,
     position: u64,
     /// The offset and the length that were asked for, and the read.
-    read: Option<(u64, usize, BoxedFuture<(Vec<u8>, Result<usize>)>)>,
+    read: Option<(u64, usize, BoxedFuture<ReadBytes>)>,
     write: Option<BoxedFuture<Result<()>>>,
     seek: Option<SeekFrom>,
 }

@@ -326,7 +326,7 @@ fn a_waiter_leaves(give: fn(FlightSlot)) {
         let (flight, calls) = (flight(1), calls());
         let slot = Flight::try_enter(&flight).unwrap();
         let ticket = flight.wait(starts(&calls, 1)).unwrap();
-        let leaver = spawn(&flight, move |flight| flight.leave(ticket));
+        let leaver = spawn(&flight, move |flight| flight.withdraw_offer(ticket));
         give(slot);
         leaver.join().unwrap();
         end_all(&calls);

@@ -194,7 +194,7 @@ fn lead_through(reaper: &Reaper<Model>, work: impl FnOnce()) {
     let leads = reaper.try_take();
     work();
     if leads {
-        reaper.give_up();
+        reaper.release_role();
     }
 }
 
@@ -370,7 +370,7 @@ fn loom_a_leaver_that_skips_the_list_loses_the_role() {
         a_leaver_meets_the_role(|reaper| {
             let signal = Arc::new(Signal::new());
             if reaper.take_or_list(&signal, 2) {
-                return reaper.give_up();
+                return reaper.release_role();
             }
             // reaper.H4: not unlisted.
             signal.sleep(Some(Instant::now()));
