@@ -1,4 +1,4 @@
-//! Syncs and write-back, by [`crate::writeback::state`]; and the suspension of write-back and of `O_DIRECT` while
+//! Syncs and write-back, by [`crate::writeback`]; and the suspension of write-back and of `O_DIRECT` while
 //! other programs use the file below the cache.
 
 use crate::api::file::{File, check_range};
