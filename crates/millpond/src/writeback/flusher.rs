@@ -336,6 +336,40 @@ mod tests {
         }
     }
 
+    /// Goal: pages that a failed flush of another thread puts back are written back by age, also if a
+    /// worker scanned the file during that flush.
+    /// Incident: the worker slept then until another page was dirtied, and the file of a last close
+    /// that had failed stayed in memory.
+    #[test]
+    fn pages_of_a_failed_flush_are_written_back_later() {
+        let engine = Engine::builder().backend(BackendChoice::Memory).cache_bytes(4 << 20);
+        let engine = engine.dirty_age_max(Duration::from_millis(100)).build().unwrap();
+        let options = OpenOptions::new().read(true).write(true).write_mode(WriteMode::Back);
+        let slow = Slow::new(vec![0; 4096], Duration::ZERO);
+        slow.reserve();
+        slow.hold(Kind::Write, true);
+        let file = CachedFile::on(engine.shared(), slow.clone(), &options).unwrap();
+        let file = File::new(file, None, &options);
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        std::thread::scope(|threads| {
+            let flush = threads.spawn(|| file.write_back());
+            slow.wait_for(Kind::Write, 1);
+            // Until a worker has scanned the file and sleeps without a time limit.
+            engine.shared().flusher.request_scan();
+            std::thread::sleep(Duration::from_millis(400));
+            slow.fail(Kind::Write, libc::EIO);
+            slow.hold(Kind::Write, false);
+            // It fails if it is the only flush; a worker's may have begun before.
+            let _ = flush.join().unwrap();
+        });
+        slow.fail(Kind::Write, 0);
+        let started = Instant::now();
+        while slow.contents() != [1; 4096] {
+            assert!(started.elapsed() < Duration::from_secs(60), "it is not written back");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Goal: clean files leave the list, and closed files leave it while the worker sleeps.
     /// Incident: they stayed until they were closed, and each newly listed file caused a pass over
     /// all of them.

@@ -217,12 +217,18 @@ impl Flush<'_> {
             None => {}
         }
         let heap_bytes = state.dirty.heap_bytes();
+        let has_dirty_pages = state.dirty.since().is_some();
         drop(state);
         file.writeback.dirty_heap.set(file.cache(), heap_bytes);
         if is_awaited {
             file.writeback.flush_ended.notify_all();
         }
-        file.shared.flusher.notify_progress();
+        let flusher = &file.shared.flusher;
+        flusher.notify_progress();
+        if has_dirty_pages {
+            // A worker that scanned the file while this flush had its pages found none that are due.
+            flusher.note_dirty(file.cache().writeback_counts.dirty_upper_bound());
+        }
         (flushed, hidden)
     }
 
