@@ -226,13 +226,14 @@ impl CachedFile {
         let frames = &self.cache().frames;
         let held = self.core().hold(self.cache(), page, false).ok()?;
         let word = held.word(page);
-        let seen = word.load();
+        let look = step::Look::begin(word, &self.core().epoch);
+        let seen = look.seen;
         if !seen.is_ready() {
             return None;
         }
         frames.meta(seen.frame()).pins.pin();
         // The size belongs to the same moment as the word.
-        let Some(size) = step::copy_if_unchanged(word, seen, || self.core().size.get()) else {
+        let Some(size) = look.copy_if_unchanged(|| self.core().size.get()) else {
             unpin_only(self, seen.frame());
             return None;
         };

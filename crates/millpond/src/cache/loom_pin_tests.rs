@@ -67,12 +67,12 @@ impl Page {
 
     /// As `View` does, or a flush.
     fn view(&self) {
-        let seen = self.word.load();
-        if !seen.is_ready() {
+        let look = step::Look::begin(&self.word, &self.epoch);
+        if !look.seen.is_ready() {
             return;
         }
         self.pins.pin();
-        if step::copy_if_unchanged(&self.word, seen, || ()).is_some() {
+        if look.copy_if_unchanged(|| ()).is_some() {
             self.look();
         }
         if self.pins.unpin() {

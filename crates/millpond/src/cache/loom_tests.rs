@@ -333,27 +333,42 @@ fn loom_read_races_the_reuse_of_its_frame_by_another_thread() {
     });
 }
 
-/// Goal: a copy of a page on a slow path has no bytes of another page. Method: while the page is
-/// copied, it is evicted, and its frame is reused.
-#[test]
-fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
-    loom::model(|| {
+/// A copy of page 0 on a slow path, while `reuse` evicts the page and reuses its frame.
+fn a_slow_copy_races(reuse: fn(&Pond)) {
+    loom::model(move || {
         let pond = Pond::new(Rule::None);
         let evictor = thread::spawn({
             let pond = Arc::clone(&pond);
-            move || {
-                pond.evict(0);
-                pond.build(1, 99);
-            }
+            move || reuse(&pond)
         });
-        let word = &pond.words[0];
-        let seen = word.load();
-        if seen.is_ready() {
-            let frame = &pond.frames[seen.frame().0 as usize];
-            let copied = step::copy_if_unchanged(word, seen, || frame.load(Relaxed));
+        let look = step::Look::begin(&pond.words[0], &pond.epoch);
+        if look.seen.is_ready() {
+            let frame = &pond.frames[look.seen.frame().0 as usize];
+            let copied = look.copy_if_unchanged(|| frame.load(Relaxed));
             assert!(matches!(copied, None | Some(0)), "another page's bytes: {copied:?}");
         }
         evictor.join().unwrap();
+    });
+}
+
+/// Goal: a copy of a page on a slow path has no bytes of another page.
+#[test]
+fn loom_a_slow_copy_races_the_reuse_of_its_frame() {
+    a_slow_copy_races(|pond| {
+        pond.evict(0);
+        pond.build(1, 99);
+    });
+}
+
+/// Goal: the same if the page has its frame again, and its version has wrapped.
+#[test]
+fn loom_a_slow_copy_races_a_wrap_of_the_version() {
+    a_slow_copy_races(|pond| {
+        pond.evict(0);
+        pond.build(1, 99);
+        pond.fill(0, 1, 0);
+        pond.evict(0);
+        pond.fill(0, 1, 0);
     });
 }
 

@@ -151,12 +151,12 @@ impl Reader<'_> {
                 return self.around(page);
             };
             let word = held.word(page);
-            let seen = word.load();
+            let look = step::Look::begin(word, &file.core().epoch);
+            let seen = look.seen;
             let read = match seen.state() {
                 PageState::Ready => {
                     let filled = Filled { page, frame: seen.frame() };
-                    let copied =
-                        step::copy_if_unchanged(word, seen, || self.take(&filled)).is_some();
+                    let copied = look.copy_if_unchanged(|| self.take(&filled)).is_some();
                     if copied {
                         word.mark_referenced(seen);
                     }

@@ -75,7 +75,8 @@ impl Write<'_> {
         let Some(word) = leaves.hold(page, false).ok().map(|held| held.word(page)) else {
             return Ok(None);
         };
-        let seen = word.load();
+        let look = step::Look::begin(word, &file.core().epoch);
+        let seen = look.seen;
         if !seen.is_ready() || self.offset + self.len > self.size {
             return Ok(None);
         }
@@ -92,7 +93,7 @@ impl Write<'_> {
             let _ = copy::copy(to.add(tail), from.add(tail), page_bytes - tail);
         };
         let is_whole = self.len as usize == page_bytes;
-        let copied = is_whole || step::copy_if_unchanged(word, seen, copy_rest).is_some();
+        let copied = is_whole || look.copy_if_unchanged(copy_rest).is_some();
         let built = if copied { self.copy_new(page, fresh).map(|()| true) } else { Ok(false) };
         if !matches!(built, Ok(true)) {
             frames.free(fresh, class);
@@ -177,7 +178,8 @@ impl Write<'_> {
         let frames = &self.file.cache().frames;
         let Ok(held) = self.file.core().hold(self.file.cache(), page, false) else { return false };
         let word = held.word(page);
-        let seen = word.load();
+        let look = step::Look::begin(word, &self.file.core().epoch);
+        let seen = look.seen;
         if !seen.is_ready() {
             return false;
         }
@@ -185,8 +187,7 @@ impl Write<'_> {
         let (to, from) = (frames.bytes(fresh), frames.bytes(seen.frame()));
         // SAFETY: both frames are a page long. No other thread has our frame. The other may be evicted and reused
         // during the copy, which `copy_if_unchanged` detects.
-        let copied =
-            step::copy_if_unchanged(word, seen, || unsafe { copy::copy(to, from, page_bytes) });
+        let copied = look.copy_if_unchanged(|| unsafe { copy::copy(to, from, page_bytes) });
         copied.is_some()
     }
 

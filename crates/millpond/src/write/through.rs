@@ -92,7 +92,6 @@ impl<'a> Write<'a> {
             self.file.writeback.record_written(self.file.cache(), self.first, last, copy, epoch);
         }
         if is_durable {
-            // The new frames are not UNSTABLE, so no page waits for a sync to settle it.
             self.note_whole_pages(moved, true);
         }
         self.result(moved, error, durability)
@@ -130,10 +129,10 @@ impl<'a> Write<'a> {
             let rest_is_zero =
                 (from == start || self.size <= start) && (to == end || self.size <= to);
             let old = match leaves.hold(page, rest_is_zero) {
-                Ok(held) => Some(held.word(page)),
+                Ok(held) => Some(step::Look::begin(held.word(page), &self.file.core().epoch)),
                 Err(_) => None,
             };
-            let seen = old.map(|word| word.load()).filter(|seen| seen.is_ready());
+            let seen = old.as_ref().map(|look| look.seen).filter(|seen| seen.is_ready());
             let leaf_is_missing = old.is_none() && rest_is_zero;
             if leaf_is_missing || (seen.is_none() && !rest_is_zero) {
                 continue;
@@ -145,10 +144,10 @@ impl<'a> Write<'a> {
             // during the copy, which is checked below.
             let kept = unsafe {
                 let after = bytes.add((to - start) as usize);
-                match (seen, old) {
-                    (Some(seen), Some(word)) if !rest_is_zero => {
+                match (seen, &old) {
+                    (Some(seen), Some(look)) if !rest_is_zero => {
                         let old_bytes = cache.frames.bytes(seen.frame());
-                        let copied = step::copy_if_unchanged(word, seen, || {
+                        let copied = look.copy_if_unchanged(|| {
                             let _ = copy::copy(bytes, old_bytes, head);
                             let _ = copy::copy(after, old_bytes.add((to - start) as usize), tail);
                         });

@@ -37,19 +37,34 @@ pub(crate) fn is_consistent<'a>(
     same & epoch.is_unchanged(begun)
 }
 
-/// Copies from the frame of a READY page whose leaf is held, and that is not written concurrently.
-/// `None`: the page was evicted, and the frame may have been reused.
-#[inline]
-#[must_use]
-pub(crate) fn copy_if_unchanged<T>(
-    word: &PageWord,
-    seen: Word,
-    copy: impl FnOnce() -> T,
-) -> Option<T> {
-    let copied = copy();
-    // As in `is_consistent`.
-    fence(Acquire);
-    word.is_unchanged(seen).then_some(copied)
+/// A page whose leaf is held, looked at by a thread that copies from its frame.
+pub(crate) struct Look<'a> {
+    word: &'a PageWord,
+    pub(crate) seen: Word,
+    epoch: &'a Epoch,
+    begun: u64,
+}
+
+impl<'a> Look<'a> {
+    #[inline]
+    pub(crate) fn begin(word: &'a PageWord, epoch: &'a Epoch) -> Look<'a> {
+        let begun = epoch.begin();
+        Look { word, seen: word.load(), epoch, begun }
+    }
+
+    /// Copies from the frame of the page, which was READY and is not written concurrently. `None`: the page was
+    /// evicted, and the frame may have been reused, also if the page has its frame and version again (epoch.V2).
+    #[inline]
+    #[must_use]
+    pub(crate) fn copy_if_unchanged<T>(&self, copy: impl FnOnce() -> T) -> Option<T> {
+        let copied = copy();
+        // As in `is_consistent`.
+        fence(Acquire);
+        let is_same = self.word.is_unchanged(self.seen);
+        // As in `is_consistent`: the epoch that rose before the word was written is visible.
+        fence(Acquire);
+        (is_same & self.epoch.is_unchanged(self.begun)).then_some(copied)
+    }
 }
 
 /// Called after a frame was taken, before its first byte is written. A late reader that sees a byte
