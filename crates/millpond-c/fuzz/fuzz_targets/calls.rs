@@ -45,6 +45,8 @@ struct OpenOptions {
     write_mode: u32,
     backing: u32,
     extra: u32,
+    untorn_bytes: u32,
+    reserved: u32,
 }
 
 #[repr(C)]
