@@ -4,6 +4,10 @@
 //! permits a direction serves it until the last handle is closed. Direct backing adds a separate
 //! description with O_DIRECT, so that the caller's flags do not change. Writes that O_DIRECT cannot
 //! perform (edges, tails) go through the buffered descriptor; the kernel keeps the two coherent.
+//! It does so under the inode's lock, which an asynchronous direct write releases before it ends: a
+//! buffered write to a neighbour page may then dirty the folio that the kernel must drop. The folio
+//! stays, its other pages are stale, and each description's next sync fails with EIO. So direct
+//! writes of a file that also has a buffered writer are plain system calls.
 //! Direct backing *in place* has no separate description, but sets the flag on the caller's
 //! description while a transfer needs it; see [`in_place`](crate::io::backend::in_place).
 
@@ -92,6 +96,8 @@ pub(crate) struct Descriptors {
     direct: Option<Alignment>,
     /// Handles may make direct transfers.
     handles_direct: OnceLock<Alignment>,
+    /// A handle writes through the kernel's page cache.
+    has_buffered_writer: AtomicBool,
     /// Direct, on the caller's description.
     in_place: Option<Gate>,
     /// Of a file that was opened for untorn writes.
@@ -160,6 +166,7 @@ impl Descriptors {
             kernel_copy: KernelCopy::default(),
             direct,
             handles_direct: OnceLock::new(),
+            has_buffered_writer: AtomicBool::new(false),
         })
     }
 
@@ -168,6 +175,8 @@ impl Descriptors {
         let OpenedFor { read, write, direct, .. } = opened;
         if direct {
             self.attach_direct(fd, read, write)?;
+        } else if write && self.direct.is_none() {
+            self.has_buffered_writer.store(true, Relaxed);
         }
         if self.direct.is_some() && self.in_place.is_none() {
             self.open_direct(fd, read, write)?;
@@ -523,6 +532,33 @@ mod tests {
             rustix::fs::fcntl_getfl(fd).unwrap() & OFlags::RWMODE
         };
         assert_eq!((mode(false), mode(true)), (OFlags::RDONLY, OFlags::RDWR));
+    }
+
+    /// Goal: the kernel performs no asynchronous direct write beside a buffered writer of the file.
+    /// Incident: a buffered write dirtied a folio that a direct write of io_uring had to drop when it
+    /// ended; all later syncs reported EIO.
+    #[test]
+    fn direct_writes_beside_a_buffered_writer_use_no_ring() {
+        use crate::io::segment::Segment;
+        use crate::io::transfer::{Direction, Transfer};
+        const DIRECT: OpenedFor =
+            OpenedFor { read: true, write: true, direct: true, is_own: false };
+        let exe = std::env::current_exe().unwrap();
+        let file = tempfile::NamedTempFile::new_in(exe.parent().unwrap()).unwrap();
+        let (descriptors, fd) = (buffered(&file), || OwnedFd::from(file.reopen().unwrap()));
+        if descriptors.attach(fd(), DIRECT).is_err() {
+            return; // The file system has no direct I/O.
+        }
+        let no_memory: Vec<Segment<'_>> = Vec::new();
+        let uses_ring = |direction, direct| {
+            let transfer = Transfer { direct, ..Transfer::new(direction, 0, &no_memory) };
+            descriptors.ring_route(&transfer).is_some()
+        };
+        assert!(descriptors.attach(fd(), READS).unwrap().is_some());
+        assert!(uses_ring(Direction::Write, true));
+        descriptors.attach(fd(), WRITES).unwrap();
+        assert!(!uses_ring(Direction::Write, true));
+        assert!(uses_ring(Direction::Read, true) && uses_ring(Direction::Write, false));
     }
 
     /// Goal: a sync never syncs another file that has taken the descriptor's number.

@@ -34,7 +34,10 @@ impl TransferDriver for Arc<Driver> {
     const TRANSFER_BYTES: u64 = 1 << 20;
 
     fn try_all(&self, descriptors: &Descriptors, batch: &mut [Transfer<'_>]) {
-        if batch.len() > 1 && !descriptors.are_lost() && try_in_ring(descriptors, batch).is_some() {
+        let fits_ring = batch.len() > 1
+            && !descriptors.are_lost()
+            && !batch.iter().any(|transfer| descriptors.meets_buffered_writer(transfer));
+        if fits_ring && try_in_ring(descriptors, batch).is_some() {
             return;
         }
         descriptors.try_each(batch);

@@ -78,8 +78,19 @@ impl Descriptors {
             // Block by block, in the order of untorn_blocks.UB2. The kernel refuses WRITE_FIXED with RWF_ATOMIC.
             return None;
         }
+        if self.meets_buffered_writer(transfer) {
+            return None;
+        }
         let is_safe = transfer.direct || self.in_place.is_none();
         (is_safe && !self.are_lost()).then(|| self.route(transfer))
+    }
+
+    /// Whether `transfer` is a direct write beside a handle that writes through the kernel's page
+    /// cache. The kernel keeps the two coherent only if the direct write is a plain system call.
+    pub(crate) fn meets_buffered_writer(&self, transfer: &Transfer<'_>) -> bool {
+        // Relaxed: a direct write that does not see the store began before that handle's open ended.
+        let is_direct_write = transfer.direct && transfer.direction == Direction::Write;
+        is_direct_write && self.has_buffered_writer.load(Relaxed)
     }
 
     /// The same, by the caller's descriptors.
