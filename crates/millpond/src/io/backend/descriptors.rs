@@ -25,6 +25,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
+use crossbeam_utils::CachePadded;
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, OFlags, SeekFrom, StatxFlags};
 use rustix::io::Errno;
 
@@ -104,7 +105,8 @@ pub(crate) struct Descriptors {
     pub(crate) untorn: Option<UntornBlocks>,
     transfers: Arc<TransferCounts>,
     overwrites: OnceLock<Overwrites>,
-    pub(crate) durable_length: DurableLength,
+    /// A sync writes to it: not in a line that hits read.
+    pub(crate) durable_length: CachePadded<DurableLength>,
     kernel_copy: KernelCopy,
     /// The kernel is asked not to cache transferred bytes, and has not refused.
     uncached: AtomicBool,
@@ -162,7 +164,7 @@ impl Descriptors {
             direct_write: OnceLock::new(),
             seek: OnceLock::new(),
             overwrites: OnceLock::new(),
-            durable_length: DurableLength::default(),
+            durable_length: CachePadded::default(),
             kernel_copy: KernelCopy::default(),
             direct,
             handles_direct: OnceLock::new(),
