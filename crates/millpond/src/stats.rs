@@ -94,20 +94,6 @@ pub struct Stats {
     pub has_lost_keeper: bool,
 }
 
-/// A shared counter, for rare events.
-#[derive(Default)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    pub(crate) fn add(&self, n: u64) {
-        self.0.fetch_add(n, Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-}
-
 impl Stats {
     pub(crate) fn with_transfers(self, counts: &TransferCounts) -> Stats {
         Stats {
@@ -137,6 +123,8 @@ pub(crate) struct ThreadCounts {
     fills: AtomicU64,
     evictions: AtomicU64,
     slow_bytes: AtomicU64,
+    uncached_reads: AtomicU64,
+    bounced: AtomicU64,
     /// Direct operations that were begun, and writes.
     directs: AtomicU64,
     writes: AtomicU64,
@@ -198,9 +186,25 @@ impl ThreadCounts {
         self.latencies.record(kind, since.elapsed());
     }
 
-    /// Bytes that went past the cache.
-    pub(crate) fn passed(&self, bytes: u64) {
+    /// A read or write that went past the cache as a whole.
+    pub(crate) fn moved_past_cache(&self, bytes: u64) {
+        self.moved_slowly(bytes);
+        self.bypassed(bytes);
+    }
+
+    /// The bytes of an operation that went past the cache. [`ThreadCounts::moved_slowly`] counts its bytes as well.
+    pub(crate) fn bypassed(&self, bytes: u64) {
         add_owned(&self.passed_bytes, bytes);
+    }
+
+    /// A read that found no free frame.
+    pub(crate) fn read_uncached(&self) {
+        add_owned(&self.uncached_reads, 1);
+    }
+
+    /// A direct transfer that used memory of the engine.
+    pub(crate) fn bounced(&self) {
+        add_owned(&self.bounced, 1);
     }
 
     pub(crate) fn missed(&self, pages: u64) {
@@ -217,7 +221,7 @@ impl ThreadCounts {
 
     /// Adds all counts to those of `total`, which no other thread changes now.
     fn add_to(&self, total: &ThreadCounts) {
-        let fields: [fn(&ThreadCounts) -> &AtomicU64; 10] = [
+        let fields: [fn(&ThreadCounts) -> &AtomicU64; 12] = [
             |counts| &counts.hits,
             |counts| &counts.hits_of_several,
             |counts| &counts.hit_bytes,
@@ -228,6 +232,8 @@ impl ThreadCounts {
             |counts| &counts.fills,
             |counts| &counts.evictions,
             |counts| &counts.slow_bytes,
+            |counts| &counts.uncached_reads,
+            |counts| &counts.bounced,
         ];
         fields.iter().for_each(|field| add_owned(field(total), field(self).load(Relaxed)));
         self.latencies.merge_into(&total.latencies);
@@ -286,9 +292,6 @@ pub(crate) struct Counters {
     /// For threads whose thread-local storage is gone already. Adds may get lost between several
     /// such threads.
     orphan: CachePadded<ThreadCounts>,
-    pub(crate) uncached_reads: Counter,
-    pub(crate) bytes_passed: Counter,
-    pub(crate) bounced: Counter,
 }
 
 thread_local! {
@@ -386,9 +389,6 @@ impl Counters {
             slots: Arc::default(),
             origin: ProcessLocal::new(()),
             orphan: CachePadded::default(),
-            uncached_reads: Counter::default(),
-            bytes_passed: Counter::default(),
-            bounced: Counter::default(),
         }
     }
 
@@ -501,14 +501,12 @@ impl Counters {
             latencies,
             hits: sum(|slot| &slot.hits) + sum(|slot| &slot.hits_of_several),
             hit_retries: sum(|slot| &slot.hit_retries),
-            bytes_served: sum(|slot| &slot.hit_bytes)
-                + sum(|slot| &slot.passed_bytes)
-                + sum(|slot| &slot.slow_bytes),
-            bytes_passed: sum(|slot| &slot.passed_bytes) + self.bytes_passed.get(),
-            bounced: self.bounced.get(),
+            bytes_served: sum(|slot| &slot.hit_bytes) + sum(|slot| &slot.slow_bytes),
+            bytes_passed: sum(|slot| &slot.passed_bytes),
+            bounced: sum(|slot| &slot.bounced),
             misses: sum(|slot| &slot.misses),
             fills: sum(|slot| &slot.fills),
-            uncached_reads: self.uncached_reads.get(),
+            uncached_reads: sum(|slot| &slot.uncached_reads),
             evictions: sum(|slot| &slot.evictions),
             ..Stats::default()
         }
@@ -548,15 +546,8 @@ mod tests {
         let counts: *const ThreadCounts = counters.mine();
         let counted = lines_of(counts.cast(), size_of::<ThreadCounts>());
         let id = line_of((&raw const *counters.id).cast());
-        let written: [*const u8; 4] = [
-            (&raw const counters.slots).cast(),
-            (&raw const counters.uncached_reads).cast(),
-            (&raw const counters.bytes_passed).cast(),
-            (&raw const counters.bounced).cast(),
-        ];
-        written
-            .into_iter()
-            .for_each(|at| assert!(line_of(at) != id && !counted.contains(&line_of(at))));
+        let slots = line_of((&raw const counters.slots).cast());
+        assert!(slots != id && !counted.contains(&slots) && !counted.contains(&id));
     }
 
     /// Goal: no slot is used after the destructors of its thread have freed it.

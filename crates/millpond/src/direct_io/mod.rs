@@ -303,7 +303,7 @@ impl<'a> Operation<'a> {
 
     /// Reads the whole blocks around the range, and copies the requested bytes.
     fn read_bounced(&self, begun: StartedDirect<'_>, mut bounce: Bounce) -> Result<usize> {
-        self.extent.file.cache().counters.bounced.add(1);
+        self.extent.file.cache().counters.mine().bounced();
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
         let end = end.min(begun.held.size);
@@ -339,7 +339,7 @@ impl<'a> Operation<'a> {
     /// Writes whole blocks by a bounce buffer. Partial blocks are written through the kernel's page
     /// cache, which preserves the bytes around them.
     fn write_bounced(&self, begun: StartedDirect<'_>, bounce: Option<Bounce>) -> Result<usize> {
-        self.extent.file.cache().counters.bounced.add(1);
+        self.extent.file.cache().counters.mine().bounced();
         let (offset, total) = (self.extent.offset, self.extent.len);
         if self.extent.file.untorn.is_some() {
             let transfer = self.extent.write(begun.held.size).transfer_blocks(self.segments);
@@ -468,7 +468,12 @@ impl Held<'_> {
     ) -> DirectEnd {
         let write = extent.write(self.size);
         let outcome = write.end_bypass(written, around);
-        extent.file.cache().counters.mine().passed(*outcome.as_ref().unwrap_or(&0) as u64);
+        extent
+            .file
+            .cache()
+            .counters
+            .mine()
+            .moved_past_cache(*outcome.as_ref().unwrap_or(&0) as u64);
         let is_len_in_doubt = write.release_apart(self.guard, &outcome);
         DirectEnd { outcome, is_len_in_doubt }
     }
@@ -487,7 +492,7 @@ impl Held<'_> {
         let wanted = (offset + len).min(self.size) - offset;
         drop(self.guard);
         let moved = moved.min(wanted);
-        slot.passed(moved);
+        slot.moved_past_cache(moved);
         match error {
             Some(error) if moved == 0 => {
                 DirectEnd::of(Err(Error::io(Op::Read, offset, len, error)))

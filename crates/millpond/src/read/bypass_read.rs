@@ -150,7 +150,7 @@ impl<'f> Lent<'f> {
             pages.note_slow_read(&*self.file.backing, end);
         }
         let slot = self.file.cache().counters.mine();
-        slot.passed(len);
+        slot.moved_past_cache(len);
         slot.took(LatencyKind::ReadMiss, self.begun);
     }
 }
@@ -299,7 +299,7 @@ impl BypassRead {
         if let Some(pages) = file.mapped_pages.as_deref() {
             pages.note_slow_read(&*file.backing, end);
         }
-        file.cache().counters.mine().passed(len);
+        file.cache().counters.mine().moved_past_cache(len);
         let fault = Error::Fault { op: Op::Read, offset, len };
         Some(if faulted { Err(fault) } else { Ok(len as usize) })
     }

@@ -206,7 +206,7 @@ impl Reader<'_> {
     /// F4: reads the caller's part of a page from the back end, as far as there are bytes.
     fn around(&mut self, page: PageIndex) -> FillResult {
         let file = self.file;
-        file.cache().counters.uncached_reads.add(1);
+        file.cache().counters.mine().read_uncached();
         let start = file.start_of(page);
         let page_bytes = file.core().page_bytes();
         let from = start.max(self.offset);
@@ -235,7 +235,7 @@ impl Reader<'_> {
         // SAFETY: within `bounce`; `dst` is our caller's promise.
         let copied = unsafe { copy_out(part, aligned.add(skipped as usize), Source::Near) };
         self.faulted |= copied.is_err();
-        file.cache().counters.bytes_passed.add(moved);
+        file.cache().counters.mine().bypassed(moved);
         self.reached = from + moved;
         self.touched = self.touched.max(self.reached);
         match failure {

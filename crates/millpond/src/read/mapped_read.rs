@@ -119,7 +119,7 @@ fn count(
     outcome: Result<u64>,
 ) -> Result<usize> {
     let moved = outcome?;
-    file.cache().counters.mine().passed(moved);
+    file.cache().counters.mine().moved_past_cache(moved);
     pages.note_slow_read(&*file.backing, offset + moved);
     Ok(moved as usize)
 }

@@ -78,7 +78,7 @@ fn read_guarded(
         let counts = file.cache().counters.mine();
         let came = match bypass_read::read(file, dst, offset, end, size) {
             Some(came) => {
-                counts.passed(came.moved);
+                counts.moved_past_cache(came.moved);
                 came
             }
             None => {

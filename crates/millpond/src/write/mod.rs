@@ -226,7 +226,7 @@ fn write_locked(
         write.through(pages)
     } else {
         let moved = write.write_past_cache();
-        counters.bytes_passed.add(*moved.as_ref().unwrap_or(&0) as u64);
+        counters.mine().bypassed(*moved.as_ref().unwrap_or(&0) as u64);
         moved
     };
     counters.mine().moved_slowly(*moved.as_ref().unwrap_or(&0) as u64);

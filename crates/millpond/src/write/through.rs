@@ -61,7 +61,7 @@ impl<'a> Write<'a> {
             self.first.onwards().zip(&*fresh).filter(|(_, it)| **it == FrameIndex::NONE)
         {
             let (from, to) = self.part(page);
-            self.file.cache().counters.bytes_passed.add(to - from);
+            self.file.cache().counters.mine().bypassed(to - from);
         }
         let segments;
         let source = if self.goes_from_source() {
