@@ -41,7 +41,7 @@ pub fn operations_per_second(processors: usize, local_ns: u64, shared: &[SharedL
     let sets = processors.div_ceil(2);
     let mut lines = vec![Line { owner: usize::MAX, free_at: 0 }; sets * shared.len()];
     // The time of a processor's next visit, its number, and the place of the visit in the order.
-    // The processors begin one after the other, as equal ones would meet at each line for ever.
+    // The processors begin one after the other: processors in step would collide at each line.
     let mut events: BinaryHeap<_> = (0..processors)
         .map(|it| Reverse((local_ns.max(1) * it as u64 / processors as u64, it, 0)))
         .collect();
