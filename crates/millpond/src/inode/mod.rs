@@ -1,13 +1,21 @@
 //! A file as the engine knows it: one per inode and process, shared by all handles.
 //!
 //! The [`registry`](mod@registry) finds the cached file of an inode, whichever engine opened it first. Its cache,
-//! page size and backing stay as that opener chose them. A cached file lives as long as a handle of it, or a
-//! background read into it. Its pages are dropped with it. Without a descriptor, and the lease that goes with one
+//! page size and backing stay as that opener chose them. A cached file lives as long as a handle of it, or another
+//! reference to it. Its pages are dropped with it. Without a descriptor, and the lease that goes with one
 //! under `millpond run`, the process would not notice changes by other processes, and the inode number may belong to
 //! another file at the next open.
 //!
 //! A file of one page costs a leaf of 4 KiB beside it. Many such files spend half of their memory on that. The gain
 //! is a single form of table, with one look-up for all files.
+//!
+//! - **CF1** When the last close returns, the process has no descriptor of the file open. So the closing thread drops the
+//!   last reference, and closes the descriptors itself. Before that it waits for the threads of the engine that have a
+//!   reference: for workers of the flusher by flusher.FL8, and for background reads by an exclusive guard over the whole
+//!   file ([`CachedFile::release`]). A background read drops its reference to the backing file before its completion
+//!   runs. The completion drops the reference to the cached file before it releases the guard of the read. The close
+//!   does not wait longer than [`STALL_TIMEOUT`](crate::writeback::state::writer_token::STALL_TIMEOUT) for the reads of
+//!   a file without writes.
 //!
 //! Fields that each operation changes share no cache line with fields that hits read (test `shared_lines`).
 //!

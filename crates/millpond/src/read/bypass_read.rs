@@ -24,7 +24,7 @@ use crate::cache::frames::class::Class;
 use crate::cache::policy::admission::AdmissionFilter;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
-use crate::inode::CachedFile;
+use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::read_limit::Flight;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
@@ -180,9 +180,11 @@ pub(super) fn begin_if(
 
 /// A read of a task, into frames of its own.
 pub(crate) struct BypassRead {
-    file: Arc<CachedFile>,
+    /// Has the frames. Not the file, which the completion drops before the guard (inode.CF1).
+    shared: Arc<Shared>,
     first: PageIndex,
     frames: SmallVec<[FrameIndex; 2]>,
+    class: Class,
     /// Size of the file while the guard was held.
     size: u64,
     /// Counts bytes from the first page's start on.
@@ -237,9 +239,10 @@ impl BypassRead {
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
         let class = Class::page(file.core().page_shift);
         let mut aside = BypassRead {
-            file: Arc::clone(file),
+            shared: Arc::clone(&file.shared),
             first,
             frames: SmallVec::new(),
+            class,
             size,
             arrival: ReadCompletion::new(TaskWaker::new(waker)),
         };
@@ -253,8 +256,10 @@ impl BypassRead {
         let memory = aside.frames.iter().map(|&frame| cache.frames.bytes(frame));
         // SAFETY: no word refers to these frames; `aside` owns them, and `done` keeps `aside`.
         let segments = memory.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect();
-        let reading = Arc::clone(&aside);
+        let (reading, owner) = (Arc::clone(&aside), Arc::clone(file));
         let done = Box::new(move |outcome: std::io::Result<usize>| {
+            // inode.CF1.
+            drop(owner);
             drop((guard, slot));
             let waker = reading.arrival.end(outcome.unwrap_or(0) as u64);
             drop(reading);
@@ -275,9 +280,15 @@ impl BypassRead {
         self.arrival.has_ended_or_wakes(waker)
     }
 
-    /// Caller: the read has ended. Copies the bytes from `offset` on to the task's memory. `None`: some are missing.
-    pub(crate) fn take(&self, dst: SegmentIter<'_>, offset: u64) -> Option<Result<usize>> {
-        let (file, start) = (&*self.file, self.file.start_of(self.first));
+    /// Caller: the read of `file` has ended. Copies the bytes from `offset` on to the task's memory. `None`: some are
+    /// missing.
+    pub(crate) fn take(
+        &self,
+        file: &CachedFile,
+        dst: SegmentIter<'_>,
+        offset: u64,
+    ) -> Option<Result<usize>> {
+        let start = file.start_of(self.first);
         let end = (offset + dst.left()).min(self.size);
         if start + self.arrival.bytes() < end {
             return None;
@@ -307,7 +318,7 @@ impl BypassRead {
 
 impl Drop for BypassRead {
     fn drop(&mut self) {
-        let class = Class::page(self.file.core().page_shift);
-        self.frames.iter().for_each(|&frame| self.file.cache().frames.free(frame, class));
+        let frames = &self.shared.cache.frames;
+        self.frames.iter().for_each(|&frame| frames.free(frame, self.class));
     }
 }

@@ -402,7 +402,7 @@ impl Miss {
             self.wait = Wait::Bypass(aside);
             return Step::Pending;
         }
-        match aside.take(wanted.dst, wanted.offset) {
+        match aside.take(wanted.file, wanted.dst, wanted.offset) {
             Some(result) => Step::Done(result),
             None if pace == Pace::Full => self.hand_over(wanted, waker),
             None => {

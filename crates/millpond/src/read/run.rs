@@ -202,7 +202,7 @@ impl Run {
 
     /// Hands the run to the back end, which finishes it. If the back end has no room, the run ends at once, with no
     /// bytes. Returns whether it had room. `keep`, which has a guard over the pages, is dropped when the read has
-    /// ended. `progress` is given if a task waits for the pages: it records, before any waker is woken, if a byte of
+    /// ended and has dropped its references to the file. `progress` is given if a task waits for the pages: it records, before any waker is woken, if a byte of
     /// them is missing.
     pub(crate) fn start<K: Send + 'static>(
         self,
@@ -225,8 +225,9 @@ impl Run {
                 progress.failed.store(true, Release);
             }
             let _ = self.finish(&owner, &mut Leaves::new(&owner), moved, &mut |_| {});
-            drop(keep);
+            // inode.CF1: the guard last.
             drop(owner);
+            drop(keep);
         });
         let read = BackgroundRead { offset, wanted, direct: false, segments, done };
         match shared_ring::start_read(ring.as_ref(), Arc::clone(&file.backing), read) {

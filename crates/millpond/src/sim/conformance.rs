@@ -13,6 +13,7 @@ use crate::file_id::FileId;
 use crate::io::backend::descriptors::{self, Backing};
 use crate::io::backend::driver::Driver;
 use crate::io::backend::local_ring::probe;
+use crate::io::backend::nowhere::Nowhere;
 use crate::io::backend::threads::{Threads, ThreadsFile};
 use crate::io::backend::uring::UringFile;
 use crate::io::backend::{BackingFile, OpenedFor, Seek};
@@ -483,6 +484,54 @@ fn background_reads(wanted: bool, together: bool) {
         assert!(refused == 0 || !wanted || subject.name.starts_with("sim"));
         println!("{}: {started} started, {refused} refused", subject.name);
     }
+}
+
+/// Goal: when the completion of a background read runs, the read has no reference to its file
+/// (inode.CF1). Method: the completion waits until the test has dropped the file, and then looks for
+/// references and open descriptors.
+#[test]
+fn completions_run_without_the_file() {
+    for wanted in [false, true] {
+        for mut subject in subjects(&content(4 * BLOCK)) {
+            let stat = rustix::fs::stat(&subject.path).unwrap();
+            let id = (stat.st_dev, stat.st_ino);
+            let file = Arc::downgrade(&subject.file);
+            let (tell, dropped) = mpsc::channel::<()>();
+            let (send, ended) = mpsc::channel();
+            let mut memory = Memory::zeroed(BLOCK);
+            let segments = memory.segments(BLOCK).into();
+            let done = Box::new(move |outcome: io::Result<usize>| {
+                dropped.recv().unwrap();
+                send.send((outcome, file.strong_count(), is_closed(id))).unwrap();
+            });
+            let mut read = BackgroundRead { offset: 0, wanted, direct: false, segments, done };
+            while let Err(refused) = Arc::clone(&subject.file).start(read) {
+                read = refused;
+            }
+            drop(std::mem::replace(&mut subject.file, Arc::new(Nowhere { len: 0 })));
+            tell.send(()).unwrap();
+            let (outcome, references, is_closed) =
+                ended.recv_timeout(Duration::from_secs(20)).expect("the read ends");
+            assert_eq!(outcome.unwrap(), BLOCK, "{}", subject.name);
+            assert_eq!(references, 0, "{}", subject.name);
+            assert!(is_closed, "{}: a descriptor is open", subject.name);
+        }
+    }
+}
+
+/// Whether no descriptor of the file is open within a few seconds: another thread may close it.
+fn is_closed((device, inode): (u64, u64)) -> bool {
+    let is_it = |fd: std::fs::DirEntry| {
+        rustix::fs::stat(fd.path()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (device, inode))
+    };
+    let begun = Instant::now();
+    while std::fs::read_dir("/proc/self/fd").unwrap().flatten().any(is_it) {
+        if begun.elapsed() > Duration::from_secs(5) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
 }
 
 /// Goal: a steady stream of signals does not make a transfer fail or end short.

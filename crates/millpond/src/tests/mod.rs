@@ -7,6 +7,7 @@ mod eviction_scans;
 mod extents;
 mod frame_reservations;
 mod in_flight;
+mod last_close;
 mod misses;
 mod no_shared_write;
 mod overwrites;

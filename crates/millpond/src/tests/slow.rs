@@ -201,9 +201,11 @@ impl BackingFile for Slow {
             let mut transfer = Transfer::new(Direction::Read, read.offset, &*read.segments);
             self.carry_out(&mut transfer);
             self.end(Kind::Read, 1);
-            let moved = transfer.moved as usize;
+            let outcome = transfer.error.map_or(Ok(transfer.moved as usize), Err);
+            // inode.CF1.
+            drop(self);
             let _batch = batch::open();
-            read.done.end(transfer.error.map_or(Ok(moved), Err));
+            read.done.end(outcome);
         });
         Ok(())
     }

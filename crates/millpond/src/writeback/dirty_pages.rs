@@ -3,10 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use millpond_rangelock::{ByteRange, Mode};
+
 use crate::cache::table::page::Word;
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::units::PageIndex;
+use crate::waits::WaitFor;
+use crate::writeback::state::writer_token::STALL_TIMEOUT;
 use crate::writeback::{BATCH_BYTES, BusyPages, flush};
 
 /// Records pages whose words the caller has made DIRTY, under its guard (state.WB2).
@@ -127,8 +131,8 @@ impl CachedFile {
     }
 
     /// Called after the last handle was closed: writes back dirty pages, and gives the file to the
-    /// flusher if that fails. Otherwise the file is closed when this returns, unless it is in use
-    /// elsewhere or stalled. So the caller may go on to execute the file, or to unmount its file
+    /// flusher if that fails. Otherwise the file is closed when this returns (inode.CF1), unless it
+    /// is in use elsewhere or stalled. So the caller may go on to execute the file, or to unmount its file
     /// system.
     pub(crate) fn release(self: Arc<Self>) {
         // A concurrent sync may fail and make pages DIRTY soon, or may just have done so without
@@ -142,6 +146,8 @@ impl CachedFile {
             // A write that was meant for write-back may have bypassed the cache.
             if self.is_kept() || self.space.is_reserved() {
                 self.release_reservations();
+            } else if Arc::strong_count(&self) > 1 {
+                self.await_reads();
             }
             return;
         }
@@ -152,6 +158,7 @@ impl CachedFile {
             let shared = Arc::clone(&self.shared);
             shared.flusher.adopt_orphan(self);
         } else {
+            // It waits for background reads, too (inode.CF1).
             self.release_reservations();
             let (shared, counts) = (Arc::clone(&self.shared), Arc::clone(&self.writeback.counts));
             drop(self);
@@ -159,5 +166,12 @@ impl CachedFile {
             // reference.
             shared.flusher.await_released(&counts);
         }
+    }
+
+    /// Waits until the background reads of the file have dropped their references to it
+    /// (inode.CF1), but not for a stalled device.
+    fn await_reads(&self) {
+        let _waits = self.waits(WaitFor::Range, 0, u64::MAX);
+        drop(self.ranges.lock_timeout(ByteRange::ALL, Mode::Exclusive, STALL_TIMEOUT));
     }
 }

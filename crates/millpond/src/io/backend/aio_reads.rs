@@ -145,17 +145,16 @@ impl AioReads {
         loop {
             let came = context.wait(&mut events);
             let batch = batch::open();
-            let mut files = Vec::with_capacity(came);
+            let mut ended = 0;
             for event in events[..came].iter().filter(|event| event.number != NUDGE) {
                 let job = std::ptr::with_exposed_provenance_mut(event.number as usize);
                 // SAFETY: AQ1: its completion was just reaped.
                 let AioRead { descriptors, read } = *unsafe { Box::<AioRead>::from_raw(job) };
+                // inode.CF1. Within the batch: a close may wait.
+                drop(descriptors);
                 read.done.end(event.outcome());
-                files.push(descriptors);
+                ended += 1;
             }
-            let ended = files.len();
-            // Within the batch: a close may wait.
-            drop(files);
             drop(batch);
             let mut state = self.state();
             state.in_flight -= ended;
@@ -195,20 +194,28 @@ fn nudge(context: &Context) -> io::Result<usize> {
 
 /// Submits jobs to the kernel. Returns those that it did not take.
 fn submit(context: &Context, jobs: Vec<AioRead>) -> Vec<AioRead> {
-    // Keeps the files that `inside` borrows from, as a job may have ended before this returns.
-    let files: Vec<Arc<Descriptors>> =
-        jobs.iter().map(|job| Arc::clone(&job.descriptors)).collect();
+    // Keeps the files that `inside` borrows from, as a job may have ended before this returns. No
+    // other file (inode.CF1).
+    let in_place = |job: &AioRead| job.descriptors.is_in_place();
+    let files: Vec<Option<Arc<Descriptors>>> =
+        jobs.iter().map(|job| in_place(job).then(|| Arc::clone(&job.descriptors))).collect();
     let mut inside = Vec::new();
     // Some requests contain their segments: they stay until all were submitted.
     let mut requests = Vec::with_capacity(jobs.len());
     let mut handed: Vec<*mut AioRead> = Vec::with_capacity(jobs.len());
     let mut refused = Vec::new();
     for (job, file) in jobs.into_iter().zip(&files) {
-        let Some((fd, flags, gate)) = file.direct_route(&job.transfer()) else {
+        let route = match file {
+            Some(file) => file.direct_route(&job.transfer()).map(|(fd, flags, gate)| {
+                inside.extend(gate);
+                (fd, flags)
+            }),
+            None => job.descriptors.direct_route(&job.transfer()).map(|(fd, flags, _)| (fd, flags)),
+        };
+        let Some((fd, flags)) = route else {
             refused.push(job);
             continue;
         };
-        inside.extend(gate);
         let job = Box::into_raw(Box::new(job));
         // SAFETY: AQ1: leaked above, and not submitted yet.
         let transfer = unsafe { (*job).transfer() };

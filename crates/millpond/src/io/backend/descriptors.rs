@@ -248,6 +248,11 @@ impl Descriptors {
         known.unwrap_or(Alignment::NONE)
     }
 
+    /// Whether direct transfers set the flag on the caller's description.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.in_place.is_some()
+    }
+
     /// Whether the cache's aligned transfers are direct.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct.is_some() && !self.in_place.as_ref().is_some_and(Gate::is_refused)

@@ -32,7 +32,6 @@ use crate::io::backend::read_ring::{ReadRing, RingRead, Untaken, Use, WAKE};
 use crate::io::backend::ring::{CHECK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::read_limit;
-use crate::io::transfer::BackgroundRead;
 use crate::thread::spawn;
 
 /// The maximum of background reads in progress without a waiter. Untuned.
@@ -84,13 +83,13 @@ impl Driver {
         self.state.lock().expect("no panic under the lock")
     }
 
-    pub(crate) fn start(self: &Arc<Self>, job: RingRead) -> Result<(), BackgroundRead> {
+    pub(crate) fn start(self: &Arc<Self>, job: RingRead) -> Result<(), RingRead> {
         let mut state = self.state();
         if state.pending >= QUEUED_MAX && !job.read.wanted {
-            return Err(job.read);
+            return Err(job);
         }
         if self.ensure_started(&mut state).is_err() {
-            return Err(job.read);
+            return Err(job);
         }
         state.pending += 1;
         state.queue.push(job);

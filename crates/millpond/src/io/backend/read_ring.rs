@@ -84,10 +84,10 @@ impl RingRead {
         retry::try_one(&*self.file, self.read.transfer())
     }
 
-    /// Runs its completion, which may drop the last reference to the file.
+    /// Drops its file (inode.CF1), and runs its completion, which may drop the last reference to the file.
     pub(crate) fn finish(self, outcome: io::Result<usize>) {
-        self.read.done.end(outcome);
         drop(self.file);
+        self.read.done.end(outcome);
     }
 }
 

@@ -29,6 +29,7 @@ pub(crate) fn start(
         return Err(read);
     }
     readers.run(Box::new(move || {
+        // inode.CF1: drops the file that `attempt` has.
         let outcome = attempt(read.transfer());
         let telling = batch::open();
         read.done.end(outcome);

@@ -227,10 +227,8 @@ impl Led {
     /// Passes entries that a broken ring has not taken to the driver (S4).
     fn pass_to_driver(&self, untaken: Untaken) {
         for job in untaken {
-            let file = Arc::clone(&job.file);
-            if let Err(read) = self.driver.start(job) {
+            if let Err(job) = self.driver.start(job) {
                 // There is no thread for it.
-                let job = RingRead::new(file, read);
                 let outcome = job.attempt();
                 job.finish(outcome);
             }

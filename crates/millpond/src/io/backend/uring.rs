@@ -44,7 +44,7 @@ impl TransferDriver for Arc<Driver> {
     }
 
     fn start(file: Arc<UringFile>, read: BackgroundRead) -> Result<(), BackgroundRead> {
-        Arc::clone(&file.carrier).start(RingRead::new(file, read))
+        Arc::clone(&file.carrier).start(RingRead::new(file, read)).map_err(|job| job.read)
     }
 }
 
