@@ -13,7 +13,9 @@
 //!   passed file is the kernel's altogether.
 //! - L4. At the last close dirty pages are written back before the lease is given up, and the call returns when the
 //!   engine's descriptors are closed. So the next process to open or execute the file finds it whole, and not open for
-//!   writing; its file system can be unmounted, and the space of an unlinked file is free.
+//!   writing; its file system can be unmounted, and the space of an unlinked file is free. The engine closes them after
+//!   all reading sections that were under way at the close, also sections of threads that read other files. On a busy
+//!   machine a thread may wait for a processor within its section, for longer than a read takes.
 //! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as another description
 //!   would cost the lease. While a call reads at the description in the kernel, or changes its flags, the flag is clear:
 //!   [`undirected`]. So it is in L2 and L3, and before a fork. F_GETFL does not report the flag: [`hides_direct`].
@@ -28,7 +30,9 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use millpond::File;
 
@@ -239,6 +243,14 @@ pub fn begin_close(fd: RawFd) -> Option<Closing> {
     Some(Closing { id, failed })
 }
 
+/// The longest wait of a last close: a thread may have to wait that long for a processor. Chosen.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The same after a wait in vain. The section that it waited for may never end, as a handler has jumped out of it
+/// (`reading`), and each later close meets it. Chosen.
+const PATIENCE_AFTER: Duration = Duration::from_millis(100);
+/// The last wait was in vain.
+static WAITED_IN_VAIN: AtomicBool = AtomicBool::new(false);
+
 /// A file whose last number is being given up.
 pub struct Closing {
     id: FileId,
@@ -249,14 +261,20 @@ impl Closing {
     /// L4, second half: waits until the engine has closed the file, unless what stands in its way
     /// is a read that this very handler has interrupted. Returns what could not be written.
     pub fn end(self) -> Option<c_int> {
-        const TRIES_MAX: usize = 500;
         const YIELDS: usize = 10;
         const PAUSE: Duration = Duration::from_micros(200);
         section::run(|record| {
+            let begun = Instant::now();
+            let in_vain = WAITED_IN_VAIN.load(Relaxed);
+            let patience = if in_vain { PATIENCE_AFTER } else { PATIENCE };
             // After an error the engine keeps the file, and tries again.
-            for attempt in 0..TRIES_MAX {
+            for attempt in 0.. {
                 let is_open = lock().is_closing(self.id) || is_lingering(self.id);
-                if !is_open || self.failed.is_some() || record.is_reading() {
+                if self.failed.is_some() || record.is_reading() {
+                    break;
+                }
+                if !is_open || begun.elapsed() > patience {
+                    WAITED_IN_VAIN.store(is_open, Relaxed);
                     break;
                 }
                 if attempt < YIELDS {
