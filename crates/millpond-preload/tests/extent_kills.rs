@@ -7,13 +7,13 @@
 mod common;
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Mode, Pond};
+use common::{Mode, Pond, start_keeper};
 use millpond::keeper::{Address, Server};
 
 const RECORD_BYTES: usize = 40;
@@ -266,31 +266,6 @@ fn killed_in_changes_of_extents() {
     assert!(recovered > kills / 2, "the keeper had nothing to do");
 }
 
-/// The keeper of the other tests, in a process of its own.
-#[test]
-#[ignore = "a role, in which another starts this program"]
-fn the_keeper_of_the_others() {
-    let server = Server::bind(&Address::unique()).unwrap();
-    println!("address={}", server.address());
-    std::io::stdout().flush().unwrap();
-    server.serve(|_| {}).unwrap();
-}
-
-/// Starts a keeper that can be killed; returns its address.
-fn keeper() -> (Child, Address) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "the_keeper_of_the_others", "--nocapture", "--include-ignored"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // The test harness prints text before the address in the same line.
-    let address =
-        |line: String| line.split_once("address=").map(|(_, address)| address.to_string());
-    let address = lines.find_map(|line| address(line.unwrap())).expect("the keeper has an address");
-    // The thread continues to read, as the keeper may print more.
-    std::thread::spawn(move || lines.for_each(drop));
-    (child, address.parse().unwrap())
-}
-
 /// Goal: the death of a keeper does not affect a running program. The program continues to its end, no call fails,
 /// the files have all writes then, and the library reports the death.
 #[test]
@@ -301,7 +276,7 @@ fn the_keeper_dies_under_a_running_program() {
     let (mut returned, mut reports) = (0, 0);
     for seed in first..first + kills {
         let pond = pond(seed);
-        let (mut keeper, address) = keeper();
+        let (mut keeper, address) = start_keeper(drop);
         let mut child = start(&pond, &program.0, [seed, 1500], &address);
         let killer = std::thread::spawn(move || {
             std::thread::sleep(some_delay(seed, 100_000));

@@ -10,8 +10,9 @@ pub mod table;
 mod mount;
 
 use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -79,21 +80,51 @@ pub enum Mode {
 pub const MODES: [Mode; 2] = [Mode::Back, Mode::BackDirect];
 pub const ALL_MODES: [Mode; 3] = [Mode::Through, Mode::Back, Mode::BackDirect];
 
-/// The keeper of all programs of this test.
+/// The keeper of all programs of this test, in a process of its own: this one starts programs, and each of them has
+/// copies of all descriptors until it is executed. Copies of a keeper's would keep files open after their last close.
 pub fn keeper() -> &'static Address {
-    static KEEPER: OnceLock<Address> = OnceLock::new();
-    KEEPER.get_or_init(|| {
-        let server = Server::bind(&Address::unique()).unwrap();
-        let address = server.address().clone();
-        std::thread::spawn(move || {
-            server.serve(|report| {
-                if report.pages() > 0 || !report.is_complete() {
-                    println!("keeper: {report}");
-                }
-            })
-        });
-        address
-    })
+    static KEEPER: OnceLock<(Child, Address)> = OnceLock::new();
+    &KEEPER.get_or_init(|| start_keeper(|line| println!("{line}"))).1
+}
+
+/// Starts a keeper that can be killed, and ends when this process does; returns its address. `on_line` is called with
+/// each line that it prints.
+pub fn start_keeper(on_line: impl Fn(String) + Send + 'static) -> (Child, Address) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "common::the_keeper", "--nocapture", "--ignored"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // The test harness prints text before the address in the same line.
+    let address =
+        |line: String| line.split_once("address=").map(|(_, address)| address.to_string());
+    let address = lines.find_map(|line| address(line.unwrap())).expect("the keeper has an address");
+    // The thread continues to read, as the keeper may print more.
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(on_line));
+    (child, address.parse().unwrap())
+}
+
+/// The keeper's role.
+#[test]
+#[ignore = "a role, in which another test starts this program"]
+fn the_keeper() {
+    let server = Server::bind(&Address::unique()).unwrap();
+    println!("address={}", server.address());
+    std::io::stdout().flush().unwrap();
+    let stopper = server.stopper();
+    std::thread::spawn(move || {
+        // The end of the process that started this one.
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        stopper.stop_when_idle();
+    });
+    server
+        .serve(|report| {
+            if report.pages() > 0 || !report.is_complete() {
+                println!("keeper: {report}");
+            }
+        })
+        .unwrap();
+    // The process that reads the harness's output is gone.
+    std::process::exit(0);
 }
 
 /// The merged reports of all processes of a run.
