@@ -31,6 +31,7 @@ use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result, c
 use crate::directory::{ObjectEntry, Stamp};
 use crate::fetch::{Fetch, FetchOutcome, Piece, spawn_if_runtime};
 use crate::inner::{Inner, VERSIONS_MAX};
+use crate::lists::{is_no_memory, try_empty, try_list};
 use crate::response::ResponseHead;
 use crate::single_flight::Leader;
 use crate::stats::Counters;
@@ -81,7 +82,10 @@ impl Inner {
             if !self.is_fresh(entry) || ranges.iter().any(|range| range.start >= size) {
                 return CachedRanges::Unknown;
             }
-            let mut pieces = Vec::with_capacity(ranges.len());
+            let mut pieces = Vec::new();
+            if pieces.try_reserve_exact(ranges.len()).is_err() {
+                return CachedRanges::Unknown;
+            }
             for range in ranges {
                 let range = range.start..range.end.min(size);
                 pieces.extend(entry.cached(&range).map(|bytes| Piece { range, bytes }));
@@ -138,10 +142,11 @@ impl Inner {
             // V1.
             conditions.check_preconditions(&entry.meta)?;
             // V3.
-            let resolved = asked.iter().map(|range| resolve_range(range, entry.meta.size));
-            let Some(ranges) = resolved.collect::<Option<Vec<_>>>() else {
+            let resolved = asked.iter().map_while(|range| resolve_range(range, entry.meta.size));
+            let ranges = try_list(asked.len(), resolved)?;
+            if ranges.len() < asked.len() {
                 return Ok(Collected::Bypass);
-            };
+            }
             if is_open(asked) && ranges[0].end - ranges[0].start > COLLECTED_BYTES_MAX {
                 return Ok(Collected::Stream);
             }
@@ -151,10 +156,13 @@ impl Inner {
                         self.counters.saved.add();
                     }
                     let pieces = ranges.into_iter().zip(bytes);
-                    let pieces = pieces.map(|(range, bytes)| Piece { range, bytes }).collect();
+                    let pieces = pieces.map(|(range, bytes)| Piece { range, bytes });
+                    let pieces = try_list(asked.len(), pieces)?;
                     return Ok(Collected::Pieces(ResponseHead::Cached(entry), pieces));
                 }
                 Ok(None) => {}
+                // The lists of another way to the bytes would be as long.
+                Err(error) if is_no_memory(&error) => return Err(error),
                 // A store that ignores If-Match refuses a range beyond the end of the next version.
                 Err(_) if is_open(asked) || entry.has_first_byte(&ranges) => {
                     return Ok(Collected::Bypass);
@@ -182,7 +190,7 @@ impl Inner {
             return self.revalidate(path, key, entry, asked).await;
         }
         let stamp = self.stamp(key);
-        let Some(ranges) = bounded(asked) else { return Ok(Opened::Stream) };
+        let Some(ranges) = bounded(asked)? else { return Ok(Opened::Stream) };
         let joined = may_wait.then(|| self.first_requests.join(key));
         let leader = match joined {
             Some(Err(mut other)) => {
@@ -194,7 +202,7 @@ impl Inner {
             None => None,
         };
         let (inner, path, key) = (Arc::clone(self), path.clone(), key.to_owned());
-        let first = self.coalesced_pages(&ranges).remove(0);
+        let first = self.coalesced_pages(&ranges)?.remove(0);
         spawn_if_runtime(
             async move { inner.request_first_range(path, key, stamp, first, leader).await },
         )
@@ -279,8 +287,8 @@ impl Inner {
         asked: &[Option<GetRange>],
     ) -> Result<Opened> {
         let stamp = self.stamp(key);
-        let mut cached = Vec::new();
-        let mut missing = Vec::new();
+        let mut cached = try_empty(asked.len())?;
+        let mut missing = try_empty(asked.len())?;
         for asked in asked {
             // The length of the cached version serves only to find cached bytes.
             let within = resolve_range(asked, entry.meta.size);
@@ -293,8 +301,8 @@ impl Inner {
                 _ => missing.push(asked.clone()),
             }
         }
-        let range = match bounded(if missing.is_empty() { asked } else { &missing }) {
-            Some(ranges) => Some(GetRange::Bounded(self.coalesced_pages(&ranges).remove(0))),
+        let range = match bounded(if missing.is_empty() { asked } else { &missing })? {
+            Some(ranges) => Some(GetRange::Bounded(self.coalesced_pages(&ranges)?.remove(0))),
             // V3.
             None => asked[0].clone(),
         };
@@ -342,15 +350,14 @@ impl Inner {
         mut pieces: Vec<Piece>,
         has_asked: &mut bool,
     ) -> Result<Option<Vec<Bytes>>> {
-        let mut found: Vec<_> = ranges
-            .iter()
-            .map(|range| part_of_pieces(&pieces, range).or_else(|| entry.cached(range)))
-            .collect();
-        let missing = |found: &[Option<Bytes>]| -> Vec<Range<u64>> {
+        let cached =
+            |range: &Range<u64>| part_of_pieces(&pieces, range).or_else(|| entry.cached(range));
+        let mut found = try_list(ranges.len(), ranges.iter().map(cached))?;
+        let missing = |found: &[Option<Bytes>]| {
             let missing = ranges.iter().zip(found).filter(|(_, found)| found.is_none());
-            missing.map(|(range, _)| range.clone()).collect()
+            try_list(ranges.len(), missing.map(|(range, _)| range.clone()))
         };
-        if missing(&found).is_empty() {
+        if found.iter().all(Option::is_some) {
             return Ok(found.into_iter().collect());
         }
         let Some(watch) = self.watch(entry) else { return Ok(None) };
@@ -358,12 +365,13 @@ impl Inner {
         let (claims, waits) = (self.home.may_claim_pages(), self.home.may_wait_for_claims());
         for is_first in [true, false] {
             let (claims, waits) = (claims && is_first, waits && is_first);
-            let wanted = missing(&found);
+            let wanted = missing(&found)?;
             if wanted.is_empty() {
                 break;
             }
-            let mut requests = Vec::new();
-            for wanted in self.plan_fetches(entry, &wanted, claims, waits) {
+            let planned = self.plan_fetches(entry, &wanted, claims, waits)?;
+            let mut requests = try_empty(planned.len())?;
+            for wanted in planned {
                 let entry = Arc::clone(entry);
                 let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
                 requests.push(spawn_if_runtime(fetch));
@@ -401,16 +409,18 @@ impl Inner {
         wanted: &[Range<u64>],
         claims: bool,
         waits: bool,
-    ) -> Vec<Fetch> {
+    ) -> Result<Vec<Fetch>> {
         let unclaimed = |range| Fetch { range, fills: Vec::new(), on_disk: false };
         let within = |range: Range<u64>| range.start..range.end.min(entry.meta.size);
         if !(claims && waits) {
-            let groups = self.coalesced_pages(wanted).into_iter();
-            return groups.map(|range| unclaimed(within(range))).collect();
+            let groups = self.coalesced_pages(wanted)?;
+            let len = groups.len();
+            return try_list(len, groups.into_iter().map(|range| unclaimed(within(range))));
         }
-        let mut requests: Vec<Fetch> = Vec::new();
+        let merged = self.merged_pages(wanted, 0)?;
+        let mut requests: Vec<Fetch> = try_empty(merged.len() + 1)?;
         let mut on_disk = Vec::new();
-        for range in self.merged_pages(wanted, 0) {
+        for range in merged {
             let claim = entry.claim(&within(range.clone()));
             if !claim.is_complete {
                 // No free frames for the whole range. The claims are dropped, and the range is requested without them.
@@ -434,7 +444,7 @@ impl Inner {
         if !on_disk.is_empty() {
             requests.push(Fetch { range: 0..0, fills: on_disk, on_disk: true });
         }
-        requests
+        Ok(requests)
     }
 
     /// Moves the claimed pages that are on the disk to `on_disk`, and returns the rest.
@@ -486,7 +496,8 @@ impl Inner {
             return;
         }
         entry.sequential_end.store(ahead.end, Relaxed);
-        for wanted in self.plan_fetches(entry, &[ahead], true, true) {
+        let Ok(planned) = self.plan_fetches(entry, &[ahead], true, true) else { return };
+        for wanted in planned {
             if !wanted.fills.is_empty() {
                 let entry = Arc::clone(entry);
                 let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
@@ -497,24 +508,22 @@ impl Inner {
     }
 
     /// The ranges of the requests to send: rounded out to pages, merged across gaps of `gap_bytes`, sorted.
-    fn coalesced_pages(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    fn coalesced_pages(&self, ranges: &[Range<u64>]) -> Result<Vec<Range<u64>>> {
         self.merged_pages(ranges, self.gap_bytes)
     }
 
-    fn merged_pages(&self, ranges: &[Range<u64>], gap_bytes: u64) -> Vec<Range<u64>> {
-        let mut rounded: Vec<_> =
-            ranges.iter().map(|range| self.allocator.round_to_pages(range)).collect();
-        rounded.sort_unstable_by_key(|range| range.start);
-        let mut merged: Vec<Range<u64>> = Vec::new();
-        for range in rounded {
-            match merged.last_mut() {
-                Some(last) if range.start <= last.end.saturating_add(gap_bytes) => {
-                    last.end = last.end.max(range.end);
-                }
-                _ => merged.push(range),
+    fn merged_pages(&self, ranges: &[Range<u64>], gap_bytes: u64) -> Result<Vec<Range<u64>>> {
+        let rounded = ranges.iter().map(|range| self.allocator.round_to_pages(range));
+        let mut merged = try_list(ranges.len(), rounded)?;
+        merged.sort_unstable_by_key(|range| range.start);
+        merged.dedup_by(|range, last| {
+            let is_near = range.start <= last.end.saturating_add(gap_bytes);
+            if is_near {
+                last.end = last.end.max(range.end);
             }
-        }
-        merged
+            is_near
+        });
+        Ok(merged)
     }
 }
 
@@ -524,12 +533,13 @@ fn is_open(asked: &[Option<GetRange>]) -> bool {
 }
 
 /// The ranges, if all of them are bounded.
-fn bounded(asked: &[Option<GetRange>]) -> Option<Vec<Range<u64>>> {
+fn bounded(asked: &[Option<GetRange>]) -> Result<Option<Vec<Range<u64>>>> {
     let bounds = |range: &Option<GetRange>| match range {
         Some(GetRange::Bounded(range)) => Some(range.clone()),
         _ => None,
     };
-    asked.iter().map(bounds).collect()
+    let ranges = try_list(asked.len(), asked.iter().map_while(bounds))?;
+    Ok((ranges.len() == asked.len()).then_some(ranges))
 }
 
 /// Resolves a range in an object of `size` bytes. `None` if it is empty or if the store has to return the error.

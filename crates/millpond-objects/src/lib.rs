@@ -61,6 +61,7 @@ mod get;
 mod hits_tests;
 mod home_runtime;
 mod inner;
+mod lists;
 mod options;
 mod response;
 mod single_flight;

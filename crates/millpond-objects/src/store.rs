@@ -20,6 +20,7 @@ use crate::directory::{ObjectEntry, WriteCounts};
 use crate::disk::{DiskOptions, DiskTier};
 use crate::get::{COLLECTED_BYTES_MAX, CachedRanges, Collected, resolve_range};
 use crate::inner::Inner;
+use crate::lists::try_list;
 use crate::options::Builder;
 use crate::response::{collected_response, stream_response};
 use crate::stats::{Counters, Stats};
@@ -189,7 +190,7 @@ impl ObjectStore for CachedStore {
                 CachedRanges::Unknown => None,
             };
             let bounded = |range: &Range<u64>| Some(GetRange::Bounded(range.clone()));
-            let asked: Vec<_> = ranges.iter().map(bounded).collect();
+            let asked = try_list(ranges.len(), ranges.iter().map(bounded))?;
             let collected =
                 Box::pin(self.inner.read_ranges(location, &asked, &GetOptions::new(), found))
                     .await?;

@@ -6,9 +6,11 @@
 //! - **X1** A result is a hint: the reader verifies the page's checksum (layout.L1). So two pages with the same hash cost
 //!   a miss, and the writer may overwrite a page while it is being read.
 
+use std::io;
 use std::sync::Mutex;
 
 use crate::disk::layout::{Entry, Layout, PageId};
+use crate::lists::try_block;
 
 const FREE: u32 = u32::MAX;
 /// Buckets per two pages: at most two thirds of the buckets are in use.
@@ -62,15 +64,15 @@ impl Index {
         (numbers + page_count * size_of::<Page>()) as u64
     }
 
-    pub(crate) fn new(layout: &Layout) -> Index {
+    pub(crate) fn new(layout: &Layout) -> io::Result<Index> {
         let page_count = layout.page_count();
         let table = Table {
-            buckets: vec![FREE; buckets(page_count)].into(),
-            pages: vec![Page::default(); page_count].into(),
-            locations: vec![0; location_counts(page_count)].into(),
+            buckets: try_block(FREE, buckets(page_count))?,
+            pages: try_block(Page::default(), page_count)?,
+            locations: try_block(0, location_counts(page_count))?,
             count: 0,
         };
-        Index { table: Mutex::new(table), slots: layout.slots }
+        Ok(Index { table: Mutex::new(table), slots: layout.slots })
     }
 
     fn table(&self) -> std::sync::MutexGuard<'_, Table> {
@@ -226,7 +228,7 @@ mod tests {
     #[test]
     fn the_index_matches_a_map() {
         let layout = Layout::new(1 << 20, 4096).unwrap();
-        let index = Index::new(&layout);
+        let index = Index::new(&layout).unwrap();
         let slots = u64::from(layout.slots);
         let mut model: HashMap<u64, u32> = HashMap::new();
         let mut random = 1u64;
@@ -272,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_read_page_counts_as_used_until_it_is_rewritten() {
-        let index = Index::new(&Layout::new(1 << 20, 4096).unwrap());
+        let index = Index::new(&Layout::new(1 << 20, 4096).unwrap()).unwrap();
         let entries: Vec<_> = (0..8).map(entry).collect();
         index.insert(2, &entries);
         index.use_page(&entries[5].id).unwrap();

@@ -68,7 +68,7 @@ impl DiskTier {
         let direct = OpenOptions::new().read(true).write(true).direct(true);
         let file = engine.from_fd(file.into(), &direct);
         let file = file.map_err(|error| failed("opening its file for direct I/O", error.into()))?;
-        let index = Index::new(&layout);
+        let index = Index::new(&layout).map_err(|error| failed("its index", error.into()))?;
         let ring = recover(engine, &file, &layout, &index);
         let ring = ring.map_err(|error| failed("its file", error.into()))?;
         let chunk_buffers = engine.alloc_buffers(
