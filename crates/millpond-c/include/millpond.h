@@ -828,6 +828,7 @@ int millpond_queue_destroy(struct millpond_queue queue);
  * -EBADF       there is no such queue, or no such file
  * -EINVAL      no such operation; flags, reserved members, or members of a sync are not 0
  * -EFAULT      `requests`, a request's memory or that of a vector is NULL
+ * -ENOMEM      there is no memory for a list of them
  * Other errors of a request are reported by its completion.
  */
 int64_t millpond_queue_submit(struct millpond_queue queue,
@@ -953,6 +954,7 @@ int millpond_buffers_alloc(struct millpond_engine engine,
  * Returns 0, or
  * -EFAULT      `memory` is NULL
  * -EINVAL      one of them is not an allocated buffer; none has been freed
+ * -ENOMEM      there is no memory for a list of them; none has been freed
  */
 int millpond_buffers_free(void *const *memory,
                           size_t count);

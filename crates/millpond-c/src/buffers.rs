@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::call::{check_memory, invalid, status};
+use crate::call::{NO_MEMORY, check_memory, invalid, status};
 use crate::engine::millpond_engine;
 use crate::handle::with_buffers;
 use crate::objects::ENGINES;
@@ -31,14 +31,15 @@ pub unsafe extern "C" fn millpond_buffers_alloc(
         check_memory(memory, count)?;
         let buffers = ENGINES.get(engine.id)?.alloc_buffers(count, bytes)?;
         with_buffers(|all| {
+            all.try_reserve(count).map_err(|_| NO_MEMORY)?;
             for (number, mut buffer) in buffers.into_iter().enumerate() {
                 let address = buffer.as_mut_ptr();
                 all.insert(address.addr(), buffer);
                 // SAFETY: our caller's promise; fewer than `count`.
                 unsafe { memory.add(number).write(address.cast()) };
             }
-        });
-        Ok(())
+            Ok(())
+        })
     })
 }
 
@@ -48,6 +49,7 @@ pub unsafe extern "C" fn millpond_buffers_alloc(
 /// Returns 0, or
 /// -EFAULT      `memory` is NULL
 /// -EINVAL      one of them is not an allocated buffer; none has been freed
+/// -ENOMEM      there is no memory for a list of them; none has been freed
 ///
 /// # Safety
 ///
@@ -62,6 +64,7 @@ pub unsafe extern "C" fn millpond_buffers_free(memory: *const *mut c_void, count
         // SAFETY: our caller's promise.
         let addresses = unsafe { std::slice::from_raw_parts(memory, count) };
         let mut taken = Vec::new();
+        taken.try_reserve_exact(count).map_err(|_| NO_MEMORY)?;
         let complete = with_buffers(|all| {
             for address in addresses {
                 match all.remove(&address.addr()) {

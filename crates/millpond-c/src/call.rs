@@ -20,6 +20,10 @@ pub(crate) enum Failure {
     Refused(c_int, &'static str),
 }
 
+/// A list as long as the caller's request was refused.
+pub(crate) const NO_MEMORY: Failure =
+    Failure::Refused(libc::ENOMEM, "there is no memory for a list of the call");
+
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 impl From<Error> for Failure {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use millpond::File;
 use millpond::direct::DirectRequest;
 
-use crate::call::{Outcome, fault, invalid, status};
+use crate::call::{NO_MEMORY, Outcome, fault, invalid, status};
 use crate::engine::millpond_engine;
 use crate::file::millpond_file;
 use crate::handle::with_buffers;
@@ -74,7 +74,9 @@ pub unsafe extern "C" fn millpond_pipeline_run(
         let step = step.ok_or(fault("the step is NULL"))?;
         let engine = ENGINES.get(engine.id)?;
         let mut pipeline = engine.pipeline(depth)?;
-        let mut requests: Vec<millpond_request> = vec![EMPTY_REQUEST; depth];
+        let mut requests: Vec<millpond_request> = Vec::new();
+        requests.try_reserve_exact(depth).map_err(|_| NO_MEMORY)?;
+        requests.resize(depth, EMPTY_REQUEST);
         // L2: dropped after all requests: they have completed when `run` returns or unwinds.
         let mut files = Files::default();
         pipeline.run(|lane| {

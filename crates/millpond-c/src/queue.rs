@@ -18,7 +18,9 @@ use libc::iovec;
 use millpond::File;
 use millpond::queue::{Completion, Request};
 
-use crate::call::{Failure, Outcome, call, check_memory, fault, invalid, status, store, vectors};
+use crate::call::{
+    Failure, NO_MEMORY, Outcome, call, check_memory, fault, invalid, status, store, vectors,
+};
 use crate::engine::millpond_engine;
 use crate::file::millpond_file;
 use crate::objects::{ENGINES, FILES, QUEUES, QueueObject};
@@ -162,6 +164,7 @@ fn being_destroyed() -> Failure {
 /// -EBADF       there is no such queue, or no such file
 /// -EINVAL      no such operation; flags, reserved members, or members of a sync are not 0
 /// -EFAULT      `requests`, a request's memory or that of a vector is NULL
+/// -ENOMEM      there is no memory for a list of them
 /// Other errors of a request are reported by its completion.
 ///
 /// # Safety
@@ -188,7 +191,8 @@ pub unsafe extern "C" fn millpond_queue_submit(
         if count > 0 && asked == 0 {
             return Err(Failure::Refused(libc::EAGAIN, "the queue is full"));
         }
-        let mut taken = Vec::with_capacity(asked);
+        let mut taken = Vec::new();
+        taken.try_reserve_exact(asked).map_err(|_| NO_MEMORY)?;
         let mut last: Option<(u64, Arc<File>)> = None;
         for number in 0..asked {
             // SAFETY: our caller's promise (U1).

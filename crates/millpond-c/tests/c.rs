@@ -123,6 +123,13 @@ fn bad_memory_is_an_error_where_a_handler_helps() {
     compile_and_run("tests/programs/fault.c", &["-std=gnu11"]);
 }
 
+/// Goal: a call whose list finds no memory fails with ENOMEM, and does not abort the program.
+#[test]
+#[cfg(target_env = "gnu")]
+fn a_list_without_memory_is_an_error() {
+    compile_and_run("tests/programs/refused.c", &["-std=gnu11"]);
+}
+
 /// Goal: the static library works as well as the shared one.
 #[test]
 fn a_program_can_be_linked_with_the_archive() {
