@@ -58,7 +58,13 @@ pub fn between_served(
         return None;
     }
     let len = len.min(TRANSFER_BYTES_MAX);
-    let buffer = section::run(|_| vec![0u8; len.min(PART_BYTES)]);
+    let buffer = section::run(|_| {
+        let mut buffer = Vec::new();
+        buffer.try_reserve_exact(len.min(PART_BYTES)).ok()?;
+        buffer.resize(len.min(PART_BYTES), 0u8);
+        Some(buffer)
+    });
+    let Some(buffer) = buffer else { return Some(-libc::ENOMEM as isize) };
     let mut buffer = ManuallyDrop::new(buffer);
     let mut copied = 0;
     let mut last = 0;

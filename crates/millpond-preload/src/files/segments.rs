@@ -53,7 +53,8 @@ impl Segments {
             Memory::One(start, len) => Ok(Segments::One(start, len)),
             Memory::Many(_, count) if count > IOV_MAX => Err(libc::EINVAL),
             Memory::Many(vectors, count) => {
-                let mut copy: Vec<libc::iovec> = Vec::with_capacity(count);
+                let mut copy: Vec<libc::iovec> = Vec::new();
+                copy.try_reserve_exact(count).map_err(|_| libc::ENOMEM)?;
                 // SAFETY: `copy` has room for `count` vectors; `vectors` may be any address.
                 unsafe {
                     if !copy_in(
