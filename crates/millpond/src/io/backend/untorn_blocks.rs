@@ -6,7 +6,7 @@
 //!
 //! - **UB1** No write of the file goes to the kernel without `RWF_ATOMIC`. A transfer that is not
 //!   made of whole blocks, each in one piece of memory, fails with EINVAL.
-//! - **UB2** The blocks below the durable end are in flight together. A block beyond it is in flight
+//! - **UB2** The blocks below the durable end are in flight together, [`BLOCKS_TOGETHER`] at a time. A block beyond it is in flight
 //!   alone, follows the earlier blocks of its transfer, and is not written if one of them failed.
 //!   So the file never grows beyond a hole that a failed block has left. Several blocks in flight that
 //!   move the end of an XFS file have cost it its length: after a power cut the file was shorter than
@@ -22,6 +22,9 @@ use crate::io::transfer::{Direction, Transfer};
 
 /// The kernel writes all bytes of the request or none (Linux 6.11).
 pub(crate) const RWF_ATOMIC: i32 = 0x40;
+
+/// The number of blocks that are in flight together at most, so that the list of a long write is short.
+const BLOCKS_TOGETHER: usize = 256;
 
 /// See the module header.
 pub(crate) struct UntornBlocks {
@@ -67,24 +70,38 @@ impl UntornBlocks {
         try_all: &mut impl FnMut(&mut [Transfer<'_>]),
     ) {
         let (mut blocks, mut transfers) = (Vec::new(), Vec::new());
-        for (number, transfer) in batch.iter().enumerate() {
+        for number in 0..batch.len() {
             let mut at = 0;
-            while let Some(block) = self.block(transfer, at)
+            while batch[number].error.is_none()
+                && let Some(block) = self.block(&batch[number], at)
                 && block.offset + u64::from(self.block_bytes) <= durable_end
             {
                 blocks.push(block);
                 transfers.push(number);
                 at += u64::from(self.block_bytes);
+                if blocks.len() == BLOCKS_TOGETHER {
+                    self.write_together(&mut blocks, &mut transfers, batch, try_all);
+                }
             }
         }
-        if blocks.is_empty() {
-            return;
+        if !blocks.is_empty() {
+            self.write_together(&mut blocks, &mut transfers, batch, try_all);
         }
+    }
+
+    /// Writes `blocks`, of which each belongs to a transfer of `batch`.
+    fn write_together<'a>(
+        &self,
+        blocks: &mut Vec<Transfer<'a>>,
+        transfers: &mut Vec<usize>,
+        batch: &mut [Transfer<'a>],
+        try_all: &mut impl FnMut(&mut [Transfer<'_>]),
+    ) {
         // A panic elsewhere leaves nothing behind in a lock without data.
         let shared = self.growth.read().unwrap_or_else(PoisonError::into_inner);
-        try_all(&mut blocks);
+        try_all(blocks);
         drop(shared);
-        for (block, number) in blocks.into_iter().zip(transfers) {
+        for (block, number) in blocks.drain(..).zip(transfers.drain(..)) {
             if batch[number].error.is_none() {
                 self.add(&mut batch[number], block);
             }
@@ -186,6 +203,20 @@ mod tests {
             (calls, moved, error),
             (vec![vec![1, 2], vec![3]], 2 * block, Some(libc::ENOSPC))
         );
+    }
+
+    /// Goal: the list of blocks in flight is as short for a long write, which also ends before its first failure.
+    #[test]
+    fn a_long_write_is_cut_into_short_lists() {
+        let block = BLOCK as u64;
+        let (many, end) = (2 * BLOCKS_TOGETHER + 3, 1000 * block);
+        let (calls, moved, error) = written(end, 0, &[many * BLOCK], u64::MAX);
+        let lens: Vec<usize> = calls.iter().map(Vec::len).collect();
+        assert_eq!(lens, [BLOCKS_TOGETHER, BLOCKS_TOGETHER, 3]);
+        assert_eq!((moved, error), (many as u64 * block, None));
+        let failing = BLOCKS_TOGETHER as u64 + 1;
+        let (calls, moved, error) = written(end, 0, &[many * BLOCK], failing * block);
+        assert_eq!((calls.len(), moved, error), (2, failing * block, Some(libc::ENOSPC)));
     }
 
     /// Goal: UB1. Method: pieces of memory and offsets that a block spans.
