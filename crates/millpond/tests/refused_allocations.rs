@@ -7,15 +7,21 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use millpond::direct::{DirectRequest, SegmentList};
+use millpond::file::AsyncCursor;
+use millpond::keeper::{Address, Server};
 use millpond::queue::Request;
 use millpond::{AsyncFile, BackendChoice, Engine, Error, WriteMode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use common::requests::each;
 use common::{
@@ -118,6 +124,15 @@ fn operations(backend: BackendChoice, mode: WriteMode) {
     assert!(bytes == whole);
     short("write", || file.write_all_at(&whole, 0)).unwrap();
     short("sync", || file.sync_all()).unwrap();
+    let mut cursor = AsyncCursor::new(task.clone());
+    let errno = |outcome: std::io::Result<usize>| outcome.unwrap_err().raw_os_error();
+    let written = short("cursor write", || block_on(cursor.write(&whole)));
+    assert_eq!(errno(written), Some(libc::ENOMEM));
+    file.invalidate(0, LEN as u64).unwrap();
+    let read = short("cursor read", || block_on(cursor.read(&mut bytes)));
+    assert_eq!(errno(read), Some(libc::ENOMEM));
+    assert!(block_on(cursor.read(&mut bytes)).unwrap() > 0);
+    drop(cursor);
     let _ = is_no_memory(&short("view", || file.view(0, LEN).map(drop)));
     short("punch", || file.punch_hole(0, LEN as u64)).unwrap();
     short("zero", || file.zero_range(0, LEN as u64)).unwrap();
@@ -190,6 +205,78 @@ fn operations(backend: BackendChoice, mode: WriteMode) {
             }
             Some(DirectRequest::write(&direct, SegmentList::from_slice(next.take()?), 0))
         });
+    });
+}
+
+const ROLE: &str = "MILLPOND_TEST_KEPT_WRITER";
+/// The list of so many dirty pages is a large block.
+const DIRTY_PAGES: usize = 8192;
+const PAGE: usize = 4096;
+
+/// The writer: leaves every other page dirty, and waits for its end.
+#[test]
+#[ignore = "a role, in which another test starts this program"]
+fn writer() {
+    let role = std::env::var(ROLE).unwrap();
+    let (address, path) = role.split_once('|').unwrap();
+    let builder = Engine::builder().cache_bytes(256 << 20).backend(BackendChoice::Threads);
+    let engine = builder.keeper(address.parse::<Address>().unwrap()).build().unwrap();
+    let file = engine.open(path, &read_write().write_mode(WriteMode::Back)).unwrap();
+    for page in 0..DIRTY_PAGES {
+        file.write_all_at(&[1; PAGE], (2 * page * PAGE) as u64).unwrap();
+    }
+    println!("\nready");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Goal: a keeper that has no memory for the list of a dead process's dirty pages tries again, reports the pages as lost
+/// after its patience, and keeps the files of other processes.
+#[test]
+fn a_keeper_without_memory_reports_the_pages() {
+    in_own_process("a_keeper_without_memory_reports_the_pages", Duration::from_secs(120), || {
+        let dir = temp_dir();
+        let server = Server::bind(&Address::unique()).unwrap();
+        let (address, stopper) = (server.address().clone(), server.stopper());
+        let (send, reports) = channel();
+        std::thread::spawn(move || server.serve(|report| send.send(report).unwrap()));
+        for (name, short_for) in [("retried", Some(Duration::from_secs(1))), ("lost", None)] {
+            let path = dir.path().join(name);
+            std::fs::write(&path, b"").unwrap();
+            let mut child = Command::new(std::env::current_exe().unwrap())
+                .args(["writer", "--exact", "--ignored", "--nocapture"])
+                .env(ROLE, format!("{address}|{}", path.display()))
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let said = BufReader::new(child.stdout.take().unwrap());
+            assert!(said.lines().any(|line| line.unwrap().contains("ready")), "the writer ended");
+            let report = short(name, || {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                if let Some(time) = short_for {
+                    std::thread::sleep(time);
+                    IS_SHORT.store(false, SeqCst);
+                }
+                reports.recv_timeout(Duration::from_secs(60)).unwrap()
+            });
+            println!("{report}");
+            let [file] = &report.files[..] else { panic!("one file") };
+            if short_for.is_some() {
+                assert_eq!(file.failures.len(), 0);
+                let found = std::fs::read(&path).unwrap();
+                let is_dirty = |page: usize| page.is_multiple_of(2);
+                for (page, bytes) in found.chunks(PAGE).enumerate() {
+                    assert_eq!(bytes, [u8::from(is_dirty(page)); PAGE], "{page}");
+                }
+                assert_eq!(found.len(), (2 * DIRTY_PAGES - 1) * PAGE);
+            } else {
+                let errno = file.failures[0].error.raw_os_error();
+                assert_eq!(errno, Some(libc::ENOMEM));
+            }
+        }
+        stopper.stop_when_idle();
     });
 }
 

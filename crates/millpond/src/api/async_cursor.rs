@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncSeek, AsyncWrite, ReadBuf};
 
 use crate::api::async_file::AsyncFile;
 use crate::error::{Error, Result};
+use crate::memory::no_memory;
 
 /// The longest read or write of one call: longer ones are done in parts, as with `tokio::fs::File`. Chosen.
 const PIECE_BYTES_MAX: usize = 256 << 10;
@@ -89,6 +90,13 @@ impl AsyncCursor {
     }
 }
 
+/// Memory for a piece; ENOMEM where the heap has no room.
+fn room(bytes: usize) -> io::Result<Vec<u8>> {
+    let mut memory = Vec::new();
+    memory.try_reserve_exact(bytes).map_err(|_| no_memory())?;
+    Ok(memory)
+}
+
 impl AsyncRead for AsyncCursor {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -116,9 +124,10 @@ impl AsyncRead for AsyncCursor {
                 Err(Error::WouldBlock { .. }) => {}
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
+            let mut bytes = room(len)?;
             let file = this.file.clone();
             let read = async move {
-                let mut bytes = vec![0; len];
+                bytes.resize(len, 0);
                 let moved = file.read_at(&mut bytes, position).await;
                 (bytes, moved)
             };
@@ -143,7 +152,9 @@ impl AsyncWrite for AsyncCursor {
         let this = &mut *self;
         ready!(this.poll_written(cx))?;
         this.read = None;
-        let bytes = src[..src.len().min(PIECE_BYTES_MAX)].to_vec();
+        let src = &src[..src.len().min(PIECE_BYTES_MAX)];
+        let mut bytes = room(src.len())?;
+        bytes.extend_from_slice(src);
         let (file, offset, len) = (this.file.clone(), this.position, bytes.len());
         this.write = Some(Box::pin(async move { file.write_all_at(&bytes, offset).await }));
         this.position += len as u64;

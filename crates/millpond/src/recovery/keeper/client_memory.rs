@@ -57,10 +57,10 @@ impl Memory {
         read_exact(self.fd.as_fd(), bytes, at)
     }
 
-    /// Calls `each` for the records that were ever written.
+    /// Calls `visit` for the records that were ever written, until it fails.
     pub(super) fn for_each_record(
         &self,
-        mut visit: impl FnMut(u32, RecordWords),
+        mut visit: impl FnMut(u32, RecordWords) -> io::Result<()>,
     ) -> io::Result<()> {
         let start = self.layout.records_at() as u64;
         let end = start + u64::from(self.layout.units) * RECORD_BYTES as u64;
@@ -81,7 +81,7 @@ impl Memory {
             let first = ((at - start) / RECORD_BYTES as u64) as u32;
             let records = read_entries::<RECORD_WORDS>(&bytes[..count]);
             for (unit, words) in (first..).zip(records) {
-                visit(unit, RecordWords::from_words(words));
+                visit(unit, RecordWords::from_words(words))?;
             }
             at += count as u64;
         }

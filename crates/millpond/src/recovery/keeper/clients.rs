@@ -244,6 +244,9 @@ impl Keeper {
         if !is_pidfd_of(&process, peer.pid) {
             return self.refuse(connection, vec![memory, process], Errno::INVAL);
         }
+        if self.clients.try_reserve(1).is_err() {
+            return self.refuse(connection, vec![memory, process], Errno::NOMEM);
+        }
         let memory = match Memory::new(memory) {
             Ok(memory) => memory,
             Err((fd, error)) => return self.refuse(connection, vec![fd], error),
@@ -290,6 +293,7 @@ impl Keeper {
             if entry.index >= client.memory.layout.files {
                 return Err(Errno::INVAL);
             }
+            client.files.try_reserve(1).map_err(|_| Errno::NOMEM)?;
             let known = client.files.iter().find(|file| (file.device, file.inode) == id);
             Ok(known.and_then(|file| file.mark.clone()))
         });
@@ -323,6 +327,7 @@ impl Keeper {
         if !self.closer.has_room() {
             return Err(Errno::BUSY);
         }
+        self.marked.try_reserve(1).map_err(|_| Errno::NOMEM)?;
         let mark = Mark::set(device, inode, &self.closer)
             .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
         let mark = Arc::new(mark);

@@ -73,7 +73,7 @@ impl Mapping {
         let mut dirty = DirtyPages::default();
         for (frame, record) in (0..).zip(&self.records) {
             let words = [&record.state, &record.file, &record.page, &record.sequence].map(load);
-            dirty.note(&ops, frame, RecordWords::from_words(words));
+            dirty.note(&ops, frame, RecordWords::from_words(words)).unwrap();
         }
         let [entry] = &self.files;
         let entry = FileEntryWords {

@@ -1,7 +1,9 @@
 //! The dirty pages of a dead process: the latest contents of each page, from its tables.
 
 use std::collections::HashMap;
+use std::io;
 
+use crate::memory::no_memory;
 use crate::recovery::layout::{EntryUse, FileEntryWords, OpWords, RecordWords};
 use crate::units::PageIndex;
 
@@ -18,12 +20,22 @@ pub(super) struct DirtyPage {
 pub(super) struct DirtyPages(HashMap<u64, Vec<DirtyPage>>);
 
 impl DirtyPages {
-    pub(super) fn note(&mut self, ops: &[OpWords], frame: u32, record: RecordWords) {
+    /// Notes the page of a frame, if it is dirty; ENOMEM where the heap has no room.
+    pub(super) fn note(
+        &mut self,
+        ops: &[OpWords],
+        frame: u32,
+        record: RecordWords,
+    ) -> io::Result<()> {
         if record.is_dirty(ops) {
             let RecordWords { file, page, sequence, .. } = record;
             let page = PageIndex(page);
-            self.0.entry(file).or_default().push(DirtyPage { page, sequence, frame });
+            self.0.try_reserve(1).map_err(|_| no_memory())?;
+            let pages = self.0.entry(file).or_default();
+            pages.try_reserve(1).map_err(|_| no_memory())?;
+            pages.push(DirtyPage { page, sequence, frame });
         }
+        Ok(())
     }
 
     /// The latest contents of each page of `file`, by page.

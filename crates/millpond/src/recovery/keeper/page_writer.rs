@@ -80,7 +80,7 @@ impl PieceWriter<'_, '_> {
     /// Writes the pieces, which are in order.
     pub(super) fn write(mut self, pieces: &[Piece]) -> PiecesWritten {
         let mut written = PiecesWritten::default();
-        let mut batch = Batch::default();
+        let mut batch = Batch::new();
         let mut first = 0;
         for (number, piece) in pieces.iter().enumerate() {
             if !batch.takes(piece) {

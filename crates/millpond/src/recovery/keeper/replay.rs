@@ -68,14 +68,14 @@ pub(super) struct Dead {
 /// Writes the dirty pages in the memory of a dead process to the files. The reports are sent when all files
 /// are done, or in several parts if a device takes very long.
 pub(super) fn replay(dead: Dead, files: Vec<Adopted>, mut tell: impl FnMut(Vec<FileReport>)) {
-    let mut dirty = DirtyPages::default();
-    let read = || -> io::Result<Vec<OpWords>> {
-        let ops = dead.memory.ops()?;
+    let read = || -> io::Result<_> {
+        let (ops, mut dirty) = (dead.memory.ops()?, DirtyPages::default());
         dead.memory.for_each_record(|frame, record| dirty.note(&ops, frame, record))?;
-        Ok(ops)
+        Ok((ops, dirty))
     };
-    let ops = match { read }() {
-        Ok(ops) => ops,
+    // Memory may be short for a moment.
+    let (ops, mut dirty) = match Retries::new(dead.patience).persist(read) {
+        Ok(read) => read,
         Err(error) => {
             let failed = |file: &Adopted| {
                 let mut report = file.report();
@@ -200,7 +200,7 @@ impl Replay<'_> {
         let len = match writer.len() {
             Ok(len) if !pages.is_empty() || work.intent.is_some() || len != work.size => len,
             // There is nothing to do, except that writes may be only in the kernel's cache.
-            _ => return self.finish(writer, work, &[], report),
+            _ => return self.finish(writer, work, Vec::new(), report),
         };
         if let Err(error) = writer.check() {
             work.unwritten = self.pieces(work.file, pages, &clip, report);
@@ -214,7 +214,7 @@ impl Replay<'_> {
             && work.intent.is_none()
             && len > work.entry.changes.reach.max(work.size)
         {
-            return self.finish(writer, work, &[], report);
+            return self.finish(writer, work, Vec::new(), report);
         }
         report.drained = writer.drain();
         if let Some(intent) = work.intent
@@ -237,7 +237,7 @@ impl Replay<'_> {
         self.set_size(writer, work, len, report);
         report.bytes = written.bytes;
         report.pages -= count_pages(&work.unwritten, work.file.page_shift).min(report.pages);
-        self.finish(writer, work, &pieces, report);
+        self.finish(writer, work, pieces, report);
     }
 
     /// RP6.
@@ -264,7 +264,7 @@ impl Replay<'_> {
         &mut self,
         writer: &mut Writer<'_>,
         work: &mut Work<'_>,
-        pieces: &[Piece],
+        pieces: Vec<Piece>,
         report: &mut FileReport,
     ) {
         let mut failures = Vec::new();
@@ -273,18 +273,18 @@ impl Replay<'_> {
             let again = self.retries.may_try_again(&error);
             if !again || pieces.is_empty() {
                 report.failed("syncing", 0..work.size, &error);
-                work.unwritten = pieces.to_vec();
+                work.unwritten = pieces;
                 (report.pages, report.bytes) = (0, 0);
                 break;
             }
             // RP4. The report is of the last attempt.
             let mut rewrite = work.file.report();
-            let written = self.write(writer, pieces, work.file, &mut rewrite);
+            let written = self.write(writer, &pieces, work.file, &mut rewrite);
             work.unwritten = written.failed;
             failures = rewrite.failures;
             report.bytes = written.bytes;
             let missing = count_pages(&work.unwritten, work.file.page_shift);
-            report.pages = count_pages(pieces, work.file.page_shift).saturating_sub(missing);
+            report.pages = count_pages(&pieces, work.file.page_shift).saturating_sub(missing);
         }
         report.failures.append(&mut failures);
         // RP8. In this order: an open of the file waits, if no other process has it open.
@@ -314,7 +314,7 @@ impl Replay<'_> {
             pid: self.dead.pid,
         };
         let kept = rescue::keep(&origin, |rescue: &mut Rescue| {
-            let mut batch = Batch::default();
+            let mut batch = Batch::new();
             for piece in &work.unwritten {
                 if !batch.takes(piece) {
                     rescue.extent(batch.at, &batch.bytes)?;
@@ -370,13 +370,18 @@ impl Replay<'_> {
 
     /// The parts of the pages to write, in the file's order.
     fn pieces(
-        &self,
+        &mut self,
         file: &Adopted,
         pages: &[DirtyPage],
         clip: &Clip,
         report: &mut FileReport,
     ) -> Vec<Piece> {
-        let (pieces, strange) = clip.pieces(pages, file.page_shift, self.dead.memory.layout);
+        let layout = self.dead.memory.layout;
+        let pieces = self.retries.persist(|| clip.pieces(pages, file.page_shift, layout));
+        let (pieces, strange) = pieces.unwrap_or_else(|error| {
+            report.failed("listing the dirty pages, which are lost, of", 0..clip.size, &error);
+            (Vec::new(), false)
+        });
         if strange {
             let error = io::Error::from(io::ErrorKind::InvalidData);
             report.failed("checking the dead process's tables, for", 0..0, &error);

@@ -32,6 +32,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::io::backend::descriptors::KernelCopy;
+use crate::memory::no_memory;
 use crate::recovery::keeper::report::printable;
 use crate::recovery::keeper::target::{BUFFER_BYTES, Stamp};
 use crate::recovery::layout::mtime_ns;
@@ -254,7 +255,9 @@ pub fn restore(rescue: &Path, target: Option<&Path>, force: bool) -> io::Result<
         return Err(io::Error::new(kind, format!("{} {what}", printable(&path))));
     }
     let source = file.into_inner();
-    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(BUFFER_BYTES).map_err(|_| no_memory())?;
+    buffer.resize(BUFFER_BYTES, 0);
     let mut bytes = 0;
     for extent in extents {
         let mut done = 0;
@@ -387,6 +390,7 @@ fn scan(file: &mut BufReader<File>) -> io::Result<Vec<RescueExtent>> {
         let from = file.stream_position()?;
         match numbers {
             Some((at, len)) if from.checked_add(len).is_some_and(|to| to < end) => {
+                extents.try_reserve(1).map_err(|_| no_memory())?;
                 extents.push(RescueExtent { at, len, from });
                 // After the line end that follows the bytes.
                 file.seek(SeekFrom::Start(from + len + 1))?;

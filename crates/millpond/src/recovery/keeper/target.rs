@@ -35,7 +35,7 @@ use crate::io::backend::descriptors::KernelCopy;
 use crate::recovery::keeper::report::FileReport;
 use crate::recovery::layout::{EntryUse, mtime_ns};
 use crate::recovery::mark::Mark;
-use crate::units::{PAGE_SHIFTS, UNIT_BYTES};
+use crate::units::{PAGE_BYTES_MAX, PAGE_SHIFTS, UNIT_BYTES};
 
 /// Maximum bytes per write call. Chosen, not measured.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
@@ -480,7 +480,7 @@ impl Writer<'_> {
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
             other => return Ok(other?),
         }
-        let zeros = vec![0; BUFFER_BYTES];
+        let zeros = vec![0; PAGE_BYTES_MAX as usize];
         let mut at = range.start;
         loop {
             let end = range.end.min(self.len()?);

@@ -3,11 +3,12 @@
 use std::io;
 use std::ops::Range;
 
+use crate::memory::no_memory;
 use crate::recovery::keeper::client_memory::Memory;
 use crate::recovery::keeper::orphaned_pages::DirtyPage;
 use crate::recovery::keeper::target::BUFFER_BYTES;
 use crate::recovery::layout::Layout;
-use crate::units::UNIT_SHIFT;
+use crate::units::{PAGE_BYTES_MAX, UNIT_SHIFT};
 
 /// Bytes to write: at `offset` of the file, from `from` of the mapping.
 #[derive(Clone)]
@@ -19,9 +20,8 @@ pub(super) struct Piece {
 
 /// The number of pages that the pieces lie in; they are in order.
 pub(super) fn count_pages(pieces: &[Piece], page_shift: u32) -> u64 {
-    let mut pages: Vec<u64> = pieces.iter().map(|piece| piece.offset >> page_shift).collect();
-    pages.dedup();
-    pages.len() as u64
+    let page = |piece: &Piece| piece.offset >> page_shift;
+    pieces.chunk_by(|one, next| page(one) == page(next)).count() as u64
 }
 
 /// Selects the parts of pages to write (replay.RP2).
@@ -32,16 +32,18 @@ pub(super) struct Clip {
 
 impl Clip {
     /// The parts of the pages to write, in the file's order; and whether some pages are invalid: beyond a
-    /// file's maximum, or with frames outside the mapping.
+    /// file's maximum, or with frames outside the mapping. ENOMEM where the heap has no room for the list.
     pub(super) fn pieces(
         &self,
         pages: &[DirtyPage],
         page_shift: u32,
         layout: Layout,
-    ) -> (Vec<Piece>, bool) {
+    ) -> io::Result<(Vec<Piece>, bool)> {
         let page_bytes = 1u64 << page_shift;
         let units = (page_bytes >> UNIT_SHIFT) as u32;
-        let (mut pieces, mut strange) = (Vec::with_capacity(pages.len()), false);
+        let (mut pieces, mut strange) = (Vec::new(), false);
+        // One page may have a part on each side of the hole.
+        pieces.try_reserve_exact(pages.len() + 1).map_err(|_| no_memory())?;
         for dirty in pages {
             let within = dirty.page.0.checked_mul(page_bytes).filter(|&at| at <= i64::MAX as u64);
             let fits = dirty.frame.checked_add(units).is_some_and(|end| end <= layout.units);
@@ -52,7 +54,7 @@ impl Clip {
             let frame_at = layout.frames_at() as u64 + (u64::from(dirty.frame) << UNIT_SHIFT);
             pieces.extend(self.page(start, start + page_bytes, frame_at));
         }
-        (pieces, strange)
+        Ok((pieces, strange))
     }
 
     /// The parts to write of the page from `start` to `end`, whose frame lies at `frame_at`.
@@ -77,16 +79,25 @@ impl Clip {
 }
 
 /// Bytes that are contiguous in the file.
-#[derive(Default)]
 pub(super) struct Batch {
     pub(super) at: u64,
     pub(super) bytes: Vec<u8>,
 }
 
 impl Batch {
+    /// A batch with room for [`BUFFER_BYTES`], or for a single page if memory is short.
+    pub(super) fn new() -> Batch {
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(BUFFER_BYTES).is_err() {
+            bytes.reserve_exact(PAGE_BYTES_MAX as usize);
+        }
+        Batch { at: 0, bytes }
+    }
+
     pub(super) fn takes(&self, piece: &Piece) -> bool {
         let len = self.bytes.len();
-        len == 0 || (self.at + len as u64 == piece.offset && len + piece.len <= BUFFER_BYTES)
+        let has_room = len + piece.len <= self.bytes.capacity();
+        len == 0 || (self.at + len as u64 == piece.offset && has_room)
     }
 
     pub(super) fn take(&mut self, piece: &Piece, memory: &Memory) -> io::Result<()> {
