@@ -21,7 +21,8 @@
 //! - **MK1** One keeper has an inode: a file that is marked already is not adopted, and its writes are
 //!   written through.
 //! - **MK2** A mark whose owner is neither this process's user, nor the file's owner, nor root is ignored:
-//!   it could make the open wait for nothing.
+//!   it could make the open wait for nothing. Also one with a full backlog, if the kernel says who made it
+//!   (`mark_owner`).
 //! - **MK3** Any user may connect to a mark, and send messages that are never received. No such connection
 //!   is closed by a thread that serves clients or writes files, unless the kernel has refused all
 //!   descriptors that were sent (`closer`).
@@ -44,7 +45,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::file_id::FileId;
 use crate::recovery::closer::Closer;
-use crate::recovery::wire;
+use crate::recovery::{mark_owner, wire};
 
 /// The maximum number of connections that wait for one file; later ones try again. Chosen, not measured.
 const BACKLOG: i32 = 256;
@@ -52,6 +53,8 @@ const BACKLOG: i32 = 256;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The time between two attempts. Chosen, not measured.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
+/// The time between two searches for the owner of a mark with a full backlog. Chosen, not measured.
+const OWNER_PAUSE: Duration = Duration::from_millis(200);
 
 /// The mark of a file that this keeper has; the file is marked until this is dropped.
 #[derive(Debug)]
@@ -66,7 +69,11 @@ pub(super) struct Mark {
 }
 
 fn name(device: u64, inode: u64) -> io::Result<SocketAddrUnix> {
-    Ok(SocketAddrUnix::new_abstract_name(format!("millpond-kept/{device:x}/{inode:x}").as_bytes())?)
+    Ok(SocketAddrUnix::new_abstract_name(text(device, inode).as_bytes())?)
+}
+
+fn text(device: u64, inode: u64) -> String {
+    format!("millpond-kept/{device:x}/{inode:x}")
 }
 
 fn socket() -> io::Result<OwnedFd> {
@@ -208,6 +215,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     let until = Instant::now() + patience;
     let name = name(file.st_dev, file.st_ino)?;
     let mut keeper = None;
+    let mut next_search = Instant::now();
     loop {
         let socket = match socket() {
             Ok(socket) => socket,
@@ -219,6 +227,14 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
             Err(Errno::INTR) => continue,
             // More connections wait than the backlog holds.
             Err(Errno::AGAIN) if Instant::now() < until => {
+                if Instant::now() >= next_search {
+                    let text = text(file.st_dev, file.st_ino);
+                    let owner = mark_owner::listener_user(text.as_bytes());
+                    if owner.is_ok_and(|user| user.is_some_and(|user| !is_trusted(file, user))) {
+                        return Ok(());
+                    }
+                    next_search = Instant::now() + OWNER_PAUSE;
+                }
                 std::thread::sleep(RETRY_PAUSE);
                 continue;
             }
@@ -228,8 +244,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
         }
         // MK2.
         let peer = wire::peer(socket.as_fd())?;
-        let own = rustix::process::geteuid().as_raw();
-        if ![own, file.st_uid, 0].contains(&peer.uid) {
+        if !is_trusted(file, peer.uid) {
             return Ok(());
         }
         // A dead keeper writes nothing more, even if copies of its descriptors exist.
@@ -254,6 +269,11 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
             _ => Ok(()),
         };
     }
+}
+
+/// MK2.
+fn is_trusted(file: &Stat, owner: u32) -> bool {
+    [rustix::process::geteuid().as_raw(), file.st_uid, 0].contains(&owner)
 }
 
 /// Moves the socket to a high descriptor number, if there is one: a program may depend on the lowest being

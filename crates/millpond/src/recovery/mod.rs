@@ -131,6 +131,8 @@ mod closer;
 
 pub(crate) mod mark;
 
+mod mark_owner;
+
 pub mod keeper;
 
 #[cfg(all(test, not(loom)))]

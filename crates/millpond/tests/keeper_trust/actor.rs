@@ -109,6 +109,7 @@ pub fn role() {
         ["intruder", address, how] => intruder_role(address, how),
         ["turncoat", address, path] => user_change_role(address, Path::new(path)),
         ["lingerer", name, count] => other_users::lingerer_role(name, count.parse().unwrap()),
+        ["squatter", name] => other_users::squatter_role(name),
         ["address", directory] => other_users::address_role(directory),
         _ => panic!("{role}"),
     }

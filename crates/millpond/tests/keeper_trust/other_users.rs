@@ -57,6 +57,27 @@ pub fn lingerer_role(name: &str, count: usize) {
     drop(sockets);
 }
 
+/// Listens at `name`, with a backlog that it has filled itself.
+pub fn squatter_role(name: &str) {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let socket = |flags| {
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    };
+    let address = SocketAddrUnix::new_abstract_name(name.trim_start_matches('@').as_bytes());
+    let (listener, address) = (socket(SocketFlags::CLOEXEC), address.unwrap());
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let mut filling = Vec::new();
+    loop {
+        let one = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        match rustix::net::connect(&one, &address) {
+            Ok(()) => filling.push(one),
+            Err(error) => break assert_eq!(error, rustix::io::Errno::AGAIN),
+        }
+    }
+    actor::sleep_until_killed("ready");
+}
+
 /// Prints the address that a keeper would use with this `TMPDIR` and no runtime directory.
 pub fn address_role(directory: &str) {
     // SAFETY: the only thread of this process that uses the environment.
@@ -99,6 +120,32 @@ fn connections_to_a_mark_block_no_keeper() {
     writer.kill();
     assert!(keeper.wait_for("report").contains("pages: 1"));
     assert_eq!(std::fs::read(&path).unwrap(), [1; PAGE]);
+}
+
+/// Goal: another user who listens at the name of a file's mark and fills the backlog does not make opens of the file wait.
+/// Incident: an open waited for 60 s, and failed then.
+#[test]
+fn a_full_backlog_of_another_user_does_not_delay_an_open() {
+    if !is_root() {
+        return;
+    }
+    let dir = temp_dir();
+    let path = dir.path().join("file");
+    std::fs::write(&path, [1; PAGE]).unwrap();
+    let stat = path.metadata().unwrap();
+    let mark = format!("@millpond-kept/{:x}/{:x}", stat.dev(), stat.ino());
+    let _squatter = Actor::start("squatter", &[&mark], Some(OTHER_USER));
+    let engine = common::engine(1 << 20, BackendChoice::Threads);
+    let started = Instant::now();
+    let file = engine.open(&path, &write_back()).unwrap();
+    let opened = File::open(&path).unwrap();
+    keeper::await_written(opened.as_fd(), Duration::from_secs(60)).unwrap();
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    drop(file);
+    // The file's owner is trusted to have a reason.
+    std::os::unix::fs::chown(&path, Some(OTHER_USER), None).unwrap();
+    let refused = keeper::await_written(opened.as_fd(), Duration::from_millis(300)).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy, "{refused}");
 }
 
 /// Goal: a keeper at a name that any user may connect to serves its own user beside connections that block, and starts a
