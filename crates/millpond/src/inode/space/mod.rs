@@ -49,7 +49,7 @@ use std::io;
 use crate::inode::CachedFile;
 use crate::inode::space::account::{KnownBlocks, size_limit};
 use crate::io::backend::Seek;
-use crate::io::backend::allocation::{self, Company, Overwrites};
+use crate::io::backend::allocation::{self, Blocks, Company, Overwrites};
 use crate::options::WriteMode;
 
 /// Smaller files have nothing reserved ahead: they are many, and giving it back takes time. These
@@ -144,13 +144,14 @@ impl Gap {
     fn reserve(&self, file: &CachedFile, known: &mut KnownBlocks, ahead: u64) -> Reserved {
         let &Gap { start, end, limit, size } = self;
         let may_be_shared = file.backing.overwrites() == Overwrites::InPlaceUnlessShared;
-        match file.backing.blocks(start) {
+        let unit = if may_be_shared { BLOCK_BYTES_MIN } else { file.core().page_bytes() as u64 };
+        let end_of_file = size.next_multiple_of(unit).max(start);
+        // SP4: beyond the end only shared blocks matter in the report.
+        let says_nothing = !may_be_shared && end_of_file == start;
+        let found = (!says_nothing).then(|| file.backing.blocks(start));
+        match found.unwrap_or(Ok(Blocks { there_until: start, own_until: u64::MAX })) {
             Ok(blocks) => {
                 let own_until = if may_be_shared { blocks.own_until } else { u64::MAX };
-                // SP4.
-                let unit =
-                    if may_be_shared { BLOCK_BYTES_MIN } else { file.core().page_bytes() as u64 };
-                let end_of_file = size.next_multiple_of(unit).max(start);
                 let there_until = blocks.there_until.min(own_until).min(limit).min(end_of_file);
                 known.add(start, there_until);
                 if there_until >= end {
