@@ -76,6 +76,11 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path in UTF-8")
 }
 
+/// The file of a setting of `/dev/NAME`'s requests.
+fn queue_setting(device: &str, setting: &str) -> String {
+    format!("/sys/block/{}/queue/{setting}", device.trim_start_matches("/dev/"))
+}
+
 impl FailingDisk {
     /// `None`, with a skip, where permissions or programs are missing.
     #[track_caller]
@@ -104,9 +109,8 @@ impl FailingDisk {
         let device = run("losetup", &["--find", "--show", text(&image)])?;
         // The loop driver takes a write for a whole one of which the tmpfs had space for a part. So no request
         // is longer than a page of the tmpfs.
-        let name = device.trim_start_matches("/dev/");
         self.device = Some(device.clone());
-        std::fs::write(format!("/sys/block/{name}/queue/max_sectors_kb"), "4")
+        std::fs::write(queue_setting(&device, "max_sectors_kb"), "4")
             .map_err(|error| format!("{device}: requests of one page: {error}"))?;
         let make = format!("mkfs.{}", self.kind.name);
         run(&make, &[self.kind.make, &[&device]].concat()).map(drop)
@@ -188,6 +192,10 @@ impl Drop for FailingDisk {
         // Lazily: after a failure a file may still be open.
         let _ = run("umount", &["--lazy", text(&self.inner)]);
         if let Some(device) = &self.device {
+            // The setting outlives the detachment, and would make the next user of the device slow.
+            if let Ok(longest) = std::fs::read(queue_setting(device, "max_hw_sectors_kb")) {
+                let _ = std::fs::write(queue_setting(device, "max_sectors_kb"), longest);
+            }
             // Once nothing is mounted from it.
             let _ = run("losetup", &["--detach", device]);
         }
