@@ -196,6 +196,47 @@ fn the_length_is_a_multiple_of_the_block() {
     }
 }
 
+/// Goal: UT8: overwrites reserve no space beside the blocks. Method: one block of every 128 KiB is overwritten, of
+/// which XFS would allocate the whole by default.
+#[test]
+fn overwrites_reserve_no_space_beside_the_blocks() {
+    let Some(xfs) = Mount::xfs(DISK_BYTES) else { return };
+    let engine = engine(4 << 20, BackendChoice::Threads);
+    let (path, bytes) = (xfs.point.join("file"), 32 << 20);
+    std::fs::write(&path, vec![1; bytes]).unwrap();
+    let file = engine.open(&path, &untorn(WriteMode::Through)).unwrap();
+    file.sync_all().unwrap();
+    let free = || {
+        let system = rustix::fs::statvfs(&xfs.point).unwrap();
+        system.f_bfree * system.f_frsize
+    };
+    let before = free();
+    for at in (0..bytes).step_by(128 << 10) {
+        file.write_all_at(&[2; BLOCK], at as u64).unwrap();
+    }
+    file.sync_all().unwrap();
+    let reserved = before.saturating_sub(free());
+    assert!(reserved < bytes as u64 / 4, "{reserved} bytes");
+}
+
+/// Goal: UT8: a hint that the file has stays.
+#[test]
+fn a_hint_of_the_owner_stays() {
+    let Some(xfs) = Mount::xfs(DISK_BYTES) else { return };
+    let engine = engine(4 << 20, BackendChoice::Threads);
+    let path = xfs.point.join("file");
+    std::fs::write(&path, []).unwrap();
+    let hint = |command: &str| {
+        let output = std::process::Command::new("xfs_io").args(["-c", command]).arg(&path).output();
+        String::from_utf8(output.unwrap().stdout).unwrap().split(' ').next().unwrap().to_owned()
+    };
+    for (given, expected) in [("0", "[16384]"), ("65536", "[65536]")] {
+        hint(&format!("cowextsize {given}"));
+        drop(engine.open(&path, &untorn(WriteMode::Back)).unwrap());
+        assert_eq!(hint("cowextsize"), expected);
+    }
+}
+
 /// A file, the handles by which it is changed, and its expected contents.
 struct Model<'e> {
     engine: &'e Engine,

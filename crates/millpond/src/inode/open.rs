@@ -114,7 +114,10 @@ impl CachedFile {
         file.backing.prepare(fd.as_fd(), opened).map_err(failed)?;
         let fd = fd.into_owned().map_err(failed)?;
         let kept = file.backing.attach(fd, opened).map_err(failed)?;
-        if file.untorn.is_some() && options.writable() {
+        if let (Some(bytes), true) = (file.untorn, options.writable()) {
+            if let Some(fd) = file.backing.descriptor(true) {
+                untorn::hint_extents(fd, bytes);
+            }
             // untorn.UT6. It also determines the durable end (untorn_blocks.UB2).
             file.backing.sync(false).map_err(failed)?;
         }

@@ -20,8 +20,11 @@
 //!   delayed allocation would make direct reads beside atomic writes fail on XFS.
 //! - **UT7** The back end's refusal of a block fails the write or the sync, and the pages stay dirty.
 //!   There is no other way to write them (untorn_blocks.UB1).
+//! - **UT8** XFS gets the hint to allocate the space for an overwrite by blocks (`cowextsize`). By
+//!   default it allocates 128 KiB for each written block and keeps the rest reserved for half an
+//!   hour: overwrites then fail with ENOSPC on a file system that is half free. An owner's hint stays.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, StatxFlags};
@@ -115,6 +118,41 @@ fn needs(fd: BorrowedFd<'_>, bytes: u32) -> String {
               ext4 on a device with atomic writes"
                 .into()
         }
+    }
+}
+
+/// UT8. Without permission the file is written without the hint.
+pub(super) fn hint_extents(fd: BorrowedFd<'_>, bytes: u32) {
+    /// `struct fsxattr`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Attributes {
+        flags: u32,
+        extent_bytes: u32,
+        extents: u32,
+        project: u32,
+        copied_extent_bytes: u32,
+        padding: [u8; 8],
+    }
+    const FS_IOC_FSGETXATTR: u64 = 0x801C_581F;
+    const FS_IOC_FSSETXATTR: u64 = 0x401C_5820;
+    const FS_XFLAG_COWEXTSIZE: u32 = 0x1_0000;
+    if rustix::fs::fstatfs(fd).map_or(0, |system| system.f_type as u32) != XFS {
+        return;
+    }
+    let mut attributes = Attributes::default();
+    let control = |number: u64, attributes: &mut Attributes| {
+        // SAFETY: the structure has the layout that the kernel expects, and outlives the call.
+        let outcome = unsafe {
+            libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), number, std::ptr::from_mut(attributes))
+        };
+        outcome == 0
+    };
+    let is_known = control(FS_IOC_FSGETXATTR, &mut attributes);
+    if is_known && attributes.flags & FS_XFLAG_COWEXTSIZE == 0 {
+        attributes.flags |= FS_XFLAG_COWEXTSIZE;
+        attributes.copied_extent_bytes = bytes;
+        control(FS_IOC_FSSETXATTR, &mut attributes);
     }
 }
 
