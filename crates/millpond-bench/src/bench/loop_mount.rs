@@ -2,10 +2,38 @@
 //! and the next run removes it.
 
 use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
 use super::creation_lock::creation_lock;
+
+/// The blocks that an image has at first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Image {
+    /// None.
+    Sparse,
+    /// All, as a disk has: no first write of a block waits for space on the directory's file system.
+    Written,
+}
+
+impl Image {
+    fn make(self, mut file: &File, bytes: u64) -> io::Result<()> {
+        if self == Image::Sparse {
+            return file.set_len(bytes);
+        }
+        io::copy(&mut io::repeat(0).take(bytes), &mut file)?;
+        file.sync_all()
+    }
+}
+
+/// Lifts a limit of the length of requests that an earlier user of the loop device has left.
+fn allow_long_requests(device: &str) {
+    let queue = Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("queue");
+    let lifted = fs::read(queue.join("max_hw_sectors_kb"))
+        .and_then(|longest| fs::write(queue.join("max_sectors_kb"), longest));
+    report_failure(lifted.map_err(|error| format!("{}: {error}", queue.display())));
+}
 
 /// A mounted file system in an image file; unmounted on drop, and gone when its open files are
 /// closed.
@@ -23,6 +51,17 @@ impl LoopMount {
 
     /// A file system of `kind`, with room for `bytes`. The error says why there is none.
     pub fn new(dir: &Path, kind: &str, bytes: u64) -> Result<Self, String> {
+        Self::with(dir, kind, bytes, Image::Sparse, "defaults")
+    }
+
+    /// The same with an image of this form and with mount options.
+    pub fn with(
+        dir: &Path,
+        kind: &str,
+        bytes: u64,
+        image_form: Image,
+        options: &str,
+    ) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("loop mounts take root".into());
         }
@@ -32,16 +71,21 @@ impl LoopMount {
         let _gate = creation_lock();
         let mut mount = Self { image, device: None, at, mounted: false };
         let made = File::create_new(&mount.image)
-            .and_then(|file| file.set_len(bytes.max(Self::BYTES_MIN)))
+            .and_then(|file| image_form.make(&file, bytes.max(Self::BYTES_MIN)))
             .and_then(|()| fs::create_dir(&mount.at));
         made.map_err(|error| format!("{}: {error}", mount.image.display()))?;
         let image = mount.image.to_string_lossy().into_owned();
-        let quiet = if kind == "ext4" { ["-q", "-F"] } else { ["-q", "-f"] };
-        run(&format!("mkfs.{kind}"), &[quiet[0], quiet[1], &image])?;
+        // No discards, which would free the image's blocks.
+        let settings: &[&str] = match kind {
+            "ext4" => &["-q", "-F", "-E", "nodiscard"],
+            _ => &["-q", "-f", "-K"],
+        };
+        run(&format!("mkfs.{kind}"), &[settings, &[&*image]].concat())?;
         let device =
             run("losetup", &["--find", "--show", "--direct-io=on", &image])?.trim().to_owned();
         mount.device = Some(device.clone());
-        run("mount", &["-t", kind, &device, &mount.at.to_string_lossy()])?;
+        allow_long_requests(&device);
+        run("mount", &["-t", kind, "-o", options, &device, &mount.at.to_string_lossy()])?;
         mount.mounted = true;
         Ok(mount)
     }
@@ -98,7 +142,7 @@ impl Drop for LoopMount {
 
 fn report_failure<T>(outcome: Result<T, String>) {
     if let Err(message) = outcome {
-        eprintln!("cleaning up: {message}");
+        eprintln!("loop device: {message}");
     }
 }
 

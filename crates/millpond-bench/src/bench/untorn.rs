@@ -15,7 +15,7 @@ use super::data::{KIB, MIB, NamedFile};
 use super::harness::{AlignedBuffer, Pair, Slice};
 use super::histogram::Histogram;
 use super::load::Load;
-use super::loop_mount::LoopMount;
+use super::loop_mount::{Image, LoopMount};
 use super::outcome::Outcome;
 use super::plan::Plan;
 use super::write::timed;
@@ -26,6 +26,8 @@ const DOUBLED: &str = "millpond, written twice";
 const UNPROTECTED: &str = "millpond, unprotected";
 
 const PAGE_BYTES: u32 = 16 * KIB;
+/// Mount options: XFS logs 15 KiB for each block that it puts in place, and each log buffer is a flush of the device.
+const LOG_BUFFERS: &str = "logbsize=256k";
 /// The updates between two syncs.
 const GROUPS: [(&str, usize); 2] = [("update-16k-32", 32), ("update-16k-4", 4)];
 
@@ -41,7 +43,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 fn updates(case: &'static str, group: usize, plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let bytes = plan.bytes_of(128 * MIB, 64 * MIB);
     let groups = plan.count(64, 16);
-    let mount = match LoopMount::new(&plan.dir, "xfs", 4 * bytes) {
+    let mount = match LoopMount::with(&plan.dir, "xfs", 4 * bytes, Image::Written, LOG_BUFFERS) {
         Ok(mount) => mount,
         Err(reason) => {
             [UNTORN, DOUBLED, UNPROTECTED]
