@@ -10,15 +10,18 @@ mod common;
 #[path = "power/mod.rs"]
 mod power;
 
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use millpond::{BackendChoice, Backing, Engine, File, OpenOptions, WriteMode};
 
-use common::{Random, engine, has_uring, read_write, run_and_stop, scaled};
+use common::{Random, engine, has_uring, read_write, run_and_stop, scaled, temp_dir};
 use power::{Disk, Unflushed};
 
 const BLOCK: usize = 16384;
@@ -277,4 +280,99 @@ fn untorn_blocks_are_whole() {
             }
         }
     }
+}
+
+/// A database that a process of `integrations/sqlite/updates` updates until it is dropped.
+struct Updates {
+    process: Child,
+    /// The number of the last update that is committed.
+    committed: Arc<AtomicU64>,
+}
+
+impl Updates {
+    /// `parameters` of the URI, and SQL that is run at first.
+    fn start(program: &OsStr, path: &Path, parameters: &str, sql: &str) -> Updates {
+        let uri = format!("file:{}?{parameters}", path.display());
+        let mut updates = Command::new(program);
+        updates.args([&uri, "sequence", sql]).stdout(Stdio::piped());
+        let mut process = updates.spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut next = move || lines.next().and_then(Result::ok)?.parse().ok();
+        let committed = Arc::new(AtomicU64::new(next().expect("a database")));
+        let to = Arc::clone(&committed);
+        std::thread::spawn(move || {
+            while let Some(number) = next() {
+                to.store(number, SeqCst);
+            }
+        });
+        Updates { process, committed }
+    }
+}
+
+impl Drop for Updates {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Cuts the power of a database without a journal that is being updated, until `enough` is true of the numbers of cuts and of
+/// damaged survivors. Panics if a survivor has lost an update.
+fn cut_power_of_sqlite(
+    disk: &mut Disk,
+    program: &OsStr,
+    (name, parameters, sql): (&str, &str, &str),
+    enough: impl Fn(usize, usize) -> bool,
+) {
+    let updates = Updates::start(program, &disk.path(name), parameters, sql);
+    let mut random = Random::from_environment();
+    let dir = temp_dir();
+    let (mut cuts, mut damaged) = (0, 0);
+    let first = updates.committed.load(SeqCst);
+    while !enough(cuts, damaged) {
+        std::thread::sleep(Duration::from_micros(random.below(20_000)));
+        let before = updates.committed.load(SeqCst);
+        let survivor = disk.cut(Unflushed::Some(random.next()));
+        // The next one may be durable, or committed and not counted yet.
+        let after = updates.committed.load(SeqCst) + 2;
+        cuts += 1;
+        assert!(survivor.read(&format!("{name}-journal")).is_none(), "{name}: there is a journal");
+        let copy = dir.path().join("survivor.db");
+        std::fs::write(&copy, survivor.read(name).unwrap()).unwrap();
+        let check = Command::new(program)
+            .args([&format!("file:{}", copy.display()), "check"])
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
+        if !check.status.success() {
+            damaged += 1;
+            continue;
+        }
+        let last: u64 = String::from_utf8(check.stdout).unwrap().trim().parse().unwrap();
+        let expected = before..=after;
+        assert!(expected.contains(&last), "{name}, cut {cuts}: update {last} of {expected:?}");
+    }
+    let updated = updates.committed.load(SeqCst) - first;
+    assert!(updated > 0, "{name}: no update was committed");
+    println!("{name}: {damaged} damaged databases in {cuts} power cuts, {updated} updates");
+}
+
+/// Goal: SQLite commits without a journal on a VFS that announces atomic writes, and no power cut damages its database or
+/// takes back an update. Method: the same without announced writes, and without a journal, is damaged.
+#[test]
+#[ignore = "needs the program that scripts/long untorn_sqlite builds"]
+fn sqlite_needs_no_journal() {
+    let program = std::env::var_os("MILLPOND_SQLITE_UPDATES").expect("integrations/sqlite/updates");
+    let Some(mut disk) = Disk::start_xfs("recorder_process") else { return };
+    let plain = ("plain.db", "vfs=unix", "pragma journal_mode = off");
+    cut_power_of_sqlite(&mut disk, &program, plain, |cuts, damaged| {
+        assert!(cuts < PLAIN_CUTS_MAX, "no database was damaged: the disk shows nothing");
+        damaged > 0
+    });
+    let untorn = ("untorn.db", "vfs=millpond&millpond_untorn=4k", "");
+    let cuts_each = scaled(20) as usize;
+    cut_power_of_sqlite(&mut disk, &program, untorn, |cuts, damaged| {
+        assert_eq!(damaged, 0, "in {cuts} power cuts");
+        cuts == cuts_each
+    });
 }
