@@ -91,6 +91,9 @@ impl Wake for Seen {
     }
 }
 
+/// Starts a background read of a file.
+type StartRead<'f> = &'f dyn Fn(&Arc<CachedFile>);
+
 /// Goal: a background read drops its reference to the file before it releases its guard. Method: the
 /// release grants a request of a task. It wakes the task in the thread of the read.
 #[test]
@@ -101,7 +104,7 @@ fn a_background_read_drops_its_file_before_its_guard() {
         let read = BypassRead::start_mapped(file, guard, (0, PAGE), Waker::noop(), None);
         assert!(read.is_ok());
     };
-    let starts: [&dyn Fn(&Arc<CachedFile>); 2] = [&ahead, &bypass];
+    let starts: [StartRead; 2] = [&ahead, &bypass];
     for (number, start) in starts.into_iter().enumerate() {
         let (_engine, slow, file) = opened(&OpenOptions::new().read(true));
         slow.hold(Kind::Read, true);
