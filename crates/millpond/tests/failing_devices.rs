@@ -83,7 +83,8 @@ fn a_good_sync_after_a_failed_one_has_stored_the_bytes() {
                 // Direct writes that go through fail themselves, and leave nothing to a sync.
                 let is_reported = mode == WriteMode::Through && backing == Backing::Direct;
                 for _ in 0..2 {
-                    assert_eq!(file.sync_all().is_ok(), is_reported, "{what}");
+                    // Where it may succeed, it may also report an error of another process's sync(2).
+                    assert!(file.sync_all().is_err() || is_reported, "{what}");
                 }
                 let value = if overwritten { 3 } else { 2 };
                 if overwritten {
@@ -93,7 +94,9 @@ fn a_good_sync_after_a_failed_one_has_stored_the_bytes() {
                 if is_reported {
                     fill_all(&file, 64..512, value);
                 }
-                file.sync_all().unwrap_or_else(|error| panic!("{what}: {error}"));
+                // The first attempt may report an error of another process's sync(2).
+                let synced = file.sync_all().or_else(|_| file.sync_all());
+                synced.unwrap_or_else(|error| panic!("{what}: {error}"));
                 file.close().unwrap();
                 drop(engine);
                 disk.remount();
