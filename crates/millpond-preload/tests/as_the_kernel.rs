@@ -43,7 +43,7 @@ fn nothing_is_open_after_a_last_close_beside_a_preempted_read() {
     for mode in MODES {
         let pond = Pond::new().in_mode(mode).serving(ServedFiles::Eager);
         let program = pond.compile("last_close.c", &["-O1"]);
-        succeed(pond.served(&program).args(["5", "preempted"]));
+        succeed(pond.served(&program).args(["10", "preempted"]));
     }
 }
 

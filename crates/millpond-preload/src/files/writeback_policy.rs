@@ -261,31 +261,34 @@ impl Closing {
     /// L4, second half: waits until the engine has closed the file, unless what stands in its way
     /// is a read that this very handler has interrupted. Returns what could not be written.
     pub fn end(self) -> Option<c_int> {
-        const YIELDS: usize = 10;
-        const PAUSE: Duration = Duration::from_micros(200);
         section::run(|record| {
-            let begun = Instant::now();
-            let in_vain = WAITED_IN_VAIN.load(Relaxed);
-            let patience = if in_vain { PATIENCE_AFTER } else { PATIENCE };
             // After an error the engine keeps the file, and tries again.
-            for attempt in 0.. {
-                let is_open = lock().is_closing(self.id) || is_lingering(self.id);
-                if self.failed.is_some() || record.is_reading() {
-                    break;
-                }
-                if !is_open || begun.elapsed() > patience {
-                    WAITED_IN_VAIN.store(is_open, Relaxed);
-                    break;
-                }
-                if attempt < YIELDS {
-                    // A read of another thread, which takes microseconds.
-                    std::thread::yield_now();
-                } else {
-                    std::thread::sleep(PAUSE);
-                }
-            }
+            let goes_on = self.failed.is_some() || record.is_reading();
+            await_closed(|| (lock().is_closing(self.id) || is_lingering(self.id)) && !goes_on);
         });
         self.failed
+    }
+}
+
+/// Waits until `is_open` returns false, for [`PATIENCE`] at most.
+fn await_closed(mut is_open: impl FnMut() -> bool) {
+    const YIELDS: usize = 10;
+    const PAUSE: Duration = Duration::from_micros(200);
+    let begun = Instant::now();
+    let in_vain = WAITED_IN_VAIN.load(Relaxed);
+    let patience = if in_vain { PATIENCE_AFTER } else { PATIENCE };
+    for attempt in 0.. {
+        let is_open = is_open();
+        if !is_open || begun.elapsed() > patience {
+            WAITED_IN_VAIN.store(is_open, Relaxed);
+            return;
+        }
+        if attempt < YIELDS {
+            // A read of another thread, which takes microseconds.
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
@@ -320,4 +323,26 @@ pub fn resume(pins: Vec<Pin>) {
 pub fn end() {
     let pins = pause_all();
     section::run(|_| drop(pins));
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Goal: a last close waits for a read that takes a second, as its thread is preempted. After a wait in vain the next
+    /// ones are short.
+    #[test]
+    fn a_last_close_waits_longer_than_a_preempted_read() {
+        let begun = Instant::now();
+        let is_slow = || begun.elapsed() < Duration::from_secs(1);
+        await_closed(is_slow);
+        assert!(!is_slow(), "it did not wait");
+        await_closed(|| true);
+        assert!(WAITED_IN_VAIN.load(Relaxed));
+        let begun = Instant::now();
+        await_closed(|| true);
+        assert!(begun.elapsed() < PATIENCE, "each close waits");
+        await_closed(|| false);
+        assert!(!WAITED_IN_VAIN.load(Relaxed));
+    }
 }

@@ -39,14 +39,14 @@ static void *keep_processor_busy(void *unused)
 /* Another thread uses another file. */
 static void *read_busily(void *unused)
 {
-	char page[PAGE];
-	int fd = open("busy", O_RDONLY | O_CLOEXEC);
+	static char pages[8 * PAGE];
+	int fd = open("busy", O_RDONLY | O_CLOEXEC), len = is_preempted ? sizeof pages : PAGE;
 	if (is_preempted) {
 		use_one_processor();
 		CHECK(setpriority(PRIO_PROCESS, syscall(SYS_gettid), 19) == 0);
 	}
 	while (!is_over)
-		CHECK(pread(fd, page, PAGE, 0) == PAGE);
+		CHECK(pread(fd, pages, len, 0) == len);
 	CHECK(close(fd) == 0);
 	return NULL;
 }
@@ -130,9 +130,9 @@ int main(int count, char **arguments)
 	CHECK(len > 0 && len < (ssize_t)sizeof memory && close(fd) == 0);
 	make_pages("busy", 0);
 	make_pages("read", 0);
-	pthread_t thread, others[2];
+	pthread_t thread, others[4];
 	CHECK(pthread_create(&thread, NULL, read_busily, NULL) == 0);
-	for (int i = 0; is_preempted && i < 2; i++)
+	for (int i = 0; is_preempted && i < 4; i++)
 		CHECK(pthread_create(&others[i], NULL, keep_processor_busy, NULL) == 0);
 	for (int i = 0; i < rounds; i++) {
 		if (!is_preempted)
@@ -141,7 +141,7 @@ int main(int count, char **arguments)
 	}
 	is_over = 1;
 	pthread_join(thread, NULL);
-	for (int i = 0; is_preempted && i < 2; i++)
+	for (int i = 0; is_preempted && i < 4; i++)
 		pthread_join(others[i], NULL);
 	return 0;
 }
