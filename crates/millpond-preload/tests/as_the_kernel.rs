@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{ALL_MODES, MODES, Pond, ServedFiles, succeed};
+use common::{ALL_MODES, Pond, ServedFiles, succeed};
 
 /// The ponds of each mode with each choice of files.
 fn ponds() -> impl Iterator<Item = (String, Pond)> {
@@ -34,17 +34,6 @@ fn compare(source: &str, arguments: &[&str]) {
 #[test]
 fn nothing_is_open_after_the_last_close() {
     compare("last_close.c", &["12"]);
-}
-
-/// Incident: a last close waited at most 0.1 s for a read of another thread that had begun before it. On a busy machine
-/// that thread may wait for a processor for longer, and the closed file stayed open.
-#[test]
-fn nothing_is_open_after_a_last_close_beside_a_preempted_read() {
-    for mode in MODES {
-        let pond = Pond::new().in_mode(mode).serving(ServedFiles::Eager);
-        let program = pond.compile("last_close.c", &["-O1"]);
-        succeed(pond.served(&program).args(["10", "preempted"]));
-    }
 }
 
 /// Incident: the library held the registry's lock during a `dup2` over a socket that lingers. Another process's open of

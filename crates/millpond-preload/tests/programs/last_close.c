@@ -1,12 +1,9 @@
 /* After the last close of a file the process has it open nowhere: it can be executed, and its space and its file
-   system are free. `last_close ROUNDS [preempted]`; "preempted": the thread that reads another file waits for a
-   processor most of the time. Prints nothing and returns 0 if that holds. */
+   system are free. `last_close ROUNDS`. Prints nothing and returns 0 if that holds. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <pthread.h>
-#include <sched.h>
 #include <spawn.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -14,39 +11,15 @@
 #include "check.h"
 
 extern char **environ;
-static volatile int is_over, is_preempted;
-
-/* For the calling thread. */
-static void use_one_processor(void)
-{
-	cpu_set_t all, one;
-	CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
-	CPU_ZERO(&one);
-	for (int i = 0; CPU_COUNT(&one) == 0; i++)
-		if (CPU_ISSET(i, &all))
-			CPU_SET(i, &one);
-	CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
-}
-
-static void *keep_processor_busy(void *unused)
-{
-	use_one_processor();
-	while (!is_over)
-		;
-	return NULL;
-}
+static volatile int is_over;
 
 /* Another thread uses another file. */
 static void *read_busily(void *unused)
 {
-	static char pages[8 * PAGE];
-	int fd = open("busy", O_RDONLY | O_CLOEXEC), len = is_preempted ? sizeof pages : PAGE;
-	if (is_preempted) {
-		use_one_processor();
-		CHECK(setpriority(PRIO_PROCESS, syscall(SYS_gettid), 19) == 0);
-	}
+	char page[PAGE];
+	int fd = open("busy", O_RDONLY | O_CLOEXEC);
 	while (!is_over)
-		CHECK(pread(fd, pages, len, 0) == len);
+		CHECK(pread(fd, page, PAGE, 0) == PAGE);
 	CHECK(close(fd) == 0);
 	return NULL;
 }
@@ -121,27 +94,19 @@ static void read_file(void)
 int main(int count, char **arguments)
 {
 	static char memory[1 << 20];
-	int rounds = atoi(arguments[1]);
-	is_preempted = count > 2;
-	if (!is_preempted)
-		rounds = scaled(rounds, 8);
+	int rounds = scaled(atoi(arguments[1]), 8);
 	int fd = open("/bin/true", O_RDONLY | O_CLOEXEC);
 	ssize_t len = read(fd, memory, sizeof memory);
 	CHECK(len > 0 && len < (ssize_t)sizeof memory && close(fd) == 0);
 	make_pages("busy", 0);
 	make_pages("read", 0);
-	pthread_t thread, others[4];
+	pthread_t thread;
 	CHECK(pthread_create(&thread, NULL, read_busily, NULL) == 0);
-	for (int i = 0; is_preempted && i < 4; i++)
-		CHECK(pthread_create(&others[i], NULL, keep_processor_busy, NULL) == 0);
 	for (int i = 0; i < rounds; i++) {
-		if (!is_preempted)
-			write_program(memory, len, i);
+		write_program(memory, len, i);
 		read_file();
 	}
 	is_over = 1;
 	pthread_join(thread, NULL);
-	for (int i = 0; is_preempted && i < 4; i++)
-		pthread_join(others[i], NULL);
 	return 0;
 }
