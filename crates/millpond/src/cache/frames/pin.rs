@@ -117,7 +117,8 @@ impl Pins {
 
     /// Drops a hold that is not the last one, or that may be on another life of the node. Returns
     /// true if it was the last one nevertheless. The node then stays alive without a hold, until it
-    /// is held and released again.
+    /// is held and released again, or until its table is torn down. So it keeps one frame of the limit,
+    /// at most for the life of the file.
     pub(crate) fn unhold(&self) -> bool {
         // Argued: a thread that used the node has another hold, on it or on its child, and drops
         // that later by `unhold_or_kill`, which releases. A thread that did not use it has nothing
