@@ -75,7 +75,8 @@ pub const PIPELINE_DEPTH_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct DirectRequest<'a> {
     file: &'a File,
-    list: RawList<'a>,
+    /// In a box, as the request moves from the lane to the caller and back for each use.
+    list: Box<RawList<'a>>,
     is_mut: bool,
     direction: Direction,
     offset: u64,
@@ -87,7 +88,7 @@ impl<'a> DirectRequest<'a> {
     /// [`direct`](crate::OpenOptions::direct).
     #[must_use]
     pub fn read(file: &'a File, list: SegmentList<'a, Mut>, offset: u64) -> DirectRequest<'a> {
-        let (list, direction) = (list.into_raw(), Direction::Read);
+        let (list, direction) = (Box::new(list.into_raw()), Direction::Read);
         DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
     }
 
@@ -99,7 +100,7 @@ impl<'a> DirectRequest<'a> {
         list: SegmentList<'a, A>,
         offset: u64,
     ) -> DirectRequest<'a> {
-        let (list, direction) = (list.into_raw(), Direction::Write);
+        let (list, direction) = (Box::new(list.into_raw()), Direction::Write);
         let durable = file.is_dsync();
         DirectRequest { file, list, is_mut: A::IS_MUT, direction, offset, durable }
     }
@@ -119,7 +120,7 @@ impl<'a> DirectRequest<'a> {
         of: Option<&Buffer>,
     ) -> DirectRequest<'a> {
         // SAFETY: the caller's promise.
-        let list = unsafe { RawList::borrowed(dst, of) };
+        let list = Box::new(unsafe { RawList::borrowed(dst, of) });
         let direction = Direction::Read;
         DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
     }
@@ -163,7 +164,7 @@ impl<'a> DirectRequest<'a> {
         of: Option<&Buffer>,
     ) -> DirectRequest<'a> {
         // SAFETY: the caller's promise.
-        let list = unsafe { RawList::borrowed(src, of) };
+        let list = Box::new(unsafe { RawList::borrowed(src, of) });
         let (direction, durable) = (Direction::Write, file.is_dsync());
         DirectRequest { file, list, is_mut: false, direction, offset, durable }
     }
@@ -176,6 +177,7 @@ impl<'a> DirectRequest<'a> {
     }
 
     /// Changes the offset, for a reuse of the request.
+    #[inline]
     pub fn set_offset(&mut self, offset: u64) {
         self.offset = offset;
     }
@@ -188,6 +190,7 @@ impl<'a> DirectRequest<'a> {
 
     /// The length of its memory, in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> u64 {
         self.list.total()
     }
@@ -246,12 +249,14 @@ impl<'a> DirectRequest<'a> {
 
 /// A slot of a [`Pipeline`], between two requests.
 #[derive(Debug)]
-pub struct Lane<'a> {
+pub struct Lane<'l, 'a> {
     number: usize,
-    ended: Option<(DirectRequest<'a>, Result<usize>)>,
+    /// The completed request.
+    request: &'l mut Option<DirectRequest<'a>>,
+    outcome: Option<Result<usize>>,
 }
 
-impl<'a> Lane<'a> {
+impl<'a> Lane<'_, 'a> {
     /// The lane's number, from 0 on.
     ///
     /// # Examples
@@ -268,6 +273,7 @@ impl<'a> Lane<'a> {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     #[must_use]
+    #[inline]
     pub fn number(&self) -> usize {
         self.number
     }
@@ -275,8 +281,9 @@ impl<'a> Lane<'a> {
     /// The completed request, to be reused or dropped, and its result: the bytes moved, as [`File::read_at`] and
     /// [`File::write_at`] return it. `None` before the lane's first request.
     #[must_use]
+    #[inline]
     pub fn into_ended(self) -> Option<(DirectRequest<'a>, Result<usize>)> {
-        self.ended
+        self.request.take().zip(self.outcome)
     }
 }
 
@@ -392,7 +399,7 @@ impl Pipeline {
     /// # Panics
     ///
     /// If `step` panics; after all requests in flight have completed.
-    pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>) {
+    pub fn run<'a>(&mut self, mut step: impl FnMut(Lane<'_, 'a>) -> Option<DirectRequest<'a>>) {
         let (slots, depth) = slots(self.depth);
         let mut lanes = Lanes {
             carrier: &mut self.carrier,
@@ -478,13 +485,12 @@ impl<'a> Lanes<'_, 'a> {
         &mut self,
         number: u32,
         mut outcome: Option<Result<usize>>,
-        step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>,
+        step: &mut impl FnMut(Lane<'_, 'a>) -> Option<DirectRequest<'a>>,
     ) {
         loop {
-            let slot = &mut self.slots[number as usize];
-            let ended = slot.request.take().zip(outcome);
-            slot.request = step(Lane { number: number as usize, ended });
-            if slot.request.is_none() {
+            let request = &mut self.slots[number as usize].request;
+            *request = step(Lane { number: number as usize, request, outcome });
+            if request.is_none() {
                 return;
             }
             // Behind the stalled ones, so that the requests in flight come to their end (P2).
@@ -504,7 +510,7 @@ impl<'a> Lanes<'_, 'a> {
     }
 
     /// Waits for a completion, and continues with its lane.
-    fn turn(&mut self, step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>) {
+    fn turn(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> Option<DirectRequest<'a>>) {
         if self.under_way == 0 {
             if self.undecided.is_empty() {
                 self.wake_stalled(step);
@@ -527,7 +533,7 @@ impl<'a> Lanes<'_, 'a> {
     fn settle_undecided(
         &mut self,
         mut blocking: Blocking,
-        step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>,
+        step: &mut impl FnMut(Lane<'_, 'a>) -> Option<DirectRequest<'a>>,
     ) {
         for _ in 0..self.undecided.len() {
             let number = self.undecided.pop_front().expect("counted");
@@ -552,7 +558,7 @@ impl<'a> Lanes<'_, 'a> {
     /// No request is in flight: waits for the operation that blocks the first stalled request, and starts
     /// the others up to the next one that would have to wait (P2).
     #[cold]
-    fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'a>) -> Option<DirectRequest<'a>>) {
+    fn wake_stalled(&mut self, step: &mut impl FnMut(Lane<'_, 'a>) -> Option<DirectRequest<'a>>) {
         let mut blocking = Blocking::Wait;
         while let Some(number) = self.stalled.pop_front() {
             match self.start(number, blocking) {
