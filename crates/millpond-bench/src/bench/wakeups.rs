@@ -2,11 +2,13 @@
 //!
 //! One thread submits reads of cached bytes, which complete at submission, one at a time on a
 //! schedule, and does not sleep. K threads wait, each for a minimum. If the waiters have different
-//! minima, the submitter keeps 64 reads of a device in flight instead, as the largest minimum must
-//! be in flight for its waiter; then the device determines the rate. The subject is a
-//! [`millpond::queue::Queue`]. The baselines: the same queue, with each waiter woken for every event until
-//! it has its batch; and the kernel's AIO, whose `io_getevents` also takes a minimum. Context
-//! switches and processor time are those of the waiters alone.
+//! minima, the submitter keeps 64 device reads in flight instead: a waiter whose minimum is not in
+//! flight never wakes. Then the device determines the rate.
+//!
+//! The suite measures whether a [`millpond::queue::Queue`] avoids useless wake-ups. The peers are the
+//! same queue with each waiter woken for every event until it has its batch, and the kernel's AIO,
+//! whose `io_getevents` also takes a minimum. Context switches and processor time are those of the
+//! waiters alone.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Per-thread data of the handle lookup: the thread's hazard, and the hit counters that it used last.
+//! Per-thread data of the handle lookup: the thread's hazard pointer, and the hit counters that it used last.
 //!
 //! One record, in one cache line of thread-local storage. A shared library's default TLS model needs a
 //! function call. On x86-64 the record uses the "initial exec" model instead: a fixed offset in the static

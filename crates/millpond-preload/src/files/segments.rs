@@ -1,4 +1,5 @@
-//! The memory of a call, and its transfer: through the engine, or through the kernel in its place.
+//! The caller's buffers of a read or write (one, or a list of vectors), and the transfer of their bytes by the engine or
+//! by a system call.
 
 use millpond::{Error, File};
 

@@ -1,4 +1,5 @@
-//! The functions that a program calls in the place of libc's: one for each name of the table.
+//! The exported symbols of the preload library, which take the place of libc's: one for each name of
+//! the table of calls.
 
 use crate::aio::iocb::{Event, Handle, Iocb};
 use crate::files::served_io::At;

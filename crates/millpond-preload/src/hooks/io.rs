@@ -1,6 +1,8 @@
 //! `read`, `write` and their positional and vectored forms.
 //!
-//! Each first tries the lock-free hit (reads of one buffer only), then the slow path, then libc. A call on a file that is not served goes to libc at once. Each is a cancellation point.
+//! Each first tries the lock-free hit (reads of one buffer only), then the slow path of the engine. If the engine can't do
+//! the call, libc does. A call on a file that the library does not serve goes to libc at once. Each is a cancellation
+//! point.
 
 use crate::files::multi_open::try_to_serve;
 use crate::files::segments::{Direction, Memory};

@@ -1,12 +1,13 @@
-//! Whether a process forked while one of its threads opened a file.
+//! Whether a process forked while one of its threads opened a file. A child may change a file that it shares unseen, so
+//! the library must know each such file.
 //!
 //! ```text
-//! open: before -> the kernel's open -> the file goes to a table -> has_forked
-//! fork: begin  -> a look at the table -> the kernel's fork       -> end
+//! open: before -> the kernel's open -> the file enters the table of open files -> has_forked
+//! fork: begin  -> a look at that table -> the kernel's fork                    -> end
 //! ```
 //!
-//! - **F1** The count is odd from `begin` to `end`. `has_forked` reports a file that a child gets and that the fork
-//!   has not found in the table. `begin` and `has_forked` have a fence each, between their stores and their loads.
+//! - **F1** The count is odd from `begin` to `end`. `has_forked` is true for each file that a child inherits and that
+//!   the fork has not found in the table. `begin` and `has_forked` have a fence each, between their stores and their loads.
 //!   So either the fork finds the file in the table or the open finds another count. An open after `begin` has
 //!   read an odd count.
 //! - **F2** A file that is opened after `end` is in no child, and `has_forked` is false for it: the open has read the

@@ -1,15 +1,16 @@
-//! Background reads into the caller's memory: direct reads, and reads that bypass the cache
-//! (`read::bypass_read`). They own that memory, or borrow it, and call a function at their completion.
+//! Background reads into the caller's memory: direct reads (of handles with O_DIRECT), and reads of
+//! pages that admission refused, which bypass the cache (`read::bypass_read`). They own that memory, or
+//! borrow it, and call a completion function at their end.
 //!
 //! ```text
-//!   direct: start -> begin (does not wait) -> backend: a ring, or background threads -> end -> tell
+//!   direct: start -> begin (does not wait) -> backend: a ring, or background threads -> end -> notify
 //!                 -> conflict, or no slot --> a worker, which may wait
-//!   bypass:          begin, the same, -> submit -> backend, as above -> complete: end -> tell
-//!                                                                    -> else a worker reads it, and calls tell
+//!   bypass:          begin (does not wait) -> submit -> backend, as above -> complete: end -> notify
+//!                                                                    -> else a worker reads it, and notifies
 //! ```
 //!
 //! - **O1** Buffers, file and guard belong to the read until it completes: memory that the kernel may write
-//!   to is not freed, even if the result is not wanted any more. Lent memory is its lender's promise.
+//!   to is not freed, even if the result is not wanted any more. The lender of borrowed memory guarantees that it outlives the read.
 //! - **O2** Guard and slot borrow from the file. The handle, which keeps the file, is stored next to them
 //!   and dropped after them.
 //! - **O3** The completion function may run on the thread that reaped the read. Work that has to wait there

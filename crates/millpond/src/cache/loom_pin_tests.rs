@@ -1,5 +1,6 @@
-//! Loom models of pins, holds and links, on the real types: a counted object is not accessed by
-//! other threads when it is reused. Loom reports a race for the cells.
+//! Loom models of the reference counts of the cache (pins of frames, holds of leaves, links of the
+//! table): no thread accesses an object that another thread reuses. The models run the production
+//! code. The contents of objects are cells of Loom, which reports each access that races with reuse.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

@@ -1,6 +1,6 @@
-//! Loom models of the [unevictable list](super::policy::unevictable): the evictor moves a page
-//! there, while write-back makes it evictable and a writer overwrites it, with the production types
-//! and steps.
+//! Loom models of the [unevictable list](super::policy::unevictable): no dirty page is lost to the
+//! evictor, and no clean one stays on the list. The evictor parks a dirty page there while write-back
+//! cleans the page and a writer dirties it again. The models run the production code.
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;

@@ -1,4 +1,4 @@
-//! Turns: one holder at a time, in the order of the requests.
+//! A fair lock: one holder at a time, in the order of the requests.
 //!
 //! The thread that has just unlocked a mutex of the standard library may lock it again, many times in a row, while
 //! waiters are still waking up. Here the holder hands its turn to the next waiter.

@@ -1,9 +1,9 @@
 //! Read-ahead: fills the pages that a handle is likely to read next, without delaying a caller.
 //!
-//! Each handle watches its own slow reads. A read that continues where the last one ended starts a window behind it.
-//! The window's first page carries a marker. The reader that reaches the marker takes the slow path once, and starts
-//! the next window, twice as long. So a sequential reader is always one window behind the device, and the hit path
-//! itself starts nothing.
+//! Each handle tracks the offsets of its reads that missed. A read that continues where the last one ended starts a
+//! window at its own end. The window's first page carries a marker. The reader that reaches the marker takes the slow
+//! path once, and starts the next window, twice as long. So the device is always one window ahead of a sequential
+//! reader, and the hit path itself starts nothing.
 //!
 //! A window takes only resources that are free at once: the range, if no other holder has it, frames, and places in
 //! the back end's queue. Each run of pages is one background read, which owns its guard (page.W3) and its file until

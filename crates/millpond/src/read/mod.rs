@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!   hit    lock-free, of cached pages
-//!   run    pages that are claimed, read and shown together
+//!   run    pages that are claimed, read by one I/O and published together
 //!   fill   shared guard: claim missing pages, read them, copy           (a thread waits)
-//!   around as much, of pages that are not worth a frame (`read_completion`: completion of a read aside)
-//!   miss   the same without a thread: a state machine, called again
+//!   bypass as fill, for pages that admission refuses: read into a private buffer, not the cache
+//!   miss   fill and bypass without a waiting thread: a state machine, called again
 //!   ahead  read-ahead
 //! ```
 //!
-//! A read whose validation fails [`TRIES_MAX`] times takes a guard, too: then it has its turn at any rate of writes.
+//! A read whose validation fails [`TRIES_MAX`] times takes a guard, too, so that writers can't starve it.
 //!
-//! *Torn*: a handle with that advice reads page by page, each page as a read of its own. Pages that are missing are
-//! fetched together, under a guard over them alone.
+//! Torn reads: with that advice a handle reads page by page. Each page is atomic, the read as a whole is not. Missing
+//! pages are fetched together, under a guard over them alone.
 
 pub(crate) mod hit;
 

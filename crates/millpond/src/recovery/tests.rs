@@ -1,4 +1,5 @@
-//! Tests of crash persistence against a real keeper; `kill_tests` has those that stop at every step.
+//! Tests of dirty pages that survive the death of their process, with a keeper process that writes them
+//! back. `kill_tests` kills the process after each step of the protocol.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,15 +1,16 @@
-//! The messages between an engine and its keeper.
+//! The messages between an engine and its keeper, the process that writes the engine's dirty pages back after a
+//! crash.
 //!
 //! A request is one message on its own connection, with descriptors if it needs them; the answer is one
 //! message; then the connection closes. So no descriptor stays open in the program, which may close all
-//! that it has. A request names its mapping by the id that the keeper assigned, and is accepted only from
-//! the process that the mapping came from.
+//! that it has. A request names its shared memory, which has the cached pages, by the id that the keeper assigned,
+//! and is accepted only from the process that the memory came from.
 //!
 //! - **WR1** Both ends check the other's credentials (`SO_PEERCRED`, from the kernel, of the moment at
 //!   which the one listened and the other connected) before they send or receive. So a descriptor is
 //!   neither sent to an untrusted process nor accepted from one.
-//! - **WR2** No wait for the other end is unbounded, except for a goodbye, which takes as long as the
-//!   writes do. The keeper never waits: it receives the messages that are there, and answers without
+//! - **WR2** No wait for the other end is unbounded, except for that of a disconnect, which takes as
+//!   long as the keeper's write-back. The keeper never waits: it receives the messages that are there, and answers without
 //!   waiting.
 
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Length, holes and space of a file, and changes by other programs: by [`crate::write::extent_change`].
+//! Truncation, holes and allocation of a file, and the invalidation of pages that another program has changed. All
+//! are done by [`crate::write::extent_change`].
 
 use crate::api::file::{File, check_range};
 use crate::error::{Error, Op, Result};

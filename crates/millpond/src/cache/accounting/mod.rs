@@ -1,7 +1,6 @@
-//! The accounting of the cache: memory outside of frames, and the bytes that write-back keeps
-//! unevictable.
-//!
-//! Locks: those of the modules.
+//! The accounting of the cache: memory outside of frames, and the bytes of dirty pages and of pages
+//! under write-back, which the evictor can't take. The counts enforce the memory limit and the dirty
+//! limit.
 
 pub(crate) mod copies;
 
