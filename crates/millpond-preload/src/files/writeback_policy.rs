@@ -277,7 +277,7 @@ impl Closing {
     }
 }
 
-/// Waits until `is_open` returns false, for `patience` at most. Returns what it returned last.
+/// Waits until `is_open` returns false, for `patience` at most. Returns whether the wait was in vain.
 fn await_closed(patience: Duration, mut is_open: impl FnMut() -> bool) -> bool {
     const YIELDS: usize = 10;
     const PAUSE: Duration = Duration::from_micros(200);
@@ -335,7 +335,7 @@ pub fn end() {
 mod tests {
     use super::*;
 
-    /// Goal: a last close waits for a read that takes a second, as its thread is preempted, and not for ever.
+    /// Goal: a last close waits for a read that takes a second, as its thread is preempted. The wait has an end.
     #[test]
     fn a_last_close_waits_longer_than_a_preempted_read() {
         let begun = Instant::now();
