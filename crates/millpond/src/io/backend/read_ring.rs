@@ -22,6 +22,8 @@
 //!   has not taken. So a thread that finds the ring broken in between does not treat them as
 //!   untaken. The kernel takes the oldest entries of the ring first; any submitter may find them
 //!   taken, or submit them.
+//! - **B5** An entry may be queued after the ring was found broken, and no other thread may submit
+//!   from then on. So each submission and each sleep returns such entries.
 //!
 //! Locks: `submission` and `jobs`; neither is acquired under the other, and only the kernel is
 //! called under them.
@@ -332,14 +334,18 @@ impl ReadRing {
     /// Submits queued entries, and sleeps until there is a completion, or for `limit`. May return
     /// early. One thread at a time.
     pub(crate) fn sleep(&self, limit: Duration) -> Untaken {
+        let mut submission = self.submission();
         if self.is_broken() {
-            std::thread::sleep(PAUSE);
-            return Untaken::new();
+            // B5.
+            let untaken = self.submit_under(submission, 0);
+            if untaken.is_empty() {
+                std::thread::sleep(PAUSE);
+            }
+            return untaken;
         }
         let limit = types::Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
         let args = types::SubmitArgs::new().timespec(&limit);
         let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
-        let mut submission = self.submission();
         let mine = mem::take(&mut submission.queued);
         let end = submission.pushed;
         drop(submission);
@@ -635,6 +641,24 @@ mod tests {
                 ring.reap(|| unreachable!("there is no on_wake"));
             }
         }
+    }
+
+    /// Goal: B5 (a queue's waiter slept forever beside such an entry). Method: the ring breaks
+    /// between the check of `start` and its push.
+    #[test]
+    fn a_sleeper_in_a_broken_ring_returns_what_was_queued_since() {
+        let Some(ring) = ring_for(2) else { return };
+        let (file, _writer) = piped();
+        let mut byte = 0;
+        let (job, _told) = read_of(&file, &mut byte);
+        let entry = job.entry().unwrap();
+        let number = ring.jobs().places.insert(job);
+        ring.broken.store(true, Release);
+        // SAFETY: B1.
+        assert!(unsafe { ring.push(&entry.user_data(number as u64), 1) }.is_empty());
+        assert_eq!(ring.sleep(Duration::from_secs(1)).len(), 1);
+        assert!(ring.is_idle());
+        assert_eq!(ring.sleep(Duration::from_secs(1)).len(), 0);
     }
 
     /// Goal: a full or retired ring gives a read back unchanged: it is performed in another way,
