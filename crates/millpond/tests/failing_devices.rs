@@ -88,7 +88,9 @@ fn a_good_sync_after_a_failed_one_has_stored_the_bytes() {
                 }
                 let value = if overwritten { 3 } else { 2 };
                 if overwritten {
+                    // As by a program that repeats its writes and its sync.
                     fill(&file, 64..512, value);
+                    assert!(file.sync_all().is_err(), "{what}");
                 }
                 disk.work();
                 if is_reported {

@@ -2,7 +2,7 @@
 //!
 //! All cached pages of the range are hidden first and dropped in the end, so readers see the old bytes or the new
 //! ones. After a failed write, pages that were not overwritten are shown again where they are still needed. The back
-//! end's write lies between [`Write::begin_around`] and [`Write::end_around`], for callers that have several such
+//! end's write lies between [`Write::begin_bypass`] and [`Write::end_bypass`], for callers that have several such
 //! writes in flight at once.
 
 use crate::cache::frames::class::Class;
@@ -65,7 +65,7 @@ impl Write<'_> {
         Ok(BypassWrite { is_cached: true })
     }
 
-    /// Whether [`Write::begin_around`] would have to wait: to write back pages itself, or for write-backs of pages
+    /// Whether [`Write::begin_bypass`] would have to wait: to write back pages itself, or for write-backs of pages
     /// that it hides, as the flusher may claim a DIRTY page at any time. Under the guard, a result of false stays
     /// false.
     pub(crate) fn has_to_wait(&self) -> bool {

@@ -221,7 +221,7 @@ fn write_locked(
     } else if fits
         && mode == WriteMode::Through
         && file.mapped_pages.is_none()
-        && !write.meets_writeback()
+        && write.is_clear_of_writeback()
     {
         write.through(pages)
     } else {
@@ -329,8 +329,8 @@ impl<'a> Write<'a> {
         Write { file, src, len, offset, size, first, last, how, mode }
     }
 
-    /// A write that the caller hands to the back end itself, between [`Write::begin_around`] and
-    /// [`Write::end_around`].
+    /// A write that the caller hands to the back end itself, between [`Write::begin_bypass`] and
+    /// [`Write::end_bypass`].
     pub(crate) fn around_cache(
         file: &'a CachedFile,
         offset: u64,

@@ -11,17 +11,31 @@ use smallvec::SmallVec;
 use crate::cache::frames::class::Class;
 use crate::cache::table::step;
 use crate::copy;
-use crate::error::Result;
+use crate::error::{Op, Result};
 use crate::inode::leaves::Leaves;
 use crate::io::segment::Segment;
+use crate::options::WriteMode;
 use crate::units::FrameIndex;
 use crate::write::{CHUNK_PAGES, Write, Written};
-use crate::writeback::Durability;
 use crate::writeback::state::Copy;
+use crate::writeback::{Durability, write_back};
 
 impl<'a> Write<'a> {
-    /// Whether a page of the write is DIRTY or under write-back. The caller's guard keeps it so.
-    pub(super) fn meets_writeback(&self) -> bool {
+    /// Whether no page of the write is DIRTY or under write-back. The caller's guard keeps it so.
+    ///
+    /// In a file opened for writes through, only a failed sync makes pages DIRTY. Those are written back here: the write
+    /// then keeps copies of its pages, and the sync after the next failed one has bytes to write again. A write past the
+    /// cache would leave none.
+    pub(super) fn is_clear_of_writeback(&self) -> bool {
+        if !self.meets_writeback() {
+            return true;
+        }
+        self.file.opened_mode == WriteMode::Through
+            && write_back(self.file, self.first, self.last, Op::Write).is_ok()
+            && !self.meets_writeback()
+    }
+
+    fn meets_writeback(&self) -> bool {
         let mut meets = false;
         if self.file.writeback.has_begun() {
             let (core, cache) = (self.file.core(), self.file.cache());
