@@ -89,3 +89,41 @@ fn memory_seldom_goes_from_leaves_to_pages() {
     assert!(evictions > MISSES / 2, "{evictions}");
     assert!(decommits <= misses / 60, "{decommits} of {misses}");
 }
+
+/// Goal: a leaf that a late holder has left alive without a hold (`Pins::unhold`) is freed with its
+/// file, and reads of its pages work until then. Method: a hold is taken before the only page of the
+/// leaf is evicted, and dropped as by a holder that used another life of the node.
+#[test]
+fn a_leaf_without_holds_is_freed_with_its_file() {
+    let engine = Engine::builder().cache_bytes(4 << 20).backend(BackendChoice::Memory);
+    let engine = engine.readahead_bytes_max(0).build().unwrap();
+    let frames = &engine.shared().cache.frames;
+    let options = OpenOptions::new().read(true);
+    let mut committed = Vec::new();
+    for round in 0..100 {
+        let bytes = vec![7; (LEAF_PAGES * PAGE) as usize];
+        let slow = Slow::new(bytes, std::time::Duration::ZERO);
+        let cached = CachedFile::on(engine.shared(), slow, &options).unwrap();
+        let file = File::new(Arc::clone(&cached), None, &options);
+        let read = |page: u64| {
+            let mut byte = [0];
+            assert_eq!((file.read_at(&mut byte, page * PAGE).unwrap(), byte), (1, [7]));
+        };
+        read(5);
+        let leaf = cached.core().lookup(frames, PageIndex(5)).unwrap().leaf.node();
+        let holds = &frames.meta(leaf).pins;
+        assert!(holds.try_hold());
+        file.advise(5 * PAGE, PAGE, Advice::DontNeed).unwrap();
+        assert!(holds.unhold(), "it was the last hold");
+        if round % 2 == 0 {
+            read(6);
+            file.advise(6 * PAGE, PAGE, Advice::DontNeed).unwrap();
+            assert!(!holds.try_hold(), "its next holder kills the leaf");
+            read(7);
+        }
+        drop((file, cached));
+        assert!(!holds.try_hold(), "the leaf is dead");
+        committed.push(frames.committed_bytes());
+    }
+    assert_eq!(committed.first(), committed.last());
+}

@@ -223,6 +223,11 @@ impl<'c> Followed<'c> {
         self.link
     }
 
+    #[cfg(test)]
+    pub(crate) fn node(self) -> crate::units::FrameIndex {
+        self.link().node()
+    }
+
     /// Whether the leaf has been linked there all the time (epoch.V4), or the epoch shows that it
     /// has not. Caller: has loaded words of the leaf by Acquire, or has fenced since.
     #[inline]
