@@ -381,3 +381,38 @@ fn programs_without_the_library() {
     }
     assert_none(&failures);
 }
+
+/// Goal: a program whose root or mount name space hides the library runs as on the kernel. The loader's complaint
+/// is not compared.
+#[test]
+fn programs_that_do_not_find_the_library() {
+    let compiler = Pond::new();
+    let binary = compiler.compile("elementary.c", &["-O1"]);
+    let root = compiler.aside("root");
+    std::fs::create_dir(&root).unwrap();
+    let hidden = library().parent().unwrap();
+    let hide = "mount --make-rprivate / && mount -t tmpfs none";
+    let rows = [
+        ("hidden by a mount", format!("{hide} \"$2\" && \"$0\" 2>/dev/null; echo status $?")),
+        (
+            "hidden by a root",
+            format!(
+                "mount --rbind / \"$1\" && {hide} \"$1/$2\" && chroot \"$1\" \"$0\" 2>/dev/null; echo status $?"
+            ),
+        ),
+    ];
+    let mut failures = Vec::new();
+    for (name, script) in &rows {
+        let paths = [&*binary, &*root, hidden].map(|path| path.to_str().unwrap());
+        let arguments = [&["--mount", "sh", "-c", script][..], &paths].concat();
+        let probe = Command::new("unshare").args(&arguments).output().unwrap();
+        if !String::from_utf8_lossy(&probe.stdout).contains("status 0") {
+            let why = String::from_utf8_lossy(&probe.stderr);
+            skip(format!("no program runs {name}: {why}"));
+            continue;
+        }
+        let differences = compare(&same(name), Path::new("unshare"), &arguments, &|_| {});
+        check(&same(name), differences, &mut failures);
+    }
+    assert_none(&failures);
+}
