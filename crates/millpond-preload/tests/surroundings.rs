@@ -211,6 +211,19 @@ fn namespaces() {
     ]);
 }
 
+/// Goal: `dup2` takes no descriptor number from the library: it fails with EBUSY, and files stay as they are.
+#[test]
+fn numbers_of_the_library() {
+    let compiler = Pond::new();
+    let program = compiler.compile("surroundings.c", &["-O1"]);
+    for mode in [Mode::Through, Mode::Back] {
+        let pond = Pond::new().in_mode(mode);
+        let outcome = run(pond.served(&program).arg("library-number"), &pond.aside("served"));
+        assert_eq!(outcome.status, Some(Ok(0)), "{outcome:?}");
+        assert_eq!(outcome.printed, "refused\nread\nread again\n", "{mode:?}: {outcome:?}");
+    }
+}
+
 /// Goal: a child of vfork shares the memory of its parent, which waits.
 /// Incident: busybox's xargs believed that a missing program had started.
 #[test]

@@ -3,6 +3,7 @@
  * prints the outcome. The test compares the outcome with that on the kernel alone.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -373,6 +374,36 @@ static void lock_memory(int flags, int first)
 	unlink("sparse");
 }
 
+/* --- numbers of the library --- */
+
+/* The library's numbers are high. It moves its copy of stderr if the program wants the number. */
+static int is_not_ours(int number)
+{
+	struct stat of_number, of_stderr;
+	return number >= 1000 && !fstat(number, &of_number) && !fstat(2, &of_stderr) &&
+	       (of_number.st_dev != of_stderr.st_dev || of_number.st_ino != of_stderr.st_ino);
+}
+
+static void take_number_of_library(void)
+{
+	int fd = begin(O_RDWR), tried = 0;
+	DIR *numbers = opendir("/proc/self/fd");
+	for (struct dirent *entry; (entry = readdir(numbers));) {
+		int number = atoi(entry->d_name);
+		if (!is_not_ours(number))
+			continue;
+		tried++;
+		errno = 0;
+		if (dup2(fd, number) != -1 || errno != EBUSY || dup3(fd, number, O_CLOEXEC) != -1 || errno != EBUSY)
+			say("TAKEN\n");
+		if (!is_not_ours(number))
+			say("CHANGED\n");
+	}
+	closedir(numbers);
+	say(tried ? "refused\n" : "none\n");
+	check_after(fd);
+}
+
 /* --- namespaces --- */
 
 static void enter_namespace(int kind, int flags)
@@ -667,6 +698,7 @@ int main(int count, char **arguments)
 	CASE("mlockall-current", lock_memory(MCL_CURRENT, 0))
 	CASE("mlockall-future", lock_memory(MCL_FUTURE, 1))
 	CASE("mlockall-both", lock_memory(MCL_CURRENT | MCL_FUTURE, 0))
+	CASE("library-number", take_number_of_library())
 	CASE("namespace-user", enter_namespace(0, CLONE_NEWUSER))
 	CASE("namespace-user-by-number", enter_namespace(2, CLONE_NEWUSER))
 	CASE("namespace-mount", enter_namespace(0, CLONE_NEWNS))
