@@ -230,6 +230,35 @@ fn a_lack_of_mappings_passes() {
     test_moments("a_lack_of_mappings_passes", Shortage::Mappings);
 }
 
+/// Goal: pages of a size that has no memory yet, and gets none, evict no other pages: those would make
+/// no room for them.
+/// Incident: one miss emptied the cache.
+#[test]
+fn a_size_without_memory_evicts_no_other_pages() {
+    in_own_process("a_size_without_memory_evicts_no_other_pages", Duration::from_secs(60), || {
+        let dir = temp_dir();
+        let whole = content(0, FILE_BYTES as usize);
+        let engine = builder().build().unwrap();
+        let open = |name: &str, page_bytes: usize| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, &whole).unwrap();
+            engine.open(&path, &read_write().page_bytes(page_bytes as u32)).unwrap()
+        };
+        let (small, large) = (open("small", 4096), open("large", 65536));
+        let mut bytes = vec![0; 65536];
+        read_all(&small, &mut bytes[..4096], &whole);
+        let moment = Moment::begin(Shortage::Data);
+        let before = engine.stats();
+        read_all(&large, &mut bytes, &whole);
+        read_all(&small, &mut bytes[..4096], &whole);
+        let after = engine.stats();
+        drop(moment);
+        assert!(after.uncached_reads > before.uncached_reads, "memory was not short");
+        assert_eq!(after.evictions, before.evictions);
+        caches_all(&engine, &large, 65536, &whole);
+    });
+}
+
 /// Mappings of this process whose names contain `name`.
 fn mappings_of(name: &str) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
