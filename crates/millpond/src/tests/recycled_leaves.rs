@@ -127,3 +127,28 @@ fn a_leaf_without_holds_is_freed_with_its_file() {
     }
     assert_eq!(committed.first(), committed.last());
 }
+
+/// Goal: a walk visits the pages of its range, and no others, also where the next leaf lies beyond the range.
+/// Incident: the walk of a range without a leaf visited pages of the next leaf, and evicted them.
+#[test]
+fn a_walk_keeps_to_its_range() {
+    let engine = Engine::builder().cache_bytes(4 << 20).backend(BackendChoice::Memory);
+    let engine = engine.readahead_bytes_max(0).build().unwrap();
+    let options = OpenOptions::new().read(true);
+    let slow = Slow::new(vec![0; (LEAVES * LEAF_PAGES * PAGE) as usize], std::time::Duration::ZERO);
+    let cached = CachedFile::on(engine.shared(), slow, &options).unwrap();
+    let file = File::new(Arc::clone(&cached), None, &options);
+    let pages = [5, 9, 2 * LEAF_PAGES, 2 * LEAF_PAGES + 7, 3 * LEAF_PAGES - 1];
+    for page in pages {
+        file.read_at(&mut [0], page * PAGE).unwrap();
+    }
+    let edges = [0, 4, 5, 6, 9, 10, 511, 512, 700, 1023, 1024, 1025, 1030, 1031, 1032, 1535, 1536];
+    for (first, last) in edges.iter().flat_map(|&a| edges.map(|b| (a, b))) {
+        let mut visited = Vec::new();
+        let (from, to) = (PageIndex(first), PageIndex(last));
+        let cache = &engine.shared().cache;
+        cached.core().for_each_page(cache, from, to, &mut |_, page, _| visited.push(page.0));
+        let expected = pages.into_iter().filter(|page| (first..=last).contains(page));
+        assert_eq!(visited, expected.collect::<Vec<_>>(), "{first} to {last}");
+    }
+}

@@ -110,6 +110,13 @@ impl Pins {
         true
     }
 
+    /// Whether the hold of the caller is the only one.
+    pub(crate) fn is_held_once(&self) -> bool {
+        // Acquire: pairs with the drops of holds, so that the caller finds the words that were emptied
+        // before EMPTY. Argued: callers only skip words.
+        self.0.load(Acquire) == 1
+    }
+
     /// Adds a hold. The caller has one already.
     pub(crate) fn hold_again(&self) {
         self.0.fetch_add(1, Relaxed);

@@ -356,16 +356,20 @@ impl FileCore {
     ) {
         let mut page = first;
         while page <= last {
-            let Some(next) = self.next_leaf(source.frames(), page) else { return };
-            page = next;
+            page = match self.next_leaf(source.frames(), page) {
+                Some(next) if next <= last => next,
+                _ => return,
+            };
             let leaf_end = last_of_leaf(page);
             if let Ok(held) = self.hold(source, page, false) {
-                while page <= leaf_end.min(last) {
-                    let word = held.word(page);
+                let words = &held.words()[slot_of(page, 0)..=slot_of(leaf_end.min(last), 0)];
+                for (page, word) in page.onwards().zip(words) {
                     if word.load().state() != PageState::Empty {
                         visit(&held, page, word);
+                        if held.is_empty() {
+                            break;
+                        }
                     }
-                    page += 1;
                 }
             }
             page = leaf_end + 1;
@@ -445,8 +449,20 @@ impl<'c> HeldLeaf<'c> {
     /// The word of `page`, which the leaf must cover.
     #[inline]
     pub(crate) fn word(&self, page: PageIndex) -> &PageWord {
-        debug_assert!(self.covers(page) && self.level == 0);
-        &words(self.frames, self.node).expect("held")[slot_of(page, 0)]
+        debug_assert!(self.covers(page));
+        &self.words()[slot_of(page, 0)]
+    }
+
+    #[inline]
+    fn words(&self) -> &[PageWord; SLOTS] {
+        debug_assert!(self.level == 0);
+        words(self.frames, self.node).expect("held")
+    }
+
+    /// Whether all words of the leaf are EMPTY: there is no hold but ours (T1). While other threads hold
+    /// the leaf, the result is false.
+    fn is_empty(&self) -> bool {
+        self.frames.meta(self.node).pins.is_held_once()
     }
 
     pub(crate) fn core(&self) -> &'c FileCore {
