@@ -418,8 +418,9 @@ fn programs_that_do_not_find_the_library() {
     for (name, script) in &rows {
         let paths = [&*binary, &*root, hidden].map(|path| path.to_str().unwrap());
         let arguments = [&["--mount", "sh", "-c", script][..], &paths].concat();
-        let probe = Command::new("unshare").args(&arguments).output().unwrap();
-        if !String::from_utf8_lossy(&probe.stdout).contains("status 0") {
+        let mut probe = Command::new("unshare");
+        let probe = probe.args(&arguments).current_dir(&root).output().unwrap();
+        if !String::from_utf8_lossy(&probe.stdout).contains("right\nstatus 7") {
             let why = String::from_utf8_lossy(&probe.stderr);
             skip(format!("no program runs {name}: {why}"));
             continue;
