@@ -7,8 +7,10 @@ mod common;
 
 use std::path::Path;
 use std::ptr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use millpond::queue::Request;
 use millpond::{
     Admission, Advice, AsyncFile, BackendChoice, Backing, Engine, File, OpenOptions, WriteMode,
 };
@@ -256,6 +258,31 @@ fn a_size_without_memory_evicts_no_other_pages() {
         assert!(after.uncached_reads > before.uncached_reads, "memory was not short");
         assert_eq!(after.evictions, before.evictions);
         caches_all(&engine, &large, 65536, &whole);
+    });
+}
+
+/// Goal: a thread that the engine starts while there is no memory ends no process: it needs a stack alone, or the
+/// operation fails.
+/// Incident: the standard library aborted, as it had no memory for the thread's alternative signal stack.
+#[test]
+fn a_thread_is_started_without_memory() {
+    in_own_process("a_thread_is_started_without_memory", Duration::from_secs(60), || {
+        let dir = temp_dir();
+        let engine = builder().build().unwrap();
+        let file = Arc::new(engine.open(dir.path().join("file"), &read_write()).unwrap());
+        // The C library keeps the stacks of ended threads for others. The thread gives its alternative stack back.
+        let ended: Vec<_> = (0..4).map(|_| std::thread::spawn(|| ())).collect();
+        ended.into_iter().for_each(|thread| thread.join().unwrap());
+        let moment = Moment::begin(Shortage::AddressSpace);
+        let most = hard_limit(libc::RLIMIT_AS);
+        assert!(set_limit(libc::RLIMIT_AS, status_bytes("VmSize"), most));
+        let queue = engine.queue(1);
+        let written = queue.and_then(|queue| {
+            queue.submit(Request::write(&file, vec![7; 4096], 0))?;
+            queue.wait(1, 1, None)?.remove(0).into_parts().0
+        });
+        drop(moment);
+        assert_eq!(written.unwrap(), 4096, "there is a stack");
     });
 }
 
