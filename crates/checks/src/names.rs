@@ -1,4 +1,4 @@
-//! Resolves the paths in a module's code to the files that define them.
+//! Resolves Rust paths (`a::b::C`) to the source files that define them, for the checks of a crate's structure.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Reads a crate: its modules, and the file of each.
+//! Loads the module tree of a crate and the source file of each module, for the checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

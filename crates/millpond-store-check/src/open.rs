@@ -1,4 +1,4 @@
-//! Opens the endpoints of a store by its URL.
+//! Opens an object store by its URL, once for each server that it is reached through (an endpoint).
 
 use std::sync::Arc;
 

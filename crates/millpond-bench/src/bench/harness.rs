@@ -1,9 +1,12 @@
-//! The measurement: an [`Engine`] runs a [`Load`] for a slice of time; slices of two engines
-//! alternate; a [`Pair`] of engines produces two [`Row`]s.
+//! The measurement: two ways to do I/O run the same workload in turns.
+//!
+//! An [`Engine`] is one way to do I/O: Millpond, `pread`, `mmap` and others. It runs a [`Load`], the workload, for a slice
+//! of time. A round is four slices of a [`Pair`] of engines. A pair gives two [`Row`]s of the table of results: the
+//! subject's, with its ratio to the baseline, and the baseline's.
 //!
 //! - B1. Subject and baseline are measured in the order A B B A, round after round, so that a
 //!   machine that gets slower or faster does so for both. The result is the median of the rounds'
-//!   ratios; the quartiles show its uncertainty.
+//!   ratios; the quartiles show the spread.
 //! - B2. All engines run the same loop in [`Reader::thread`], compiled for each, so its cost is the
 //!   same for all. It reads the same offsets in the same order from a list made before.
 //! - B3. No engine is measured before it has read the whole file correctly in the same case.

@@ -1,11 +1,13 @@
-//! A section: a stretch of the library's own work in a program's thread.
+//! A section: a critical section of the library in a thread of the program. No signal handler of the program runs in
+//! it.
 //!
-//! While a [`Section`] lasts, no handler of the program runs (a handler may call any hook, which could wait for
-//! the section's locks), and cancellation is disabled (`cancel`). The thread counts as *inside*: if std or the
-//! engine call a hooked function, the call goes directly to the kernel. To keep handlers out, signals are blocked; or,
-//! in the section of a read or write, deferred when they come (`handlers`). Signals that the thread's own
-//! instructions raise stay open, since the engine's copy relies on SIGSEGV and SIGBUS; so do the
-//! two that glibc uses between threads.
+//! A handler may call any hooked function, which would deadlock on a lock that the thread holds. So a [`Section`] blocks
+//! signals. The section of a read or write saves the system call: a signal that arrives is queued, and its handler runs
+//! when the section ends (`runtime::handlers`). Thread cancellation is disabled (`runtime::cancel`).
+//!
+//! The thread counts as *inside* the library: if std or the engine call a hooked function, the call goes directly to
+//! the kernel. Synchronous signals stay unblocked: the engine's copy recovers from bad addresses by SIGSEGV and SIGBUS.
+//! The two signals that glibc sends between threads stay unblocked, too.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,6 @@
-//! The atomics and locks of the protocols that loom explores (`tests/loom.rs`); std's and ours
-//! everywhere else.
+//! The atomics and locks of protocols that are model-checked with loom (`tests/loom.rs`).
+//!
+//! A normal build has the atomics of `std` and the locks of this crate here. A loom build has loom's.
 
 #[cfg(not(loom))]
 mod imp {

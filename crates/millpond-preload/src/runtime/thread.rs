@@ -1,9 +1,12 @@
-//! The library's state of each thread.
+//! The library's record of each thread, which its owner writes and all threads read.
 //!
-//! A [`Record`] is claimed from a pool on a thread's first use of the library and returns to it when
-//! the thread ends. Only its owner writes it (plain loads and stores); all threads may read it.
-//! Its fields: its *reading sections* (see `reading`), its kernel calls *in flight* on files that may be
-//! served later, how deep it is *inside* the library, and the address of its counts (`count_words`).
+//! A [`Record`] is claimed from a pool on a thread's first use of the library. It returns to the pool when the thread
+//! ends. A single writer needs no read-modify-write instruction: atomic loads and stores suffice. The fields are:
+//!
+//! - the thread's read-side sections, as of RCU: the end of a description waits for them (`runtime::reading`);
+//! - its system calls in flight on files that the library may serve later (`runtime::in_flight`);
+//! - the nesting depth of its work inside the library (`runtime::section`);
+//! - the address of its counters (`runtime::count_words`).
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;

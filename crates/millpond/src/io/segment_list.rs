@@ -1,4 +1,6 @@
-//! Lists of segments, as the public API makes them.
+//! Scatter/gather lists: the buffers of one vectored read or write, like an array of `iovec`.
+//!
+//! The public API makes a list of the caller's buffers. The engine reads the list, and does not change it.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::marker::PhantomData;

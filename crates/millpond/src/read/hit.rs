@@ -1,23 +1,27 @@
-//! The lock-free hit.
+//! A hit: the fast path of a read whose pages are all cached. It takes no lock and no reference.
 //!
-//! No lock, no reference count, atomic over many pages:
+//! The read copies optimistically and then validates, as the reader of a seqlock does. It is atomic with respect to
+//! writes, for any number of pages:
 //!
 //! ```text
-//!   1. epoch          2. size, as a hint     3. words below min(end, hint), all READY
-//!   4. SIZE: the linearization point; if it exposes pages whose words were not loaded, from 2
-//!   5. clip, copy     6. fence, reload the words, the links to their leaves, then the epoch:
-//!                        all unchanged, or from 1
+//!   1. load the file's epoch, which rises before a version in a page word can repeat (`cache::table::epoch`)
+//!   2. load the size of the file, as a hint, which chooses the pages
+//!   3. load the page words below the hint; a word that is not READY makes the read a miss
+//!   4. load the size again: the linearization point; if the file has grown by pages that 3 left out, go to 2
+//!   5. shorten the read to the end of the file, and copy
+//!   6. acquire fence; load the page words, the links to their leaves and the epoch again:
+//!      if one has changed, go to 1
 //! ```
 //!
-//! Between 4 and the reloading of 6 every page had one content (page.W1, page.W2). The size was the value loaded in 4
-//! while the words were those of 3. So the bytes are those of one moment. A hit writes nothing but the thread's own
-//! counters, and REFERENCED where it is clear.
+//! The words in 6 are those of 3, so no page changed in between (rules W1 and W2 of `cache::table::page`). The size was
+//! loaded in between, too. So bytes and size belong to one moment. A hit writes only the thread's own counters, and the
+//! page's REFERENCED bit where it is clear.
 //!
-//! *Beyond the count.* An attempt copies before it is validated, and frames are reused. So a failed attempt may have
-//! copied bytes of another file. If the read then returns fewer bytes, as the file was cut, the copied bytes beyond
-//! them are zeroed. So a read changes its memory beyond the bytes it returns only if it raced with a cut, an error or
-//! another process, and then to zero. To preserve that memory, each attempt, and so each hit, would first have
-//! to copy it, or copy the file's bytes to a buffer.
+//! *Bytes of the buffer after the returned count.* An attempt copies before it validates, and frames are reused. So an
+//! attempt that fails may have copied bytes of another file, which other threads of the program can see in the buffer
+//! for a moment. If the read then returns fewer bytes, because the file was truncated, the read zeroes the copied bytes
+//! after the count. These bytes change only if the read meets a truncation, an error of the device, or a change by
+//! another process. To preserve them, each hit would have to copy the bytes twice.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;

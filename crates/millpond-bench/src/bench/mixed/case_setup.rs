@@ -1,4 +1,4 @@
-//! The shared setup of cases on one file system: names, an engine, rounds.
+//! Setup that the cases on one file system share: it names the files, builds the engine and runs the rounds.
 
 use std::io;
 use std::time::Duration;

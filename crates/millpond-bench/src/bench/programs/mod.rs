@@ -1,16 +1,16 @@
-//! The suite `programs`: unmodified programs, on the kernel and under `millpond run`.
+//! The suite `programs`: unmodified programs with the kernel's file I/O, and the same programs under `millpond run`.
 //!
 //! - [`program_files`]: programs that read or write files once. [`tools`]: git, an interpreter and a
 //!   compiler.
-//! - [`sqlite`], [`store`]: databases. [`threads`]: fio, and loops of one operation.
-//! - [`job`]: a program, its measurement, and its targets; [`child`]: one run of it; [`produced`]:
-//!   its files. [`fixtures`]: the files that the programs use.
+//! - [`sqlite`], [`store`]: databases. [`threads`]: fio, and loops of one system call.
+//! - [`job`]: one benchmark: a program, the time that is measured, and the required ratios; [`child`]: one run of it;
+//!   [`produced`]: the files that it writes. [`fixtures`]: the files that the programs read.
 //!
-//! `run` has its default options, except where a row says otherwise, and is part of the
-//! measurement. Each slice is a run of the program from its start to its end, or the time that the
-//! program reports for a part, where the start and the first pass are not of interest. Before each
-//! slice of either side the files of the last one are removed, as much memory as a cache could take
-//! is touched, and the files are read. A program's output and files must be the same on both sides.
+//! The time includes the start of `millpond run`, which has its default options unless a row of the table names
+//! others. A slice is one run of the program. Some programs report the time of a part themselves; that time is used
+//! where the start and the first pass are not of interest. Both sides begin a slice in the same state: the files that
+//! the last slice wrote are removed, as much memory as a cache could take is touched, and the files are read into the
+//! kernel's page cache. A program's output and files must be the same on both sides.
 
 mod child;
 mod fixtures;

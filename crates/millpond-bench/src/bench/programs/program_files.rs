@@ -1,4 +1,4 @@
-//! Programs that read or write files once: caching pages without reuse costs time here.
+//! Programs that read or write each file once. A cache gains nothing here, and its costs show.
 
 use super::fixtures::{self, WorkDirectory, program};
 use super::job::{JobRunner, JobTarget, ProgramJob, clear, remove, target};
