@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// For more processors than that, several share one.
 const SHARDS_MAX: usize = 256;
 
-/// The stack of a thread: as of the standard library's.
+/// The stack of a thread, as of the standard library's, beside what the C library needs.
 const STACK_BYTES: usize = 2 << 20;
 
 /// The start of a thread.
@@ -42,9 +42,10 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
         libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
         libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
         libc::pthread_attr_init(attributes.as_mut_ptr());
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
         libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
         libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), old.as_mut_ptr());
+        let stack_bytes = STACK_BYTES + reserved_bytes(attributes.as_ptr());
+        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), stack_bytes);
         let errno =
             libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), run, start.cast());
         libc::pthread_sigmask(libc::SIG_SETMASK, old.as_ptr(), ptr::null_mut());
@@ -57,6 +58,23 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     // SAFETY: it was made above, and no thread has it.
     drop(unsafe { Box::from_raw(start) });
     Err(io::Error::from_raw_os_error(errno))
+}
+
+/// The part of a thread's stack that the C library uses, for the program's static thread-local variables above all.
+///
+/// # Safety
+///
+/// The attributes are initialised.
+unsafe fn reserved_bytes(attributes: *const libc::pthread_attr_t) -> usize {
+    type MinimumStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize;
+    // SAFETY: the name is NUL-terminated.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
+    if found.is_null() {
+        // Not glibc: the variables lie elsewhere.
+        return 0;
+    }
+    // SAFETY: glibc's function has this type; the caller's promise.
+    unsafe { std::mem::transmute::<*mut c_void, MinimumStack>(found)(attributes) }
 }
 
 extern "C" fn run(start: *mut c_void) -> *mut c_void {
