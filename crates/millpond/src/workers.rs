@@ -53,6 +53,11 @@ impl<T> JobCompleter<T> {
         self.set(Told::Done(done));
     }
 
+    /// Whether the outcome was not dropped.
+    fn is_awaited(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     fn set(&self, after: Told<T>) {
         let mut told = self.0.lock().expect("no panic under the lock");
         if !matches!(*told, Told::Waits(_)) {
@@ -84,6 +89,17 @@ impl<T: Send + 'static> JobOutcome<T> {
     pub(crate) fn of(workers: &Arc<Pool>, body: impl FnOnce() -> T + Send + 'static) -> Self {
         let (outcome, teller) = JobOutcome::new();
         workers.run(Box::new(move || teller.complete_job(body())));
+        outcome
+    }
+
+    /// The same for a body without an effect but its outcome: it does not run if the outcome was dropped before.
+    pub(crate) fn of_read(workers: &Arc<Pool>, body: impl FnOnce() -> T + Send + 'static) -> Self {
+        let (outcome, teller) = JobOutcome::new();
+        workers.run(Box::new(move || {
+            if teller.is_awaited() {
+                teller.complete_job(body());
+            }
+        }));
         outcome
     }
 

@@ -416,7 +416,7 @@ impl Miss {
     fn hand_over(&mut self, wanted: &Wanted<'_>, waker: &Waker) -> Step {
         let file = Arc::clone(wanted.file);
         let (len, offset) = (wanted.dst.left(), wanted.offset);
-        let outcome = JobOutcome::of(&wanted.file.shared.workers, move || {
+        let outcome = JobOutcome::of_read(&wanted.file.shared.workers, move || {
             let mut bytes: Vec<u8> = Vec::new();
             bytes
                 .try_reserve_exact(len as usize)

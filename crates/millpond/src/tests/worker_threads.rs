@@ -9,6 +9,7 @@ use std::task::{Context, Poll, Waker};
 use millpond_rangelock::Mode;
 
 use crate::queue::Request;
+use crate::workers::{JobOutcome, THREADS_MAX};
 use crate::{AsyncFile, BackendChoice, Engine, Error, File, OpenOptions};
 
 const PAGE: usize = 4096;
@@ -90,4 +91,41 @@ fn a_future_of_an_engine_without_a_thread_is_refused() {
     file.file().invalidate(0, 2 * PAGE as u64).unwrap();
     let Poll::Ready(missed) = poll_once(file.read_at(&mut bytes, 0)) else { panic!("waits") };
     assert!(is_refused(missed));
+}
+
+/// Goal: a read whose task has dropped it before a worker began does not run: it would keep the file open.
+#[test]
+fn a_read_that_was_dropped_does_not_run() {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc::channel;
+    let engine = engine(true);
+    let workers = &engine.shared().workers;
+    let busy: Vec<_> = (0..THREADS_MAX)
+        .map(|_| {
+            let ((begun, begins), (end, ends)) = (channel(), channel::<()>());
+            workers.run(Box::new(move || {
+                begun.send(()).unwrap();
+                let _ = ends.recv();
+            }));
+            begins.recv().unwrap();
+            end
+        })
+        .collect();
+    let ran = Arc::new(AtomicBool::new(false));
+    let read = |ran: &Arc<AtomicBool>| {
+        let ran = Arc::clone(ran);
+        JobOutcome::of_read(workers, move || ran.store(true, Relaxed))
+    };
+    drop(read(&ran));
+    let awaited = Arc::new(AtomicBool::new(false));
+    let outcome = read(&awaited);
+    drop(busy);
+    while outcome.poll(Waker::noop()).is_pending() {
+        std::thread::yield_now();
+    }
+    // Jobs begin in their order, and each drops what it has.
+    while Arc::strong_count(&ran) > 1 {
+        std::thread::yield_now();
+    }
+    assert!(awaited.load(Relaxed) && !ran.load(Relaxed));
 }
