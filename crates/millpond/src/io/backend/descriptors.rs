@@ -97,7 +97,7 @@ pub(crate) struct Descriptors {
     direct: Option<Alignment>,
     /// Handles may make direct transfers.
     handles_direct: OnceLock<Alignment>,
-    /// A handle writes through the kernel's page cache.
+    /// A cached handle has written through the kernel's page cache.
     has_buffered_writer: AtomicBool,
     /// Direct, on the caller's description.
     in_place: Option<Gate>,
@@ -177,8 +177,6 @@ impl Descriptors {
         let OpenedFor { read, write, direct, .. } = opened;
         if direct {
             self.attach_direct(fd, read, write)?;
-        } else if write && self.direct.is_none() {
-            self.has_buffered_writer.store(true, Relaxed);
         }
         if self.direct.is_some() && self.in_place.is_none() {
             self.open_direct(fd, read, write)?;
@@ -563,7 +561,10 @@ mod tests {
         };
         assert!(descriptors.attach(fd(), READS).unwrap().is_some());
         assert!(uses_ring(Direction::Write, true));
+        // A handle that has not written changes nothing.
         descriptors.attach(fd(), WRITES).unwrap();
+        assert!(uses_ring(Direction::Write, true));
+        assert!(uses_ring(Direction::Write, false));
         assert!(!uses_ring(Direction::Write, true));
         assert!(uses_ring(Direction::Read, true) && uses_ring(Direction::Write, false));
     }

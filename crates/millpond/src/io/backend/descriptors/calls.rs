@@ -85,16 +85,27 @@ impl Descriptors {
         (is_safe && !self.are_lost()).then(|| self.route(transfer))
     }
 
-    /// Whether `transfer` is a direct write beside a handle that writes through the kernel's page
-    /// cache. The kernel keeps the two coherent only if the direct write is a plain system call.
+    /// Whether `transfer` is a direct write of a file to which cached handles have written through the
+    /// kernel's page cache. The kernel keeps the two coherent only if the direct write is a plain system
+    /// call.
+    ///
+    /// *Not covered*: a direct write that is in a ring when the first such buffered write begins, and the
+    /// edges of unaligned direct writes. If the kernel cannot drop a page then, a sync reports EIO.
     pub(crate) fn meets_buffered_writer(&self, transfer: &Transfer<'_>) -> bool {
-        // Relaxed: a direct write that does not see the store began before that handle's open ended.
+        // Relaxed: a direct write that does not see the store began before that buffered write ended.
         let is_direct_write = transfer.direct && transfer.direction == Direction::Write;
         is_direct_write && self.has_buffered_writer.load(Relaxed)
     }
 
     /// The same, by the caller's descriptors.
     fn plain_route(&self, transfer: &Transfer<'_>) -> io::Result<(RawFd, i32)> {
+        let is_buffered = !transfer.direct && self.direct.is_none();
+        if is_buffered
+            && transfer.direction == Direction::Write
+            && !self.has_buffered_writer.load(Relaxed)
+        {
+            self.has_buffered_writer.store(true, Relaxed);
+        }
         let (fd, flags) = match transfer.direction {
             Direction::Read => (&self.read, 0),
             Direction::Write if self.write_is_own.load(Relaxed) => (&self.write, 0),
