@@ -1,0 +1,111 @@
+//! Memory of Python objects, by the buffer protocol.
+//!
+//! `Py_buffer` is part of the stable ABI from Python 3.11 on. Python 3.10 exports the same two functions with the same
+//! layout, but does not promise it to extension modules. Version 3.10 gets no more changes, so its layout is final; the
+//! tests run with it. pyo3 has no binding for both, so it is here.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr;
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi::{Py_ssize_t, PyObject};
+use pyo3::prelude::*;
+
+/// `Py_buffer` of Python's `object.h`.
+#[repr(C)]
+struct RawBuffer {
+    buf: *mut c_void,
+    obj: *mut PyObject,
+    len: Py_ssize_t,
+    itemsize: Py_ssize_t,
+    readonly: c_int,
+    ndim: c_int,
+    format: *mut c_char,
+    shape: *mut Py_ssize_t,
+    strides: *mut Py_ssize_t,
+    suboffsets: *mut Py_ssize_t,
+    internal: *mut c_void,
+}
+
+unsafe extern "C" {
+    fn PyObject_GetBuffer(object: *mut PyObject, view: *mut RawBuffer, flags: c_int) -> c_int;
+    fn PyBuffer_Release(view: *mut RawBuffer);
+}
+
+const PYBUF_SIMPLE: c_int = 0;
+const PYBUF_WRITABLE: c_int = 1;
+
+/// The contiguous memory of an object. It stays where it is, and valid, until this is dropped: the object refuses to
+/// resize or free exported memory. Other threads may change its bytes.
+pub(crate) struct PyMemory {
+    // Boxed: some exporters point into the struct itself.
+    view: Box<RawBuffer>,
+}
+
+// SAFETY: the fields are only read, and `drop` attaches to the interpreter.
+unsafe impl Send for PyMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PyMemory {}
+
+impl PyMemory {
+    /// Memory to read from.
+    pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<PyMemory> {
+        PyMemory::new(object, PYBUF_SIMPLE)
+    }
+
+    /// Memory to write to; a `TypeError` if the object permits no writes, as `io.FileIO.readinto` raises it.
+    pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<PyMemory> {
+        PyMemory::new(object, PYBUF_WRITABLE).map_err(|error| {
+            if !error.is_instance_of::<PyBufferError>(object.py()) {
+                return error;
+            }
+            let name = object.get_type().to_string();
+            PyTypeError::new_err(format!(
+                "a writable contiguous buffer is needed, not {name}: {error}"
+            ))
+        })
+    }
+
+    fn new(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<PyMemory> {
+        let mut view = Box::new(RawBuffer {
+            buf: ptr::null_mut(),
+            obj: ptr::null_mut(),
+            len: 0,
+            itemsize: 0,
+            readonly: 0,
+            ndim: 0,
+            format: ptr::null_mut(),
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            suboffsets: ptr::null_mut(),
+            internal: ptr::null_mut(),
+        });
+        // SAFETY: a living object, attached to the interpreter, and a struct to be filled.
+        if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *view, flags) } != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        Ok(PyMemory { view })
+    }
+
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.view.buf.cast()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.view.len.unsigned_abs()
+    }
+
+    pub(crate) fn iovec(&self) -> libc::iovec {
+        libc::iovec { iov_base: self.view.buf, iov_len: self.len() }
+    }
+}
+
+impl Drop for PyMemory {
+    fn drop(&mut self) {
+        // At the end of the interpreter the memory is not released any more.
+        Python::try_attach(|_| {
+            // SAFETY: filled by `PyObject_GetBuffer`, and released once.
+            unsafe { PyBuffer_Release(&raw mut *self.view) };
+        });
+    }
+}

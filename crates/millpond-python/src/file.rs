@@ -1,0 +1,817 @@
+//! `millpond.File`: a file with the methods of `io.BufferedIOBase`, and reads and writes by offset.
+//!
+//! - Bytes that are cached are copied while the thread is attached to the interpreter, up to [`ATTACHED_BYTES_MAX`]: to
+//!   detach and attach again costs as much as the copy of a page. All else runs detached.
+//! - The memory of buffers is passed to the engine as raw memory, as Python threads may change it at any time.
+
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use millpond::AsyncFile;
+use millpond_rangelock::ByteRange;
+use pyo3::exceptions::{PyTimeoutError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use crate::buffer::PyMemory;
+use crate::engine::{Engine, default_engine, lock};
+use crate::error;
+use crate::handle::{Access, Handle};
+use crate::range_lock::{LockedRange, lock_range};
+use crate::wait::wait_for;
+
+/// The longest read that is tried without detaching from the interpreter: about 10 us of copying.
+const ATTACHED_BYTES_MAX: usize = 64 << 10;
+
+/// The bytes that `readline` looks at first; longer lines double it.
+const LINE_BYTES: usize = 512;
+
+/// A binary file in the cache of an engine; `millpond.open` makes it.
+///
+/// It has the methods of `io.BufferedIOBase`, with one position for all threads, and beside them reads and writes by
+/// offset, which any number of threads may use at once: `pread`, `preadv`, `pwrite`. Every read and write is atomic with
+/// respect to all others of the same file in this process. A read returns fewer bytes than asked for only at the end of
+/// the file. Writes reach the kernel before they return; there is nothing to flush.
+///
+/// Errors are `OSError` with errno and file name; `ValueError` for a closed file; `io.UnsupportedOperation` for a mode
+/// that does not permit the call.
+///
+/// >>> import millpond
+/// >>> with millpond.open("pond.bin", "w+b") as file:
+/// ...     file.write(b"a pond\na mill\n")
+/// ...     file.pread(4, 2)
+/// ...     file.seek(0)
+/// ...     list(file)
+/// 14
+/// b'pond'
+/// 0
+/// [b'a pond\n', b'a mill\n']
+#[pyclass(frozen, subclass, weakref, dict, module = "millpond")]
+pub(crate) struct File {
+    /// As the caller gave it: the attribute `name`.
+    name: Py<PyAny>,
+    path: PathBuf,
+    access: Access,
+    atomic: bool,
+    engine: Py<Engine>,
+    /// `None`: closed.
+    handle: Mutex<Option<Handle>>,
+    position: AtomicU64,
+}
+
+impl File {
+    pub(crate) fn open(
+        engine: &Bound<'_, Engine>,
+        name: &Bound<'_, PyAny>,
+        mode: &str,
+        atomic: bool,
+    ) -> PyResult<File> {
+        let access = Access::parse(mode)?;
+        File::open_as(engine, name, access, atomic)
+    }
+
+    fn open_as(
+        engine: &Bound<'_, Engine>,
+        name: &Bound<'_, PyAny>,
+        access: Access,
+        atomic: bool,
+    ) -> PyResult<File> {
+        let py = name.py();
+        let os = py.import("os")?;
+        let given = os.call_method1("fsdecode", (name,))?;
+        let given_path: PathBuf = given.extract()?;
+        if given.call_method1("__contains__", ("\0",))?.is_truthy()? {
+            return Err(PyValueError::new_err("embedded null byte"));
+        }
+        // Absolute, for a child of fork or a pickle in another directory.
+        let path = std::path::absolute(&given_path).map_err(|_| {
+            error::os_error(libc::ENOENT, "No such file or directory", Some(&given_path))
+        })?;
+        let own = engine.get();
+        let opened = py.detach(|| {
+            let handle = Handle::open(own, &path, &given_path, access, atomic)?;
+            let end = if access.appends { handle.file.len() } else { Ok(0) };
+            Ok::<_, PyErr>((handle, end.map_err(|error| error::of_engine(&error, Some(&path)))?))
+        });
+        let (handle, end) = opened?;
+        Ok(File {
+            name: name.clone().unbind(),
+            path,
+            access,
+            atomic,
+            engine: engine.clone().unbind(),
+            handle: Mutex::new(Some(handle)),
+            position: AtomicU64::new(end),
+        })
+    }
+
+    /// Calls `work` with the handle of this process, attached to the interpreter: it must not wait.
+    fn with_handle<T>(&self, work: impl FnOnce(&Handle) -> T) -> PyResult<T> {
+        let mut slot = lock(&self.handle);
+        let handle = slot.as_mut().ok_or_else(error::closed)?;
+        if !handle.is_of_this_process() {
+            *handle = handle.reopen(self.engine.get(), &self.path, self.access, self.atomic)?;
+        }
+        Ok(work(handle))
+    }
+
+    pub(crate) fn shared(&self) -> PyResult<Arc<millpond::File>> {
+        self.with_handle(|handle| Arc::clone(&handle.file))
+    }
+
+    pub(crate) fn readable_file(&self, py: Python<'_>) -> PyResult<Arc<millpond::File>> {
+        let file = self.shared()?;
+        self.check_readable(py)?;
+        Ok(file)
+    }
+
+    pub(crate) fn writable_file(&self, py: Python<'_>) -> PyResult<Arc<millpond::File>> {
+        let file = self.shared()?;
+        self.check_writable(py)?;
+        Ok(file)
+    }
+
+    fn check_open(&self) -> PyResult<()> {
+        if lock(&self.handle).is_some() { Ok(()) } else { Err(error::closed()) }
+    }
+
+    fn check_readable(&self, py: Python<'_>) -> PyResult<()> {
+        if self.access.readable { Ok(()) } else { Err(error::unsupported(py, "not readable")) }
+    }
+
+    fn check_writable(&self, py: Python<'_>) -> PyResult<()> {
+        if self.access.writable { Ok(()) } else { Err(error::unsupported(py, "not writable")) }
+    }
+
+    pub(crate) fn offset(&self, offset: i64) -> PyResult<u64> {
+        error::offset_of(offset, &self.path)
+    }
+
+    pub(crate) fn error(&self, error: &millpond::Error) -> PyErr {
+        error::of_engine(error, Some(&self.path))
+    }
+
+    pub(crate) fn size(&self) -> PyResult<u64> {
+        let file = self.shared()?;
+        file.len().map_err(|error| self.error(&error))
+    }
+
+    /// Reads cached bytes without waiting; `None`: they are not all cached.
+    ///
+    /// # Safety
+    ///
+    /// `start` must be valid for writes of `len` bytes.
+    unsafe fn read_cached(
+        &self,
+        start: *mut u8,
+        len: usize,
+        offset: u64,
+    ) -> PyResult<Option<usize>> {
+        if len > ATTACHED_BYTES_MAX {
+            return Ok(None);
+        }
+        self.with_handle(|handle| {
+            // SAFETY: the caller's promise.
+            unsafe { handle.file.try_read_hit_raw(start, len, offset) }
+        })
+    }
+
+    /// Reads to raw memory.
+    ///
+    /// # Safety
+    ///
+    /// `start` must be valid for writes of `len` bytes.
+    unsafe fn read_raw(
+        &self,
+        py: Python<'_>,
+        start: *mut u8,
+        len: usize,
+        offset: u64,
+    ) -> PyResult<usize> {
+        // SAFETY: the caller's promise.
+        if let Some(moved) = unsafe { self.read_cached(start, len, offset) }? {
+            return Ok(moved);
+        }
+        let file = self.readable_file(py)?;
+        let start = start as usize; // a number, which another thread may have
+        // SAFETY: the caller's promise; the memory stays valid while this call runs.
+        let read = py.detach(move || unsafe { file.read_raw_at(start as *mut u8, len, offset) });
+        read.map_err(|error| self.error(&error))
+    }
+
+    fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
+        let memory = PyMemory::writable(buffer)?;
+        // SAFETY: an exported, writable buffer is valid for writes of its length until it is dropped.
+        let moved = unsafe { self.read_raw(py, memory.start(), memory.len(), offset) }?;
+        if moved == 0 {
+            // The hit path does not look at permissions.
+            self.check_readable(py)?;
+        }
+        Ok(moved)
+    }
+
+    /// Reads at most `len` bytes into a new bytes object.
+    fn read_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        len: usize,
+        offset: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        self.check_open()?;
+        self.check_readable(py)?;
+        // Not more than there is: a read of 1 GiB at the end of a file allocates nothing.
+        let left = usize::try_from(self.size()?.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let len = len.min(left);
+        let bytes = new_bytes(py, len)?;
+        // SAFETY: a new object of `len` bytes, which nothing else refers to yet.
+        let moved = unsafe { self.read_raw(py, start_of(&bytes), len, offset) }?;
+        if moved == len {
+            return Ok(bytes);
+        }
+        // The file was cut in between.
+        Ok(PyBytes::new(py, &bytes.as_bytes()[..moved]))
+    }
+
+    /// Reads at the position, and moves it. `None` and negative: to the end.
+    fn read_next<'py>(
+        &self,
+        py: Python<'py>,
+        size: Option<isize>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let position = self.position.load(Relaxed);
+        let len = usize::try_from(size.unwrap_or(-1)).unwrap_or(usize::MAX);
+        let bytes = self.read_bytes(py, len, position)?;
+        self.position.store(position + bytes.as_bytes().len() as u64, Relaxed);
+        Ok(bytes)
+    }
+
+    fn write_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
+        let file = self.writable_file(py)?;
+        let memory = PyMemory::readable(data)?;
+        let (start, len) = (memory.start() as usize, memory.len());
+        let written = py.detach(move || {
+            let mut done = 0;
+            while done < len {
+                let rest = (start + done) as *const u8;
+                // SAFETY: an exported buffer is valid for reads until it is dropped, which is after this.
+                done += unsafe { file.write_raw_at(rest, len - done, offset + done as u64) }?;
+            }
+            Ok(done)
+        });
+        written.map_err(|error: millpond::Error| self.error(&error))
+    }
+
+    /// Appends all of `data`; returns the end of what was written.
+    fn append_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
+        let file = self.writable_file(py)?;
+        let memory = PyMemory::readable(data)?;
+        let (start, len) = (memory.start() as usize, memory.len());
+        let appended = py.detach(move || {
+            let mut done = 0;
+            loop {
+                let rest = (start + done) as *const u8;
+                // SAFETY: as in `write_bytes`.
+                let (offset, moved) = unsafe { file.append_raw(rest, len - done) }?;
+                done += moved;
+                if done >= len {
+                    return Ok((len, offset + moved as u64));
+                }
+            }
+        });
+        appended.map_err(|error: millpond::Error| self.error(&error))
+    }
+
+    fn read_line<'py>(
+        &self,
+        py: Python<'py>,
+        limit: Option<isize>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let position = self.position.load(Relaxed);
+        let limit = usize::try_from(limit.unwrap_or(-1)).unwrap_or(usize::MAX);
+        let mut len = LINE_BYTES.min(limit);
+        loop {
+            let bytes = self.read_bytes(py, len, position)?;
+            let found = bytes.as_bytes();
+            let end = found.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
+            let is_last = found.len() < len || len == limit;
+            if end.is_some() || is_last {
+                let end = end.unwrap_or(found.len());
+                self.position.store(position + end as u64, Relaxed);
+                return if end == found.len() {
+                    Ok(bytes)
+                } else {
+                    Ok(PyBytes::new(py, &found[..end]))
+                };
+            }
+            len = len.saturating_mul(2).min(limit);
+        }
+    }
+
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(handle) = lock(&self.handle).take() else { return Ok(()) };
+        if !handle.is_of_this_process() {
+            return Ok(()); // the parent closes it
+        }
+        let file = handle.file;
+        py.detach(move || file.close_shared()).map_err(|error| self.error(&error))
+    }
+}
+
+/// A bytes object whose bytes are still to be written.
+pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<Bound<'_, PyBytes>> {
+    let len =
+        ffi::Py_ssize_t::try_from(len).map_err(|_| PyValueError::new_err("too many bytes"))?;
+    // SAFETY: attached; a null pointer asks for memory that is not initialised; the result is a bytes object, or null.
+    unsafe {
+        let made = ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
+        Ok(Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked())
+    }
+}
+
+pub(crate) fn start_of(bytes: &Bound<'_, PyBytes>) -> *mut u8 {
+    // SAFETY: a living bytes object.
+    unsafe { ffi::PyBytes_AsString(bytes.as_ptr()).cast() }
+}
+
+#[pymethods]
+impl File {
+    /// Reads and returns up to `size` bytes, or all to the end. Fewer only at the end of the file.
+    #[pyo3(signature = (size=-1, /))]
+    fn read<'py>(&self, py: Python<'py>, size: Option<isize>) -> PyResult<Bound<'py, PyBytes>> {
+        self.read_next(py, size)
+    }
+
+    /// The same as `read`: there is no second buffer whose bytes could be returned earlier.
+    #[pyo3(signature = (size=-1, /))]
+    fn read1<'py>(&self, py: Python<'py>, size: Option<isize>) -> PyResult<Bound<'py, PyBytes>> {
+        self.read_next(py, size)
+    }
+
+    /// Reads and returns all bytes from the position to the end.
+    fn readall<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        self.read_next(py, None)
+    }
+
+    /// Reads into a writable buffer; returns the number of bytes.
+    #[pyo3(signature = (buffer, /))]
+    fn readinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let position = self.position.load(Relaxed);
+        let moved = self.read_into(py, buffer, position)?;
+        self.position.store(position + moved as u64, Relaxed);
+        Ok(moved)
+    }
+
+    /// The same as `readinto`.
+    #[pyo3(signature = (buffer, /))]
+    fn readinto1(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
+        self.readinto(py, buffer)
+    }
+
+    /// Reads and returns a line with its newline, up to `size` bytes.
+    #[pyo3(signature = (size=-1, /))]
+    fn readline<'py>(&self, py: Python<'py>, size: Option<isize>) -> PyResult<Bound<'py, PyBytes>> {
+        self.read_line(py, size)
+    }
+
+    /// A list of lines, until they have `hint` bytes.
+    #[pyo3(signature = (hint=-1, /))]
+    fn readlines<'py>(&self, py: Python<'py>, hint: Option<isize>) -> PyResult<Bound<'py, PyList>> {
+        let enough = hint.and_then(|hint| usize::try_from(hint).ok()).filter(|&hint| hint > 0);
+        let (lines, mut total) = (PyList::empty(py), 0);
+        loop {
+            let line = self.read_line(py, None)?;
+            let len = line.as_bytes().len();
+            if len == 0 {
+                return Ok(lines);
+            }
+            lines.append(line)?;
+            total += len;
+            if enough.is_some_and(|enough| total >= enough) {
+                return Ok(lines);
+            }
+        }
+    }
+
+    /// Writes all of `data` at the position, or at the end of a file in mode `"a"`; returns its length.
+    #[pyo3(signature = (data, /))]
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        if self.access.appends {
+            let (len, end) = self.append_bytes(py, data)?;
+            self.position.store(end, Relaxed);
+            return Ok(len);
+        }
+        let position = self.position.load(Relaxed);
+        let len = self.write_bytes(py, data, position)?;
+        self.position.store(position + len as u64, Relaxed);
+        Ok(len)
+    }
+
+    /// Writes each of `lines`, without adding newlines.
+    #[pyo3(signature = (lines, /))]
+    fn writelines(&self, py: Python<'_>, lines: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.check_open()?;
+        lines.try_iter()?.try_for_each(|line| self.write(py, &line?).map(|_| ()))
+    }
+
+    /// Reads up to `size` bytes at `offset`; the position is not used. Any number of threads may call it at once.
+    ///
+    /// >>> import millpond
+    /// >>> with millpond.open("pond.bin", "w+b") as file:
+    /// ...     file.pwrite(b"a pond", 0)
+    /// ...     file.pread(100, 2)
+    /// 6
+    /// b'pond'
+    #[pyo3(signature = (size, offset, /))]
+    fn pread<'py>(
+        &self,
+        py: Python<'py>,
+        size: isize,
+        offset: i64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let len = usize::try_from(size)
+            .map_err(|_| error::os_error(libc::EINVAL, "negative size", Some(&self.path)))?;
+        self.read_bytes(py, len, self.offset(offset)?)
+    }
+
+    /// Reads at `offset` into several writable buffers in turn, as one atomic read; returns the number of bytes.
+    ///
+    /// >>> import millpond
+    /// >>> with millpond.open("pond.bin", "w+b") as file:
+    /// ...     file.pwrite(b"a pond", 0)
+    /// ...     head, tail = bytearray(2), bytearray(8)
+    /// ...     file.preadv([head, tail], 0)
+    /// 6
+    /// 6
+    /// >>> head, tail
+    /// (bytearray(b'a '), bytearray(b'pond\x00\x00\x00\x00'))
+    #[pyo3(signature = (buffers, offset, /))]
+    fn preadv(&self, py: Python<'_>, buffers: &Bound<'_, PyAny>, offset: i64) -> PyResult<usize> {
+        let offset = self.offset(offset)?;
+        let mut memories = Vec::new();
+        for buffer in buffers.try_iter()? {
+            memories.push(PyMemory::writable(&buffer?)?);
+        }
+        if let [memory] = &memories[..] {
+            self.check_readable(py)?;
+            // SAFETY: an exported, writable buffer is valid until it is dropped.
+            return unsafe { self.read_raw(py, memory.start(), memory.len(), offset) };
+        }
+        let file = self.readable_file(py)?;
+        let read = py.detach(|| {
+            let iovecs: Vec<libc::iovec> = memories.iter().map(PyMemory::iovec).collect();
+            // SAFETY: as above, for each of them.
+            let read = unsafe { file.read_vectored_raw_at(&iovecs, offset) };
+            drop(file); // maybe the last handle, whose end can wait
+            read
+        });
+        read.map_err(|error| self.error(&error))
+    }
+
+    /// Writes all of `data` at `offset`, in mode `"a"`, too; the position is not used. Returns its length.
+    #[pyo3(signature = (data, offset, /))]
+    fn pwrite(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: i64) -> PyResult<usize> {
+        self.write_bytes(py, data, self.offset(offset)?)
+    }
+
+    /// Makes all writes durable, as `os.fsync`; with `data_only` as `os.fdatasync`. Ctrl-C ends the wait, and the sync
+    /// goes on.
+    ///
+    /// >>> import millpond
+    /// >>> with millpond.open("log.bin", "ab") as file:
+    /// ...     _ = file.write(b"entry")
+    /// ...     file.sync(data_only=True)
+    #[pyo3(signature = (*, data_only=false))]
+    fn sync(&self, py: Python<'_>, data_only: bool) -> PyResult<()> {
+        let file = AsyncFile::from(self.shared()?);
+        let sync =
+            async move { if data_only { file.sync_data().await } else { file.sync_all().await } };
+        let synced = wait_for(py, pin!(sync), None)?;
+        synced.unwrap_or(Ok(())).map_err(|error| self.error(&error))
+    }
+
+    /// Locks `length` bytes at `offset` (0: to the end) against other `lock_range` calls for the same file in this
+    /// process, exclusive or shared, and returns a context manager that releases them. Reads and writes do not look at
+    /// it. Waits, in the order of the calls, until it has the range, or raises `TimeoutError` after `timeout` seconds;
+    /// Ctrl-C ends the wait. A thread that locks a range twice waits for itself.
+    #[pyo3(signature = (offset, length, *, exclusive=true, timeout=None))]
+    fn lock_range(
+        &self,
+        py: Python<'_>,
+        offset: i64,
+        length: i64,
+        exclusive: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<LockedRange> {
+        let start = self.offset(offset)?;
+        let length = self.offset(length)?;
+        let range =
+            if length == 0 { ByteRange::from_start(start) } else { ByteRange::at(start, length) };
+        let range =
+            range.map_err(|error| error::os_error(libc::EINVAL, error, Some(&self.path)))?;
+        let timeout = timeout.map(|seconds| {
+            Duration::try_from_secs_f64(seconds)
+                .map_err(|_| PyValueError::new_err("timeout must be a time that is not negative"))
+        });
+        let identity = self.with_handle(|handle| handle.identity)?;
+        let locked = lock_range(py, identity, range, exclusive, timeout.transpose()?)?;
+        locked.ok_or_else(|| {
+            PyTimeoutError::new_err((libc::ETIMEDOUT, "the range is locked", self.path.clone()))
+        })
+    }
+
+    /// Moves the position: from the start (0), from where it is (1), or from the end (2). Returns it.
+    #[pyo3(signature = (offset, whence=0, /))]
+    fn seek(&self, offset: i64, whence: i32) -> PyResult<u64> {
+        self.check_open()?;
+        let base = match whence {
+            0 => 0,
+            1 => self.position.load(Relaxed),
+            2 => self.size()?,
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "invalid whence ({other}, should be 0, 1 or 2)"
+                )));
+            }
+        };
+        let position = base.checked_add_signed(offset).filter(|&at| i64::try_from(at).is_ok());
+        let position = position.ok_or_else(|| {
+            error::os_error(
+                libc::EINVAL,
+                "the position would be negative or too large",
+                Some(&self.path),
+            )
+        })?;
+        self.position.store(position, Relaxed);
+        Ok(position)
+    }
+
+    /// The position.
+    fn tell(&self) -> PyResult<u64> {
+        self.check_open()?;
+        Ok(self.position.load(Relaxed))
+    }
+
+    /// Cuts the file to `size` bytes, or extends it with zeros; without `size`, to the position. Returns the size.
+    #[pyo3(signature = (size=None, /))]
+    fn truncate(&self, py: Python<'_>, size: Option<i64>) -> PyResult<u64> {
+        let file = self.writable_file(py)?;
+        let size = size.map_or(Ok(self.position.load(Relaxed)), |size| self.offset(size))?;
+        py.detach(move || file.truncate(size)).map_err(|error| self.error(&error))?;
+        Ok(size)
+    }
+
+    /// Has no effect: writes are in the kernel when they return. `sync` makes them durable.
+    fn flush(&self) -> PyResult<()> {
+        self.check_open()
+    }
+
+    /// Closes the file, and raises errors of earlier writes. Later calls have no effect. Calls of other threads that are
+    /// in progress end normally.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)
+    }
+
+    /// Whether the file is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        lock(&self.handle).is_none()
+    }
+
+    /// The path, as it was given to `open`.
+    #[getter]
+    fn name(&self, py: Python<'_>) -> Py<PyAny> {
+        self.name.clone_ref(py)
+    }
+
+    /// The mode, as `io.FileIO` names it.
+    #[getter]
+    fn mode(&self) -> &'static str {
+        self.access.name()
+    }
+
+    /// The engine whose cache the file uses.
+    #[getter]
+    fn engine(&self, py: Python<'_>) -> Py<Engine> {
+        self.engine.clone_ref(py)
+    }
+
+    /// Whether the mode permits reads.
+    fn readable(&self) -> PyResult<bool> {
+        self.check_open()?;
+        Ok(self.access.readable)
+    }
+
+    /// Whether the mode permits writes.
+    fn writable(&self) -> PyResult<bool> {
+        self.check_open()?;
+        Ok(self.access.writable)
+    }
+
+    /// True.
+    fn seekable(&self) -> PyResult<bool> {
+        self.check_open()?;
+        Ok(true)
+    }
+
+    /// False.
+    fn isatty(&self) -> PyResult<bool> {
+        self.check_open()?;
+        Ok(false)
+    }
+
+    /// Raises `io.UnsupportedOperation`: reads and writes by a descriptor would miss the cache, and the file's position is
+    /// not the kernel's. Libraries use `read` and `write` then.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        self.check_open()?;
+        Err(error::unsupported(py, "fileno: a descriptor would bypass the cache"))
+    }
+
+    /// Raises `io.UnsupportedOperation`: there is no raw file below.
+    fn detach(&self, py: Python<'_>) -> PyResult<()> {
+        Err(error::unsupported(py, "detach: there is no raw file below"))
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().check_open()?;
+        Ok(slf)
+    }
+
+    #[pyo3(signature = (*_details))]
+    fn __exit__(slf: &Bound<'_, Self>, _details: &Bound<'_, PyAny>) -> PyResult<()> {
+        // By name, as a subclass may have its own.
+        slf.call_method0("close").map(|_| ())
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        slf.get().check_open()?;
+        Ok(slf)
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let line = self.read_line(py, None)?;
+        Ok(Some(line).filter(|line| !line.as_bytes().is_empty()))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let (name, mode) = (self.name.bind(py).repr()?, self.access.name());
+        Ok(format!(
+            "<millpond.File name={name} mode='{mode}'{}>",
+            if self.closed() { " [closed]" } else { "" }
+        ))
+    }
+
+    fn __reduce__<'py>(
+        slf: &Bound<'py, Self>,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
+        let (py, file) = (slf.py(), slf.get());
+        file.check_open()?;
+        if !slf.get_type().is(py.get_type::<File>()) {
+            return Err(PyTypeError::new_err(
+                "a subclass of millpond.File needs a __reduce__ of its own",
+            ));
+        }
+        let load = py.import("millpond._millpond")?.getattr("_load_file")?;
+        let path = file.path.clone().into_os_string();
+        let (mode, position) = (file.access.name(), file.position.load(Relaxed));
+        let arguments = (file.engine.clone_ref(py), path, mode, position, file.atomic);
+        Ok((load, arguments.into_pyobject(py)?))
+    }
+
+    /// `await file.apread(size, offset)`: `pread` for asyncio. Cached bytes are returned at once; for others the loop
+    /// waits for the engine's queue, without a thread.
+    ///
+    /// >>> import asyncio, millpond
+    /// >>> async def main():
+    /// ...     with millpond.open("pond.bin", "w+b") as file:
+    /// ...         await file.apwrite(b"a pond", 0)
+    /// ...         await file.sync_async()
+    /// ...         return await file.apread(4, 2)
+    /// >>> asyncio.run(main())
+    /// b'pond'
+    #[pyo3(signature = (size, offset, /))]
+    fn apread<'py>(
+        slf: &Bound<'py, Self>,
+        size: isize,
+        offset: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("millpond._aio")?.call_method1("pread", (slf, size, offset))
+    }
+
+    /// `await file.apreadinto(buffer, offset)`: reads into a writable buffer, without a copy more. Do not use the buffer
+    /// before it returns. After a cancellation it is in use until the read has ended; a bytearray can't be resized until
+    /// then.
+    #[pyo3(signature = (buffer, offset, /))]
+    fn apreadinto<'py>(
+        slf: &Bound<'py, Self>,
+        buffer: &Bound<'py, PyAny>,
+        offset: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("millpond._aio")?.call_method1("preadinto", (slf, buffer, offset))
+    }
+
+    /// `await file.apwrite(data, offset)`: `pwrite` for asyncio. After a cancellation the bytes may have been written.
+    #[pyo3(signature = (data, offset, /))]
+    fn apwrite<'py>(
+        slf: &Bound<'py, Self>,
+        data: &Bound<'py, PyAny>,
+        offset: i64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("millpond._aio")?.call_method1("pwrite", (slf, data, offset))
+    }
+
+    /// `await file.sync_async()`: `sync` for asyncio.
+    #[pyo3(signature = (*, data_only=false))]
+    fn sync_async<'py>(slf: &Bound<'py, Self>, data_only: bool) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("millpond._aio")?.call_method1("sync", (slf, data_only))
+    }
+
+    /// `pread` of cached bytes; `None` if they are not cached.
+    fn _pread_cached<'py>(
+        &self,
+        py: Python<'py>,
+        size: usize,
+        offset: i64,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        self.check_open()?;
+        self.check_readable(py)?;
+        let offset = self.offset(offset)?;
+        let left = usize::try_from(self.size()?.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let len = size.min(left);
+        if len > ATTACHED_BYTES_MAX {
+            return Ok(None);
+        }
+        let bytes = new_bytes(py, len)?;
+        // SAFETY: a new object of `len` bytes, which nothing else refers to yet.
+        let moved = unsafe { self.read_cached(start_of(&bytes), len, offset) }?;
+        Ok(moved.map(|moved| {
+            if moved == len { bytes } else { PyBytes::new(py, &bytes.as_bytes()[..moved]) }
+        }))
+    }
+
+    /// `pread` of cached bytes into a buffer; `None` if they are not cached.
+    fn _preadinto_cached(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        offset: i64,
+    ) -> PyResult<Option<usize>> {
+        self.check_open()?;
+        self.check_readable(py)?;
+        let memory = PyMemory::writable(buffer)?;
+        // SAFETY: an exported, writable buffer is valid for writes of its length until it is dropped.
+        unsafe { self.read_cached(memory.start(), memory.len(), self.offset(offset)?) }
+    }
+}
+
+/// Opens a file for the engine's cache and returns it, a `File`.
+///
+/// `mode` is that of `io.open` for binary files: `"rb"`, `"wb"`, `"ab"`, `"xb"`, with `+` for both directions; the `b` may
+/// be left out. For text, wrap the file in `io.TextIOWrapper`. `cache` is the `Engine`, by default that of the process.
+/// With `atomic=False` a read that overlaps a write may see a part of it, and is not repeated.
+///
+/// Only regular files can be opened.
+///
+/// >>> import millpond
+/// >>> with millpond.open("pond.bin", "wb") as file:
+/// ...     file.write(b"a pond")
+/// 6
+/// >>> with millpond.open("pond.bin") as file:
+/// ...     file.read()
+/// b'a pond'
+/// >>> millpond.open("no such file")
+/// Traceback (most recent call last):
+/// FileNotFoundError: [Errno 2] No such file or directory: '...no such file'
+#[pyfunction]
+#[pyo3(signature = (path, mode="rb", cache=None, atomic=true))]
+pub(crate) fn open(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    mode: &str,
+    cache: Option<Bound<'_, Engine>>,
+    atomic: bool,
+) -> PyResult<File> {
+    Access::parse(mode)?;
+    let engine =
+        cache.map_or_else(|| default_engine(py).map(|engine| engine.into_bound(py)), Ok)?;
+    File::open(&engine, path, mode, atomic)
+}
+
+/// Opens the file of a pickle: by its path, without creating or cutting it.
+#[pyfunction]
+pub(crate) fn _load_file(
+    engine: &Bound<'_, Engine>,
+    path: &Bound<'_, PyAny>,
+    mode: &str,
+    position: u64,
+    atomic: bool,
+) -> PyResult<File> {
+    let access = Access::parse(mode)?.of_existing();
+    let file = File::open_as(engine, path, access, atomic)?;
+    file.position.store(position, Relaxed);
+    Ok(file)
+}

@@ -1,0 +1,30 @@
+//! The native part of the Python package `millpond`: docs/python.md.
+//!
+//! A call goes from `file` (positions, modes, the buffer protocol) by `handle` (the open file of this process) to the
+//! engine. `queue` does the same for asyncio. Python's own part is in `python/millpond`.
+
+mod buffer;
+mod engine;
+mod error;
+mod file;
+mod handle;
+mod process;
+mod queue;
+mod range_lock;
+mod wait;
+
+use pyo3::prelude::*;
+
+/// The native part of `millpond`.
+#[pymodule]
+fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<file::File>()?;
+    module.add_class::<engine::Engine>()?;
+    module.add_class::<range_lock::LockedRange>()?;
+    module.add_class::<queue::LoopQueue>()?;
+    module.add_function(wrap_pyfunction!(file::open, module)?)?;
+    module.add_function(wrap_pyfunction!(file::_load_file, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::configure, module)?)?;
+    module.add_function(wrap_pyfunction!(engine::default_engine, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}

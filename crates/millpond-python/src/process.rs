@@ -1,0 +1,29 @@
+//! The number of forks between the start of the program and this process.
+//!
+//! A child of fork inherits no engine: see "fork" in docs/python.md. Each object that refers to an engine has the
+//! generation in which it was made, and makes a new one when the generation has changed.
+
+use std::sync::Once;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// The generation of this process. Relaxed: only the single thread of a new child changes it.
+pub(crate) fn generation() -> u64 {
+    GENERATION.load(Relaxed)
+}
+
+/// Counts forks from now on, by `os.fork` and by native code. Called before the first engine is made.
+pub(crate) fn watch_forks() {
+    extern "C" fn in_child() {
+        GENERATION.fetch_add(1, Relaxed);
+        millpond::Engine::forget_parent();
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler stores to atomics and calls what the engine provides for children of fork. Python never
+        // unloads an extension module, so the handler stays mapped.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+}
