@@ -92,9 +92,9 @@ impl File {
         let path = std::path::absolute(&given_path).map_err(|_| {
             error::os_error(libc::ENOENT, "No such file or directory", Some(&given_path))
         })?;
-        let own = engine.get();
+        let own = engine.get().get()?;
         let opened = py.detach(|| {
-            let handle = Handle::open(own, &path, &given_path, access, atomic)?;
+            let handle = Handle::open(&own, &path, &given_path, access, atomic)?;
             let end = if access.appends { handle.file.len() } else { Ok(0) };
             Ok::<_, PyErr>((handle, end.map_err(|error| error::of_engine(&error, Some(&path)))?))
         });

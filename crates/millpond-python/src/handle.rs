@@ -97,15 +97,15 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Errors name the file `shown`.
+    /// May wait, and may run detached from the interpreter. Errors name the file `shown`.
     pub(crate) fn open(
-        engine: &Engine,
+        engine: &millpond::Engine,
         path: &Path,
         shown: &Path,
         access: Access,
         atomic: bool,
     ) -> PyResult<Handle> {
-        let opened = engine.get()?.open(path, &access.options());
+        let opened = engine.open(path, &access.options());
         let file = opened.map_err(|error| error::of_engine(&error, Some(shown)))?;
         if !atomic {
             let advised = file.advise(0, 0, Advice::TornReads);
@@ -134,6 +134,7 @@ impl Handle {
         access: Access,
         atomic: bool,
     ) -> PyResult<Handle> {
+        let engine = engine.get()?;
         let (shown, by_descriptor) = (path, PathBuf::from(format!("/proc/self/fd/{}", self.fd)));
         for path in [path, &by_descriptor] {
             // Looked at first, as opening another file, such as a device, could have an effect.
@@ -141,7 +142,7 @@ impl Handle {
             if found != Ok(self.identity) {
                 continue;
             }
-            let handle = Handle::open(engine, path, shown, access.of_existing(), atomic)?;
+            let handle = Handle::open(&engine, path, shown, access.of_existing(), atomic)?;
             if handle.identity == self.identity {
                 return Ok(handle);
             }

@@ -13,11 +13,15 @@ mod queue;
 mod range_lock;
 mod wait;
 
+use std::sync::OnceLock;
+
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
 /// The native part of `millpond`.
 #[pymodule]
 fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    refuse_other_interpreters()?;
     module.add_class::<file::File>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<range_lock::LockedRange>()?;
@@ -27,4 +31,16 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(engine::configure, module)?)?;
     module.add_function(wrap_pyfunction!(engine::default_engine, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
+}
+
+/// The classes and the default engine are those of one interpreter: objects of another one must not meet them.
+fn refuse_other_interpreters() -> PyResult<()> {
+    static FIRST: OnceLock<i64> = OnceLock::new();
+    // SAFETY: the calling thread is attached to an interpreter.
+    let own = unsafe { pyo3::ffi::PyInterpreterState_GetID(pyo3::ffi::PyInterpreterState_Get()) };
+    if *FIRST.get_or_init(|| own) == own {
+        return Ok(());
+    }
+    let what = "millpond is in use by another interpreter of this process, and does not support subinterpreters";
+    Err(PyImportError::new_err(what))
 }

@@ -1,0 +1,64 @@
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+# A hung test ends with a trace of its threads.
+import faulthandler
+
+faulthandler.dump_traceback_later(300, exit=True)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A file of 1 MiB, whose byte n is n modulo 251."""
+    path = tmp_path / "data"
+    path.write_bytes(content(0, 1 << 20))
+    return path
+
+
+def content(offset: int, length: int) -> bytes:
+    pattern = bytes(range(251))
+    start = offset % 251
+    return (pattern * (length // 251 + 2))[start : start + length]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs a program in a process of its own, in a folder of its own; it fails if the program does."""
+
+    def run(program: str, *arguments: object, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(program))
+        done = subprocess.run(
+            [sys.executable, "-X", "faulthandler", str(path), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def child_status(work: Callable[[], None]) -> int:
+    """The exit status of a child of fork that does `work`; 1 after an exception, -14 if it hangs."""
+    import signal
+    import traceback
+
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

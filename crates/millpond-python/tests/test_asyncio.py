@@ -1,0 +1,125 @@
+"""Goal: asyncio's reads and writes end with the right bytes, without a thread for each; a cancelled one keeps its memory."""
+
+import asyncio
+import gc
+import io
+import os
+from pathlib import Path
+
+import millpond
+import pytest
+from conftest import child_status, content
+
+
+def engine() -> millpond.Engine:
+    return millpond.Engine(cache_bytes=1 << 20, readahead_bytes=0)
+
+
+def test_reads_and_writes(data: Path) -> None:
+    async def main() -> None:
+        with engine().open(data, "r+b") as file:
+            for size in [0, 10, 4096, 100_000, 900_000]:
+                for _ in range(2):
+                    assert await file.apread(size, 77) == content(77, size)
+                    buffer = bytearray(size)
+                    assert await file.apreadinto(buffer, 77) == size
+                    assert buffer == content(77, size)
+            assert await file.apread(10, (1 << 20) - 3) == content((1 << 20) - 3, 3)
+            assert await file.apread(10, 1 << 30) == b""
+            assert await file.apwrite(b"pond" * 30_000, 3) == 120_000
+            await file.sync_async()
+            await file.sync_async(data_only=True)
+            assert await file.apread(120_000, 3) == b"pond" * 30_000
+
+    asyncio.run(main())
+    asyncio.run(main_of_second_loop(data))
+
+
+async def main_of_second_loop(data: Path) -> None:
+    assert await engine().open(data).apread(4, 3) == b"pond"
+
+
+def test_many_at_once_start_no_thread_for_each(data: Path) -> None:
+    async def main() -> None:
+        with engine().open(data) as file:
+            await file.apread(10, 0)
+            before = len(os.listdir("/proc/self/task"))
+            offsets = [n * 997 % 1_000_000 for n in range(3000)]  # more than the queue has room for
+            read = await asyncio.gather(*(file.apread(5000, offset) for offset in offsets))
+            assert all(got == content(offset, 5000) for got, offset in zip(read, offsets))
+            assert len(os.listdir("/proc/self/task")) <= before + 16
+
+    asyncio.run(main())
+
+
+def test_wrong_use_raises(data: Path) -> None:
+    async def main() -> None:
+        file = engine().open(data)
+        for wrong, error in [
+            (lambda: file.apread(-1, 0), OSError),
+            (lambda: file.apread(1, -1), OSError),
+            (lambda: file.apreadinto(b"constant", 0), TypeError),
+            (lambda: file.apreadinto(bytearray(1), -1), OSError),
+            (lambda: file.apwrite(b"x", 0), io.UnsupportedOperation),
+            (lambda: file.apwrite("text", 0), TypeError),
+        ]:
+            with pytest.raises(error):
+                await wrong()  # type: ignore[no-untyped-call]
+        file.close()
+        for closed in [lambda: file.apread(1, 0), lambda: file.apreadinto(bytearray(1), 0), file.sync_async]:
+            with pytest.raises(ValueError, match="closed"):
+                await closed()
+
+    asyncio.run(main())
+
+
+def test_cancelled_reads_keep_their_memory(data: Path) -> None:
+    async def main() -> None:
+        file = engine().open(data)
+        for n in range(200):
+            buffer = bytearray(60_000)
+            task = asyncio.create_task(file.apreadinto(buffer, n * 4096))
+            await asyncio.sleep(0)
+            task.cancel()
+            del buffer
+            gc.collect()
+        await asyncio.sleep(0.05)
+        assert await file.apread(10, 5) == content(5, 10)
+
+    asyncio.run(main())
+
+
+def test_a_loop_may_end_with_reads_in_flight(data: Path) -> None:
+    for _ in range(20):
+        file = engine().open(data)
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(file.apread(100_000, 7))
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        task.cancel()
+        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        loop.close()
+        del loop, task, file
+        gc.collect()
+
+
+def test_loops_are_freed(data: Path) -> None:
+    import weakref
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(millpond.open(data).apread(300_000, 0))
+    loop.close()
+    known = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert known() is None
+
+
+def test_a_child_has_loops_of_its_own(data: Path) -> None:
+    file = engine().open(data)
+    assert asyncio.run(file.apread(9000, 0)) == content(0, 9000)
+
+    def work() -> None:
+        assert asyncio.run(file.apread(9000, 1)) == content(1, 9000)
+
+    assert child_status(work) == 0
