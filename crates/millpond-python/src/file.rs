@@ -266,7 +266,7 @@ impl File {
         written.map_err(|error: millpond::Error| self.error(&error))
     }
 
-    /// Appends all of `data`; returns the end of what was written.
+    /// Appends all of `data`; returns its length and the offset after it.
     fn append_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
         let file = self.writable_file(py)?;
         let memory = PyMemory::readable(data)?;

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::error;
 use crate::process;
 
-/// What a mode as `"r+b"` permits, and what it does at the first open.
+/// The permissions of a mode as `"r+b"`, and the effect of its first open.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Access {
     pub(crate) readable: bool,

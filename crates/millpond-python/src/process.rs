@@ -22,7 +22,7 @@ pub(crate) fn watch_forks() {
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler stores to atomics and calls what the engine provides for children of fork. Python never
+        // SAFETY: the handler stores to atomics and calls the engine's function for children of fork. Python never
         // unloads an extension module, so the handler stays mapped.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });

@@ -62,3 +62,25 @@ def child_status(work: Callable[[], None]) -> int:
             os._exit(1)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def report_skip(report: "pytest.TestReport | pytest.CollectReport") -> None:
+    """Reports a skip as the other tests of Millpond do: `./test` lists it, and MILLPOND_STRICT=1 forbids it."""
+    if not report.skipped:
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    path = os.environ.get("MILLPOND_SKIPPED_FILE")
+    if path:
+        with open(path, "a") as file:
+            file.write(f"crates/millpond-python/{report.nodeid}: {reason}\n")
+    if os.environ.get("MILLPOND_STRICT") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"skipped, which MILLPOND_STRICT=1 forbids: {reason}"
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    report_skip(report)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    report_skip(report)
