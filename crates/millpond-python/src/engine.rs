@@ -1,6 +1,6 @@
 //! `millpond.Engine`: one cache with its limits, and the default engine of the process.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use millpond::{Admission, BackendChoice};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -8,20 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error;
-use crate::file::File;
-use crate::process;
+use crate::process::{self, lock};
 
 /// The limit of an engine without `cache_bytes`. Less than that of the Rust crate, a quarter of the memory, as Python
 /// programs have many processes. Chosen, not measured.
 const CACHE_BYTES: u64 = 256 << 20;
 
-/// Locks a mutex of this crate. It is held only by a thread that is attached to the interpreter, and for no wait. So a
-/// fork by Python, whose thread is attached, finds no mutex locked.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[derive(Clone, PartialEq)]
 struct Settings {
     cache_bytes: u64,
     readahead_bytes: Option<u64>,
@@ -127,13 +119,13 @@ impl Engine {
     /// >>> import millpond
     /// >>> millpond.Engine(cache_bytes=1 << 20).open("lake.bin", "xb").close()
     #[pyo3(signature = (path, mode="rb", *, atomic=true))]
-    fn open(
-        slf: Bound<'_, Self>,
-        path: Bound<'_, PyAny>,
+    fn open<'py>(
+        slf: &Bound<'py, Self>,
+        path: Bound<'py, PyAny>,
         mode: &str,
         atomic: bool,
-    ) -> PyResult<File> {
-        File::open(&slf, &path, mode, atomic)
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("millpond._millpond")?.call_method1("open", (path, mode, slf, atomic))
     }
 
     /// Counts since the engine was made, as a dict: pages that were hits, misses and evictions, bytes served, memory

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millpond::AsyncFile;
@@ -19,9 +19,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::buffer::PyMemory;
-use crate::engine::{Engine, default_engine, lock};
+use crate::engine::{Engine, default_engine};
 use crate::error;
 use crate::handle::{Access, Handle};
+use crate::process::lock;
 use crate::range_lock::{LockedRange, lock_range};
 use crate::wait::wait_for;
 
@@ -207,12 +208,7 @@ impl File {
     fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
         let memory = PyMemory::writable(buffer)?;
         // SAFETY: an exported, writable buffer is valid for writes of its length until it is dropped.
-        let moved = unsafe { self.read_raw(py, memory.start(), memory.len(), offset) }?;
-        if moved == 0 {
-            // The hit path does not look at permissions.
-            self.check_readable(py)?;
-        }
-        Ok(moved)
+        unsafe { self.read_raw(py, memory.start(), memory.len(), offset) }
     }
 
     /// Reads at most `len` bytes into a new bytes object.
@@ -319,6 +315,16 @@ impl File {
         }
         let file = handle.file;
         py.detach(move || file.close_shared()).map_err(|error| self.error(&error))
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let slot = self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = slot.take() {
+            // The end of the last handle of a file may wait.
+            Python::try_attach(move |py| py.detach(move || drop(handle)));
+        }
     }
 }
 
@@ -452,14 +458,15 @@ impl File {
     #[pyo3(signature = (buffers, offset, /))]
     fn preadv(&self, py: Python<'_>, buffers: &Bound<'_, PyAny>, offset: i64) -> PyResult<usize> {
         let offset = self.offset(offset)?;
+        // The common case, without a list of its own.
+        if let Ok(list) = buffers.cast::<PyList>()
+            && list.len() == 1
+        {
+            return self.read_into(py, &list.get_item(0)?, offset);
+        }
         let mut memories = Vec::new();
         for buffer in buffers.try_iter()? {
             memories.push(PyMemory::writable(&buffer?)?);
-        }
-        if let [memory] = &memories[..] {
-            self.check_readable(py)?;
-            // SAFETY: an exported, writable buffer is valid until it is dropped.
-            return unsafe { self.read_raw(py, memory.start(), memory.len(), offset) };
         }
         let file = self.readable_file(py)?;
         let read = py.detach(|| {

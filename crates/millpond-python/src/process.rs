@@ -3,9 +3,9 @@
 //! A child of fork inherits no engine: see "fork" in docs/python.md. Each object that refers to an engine has the
 //! generation in which it was made, and makes a new one when the generation has changed.
 
-use std::sync::Once;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
@@ -26,4 +26,10 @@ pub(crate) fn watch_forks() {
         // unloads an extension module, so the handler stays mapped.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
+}
+
+/// Locks a mutex of this crate. It is held only by a thread that is attached to the interpreter, and for no wait. So a
+/// fork by Python, whose thread is attached, finds no mutex locked.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,10 +14,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::buffer::PyMemory;
-use crate::engine::{Engine, lock};
+use crate::engine::Engine;
 use crate::error;
 use crate::file::{File, new_bytes, start_of};
-use crate::process;
+use crate::process::{self, lock};
 
 /// The requests in flight of one loop; more wait in Python.
 const CAPACITY: usize = 1024;

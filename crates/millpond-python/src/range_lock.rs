@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 use millpond_rangelock::{ByteRange, Mode, OwnedGuard, RangeLock};
 use pyo3::prelude::*;
 
-use crate::engine::lock;
 use crate::handle::Identity;
-use crate::process;
+use crate::process::{self, lock};
 use crate::wait::wait_for;
 
 /// The locks of the files that have one, by file and generation: a child of fork starts without locks.

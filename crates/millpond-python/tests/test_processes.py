@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -221,17 +220,19 @@ def test_the_interpreter_ends_with_files_open(run: Run) -> None:
 
 
 def test_subinterpreters_are_refused(run: Run) -> None:
-    if sys.version_info >= (3, 13):
-        pytest.skip("the interpreters module has another interface")
     program = """
-        import millpond, _xxsubinterpreters as interpreters
-        other = interpreters.create()
-        try:
-            interpreters.run_string(other, "import millpond")
-        except Exception as error:
-            print(error)
+        import sys, millpond
+        if sys.version_info >= (3, 13):
+            import _interpreters as interpreters
+            print(interpreters.exec(interpreters.create(), "import millpond"))
+        else:
+            import _xxsubinterpreters as interpreters
+            try:
+                interpreters.run_string(interpreters.create(), "import millpond")
+            except Exception as error:
+                print(error)
     """
-    assert "does not support subinterpreters" in run(program).stdout
+    assert "subinterpreters" in run(program).stdout
 
 
 def test_signals_run_after_a_read(data: Path) -> None:

@@ -70,7 +70,7 @@ class FileIOTests(test_fileio.AutoFileTests, unittest.TestCase):  # type: ignore
     def setUp(self) -> None:
         self.f = millpond.open(os_helper.TESTFN, "w")
 
-    testBlksize = testRepr = testReprNoCloseFD = testRecursiveRepr = testErrors = None
+    testBlksize = testRepr = testReprNoCloseFD = testRecursiveRepr = test_subclass_repr = testErrors = None
     testOpenDirFD = testErrnoOnClose = None
 
 

@@ -65,7 +65,7 @@ def _queue_of(file: File) -> _LoopQueue:
     loop = asyncio.get_running_loop()
     queues = _queues.setdefault(loop, weakref.WeakKeyDictionary())
     queue = queues.get(file.engine)
-    # A loop that goes on in a child of fork needs a queue of the child.
+    # In a child of fork the queue is the parent's.
     if queue is None or not queue.queue.is_usable():
         queue = queues[file.engine] = _LoopQueue(file.engine, loop)
     return queue
