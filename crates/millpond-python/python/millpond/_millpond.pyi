@@ -1,8 +1,9 @@
 import asyncio
+import io
 import os
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Literal, TypedDict, final
+from typing import Any, BinaryIO, Literal, TypedDict, final
 
 from typing_extensions import Buffer, Self
 
@@ -37,7 +38,8 @@ class Engine:
     @property
     def cache_bytes(self) -> int: ...
 
-class File:
+# At run time it is registered as a subclass of io.BufferedIOBase.
+class File(io.BufferedIOBase, BinaryIO):
     def read(self, size: int | None = -1, /) -> bytes: ...
     def read1(self, size: int | None = -1, /) -> bytes: ...
     def readall(self) -> bytes: ...
