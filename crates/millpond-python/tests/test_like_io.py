@@ -64,5 +64,3 @@ class RandomCallsTest(unittest.TestCase):
                     self.assertEqual(ours.tell(), theirs.tell())
             with open("ours", "rb") as one, open("theirs", "rb") as two:
                 self.assertEqual(one.read(), two.read())
-
-
