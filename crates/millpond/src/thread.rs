@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// For more processors than that, several share one.
 const SHARDS_MAX: usize = 256;
 
-/// The stack of a thread, as of the standard library's, beside what the C library needs.
+/// The stack of a thread, as in the standard library. The C library's own part is added.
 const STACK_BYTES: usize = 2 << 20;
 
 /// The start of a thread.

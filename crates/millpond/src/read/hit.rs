@@ -13,7 +13,7 @@
 //!      if one has changed, go to 1
 //! ```
 //!
-//! The words in 6 are those of 3, so no page changed in between (rules W1 and W2 of `cache::table::page`). The size was
+//! The words in 6 are those of 3, so no page changed in between (page.W1, page.W2: the rules of `cache::table::page`). The size was
 //! loaded in between, too. So bytes and size belong to one moment. A hit writes only the thread's own counters, and the
 //! page's REFERENCED bit where it is clear.
 //!

@@ -123,7 +123,7 @@ fn a_read_that_was_dropped_does_not_run() {
     while outcome.poll(Waker::noop()).is_pending() {
         std::thread::yield_now();
     }
-    // Jobs begin in their order, and each drops what it has.
+    // Jobs begin in their order. A job that does not run is dropped.
     while Arc::strong_count(&ran) > 1 {
         std::thread::yield_now();
     }
