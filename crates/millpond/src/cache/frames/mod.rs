@@ -47,6 +47,8 @@ mod group;
 
 mod frame_reservation;
 
+pub(crate) mod frame_range;
+
 pub(crate) mod pin;
 
 pub(crate) mod slab;
@@ -54,6 +56,7 @@ pub(crate) mod slab;
 mod resize;
 
 use std::io;
+use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
@@ -66,6 +69,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crossbeam_utils::CachePadded;
 
 use crate::cache::frames::class::Class;
+use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::frames::magazine::Magazines;
 use crate::cache::frames::pin::Pins;
 use crate::cache::policy::queue_node::QueueNode;
@@ -73,9 +77,7 @@ use crate::cache::policy::queue_node::QueueNode;
 use crate::cache::table::FileCore;
 use crate::recovery::{Address, Recovery};
 use crate::sync;
-use crate::units::{
-    CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES, UNIT_SHIFT,
-};
+use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES};
 
 /// Room to align the base to a chunk, and for a late reader that takes the last unit for a page of
 /// the largest class.
@@ -254,9 +256,8 @@ pub(crate) trait FrameSource {
 pub(crate) struct Frames {
     /// The start of the mapping. `base` is its first whole chunk.
     mapped: *mut u8,
-    pub(in crate::cache) base: *mut u8,
+    range: FrameRange,
     metas: *mut FrameMeta,
-    pub(in crate::cache) units: u32,
     /// The unit in which memory is committed and decommitted.
     pub(in crate::cache) system_page_bytes: usize,
     /// For each system page the number of its free frames, and LISTED; if groups have several
@@ -325,9 +326,9 @@ impl Frames {
         let _ = unsafe { rustix::mm::madvise(metas.cast(), metas_bytes, Advice::LinuxNoHugepage) };
         let frames = Frames {
             mapped,
-            base,
+            // SAFETY: the reservation is readable and aligned, and stays as long as this value.
+            range: unsafe { FrameRange::new(base, units) },
             metas: metas.cast(),
-            units,
             system_page_bytes,
             free_in_group: (0..groups).map(|_| AtomicU8::new(0)).collect(),
             limit_bytes: AtomicU64::new(limit_bytes),
@@ -405,33 +406,6 @@ impl Frames {
 
     pub(crate) fn committed_bytes(&self) -> u64 {
         self.committed_bytes.load(Relaxed)
-    }
-
-    /// The first byte of `frame`. `None`: no frame has this index (a late reader can see any
-    /// value).
-    #[inline]
-    pub(crate) fn address(&self, frame: FrameIndex) -> Option<*mut u8> {
-        // SAFETY: the offset lies within the reservation.
-        (frame.0 < self.units).then(|| unsafe { self.base.add((frame.0 as usize) << UNIT_SHIFT) })
-    }
-
-    /// [`Frames::address`] of `frame`, computed ahead from a prediction, which costs nothing if it
-    /// is wrong.
-    ///
-    /// `frame` comes from a page word, which for a random page has to be loaded from memory, and
-    /// the copy would have to wait for it. If the prediction is right, this is a branch on the
-    /// word, not a use of its value: the processor predicts the branch and copies from the
-    /// predicted frame before the word has arrived.
-    #[inline]
-    pub(crate) fn address_predicted(
-        &self,
-        frame: FrameIndex,
-        predicted: FrameIndex,
-    ) -> Option<*mut u8> {
-        let Some(predicted_address) = self.address(predicted).map(opaque) else {
-            return self.address(frame);
-        };
-        if frame == predicted { Some(opaque(predicted_address)) } else { self.address(frame) }
     }
 
     /// The first byte of a frame that the caller got from this allocator.
@@ -520,6 +494,16 @@ impl Frames {
     }
 }
 
+/// Lookups need the range alone.
+impl Deref for Frames {
+    type Target = FrameRange;
+
+    #[inline]
+    fn deref(&self) -> &FrameRange {
+        &self.range
+    }
+}
+
 impl FrameSource for Frames {
     fn frames(&self) -> &Frames {
         self
@@ -540,19 +524,6 @@ impl Drop for Frames {
             let _ = rustix::mm::munmap(self.metas.cast(), metas_bytes);
         }
     }
-}
-
-/// The same address, hidden from the compiler: it cannot derive the address from a value that it
-/// was compared with, nor turn the branch around this into a conditional move.
-#[inline]
-fn opaque(at: *mut u8) -> *mut u8 {
-    at.map_addr(|mut address| {
-        // SAFETY: no instruction at all.
-        unsafe {
-            std::arch::asm!("/* {0} */", inout(reg) address, options(nomem, nostack, preserves_flags));
-        }
-        address
-    })
 }
 
 /// The part of the limit for charges that cannot be refused (see `heap`).

@@ -47,6 +47,7 @@ pub(crate) mod wait_queue;
 pub(crate) mod page_set;
 
 use crate::cache::frames::class::Class;
+use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::frames::{FrameSource, Frames};
 use crate::cache::table::epoch::Epoch;
 use crate::cache::table::link::Link;
@@ -119,7 +120,7 @@ impl FileCore {
     #[inline]
     pub(crate) fn lookup<'c>(
         &'c self,
-        frames: &'c Frames,
+        frames: &'c FrameRange,
         page: PageIndex,
     ) -> Option<FoundSlot<'c>> {
         let leaf = self.leaf_link(frames, page)?;
@@ -133,7 +134,7 @@ impl FileCore {
     #[inline]
     pub(crate) fn lookup_several<'c>(
         &'c self,
-        frames: &'c Frames,
+        frames: &'c FrameRange,
         first: PageIndex,
         last: PageIndex,
     ) -> Option<(&'c [PageWord], Followed<'c>)> {
@@ -147,7 +148,7 @@ impl FileCore {
     /// may be recycled from then on. `None`: there is no leaf, or a node was recycled concurrently.
     pub(crate) fn lookup_leaf<'c>(
         &self,
-        frames: &'c Frames,
+        frames: &'c FrameRange,
         page: PageIndex,
     ) -> Option<(FrameIndex, &'c PageWord, Word)> {
         let begun = self.epoch.begin();
@@ -162,7 +163,7 @@ impl FileCore {
 
     /// Whether `page` was neither cached nor being filled at the time of the call. Also false if a
     /// node was recycled concurrently.
-    pub(crate) fn is_absent(&self, frames: &Frames, page: PageIndex) -> bool {
+    pub(crate) fn is_absent(&self, frames: &FrameRange, page: PageIndex) -> bool {
         let begun = self.epoch.begin();
         let is_empty = self.lookup(frames, page).is_none_or(|found| {
             // As in `lookup_leaf`.
@@ -173,7 +174,7 @@ impl FileCore {
 
     /// Prefetches the memory that a lookup of `page` reads.
     #[inline]
-    pub(crate) fn prefetch(&self, frames: &Frames, page: PageIndex) {
+    pub(crate) fn prefetch(&self, frames: &FrameRange, page: PageIndex) {
         if let Some(found) = self.lookup(frames, page) {
             copy::prefetch_line(found.word);
         }
@@ -182,7 +183,7 @@ impl FileCore {
     /// The link to the leaf of `page`. A slot without a node names frame 0, which is not in use and
     /// reads as zeros: as a node without links, and as a leaf without pages.
     #[inline]
-    fn leaf_link<'c>(&'c self, frames: &'c Frames, page: PageIndex) -> Option<Followed<'c>> {
+    fn leaf_link<'c>(&'c self, frames: &'c FrameRange, page: PageIndex) -> Option<Followed<'c>> {
         let mut followed = Followed::new(&self.root);
         let levels = followed.link().levels();
         if levels == 0 || !is_below(page, levels) {
@@ -200,7 +201,7 @@ impl FileCore {
     /// none.
     pub(crate) fn any_word(
         &self,
-        frames: &Frames,
+        frames: &FrameRange,
         first: PageIndex,
         last: PageIndex,
         is_so: impl Fn(Word) -> bool,
@@ -218,7 +219,7 @@ impl FileCore {
         false
     }
 
-    fn leaf<'c>(&self, frames: &'c Frames, page: PageIndex) -> Option<&'c [PageWord; SLOTS]> {
+    fn leaf<'c>(&self, frames: &'c FrameRange, page: PageIndex) -> Option<&'c [PageWord; SLOTS]> {
         words(frames, self.leaf_link(frames, page)?.link().node())
     }
 
@@ -596,14 +597,14 @@ fn last_of_leaf(page: PageIndex) -> PageIndex {
 }
 
 #[inline]
-fn slots(frames: &Frames, node: FrameIndex) -> Option<&Node> {
+fn slots(frames: &FrameRange, node: FrameIndex) -> Option<&Node> {
     // SAFETY: the address is that of 4 KiB within the address range, which is readable, aligned and
     // mapped as long as `frames`. Any bytes are valid as atomics. Writers hold the node.
     frames.address(node).map(|at| unsafe { &*at.cast::<Node>() })
 }
 
 #[inline]
-fn words(frames: &Frames, node: FrameIndex) -> Option<&[PageWord; SLOTS]> {
+fn words(frames: &FrameRange, node: FrameIndex) -> Option<&[PageWord; SLOTS]> {
     // SAFETY: as in `slots`; a PageWord is a transparent AtomicU64.
     frames.address(node).map(|at| unsafe { &*at.cast::<[PageWord; SLOTS]>() })
 }
