@@ -27,6 +27,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::table::page::{PageWord, Word};
 use crate::cache::table::step;
 use crate::cache::table::{FileCore, FoundSlot, SLOTS};
@@ -51,7 +52,7 @@ pub(crate) const TRIES_MAX: u32 = 8;
 pub(crate) const TRIES_TORN: u32 = 1;
 
 /// The outcome of one lock-free attempt.
-enum Attempt {
+pub(super) enum Attempt {
     Read(usize),
     /// A page changed during the copy. That many bytes were copied, and don't count.
     Retry(usize),
@@ -61,12 +62,80 @@ enum Attempt {
     Fault,
 }
 
+/// What a lock-free read reads from, and where its outcome is noted: in the process of the cache ([`HitPath`]), or in a
+/// process that maps it read-only (`shared_hit`).
+pub(super) trait HitView<'f>: Copy {
+    fn core(self) -> &'f FileCore;
+
+    /// Where the frames are in this process.
+    fn range(self) -> &'f FrameRange;
+
+    /// Attempts before the slow path.
+    fn tries(self) -> u32;
+
+    /// Whether the core is still that of the file. Called after the epoch or the size was loaded by Acquire.
+    fn is_current(self) -> bool;
+
+    /// A page was read.
+    fn touch(self, word: &PageWord, seen: Word);
+
+    /// Bytes of one page were read.
+    fn count_page(self, bytes: u64);
+
+    fn count_pages(self, pages: u64, bytes: u64);
+
+    fn retried(self);
+}
+
 /// The file of a lock-free read, the counters of its thread, and its number of attempts.
 #[derive(Clone, Copy)]
 pub(crate) struct HitPath<'f> {
     file: &'f CachedFile,
     slot: &'f ThreadCounts,
     tries: u32,
+}
+
+impl<'f> HitView<'f> for HitPath<'f> {
+    #[inline(always)]
+    fn core(self) -> &'f FileCore {
+        self.file.core()
+    }
+
+    #[inline(always)]
+    fn range(self) -> &'f FrameRange {
+        &self.file.cache().frames
+    }
+
+    #[inline(always)]
+    fn tries(self) -> u32 {
+        self.tries
+    }
+
+    /// A handle keeps its core.
+    #[inline(always)]
+    fn is_current(self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn touch(self, word: &PageWord, seen: Word) {
+        word.mark_referenced(seen);
+    }
+
+    #[inline(always)]
+    fn count_page(self, bytes: u64) {
+        self.slot.hit(bytes);
+    }
+
+    #[inline(always)]
+    fn count_pages(self, pages: u64, bytes: u64) {
+        self.slot.hit_several(pages, bytes);
+    }
+
+    #[inline(always)]
+    fn retried(self) {
+        self.slot.retried();
+    }
 }
 
 impl<'f> HitPath<'f> {
@@ -112,7 +181,7 @@ impl<'f> HitPath<'f> {
     unsafe fn try_read_page(self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
         let HitPath { file, slot, tries } = self;
         // SAFETY: the caller's promise is the same.
-        match unsafe { self.attempt_page(dst, len, offset) } {
+        match unsafe { attempt_page(self, dst, len, offset) } {
             Attempt::Read(moved) => Some(moved),
             Attempt::Retry(copied) => {
                 // SAFETY: the caller's promise is the same.
@@ -120,29 +189,6 @@ impl<'f> HitPath<'f> {
             }
             Attempt::Miss | Attempt::Fault => None,
         }
-    }
-
-    /// Goes on after a failed first attempt that copied that many bytes. Zeroes those that no later attempt has
-    /// validated.
-    #[cold]
-    fn try_again(self, dst: SegmentIter<'_>, offset: u64, mut copied: usize) -> Option<usize> {
-        self.slot.retried();
-        let mut read = None;
-        for _ in 1..self.tries {
-            match self.attempt_pages(dst, offset) {
-                Attempt::Read(moved) => {
-                    read = Some(moved);
-                    break;
-                }
-                Attempt::Retry(more) => {
-                    self.slot.retried();
-                    copied = copied.max(more);
-                }
-                Attempt::Miss | Attempt::Fault => break,
-            }
-        }
-        wipe(dst, read.unwrap_or(0) as u64, copied as u64);
-        read
     }
 
     /// Reads into several pieces of memory without locks, if all pages are cached.
@@ -157,136 +203,175 @@ impl<'f> HitPath<'f> {
     #[inline(always)]
     fn try_pages(self, dst: SegmentIter<'_>, offset: u64) -> Option<usize> {
         let since = self.slot.several_begins();
-        let read = match self.attempt_pages(dst, offset) {
+        let read = match attempt_pages(self, dst, offset) {
             Attempt::Read(moved) => Some(moved),
-            Attempt::Retry(copied) => self.try_again(dst, offset, copied),
+            Attempt::Retry(copied) => try_again(self, dst, offset, copied),
             Attempt::Miss | Attempt::Fault => None,
         };
         self.slot.took_if(LatencyKind::ReadHit, since.filter(|_| read.is_some()));
         read
     }
+}
 
-    /// The common case: all within one page.
-    ///
-    /// # Safety
-    ///
-    /// As for [`HitPath::try_read`].
-    #[inline]
-    unsafe fn attempt_page(self, dst: *mut u8, len: usize, offset: u64) -> Attempt {
-        let HitPath { file, slot, .. } = self;
-        let core = file.core();
-        let frames = &file.cache().frames;
-        let begun = core.epoch.begin();
-        let page = PageIndex::of_byte(offset, core.page_shift);
-        let Some(FoundSlot { word, predicted, leaf }) = core.lookup(frames, page) else {
-            return at_end(core, offset);
-        };
-        let seen = word.load();
-        if !seen.is_hit() {
-            return at_end(core, offset);
-        }
-        let Some(frame) = frames.address_predicted(seen.frame(), predicted) else {
-            return Attempt::Retry(0);
-        };
-        // The linearization point; after the word, whose load is an acquire.
-        let size = core.size.get();
-        let len = (len as u64).min(size.saturating_sub(offset)) as usize;
-        let in_page = offset as usize & (core.page_bytes() - 1);
-        let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
-        // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
-        // a page's; it may change under the copy. `dst` is the caller's promise.
-        let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
-        if !step::is_consistent([(word, seen)], [leaf], &core.epoch, begun) {
-            return Attempt::Retry(len);
-        }
-        if left > 0 {
-            return Attempt::Fault;
-        }
-        word.mark_referenced(seen);
-        slot.hit(len as u64);
-        Attempt::Read(len)
+/// The common case: all within one page.
+///
+/// # Safety
+///
+/// As for [`HitPath::try_read`].
+#[inline]
+pub(super) unsafe fn attempt_page<'f>(
+    view: impl HitView<'f>,
+    dst: *mut u8,
+    len: usize,
+    offset: u64,
+) -> Attempt {
+    let (core, frames) = (view.core(), view.range());
+    let begun = core.epoch.begin();
+    if !view.is_current() {
+        return Attempt::Miss;
     }
+    let page = PageIndex::of_byte(offset, core.page_shift);
+    let Some(FoundSlot { word, predicted, leaf }) = core.lookup(frames, page) else {
+        return at_end(view, offset);
+    };
+    let seen = word.load();
+    if !seen.is_hit() {
+        return at_end(view, offset);
+    }
+    let Some(frame) = frames.address_predicted(seen.frame(), predicted) else {
+        return Attempt::Retry(0);
+    };
+    // The linearization point; after the word, whose load is an acquire.
+    let size = core.size.get();
+    let len = (len as u64).min(size.saturating_sub(offset)) as usize;
+    let in_page = offset as usize & (core.page_bytes() - 1);
+    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
+    // SAFETY: the source lies within a page's frame, in the reservation, even if the word was not
+    // a page's; it may change under the copy. `dst` is the caller's promise.
+    let left = unsafe { copy::copy_from(dst, frame.add(in_page), len, source) };
+    if !step::is_consistent([(word, seen)], [leaf], &core.epoch, begun) {
+        return Attempt::Retry(len);
+    }
+    if left > 0 {
+        return Attempt::Fault;
+    }
+    view.touch(word, seen);
+    view.count_page(len as u64);
+    Attempt::Read(len)
+}
 
-    /// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
-    #[inline(always)]
-    fn attempt_pages(self, mut dst: SegmentIter<'_>, offset: u64) -> Attempt {
-        let HitPath { file, slot, .. } = self;
-        let core = file.core();
-        let len = dst.left();
-        let frames = &file.cache().frames;
-        let begun = core.epoch.begin();
-        let hint = core.size.hint();
-        let first = PageIndex::of_byte(offset, core.page_shift);
-        let hinted_end = (offset + len).min(hint);
-        // Initialised up to `pages`: clearing all of it would cost as much as a page.
-        let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
-            [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
-        let mut pages = 0;
-        // `HIT_PAGES_MAX` pages lie in at most two leaves.
-        const { assert!(HIT_PAGES_MAX <= SLOTS) };
-        let mut leaves = [None; 2];
-        if hinted_end > offset {
-            let last = PageIndex::of_byte(hinted_end - 1, core.page_shift);
-            if last - first >= HIT_PAGES_MAX as u64 {
+/// Any number of pages up to [`HIT_PAGES_MAX`], into any number of segments.
+#[inline(always)]
+pub(super) fn attempt_pages<'f>(
+    view: impl HitView<'f>,
+    mut dst: SegmentIter<'_>,
+    offset: u64,
+) -> Attempt {
+    let (core, frames) = (view.core(), view.range());
+    let len = dst.left();
+    let begun = core.epoch.begin();
+    if !view.is_current() {
+        return Attempt::Miss;
+    }
+    let hint = core.size.hint();
+    let first = PageIndex::of_byte(offset, core.page_shift);
+    let hinted_end = (offset + len).min(hint);
+    // Initialised up to `pages`: clearing all of it would cost as much as a page.
+    let mut words: [MaybeUninit<(&PageWord, Word)>; HIT_PAGES_MAX] =
+        [const { MaybeUninit::uninit() }; HIT_PAGES_MAX];
+    let mut pages = 0;
+    // `HIT_PAGES_MAX` pages lie in at most two leaves.
+    const { assert!(HIT_PAGES_MAX <= SLOTS) };
+    let mut leaves = [None; 2];
+    if hinted_end > offset {
+        let last = PageIndex::of_byte(hinted_end - 1, core.page_shift);
+        if last - first >= HIT_PAGES_MAX as u64 {
+            return Attempt::Miss;
+        }
+        while first + pages as u64 <= last {
+            let next = first + pages as u64;
+            let Some((found, leaf)) = core.lookup_several(frames, next, last) else {
                 return Attempt::Miss;
-            }
-            while first + pages as u64 <= last {
-                let next = first + pages as u64;
-                let Some((found, leaf)) = core.lookup_several(frames, next, last) else {
-                    return Attempt::Miss;
-                };
-                let place = usize::from(pages > 0);
-                leaves[place] = Some(leaf);
-                for word in found {
-                    let seen = word.load();
-                    if !seen.is_hit() {
-                        return Attempt::Miss;
-                    }
-                    if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
-                        // Prefetches while the other words are loaded, and the earlier pages are copied.
-                        frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
-                    }
-                    words[pages].write((word, seen));
-                    pages += 1;
-                }
-            }
-        }
-        // SAFETY: those elements were set; a MaybeUninit has the layout of its value.
-        let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
-        // The linearization point; after all words.
-        let size = core.size.get();
-        let end = (offset + len).min(size);
-        if end <= offset {
-            return if len == 0 { Attempt::Read(0) } else { at_end(core, offset) };
-        }
-        if PageIndex::of_byte(end - 1, core.page_shift) >= first + pages as u64 {
-            return Attempt::Retry(0);
-        }
-        let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
-        let mut at = offset;
-        let mut faulted = false;
-        for (_, seen) in words {
-            let Some(frame) = frames.address(seen.frame()) else {
-                return Attempt::Retry((at - offset) as usize);
             };
-            let in_page = at as usize & (core.page_bytes() - 1);
-            let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
-            // SAFETY: as in `attempt_page`.
-            let copied = unsafe { copy_out(dst.split(part), frame.add(in_page), source) };
-            faulted |= copied.is_err();
-            at += part;
+            let place = usize::from(pages > 0);
+            leaves[place] = Some(leaf);
+            for word in found {
+                let seen = word.load();
+                if !seen.is_hit() {
+                    return Attempt::Miss;
+                }
+                if pages < AHEAD_PAGES_MAX && hint >= FAR_BYTES_MIN {
+                    // Prefetches while the other words are loaded, and the earlier pages are copied.
+                    frames.address(seen.frame()).inspect(|&at| copy::ask_for(at));
+                }
+                words[pages].write((word, seen));
+                pages += 1;
+            }
         }
-        let leaves = leaves.into_iter().flatten();
-        if !step::is_consistent(words.iter().copied(), leaves, &core.epoch, begun) {
-            return Attempt::Retry((end - offset) as usize);
-        }
-        if faulted {
-            return Attempt::Fault;
-        }
-        words.iter().for_each(|(word, seen)| word.mark_referenced(*seen));
-        slot.hit_several(pages as u64, end - offset);
-        Attempt::Read((end - offset) as usize)
     }
+    // SAFETY: those elements were set; a MaybeUninit has the layout of its value.
+    let words = unsafe { &*(&raw const words[..pages] as *const [(&PageWord, Word)]) };
+    // The linearization point; after all words.
+    let size = core.size.get();
+    let end = (offset + len).min(size);
+    if end <= offset {
+        return if len == 0 { Attempt::Read(0) } else { at_end(view, offset) };
+    }
+    if PageIndex::of_byte(end - 1, core.page_shift) >= first + pages as u64 {
+        return Attempt::Retry(0);
+    }
+    let source = if size >= FAR_BYTES_MIN { Source::Far } else { Source::Near };
+    let mut at = offset;
+    let mut faulted = false;
+    for (_, seen) in words {
+        let Some(frame) = frames.address(seen.frame()) else {
+            return Attempt::Retry((at - offset) as usize);
+        };
+        let in_page = at as usize & (core.page_bytes() - 1);
+        let part = ((core.page_bytes() - in_page) as u64).min(end.saturating_sub(at));
+        // SAFETY: as in `attempt_page`.
+        let copied = unsafe { copy_out(dst.split(part), frame.add(in_page), source) };
+        faulted |= copied.is_err();
+        at += part;
+    }
+    let leaves = leaves.into_iter().flatten();
+    if !step::is_consistent(words.iter().copied(), leaves, &core.epoch, begun) {
+        return Attempt::Retry((end - offset) as usize);
+    }
+    if faulted {
+        return Attempt::Fault;
+    }
+    words.iter().for_each(|(word, seen)| view.touch(word, *seen));
+    view.count_pages(pages as u64, end - offset);
+    Attempt::Read((end - offset) as usize)
+}
+
+/// Goes on after a failed first attempt that copied that many bytes. Zeroes those that no later attempt has
+/// validated.
+#[cold]
+pub(super) fn try_again<'f>(
+    view: impl HitView<'f>,
+    dst: SegmentIter<'_>,
+    offset: u64,
+    mut copied: usize,
+) -> Option<usize> {
+    view.retried();
+    let mut read = None;
+    for _ in 1..view.tries() {
+        match attempt_pages(view, dst, offset) {
+            Attempt::Read(moved) => {
+                read = Some(moved);
+                break;
+            }
+            Attempt::Retry(more) => {
+                view.retried();
+                copied = copied.max(more);
+            }
+            Attempt::Miss | Attempt::Fault => break,
+        }
+    }
+    wipe(dst, read.unwrap_or(0) as u64, copied as u64);
+    read
 }
 
 /// [`HitPath::try_read_page`] that is timed.
@@ -330,7 +415,7 @@ unsafe fn try_read_pages(
     HitPath { file, slot, tries }.try_pages((&segment).into(), offset)
 }
 
-/// [`HitPath::try_again`] of a read of one piece.
+/// [`try_again`] of a read of one piece.
 ///
 /// # Safety
 ///
@@ -348,14 +433,16 @@ unsafe fn try_read_again(
 ) -> Option<usize> {
     // SAFETY: the caller's promise is the same.
     let segment = unsafe { [Segment::new(dst, len)] };
-    HitPath { file, slot, tries }.try_again((&segment).into(), offset, copied)
+    try_again(HitPath { file, slot, tries }, (&segment).into(), offset, copied)
 }
 
 /// Nothing is cached at `offset`. That is still a hit if the file ends before it, unless the file has no size because
 /// it is the parent's: the slow path finds that out.
 #[cold]
-fn at_end(core: &FileCore, offset: u64) -> Attempt {
-    if offset >= core.size.get() && !core.is_the_parents() {
+fn at_end<'f>(view: impl HitView<'f>, offset: u64) -> Attempt {
+    let core = view.core();
+    // In this order: a size of the core's next file comes after its generation (shared.SH5).
+    if offset >= core.size.get() && !core.is_the_parents() && view.is_current() {
         Attempt::Read(0)
     } else {
         Attempt::Miss
