@@ -1,7 +1,9 @@
-//! The default size of the cache, and large blocks of the heap whose allocation may fail.
+//! The default size of the cache, large blocks of the heap whose allocation may fail, and moved mappings.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::io;
+
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 /// A block of that many zeros; ENOMEM where the heap has no room. The kernel supplies the pages at their first use.
 pub(crate) fn try_zeros(len: usize) -> io::Result<Box<[u64]>> {
@@ -28,6 +30,30 @@ pub(crate) fn try_collect<T>(items: impl ExactSizeIterator<Item = T>) -> io::Res
 
 pub(crate) fn no_memory() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOMEM)
+}
+
+/// Moves a mapping to `at`, over another one. False: it failed, and the memory at `at` must not be used again.
+///
+/// By way of a temporary mapping, as a call that maps or copies to the target unmaps it before it finds that the limits
+/// have no room.
+///
+/// # Safety
+///
+/// `mapping` and the `bytes` at `at` are mappings of the caller's. The target may be read concurrently, but not written.
+pub(crate) unsafe fn move_mapping(mapping: *mut u8, bytes: usize, at: *mut u8) -> bool {
+    // SAFETY: the caller's promise.
+    let moved = unsafe {
+        rustix::mm::mremap_fixed(mapping.cast(), bytes, bytes, MremapFlags::MAYMOVE, at.cast())
+    };
+    if moved.is_err() {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: the temporary mapping, which no other thread has, and a new mapping in the gap.
+        unsafe {
+            let _ = rustix::mm::munmap(mapping.cast(), bytes);
+            let _ = rustix::mm::mmap_anonymous(at.cast(), bytes, ProtFlags::READ, flags);
+        }
+    }
+    moved.is_ok()
 }
 
 /// A quarter of the machine's memory or of the cgroup's limit, whichever is less.

@@ -28,6 +28,7 @@ use rustix::mm::{Advice, MapFlags, MremapFlags, ProtFlags};
 use rustix::process::{PidfdFlags, Resource};
 
 use crate::event::event;
+use crate::memory;
 use crate::recovery::layout::{EntryUse, FREE, Intent, Layout, OPS, RECORD_BYTES, boot_id};
 use crate::recovery::liveness_word::Seen;
 use crate::recovery::tables::{Tables, unbroken};
@@ -176,26 +177,13 @@ impl Recovery {
         let bytes = units as usize * UNIT_BYTES;
         let from = self.layout.frames_at() + first as usize * UNIT_BYTES;
         debug_assert!(from + bytes <= self.layout.bytes());
-        // By way of a temporary mapping: a call that copies to the target unmaps it before it finds that
-        // the limits have no room for a copy.
         // SAFETY: the source lies within our mapping, which stays as it is, as the old length is 0.
         let copy = unsafe {
             rustix::mm::mremap(self.mapped.add(from).cast(), 0, bytes, MremapFlags::MAYMOVE)
         }?;
         // SAFETY: the copy is ours; the target is the caller's promise. A reader sees the old zeros, or
         // those of untouched shared memory.
-        let moved = unsafe {
-            rustix::mm::mremap_fixed(copy, bytes, bytes, MremapFlags::MAYMOVE, at.cast())
-        };
-        if moved.is_err() {
-            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-            // SAFETY: the copy, which no other thread has, and a new mapping in the gap.
-            unsafe {
-                let _ = rustix::mm::munmap(copy, bytes);
-                let _ = rustix::mm::mmap_anonymous(at.cast(), bytes, ProtFlags::READ, flags);
-            }
-        }
-        Ok(moved.is_ok())
+        Ok(unsafe { memory::move_mapping(copy.cast(), bytes, at) })
     }
 
     /// Marks the frame as belonging to no page, and so not dirty (recovery.K2). Caller: a release fence
