@@ -5,23 +5,41 @@
 //! limit. Slabs are never freed: their number follows from the maximum number of files that were
 //! open at the same time.
 //!
+//! A client of a shared cache may still read a core whose file is closed (see `shared`). So a core keeps the size of its
+//! pages for good, and the next file with such pages reopens it.
+//!
 //! Locks: one around the free list; a leaf lock.
 
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use crate::cache::frames::Frames;
 #[cfg(doc)]
 use crate::cache::frames::class::Class;
 use crate::cache::table::FileCore;
-use crate::units::{FrameIndex, UNIT_BYTES};
+use crate::units::{FrameIndex, PAGE_SHIFTS, UNIT_BYTES};
 
 const CORES: usize = UNIT_BYTES / size_of::<FileCore>();
 
 /// The free cores of a cache.
 #[derive(Default)]
 pub(crate) struct Slab {
-    free: Mutex<Vec<CorePointer>>,
+    free: Mutex<FreeCores>,
+}
+
+#[derive(Default)]
+struct FreeCores {
+    /// No file has had them.
+    fresh: Vec<CorePointer>,
+    /// By the size of their pages.
+    used: [Vec<CorePointer>; PAGE_SHIFTS.end as usize - PAGE_SHIFTS.start as usize],
+}
+
+impl FreeCores {
+    /// The free cores of files with such pages. `None`: no file has them.
+    fn used(&mut self, page_shift: u32) -> Option<&mut Vec<CorePointer>> {
+        self.used.get_mut(page_shift.checked_sub(PAGE_SHIFTS.start)? as usize)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -31,11 +49,20 @@ struct CorePointer(NonNull<FileCore>);
 unsafe impl Send for CorePointer {}
 
 impl Slab {
+    fn lock(&self) -> MutexGuard<'_, FreeCores> {
+        self.free.lock().expect("no panic under the lock")
+    }
+
     /// Takes a free core, for an empty table; `None` if there is none.
     pub(in crate::cache) fn take(&self, size: u64, page_shift: u32) -> Option<NonNull<FileCore>> {
-        let CorePointer(core) = self.free.lock().expect("no panic under the lock").pop()?;
-        // SAFETY: the core is ours, and within a slab that is never freed. There is no late reader
-        // of the core's former file: handles keep their core alive.
+        let mut free = self.lock();
+        if let Some(CorePointer(core)) = free.used(page_shift).and_then(Vec::pop) {
+            // SAFETY: the core is ours, within a slab that is never freed, and was written by its first file.
+            unsafe { core.as_ref() }.reopen(size);
+            return Some(core);
+        }
+        let CorePointer(core) = free.fresh.pop()?;
+        // SAFETY: the core is ours, and within a slab that is never freed. It has no late reader, as no file has had it.
         unsafe { core.write(FileCore::new(size, page_shift)) };
         Some(core)
     }
@@ -43,8 +70,7 @@ impl Slab {
     /// Divides `frame`, of [`Class::SLAB`], into cores. It belongs to the slab from now on.
     pub(in crate::cache) fn add(&self, frames: &Frames, frame: FrameIndex) {
         let slab = frames.bytes(frame).cast::<FileCore>();
-        let mut free = self.free.lock().expect("no panic under the lock");
-        free.extend((0..CORES).map(|i| {
+        self.lock().fresh.extend((0..CORES).map(|i| {
             // SAFETY: the frame has room for CORES cores.
             CorePointer(unsafe { NonNull::new_unchecked(slab.add(i)) })
         }));
@@ -52,6 +78,11 @@ impl Slab {
 
     /// Takes back a core whose table was torn down.
     pub(crate) fn free(&self, core: NonNull<FileCore>) {
-        self.free.lock().expect("no panic under the lock").push(CorePointer(core));
+        // SAFETY: the caller's core, until it is in the list.
+        let retired = unsafe { core.as_ref() };
+        retired.retire();
+        if let Some(used) = self.lock().used(retired.page_shift) {
+            used.push(CorePointer(core));
+        }
     }
 }

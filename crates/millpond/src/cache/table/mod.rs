@@ -46,6 +46,8 @@ pub(crate) mod wait_queue;
 
 pub(crate) mod page_set;
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::cache::frames::class::Class;
 use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::frames::{FrameSource, Frames};
@@ -54,6 +56,7 @@ use crate::cache::table::link::Link;
 use crate::cache::table::page::{PageState, PageWord, Word};
 use crate::cache::table::step::{FileSize, Followed, LinkSlot, try_hold_followed, try_hold_linked};
 use crate::copy;
+use crate::sync::AtomicU64;
 #[cfg(not(loom))]
 use crate::units::UNIT_BYTES;
 use crate::units::{FrameIndex, PageIndex};
@@ -72,6 +75,9 @@ pub(crate) struct FileCore {
     pub(crate) size: FileSize,
     root: LinkSlot,
     pub(crate) epoch: Epoch,
+    /// Of the files that had this core (shared.SH5).
+    generation: AtomicU64,
+    /// Does not change once a file has the core.
     pub(crate) page_shift: u32,
 }
 
@@ -100,8 +106,29 @@ impl FileCore {
             size: FileSize::new(size),
             root: LinkSlot::new(0),
             epoch: Epoch::new(),
+            generation: AtomicU64::new(0),
             page_shift,
         }
+    }
+
+    /// The file is closed. Caller: has torn down the table.
+    pub(crate) fn retire(&self) {
+        // Relaxed: the raise of the epoch in `reopen`, and the size that is stored then, release it. One thread has the
+        // core.
+        self.generation.store(self.generation() + 1, Relaxed);
+    }
+
+    /// Another file, with pages of the same size, has the core from now on. Caller: it was retired.
+    pub(crate) fn reopen(&self, size: u64) {
+        // Before anything of the next file is visible (shared.SH5).
+        self.epoch.raise();
+        self.size.set(size);
+    }
+
+    /// The number of files that had the core before. Relaxed: compared after the epoch or the size was loaded.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Relaxed)
     }
 
     #[inline]
