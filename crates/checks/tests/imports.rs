@@ -59,6 +59,7 @@ const ENGINE: &[&[&str]] = &[
         "error.rs",
         "event.rs",
         "file_id.rs",
+        "huge_memory.rs",
         "latency.rs",
         "memory.rs",
         "process_local.rs",

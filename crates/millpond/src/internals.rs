@@ -24,6 +24,7 @@ use crate::api::engine::{Engine, check_cache_bytes};
 use crate::api::file::{File, in_range, release_handle};
 use crate::error::{Error, Op, Result};
 use crate::event::event;
+use crate::huge_memory::MemoryChoice;
 use crate::io::batch;
 use crate::io::pool::Pool;
 use crate::io::segment::{Segment, SegmentIter};
@@ -36,6 +37,18 @@ use crate::read::optimistic_read;
 
 pub use crate::read::optimistic_read::{Begun, KernelRead, UnguardedRead};
 pub use crate::stats::kept::HitCounts;
+
+/// One cache for several processes: the engine of one, which others read without a system call (`cache::shared`).
+///
+/// The server offers its cache by [`EngineBuilder::shared`](crate::EngineBuilder::shared). A client creates a
+/// `ClientMemory` and sends its descriptor. The server attaches it and sends a descriptor of the cache, and two numbers
+/// for each file. The client maps the cache, and each of its threads reads with a `SharedReader`. How they send is theirs.
+pub mod shared {
+    pub use crate::api::shared_cache::{
+        AttachedClient, ClientMemory, SharedCache, SharedClient, SharedFile, SharedReader,
+    };
+    pub use crate::huge_memory::{MemoryChoice, MemoryKind};
+}
 
 /// Reads of the kernel's page cache, of which the preload library has descriptors of its own.
 #[cfg(not(loom))]
@@ -319,6 +332,18 @@ impl EngineBuilder {
     #[must_use]
     pub fn published_from(mut self, fd_min: RawFd) -> Self {
         self.published = Published::IfPossible(fd_min);
+        self
+    }
+}
+
+impl EngineBuilder {
+    /// Puts the cache into memory that other processes may map read-only ([`shared`]). Not with a keeper.
+    ///
+    /// The memory limit holds as without it. The cache is in shared memory, which a cgroup charges as it does private
+    /// memory, and `/proc/meminfo` counts as `Shmem`.
+    #[must_use]
+    pub fn shared(mut self, memory: MemoryChoice) -> Self {
+        self.shared = Some(memory);
         self
     }
 }

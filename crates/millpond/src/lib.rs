@@ -92,6 +92,8 @@ mod page_cache {
 mod error;
 mod event;
 mod file_id;
+#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "only internals offer it"))]
+mod huge_memory;
 mod latency;
 mod memory;
 mod options;

@@ -7,6 +7,7 @@ use std::time::Duration;
 #[cfg(doc)]
 use crate::Engine;
 use crate::error::{Error, Op, Result};
+use crate::huge_memory::MemoryChoice;
 pub use crate::io::backend::descriptors::Backing;
 use crate::io::read_limit;
 use crate::recovery::Address;
@@ -117,6 +118,7 @@ pub struct EngineBuilder {
     pub(crate) dirty_bytes_max: Option<u64>,
     pub(crate) dirty_age_max: Duration,
     pub(crate) keeper: Option<Address>,
+    pub(crate) shared: Option<MemoryChoice>,
     pub(crate) published: Published,
     pub(crate) watch: Option<Watch>,
 }
@@ -142,6 +144,7 @@ impl Default for EngineBuilder {
             dirty_bytes_max: None,
             dirty_age_max: Duration::from_secs(30),
             keeper: None,
+            shared: None,
             published: Published::No,
             watch: None,
         }

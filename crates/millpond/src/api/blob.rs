@@ -109,6 +109,11 @@ impl Blob {
         Ok(Blob { cached: ProcessLocal::new(cached) })
     }
 
+    #[cfg(feature = "internals")]
+    pub(crate) fn cached(&self) -> &CachedFile {
+        &self.cached
+    }
+
     /// Its length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "as for files, whose length it is")]

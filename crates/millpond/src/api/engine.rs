@@ -20,6 +20,7 @@ use crate::api::watch;
 use crate::buffers::Buffer;
 use crate::cache::Cache;
 use crate::cache::accounting::copies::Copies;
+use crate::cache::frames::FrameMemory;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::inode::backend::Backend;
@@ -109,6 +110,15 @@ impl Engine {
             let what = format!("{asked} reads in flight: must be 1 to {most}");
             return Err(Error::InvalidInput { op: Op::Build, what });
         }
+        let memory = match (&options.keeper, &options.shared) {
+            (None, None) => FrameMemory::Private,
+            (Some(keeper), None) => FrameMemory::Kept(keeper),
+            (None, Some(choice)) => FrameMemory::Shared(choice),
+            (Some(_), Some(_)) => {
+                let what = "a shared cache with a keeper".into();
+                return Err(Error::InvalidInput { op: Op::Build, what });
+            }
+        };
         let failed = |error| Error::io(Op::Build, 0, cache_bytes, error);
         let backend = Backend::new(options.backend).map_err(failed)?;
         let limits = Limits::new(options.dirty_bytes_max, options.dirty_age_max, cache_bytes);
@@ -116,8 +126,7 @@ impl Engine {
         let engine = Engine {
             shared: ProcessLocal::new(Arc::new(Shared {
                 flusher: Flusher::new(limits),
-                cache: Cache::new(cache_bytes, options.admission, options.keeper.as_ref())
-                    .map_err(failed)?,
+                cache: Cache::new(cache_bytes, options.admission, memory).map_err(failed)?,
                 hit_path: AtomicBool::new(options.hit_path),
                 backend,
                 marks: Marks::default(),

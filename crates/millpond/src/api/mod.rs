@@ -12,6 +12,9 @@ pub(crate) mod watch;
 
 pub(crate) mod blob;
 
+#[cfg(feature = "internals")]
+pub(crate) mod shared_cache;
+
 pub(crate) mod persist;
 
 pub(crate) mod async_file;

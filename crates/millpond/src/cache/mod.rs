@@ -1,7 +1,8 @@
 //! The page cache: which pages are in memory, where, and which of them are evicted.
 //!
 //! In the order of a read: [`table`] finds the page word and has its protocol; [`frames`] has the
-//! memory; [`policy`] decides which missed pages get a frame and which pages are evicted;
+//! memory; [`policy`] decides which missed pages get a frame and which pages are evicted; [`shared`]
+//! lets other processes read the cache;
 //! [`accounting`] counts the memory outside of frames, and the bytes that write-back keeps
 //! unevictable.
 
@@ -10,6 +11,9 @@ pub(crate) mod table;
 pub(crate) mod frames;
 
 pub(crate) mod policy;
+
+#[cfg_attr(not(feature = "internals"), allow(dead_code, reason = "only internals offer it"))]
+pub(crate) mod shared;
 
 pub(crate) mod accounting;
 
@@ -49,7 +53,7 @@ use crate::cache::accounting::writeback_counts::WritebackCounts;
 use crate::cache::frames::class::Class;
 use crate::cache::frames::magazine::BATCH_MAX;
 use crate::cache::frames::slab::Slab;
-use crate::cache::frames::{FrameSource, Frames};
+use crate::cache::frames::{FrameMemory, FrameSource, Frames};
 use crate::cache::policy::admission::AdmissionFilter;
 use crate::cache::policy::evict::{EvictPass, Queues, ReadaheadUse};
 use crate::cache::policy::fifo::ReadyPage;
@@ -59,7 +63,6 @@ use crate::cache::table::page::{Change, PageWord};
 use crate::cache::table::{FileCore, HeldLeaf, SLOTS, first_of_leaf};
 use crate::copy;
 use crate::options::Admission;
-use crate::recovery::Address;
 use crate::stats::Counters;
 use crate::units::{FrameIndex, PageIndex};
 
@@ -102,9 +105,9 @@ impl Cache {
     pub(crate) fn new(
         limit_bytes: u64,
         admission: Admission,
-        keeper: Option<&Address>,
+        memory: FrameMemory<'_>,
     ) -> io::Result<Cache> {
-        let frames = Frames::new(limit_bytes, keeper)?;
+        let frames = Frames::new(limit_bytes, memory)?;
         let admission_filter = Arc::new(AdmissionFilter::new(admission, limit_bytes)?);
         let queues = Queues::new(limit_bytes, Arc::clone(&admission_filter))?;
         frames.try_charge(queues.ghost_bytes() + admission_filter.bytes());

@@ -16,6 +16,9 @@
 
 pub(crate) mod hit;
 
+#[cfg(feature = "internals")]
+pub(crate) mod shared_hit;
+
 pub(crate) mod mapped_read;
 
 pub(crate) mod optimistic_read;

@@ -360,11 +360,11 @@ fn failures_are_reported_and_the_rest_is_written() {
 /// Goal: recovery.K2: a frame that was freed in any state is FREE when it is allocated again.
 #[test]
 fn a_frame_is_free_when_it_is_handed_out() {
-    use crate::cache::frames::Frames;
     use crate::cache::frames::class::Class;
+    use crate::cache::frames::{FrameMemory, Frames};
     let keeper = TestKeeper::new();
     let file = tempfile::tempfile().unwrap();
-    let frames = Frames::new(1 << 20, Some(&keeper.address)).unwrap();
+    let frames = Frames::new(1 << 20, FrameMemory::Kept(&keeper.address)).unwrap();
     let recovery = frames.recovery().unwrap();
     let entry = adopt(recovery, &file, 12);
     let state = |frame| recovery.tables().record(frame).state.load(Relaxed);

@@ -5,7 +5,7 @@
 //! refuses: up to fifteen neighbours were lost, dirty ones among them.
 
 use crate::cache::frames::class::Class;
-use crate::cache::frames::{Frames, SYSTEM_PAGE_BYTES};
+use crate::cache::frames::{FrameMemory, Frames, SYSTEM_PAGE_BYTES};
 use crate::units::{CHUNK_UNITS, FrameIndex};
 use crate::{Engine, OpenOptions, WriteMode};
 
@@ -39,7 +39,7 @@ fn frames_in_use_are_left_alone() {
 }
 
 fn come_and_go(system_page_bytes: usize, limit_bytes: u64) {
-    let frames = Frames::new(limit_bytes, None).unwrap();
+    let frames = Frames::new(limit_bytes, FrameMemory::Private).unwrap();
     let classes: Vec<Class> = CLASSES.into_iter().chain((13..17).map(Class::page)).collect();
     let write = |frame: FrameIndex, class: Class| {
         // SAFETY: the frame is ours, and large enough.
@@ -165,7 +165,7 @@ fn other_system_pages_are_refused() {
 /// been decommitted, and whose metadata was charged already.
 #[test]
 fn chunks_taken_ahead_count_with_their_metadata() {
-    let frames = Frames::new(64 << 20, None).unwrap();
+    let frames = Frames::new(64 << 20, FrameMemory::Private).unwrap();
     let before = frames.committed_bytes();
     assert_eq!(frames.take_chunk(Class::LEAF), None);
     assert_eq!(frames.take_chunk(Class::LEAF), None, "one chunk is enough");

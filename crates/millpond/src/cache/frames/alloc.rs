@@ -7,6 +7,7 @@ use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::mm::{Advice, MprotectFlags};
+use smallvec::SmallVec;
 
 use crate::cache::frames::class::Class;
 use crate::cache::frames::pin::Retiring;
@@ -19,6 +20,9 @@ const HUGE_LIMIT_BYTES_MIN: u64 = 16 << 20;
 /// The same for leaves of page tables: with this limit a chunk of leaves, which maps 1 GiB of small
 /// pages, is little.
 const HUGE_LEAVES_LIMIT_BYTES_MIN: u64 = 128 << 20;
+/// Groups that are returned together, if the cache is shared: each time, the end of clients' attempts is awaited, which
+/// takes some microseconds. Chosen, not measured.
+const GROUPS_TOGETHER: usize = 16;
 /// The part of the limit that free leaves may keep while pages need memory.
 const SPARE_PART: u64 = 256;
 
@@ -207,13 +211,15 @@ impl Frames {
         // SAFETY: the chunk lies within the address range.
         let at = unsafe { self.base.add((first as usize) << UNIT_SHIFT) }.cast();
         let access = MprotectFlags::READ | MprotectFlags::WRITE;
-        let is_set_up = match self.records(class) {
+        let is_set_up = match (self.records(class), self.shared()) {
             // SAFETY: our own mapping; only late readers may access the chunk yet.
-            None => unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }
+            (None, None) => unsafe { rustix::mm::mprotect(at, CHUNK_BYTES as usize, access) }
                 .map(|()| true)
                 .map_err(io::Error::from),
             // SAFETY: as above, and nothing was ever written there.
-            Some(recovery) => unsafe { recovery.place(first, CHUNK_UNITS, at.cast()) },
+            (Some(recovery), _) => unsafe { recovery.place(first, CHUNK_UNITS, at.cast()) },
+            // SAFETY: as above.
+            (None, Some(shared)) => unsafe { shared.place(first, at.cast()) },
         };
         self.is_short.store(!matches!(is_set_up, Ok(true)), Relaxed);
         // If nothing has changed, the next attempt uses the same chunk.
@@ -335,30 +341,70 @@ impl Frames {
                 return false;
             }
             let mut free = frames.lock();
-            let group_units = self.group_frames(class) * class.units();
-            if free.fresh_is_warm {
-                // The rest of a group of which some frames were taken is put on the free list.
-                while !free.fresh.is_empty() && !free.fresh.start.is_multiple_of(group_units) {
-                    let frame = FrameIndex(free.fresh.start);
-                    free.fresh.start += class.units();
-                    frames.take_warm(1);
-                    self.link_warm(&mut free, frame, class);
-                }
+            let clients = self.shared().map(|shared| &shared.clients).filter(|all| !all.is_empty());
+            let most = if clients.is_some() { GROUPS_TOGETHER } else { 1 };
+            let mut groups: SmallVec<[FrameIndex; GROUPS_TOGETHER]> = SmallVec::new();
+            while groups.len() < most
+                && let Some(group) = self.take_group(&mut free, class)
+            {
+                groups.push(group);
             }
-            let group = if let Some(group) = self.take_whole_group(&mut free, class) {
-                group
-            } else if free.fresh_is_warm && !free.fresh.is_empty() {
-                free.fresh.start += group_units;
-                frames.take_warm(group_units / class.units());
-                FrameIndex(free.fresh.start - group_units)
-            } else {
+            if groups.is_empty() {
                 frames.may_be_warm.store(false, Relaxed);
                 return false;
-            };
-            self.decommit(group, class);
-            self.queue_node(group).next.store(free.cold, Relaxed);
-            free.cold = group.0;
+            }
+            if let Some(clients) = clients {
+                // shared.SH4: the groups are in no list, and the look at the attempts follows.
+                drop(free);
+                if clients.await_quiet() && clients.take_was_late() {
+                    self.decommit_filled_holes();
+                }
+                free = frames.lock();
+            }
+            for group in groups {
+                self.decommit(group, class);
+                self.queue_node(group).next.store(free.cold, Relaxed);
+                free.cold = group.0;
+            }
             true
+        })
+    }
+
+    /// Returns memory to the system again that late clients have filled (shared.SH7), if that is more than what is
+    /// charged.
+    fn decommit_filled_holes(&self) {
+        let is_over =
+            self.shared().is_some_and(|shared| shared.resident_bytes() > self.committed_bytes());
+        for class in Class::all().filter(|_| is_over) {
+            let free = self.free_frames(class).lock();
+            let mut group = free.cold;
+            while group != 0 {
+                self.give_back(FrameIndex(group), class);
+                group = self.queue_node(FrameIndex(group)).next.load(Relaxed);
+            }
+        }
+    }
+
+    /// Takes a group of committed frames that are all free, to be decommitted.
+    fn take_group(&self, free: &mut FreeList, class: Class) -> Option<FrameIndex> {
+        let frames = self.free_frames(class);
+        let group_units = self.group_frames(class) * class.units();
+        if free.fresh_is_warm {
+            // The rest of a group of which some frames were taken is put on the free list.
+            while !free.fresh.is_empty() && !free.fresh.start.is_multiple_of(group_units) {
+                let frame = FrameIndex(free.fresh.start);
+                free.fresh.start += class.units();
+                frames.take_warm(1);
+                self.link_warm(free, frame, class);
+            }
+        }
+        if let Some(group) = self.take_whole_group(free, class) {
+            return Some(group);
+        }
+        (free.fresh_is_warm && !free.fresh.is_empty()).then(|| {
+            free.fresh.start += group_units;
+            frames.take_warm(group_units / class.units());
+            FrameIndex(free.fresh.start - group_units)
         })
     }
 
@@ -374,20 +420,24 @@ impl Frames {
             let _ =
                 unsafe { rustix::mm::madvise(at, CHUNK_BYTES as usize, Advice::LinuxNoHugepage) };
         }
+        self.give_back(group, class);
+        self.uncharge(bytes as u64);
+    }
+
+    /// Returns the memory of a group that is not in use to the system. Caller: holds the lock of the class.
+    fn give_back(&self, group: FrameIndex, class: Class) {
+        let bytes = self.group_frames(class) as usize * class.bytes();
         let at = self.bytes(group);
         // A late reader sees zeros.
         step::begin_reuse();
         // Shared memory is returned by punching a hole in the mapped file.
-        let advice = match self.records(class) {
-            None => Advice::LinuxDontNeed,
-            Some(_) => Advice::LinuxRemove,
-        };
+        let is_shared = self.records(class).is_some() || self.shared().is_some();
+        let advice = if is_shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
         debug_assert!(at.addr().is_multiple_of(self.system_page_bytes));
         // SAFETY: all frames of the group are free, so their bytes are not in use; late readers
         // find zeros (frames.W8). The group consists of whole system pages, so no other memory is
         // dropped.
         let dropped = unsafe { rustix::mm::madvise(at.cast(), bytes, advice) };
         debug_assert!(dropped.is_ok(), "{dropped:?}");
-        self.uncharge(bytes as u64);
     }
 }

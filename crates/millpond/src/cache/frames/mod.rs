@@ -23,6 +23,7 @@
 //! - **Recovery.** With a keeper, chunks of pages are shared memory (see `recovery`); all other
 //!   memory stays private. The record of a frame in the keeper's tables is FREE from the time the
 //!   frame left its page, at the latest before it is allocated again.
+//! - **Sharing.** The memory of all classes may be shared with processes that read it: see `shared`.
 //! - **Fork.** A child of fork gets the address space without the memory: each frame reads as zeros
 //!   there, and so does all metadata (where the system supports it, since Linux 4.14; frames that
 //!   are shared with a keeper are not mapped in the child). So in the child the parent's cache is
@@ -73,8 +74,10 @@ use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::frames::magazine::Magazines;
 use crate::cache::frames::pin::Pins;
 use crate::cache::policy::queue_node::QueueNode;
+use crate::cache::shared::shared_memory::SharedMemory;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
+use crate::huge_memory::MemoryChoice;
 use crate::recovery::{Address, Recovery};
 use crate::sync;
 use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES};
@@ -252,6 +255,16 @@ pub(crate) trait FrameSource {
     fn take_frame(&self, class: Class) -> Option<FrameIndex>;
 }
 
+/// Which memory the frames of an engine are.
+#[derive(Clone, Copy)]
+pub(crate) enum FrameMemory<'a> {
+    Private,
+    /// Pages survive the death of this process.
+    Kept(&'a Address),
+    /// Other processes read it (see `shared`).
+    Shared(&'a MemoryChoice),
+}
+
 /// The frames of an engine.
 pub(crate) struct Frames {
     /// The start of the mapping. `base` is its first whole chunk.
@@ -280,6 +293,7 @@ pub(crate) struct Frames {
     pub(in crate::cache) may_have_reservations: AtomicBool,
     pub(in crate::cache) magazines: Magazines,
     recovery: Option<Arc<Recovery>>,
+    shared: Option<Arc<SharedMemory>>,
     /// How often memory was returned to the system.
     #[cfg(test)]
     pub(crate) decommits: AtomicU64,
@@ -299,8 +313,7 @@ impl Frames {
         core.addr().wrapping_sub(self.base.addr())
     }
 
-    /// With a keeper, pages survive the death of this process.
-    pub(crate) fn new(limit_bytes: u64, keeper: Option<&Address>) -> io::Result<Frames> {
+    pub(crate) fn new(limit_bytes: u64, memory: FrameMemory<'_>) -> io::Result<Frames> {
         // Each class in turn may fill the limit, and chunks do not change their class.
         let chunks = (limit_bytes.div_ceil(CHUNK_BYTES) + 1) * Class::COUNT as u64 + 1;
         let chunks = chunks.min(FRAMES_MAX / u64::from(CHUNK_UNITS));
@@ -308,10 +321,12 @@ impl Frames {
         let bytes = units as usize * UNIT_BYTES;
         let system_page_bytes = system_page_bytes()?;
         let groups = if system_page_bytes > UNIT_BYTES { bytes / system_page_bytes } else { 0 };
-        let recovery =
-            keeper.map(|keeper| Recovery::connect(keeper, limit_bytes, units)).transpose()?;
-        let recovery = recovery.map(Arc::new);
-        let fixed_bytes = recovery.as_ref().map_or(0, |recovery| recovery.fixed_bytes());
+        let recovery = match memory {
+            FrameMemory::Kept(keeper) => {
+                Some(Arc::new(Recovery::connect(keeper, limit_bytes, units)?))
+            }
+            FrameMemory::Private | FrameMemory::Shared(_) => None,
+        };
         let mapped = map(bytes + SLACK_BYTES, ProtFlags::READ)?;
         let base = mapped.map_addr(|at| at.next_multiple_of(CHUNK_BYTES as usize));
         let metas_bytes = units as usize * size_of::<FrameMeta>();
@@ -324,6 +339,15 @@ impl Frames {
         // As for small chunks: it is charged frame by frame.
         // SAFETY: our own mapping; the advice does not change its contents.
         let _ = unsafe { rustix::mm::madvise(metas.cast(), metas_bytes, Advice::LinuxNoHugepage) };
+        let shared = match memory {
+            // SAFETY: the reservation above, which `drop` unmaps last.
+            FrameMemory::Shared(choice) => {
+                Some(Arc::new(unsafe { SharedMemory::create(choice, base, units, limit_bytes) }?))
+            }
+            FrameMemory::Private | FrameMemory::Kept(_) => None,
+        };
+        let fixed_bytes = recovery.as_ref().map_or(0, |recovery| recovery.fixed_bytes())
+            + shared.as_ref().map_or(0, |_| SharedMemory::FIXED_BYTES);
         let frames = Frames {
             mapped,
             // SAFETY: the reservation is readable and aligned, and stays as long as this value.
@@ -342,6 +366,7 @@ impl Frames {
             may_have_reservations: AtomicBool::new(false),
             magazines: Magazines::new(limit_bytes),
             recovery,
+            shared,
             #[cfg(test)]
             decommits: AtomicU64::new(0),
         };
@@ -364,6 +389,12 @@ impl Frames {
     #[inline]
     pub(in crate::cache) fn records(&self, class: Class) -> Option<&Recovery> {
         self.recovery.as_deref().filter(|_| class.is_page())
+    }
+
+    /// The memory that other processes read. `None`: it is private, or a keeper's.
+    #[inline]
+    pub(crate) fn shared(&self) -> Option<&Arc<SharedMemory>> {
+        self.shared.as_ref()
     }
 
     pub(in crate::cache) fn chunks_lock(&self) -> MutexGuard<'_, u32> {

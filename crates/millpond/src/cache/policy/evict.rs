@@ -183,6 +183,8 @@ impl Queues {
 
     /// Inserts those of `nodes` into queues that are still tagged as batched (insert_batch.IB1).
     pub(crate) fn insert_batch(&mut self, frames: &Frames, nodes: &[FrameIndex]) {
+        // Before pages leave the window queue, where the bit is cleared.
+        mark_touched(frames);
         for &node in nodes {
             let meta = frames.meta(node);
             let tags = meta.published_tags();
@@ -229,6 +231,7 @@ impl Queues {
         most: usize,
         victims: &mut impl Extend<Victim>,
     ) -> EvictPass {
+        mark_touched(frames);
         let mut evicted = 0;
         let mut all_scanned = 0;
         let end = loop {
@@ -516,6 +519,25 @@ impl Queues {
             QueueName::Main => &mut self.main,
         }
     }
+}
+
+/// Sets REFERENCED of the queued pages that clients have read (shared.SH3). Caller: holds the queues' lock.
+fn mark_touched(frames: &Frames) {
+    let Some(shared) = frames.shared() else { return };
+    shared.clients.drain_touched(|frame| {
+        if frame == FrameIndex::NONE || frames.address(frame).is_none() {
+            return;
+        }
+        let node = frames.queue_node_of(frame);
+        if frames.meta(node).tags() & (QUEUE | UNEVICTABLE) == 0 {
+            return;
+        }
+        if let Some(QueuedPage { word, seen, .. }) = QueuedPage::of(frames, node)
+            && seen.frame() == frame
+        {
+            word.mark_referenced(seen);
+        }
+    });
 }
 
 /// Counts whether a page that read-ahead filled was used. Returns whether it is such a page, and

@@ -1,0 +1,255 @@
+//! A cache that several processes read: the objects of its server, and of its clients.
+//!
+//! See `cache::shared` for the protocol.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use crate::api::blob::Blob;
+use crate::api::engine::Engine;
+use crate::api::file::{File, in_range};
+use crate::cache::frames::frame_range::FrameRange;
+use crate::cache::shared::client_block::{MappedBlock, THREADS_MAX};
+use crate::cache::shared::client_list::ClientEntry;
+use crate::cache::shared::client_range::MappedRange;
+use crate::cache::shared::shared_memory::SharedMemory;
+use crate::cache::table::FileCore;
+use crate::huge_memory::MemoryKind;
+use crate::inode::CachedFile;
+use crate::process_local;
+use crate::read::shared_hit::{ReaderCounts, SharedHitPath};
+
+/// The cache of an engine that other processes may read.
+#[derive(Clone)]
+pub struct SharedCache {
+    memory: Arc<SharedMemory>,
+}
+
+impl Engine {
+    /// The part of an engine that was built with [`EngineBuilder::shared`](crate::EngineBuilder::shared) for its
+    /// clients. `None`: it was built without.
+    #[must_use]
+    pub fn shared_cache(&self) -> Option<SharedCache> {
+        let memory = self.shared().cache.frames.shared()?;
+        Some(SharedCache { memory: Arc::clone(memory) })
+    }
+}
+
+impl SharedCache {
+    /// The memory that the cache is in.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryKind {
+        self.memory.kind()
+    }
+
+    /// Adds a client. `client` is the descriptor of its [`ClientMemory`], and `process` a pidfd of it.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidInput`: the descriptor is not of such memory. Others: the system gives no memory or no descriptor.
+    pub fn attach(&self, client: &OwnedFd, process: OwnedFd) -> io::Result<AttachedClient> {
+        let entry = ClientEntry::new(client, process)?;
+        let cache = self.memory.open_for_client()?;
+        // Before the client has the memory (shared.SH4).
+        self.memory.clients.attach(&entry);
+        Ok(AttachedClient { memory: Arc::clone(&self.memory), entry, cache })
+    }
+}
+
+/// A client, which is detached when this is dropped. The owner drops it when the client's process is gone; before that,
+/// the client's late reads could take memory beyond the limit.
+pub struct AttachedClient {
+    memory: Arc<SharedMemory>,
+    entry: Arc<ClientEntry>,
+    cache: OwnedFd,
+}
+
+impl AttachedClient {
+    /// The descriptor of the cache for the client. It is open for reading, and can't be opened for writing.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.cache.as_fd()
+    }
+}
+
+impl Drop for AttachedClient {
+    fn drop(&mut self) {
+        self.memory.clients.detach(&self.entry);
+    }
+}
+
+/// A file in a shared cache, as its server tells a client. It is good until the server closes the file; then reads of it
+/// miss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SharedFile {
+    /// Which core, from the start of the range.
+    core: u64,
+    generation: u64,
+}
+
+impl SharedFile {
+    fn of(cached: &CachedFile) -> Option<SharedFile> {
+        let frames = &cached.cache().frames;
+        frames.shared()?;
+        let core = frames.file_number(std::ptr::from_ref(cached.core()).cast());
+        let core = (core / size_of::<FileCore>()) as u64;
+        Some(SharedFile { core, generation: cached.core().generation() })
+    }
+
+    /// Two numbers, for a message.
+    #[must_use]
+    pub fn to_words(self) -> [u64; 2] {
+        [self.core, self.generation]
+    }
+
+    /// The inverse of [`SharedFile::to_words`].
+    #[must_use]
+    pub fn from_words([core, generation]: [u64; 2]) -> SharedFile {
+        SharedFile { core, generation }
+    }
+}
+
+impl File {
+    /// What a client needs to read this file's pages. `None`: the cache is not shared.
+    #[must_use]
+    pub fn shared_file(&self) -> Option<SharedFile> {
+        SharedFile::of(&self.cached)
+    }
+}
+
+impl Blob {
+    /// What a client needs to read this blob's pages. `None`: the cache is not shared.
+    #[must_use]
+    pub fn shared_file(&self) -> Option<SharedFile> {
+        SharedFile::of(self.cached())
+    }
+}
+
+/// The memory of a client that its server reads.
+pub struct ClientMemory {
+    block: MappedBlock,
+    descriptor: OwnedFd,
+}
+
+impl ClientMemory {
+    /// Creates it.
+    ///
+    /// # Errors
+    ///
+    /// The system gives no memory or no descriptor.
+    pub fn create() -> io::Result<ClientMemory> {
+        let (block, descriptor) = MappedBlock::create()?;
+        Ok(ClientMemory { block, descriptor })
+    }
+
+    /// The descriptor for the server.
+    #[must_use]
+    pub fn descriptor(&self) -> &OwnedFd {
+        &self.descriptor
+    }
+}
+
+/// A client of a shared cache.
+#[derive(Clone)]
+pub struct SharedClient {
+    inner: Arc<ClientParts>,
+}
+
+struct ClientParts {
+    range: MappedRange,
+    block: MappedBlock,
+    /// The slots that no thread has, and the numbers of their last pushes.
+    free: Mutex<Vec<(usize, u64)>>,
+    creator: u64,
+}
+
+impl SharedClient {
+    /// Maps the cache that the server has sent. The server has attached `memory` before.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData`: the descriptor is not of a shared cache, or of another version of this library. Others: the system
+    /// gives no address space.
+    pub fn map(memory: ClientMemory, cache: &OwnedFd) -> io::Result<SharedClient> {
+        let inner = ClientParts {
+            range: MappedRange::map(cache)?,
+            block: memory.block,
+            free: Mutex::new((0..THREADS_MAX).rev().map(|slot| (slot, 0)).collect()),
+            creator: process_local::number(),
+        };
+        Ok(SharedClient { inner: Arc::new(inner) })
+    }
+
+    /// Where the cache is mapped, and how many bytes.
+    #[must_use]
+    pub fn mapped(&self) -> (*const u8, usize) {
+        self.inner.range.bytes()
+    }
+
+    /// Reads for one thread at a time. `None`: 64 threads have one already, or this is a child of fork, which has to
+    /// attach itself.
+    #[must_use]
+    pub fn reader(&self) -> Option<SharedReader> {
+        let inner = &self.inner;
+        if inner.creator != process_local::number() {
+            return None;
+        }
+        let (slot, pushes) = inner.free.lock().expect("no panic under the lock").pop()?;
+        inner.block.block().use_slot(slot);
+        let counts = ReaderCounts::default();
+        counts.pushes.set(pushes);
+        Some(SharedReader { client: Arc::clone(inner), slot, counts })
+    }
+}
+
+/// Reads of a shared cache, by one thread at a time.
+pub struct SharedReader {
+    client: Arc<ClientParts>,
+    slot: usize,
+    counts: ReaderCounts,
+}
+
+impl SharedReader {
+    /// Reads from byte `offset` of the file into `dst`, if all of its pages are cached. Returns the bytes read; fewer than
+    /// `dst.len()` mean end of file. `None`: a page is not cached, the file is closed, or the read is longer than 64
+    /// pages: ask the server. Atomic as a read of the server's own. No system call, no lock.
+    #[inline]
+    pub fn try_read(&self, file: SharedFile, dst: &mut [u8], offset: u64) -> Option<usize> {
+        let client = &*self.client;
+        if !in_range(offset, dst.len() as u64) || client.creator != process_local::number() {
+            return None;
+        }
+        let (attempts, ring) = client.block.block().slot(self.slot);
+        let range: &FrameRange = &client.range.range;
+        let path = SharedHitPath {
+            core: client.range.core(file.core)?,
+            generation: file.generation,
+            range,
+            order: client.range.order,
+            attempts,
+            ring,
+            counts: &self.counts,
+        };
+        path.try_read(dst, offset)
+    }
+
+    /// Reads that hit so far, and their bytes.
+    #[must_use]
+    pub fn hits(&self) -> (u64, u64) {
+        (self.counts.hits.get(), self.counts.bytes.get())
+    }
+
+    /// Attempts that failed, as a page changed meanwhile.
+    #[must_use]
+    pub fn retries(&self) -> u64 {
+        self.counts.retries.get()
+    }
+}
+
+impl Drop for SharedReader {
+    fn drop(&mut self) {
+        let mut free = self.client.free.lock().expect("no panic under the lock");
+        free.push((self.slot, self.counts.pushes.get()));
+    }
+}
