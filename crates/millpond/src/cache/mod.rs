@@ -39,6 +39,9 @@ mod loom_queue_node_tests;
 mod loom_batch_tests;
 
 #[cfg(all(test, loom))]
+mod loom_shared_tests;
+
+#[cfg(all(test, loom))]
 mod loom_unevictable_tests;
 
 use std::io;
