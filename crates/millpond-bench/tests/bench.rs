@@ -32,7 +32,7 @@ fn bad_arguments_are_refused() {
     for (words, message) in [
         (
             &["no-such-suite"][..],
-            "cached-read, around-the-hit, async-read, wakeups, write, no-copy, mixed, stalls, range-lock, untorn, programs, all",
+            "cached-read, around-the-hit, async-read, wakeups, write, no-copy, mixed, stalls, range-lock, shared, untorn, programs, all",
         ),
         (&["cached-read", "--dir", "/no/such"], "/no/such"),
         (&["cached-read", "--dir", "/dev/null"], "not a directory"),
@@ -377,6 +377,30 @@ fn around_the_hit_reports_every_case_and_baseline() {
     let notes = report["notes"].as_array().unwrap();
     let missed = |note: &&Value| note.as_str().unwrap().starts_with("miss-4k");
     assert!(notes.iter().filter(missed).count() >= 2);
+}
+
+/// Goal: each case of shared hits is measured, or says why not; with small pages each is measured.
+#[test]
+fn shared_reports_every_case() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = tempfile::tempdir().unwrap();
+    let json = out.path().join("figures.json");
+    let words = ["shared", "--quick", "--shrink", "64"];
+    let places = ["--dir", dir.path().to_str().unwrap(), "--json", json.to_str().unwrap()];
+    let output = bench(&[&words[..], &places[..]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "files stay behind");
+    let report: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let has = |list: &str, case: &str| {
+        report[list].as_array().unwrap().iter().any(|row| row["case"] == case)
+    };
+    for size in ["64", "4k", "64k"] {
+        for set in ["1m", "256m"] {
+            assert!(has("rows", &format!("hit-{size}-{set}-small")));
+            let huge = format!("hit-{size}-{set}-huge");
+            assert!(has("rows", &huge) || has("skipped", &huge));
+        }
+    }
 }
 
 #[test]

@@ -78,7 +78,7 @@ const fn section(
     Section { title, question, suites, published, lines }
 }
 
-pub const SECTIONS: [Section; 9] = [
+pub const SECTIONS: [Section; 10] = [
     section(
         "Cached reads",
         &["cached-read"],
@@ -228,6 +228,13 @@ pub const SECTIONS: [Section; 9] = [
         &[],
     ),
     section(
+        "One cache for several processes",
+        &["shared"],
+        "What does a hit cost in the cache of another process, which is mapped read-only?",
+        &[],
+        &[],
+    ),
+    section(
         "Writes",
         &["write", "stalls", "untorn"],
         "How long until writes are durable, and which threads wait?",
@@ -243,7 +250,7 @@ pub const SECTIONS: [Section; 9] = [
     ),
 ];
 
-pub const CASES: [Case; 38] = [
+pub const CASES: [Case; 39] = [
     case("cached-read", "random-4k", "4 KiB at random over 256 MiB"),
     case("cached-read", "random-16k", "16 KiB at random over 256 MiB, page size 16 KiB"),
     case("cached-read", "read2-4k", "one 1 MiB file in order, all threads over the same pages"),
@@ -283,6 +290,11 @@ pub const CASES: [Case; 38] = [
         "around-the-hit",
         "open-files-write-sync",
         "many open files on that device, each written and synced once, beside 1,000",
+    ),
+    case(
+        "shared",
+        "hit-",
+        "so many bytes at random of a cached file of 1 or 256 MiB, in shared memory with huge or with small pages",
     ),
     case(
         "async-read",

@@ -4,7 +4,7 @@
 //! - [`data`], [`load`], [`loop_mount`]: the test files, the order of their blocks, and file
 //!   systems for them.
 //! - [`cached_read`], [`around_hit`], [`fio`], [`async_read`], [`fio_aio`], [`wakeups`], [`mod@write`],
-//!   [`mixed`], [`range_lock`], [`no_copy`], [`stalls`], [`untorn`], [`programs`]: the suites.
+//!   [`mixed`], [`range_lock`], [`no_copy`], [`stalls`], [`shared_hit`], [`untorn`], [`programs`]: the suites.
 //! - [`plan`]: sizes and time limits. [`interrupt`], [`creation_lock`]: cleanup after a signal.
 //! - [`machine`], [`catalog`], [`targets`]: the machine, the description of the cases, and their
 //!   targets.
@@ -37,6 +37,7 @@ mod programs;
 mod range_lock;
 mod render_docs;
 mod report;
+mod shared_hit;
 mod stalls;
 mod targets;
 mod untorn;
@@ -109,6 +110,8 @@ enum Suite {
     Stalls,
     /// Locks on byte ranges: Millpond's, and other implementations
     RangeLock,
+    /// Hits in a cache that another process has
+    Shared,
     /// A store of pages that a power cut must not tear, on XFS; needs root
     Untorn,
     /// Unmodified programs, under `millpond run` and on the kernel
@@ -132,8 +135,8 @@ const fn timed(suite: Suite, run: Run, seconds: [u64; 2], pairs: u32) -> Timed {
     Timed { suite, run, seconds, pairs }
 }
 
-/// All suites, in the order in which they run. All but the last two may take 22 minutes, or 3.5.
-const SUITES: [Timed; 11] = [
+/// All suites, in the order in which they run. All but the last two may take 23 minutes, or 3.7.
+const SUITES: [Timed; 12] = [
     timed(Suite::CachedRead, cached_read::run, [210, 36], 37),
     timed(Suite::AroundTheHit, around_hit::run, [90, 16], 14),
     timed(Suite::AsyncRead, async_read::run, [200, 28], 32),
@@ -143,6 +146,7 @@ const SUITES: [Timed; 11] = [
     timed(Suite::Mixed, mixed::run, [330, 40], 51),
     timed(Suite::Stalls, stalls::run, [70, 12], 7),
     timed(Suite::RangeLock, range_lock::run, [110, 18], 160),
+    timed(Suite::Shared, shared_hit::run, [60, 12], 12),
     timed(Suite::Untorn, untorn::run, [90, 20], 4),
     timed(Suite::Programs, programs::run, [1200, 240], 30),
 ];
@@ -159,6 +163,7 @@ impl Suite {
             Suite::Mixed => "mixed",
             Suite::Stalls => "stalls",
             Suite::RangeLock => "range-lock",
+            Suite::Shared => "shared",
             Suite::Untorn => "untorn",
             Suite::Programs => "programs",
             Suite::All => "all",

@@ -77,7 +77,7 @@ impl RowTarget {
     }
 }
 
-const TARGETS: [RowTarget; 74] = [
+const TARGETS: [RowTarget; 78] = [
     target("cached-read", "random-4k", "kernel pread", 1.6).by("millpond, mapped"),
     target("cached-read", "sequential-512", "kernel pread", 3.0).by("millpond, mapped"),
     target("write", "through-4k", "kernel", 0.95).by("millpond, through, mapped"),
@@ -115,6 +115,10 @@ const TARGETS: [RowTarget; 74] = [
     target("write", "through-4k", "kernel", 0.8),
     target("write", "commit", "kernel pwrite, O_DIRECT", 1.05).of(Figure::P50),
     target("write", "commit", "kernel pwrite, O_DIRECT", 1.2).of(Figure::P99),
+    target("shared", "hit-4k-1m-huge", "millpond, private", 0.91),
+    target("shared", "hit-4k-256m-huge", "millpond, private", 0.91),
+    target("shared", "hit-4k-1m-small", "millpond, private", 0.71),
+    target("shared", "hit-4k-256m-small", "millpond, private", 0.71),
     target("untorn", "update-16k", "millpond, written twice", 1.6),
     target("untorn", "update-16k", "millpond, written twice", 1.0).of(Figure::P99),
     target("untorn", "update-16k", "millpond, unprotected", 0.85),
