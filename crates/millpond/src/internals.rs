@@ -22,6 +22,7 @@ use std::task::Waker;
 use crate::api::background_read::BackgroundBypass;
 use crate::api::engine::{Engine, check_cache_bytes};
 use crate::api::file::{File, in_range, release_handle};
+use crate::api::shared_cache::SharedCache;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::huge_memory::MemoryChoice;
@@ -320,6 +321,37 @@ impl Engine {
 }
 
 impl Engine {
+    /// The part of an engine that was built with [`EngineBuilder::shared`] for its clients. `None`: it was built
+    /// without.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::Engine;
+    /// use millpond::internals::shared::{ClientMemory, MemoryChoice, SharedClient};
+    /// # use rustix::process::{PidfdFlags, getpid, pidfd_open};
+    ///
+    /// // The server.
+    /// let engine = Engine::builder().cache_bytes(1 << 20).shared(MemoryChoice::Auto).build()?;
+    /// let blob = engine.blob(4096, 4096)?;
+    /// blob.claim(0..4096).fills.remove(0).bring(&[7; 4096]);
+    /// # let client = pidfd_open(getpid(), PidfdFlags::empty()).map_err(std::io::Error::from).unwrap();
+    ///
+    /// // A client, here in the same process.
+    /// let memory = ClientMemory::create().unwrap();
+    /// let attached = engine.shared_cache().unwrap().attach(memory.descriptor(), client).unwrap();
+    /// let cache = attached.descriptor().try_clone_to_owned().unwrap();
+    /// let client = SharedClient::map(memory, &cache).unwrap();
+    /// let mut bytes = [0; 10];
+    /// let read = client.reader().unwrap().try_read(blob.shared_file().unwrap(), &mut bytes, 5);
+    /// assert_eq!((read, bytes), (Some(10), [7; 10]));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    #[must_use]
+    pub fn shared_cache(&self) -> Option<SharedCache> {
+        SharedCache::of(&self.shared().cache)
+    }
+
     /// Whether the keeper, if there is one, died before the engine detached from it. Costs one load from memory.
     #[must_use]
     pub fn has_lost_keeper(&self) -> bool {

@@ -1,5 +1,5 @@
-//! A cache that other processes read: hits, their limits, and what a server does beside them. The protocol is in the
-//! header of `cache/shared`.
+//! A cache that other processes read: hits beside a server's overwrites, evictions and changes of the limit. The protocol
+//! is in the header of `cache/shared`.
 
 mod common;
 
@@ -20,7 +20,7 @@ use rustix::process::{Pid, PidfdFlags};
 use common::{Random, builder, in_own_process, read_write, scaled, stress_time, temp_dir};
 
 const PAGE: u64 = 4096;
-/// What the writers write as one, and the clients read as one.
+/// The bytes of one write, and of one read.
 const BLOCK: usize = 4 * PAGE as usize;
 const CLIENT_OF: &str = "MILLPOND_TEST_CLIENT";
 
@@ -154,7 +154,7 @@ fn memory_of_no_client_is_refused() {
     assert!(attach(&short).is_err());
     let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
     assert!(attach(&file).is_err());
-    // And the client refuses what is not a cache.
+    // The client refuses descriptors of other files.
     let not_a_cache = rustix::fs::memfd_create("zeros", flags).unwrap();
     rustix::fs::ftruncate(&not_a_cache, 8 << 20).unwrap();
     assert!(SharedClient::map(ClientMemory::create().unwrap(), &not_a_cache).is_err());
@@ -412,8 +412,8 @@ fn check_blocks(client: &SharedClient, socket: &mut BufReader<UnixStream>) {
     send(socket, &[hits]);
 }
 
-/// Goal: the bytes that a client reads are of one version, whatever the server does meanwhile, and never older than
-/// those that it read before.
+/// Goal: the bytes of a client's read are of one version, and never older than those of its reads before, during all
+/// operations of the server.
 /// Method: a process that reads blocks of two files, beside a server that overwrites, evicts, cuts and extends, changes
 /// its limit, and closes and opens other files.
 #[test]
@@ -589,8 +589,8 @@ fn a_stopped_client_holds_nothing_up() {
 }
 
 /// Goal: the policy knows what clients read: their hit rate is that of reads in the server.
-/// Method: one trace, Zipf-like beside a scan, on a private engine, on a shared one read by a client, and on a shared
-/// one whose server does not see what the client read.
+/// Method: one trace, Zipf-like beside a scan, on three caches: a private one, a shared one with a client, and a shared
+/// one that has detached its client and so does not see the ring.
 #[test]
 fn the_policy_sees_what_clients_read() {
     const PAGES: u64 = 2048;

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use crate::api::blob::Blob;
-use crate::api::engine::Engine;
 use crate::api::file::{File, in_range};
+use crate::cache::Cache;
 use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::shared::client_block::{MappedBlock, THREADS_MAX};
 use crate::cache::shared::client_list::ClientEntry;
@@ -26,17 +26,12 @@ pub struct SharedCache {
     memory: Arc<SharedMemory>,
 }
 
-impl Engine {
-    /// The part of an engine that was built with [`EngineBuilder::shared`](crate::EngineBuilder::shared) for its
-    /// clients. `None`: it was built without.
-    #[must_use]
-    pub fn shared_cache(&self) -> Option<SharedCache> {
-        let memory = self.shared().cache.frames.shared()?;
-        Some(SharedCache { memory: Arc::clone(memory) })
-    }
-}
-
 impl SharedCache {
+    /// See [`Engine::shared_cache`](crate::Engine::shared_cache).
+    pub(crate) fn of(cache: &Cache) -> Option<SharedCache> {
+        Some(SharedCache { memory: Arc::clone(cache.frames.shared()?) })
+    }
+
     /// The memory that the cache is in.
     #[must_use]
     pub fn memory(&self) -> &MemoryKind {
@@ -79,7 +74,7 @@ impl Drop for AttachedClient {
     }
 }
 
-/// A file in a shared cache, as its server tells a client. It is good until the server closes the file; then reads of it
+/// The name of a file in a shared cache, which the server sends to a client. It is good until the server closes the file; then reads of it
 /// miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SharedFile {
@@ -111,7 +106,20 @@ impl SharedFile {
 }
 
 impl File {
-    /// What a client needs to read this file's pages. `None`: the cache is not shared.
+    /// The name of this file for clients. `None`: the cache is not shared.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::{Engine, OpenOptions};
+    ///
+    /// let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let path = dir.path().join("data");
+    /// let file = engine.open(&path, &OpenOptions::new().read(true).write(true).create(true))?;
+    /// assert!(file.shared_file().is_none());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[must_use]
     pub fn shared_file(&self) -> Option<SharedFile> {
         SharedFile::of(&self.cached)
@@ -119,7 +127,7 @@ impl File {
 }
 
 impl Blob {
-    /// What a client needs to read this blob's pages. `None`: the cache is not shared.
+    /// The name of this blob for clients. `None`: the cache is not shared.
     #[must_use]
     pub fn shared_file(&self) -> Option<SharedFile> {
         SharedFile::of(self.cached())
@@ -240,7 +248,7 @@ impl SharedReader {
         (self.counts.hits.get(), self.counts.bytes.get())
     }
 
-    /// Attempts that failed, as a page changed meanwhile.
+    /// Attempts that failed because a page changed during the copy.
     #[must_use]
     pub fn retries(&self) -> u64 {
         self.counts.retries.get()

@@ -22,20 +22,20 @@ use crate::units::FrameIndex;
 #[derive(Clone, Copy, PartialEq)]
 enum SharedRule {
     None,
-    /// The server looks at the attempts before it gives memory back (SH4).
+    /// The server looks at the attempts before it gives memory back (shared.SH4).
     Attempts,
-    /// The server orders its look behind the eviction (SH4).
+    /// The server orders its look behind the eviction (shared.SH4).
     LookAfterEviction,
-    /// The epoch rises before a core is used again (SH5).
+    /// The epoch rises before a core is used again (shared.SH5).
     Raise,
-    /// The generation is compared again after the size (SH5).
+    /// The generation is compared again after the size (shared.SH5).
     GenerationAfterSize,
-    /// A node is zeroed before it is linked (SH6).
+    /// A node is zeroed before it is linked (shared.SH6).
     ZeroedBefore,
 }
 
-/// A page that a client reads and pushes, while the server drains the ring and evicts what it does not find there, and
-/// uses the frame for another page.
+/// A client reads a page and pushes its frame. Concurrently the server drains the ring; if the frame is not there, it evicts
+/// the page and uses the frame for another one.
 fn reader_without_referenced(without: Rule) {
     loom::model(move || {
         let pond = Pond::new(without);
@@ -241,7 +241,7 @@ fn loom_without_the_generation_after_the_size() {
     end_of_a_reused_core(SharedRule::GenerationAfterSize);
 }
 
-/// What a frame reads as whose memory was given back.
+/// The content of a frame whose memory was given back.
 const HOLE: usize = 99;
 
 struct GivenBack {
@@ -307,7 +307,7 @@ fn loom_without_the_order_of_the_look() {
 fn growth(without: SharedRule) {
     loom::model(move || {
         let pond = Pond::new(Rule::None);
-        // What a new node held before: a link.
+        // The new node holds a link of its earlier life.
         let table = Arc::new([LinkSlot::new(0), LinkSlot::new(Link::root(FrameIndex(77), 0).0)]);
         let client = thread::spawn({
             let (pond, table) = (Arc::clone(&pond), Arc::clone(&table));

@@ -62,8 +62,8 @@ pub(super) enum Attempt {
     Fault,
 }
 
-/// What a lock-free read reads from, and where its outcome is noted: in the process of the cache ([`HitPath`]), or in a
-/// process that maps it read-only (`shared_hit`).
+/// The source of a lock-free read, and the place where its outcome is noted: in the process of the cache ([`HitPath`]),
+/// or in a process that maps it read-only (`shared_hit`).
 pub(super) trait HitView<'f>: Copy {
     fn core(self) -> &'f FileCore;
 

@@ -14,7 +14,7 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::read::hit::{Attempt, HitView, TRIES_MAX, attempt_page, attempt_pages, try_again};
 use crate::units::FrameIndex;
 
-/// What a client's thread has counted.
+/// The counters of a client's thread.
 #[derive(Debug, Default)]
 pub(crate) struct ReaderCounts {
     pub(crate) hits: Cell<u64>,

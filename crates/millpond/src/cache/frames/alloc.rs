@@ -370,8 +370,8 @@ impl Frames {
         })
     }
 
-    /// Returns memory to the system again that late clients have filled (shared.SH7), if that is more than what is
-    /// charged.
+    /// Returns memory of holes that late clients have filled (shared.SH7) to the system again. Only if more memory is
+    /// resident than is charged.
     fn decommit_filled_holes(&self) {
         let is_over =
             self.shared().is_some_and(|shared| shared.resident_bytes() > self.committed_bytes());

@@ -77,12 +77,12 @@ impl MappedRange {
         (self.range.base, self.range.units as usize * UNIT_BYTES + CHUNK_BYTES as usize)
     }
 
-    /// The core with this number, of those that the server has told.
+    /// The core with this number, which the server has sent.
     pub(crate) fn core(&self, number: u64) -> Option<&FileCore> {
         let at = (number as usize).checked_mul(size_of::<FileCore>())?;
         let is_inside = at >= CHUNK_BYTES as usize && at < self.range.units as usize * UNIT_BYTES;
         // SAFETY: within the range and aligned. Its fields are atomics; except the page size, which does not change
-        // after the server has told the number (shared.SH5).
+        // after the server has sent the number (shared.SH5).
         is_inside.then(|| unsafe { &*self.range.base.add(at).cast::<FileCore>() })
     }
 }

@@ -27,7 +27,7 @@ use crate::units::{CHUNK_BYTES, CHUNK_UNITS, UNIT_BYTES};
 const SHARED_MAGIC: u64 = u64::from_le_bytes(*b"MPSHARED");
 const SHARED_VERSION: u64 = 1;
 
-/// What a client needs to know. In unit 1.
+/// The facts for clients. In unit 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub(super) struct SharedHeader {

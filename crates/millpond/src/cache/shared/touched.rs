@@ -38,7 +38,7 @@ impl TouchRing {
     }
 
     /// Calls `visit` with each frame that was pushed after push number `last`, and was not overwritten. Returns the
-    /// number of the last push. Takes as long as the ring is, at most, whatever its entries are.
+    /// number of the last push. The time is bounded by the length of the ring, for any entries.
     pub(crate) fn drain(&self, last: u64, mut visit: impl FnMut(FrameIndex)) -> u64 {
         let mut last = last;
         for _ in 0..2 * RING_ENTRIES {
