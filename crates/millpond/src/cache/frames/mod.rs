@@ -74,6 +74,7 @@ use crate::cache::frames::frame_range::FrameRange;
 use crate::cache::frames::magazine::Magazines;
 use crate::cache::frames::pin::Pins;
 use crate::cache::policy::queue_node::QueueNode;
+use crate::cache::shared::forked_ranges::ForkedRange;
 use crate::cache::shared::shared_memory::SharedMemory;
 #[cfg(doc)]
 use crate::cache::table::FileCore;
@@ -294,6 +295,8 @@ pub(crate) struct Frames {
     pub(in crate::cache) magazines: Magazines,
     recovery: Option<Arc<Recovery>>,
     shared: Option<Arc<SharedMemory>>,
+    /// With shared memory.
+    forked: Option<ForkedRange>,
     /// How often memory was returned to the system.
     #[cfg(test)]
     pub(crate) decommits: AtomicU64,
@@ -339,16 +342,8 @@ impl Frames {
         // As for small chunks: it is charged frame by frame.
         // SAFETY: our own mapping; the advice does not change its contents.
         let _ = unsafe { rustix::mm::madvise(metas.cast(), metas_bytes, Advice::LinuxNoHugepage) };
-        let shared = match memory {
-            // SAFETY: the reservation above, which `drop` unmaps last.
-            FrameMemory::Shared(choice) => {
-                Some(Arc::new(unsafe { SharedMemory::create(choice, base, units, limit_bytes) }?))
-            }
-            FrameMemory::Private | FrameMemory::Kept(_) => None,
-        };
-        let fixed_bytes = recovery.as_ref().map_or(0, |recovery| recovery.fixed_bytes())
-            + shared.as_ref().map_or(0, |_| SharedMemory::FIXED_BYTES);
-        let frames = Frames {
+        let fixed_bytes = recovery.as_ref().map_or(0, |recovery| recovery.fixed_bytes());
+        let mut frames = Frames {
             mapped,
             // SAFETY: the reservation is readable and aligned, and stays as long as this value.
             range: unsafe { FrameRange::new(base, units) },
@@ -366,11 +361,20 @@ impl Frames {
             may_have_reservations: AtomicBool::new(false),
             magazines: Magazines::new(limit_bytes),
             recovery,
-            shared,
+            shared: None,
+            forked: None,
             #[cfg(test)]
             decommits: AtomicU64::new(0),
         };
         frames.meta(FrameIndex::NONE).set_tags(MARK);
+        if let FrameMemory::Shared(choice) = memory {
+            // SAFETY: the reservation, which `drop` unmaps after this.
+            frames.forked = Some(unsafe { ForkedRange::add(base, bytes) }?);
+            // SAFETY: the reservation was just made. It holds zeros, and stays until `drop`.
+            let shared = unsafe { SharedMemory::create(choice, base, units, limit_bytes) }?;
+            frames.shared = Some(Arc::new(shared));
+            frames.charge_over(SharedMemory::FIXED_BYTES);
+        }
         Ok(frames)
     }
 
@@ -547,6 +551,8 @@ impl FrameSource for Frames {
 
 impl Drop for Frames {
     fn drop(&mut self) {
+        // A child that is forked after this maps nothing over other mappings of that range.
+        drop(self.forked.take());
         let bytes = self.units as usize * UNIT_BYTES + SLACK_BYTES;
         let metas_bytes = self.units as usize * size_of::<FrameMeta>();
         // SAFETY: the mappings of `new`; `&mut self` shows that they are not in use any more.

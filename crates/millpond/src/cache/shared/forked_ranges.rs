@@ -29,7 +29,7 @@ static RANGES: [RangeSlot; RANGES_MAX] =
     [const { RangeSlot { address: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; RANGES_MAX];
 
 /// A range that children find zeros in, until it is dropped.
-pub(super) struct ForkedRange {
+pub(in crate::cache) struct ForkedRange {
     slot: &'static RangeSlot,
 }
 
@@ -38,7 +38,7 @@ impl ForkedRange {
     ///
     /// The range is a mapping of the caller's, which stays until the value is dropped. In a child it has holes, and
     /// no code relies on its contents there.
-    pub(super) unsafe fn add(base: *mut u8, bytes: usize) -> io::Result<ForkedRange> {
+    pub(in crate::cache) unsafe fn add(base: *mut u8, bytes: usize) -> io::Result<ForkedRange> {
         register()?;
         let slot = RANGES.iter().find(|slot| {
             // Relaxed: one thread takes the slot, and enters its range below.

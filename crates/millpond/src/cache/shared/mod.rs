@@ -57,6 +57,6 @@ pub(crate) mod client_list;
 
 pub(crate) mod shared_memory;
 
-mod forked_ranges;
+pub(in crate::cache) mod forked_ranges;
 
 pub(crate) mod client_range;

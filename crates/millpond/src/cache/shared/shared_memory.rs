@@ -18,7 +18,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::cache::shared::attempts::AttemptOrder;
 use crate::cache::shared::client_list::ClientList;
-use crate::cache::shared::forked_ranges::ForkedRange;
 use crate::huge_memory::{self, MemoryChoice, MemoryKind};
 use crate::memory;
 use crate::units::{CHUNK_BYTES, CHUNK_UNITS, UNIT_BYTES};
@@ -67,7 +66,6 @@ pub(crate) struct SharedMemory {
     file: OwnedFd,
     kind: MemoryKind,
     pub(crate) clients: ClientList,
-    _forked: ForkedRange,
 }
 
 impl SharedMemory {
@@ -78,7 +76,8 @@ impl SharedMemory {
     ///
     /// # Safety
     ///
-    /// The range is a mapping of the caller's that holds only zeros, and stays until the value is dropped.
+    /// The range is a mapping of the caller's that holds only zeros, and is in use by no other
+    /// code.
     pub(crate) unsafe fn create(
         choice: &MemoryChoice,
         base: *mut u8,
@@ -86,9 +85,7 @@ impl SharedMemory {
         limit_bytes: u64,
     ) -> io::Result<SharedMemory> {
         let (file, kind) = huge_memory::create_file(choice, file_bytes(units), limit_bytes)?;
-        // SAFETY: the caller's promise.
-        let forked = unsafe { ForkedRange::add(base, units as usize * UNIT_BYTES) }?;
-        let shared = SharedMemory { file, kind, clients: ClientList::default(), _forked: forked };
+        let shared = SharedMemory { file, kind, clients: ClientList::default() };
         // SAFETY: the caller's promise.
         if !unsafe { shared.place(0, base) }? {
             return Err(memory::no_memory());
