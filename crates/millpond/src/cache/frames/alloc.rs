@@ -356,33 +356,40 @@ impl Frames {
             if let Some(clients) = clients {
                 // shared.SH4: the groups are in no list, and the look at the attempts follows.
                 drop(free);
-                if clients.await_quiet() && clients.take_was_late() {
-                    self.decommit_filled_holes();
-                }
+                clients.await_quiet();
                 free = frames.lock();
             }
-            for group in groups {
-                self.decommit(group, class);
-                self.queue_node(group).next.store(free.cold, Relaxed);
+            for group in &groups {
+                self.decommit(*group, class);
+                self.queue_node(*group).next.store(free.cold, Relaxed);
                 free.cold = group.0;
+            }
+            drop(free);
+            if self.shared().is_some_and(|shared| shared.is_sweep_due(groups.len() as u64)) {
+                self.decommit_filled_holes();
             }
             true
         })
     }
 
-    /// Returns memory of holes that late clients have filled (shared.SH7) to the system again. Only if more memory is
-    /// resident than is charged.
-    fn decommit_filled_holes(&self) {
-        let is_over =
-            self.shared().is_some_and(|shared| shared.resident_bytes() > self.committed_bytes());
-        for class in Class::all().filter(|_| is_over) {
+    /// Returns shared memory of groups that are not committed to the system again, if more memory is resident than is
+    /// charged: a late client has filled holes (shared.SH7), or the kernel could not split a huge page.
+    pub(in crate::cache) fn decommit_filled_holes(&self) {
+        let Some(shared) = self.shared() else { return };
+        if shared.resident_bytes() <= self.committed_bytes() {
+            return;
+        }
+        let mut swept = 0;
+        for class in Class::all() {
             let free = self.free_frames(class).lock();
             let mut group = free.cold;
             while group != 0 {
                 self.give_back(FrameIndex(group), class);
                 group = self.queue_node(FrameIndex(group)).next.load(Relaxed);
+                swept += 1;
             }
         }
+        shared.note_sweep(swept);
     }
 
     /// Takes a group of committed frames that are all free, to be decommitted.

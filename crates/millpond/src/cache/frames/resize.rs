@@ -42,6 +42,7 @@ impl Cache {
         self.frames.set_limit(limit_bytes);
         self.queues().set_limit(limit_bytes);
         self.admission.start_admitting();
+        self.frames.decommit_filled_holes();
         limit_bytes
     }
 }

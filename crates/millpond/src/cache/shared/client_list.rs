@@ -4,8 +4,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -60,8 +58,6 @@ impl ClientEntry {
 #[derive(Default)]
 pub(crate) struct ClientList {
     clients: Mutex<Arc<[Arc<ClientEntry>]>>,
-    /// Memory was given back beside an attempt (shared.SH7).
-    was_late: AtomicBool,
 }
 
 impl ClientList {
@@ -86,30 +82,16 @@ impl ClientList {
     }
 
     /// Waits a little for the end of attempts that may have found frames which left their pages before the call
-    /// (shared.SH4). False: one has not ended.
-    pub(crate) fn await_quiet(&self) -> bool {
+    /// (shared.SH4).
+    pub(crate) fn await_quiet(&self) {
         let clients = self.all();
         attempts::begin_look();
         let deadline = Instant::now() + PATIENCE;
-        let mut all_quiet = true;
         for client in clients.iter().filter(|client| !client.is_quiet(deadline)) {
             if client.is_dead() {
                 self.detach(client);
-            } else {
-                all_quiet = false;
             }
         }
-        if !all_quiet {
-            // Relaxed: a hint.
-            self.was_late.store(true, Relaxed);
-        }
-        all_quiet
-    }
-
-    /// Whether memory was given back beside an attempt since the last call.
-    pub(crate) fn take_was_late(&self) -> bool {
-        // Relaxed: a hint. The first read saves the write.
-        self.was_late.load(Relaxed) && self.was_late.swap(false, Relaxed)
     }
 
     /// Calls `visit` with the frames that clients have read since the last call (shared.SH3). The numbers are the

@@ -12,6 +12,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -66,6 +68,9 @@ pub(crate) struct SharedMemory {
     file: OwnedFd,
     kind: MemoryKind,
     pub(crate) clients: ClientList,
+    /// Groups that the last sweep gave back again, and groups that were given back since. Relaxed: hints.
+    swept: AtomicU64,
+    given_back: AtomicU64,
 }
 
 impl SharedMemory {
@@ -85,7 +90,13 @@ impl SharedMemory {
         limit_bytes: u64,
     ) -> io::Result<SharedMemory> {
         let (file, kind) = huge_memory::create_file(choice, file_bytes(units), limit_bytes)?;
-        let shared = SharedMemory { file, kind, clients: ClientList::default() };
+        let shared = SharedMemory {
+            file,
+            kind,
+            clients: ClientList::default(),
+            swept: 0.into(),
+            given_back: 0.into(),
+        };
         // SAFETY: the caller's promise.
         if !unsafe { shared.place(0, base) }? {
             return Err(memory::no_memory());
@@ -108,6 +119,19 @@ impl SharedMemory {
     /// The bytes that have memory.
     pub(crate) fn resident_bytes(&self) -> u64 {
         rustix::fs::fstat(&self.file).map_or(0, |stat| stat.st_blocks as u64 * 512)
+    }
+
+    /// Whether as many groups were given back since the last sweep as that one took, so that sweeps take no more than half
+    /// of the time. `groups`: given back just now.
+    pub(crate) fn is_sweep_due(&self, groups: u64) -> bool {
+        let given_back = self.given_back.fetch_add(groups, Relaxed) + groups;
+        given_back > self.swept.load(Relaxed)
+    }
+
+    /// A sweep gave back so many groups again.
+    pub(crate) fn note_sweep(&self, groups: u64) {
+        self.swept.store(groups, Relaxed);
+        self.given_back.store(0, Relaxed);
     }
 
     /// A descriptor for a client (shared.SH1).
