@@ -2,7 +2,7 @@
 //!
 //! A hit of a random page in a large cache takes up to a third longer with small pages, as each walk through the page
 //! tables misses the processor's caches. Shared memory gets huge pages where the administrator has allowed it: by the
-//! setting `shmem_enabled` of transparent huge pages, or by a tmpfs that is mounted with `huge=`. A pool of hugetlb pages
+//! setting `shmem_enabled` of transparent huge pages, or by a tmpfs that is mounted with `huge=advise`. A pool of hugetlb pages
 //! is not used: its memory can be given back in pieces of 2 MiB only.
 //!
 //! Locks: none.
@@ -141,13 +141,15 @@ fn memfds_may_be_huge() -> bool {
     // Since Linux 6.11 each size has a setting of its own.
     let own = fs::read_to_string(format!("{HUGE_PAGES}/hugepages-2048kB/shmem_enabled"));
     match own.as_deref().map_or("inherit", chosen) {
-        "inherit" => allows(chosen(&all)),
-        own => allows(own) && chosen(&all) != "deny",
+        "inherit" => are_on_request(chosen(&all)),
+        own => are_on_request(own) && chosen(&all) != "deny",
     }
 }
 
-fn allows(setting: &str) -> bool {
-    matches!(setting, "always" | "advise" | "within_size" | "force")
+/// Huge pages on request only. With the other settings khugepaged makes huge pages of ranges with holes in them, through
+/// the mapping of any client, and so fills memory that was given back.
+fn are_on_request(setting: &str) -> bool {
+    setting == "advise"
 }
 
 /// The word in brackets.
@@ -167,7 +169,8 @@ fn huge_mounts_in(mounts: &str) -> Vec<PathBuf> {
         let mut fields = second.split(' ');
         let is_tmpfs = fields.next()? == "tmpfs";
         let options = fields.nth(1)?;
-        let is_huge = options.split(',').any(|one| one.strip_prefix("huge=").is_some_and(allows));
+        let is_huge =
+            options.split(',').any(|one| one.strip_prefix("huge=").is_some_and(are_on_request));
         // Blanks in a path are escaped.
         (is_tmpfs && is_huge && !at.contains('\\')).then(|| PathBuf::from(at))
     };
@@ -182,16 +185,16 @@ mod tests {
     fn the_chosen_setting_is_in_brackets() {
         assert_eq!(chosen("always within_size advise [never] deny force\n"), "never");
         assert_eq!(chosen("always [advise] never\n"), "advise");
-        assert!(allows("within_size") && !allows("never") && !allows("deny") && !allows(""));
+        assert!(are_on_request("advise") && !are_on_request("always") && !are_on_request(""));
     }
 
     #[test]
     fn mounts_with_huge_pages_are_found() {
         let mounts = "22 1 0:21 / /dev/shm rw,nosuid shared:3 - tmpfs tmpfs rw,size=100k\n\
-            30 1 0:25 / /mnt/huge rw,noatime - tmpfs none rw,huge=within_size\n\
-            31 1 0:26 / /mnt/not rw - tmpfs none rw,huge=never\n\
-            32 1 0:27 / /mnt/a\\040b rw - tmpfs none rw,huge=always\n\
-            33 1 8:1 / / rw - ext4 /dev/sda rw,huge=always\n";
+            30 1 0:25 / /mnt/huge rw,noatime - tmpfs none rw,huge=advise\n\
+            31 1 0:26 / /mnt/not rw - tmpfs none rw,huge=always\n\
+            32 1 0:27 / /mnt/a\\040b rw - tmpfs none rw,huge=advise\n\
+            33 1 8:1 / / rw - ext4 /dev/sda rw,huge=advise\n";
         assert_eq!(huge_mounts_in(mounts), [PathBuf::from("/mnt/huge")]);
     }
 }

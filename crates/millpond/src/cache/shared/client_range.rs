@@ -65,6 +65,13 @@ impl MappedRange {
         if !header.is_valid(bytes) {
             return Err(invalid());
         }
+        if header.may_be_huge == 0 {
+            // Else khugepaged could fill holes through this mapping, where the system has huge pages for all shared memory.
+            // SAFETY: within the mapping above; the advice does not change its contents.
+            unsafe {
+                _ = rustix::mm::madvise(base.cast(), bytes as usize, Advice::LinuxNoHugepage);
+            }
+        }
         // SAFETY: the file has a chunk behind the units, the mapping is read-only and stays as long as the value, and
         // the server's rules hold for its memory.
         this.range = unsafe { FrameRange::new(base, header.units as u32) };

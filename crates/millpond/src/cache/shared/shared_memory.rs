@@ -37,22 +37,25 @@ pub(super) struct SharedHeader {
     pub(super) units: u64,
     /// 1: the server calls `membarrier` for its clients.
     pub(super) has_membarrier: u64,
+    /// 1: chunks may have huge pages.
+    pub(super) may_be_huge: u64,
 }
 
 impl SharedHeader {
-    fn new(units: u32, has_membarrier: bool) -> SharedHeader {
+    fn new(units: u32, has_membarrier: bool, may_be_huge: bool) -> SharedHeader {
         SharedHeader {
             magic: SHARED_MAGIC,
             version: SHARED_VERSION,
             units: units.into(),
             has_membarrier: has_membarrier.into(),
+            may_be_huge: may_be_huge.into(),
         }
     }
 
     /// Whether a file of so many bytes has this header, of this version.
     pub(super) fn is_valid(&self, bytes: u64) -> bool {
         let units = u32::try_from(self.units).unwrap_or(0);
-        *self == SharedHeader::new(units, self.has_membarrier == 1)
+        *self == SharedHeader::new(units, self.has_membarrier == 1, self.may_be_huge == 1)
             && units >= CHUNK_UNITS
             && file_bytes(units) == bytes
     }
@@ -101,7 +104,8 @@ impl SharedMemory {
         if !unsafe { shared.place(0, base) }? {
             return Err(memory::no_memory());
         }
-        let header = SharedHeader::new(units, AttemptOrder::is_offered());
+        let header =
+            SharedHeader::new(units, AttemptOrder::is_offered(), shared.kind.may_be_huge());
         // SAFETY: the first chunk was just mapped, and no other code uses it yet.
         unsafe {
             _ = rustix::mm::madvise(base.cast(), CHUNK_BYTES as usize, Advice::LinuxNoHugepage);
