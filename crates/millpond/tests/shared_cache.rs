@@ -369,6 +369,12 @@ fn as_client_of(test: &str) -> Option<(SharedClient, BufReader<UnixStream>)> {
 
 const BLOCKS: u64 = 512;
 
+/// A block; half of the time one of the first four, so that reads meet writes.
+fn any_block(random: &mut Random) -> u64 {
+    let most = if random.chance(500) { 4 } else { BLOCKS };
+    random.below(most)
+}
+
 /// Reads blocks of two files until the server says stop, and checks their bytes. Sends the reads that hit.
 fn check_blocks(client: &SharedClient, socket: &mut BufReader<UnixStream>) {
     let words = receive(socket);
@@ -384,7 +390,7 @@ fn check_blocks(client: &SharedClient, socket: &mut BufReader<UnixStream>) {
                 let mut bytes = vec![0; BLOCK];
                 let mut newest = vec![[0; 2]; BLOCKS as usize];
                 while !stop.load(SeqCst) {
-                    let (which, block) = (random.below(2) as usize, random.below(BLOCKS));
+                    let (which, block) = (random.below(2) as usize, any_block(&mut random));
                     let at = block * BLOCK as u64;
                     // Also with a part of the block.
                     let from = random.below(4) * PAGE * (seed - 1);
@@ -445,7 +451,7 @@ fn another_process_reads_one_version() {
     let mut actions = 0u64;
     while Instant::now() < until {
         actions += 1;
-        let (which, block) = (random.below(2) as usize, random.below(BLOCKS));
+        let (which, block) = (random.below(2) as usize, any_block(&mut random));
         let file = &files[which];
         let at = block * BLOCK as u64;
         match random.below(1000) {
