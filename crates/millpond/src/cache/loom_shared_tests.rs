@@ -4,6 +4,7 @@
 //!
 //! Loom has no `membarrier`: the models' clients fence themselves (shared.SH4 argues the other order).
 
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::Relaxed;
@@ -247,13 +248,21 @@ const HOLE: usize = 99;
 struct GivenBack {
     pond: Arc<Pond>,
     attempts: AttemptCount,
+    /// The frame's memory, of which loom reports an access that races.
+    memory: UnsafeCell<usize>,
 }
+
+// SAFETY: loom checks accesses to the cell.
+unsafe impl Sync for GivenBack {}
 
 /// Attempts of a client, while the server evicts a page and gives its memory back.
 fn memory_given_back(without: SharedRule) {
     loom::model(move || {
-        let shared =
-            Arc::new(GivenBack { pond: Pond::new(Rule::None), attempts: AttemptCount::new() });
+        let shared = Arc::new(GivenBack {
+            pond: Pond::new(Rule::None),
+            attempts: AttemptCount::new(),
+            memory: UnsafeCell::new(1),
+        });
         let client = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
@@ -263,6 +272,10 @@ fn memory_given_back(without: SharedRule) {
                     if seen.is_hit() {
                         let content = shared.pond.frames[seen.frame().0 as usize].load(Relaxed);
                         assert_ne!(content, HOLE, "a hole was read, and filled");
+                        if without == SharedRule::None {
+                            // SAFETY: loom reports a race.
+                            shared.memory.with(|memory| unsafe { *memory });
+                        }
                     }
                 }
             }
@@ -280,6 +293,10 @@ fn memory_given_back(without: SharedRule) {
         };
         if is_quiet || without == SharedRule::Attempts {
             shared.pond.frames[1].store(HOLE, Relaxed);
+            if without == SharedRule::None {
+                // SAFETY: loom reports a race.
+                shared.memory.with_mut(|memory| unsafe { *memory = HOLE });
+            }
         }
         client.join().unwrap();
     });

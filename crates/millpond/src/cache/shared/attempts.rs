@@ -47,8 +47,9 @@ impl AttemptCount {
     /// Begins an attempt. Caller: the thread that has the slot.
     #[inline]
     pub(crate) fn begin(&self, order: AttemptOrder) -> Attempting<'_> {
-        // Relaxed: ordered before the attempt's loads by the fence.
-        self.0.store(self.0.load(Relaxed) + 1, Relaxed);
+        // Release: pairs with `has_ended`, which may find this attempt in place of the end of the one before. The fence
+        // orders it before the attempt's loads.
+        self.0.store(self.0.load(Relaxed) + 1, Release);
         match order {
             // Argued: the server's membarrier is a fence of this thread, at whichever instruction it is. If that is
             // before the store, the loads below come after it as well.

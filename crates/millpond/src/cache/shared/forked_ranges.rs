@@ -73,7 +73,7 @@ fn register() -> io::Result<()> {
 /// Runs in a child of fork, before `fork` returns there.
 unsafe extern "C" fn map_zeros() {
     for slot in &RANGES {
-        // Acquire: pairs with `add`.
+        // Acquire: pairs with `add`. Argued: the child's one thread is a copy of the one that called fork.
         let address = slot.address.load(Acquire);
         if address <= TAKEN {
             continue;
