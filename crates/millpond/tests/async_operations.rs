@@ -40,6 +40,7 @@ const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
     ("read_uninit_at", "a future zeroes no memory: it takes buffers of its caller"),
     ("read_vectored_raw_at", "the same"),
     ("settle", "for the owner of the description"),
+    ("shared_file", "hidden: no operation"),
     ("start_now", "hidden: no operation"),
     ("start_read_raw", "hidden: it is asynchronous"),
     ("start_together", "hidden: no operation"),

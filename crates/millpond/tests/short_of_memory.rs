@@ -270,8 +270,9 @@ fn a_thread_is_started_without_memory() {
         let dir = temp_dir();
         let engine = builder().build().unwrap();
         let file = Arc::new(engine.open(dir.path().join("file"), &read_write()).unwrap());
-        // The C library keeps the stacks of ended threads for others. The thread gives its alternative stack back.
-        let ended: Vec<_> = (0..4).map(|_| std::thread::spawn(|| ())).collect();
+        // The C library keeps the stacks of ended threads for others. They give their alternative stacks back.
+        let begin = |_| std::thread::Builder::new().stack_size(3 << 20).spawn(|| ()).unwrap();
+        let ended: Vec<_> = (0..4).map(begin).collect();
         ended.into_iter().for_each(|thread| thread.join().unwrap());
         let moment = Moment::begin(Shortage::AddressSpace);
         let most = hard_limit(libc::RLIMIT_AS);
