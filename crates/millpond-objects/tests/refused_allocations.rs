@@ -5,9 +5,8 @@ mod common;
 mod skip;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::SeqCst;
 
 use common::{Far, content};
 use millpond_objects::{CachedStore, Freshness};
@@ -17,14 +16,17 @@ use skip::skip;
 
 const REFUSED_BYTES: usize = 96 << 10;
 
-static IS_SHORT: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// Whether the heap refuses large blocks to this thread: others run other tests.
+    static IS_SHORT: Cell<bool> = const { Cell::new(false) };
+}
 
 struct Heap;
 
 // SAFETY: blocks are the system's, or refused.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.size() >= REFUSED_BYTES && IS_SHORT.load(SeqCst) {
+        if layout.size() >= REFUSED_BYTES && IS_SHORT.get() {
             return std::ptr::null_mut();
         }
         // SAFETY: the caller's duty.
@@ -37,7 +39,7 @@ unsafe impl GlobalAlloc for Heap {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        if bytes >= REFUSED_BYTES.max(layout.size() + 1) && IS_SHORT.load(SeqCst) {
+        if bytes >= REFUSED_BYTES.max(layout.size() + 1) && IS_SHORT.get() {
             return std::ptr::null_mut();
         }
         // SAFETY: as above.
@@ -48,13 +50,11 @@ unsafe impl GlobalAlloc for Heap {
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-/// Runs `act` while the heap refuses large blocks. The tests of this program take turns.
+/// Runs `act`, on this thread alone, while the heap refuses large blocks.
 async fn short<R>(act: impl Future<Output = R>) -> R {
-    static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    let _turn = TURN.lock().await;
-    IS_SHORT.store(true, SeqCst);
+    IS_SHORT.set(true);
     let done = act.await;
-    IS_SHORT.store(false, SeqCst);
+    IS_SHORT.set(false);
     done
 }
 
