@@ -53,7 +53,7 @@ const ENGINE: &[&[&str]] = &[
     &["io"],
     &["waits.rs"],
     &["page_cache"],
-    &["advice.rs", "buffers.rs", "fault.rs", "thread.rs"],
+    &["advice.rs", "buffers.rs", "fault.rs", "thread", "thread.rs"],
     &[
         "copy.rs",
         "error.rs",

@@ -41,7 +41,7 @@ const REFUSED: u32 = u32::MAX;
 /// A copy of so many bytes comes from memory rather than from a cache of the processor.
 const FAR_BYTES: u64 = 4096;
 
-/// See the module header. Aligned: a hit reads it, and would share a cache line with what a neighbour on the heap writes.
+/// See the module header. Hits read it, so it shares no cache line with its neighbours on the heap.
 #[repr(align(64))]
 pub(crate) struct MappedPages {
     inode: Inode,
