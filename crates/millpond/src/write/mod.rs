@@ -221,7 +221,7 @@ fn write_locked(
     } else if fits
         && mode == WriteMode::Through
         && file.mapped_pages.is_none()
-        && write.is_clear_of_writeback()
+        && write.clear_writeback()
     {
         write.through(pages)
     } else {

@@ -21,12 +21,12 @@ use crate::writeback::state::Copy;
 use crate::writeback::{Durability, write_back};
 
 impl<'a> Write<'a> {
-    /// Whether no page of the write is DIRTY or under write-back. The caller's guard keeps it so.
+    /// Writes back the pages of the write that a failed sync made DIRTY again. Returns whether no page is DIRTY or under
+    /// write-back then; the caller's guard keeps it so.
     ///
-    /// In a file opened for writes through, only a failed sync makes pages DIRTY. Those are written back here: the write
-    /// then keeps copies of its pages, and the sync after the next failed one has bytes to write again. A write past the
-    /// cache would leave none.
-    pub(super) fn is_clear_of_writeback(&self) -> bool {
+    /// In a file opened for writes through, only a failed sync makes pages DIRTY. The write can keep copies of its pages
+    /// once they are clean, and a later sync has bytes to write again. A write past the cache would leave none.
+    pub(super) fn clear_writeback(&self) -> bool {
         if !self.meets_writeback() {
             return true;
         }
