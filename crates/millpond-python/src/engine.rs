@@ -118,14 +118,16 @@ impl Engine {
     ///
     /// >>> import millpond
     /// >>> millpond.Engine(cache_bytes=1 << 20).open("lake.bin", "xb").close()
-    #[pyo3(signature = (path, mode="rb", *, atomic=true))]
+    #[pyo3(signature = (path, mode="rb", *, atomic=true, untorn=None))]
     fn open<'py>(
         slf: &Bound<'py, Self>,
         path: Bound<'py, PyAny>,
         mode: &str,
         atomic: bool,
+        untorn: Option<u32>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("millpond._millpond")?.call_method1("open", (path, mode, slf, atomic))
+        let module = slf.py().import("millpond._millpond")?;
+        module.call_method1("open", (path, mode, slf, atomic, untorn))
     }
 
     /// Counts since the engine was made, as a dict: pages that were hits, misses and evictions, bytes served, memory

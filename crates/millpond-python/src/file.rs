@@ -67,16 +67,6 @@ pub(crate) struct File {
 }
 
 impl File {
-    pub(crate) fn open(
-        engine: &Bound<'_, Engine>,
-        name: &Bound<'_, PyAny>,
-        mode: &str,
-        atomic: bool,
-    ) -> PyResult<File> {
-        let access = Access::parse(mode)?;
-        File::open_as(engine, name, access, atomic)
-    }
-
     fn open_as(
         engine: &Bound<'_, Engine>,
         name: &Bound<'_, PyAny>,
@@ -686,7 +676,8 @@ impl File {
         let load = py.import("millpond._millpond")?.getattr("_load_file")?;
         let path = file.path.clone().into_os_string();
         let (mode, position) = (file.access.name(), file.position.load(Relaxed));
-        let arguments = (file.engine.clone_ref(py), path, mode, position, file.atomic);
+        let (atomic, untorn) = (file.atomic, file.access.untorn);
+        let arguments = (file.engine.clone_ref(py), path, mode, position, atomic, untorn);
         Ok((load, arguments.into_pyobject(py)?))
     }
 
@@ -782,6 +773,10 @@ impl File {
 /// be left out. For text, wrap the file in `io.TextIOWrapper`. `cache` is the `Engine`, by default that of the process.
 /// With `atomic=False` a read that overlaps a write may see a part of it, and is not repeated.
 ///
+/// With `untorn=BYTES` a power cut tears no aligned block of that many bytes: a power of two from 4 KiB to 64 KiB, for a
+/// mode with `+`, on a file system that writes such blocks as a whole (XFS with reflink, from Linux 6.16 on). The length
+/// of the file is always a multiple of it. The error of a refused open names the missing requirement.
+///
 /// Only regular files can be opened.
 ///
 /// >>> import millpond
@@ -795,30 +790,33 @@ impl File {
 /// Traceback (most recent call last):
 /// FileNotFoundError: [Errno 2] No such file or directory: '...no such file'
 #[pyfunction]
-#[pyo3(signature = (path, mode="rb", cache=None, atomic=true))]
+#[pyo3(signature = (path, mode="rb", cache=None, atomic=true, untorn=None))]
 pub(crate) fn open(
     py: Python<'_>,
     path: &Bound<'_, PyAny>,
     mode: &str,
     cache: Option<Bound<'_, Engine>>,
     atomic: bool,
+    untorn: Option<u32>,
 ) -> PyResult<File> {
-    Access::parse(mode)?;
+    let access = Access::parse(mode)?.with_untorn(untorn);
     let engine =
         cache.map_or_else(|| default_engine(py).map(|engine| engine.into_bound(py)), Ok)?;
-    File::open(&engine, path, mode, atomic)
+    File::open_as(&engine, path, access, atomic)
 }
 
 /// Opens the file of a pickle: by its path, without creating or cutting it.
 #[pyfunction]
+#[pyo3(signature = (engine, path, mode, position, atomic, untorn))]
 pub(crate) fn _load_file(
     engine: &Bound<'_, Engine>,
     path: &Bound<'_, PyAny>,
     mode: &str,
     position: u64,
     atomic: bool,
+    untorn: Option<u32>,
 ) -> PyResult<File> {
-    let access = Access::parse(mode)?.of_existing();
+    let access = Access::parse(mode)?.of_existing().with_untorn(untorn);
     let file = File::open_as(engine, path, access, atomic)?;
     file.position.store(position, Relaxed);
     Ok(file)

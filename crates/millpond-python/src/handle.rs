@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millpond::{Advice, OpenOptions};
+use millpond::{Advice, Backing, OpenOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -19,6 +19,8 @@ pub(crate) struct Access {
     pub(crate) writable: bool,
     pub(crate) appends: bool,
     creation: Creation,
+    /// The bytes of a block that a power cut does not tear.
+    pub(crate) untorn: Option<u32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -51,7 +53,12 @@ impl Access {
             _ => return invalid(": one of r, w, a and x is needed"),
         };
         let writable = plus || kind != Some('r');
-        Ok(Access { readable, writable, appends: kind == Some('a'), creation })
+        Ok(Access { readable, writable, appends: kind == Some('a'), creation, untorn: None })
+    }
+
+    /// The same with untorn blocks of that many bytes, if any.
+    pub(crate) fn with_untorn(self, untorn: Option<u32>) -> Access {
+        Access { untorn, ..self }
     }
 
     /// The same permissions for a file that is there already, which is not changed by opening it.
@@ -74,7 +81,10 @@ impl Access {
 
     fn options(self) -> OpenOptions {
         let options = OpenOptions::new().read(self.readable).append(self.appends);
-        let options = options.write(self.writable && !self.appends);
+        let mut options = options.write(self.writable && !self.appends);
+        if let Some(bytes) = self.untorn {
+            options = options.backing(Backing::Direct).untorn(bytes);
+        }
         match self.creation {
             Creation::Existing => options,
             Creation::Create => options.create(true),

@@ -33,7 +33,14 @@ class Engine:
         admission: Literal["adaptive", "always", "never"] = "adaptive",
         backend: Literal["auto", "uring", "threads"] = "auto",
     ) -> Self: ...
-    def open(self, path: str | bytes | os.PathLike[Any], mode: str = "rb", *, atomic: bool = True) -> File: ...
+    def open(
+        self,
+        path: str | bytes | os.PathLike[Any],
+        mode: str = "rb",
+        *,
+        atomic: bool = True,
+        untorn: int | None = None,
+    ) -> File: ...
     def stats(self) -> Stats: ...
     @property
     def cache_bytes(self) -> int: ...
@@ -117,7 +124,11 @@ class _Queue:
     def completions(self) -> list[tuple[asyncio.Future[Any], Any, OSError | None]]: ...
 
 def open(
-    path: str | bytes | os.PathLike[Any], mode: str = "rb", cache: Engine | None = None, atomic: bool = True
+    path: str | bytes | os.PathLike[Any],
+    mode: str = "rb",
+    cache: Engine | None = None,
+    atomic: bool = True,
+    untorn: int | None = None,
 ) -> File: ...
 def configure(
     *,
@@ -127,4 +138,6 @@ def configure(
     backend: Literal["auto", "uring", "threads"] = "auto",
 ) -> None: ...
 def default_engine() -> Engine: ...
-def _load_file(engine: Engine, path: str, mode: str, position: int, atomic: bool) -> File: ...
+def _load_file(
+    engine: Engine, path: str, mode: str, position: int, atomic: bool, untorn: int | None
+) -> File: ...
