@@ -18,7 +18,7 @@
 //!   the program's own order has made the write visible.
 //! - **PV3** `ended` is loaded before `begun`. Each counter only rises and `ended` never passes `begun`, so equal
 //!   sums mean that each page was quiet when `begun` was loaded; an unchanged sum means that no counter rose.
-//! - **PV4** CounterTable wrap at 2^32. A reader would have to sleep for exactly that many writes of one page inside a
+//! - **PV4** Counters wrap at 2^32. A reader would have to sleep for exactly that many writes of one page inside a
 //!   copy.
 //! - **PV5** A reader announces itself (`Inode::waiting`) and then loads `ended`; a writer adds to `ended` and then loads
 //!   `waiting`. All four are SeqCst, so the reader sees the end or the writer sees the reader and wakes it.
@@ -33,8 +33,9 @@ use crate::sync::{AtomicBool, AtomicU32, fence};
 
 /// The unit of the counters: the smallest page of the kernel.
 pub const PAGE_BYTES: u64 = 4096;
-/// CounterTable in the table: 512 KiB, which are touched where files are written.
-pub(crate) const COUNTERS: usize = 1 << 16;
+/// Counters in the table: 64 KiB, which a processor's cache keeps beside the data of writes. With 512 KiB, a write at
+/// random waited for memory.
+pub(crate) const COUNTERS: usize = 1 << 13;
 /// The most pages that one mark covers: more would count a counter twice.
 pub(crate) const PAGES_MAX: u64 = COUNTERS as u64;
 
