@@ -77,7 +77,7 @@ impl RowTarget {
     }
 }
 
-const TARGETS: [RowTarget; 78] = [
+const TARGETS: [RowTarget; 79] = [
     target("cached-read", "random-4k", "kernel pread", 1.6).by("millpond, mapped"),
     target("cached-read", "sequential-512", "kernel pread", 3.0).by("millpond, mapped"),
     target("write", "through-4k", "kernel", 0.95).by("millpond, through, mapped"),
@@ -99,6 +99,7 @@ const TARGETS: [RowTarget; 78] = [
     target("around-the-hit", "miss-4k", "kernel", 0.67),
     target("around-the-hit", "overwrite-4k-back", "kernel", 1.5),
     target("around-the-hit", "overwrite-4k-through", "kernel", 0.9),
+    target("around-the-hit", "overwrite-4k-mapped", "kernel", 0.95),
     target("around-the-hit", "direct-null", "io_uring NOP", 0.67),
     target("around-the-hit", "open-files-write-sync", "millpond", 0.77),
     target("async-read", "cold-random-4k", "io_uring, O_DIRECT", 0.95),

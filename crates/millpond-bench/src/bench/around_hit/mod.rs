@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millpond::{Advice, Engine, OpenOptions, WriteMode};
+use millpond::{Advice, Backing, Engine, OpenOptions, WriteMode};
 use rustix::fs::OFlags;
 
 use self::small_files::{BLOCK_BYTES, Directory};
@@ -52,11 +52,24 @@ enum Files {
     Each,
 }
 
-const OVERWRITES: [(&str, WriteMode, Files); 4] = [
-    ("overwrite-4k-back-one", WriteMode::Back, Files::One),
-    ("overwrite-4k-back-each", WriteMode::Back, Files::Each),
-    ("overwrite-4k-through-one", WriteMode::Through, Files::One),
-    ("overwrite-4k-through-each", WriteMode::Through, Files::Each),
+/// How a file is opened.
+#[derive(Clone, Copy)]
+struct OpenedAs {
+    mode: WriteMode,
+    backing: Backing,
+}
+
+const BACK: OpenedAs = OpenedAs { mode: WriteMode::Back, backing: Backing::Buffered };
+const THROUGH: OpenedAs = OpenedAs { mode: WriteMode::Through, backing: Backing::Buffered };
+const MAPPED: OpenedAs = OpenedAs { mode: WriteMode::Through, backing: Backing::Mapped };
+
+const OVERWRITES: [(&str, OpenedAs, Files); 6] = [
+    ("overwrite-4k-back-one", BACK, Files::One),
+    ("overwrite-4k-back-each", BACK, Files::Each),
+    ("overwrite-4k-through-one", THROUGH, Files::One),
+    ("overwrite-4k-through-each", THROUGH, Files::Each),
+    ("overwrite-4k-mapped-one", MAPPED, Files::One),
+    ("overwrite-4k-mapped-each", MAPPED, Files::Each),
 ];
 
 /// Measures all cases.
@@ -68,10 +81,10 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
             misses(threads, plan, &mut outcome)?;
         }
     }
-    for (case, mode, files) in OVERWRITES {
+    for (case, opened_as, files) in OVERWRITES {
         for threads in plan.thread_counts().filter(|_| plan.wants(case)) {
             plan.report_progress(&format!("{case} with {threads} thread(s)"));
-            overwrites(case, mode, files, threads, plan, &mut outcome)?;
+            overwrites(case, opened_as, files, threads, plan, &mut outcome)?;
         }
     }
     if plan.wants(OPEN) {
@@ -162,7 +175,7 @@ where
 
 fn overwrites(
     case: &'static str,
-    mode: WriteMode,
+    opened_as: OpenedAs,
     files: Files,
     threads: u32,
     plan: &Plan,
@@ -189,7 +202,8 @@ fn overwrites(
     let [own_files, baseline_files] = [make()?, make()?];
     // All pages may be dirty.
     let engine = Engine::builder().cache_bytes(4 * bytes + 32 * MIB).build().context(case)?;
-    let options = OpenOptions::new().read(true).write(true).write_mode(mode);
+    let options = OpenOptions::new().read(true).write(true).write_mode(opened_as.mode);
+    let options = options.backing(opened_as.backing);
     let own = own_files.iter().map(|named| engine.open(&named.path, &options));
     let own = Parts { files: own.collect::<millpond::Result<_>>().context(case)?, bytes_each };
     let baseline = baseline_files.iter().map(|named| open(&named.path, OFlags::empty()));
