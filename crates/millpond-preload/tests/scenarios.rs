@@ -238,7 +238,10 @@ fn opens_wait_for_a_keeper() {
 }
 
 /// The mark of a keeper that has the file of a dead process: see `recovery::mark` of the engine.
-struct StandIn(OwnedFd);
+struct StandIn {
+    listener: OwnedFd,
+    _datagram: OwnedFd,
+}
 
 impl StandIn {
     fn of(device: u64, inode: u64) -> Self {
@@ -246,22 +249,26 @@ impl StandIn {
         // SAFETY: all zeros is an address; the name is shorter than the path of one, whose first byte
         // stays zero.
         unsafe {
-            let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
             let mut address: libc::sockaddr_un = std::mem::zeroed();
             address.sun_family = libc::AF_UNIX as u16;
             for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
                 *to = from as libc::c_char;
             }
             let len = size_of::<libc::sa_family_t>() + 1 + name.len();
-            assert_eq!(libc::bind(fd, (&raw const address).cast(), len as u32), 0);
-            assert_eq!(libc::listen(fd, 256), 0);
-            Self(OwnedFd::from_raw_fd(fd))
+            let bound = |kind: i32| {
+                let fd = libc::socket(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0);
+                assert_eq!(libc::bind(fd, (&raw const address).cast(), len as u32), 0);
+                OwnedFd::from_raw_fd(fd)
+            };
+            let listener = bound(libc::SOCK_SEQPACKET);
+            assert_eq!(libc::listen(listener.as_raw_fd(), 256), 0);
+            Self { listener, _datagram: bound(libc::SOCK_DGRAM) }
         }
     }
 
     /// Accepts a peer that waits; the test fails if none connects within 30 seconds.
     fn accept(&self) -> OwnedFd {
-        let fd = self.0.as_raw_fd();
+        let fd = self.listener.as_raw_fd();
         let mut polled = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: the kernel reads and writes `polled`, which outlives the call; `accept4` returns a new descriptor,
         // which no other code has.

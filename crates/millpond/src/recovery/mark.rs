@@ -26,6 +26,9 @@
 //! - **MK3** Any user may connect to a mark, and send messages that are never received. No such connection
 //!   is closed by a thread that serves clients or writes files, unless the kernel has refused all
 //!   descriptors that were sent (`closer`).
+//! - **MK4** A datagram socket has the same name as the listener, from before the file counts as adopted until the
+//!   mark ends. An open looks for it first: a search that finds no datagram socket allocates nothing, and one that
+//!   finds no listener allocates a socket. A datagram socket without a listener costs a second search.
 //!
 //! *Not covered*: processes in another network name space, and programs that do not use Millpond. They may
 //! read the file before the pages are written, but their own writes stay: see `replay`.
@@ -60,6 +63,8 @@ const OWNER_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Mark {
     pub(super) listener: OwnedFd,
+    /// MK4. `None`: another socket has the name, and serves as well.
+    _datagram: Option<OwnedFd>,
     /// Connections that wait for the end of the mark.
     waiting: Mutex<Vec<OwnedFd>>,
     is_buried: AtomicBool,
@@ -76,24 +81,31 @@ fn text(device: u64, inode: u64) -> String {
     format!("millpond-kept/{device:x}/{inode:x}")
 }
 
-fn socket() -> io::Result<OwnedFd> {
+fn socket(kind: SocketType) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
 }
 
 impl Mark {
     /// Marks a file; EBUSY if it is marked (MK1).
     pub(super) fn set(device: u64, inode: u64, closer: &Arc<Closer>) -> io::Result<Mark> {
-        let listener = socket()?;
+        let listener = socket(SocketType::SEQPACKET)?;
         // Before it listens: MK3.
         let refuses_descriptors = wire::refuse_descriptors(&listener);
-        match rustix::net::bind(&listener, &name(device, inode)?) {
+        let name = name(device, inode)?;
+        match rustix::net::bind(&listener, &name) {
             Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
             bound => bound?,
         }
         rustix::net::listen(&listener, BACKLOG)?;
+        let datagram = socket(SocketType::DGRAM)?;
+        let datagram = match rustix::net::bind(&datagram, &name) {
+            Err(Errno::ADDRINUSE) => None,
+            bound => bound.map(|()| Some(datagram))?,
+        };
         Ok(Mark {
             listener,
+            _datagram: datagram,
             waiting: Mutex::default(),
             is_buried: AtomicBool::new(false),
             refuses_descriptors,
@@ -145,8 +157,8 @@ impl Drop for Mark {
     }
 }
 
-/// Looks for marks with a socket that it reuses as long as there are none: creating one takes as long as
-/// the rest of an open. It searches the network name space of the thread that created it.
+/// Looks for marks with a datagram socket (MK4) that it reuses as long as there are none: creating one takes as long
+/// as the rest of an open. It searches the network name space of the thread that created it.
 #[derive(Default)]
 pub(crate) struct Marks {
     socket: Mutex<Option<KeptSocket>>,
@@ -160,7 +172,7 @@ struct KeptSocket {
 
 impl KeptSocket {
     fn new() -> io::Result<KeptSocket> {
-        let socket = out_of_the_way(socket()?);
+        let socket = out_of_the_way(socket(SocketType::DGRAM)?);
         let id = FileId::of(&rustix::fs::fstat(&socket)?);
         Ok(KeptSocket { socket, id })
     }
@@ -217,7 +229,7 @@ pub(crate) fn await_written(file: &Stat, patience: Duration) -> io::Result<()> {
     let mut keeper = None;
     let mut next_search = Instant::now();
     loop {
-        let socket = match socket() {
+        let socket = match socket(SocketType::SEQPACKET) {
             Ok(socket) => socket,
             Err(error) if is_forbidden(&error) => return Ok(()),
             Err(error) => return Err(error),

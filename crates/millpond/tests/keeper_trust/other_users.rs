@@ -57,16 +57,18 @@ pub fn lingerer_role(name: &str, count: usize) {
     drop(sockets);
 }
 
-/// Listens at `name`, with a backlog that it has filled itself.
+/// Listens at `name`, with a backlog that it has filled itself, and has a datagram socket of that name, as a mark has.
 pub fn squatter_role(name: &str) {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let socket = |flags| {
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
-    };
+    let socket_of =
+        |kind, flags| rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+    let socket = |flags| socket_of(SocketType::SEQPACKET, flags);
     let address = SocketAddrUnix::new_abstract_name(name.trim_start_matches('@').as_bytes());
     let (listener, address) = (socket(SocketFlags::CLOEXEC), address.unwrap());
     rustix::net::bind(&listener, &address).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
+    let datagram = socket_of(SocketType::DGRAM, SocketFlags::CLOEXEC);
+    rustix::net::bind(&datagram, &address).unwrap();
     let mut filling = Vec::new();
     loop {
         let one = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
