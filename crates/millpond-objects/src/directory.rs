@@ -30,6 +30,8 @@ use foldhash::quality::RandomState;
 use object_store::{Attributes, ObjectMeta};
 
 use crate::allocation::Allocation;
+#[cfg(feature = "shared")]
+use crate::validity::ValiditySlot;
 
 /// Number of locks: usually more than there are threads at work.
 const SHARDS: usize = 64;
@@ -48,7 +50,10 @@ pub(crate) struct ObjectEntry {
     pub(crate) attributes: Attributes,
     pub(crate) allocation: Allocation,
     /// Start of the last request whose response named this version, in milliseconds of the cache's clock.
-    pub(crate) validated_ms: AtomicU64,
+    validated_ms: AtomicU64,
+    /// Where clients see that the entry is in the map, and when it was validated.
+    #[cfg(feature = "shared")]
+    pub(crate) slot: Option<ValiditySlot>,
     /// End of the last sequential miss: a miss that starts here continues the sequence.
     pub(crate) sequential_end: AtomicU64,
     /// Read-ahead window of that sequence.
@@ -71,6 +76,8 @@ impl ObjectEntry {
             attributes,
             allocation,
             validated_ms: AtomicU64::new(requested_ms),
+            #[cfg(feature = "shared")]
+            slot: None,
             sequential_end: AtomicU64::new(u64::MAX),
             readahead_bytes: AtomicU64::new(0),
             used: AtomicBool::new(false),
@@ -83,6 +90,21 @@ impl ObjectEntry {
         // Objects without ETag and version are cached only if they never change.
         (&self.meta.e_tag, &self.meta.version, self.meta.size)
             == (&meta.e_tag, &meta.version, meta.size)
+    }
+
+    /// The start of the last request whose response named this version.
+    pub(crate) fn validated_ms(&self) -> u64 {
+        // Relaxed, here and in `validate`: the time carries nothing.
+        self.validated_ms.load(Relaxed)
+    }
+
+    /// A response to a request of this time named this version.
+    pub(crate) fn validate(&self, requested_ms: u64) {
+        self.validated_ms.fetch_max(requested_ms, Relaxed);
+        #[cfg(feature = "shared")]
+        if let Some(slot) = &self.slot {
+            slot.validate(requested_ms);
+        }
     }
 
     /// Responses about the object do not show their version (N4).
@@ -248,7 +270,7 @@ impl Directory {
         let map = self.map.pin();
         if let Some(there) = map.get(&entry.key) {
             if there.is_same_version(&entry.meta) {
-                there.validated_ms.fetch_max(entry.validated_ms.load(Relaxed), Relaxed);
+                there.validate(entry.validated_ms());
                 return Some(Arc::clone(there));
             }
             let there = Arc::clone(there);
@@ -309,6 +331,10 @@ impl Directory {
             shard.bytes -= entry.bytes();
             shard.entries -= 1;
             self.map.pin().remove(&entry.key);
+            #[cfg(feature = "shared")]
+            if let Some(slot) = &entry.slot {
+                slot.invalidate();
+            }
             if entry.meta.size > 0 {
                 entry.allocation.blob.forget(entry.allocation.to_blob(&(0..entry.meta.size)));
             }

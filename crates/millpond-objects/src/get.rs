@@ -314,7 +314,7 @@ impl Inner {
             Ok(response) => response,
             Err(Error::NotModified { .. }) => {
                 Counters::add(&self.counters.not_modified, 1);
-                entry.validated_ms.fetch_max(stamp.requested_ms, Relaxed);
+                entry.validate(stamp.requested_ms);
                 return Ok(Opened::Validated(entry, cached));
             }
             Err(error) => {

@@ -1,7 +1,6 @@
 //! The state that all clones of a [`CachedStore`](crate::CachedStore) share.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use millpond::Engine;
@@ -14,9 +13,20 @@ use crate::home_runtime::HomeRuntime;
 use crate::options::{Builder, Freshness};
 use crate::single_flight::SingleFlight;
 use crate::stats::Counters;
+#[cfg(feature = "shared")]
+use crate::validity::ValidityTable;
 
 /// Restarts of a read whose object changes version, before the read bypasses the cache. Untuned.
 pub(crate) const VERSIONS_MAX: u32 = 4;
+
+/// What the clients of a shared cache need besides the engine's memory.
+#[cfg(feature = "shared")]
+pub(crate) struct SharedParts {
+    pub(crate) table: Arc<ValidityTable>,
+    /// The part of the memory that is not the engine's.
+    pub(crate) fixed_bytes: u64,
+}
+
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) allocator: BlobAllocator,
@@ -28,6 +38,8 @@ pub(crate) struct Inner {
     pub(crate) readahead_bytes_max: u64,
     pub(crate) counters: Counters,
     pub(crate) tier: Option<DiskTier>,
+    #[cfg(feature = "shared")]
+    pub(crate) shared: Option<SharedParts>,
     began: Instant,
 }
 
@@ -49,6 +61,8 @@ impl Inner {
             readahead_bytes_max: options.readahead_bytes_max,
             counters: Counters::default(),
             tier,
+            #[cfg(feature = "shared")]
+            shared: None,
             began: Instant::now(),
         }
     }
@@ -64,9 +78,16 @@ impl Inner {
             Freshness::Revalidate => false,
             Freshness::MaxAge(age) => {
                 let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-                self.now_ms().saturating_sub(entry.validated_ms.load(Relaxed)) < age_ms
+                self.now_ms().saturating_sub(entry.validated_ms()) < age_ms
             }
         }
+    }
+
+    #[cfg(feature = "shared")]
+    fn with_slot(&self, mut entry: ObjectEntry) -> ObjectEntry {
+        let shared = self.shared.as_ref();
+        entry.slot = shared.and_then(|shared| shared.table.allocate(entry.validated_ms()));
+        entry
     }
 
     /// A stamp for the request that follows.
@@ -90,12 +111,14 @@ impl Inner {
             && entry.is_same_version(meta)
             && !entry.is_unversioned()
         {
-            entry.validated_ms.fetch_max(stamp.requested_ms, Relaxed);
+            entry.validate(stamp.requested_ms);
             return Some(entry);
         }
         let allocation = self.allocator.allocate(meta.size)?;
         let (meta, attributes) = (meta.clone(), response.attributes.clone());
-        self.directory
-            .admit(stamp, ObjectEntry::new(key, meta, attributes, allocation, stamp.requested_ms))
+        let entry = ObjectEntry::new(key, meta, attributes, allocation, stamp.requested_ms);
+        #[cfg(feature = "shared")]
+        let entry = self.with_slot(entry);
+        self.directory.admit(stamp, entry)
     }
 }

@@ -64,10 +64,14 @@ mod inner;
 mod lists;
 mod options;
 mod response;
+#[cfg(feature = "shared")]
+pub mod shared;
 mod single_flight;
 mod stats;
 mod store;
 mod stream;
+#[cfg(feature = "shared")]
+mod validity;
 
 pub use options::{Builder, Freshness};
 pub use stats::Stats;

@@ -62,6 +62,8 @@ pub struct Builder {
     pub(crate) readahead_bytes_max: u64,
     pub(crate) disk: Option<DiskOptions>,
     pub(crate) published: bool,
+    #[cfg(feature = "shared")]
+    pub(crate) shared: Option<millpond::internals::shared::MemoryChoice>,
 }
 
 impl Builder {
@@ -75,6 +77,8 @@ impl Builder {
             readahead_bytes_max: 4 << 20,
             disk: None,
             published: false,
+            #[cfg(feature = "shared")]
+            shared: None,
         }
     }
 

@@ -114,7 +114,7 @@ impl fmt::Display for CachedStore {
 }
 
 /// Scope of a call that may change objects: their entries are removed when it ends, even if it fails or is dropped.
-struct WriteScope {
+pub(crate) struct WriteScope {
     inner: Arc<Inner>,
     writes: Vec<(Path, Arc<WriteCounts>)>,
 }
@@ -135,7 +135,7 @@ impl Drop for WriteScope {
 }
 
 impl CachedStore {
-    fn write_scope(&self, locations: &[&Path]) -> WriteScope {
+    pub(crate) fn write_scope(&self, locations: &[&Path]) -> WriteScope {
         let mut changing = WriteScope { inner: Arc::clone(&self.inner), writes: Vec::new() };
         locations.iter().for_each(|location| changing.add(location));
         changing
@@ -386,7 +386,10 @@ impl Builder {
             );
             return Err(refused(what));
         }
-        let engine = Engine::builder().cache_bytes(memory_bytes - directory_bytes - tier_bytes);
+        let fixed_bytes = directory_bytes + tier_bytes;
+        let engine = Engine::builder().cache_bytes(memory_bytes - fixed_bytes);
+        #[cfg(feature = "shared")]
+        let (engine, shared, directory_bytes) = self.share(engine, directory_bytes, fixed_bytes)?;
         let engine = engine.build().map_err(failed)?;
         // Reports a bad page size now, not at the first object.
         engine.blob(0, self.page_bytes).map_err(failed)?;
@@ -396,7 +399,13 @@ impl Builder {
         let tier =
             tier.transpose().map_err(|source| Error::Generic { store: crate::NAME, source })?;
         let published = self.published;
-        let inner = Arc::new(Inner::new(self, engine, directory_bytes, tier));
+        #[cfg_attr(not(feature = "shared"), expect(unused_mut, reason = "without clients"))]
+        let mut inner = Inner::new(self, engine, directory_bytes, tier);
+        #[cfg(feature = "shared")]
+        {
+            inner.shared = shared;
+        }
+        let inner = Arc::new(inner);
         let store = CachedStore { inner };
         if published {
             let inner = Arc::downgrade(&store.inner);

@@ -14,7 +14,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -103,7 +102,7 @@ impl Inner {
                     }
                     Err(Error::NotModified { .. }) if is_plain => {
                         Counters::add(&self.counters.not_modified, 1);
-                        entry.validated_ms.fetch_max(stamp.requested_ms, Relaxed);
+                        entry.validate(stamp.requested_ms);
                         checked = Some(entry);
                         continue;
                     }
