@@ -21,6 +21,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("millpond-preload", "millpond-preload/src/lib.rs"),
     ("millpond-c", "millpond-c/src/lib.rs"),
     ("millpond-objects", "millpond-objects/src/lib.rs"),
+    ("millpond-serve", "millpond-serve/src/lib.rs"),
     ("millpond-python", "millpond-python/src/lib.rs"),
     ("millpond-cli", "millpond-cli/src/main.rs"),
     ("millpond-bench", "millpond-bench/src/main.rs"),

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PUBLISHED: [(&str, &str); 5] = [
+const PUBLISHED: [(&str, &str); 6] = [
     ("millpond-schedule", "schedule"),
     ("millpond-rangelock", "rangelock"),
     ("millpond", "millpond"),
     ("millpond-objects", "millpond-objects"),
+    ("millpond-serve", "millpond-serve"),
     ("millpond-store-check", "millpond-store-check"),
 ];
 

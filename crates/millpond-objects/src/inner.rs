@@ -19,7 +19,7 @@ use crate::validity::ValidityTable;
 /// Restarts of a read whose object changes version, before the read bypasses the cache. Untuned.
 pub(crate) const VERSIONS_MAX: u32 = 4;
 
-/// What the clients of a shared cache need besides the engine's memory.
+/// Parts of a shared cache besides the engine's memory.
 #[cfg(feature = "shared")]
 pub(crate) struct SharedParts {
     pub(crate) table: Arc<ValidityTable>,

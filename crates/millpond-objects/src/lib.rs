@@ -65,7 +65,7 @@ mod lists;
 mod options;
 mod response;
 #[cfg(feature = "shared")]
-pub mod shared;
+pub mod serving;
 mod single_flight;
 mod stats;
 mod store;

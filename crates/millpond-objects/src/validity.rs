@@ -1,8 +1,8 @@
-//! A table in shared memory that tells other processes which versions of objects are current.
+//! The current versions of objects, by slots in memory that clients in other processes map.
 //!
 //! ```text
 //!   server: allocate -> validate* -> invalidate -> free      a slot for each entry of the directory
-//!   client: is_current, validated_ms                         before it uses bytes that it has found before
+//!   client: validated_ms                                     before it uses bytes that it has found before
 //! ```
 //!
 //! - **VT1** An entry has a slot until the last reference to it is gone. The number of the slot is the entry's own: it rises
@@ -110,7 +110,7 @@ impl ValidityTable {
         }
         let index = self.free.lock().expect("no panic under the lock").pop()?;
         let slot = self.slots.slot(index).expect("in the table");
-        // Release: pairs with `is_current`: the number rose when the slot was freed (VT2).
+        // Release: pairs with `validated_ms`: the number rose when the slot was freed (VT2).
         slot.validated_ms.store(validated_ms, Release);
         // Relaxed: the lock of the list orders it after the free.
         let number = slot.number.load(Relaxed);
@@ -146,8 +146,7 @@ impl ValiditySlot {
     /// The entry leaves the directory.
     pub(crate) fn invalidate(&self) {
         if let Some(slot) = self.slot() {
-            // Release: pairs with `is_current`: what a client loads after it is newer. A client that learns of the
-            // write by a message has the message's system calls between.
+            // Release: pairs with `validated_ms`. The reply to the writer comes after this store.
             slot.number.fetch_max(self.number + 1, Release);
         }
     }
@@ -166,7 +165,15 @@ impl Drop for ValiditySlot {
 ///
 /// # Examples
 ///
-/// See [`CachedStore::validity_for_client`](crate::CachedStore::validity_for_client).
+/// ```
+/// use millpond::internals::shared::MemoryChoice;
+/// use millpond_objects::{CachedStore, serving::Validity};
+/// # use std::os::fd::AsFd;
+/// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
+/// let store = CachedStore::builder(remote).shared(MemoryChoice::Auto).build().unwrap();
+/// let validity = Validity::map(store.validity_for_client().unwrap().as_fd()).unwrap();
+/// assert_eq!(validity.validated_ms(0, 1), None, "no entry has this number yet");
+/// ```
 #[derive(Debug)]
 pub struct Validity {
     slots: MappedSlots,

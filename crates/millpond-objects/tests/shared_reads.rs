@@ -1,4 +1,4 @@
-//! Reads for clients in other processes: what a server sends, and what becomes of it at writes.
+//! Reads for clients in other processes, and the end of their places at writes.
 #![cfg(feature = "shared")]
 
 mod common;
@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond::internals::shared::{ClientMemory, MemoryChoice, SharedClient};
-use millpond_objects::shared::{ObjectPlace, PIECE_BYTES_MAX, SharedRead, SharedRequest, Validity};
+use millpond_objects::serving::{
+    ObjectPlace, PIECE_BYTES_MAX, SharedRead, SharedRequest, Validity,
+};
 use millpond_objects::{CachedStore, Freshness};
 use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, ObjectStoreExt};
@@ -25,12 +27,15 @@ fn asked(ranges: &[Option<GetRange>]) -> SharedRequest {
     SharedRequest { ranges: ranges.to_vec(), ..SharedRequest::default() }
 }
 
-fn parts(read: SharedRead) -> (Option<ObjectPlace>, u64, Vec<(u64, Vec<u8>)>) {
+/// Start and bytes of each part.
+type Parts = Vec<(u64, Vec<u8>)>;
+
+fn parts(read: SharedRead) -> (Option<ObjectPlace>, u64, Parts) {
     let SharedRead::Object { meta, place, parts, .. } = read else { panic!("bypassed") };
     (place, meta.size, parts.into_iter().map(|part| (part.start, part.bytes.to_vec())).collect())
 }
 
-/// Goal: a client reads what the server has read, in its own mapping, until the object is written.
+/// Goal: a client reads the bytes that the server has cached, in its own mapping, until the object is written.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_reads_by_the_place_until_a_write() {
     let far = Far::default();
@@ -120,7 +125,7 @@ async fn open_and_long_ranges_are_pieces() {
     }
     let store = shared(&far, Freshness::Immutable);
     for bypassed in [None, Some(GetRange::Suffix(5)), bounded(0..4)] {
-        let read = store.read_shared(&empty, &asked(&[bypassed.clone()])).await;
+        let read = store.read_shared(&empty, &asked(std::slice::from_ref(&bypassed))).await;
         let is_refused = matches!(read, Ok(SharedRead::Bypass) | Err(Error::Generic { .. }));
         assert!(is_refused, "{bypassed:?}: {read:?}");
     }

@@ -47,6 +47,7 @@ pub use crate::stats::kept::HitCounts;
 pub mod shared {
     pub use crate::api::shared_cache::{
         AttachedClient, ClientMemory, SharedCache, SharedClient, SharedFile, SharedReader,
+        process_number,
     };
     pub use crate::huge_memory::{MemoryChoice, MemoryKind};
 }

@@ -52,6 +52,12 @@ impl SharedCache {
     }
 }
 
+/// A number of this process that no ancestor of it has. No system call.
+#[must_use]
+pub fn process_number() -> u64 {
+    process_local::number()
+}
+
 /// A client, which is detached when this is dropped. The owner drops it when the client's process is gone; before that,
 /// the client's late reads could take memory beyond the limit.
 pub struct AttachedClient {
@@ -224,8 +230,42 @@ impl SharedReader {
     /// pages: ask the server. Atomic as a read of the server's own. No system call, no lock.
     #[inline]
     pub fn try_read(&self, file: SharedFile, dst: &mut [u8], offset: u64) -> Option<usize> {
+        // SAFETY: the slice is valid for writes.
+        unsafe { self.try_read_raw(file, dst.as_mut_ptr(), dst.len(), offset) }
+    }
+
+    /// Appends `len` bytes from byte `offset` of the file to `dst`, which has room for them, if all of their pages are
+    /// cached. Otherwise, or at the end of the file, `dst` stays as it is. As [`SharedReader::try_read`].
+    ///
+    /// # Panics
+    ///
+    /// `dst` has no room.
+    #[inline]
+    pub fn try_append(&self, file: SharedFile, dst: &mut Vec<u8>, len: usize, offset: u64) -> bool {
+        let room = &mut dst.spare_capacity_mut()[..len];
+        // SAFETY: the room is valid for writes of `len` bytes.
+        let read = unsafe { self.try_read_raw(file, room.as_mut_ptr().cast(), len, offset) };
+        let is_hit = read == Some(len);
+        if is_hit {
+            // SAFETY: the hit has written that many bytes behind the content.
+            unsafe { dst.set_len(dst.len() + len) };
+        }
+        is_hit
+    }
+
+    /// # Safety
+    ///
+    /// The memory of `len` bytes at `at` is valid for writes; it may be uninitialized.
+    #[inline]
+    unsafe fn try_read_raw(
+        &self,
+        file: SharedFile,
+        at: *mut u8,
+        len: usize,
+        offset: u64,
+    ) -> Option<usize> {
         let client = &*self.client;
-        if !in_range(offset, dst.len() as u64) || client.creator != process_local::number() {
+        if !in_range(offset, len as u64) || client.creator != process_local::number() {
             return None;
         }
         let (attempts, ring) = client.block.block().slot(self.slot);
@@ -239,7 +279,8 @@ impl SharedReader {
             ring,
             counts: &self.counts,
         };
-        path.try_read(dst, offset)
+        // SAFETY: the caller's promise.
+        unsafe { path.try_read(at, len, offset) }
     }
 
     /// Reads that hit so far, and their bytes.

@@ -88,25 +88,32 @@ impl<'c> HitView<'c> for SharedHitPath<'c> {
 
 impl SharedHitPath<'_> {
     /// Reads without a lock, if all pages are cached. `None`: they are not, or the file is closed.
+    ///
+    /// # Safety
+    ///
+    /// The memory of `len` bytes at `at` is valid for writes; it may be uninitialized.
     #[inline]
-    pub(crate) fn try_read(self, dst: &mut [u8], offset: u64) -> Option<usize> {
+    pub(crate) unsafe fn try_read(self, at: *mut u8, len: usize, offset: u64) -> Option<usize> {
         let _attempting = self.attempts.begin(self.order);
         let page_bytes = self.core.page_bytes();
-        let (at, len) = (dst.as_mut_ptr(), dst.len());
         if (offset as usize & (page_bytes - 1)) + len > page_bytes {
-            return self.try_pages(dst, offset);
+            // SAFETY: the caller's promise.
+            return self.try_pages(unsafe { Segment::new(at, len) }, offset);
         }
-        // SAFETY: the slice is valid for writes.
+        // SAFETY: the caller's promise.
         match unsafe { attempt_page(self, at, len, offset) } {
             Attempt::Read(read) => Some(read),
-            Attempt::Retry(copied) => self.try_page_again(dst, offset, copied),
+            Attempt::Retry(copied) => {
+                // SAFETY: the caller's promise.
+                self.try_page_again(unsafe { Segment::new(at, len) }, offset, copied)
+            }
             Attempt::Miss | Attempt::Fault => None,
         }
     }
 
     #[inline(never)]
-    fn try_pages(self, dst: &mut [u8], offset: u64) -> Option<usize> {
-        let segment = [segment_of(dst)];
+    fn try_pages(self, segment: Segment<'_>, offset: u64) -> Option<usize> {
+        let segment = [segment];
         let dst: SegmentIter<'_> = (&segment).into();
         match attempt_pages(self, dst, offset) {
             Attempt::Read(read) => Some(read),
@@ -117,8 +124,8 @@ impl SharedHitPath<'_> {
 
     #[cold]
     #[inline(never)]
-    fn try_page_again(self, dst: &mut [u8], offset: u64, copied: usize) -> Option<usize> {
-        let segment = [segment_of(dst)];
+    fn try_page_again(self, segment: Segment<'_>, offset: u64, copied: usize) -> Option<usize> {
+        let segment = [segment];
         try_again(self, (&segment).into(), offset, copied)
     }
 
@@ -133,9 +140,4 @@ impl SharedHitPath<'_> {
         counts.pushes.set(push);
         self.ring.push(push, frame);
     }
-}
-
-fn segment_of(dst: &mut [u8]) -> Segment<'_> {
-    // SAFETY: the slice is valid for writes while the segment lives.
-    unsafe { Segment::new(dst.as_mut_ptr(), dst.len()) }
 }

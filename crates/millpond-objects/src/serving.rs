@@ -41,7 +41,7 @@ pub struct ObjectPlace {
     pub number: u64,
 }
 
-/// What a client asks for.
+/// A read for a client.
 #[derive(Clone, Debug, Default)]
 pub struct SharedRequest {
     /// Bounded ranges, or one range that depends on the object's length. Empty: only the metadata.
@@ -82,6 +82,18 @@ pub struct WriteGuard {
 
 impl Builder {
     /// Puts the cache into memory that other processes may map read-only.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::internals::shared::MemoryChoice;
+    /// use millpond_objects::CachedStore;
+    /// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
+    ///
+    /// let store = CachedStore::builder(remote).shared(MemoryChoice::Auto).build()?;
+    /// assert!(store.shared_cache().is_some());
+    /// # Ok::<(), object_store::Error>(())
+    /// ```
     #[must_use]
     pub fn shared(mut self, memory: MemoryChoice) -> Builder {
         self.shared = Some(memory);
@@ -120,6 +132,12 @@ impl CachedStore {
     pub fn validity_for_client(&self) -> std::io::Result<OwnedFd> {
         let shared = self.inner.shared.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
         shared.table.open_for_client()
+    }
+
+    /// The name of the underlying store, by its `Display`.
+    #[must_use]
+    pub fn store_name(&self) -> String {
+        self.inner.store.to_string()
     }
 
     /// The clock by which versions are validated, in milliseconds.
@@ -167,6 +185,41 @@ impl CachedStore {
     }
 
     /// Reads for a client: brings the bytes into the cache, and returns them with their place in it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::internals::shared::MemoryChoice;
+    /// use millpond_objects::serving::{ObjectPart, ObjectPlace, SharedRead, SharedRequest, Validity, WriteGuard};
+    /// use millpond_objects::{CachedStore, Freshness};
+    /// use object_store::{ObjectStore, ObjectStoreExt, path::Path};
+    /// # use std::{os::fd::AsFd, sync::Arc};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    ///
+    /// let remote = Arc::new(object_store::memory::InMemory::new());
+    /// let builder = CachedStore::builder(Arc::clone(&remote) as Arc<dyn ObjectStore>);
+    /// let store = builder.freshness(Freshness::Immutable).shared(MemoryChoice::Auto).build()?;
+    /// assert_eq!((store.store_name(), store.page_bytes()), ("InMemory".into(), 16 << 10));
+    /// let path = Path::from("pond");
+    /// remote.put(&path, "water".into()).await?;
+    ///
+    /// let request = SharedRequest { ranges: vec![None], ..SharedRequest::default() };
+    /// let read = store.read_shared(&path, &request).await?;
+    /// let SharedRead::Object { place: Some(place), parts, .. } = read else { panic!("not cached") };
+    /// let (place, part): (ObjectPlace, &ObjectPart) = (place, &parts[0]);
+    /// assert_eq!((part.start, &part.bytes[..]), (0, &b"water"[..]));
+    ///
+    /// // In a client, with this descriptor and that of the cache.
+    /// let validity = Validity::map(store.validity_for_client()?.as_fd())?;
+    /// let validated_ms = validity.validated_ms(place.slot, place.number).expect("it is current");
+    /// assert!(validated_ms <= store.now_ms() && store.freshness().max_age().is_none());
+    /// let write: WriteGuard = store.begin_write(&path);
+    /// drop(write);
+    /// assert_eq!(validity.validated_ms(place.slot, place.number), None);
+    /// assert_eq!(store.set_memory_bytes(128 << 20)?, 128 << 20);
+    /// # assert!(store.shared_cache().is_some());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -342,6 +395,15 @@ fn object_read(head: &ResponseHead, parts: Vec<ObjectPart>) -> SharedRead {
 
 impl Freshness {
     /// For how long a version that was just validated may be served. `None`: as long as it is current.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millpond_objects::Freshness;
+    /// assert_eq!(Freshness::Revalidate.max_age(), Some(Duration::ZERO));
+    /// assert_eq!(Freshness::Immutable.max_age(), None);
+    /// ```
     #[must_use]
     pub fn max_age(self) -> Option<Duration> {
         match self {

@@ -1,0 +1,167 @@
+//! Attaches a client to its server, and again when that is gone.
+//!
+//! A read that misses connects, at most every [`RETRY`], so no timer is needed. A thread exchanges the greetings, as the
+//! server may be slow; other reads that miss wait for its end.
+//!
+//! Locks: the gate, a leaf lock.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use millpond::internals::shared::{ClientMemory, SharedClient};
+use millpond_objects::serving::Validity;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use tokio::sync::watch;
+
+use crate::client::attachment::{Attachment, ServerClock};
+use crate::client::client_parts::ClientParts;
+use crate::client::gate::{Gate, GateState};
+use crate::client::link::Link;
+use crate::client::stats::ClientCounters;
+use crate::protocol::{Greeting, Hello, PROTOCOL_VERSION, REPLY_BYTES_MAX, Welcome};
+use crate::socket;
+
+/// Time between attempts to connect.
+pub(crate) const RETRY: Duration = Duration::from_millis(500);
+/// The same, after a server that has refused the client, or did not greet it.
+const RETRY_REFUSED: Duration = Duration::from_secs(5);
+/// For so long a server may take to greet. Chosen.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl ClientParts {
+    /// The attachment of this process, whose server was there a moment ago.
+    pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
+        let attachment = self.current.load_full()?;
+        if !attachment.is_own() {
+            // CL2: a parent's, which is leaked.
+            let inherited = self.current.swap(None);
+            std::mem::forget((inherited, attachment));
+            return None;
+        }
+        (!attachment.link.is_gone()).then_some(attachment)
+    }
+
+    fn gate(&self) -> Arc<Gate> {
+        let gate = self.gate.load_full();
+        if gate.is_own() {
+            return gate;
+        }
+        // CL2: a thread of the parent may have the lock.
+        std::mem::forget((self.gate.swap(Arc::new(Gate::new())), gate));
+        self.gate.load_full()
+    }
+
+    /// The attachment, after an attempt to attach if there is none. `None`: no server answers.
+    pub(crate) async fn attached(self: &Arc<Self>) -> Option<Arc<Attachment>> {
+        if let Some(attachment) = self.attachment() {
+            return Some(attachment);
+        }
+        let mut attempt = self.start_attempt()?;
+        // The sender is dropped at the end, and never sends.
+        _ = attempt.changed().await;
+        self.attachment()
+    }
+
+    fn start_attempt(self: &Arc<Self>) -> Option<watch::Receiver<()>> {
+        let gate = self.gate();
+        let connected = {
+            let mut state = gate.state();
+            if let Some(under_way) = &state.under_way {
+                return Some(under_way.clone());
+            }
+            if state.retry_at.is_some_and(|at| Instant::now() < at) {
+                return None;
+            }
+            // The previous attempt has just succeeded, maybe.
+            if self.attachment().is_some() {
+                return Some(watch::channel(()).1);
+            }
+            let (ends, end) = watch::channel(());
+            let (weak, gate) = (Arc::downgrade(self), Arc::clone(&gate));
+            let started = socket::connect(&self.socket).and_then(|socket| {
+                let thread = std::thread::Builder::new().name("millpond-client".into());
+                thread.spawn(move || run_link(&weak, &gate, socket, ends))
+            });
+            if started.is_ok() {
+                state.under_way = Some(end.clone());
+            }
+            started.map(|_| end)
+        };
+        match connected {
+            Ok(end) => Some(end),
+            Err(error) => {
+                gate.fail(&self.socket, &error, RETRY);
+                None
+            }
+        }
+    }
+}
+
+/// The client's thread: attaches, and receives until the server is gone.
+fn run_link(parts: &Weak<ClientParts>, gate: &Gate, socket: OwnedFd, ends: watch::Sender<()>) {
+    let link = {
+        let Some(parts) = parts.upgrade() else { return };
+        let attached = match attach(&parts, socket) {
+            Ok(attached) => attached,
+            Err(error) => return gate.fail(&parts.socket, &error, RETRY_REFUSED),
+        };
+        let link = Arc::clone(&attached.link);
+        parts.current.store(Some(Arc::new(attached)));
+        ClientCounters::add(&parts.counters.attaches);
+        *gate.state() = GateState::default();
+        drop(ends);
+        link
+    };
+    let error = link.receive_all();
+    let Some(parts) = parts.upgrade() else { return };
+    tracing::warn!(
+        socket = %parts.socket.display(), %error, "the cache server is gone: reads go to the store itself"
+    );
+    // CL1. Another attachment is not there before this thread has removed this one, or a read has seen that it is gone.
+    let current = parts.current.load_full();
+    if current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.link, &link)) {
+        parts.current.compare_and_swap(&current, None);
+    }
+}
+
+fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
+    let memory = ClientMemory::create()?;
+    let asked = Instant::now();
+    let hello = Hello { version: PROTOCOL_VERSION }.encode();
+    socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()])?;
+    let mut events = [PollFd::new(&socket, PollFlags::IN)];
+    let timeout = Timespec { tv_sec: GREETING_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    if rustix::event::poll(&mut events, Some(&timeout))? == 0 {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not greet"));
+    }
+    let mut buffer = vec![0; REPLY_BYTES_MAX];
+    let (len, descriptors) = socket::receive_with(&socket, &mut buffer)?;
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let greeting = Greeting::decode(&buffer[..len])
+        .map_err(|error| invalid(format!("no greeting of a server: {error}")))?;
+    let welcome: Welcome = match greeting {
+        Greeting::Welcome(welcome) => welcome,
+        Greeting::Refused(why) => return Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
+    };
+    let own_name = parts.store.to_string();
+    if welcome.store_name != own_name {
+        return Err(invalid(format!(
+            "the server caches the store {}, and this client's is {own_name}",
+            welcome.store_name
+        )));
+    }
+    let page_bytes = welcome.page_bytes;
+    if !page_bytes.is_power_of_two() || page_bytes > u64::from(millpond::PAGE_BYTES_MAX) {
+        return Err(invalid(format!("the server has pages of {page_bytes} bytes")));
+    }
+    let [cache, validity] = <[OwnedFd; 2]>::try_from(descriptors)
+        .map_err(|all| invalid(format!("a greeting with {} descriptors, not 2", all.len())))?;
+    let client = SharedClient::map(memory, &cache)?;
+    let validity = Validity::map(validity.as_fd())?;
+    let clock = ServerClock { now_ms: welcome.now_ms, asked };
+    let link = Arc::new(Link::new(socket)?);
+    Attachment::new(client, validity, (&welcome, clock), link, parts.objects_max)
+        .ok_or_else(|| io::Error::other("the process has forked"))
+}

@@ -1,0 +1,133 @@
+//! A client's part of one server: the mappings, the known objects, and the link (client.CL1).
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use bytes::Bytes;
+use millpond::internals::shared::{SharedClient, SharedReader, process_number};
+use millpond_objects::serving::Validity;
+use thread_local::ThreadLocal;
+
+use crate::client::link::Link;
+use crate::client::objects::{KnownObject, KnownObjects};
+use crate::protocol::Welcome;
+
+/// Pages of one attempt, so that an unaligned range is not longer than the engine's 64.
+const ATTEMPT_PAGES: u64 = 32;
+
+/// The server's clock. A late estimate only makes versions older than they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerClock {
+    pub(crate) now_ms: u64,
+    /// Before the server looked at its clock.
+    pub(crate) asked: Instant,
+}
+
+impl ServerClock {
+    fn now_ms(&self) -> u64 {
+        // One more, as both parts are rounded down.
+        let elapsed_ms = u64::try_from(self.asked.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.now_ms.saturating_add(elapsed_ms).saturating_add(1)
+    }
+}
+
+pub(crate) struct Attachment {
+    client: SharedClient,
+    /// Each thread's; `None`: there are no more slots.
+    readers: ThreadLocal<Option<SharedReader>>,
+    /// For the threads without one.
+    spare: Mutex<SharedReader>,
+    validity: Validity,
+    clock: ServerClock,
+    max_age_ms: Option<u64>,
+    page_bytes: u64,
+    pub(crate) objects: KnownObjects,
+    pub(crate) link: Arc<Link>,
+    process: u64,
+}
+
+impl Attachment {
+    /// `None`: a child of fork has called it.
+    pub(crate) fn new(
+        client: SharedClient,
+        validity: Validity,
+        (welcome, clock): (&Welcome, ServerClock),
+        link: Arc<Link>,
+        objects_max: usize,
+    ) -> Option<Attachment> {
+        Some(Attachment {
+            spare: Mutex::new(client.reader()?),
+            client,
+            readers: ThreadLocal::new(),
+            validity,
+            clock,
+            max_age_ms: welcome.max_age_ms,
+            page_bytes: welcome.page_bytes,
+            objects: KnownObjects::new(objects_max),
+            link,
+            process: process_number(),
+        })
+    }
+
+    /// Whether this process has attached, and not an ancestor of it.
+    pub(crate) fn is_own(&self) -> bool {
+        self.process == process_number()
+    }
+
+    /// Whether a version may be served without asking (client.CL3).
+    #[inline]
+    pub(crate) fn is_fresh(&self, object: &KnownObject) -> bool {
+        let place = &object.place;
+        let Some(validated_ms) = self.validity.validated_ms(place.slot, place.number) else {
+            return false;
+        };
+        match self.max_age_ms {
+            None => true,
+            Some(0) => false,
+            Some(age_ms) => self.clock.now_ms().saturating_sub(validated_ms) < age_ms,
+        }
+    }
+
+    /// Copies cached bytes of an object, from byte `start` on. `None`: they are not cached, or there is no memory for a
+    /// copy.
+    #[inline]
+    pub(crate) fn copy(&self, object: &KnownObject, start: u64, len: u64) -> Option<Bytes> {
+        let len = usize::try_from(len).ok()?;
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len).ok()?;
+        let is_hit = match self.readers.get_or(|| self.client.reader()) {
+            Some(reader) => self.copy_with(reader, object, start, len, &mut bytes),
+            None => {
+                let spare = self.spare.lock().expect("no panic under the lock");
+                self.copy_with(&spare, object, start, len, &mut bytes)
+            }
+        };
+        is_hit.then(|| bytes.into())
+    }
+
+    #[inline]
+    fn copy_with(
+        &self,
+        reader: &SharedReader,
+        object: &KnownObject,
+        start: u64,
+        len: usize,
+        bytes: &mut Vec<u8>,
+    ) -> bool {
+        let from = object.place.base + start;
+        let step = (ATTEMPT_PAGES * self.page_bytes) as usize;
+        while bytes.len() < len {
+            let (at, part) = (bytes.len(), step.min(len - bytes.len()));
+            if !reader.try_append(object.place.file, bytes, part, from + at as u64) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.link.close();
+    }
+}

@@ -1,0 +1,38 @@
+//! State that all clones of a [`SharedStore`](crate::SharedStore) share.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use object_store::ObjectStore;
+
+use crate::client::attachment::Attachment;
+use crate::client::gate::Gate;
+use crate::client::stats::ClientCounters;
+
+/// State that all clones share.
+pub(crate) struct ClientParts {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) socket: PathBuf,
+    pub(crate) objects_max: usize,
+    pub(crate) current: ArcSwapOption<Attachment>,
+    pub(crate) gate: ArcSwap<Gate>,
+    pub(crate) counters: ClientCounters,
+}
+
+impl Drop for ClientParts {
+    fn drop(&mut self) {
+        let current = self.current.swap(None);
+        if current.as_ref().is_some_and(|current| !current.is_own()) {
+            // client.CL2.
+            std::mem::forget(current);
+        }
+    }
+}
+
+impl fmt::Debug for ClientParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientParts").field("store", &self.store).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,52 @@
+//! Attempts of one process to attach: one at a time, and not too often.
+//!
+//! Locks: the state, a leaf lock.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use millpond::internals::shared::process_number;
+use tokio::sync::watch;
+
+/// The state of attempts to attach, of one process.
+pub(crate) struct Gate {
+    process: u64,
+    state: Mutex<GateState>,
+}
+
+#[derive(Default)]
+pub(crate) struct GateState {
+    /// Ends with the attempt that is under way.
+    pub(crate) under_way: Option<watch::Receiver<()>>,
+    pub(crate) retry_at: Option<Instant>,
+    /// A message about the lack of a server is in the log.
+    is_reported: bool,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Gate {
+        Gate { process: process_number(), state: Mutex::default() }
+    }
+
+    pub(crate) fn is_own(&self) -> bool {
+        self.process == process_number()
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().expect("no panic under the lock")
+    }
+
+    pub(crate) fn fail(&self, socket: &Path, error: &io::Error, retry: Duration) {
+        let mut state = self.state();
+        state.under_way = None;
+        state.retry_at = Some(Instant::now() + retry);
+        if !std::mem::replace(&mut state.is_reported, true) {
+            tracing::warn!(
+                socket = %socket.display(), %error,
+                "no cache server: reads go to the store itself until one answers"
+            );
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! The socket to a server, and the requests that wait for its replies.
+//!
+//! A thread receives, so that replies arrive and the server's end is noticed in a program with any runtime, or none. It
+//! sleeps without a timer while no request is in flight. While requests are, it asks a silent server for a sign of life.
+//!
+//! - **LK1** A message is sent whole or queued: the socket keeps message boundaries. The thread sends the queue. Messages keep their order.
+//! - **LK2** `is_gone` is set under the lock of the pending requests, so no request is added after they have failed.
+//!
+//! Locks: the pending requests, the queue; both are leaf locks.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use bytes::Bytes;
+use millpond::internals::shared::process_number;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::protocol::{Failure, ObjectHead, REPLY_BYTES_MAX, Reply, Request};
+use crate::socket;
+
+/// Requests in flight. Fewer than the server's limit.
+const IN_FLIGHT_MAX: usize = 512;
+/// A server that sends nothing for so long is asked for a sign of life, which it has as long again to give. Chosen.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// The reply of a server.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// With the bytes of all parts, if the head says so.
+    Object(Box<ObjectHead>, Bytes),
+    Bypass,
+    Failed(Failure),
+    Done(u64),
+}
+
+/// The server is gone, or the request is too long for it.
+#[derive(Debug)]
+pub(crate) struct Unanswered;
+
+struct Pending {
+    answer: oneshot::Sender<Answer>,
+    /// The head, while its data arrive.
+    partial: Option<(Box<ObjectHead>, Vec<u8>)>,
+    /// The most bytes that the request asked for.
+    bytes_max: u64,
+}
+
+pub(crate) struct Link {
+    socket: OwnedFd,
+    /// Wakes the thread while it rests.
+    bell: OwnedFd,
+    /// The thread sleeps without a timer.
+    is_resting: AtomicBool,
+    is_gone: AtomicBool,
+    pending: Mutex<HashMap<u64, Pending>>,
+    unsent: Mutex<VecDeque<Vec<u8>>>,
+    in_flight: Semaphore,
+    last_number: AtomicU64,
+    process: u64,
+}
+
+impl Link {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Link> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Link {
+            socket,
+            bell: rustix::event::eventfd(0, flags)?,
+            is_resting: false.into(),
+            is_gone: false.into(),
+            pending: Mutex::default(),
+            unsent: Mutex::default(),
+            in_flight: Semaphore::new(IN_FLIGHT_MAX),
+            last_number: 0.into(),
+            process: process_number(),
+        })
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        // Relaxed: a request finds out under the lock (LK2).
+        self.is_gone.load(Relaxed)
+    }
+
+    /// Ends the connection, and with it the thread. Not in a child of fork, whose socket is the parent's.
+    pub(crate) fn close(&self) {
+        if self.process == process_number() {
+            _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, HashMap<u64, Pending>> {
+        self.pending.lock().expect("no panic under the lock")
+    }
+
+    /// Sends a request, and waits for the answer. `bytes_max`: the most bytes that it may have.
+    pub(crate) async fn ask(
+        &self,
+        request: &Request,
+        bytes_max: u64,
+    ) -> Result<Answer, Unanswered> {
+        let _permit = self.in_flight.acquire().await.expect("not closed");
+        self.start(request, bytes_max).ok_or(Unanswered)?.1.await.map_err(|_| Unanswered)
+    }
+
+    /// Sends a request. Returns its number, and where the answer arrives.
+    pub(crate) fn start(
+        &self,
+        request: &Request,
+        bytes_max: u64,
+    ) -> Option<(u64, oneshot::Receiver<Answer>)> {
+        // Relaxed: numbers that differ.
+        let number = self.last_number.fetch_add(1, Relaxed) + 1;
+        let message = request.encode(number)?;
+        let (sender, answer) = oneshot::channel();
+        {
+            let mut pending = self.pending();
+            // LK2.
+            if self.is_gone.load(Relaxed) {
+                return None;
+            }
+            // Requests whose caller is gone keep their entry until the reply. SeqCst: see `rest`.
+            pending.insert(number, Pending { answer: sender, partial: None, bytes_max });
+        }
+        self.send(message);
+        // SeqCst: either this sees that the thread rests, or the thread sees the request.
+        if self.is_resting.load(SeqCst) && self.is_resting.swap(false, SeqCst) {
+            self.ring();
+        }
+        Some((number, answer))
+    }
+
+    fn ring(&self) {
+        // The counter of the bell can't overflow, as rings are one for each rest and for each queued message.
+        _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// LK1.
+    fn send(&self, message: Vec<u8>) {
+        let mut unsent = self.unsent.lock().expect("no panic under the lock");
+        if unsent.is_empty() {
+            match socket::send(&self.socket, &message) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // After another error the thread finds the end of the connection.
+                _ => return,
+            }
+        }
+        unsent.push_back(message);
+        drop(unsent);
+        self.ring();
+    }
+
+    /// Sends queued messages. Returns whether some are left.
+    fn send_queued(&self) -> bool {
+        let mut unsent = self.unsent.lock().expect("no panic under the lock");
+        while let Some(message) = unsent.front() {
+            match socket::send(&self.socket, message) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                _ => _ = unsent.pop_front(),
+            }
+        }
+        false
+    }
+
+    /// Receives until the server is gone, or does not answer. Runs on the link's thread.
+    pub(crate) fn receive_all(&self) -> io::Error {
+        let mut buffer = vec![0; REPLY_BYTES_MAX];
+        let error = loop {
+            if let Err(error) = self.receive_some(&mut buffer) {
+                break error;
+            }
+        };
+        {
+            let mut pending = self.pending();
+            // LK2.
+            self.is_gone.store(true, Relaxed);
+            // Their callers find that the sender is gone.
+            pending.clear();
+        }
+        self.close();
+        error
+    }
+
+    /// Waits for messages, and delivers them.
+    fn receive_some(&self, buffer: &mut [u8]) -> io::Result<()> {
+        let mut was_silent = false;
+        loop {
+            let rests = self.rest();
+            let has_unsent = self.send_queued();
+            let wanted = if has_unsent { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            let mut events =
+                [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
+            let silence = Timespec { tv_sec: SILENCE.as_secs() as i64, tv_nsec: 0 };
+            match rustix::event::poll(&mut events, (!rests).then_some(&silence)) {
+                Ok(0) if was_silent => {
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is silent"));
+                }
+                Ok(0) => {
+                    if !self.pending().is_empty() {
+                        was_silent = true;
+                        _ = self.start(&Request::Ping, 0);
+                    }
+                    continue;
+                }
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+                Ok(_) => {}
+            }
+            let (of_socket, of_bell) = (events[0].revents(), events[1].revents());
+            if of_bell.contains(PollFlags::IN) {
+                self.is_resting.store(false, SeqCst);
+                _ = rustix::io::read(&self.bell, &mut [0u8; 8][..]);
+            }
+            if of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                self.is_resting.store(false, SeqCst);
+                return self.receive_ready(buffer);
+            }
+        }
+    }
+
+    /// Whether the thread may sleep without a timer: no request is in flight.
+    fn rest(&self) -> bool {
+        // SeqCst: pairs with `start`.
+        self.is_resting.store(true, SeqCst);
+        let rests = self.pending().is_empty();
+        if !rests {
+            self.is_resting.store(false, SeqCst);
+        }
+        rests
+    }
+
+    fn receive_ready(&self, buffer: &mut [u8]) -> io::Result<()> {
+        loop {
+            let len = match socket::receive(&self.socket, buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(len) => len,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let decoded = Reply::decode(&buffer[..len]);
+            let (number, reply) =
+                decoded.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            self.deliver(number, reply)?;
+        }
+    }
+
+    fn deliver(&self, number: u64, reply: Reply<'_>) -> io::Result<()> {
+        let unexpected = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        let mut all = self.pending();
+        // A request whose caller is gone still has its entry.
+        let Some(pending) = all.get_mut(&number) else {
+            return unexpected("a reply to no request");
+        };
+        let answer = match reply {
+            Reply::Object(head, bytes) => {
+                let sum = head.part_bytes();
+                if sum > pending.bytes_max || pending.partial.is_some() {
+                    return unexpected("a reply with more bytes than asked for");
+                }
+                if head.has_bytes && bytes.len() as u64 != sum {
+                    pending.partial = Some((head, Vec::new()));
+                    return Ok(());
+                }
+                Answer::Object(head, Bytes::copy_from_slice(&bytes))
+            }
+            Reply::Data(bytes) => {
+                let Some((head, collected)) = &mut pending.partial else {
+                    return unexpected("data without an object");
+                };
+                let (sum, now) = (head.part_bytes(), (collected.len() + bytes.len()) as u64);
+                if now > sum {
+                    return unexpected("more data than announced");
+                }
+                if collected.try_reserve_exact(sum as usize - collected.len()).is_err() {
+                    return unexpected("no memory for the data");
+                }
+                collected.extend_from_slice(&bytes);
+                if now < sum {
+                    return Ok(());
+                }
+                let (head, collected) = pending.partial.take().expect("checked");
+                Answer::Object(head, collected.into())
+            }
+            Reply::Bypass => Answer::Bypass,
+            Reply::Failed(failure) => Answer::Failed(failure),
+            Reply::Done(value) => Answer::Done(value),
+        };
+        let pending = all.remove(&number).expect("found above");
+        drop(all);
+        // The caller may be gone.
+        _ = pending.answer.send(answer);
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! The first message of each side.
+
+use crate::protocol::wire::{BadMessage, FieldReader, FieldWriter};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"MPSERVE\0");
+/// The version of all messages. Client and server have the same one.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// The first message of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    pub version: u32,
+}
+
+/// The answer to a client that the server accepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The store that the server reads, by its `Display`.
+    pub store_name: String,
+    /// The server's clock, in milliseconds.
+    pub now_ms: u64,
+    /// How old a validated version may be. `None`: it may be served as long as it is current.
+    pub max_age_ms: Option<u64>,
+    /// The length of the cache's pages.
+    pub page_bytes: u64,
+}
+
+/// The first message of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    Welcome(Welcome),
+    /// Why the server has no place for the client.
+    Refused(String),
+}
+
+impl Hello {
+    /// # Errors
+    ///
+    /// [`BadMessage`]: it is no such message. The version may be any.
+    pub fn decode(message: &[u8]) -> Result<Hello, BadMessage> {
+        let mut fields = FieldReader::new(message);
+        if fields.u64()? != MAGIC {
+            return Err(BadMessage::BadValue("magic number"));
+        }
+        let version = fields.u32()?;
+        // Another version may have further fields.
+        if version == PROTOCOL_VERSION {
+            fields.end()?;
+        }
+        Ok(Hello { version })
+    }
+
+    #[must_use]
+    pub fn encode(self) -> Vec<u8> {
+        let mut fields = FieldWriter::default();
+        fields.u64(MAGIC).u32(self.version);
+        fields.end(usize::MAX).expect("short")
+    }
+}
+
+impl Greeting {
+    /// # Errors
+    ///
+    /// [`BadMessage`]: it is no such message.
+    pub fn decode(message: &[u8]) -> Result<Greeting, BadMessage> {
+        let mut fields = FieldReader::new(message);
+        if fields.u64()? != MAGIC {
+            return Err(BadMessage::BadValue("magic number"));
+        }
+        let greeting = match fields.u8()? {
+            0 => Greeting::Refused(fields.text()?.to_owned()),
+            1 => Greeting::Welcome(Welcome {
+                store_name: fields.text()?.to_owned(),
+                now_ms: fields.u64()?,
+                max_age_ms: fields.option(FieldReader::u64)?,
+                page_bytes: fields.u64()?,
+            }),
+            _ => return Err(BadMessage::BadValue("greeting")),
+        };
+        fields.end()?;
+        Ok(greeting)
+    }
+
+    /// `None`: a text is too long.
+    #[must_use]
+    pub fn encode(&self) -> Option<Vec<u8>> {
+        let mut fields = FieldWriter::default();
+        fields.u64(MAGIC);
+        match self {
+            Greeting::Refused(why) => {
+                fields.u8(0).text(why);
+            }
+            Greeting::Welcome(welcome) => {
+                fields.u8(1).text(&welcome.store_name).u64(welcome.now_ms);
+                fields.option(welcome.max_age_ms, |fields, age| _ = fields.u64(age));
+                fields.u64(welcome.page_bytes);
+            }
+        }
+        fields.end(super::REPLY_BYTES_MAX)
+    }
+}

@@ -1,0 +1,284 @@
+//! The requests of one client.
+//!
+//! - **CN1** One task reads requests; each read of an object is a task of its own. Requests in flight and the bytes of
+//!   their replies are bounded. At a bound no more is read, so the client's sends meet a full socket.
+//! - **CN2** A message that can't be decoded, or a client that does not read for [`SEND_TIMEOUT`], ends its connection, and no other.
+//! - **CN3** The end of the connection ends the client's writes, which removes their objects from the cache, and drops its
+//!   reads. Requests to the store go on, as other clients may wait for them.
+//! - **CN4** A child of fork has a copy of the client's socket. So the end of the client's process is the end as well.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use millpond_objects::serving::{PIECE_BYTES_MAX, SharedRead, SharedRequest, WriteGuard};
+use object_store::path::Path;
+use object_store::{Error, Result};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinSet;
+
+use crate::protocol::{
+    DATA_BYTES_MAX, Failure, ObjectHead, PartHead, REQUEST_BYTES_MAX, ReadMessage, Reply, Request,
+};
+use crate::server::server_parts::ServerParts;
+use crate::socket;
+
+/// Requests of a client in flight. More than a client of this crate sends.
+const IN_FLIGHT_MAX: usize = 1024;
+/// Bytes of a client's reads in flight. Chosen.
+const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
+/// The unit in which they are counted.
+const PERMIT_BYTES: u64 = 4096;
+/// For so long a client may not read. Chosen.
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longer parts are read from the cache by the client itself.
+const INLINE_BYTES_MAX: u64 = 32 << 10;
+/// Tries to reach a lower limit, which pages that are being read or filled delay.
+const LIMIT_TRIES: u32 = 100;
+const LIMIT_PAUSE: Duration = Duration::from_millis(10);
+/// Writes of a client at a time.
+const WRITES_MAX: usize = 1 << 16;
+
+/// A client's socket.
+pub(super) struct Connection {
+    parts: Arc<ServerParts>,
+    socket: AsyncFd<OwnedFd>,
+    in_flight: Arc<Semaphore>,
+    bytes_in_flight: Semaphore,
+    /// The client does not read.
+    is_stuck: Notify,
+}
+
+impl Connection {
+    pub(super) fn new(parts: Arc<ServerParts>, socket: AsyncFd<OwnedFd>) -> Arc<Connection> {
+        Arc::new(Connection {
+            parts,
+            socket,
+            in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
+            bytes_in_flight: Semaphore::new((BYTES_IN_FLIGHT_MAX / PERMIT_BYTES) as usize),
+            is_stuck: Notify::new(),
+        })
+    }
+
+    /// Serves the client until it is gone. `process`: its pidfd.
+    pub(super) async fn run(self: Arc<Self>, process: AsyncFd<OwnedFd>) -> io::Result<()> {
+        let outcome = tokio::select! {
+            outcome = self.serve() => outcome,
+            // CN4.
+            gone = process.readable() => gone.map(drop),
+            () = self.is_stuck.notified() => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies"))
+            }
+        };
+        // Before the client is detached, which the drop of the socket does not do if a task has it.
+        _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        outcome
+    }
+
+    async fn serve(self: &Arc<Self>) -> io::Result<()> {
+        // CN3: dropped with this future.
+        let mut reads = JoinSet::new();
+        let mut writes: HashMap<u64, WriteGuard> = HashMap::new();
+        let mut buffer = vec![0; REQUEST_BYTES_MAX];
+        loop {
+            while reads.try_join_next().is_some() {}
+            // CN1.
+            let permit = Arc::clone(&self.in_flight).acquire_owned().await.expect("not closed");
+            let received = (self.socket)
+                .async_io(Interest::READABLE, |fd| socket::receive(fd, &mut buffer))
+                .await;
+            let len = match received {
+                Ok(len) => len,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            if len == 0 {
+                return Ok(());
+            }
+            // Relaxed: a count.
+            self.parts.counters.requests.fetch_add(1, Relaxed);
+            let decoded = Request::decode(&buffer[..len]);
+            let (number, request) =
+                decoded.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let reply = match request {
+                Request::Read(read) => {
+                    let this = Arc::clone(self);
+                    reads.spawn(async move {
+                        this.read(number, read).await;
+                        drop(permit);
+                    });
+                    continue;
+                }
+                Request::SetMemory { bytes } => {
+                    let this = Arc::clone(self);
+                    reads.spawn(async move { this.set_memory(number, bytes).await });
+                    continue;
+                }
+                other => self.reply_at_once(number, other, &mut writes),
+            };
+            self.send(&reply.encode(number).expect("a short reply")).await;
+        }
+    }
+
+    /// Replies to a request that waits for nothing.
+    fn reply_at_once(
+        &self,
+        number: u64,
+        request: Request,
+        writes: &mut HashMap<u64, WriteGuard>,
+    ) -> Reply<'static> {
+        let store = &self.parts.store;
+        let outcome = match request {
+            Request::BeginWrite { location } => parse(&location).and_then(|location| {
+                if writes.len() >= WRITES_MAX {
+                    let source = format!("more than {WRITES_MAX} writes at a time").into();
+                    return Err(Error::Generic { store: crate::NAME, source });
+                }
+                writes.insert(number, store.begin_write(&location));
+                Ok(0)
+            }),
+            Request::EndWrite { begun } => {
+                drop(writes.remove(&begun));
+                Ok(0)
+            }
+            Request::Forget { location } => parse(&location).map(|location| {
+                store.forget(&location);
+                0
+            }),
+            Request::Ping => Ok(0),
+            Request::Read(_) | Request::SetMemory { .. } => unreachable!("a task of its own"),
+        };
+        match outcome {
+            Ok(value) => Reply::Done(value),
+            Err(error) => Reply::Failed(Failure::of(&error)),
+        }
+    }
+
+    /// Lowers or raises the limit, and tries for some time to reach it. Replies with the limit that is reached.
+    async fn set_memory(&self, number: u64, bytes: u64) {
+        let mut reached = Ok(u64::MAX);
+        for _ in 0..LIMIT_TRIES {
+            let store = self.parts.store.clone();
+            let set = tokio::task::spawn_blocking(move || store.set_memory_bytes(bytes));
+            reached = set.await.unwrap_or_else(|error| {
+                Err(Error::Generic { store: crate::NAME, source: error.into() })
+            });
+            if reached.as_ref().is_ok_and(|reached| *reached > bytes) {
+                tokio::time::sleep(LIMIT_PAUSE).await;
+            } else {
+                break;
+            }
+        }
+        let reply = match reached {
+            Ok(reached) => Reply::Done(reached),
+            Err(error) => Reply::Failed(Failure::of(&error)),
+        };
+        self.reply(number, &reply).await;
+    }
+
+    async fn read(&self, number: u64, read: ReadMessage) {
+        let bytes_max = read.bytes_max().min(PIECE_BYTES_MAX);
+        let permits = bytes_max.div_ceil(PERMIT_BYTES) as u32;
+        let _room = self.bytes_in_flight.acquire_many(permits).await.expect("not closed");
+        let wants_bytes = read.wants_bytes;
+        let outcome = match parse(&read.location) {
+            // Several ranges are collected whole.
+            Ok(_) if read.ranges.len() > 1 && read.bytes_max() > PIECE_BYTES_MAX => {
+                let source = "more bytes of ranges than a request may ask for".into();
+                Err(Error::Generic { store: crate::NAME, source })
+            }
+            Ok(location) => {
+                let request = SharedRequest {
+                    ranges: read.ranges,
+                    conditions: read.conditions.into_options(),
+                    held: read.held,
+                };
+                // On the heap, as it takes kilobytes.
+                Box::pin(self.parts.store.read_shared(&location, &request)).await
+            }
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(SharedRead::Bypass) => self.reply(number, &Reply::Bypass).await,
+            Err(error) => self.reply(number, &Reply::Failed(Failure::of(&error))).await,
+            Ok(SharedRead::Object { meta, attributes, place, parts }) => {
+                let part = |part: &millpond_objects::serving::ObjectPart| PartHead {
+                    start: part.start,
+                    len: part.bytes.len() as u64,
+                };
+                let head = ObjectHead {
+                    size: meta.size,
+                    last_modified: meta.last_modified,
+                    e_tag: meta.e_tag.clone(),
+                    version: meta.version.clone(),
+                    attributes,
+                    place,
+                    parts: parts.iter().map(part).collect(),
+                    has_bytes: false,
+                };
+                self.reply_object(number, head, parts, wants_bytes).await;
+            }
+        }
+    }
+
+    async fn reply_object(
+        &self,
+        number: u64,
+        mut head: ObjectHead,
+        parts: Vec<millpond_objects::serving::ObjectPart>,
+        wants_bytes: bool,
+    ) {
+        let all = head.part_bytes();
+        head.has_bytes = wants_bytes || head.place.is_none() || all <= INLINE_BYTES_MAX;
+        let is_inline = head.has_bytes && all <= DATA_BYTES_MAX as u64;
+        let bytes: Cow<'_, [u8]> = match &parts[..] {
+            [part] if is_inline => Cow::Borrowed(&part.bytes),
+            parts if is_inline => {
+                parts.iter().flat_map(|part| part.bytes.iter().copied()).collect()
+            }
+            _ => Cow::Borrowed(&[]),
+        };
+        let sends_data = head.has_bytes && !is_inline;
+        let Some(message) = Reply::Object(Box::new(head), bytes).encode(number) else {
+            // Attributes that no message has room for.
+            return self.reply(number, &Reply::Bypass).await;
+        };
+        if !self.send(&message).await || !sends_data {
+            return;
+        }
+        for bytes in parts.iter().flat_map(|part| part.bytes.chunks(DATA_BYTES_MAX)) {
+            let message = Reply::Data(Cow::Borrowed(bytes)).encode(number).expect("of that length");
+            if !self.send(&message).await {
+                return;
+            }
+        }
+    }
+
+    async fn reply(&self, number: u64, reply: &Reply<'_>) {
+        let message = reply.encode(number).or_else(|| Reply::Bypass.encode(number));
+        self.send(&message.expect("a bypass is short")).await;
+    }
+
+    /// False: the client is gone or stuck.
+    async fn send(&self, message: &[u8]) -> bool {
+        let sending = self.socket.async_io(Interest::WRITABLE, |fd| socket::send(fd, message));
+        match tokio::time::timeout(SEND_TIMEOUT, sending).await {
+            Ok(sent) => sent.is_ok(),
+            Err(_) => {
+                // CN2.
+                self.is_stuck.notify_one();
+                false
+            }
+        }
+    }
+}
+
+fn parse(location: &str) -> Result<Path> {
+    Path::parse(location).map_err(Error::from)
+}

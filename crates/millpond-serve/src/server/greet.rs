@@ -1,0 +1,126 @@
+//! The start of a connection: checks the peer, and attaches it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use millpond::internals::shared::AttachedClient;
+use rustix::process::geteuid;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::protocol::{Greeting, Hello, PROTOCOL_VERSION, Welcome};
+use crate::server::connection::Connection;
+use crate::server::server_parts::ServerParts;
+use crate::socket;
+
+/// For so long a peer may take to send its greeting. Chosen.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+const HELLO_BYTES_MAX: usize = 256;
+
+/// Counts a client as long as it exists.
+pub(super) struct Counted<'c>(&'c AtomicU64);
+
+impl<'c> Counted<'c> {
+    fn new(counter: &'c AtomicU64) -> Self {
+        // Relaxed: a count publishes no other data.
+        counter.fetch_add(1, Relaxed);
+        Self(counter)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Serves a client to its end.
+pub(super) async fn serve_client(parts: Arc<ServerParts>, socket: OwnedFd) {
+    let greeted = match greet(&parts, socket).await {
+        Ok(greeted) => greeted,
+        Err(error) => {
+            parts.counters.refused.fetch_add(1, Relaxed);
+            tracing::warn!(%error, "a client was refused");
+            return;
+        }
+    };
+    parts.counters.attached.fetch_add(1, Relaxed);
+    let _counted = Counted::new(&parts.counters.clients);
+    let Greeted { socket, process, attached, _place } = greeted;
+    let connection = Connection::new(Arc::clone(&parts), socket);
+    if let Err(error) = connection.run(process).await {
+        tracing::warn!(%error, "a connection was closed");
+    }
+    // The client's process is gone, or finds the end of its socket.
+    drop(attached);
+}
+
+struct Greeted {
+    socket: AsyncFd<OwnedFd>,
+    process: AsyncFd<OwnedFd>,
+    attached: AttachedClient,
+    /// One of the server's clients, to its end.
+    _place: OwnedSemaphorePermit,
+}
+
+async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
+    let interest = Interest::READABLE | Interest::WRITABLE;
+    let socket = socket::watch(socket, interest)?;
+    let refuse = |why: String| -> io::Error {
+        let greeting = Greeting::Refused(why.clone()).encode().expect("a short text");
+        // If it can't be sent, the end of the connection says the same.
+        _ = socket::send(&socket, &greeting);
+        io::Error::new(io::ErrorKind::PermissionDenied, why)
+    };
+    let (user, own) = (socket::peer_user(&socket)?, geteuid().as_raw());
+    if user != own {
+        return Err(refuse(format!(
+            "this server is for user {own}, and the client is user {user}: each user has an own server"
+        )));
+    }
+    let Ok(place) = Arc::clone(&parts.places).try_acquire_owned() else {
+        return Err(refuse("the server has as many clients as it can have".into()));
+    };
+    let mut buffer = [0; HELLO_BYTES_MAX];
+    let received = socket.async_io(Interest::READABLE, |fd| socket::receive_with(fd, &mut buffer));
+    let (len, descriptors) = tokio::time::timeout(GREETING_TIMEOUT, received)
+        .await
+        .map_err(|_| refuse("no greeting came in time".into()))??;
+    let hello = Hello::decode(&buffer[..len]).map_err(|error| refuse(error.to_string()))?;
+    if hello.version != PROTOCOL_VERSION {
+        return Err(refuse(format!(
+            "the server has version {PROTOCOL_VERSION} of the protocol, and the client version {}",
+            hello.version
+        )));
+    }
+    let [memory] = <[OwnedFd; 1]>::try_from(descriptors)
+        .map_err(|all| refuse(format!("a greeting with {} descriptors, not 1", all.len())))?;
+    let process = socket::peer_process(&socket)
+        .map_err(|error| refuse(format!("the client's process can't be watched: {error}")))?;
+    let watched = socket::watch(process.try_clone()?, Interest::READABLE)?;
+    let cache = parts.store.shared_cache().expect("checked by bind");
+    let attached = cache
+        .attach(&memory, process)
+        .map_err(|error| refuse(format!("the client can't be attached: {error}")))?;
+    let welcome = Greeting::Welcome(Welcome {
+        store_name: parts.store.store_name(),
+        now_ms: parts.store.now_ms(),
+        max_age_ms: parts
+            .store
+            .freshness()
+            .max_age()
+            .map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+        page_bytes: parts.store.page_bytes(),
+    });
+    let message =
+        welcome.encode().ok_or_else(|| refuse("the name of the store is too long".into()))?;
+    let validity = parts.store.validity_for_client()?;
+    let descriptors: [BorrowedFd<'_>; 2] = [attached.descriptor(), validity.as_fd()];
+    socket::send_with(&socket, &message, &descriptors)?;
+    Ok(Greeted { socket, process: watched, attached, _place: place })
+}

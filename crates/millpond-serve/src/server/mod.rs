@@ -1,0 +1,141 @@
+//! The server: listens, and has a task for each client.
+//!
+//! ```text
+//!   bind -> run: accept -> greet: user? Hello? -> attach -> requests until the client is gone
+//! ```
+
+mod connection;
+mod greet;
+mod server_parts;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use millpond_objects::CachedStore;
+use rustix::net::SocketFlags;
+use tokio::io::{Interest, Ready};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+use crate::server::server_parts::{ServerCounters, ServerParts};
+use crate::socket::{self, SocketFile};
+
+/// Clients at a time. Each takes two descriptors and 600 KiB of address space. Chosen.
+const CLIENTS_MAX: usize = 1000;
+/// Wait after a failed accept, such as for want of descriptors. Chosen.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A server of one cache.
+///
+/// # Examples
+///
+/// See the [crate's documentation](crate).
+pub struct Server {
+    parts: Arc<ServerParts>,
+    listener: OwnedFd,
+    file: SocketFile,
+}
+
+/// A view of a running server.
+#[derive(Clone)]
+pub struct ServerHandle {
+    parts: Arc<ServerParts>,
+}
+
+impl ServerHandle {
+    /// The cache.
+    #[must_use]
+    pub fn store(&self) -> &CachedStore {
+        &self.parts.store
+    }
+
+    /// Clients that are attached now.
+    #[must_use]
+    pub fn clients(&self) -> u64 {
+        // Relaxed, here and below: a count publishes no other data.
+        self.parts.counters.clients.load(Relaxed)
+    }
+
+    /// Clients that were attached so far.
+    #[must_use]
+    pub fn attached(&self) -> u64 {
+        self.parts.counters.attached.load(Relaxed)
+    }
+
+    /// Connections that were refused: of another user, or without a greeting of this version.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.parts.counters.refused.load(Relaxed)
+    }
+
+    /// Requests of clients, of any kind.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.parts.counters.requests.load(Relaxed)
+    }
+}
+
+impl Server {
+    /// Listens at `path`, which is free or has the socket of an own server that is gone. Its directory is created with mode
+    /// 700 if it does not exist. `store` was built with [`shared`](millpond_objects::Builder::shared).
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported`: the store is not shared. `AlreadyExists`: a server listens there, or the path is another file.
+    /// `PermissionDenied`: the directory or the socket belongs to another user, or others may write to the directory.
+    /// `InvalidInput`: the path is too long for a socket.
+    pub fn bind(store: CachedStore, path: impl AsRef<Path>) -> io::Result<Server> {
+        if store.shared_cache().is_none() {
+            let what = "the cache of the store is not in shared memory";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        let (listener, file) = socket::listen(path.as_ref())?;
+        let places = Arc::new(Semaphore::new(CLIENTS_MAX));
+        let parts = ServerParts { store, counters: ServerCounters::default(), places };
+        Ok(Server { parts: Arc::new(parts), listener, file })
+    }
+
+    /// A view that stays when the server runs.
+    #[must_use]
+    pub fn handle(&self) -> ServerHandle {
+        ServerHandle { parts: Arc::clone(&self.parts) }
+    }
+
+    /// Serves clients, in a tokio runtime with timers, until the future is dropped. Then the clients are detached, and the
+    /// socket is removed.
+    ///
+    /// # Errors
+    ///
+    /// The runtime can't watch the socket.
+    pub async fn run(self) -> io::Result<()> {
+        let Server { parts, listener, file: _file } = self;
+        let listener = socket::watch(listener, Interest::READABLE)?;
+        let mut clients = JoinSet::new();
+        loop {
+            while clients.try_join_next().is_some() {}
+            let accepted = {
+                let mut ready = listener.readable().await?;
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                let accepted = rustix::net::accept_with(&listener, flags);
+                if accepted.as_ref().is_err_and(|error| *error == rustix::io::Errno::AGAIN) {
+                    ready.clear_ready_matching(Ready::READABLE);
+                    continue;
+                }
+                accepted
+            };
+            match accepted {
+                Ok(socket) => {
+                    clients.spawn(greet::serve_client(Arc::clone(&parts), socket));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a client can't be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}

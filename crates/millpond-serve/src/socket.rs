@@ -1,0 +1,323 @@
+//! The socket of a server: its path, who may connect, and messages with descriptors.
+//!
+//! The socket keeps message boundaries. Its directory has mode 0700 and the socket 0600, and the server asks the kernel for the
+//! user of each peer.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::process::{PidfdFlags, geteuid, pidfd_open};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Connections that wait for the server.
+const BACKLOG: i32 = 1024;
+/// The most descriptors in one message.
+const DESCRIPTORS_MAX: usize = 2;
+
+/// The path of a user's server: `millpond/serve.sock` in the directory for run-time files, `XDG_RUNTIME_DIR`.
+///
+/// `None`: the environment does not name an absolute directory.
+///
+/// # Examples
+///
+/// ```
+/// if let Some(socket) = millpond_serve::default_socket() {
+///     assert!(socket.is_absolute());
+/// }
+/// ```
+#[must_use]
+pub fn default_socket() -> Option<PathBuf> {
+    let directory = PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?);
+    directory.is_absolute().then(|| directory.join("millpond/serve.sock"))
+}
+
+fn refused(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, what)
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(rustix::net::socket_with(family, kind, flags, None)?)
+}
+
+/// Connects without waiting. `WouldBlock`: the server has not accepted many others yet.
+pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let socket = new_socket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// The file of a listening socket, which is removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode: another server may have taken the path since.
+    identity: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let is_own = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
+        if is_own {
+            _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Listens at `path`. Creates its directory, and replaces the socket of a server that is gone.
+pub(crate) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+    let user = geteuid().as_raw();
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    if SocketAddrUnix::new(path).is_err() {
+        let what = format!("the path of the socket is too long: {}", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    check_directory(directory, user)?;
+    check_path(path, user)?;
+    let socket = new_socket()?;
+    // Bound under another name first: a connect before the mode is set would be another user's chance, and a path that
+    // exists belongs to a server that listens.
+    let hidden = directory.join(format!(".millpond-serve-{}", std::process::id()));
+    _ = std::fs::remove_file(&hidden);
+    let bound = SocketAddrUnix::new(&hidden)
+        .map_err(io::Error::from)
+        .and_then(|hidden| Ok(rustix::net::bind(&socket, &hidden)?));
+    let placed = bound.and_then(|()| {
+        std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        std::fs::rename(&hidden, path)?;
+        let found = std::fs::symlink_metadata(path)?;
+        Ok(SocketFile { path: path.to_owned(), identity: (found.dev(), found.ino()) })
+    });
+    if placed.is_err() {
+        _ = std::fs::remove_file(&hidden);
+    }
+    Ok((socket, placed?))
+}
+
+/// The directory belongs to the user, or root, and no other user may replace its files.
+fn check_directory(directory: &Path, user: u32) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let found = std::fs::metadata(directory)?;
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    if owner != user && owner != 0 {
+        return Err(refused(format!(
+            "the directory {} belongs to user {owner}, and this process is user {user}",
+            directory.display()
+        )));
+    }
+    // In a directory with the sticky bit, others can't replace the file, but they could take its name first.
+    if mode & 0o022 != 0 {
+        return Err(refused(format!(
+            "the directory {} has mode {mode:o}, so other users may replace the socket: use a directory of mode 700, such \
+             as a new one in it",
+            directory.display()
+        )));
+    }
+    Ok(())
+}
+
+/// The path is free, or has the socket of an own server that is gone.
+fn check_path(path: &Path, user: u32) -> io::Result<()> {
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let name = path.display();
+    let exists = |what: String| Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+    if !found.file_type().is_socket() {
+        return exists(format!("{name} exists and is no socket"));
+    }
+    if found.uid() != user {
+        return Err(refused(format!("{name} is a socket of user {}", found.uid())));
+    }
+    match connect(path) {
+        Ok(_) => exists(format!("a server listens at {name} already")),
+        Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => {
+            exists(format!("{name} is a socket of another program"))
+        }
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            exists(format!("a server listens at {name} already, and does not accept clients"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Registers a descriptor with the runtime of the caller.
+pub(crate) fn watch(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor stays open, and the same, until the `AsyncFd` drops it.
+    Ok(unsafe { AsyncFd::register_with_interest(descriptor, interest) }?)
+}
+
+/// The user of a peer, at the time when it connected.
+pub(crate) fn peer_user(socket: impl AsFd) -> io::Result<u32> {
+    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
+}
+
+/// A pidfd of the process that connected.
+pub(crate) fn peer_process(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let mut number: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `number`.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut number).cast(),
+            &raw mut len,
+        )
+    };
+    if outcome == 0 && number >= 0 {
+        // SAFETY: a new descriptor, which no other code has.
+        return Ok(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    // Before Linux 6.5.
+    let process = rustix::net::sockopt::socket_peercred(&socket)?.pid;
+    Ok(pidfd_open(process, PidfdFlags::empty())?)
+}
+
+/// Sends a message with descriptors.
+pub(crate) fn send_with(
+    socket: impl AsFd,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)), "there is room");
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(message)], &mut control, flags)?;
+    Ok(())
+}
+
+/// Sends a message, or none of it.
+pub(crate) fn send(socket: impl AsFd, message: &[u8]) -> io::Result<()> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::send(socket, message, flags)?;
+    Ok(())
+}
+
+fn too_long() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "a message is too long")
+}
+
+/// Receives a message, and the descriptors with it. Returns its length; 0 at the end.
+pub(crate) fn receive_with(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = rustix::net::recvmsg(socket, &mut parts, &mut control, flags)?;
+    let rights = control.drain().filter_map(|one| match one {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    // All of them are taken, so that the ones that are not wanted are closed.
+    let descriptors: Vec<OwnedFd> = rights.flatten().collect();
+    if received.flags.contains(ReturnFlags::TRUNC) {
+        return Err(too_long());
+    }
+    Ok((received.bytes, descriptors))
+}
+
+/// Receives a message. Returns its length; 0 at the end. Descriptors with it are closed by the kernel.
+pub(crate) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    let room = buffer.len();
+    let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+    let (_, len) = rustix::net::recv(socket, buffer, flags)?;
+    if len > room { Err(too_long()) } else { Ok(len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_socket_is_private_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/socket");
+        let (socket, file) = listen(&path).unwrap();
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        let taken = listen(&path).unwrap_err();
+        assert!(taken.to_string().contains("listens at"), "{taken}");
+        drop(socket);
+        // A server that was killed leaves the file.
+        std::mem::forget(file);
+        let (socket, file) = listen(&path).unwrap();
+        connect(&path).unwrap();
+        assert_eq!(peer_user(connect(&path).unwrap()).unwrap(), geteuid().as_raw());
+        drop((socket, file));
+        assert!(!path.exists());
+        let names = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(names, 0, "nothing else is left");
+    }
+
+    #[test]
+    fn other_files_and_open_directories_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        std::fs::write(&path, "text").unwrap();
+        assert!(listen(&path).unwrap_err().to_string().contains("no socket"));
+        assert_eq!(std::fs::read(&path).unwrap(), b"text");
+        std::fs::remove_file(&path).unwrap();
+        let stream = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let error = listen(&path).unwrap_err().to_string();
+        assert!(error.contains("another program"), "{error}");
+        drop(stream);
+        let open = dir.path().join("open");
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, PermissionsExt::from_mode(0o777)).unwrap();
+        let error = listen(&open.join("socket")).unwrap_err().to_string();
+        assert!(error.contains("mode 777"), "{error}");
+        let long = dir.path().join("x".repeat(200));
+        assert!(listen(&long).unwrap_err().to_string().contains("too long"));
+    }
+
+    #[test]
+    fn messages_keep_their_boundaries_and_descriptors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let (listener, _file) = listen(&path).unwrap();
+        let client = connect(&path).unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let server = rustix::net::accept_with(&listener, flags).unwrap();
+        peer_process(&server).unwrap();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        send_with(&client, b"first", &[file.as_fd(), file.as_fd()]).unwrap();
+        send(&client, b"second").unwrap();
+        send_with(&client, b"third", &[file.as_fd()]).unwrap();
+        send(&client, &[0; 100]).unwrap();
+        let mut buffer = [0; 64];
+        let (len, descriptors) = receive_with(&server, &mut buffer).unwrap();
+        assert_eq!((&buffer[..len], descriptors.len()), (&b"first"[..], 2));
+        assert_eq!(receive(&server, &mut buffer).unwrap(), 6);
+        assert_eq!(receive(&server, &mut buffer).unwrap(), 5, "without its descriptor");
+        assert_eq!(receive(&server, &mut buffer).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(receive(&server, &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(client);
+        assert_eq!(receive(&server, &mut buffer).unwrap(), 0);
+    }
+}

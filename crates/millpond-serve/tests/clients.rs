@@ -1,0 +1,266 @@
+//! Clients and a server in one process: hits, misses, writes, and what happens without a server.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, TryStreamExt};
+use millpond_objects::Freshness;
+use millpond_serve::SharedStore;
+use object_store::path::Path;
+use object_store::{Error, GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+
+use common::{Far, TestServer, content, temp_dir};
+
+fn far() -> (Far, Arc<dyn ObjectStore>) {
+    let far = Far::default();
+    (far.clone(), Arc::new(far))
+}
+
+/// Goal: bytes that one client has read are hits of the others, and all of them see a write of one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_share_what_one_has_read() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    let clients = [0; 3].map(|_| SharedStore::new(Arc::clone(&store), &socket));
+    let (path, bytes) = (Path::from("a/pond"), content(1, 1_000_000));
+    clients[0].put(&path, bytes.clone().into()).await.unwrap();
+    for client in &clients {
+        for start in (0..900_000).step_by(50_000) {
+            let read = client.get_range(&path, start..start + 70_000).await.unwrap();
+            assert!(read[..] == bytes[start as usize..][..70_000]);
+        }
+        let meta = client.head(&path).await.unwrap();
+        assert_eq!((meta.size, &meta.location), (1_000_000, &path));
+    }
+    let requests = far.gets().len();
+    assert!(requests <= 6, "{requests} requests, with read-ahead");
+    for client in &clients[1..] {
+        let before = client.stats();
+        let read = client.get_range(&path, 5..100_000).await.unwrap();
+        assert!(read[..] == bytes[5..100_000]);
+        let stats = client.stats();
+        assert_eq!((stats.hits, stats.requests), (before.hits + 1, before.requests));
+    }
+    assert_eq!(server.handle.clients(), 3);
+    // A write through one client.
+    let newer = content(2, 5000);
+    clients[1].put(&path, newer.clone().into()).await.unwrap();
+    for client in &clients {
+        assert!(client.get(&path).await.unwrap().bytes().await.unwrap()[..] == newer[..]);
+    }
+    clients[2].delete(&path).await.unwrap();
+    for client in &clients {
+        let gone = client.get(&path).await.unwrap_err();
+        assert!(matches!(gone, Error::NotFound { .. }), "{gone}");
+    }
+    // A server notices the end of clients.
+    drop(clients);
+    let until = Instant::now() + Duration::from_secs(1);
+    while server.handle.clients() > 0 {
+        assert!(Instant::now() < until, "the clients are gone for a second");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Goal: a version may be served as long as the server's freshness says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn freshness_is_the_servers() {
+    for (freshness, requests) in [
+        (Freshness::Immutable, 1),
+        (Freshness::MaxAge(Duration::from_secs(100)), 1),
+        (Freshness::Revalidate, 6),
+    ] {
+        let (dir, (far, store)) = (temp_dir(), far());
+        let socket = dir.path().join("socket");
+        let _server = TestServer::start(Arc::clone(&store), &socket, freshness);
+        let client = SharedStore::new(Arc::clone(&store), &socket);
+        let path = Path::from("pond");
+        far.store.put(&path, "water".into()).await.unwrap();
+        for _ in 0..3 {
+            assert_eq!(client.get_range(&path, 0..3).await.unwrap(), "wat");
+            assert_eq!(client.get_ranges(&path, &[1..2, 3..5]).await.unwrap(), ["a", "er"]);
+        }
+        assert_eq!(far.gets().len(), requests, "{freshness:?}");
+    }
+    // An age that passes.
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let age = Duration::from_millis(300);
+    let _server = TestServer::start(Arc::clone(&store), &socket, Freshness::MaxAge(age));
+    let client = SharedStore::new(Arc::clone(&store), &socket);
+    let path = Path::from("pond");
+    far.store.put(&path, "water".into()).await.unwrap();
+    client.get_range(&path, 0..3).await.unwrap();
+    far.store.put(&path, "lilies".into()).await.unwrap();
+    let started = Instant::now();
+    let read = client.get_range(&path, 0..3).await.unwrap();
+    assert!(read == "wat" || started.elapsed() > age / 2);
+    tokio::time::sleep(age).await;
+    assert_eq!(client.get_range(&path, 0..3).await.unwrap(), "lil");
+}
+
+/// Goal: long reads are whole and of one version, in any form.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_reads_are_whole() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    // Room for a third of the object.
+    let _server =
+        TestServer::with_memory(Arc::clone(&store), &socket, Freshness::Revalidate, 8 << 20);
+    let client = SharedStore::new(Arc::clone(&store), &socket);
+    let (path, bytes) = (Path::from("pond"), content(1, 20_000_000));
+    far.store.put(&path, bytes.clone().into()).await.unwrap();
+    for _ in 0..2 {
+        let read = client.get(&path).await.unwrap();
+        assert_eq!(read.range, 0..20_000_000);
+        assert!(read.bytes().await.unwrap()[..] == bytes[..]);
+        for (range, expected) in [
+            (GetRange::Offset(7), 7..20_000_000),
+            (GetRange::Suffix(9_000_001), 10_999_999..20_000_000),
+            (GetRange::Bounded(5..19_000_000), 5..19_000_000),
+            (GetRange::Bounded(19_999_999..30_000_000), 19_999_999..20_000_000),
+        ] {
+            let options = GetOptions::new().with_range(Some(range.clone()));
+            let read = client.get_opts(&path, options).await.unwrap();
+            assert_eq!(read.range, expected, "{range:?}");
+            let expected = expected.start as usize..expected.end as usize;
+            assert!(read.bytes().await.unwrap()[..] == bytes[expected], "{range:?}");
+        }
+        let ranges = [3..9_000_000, 8_000_000..8_000_001, 19_000_000..30_000_000];
+        let read = client.get_ranges(&path, &ranges).await.unwrap();
+        assert!(read[0][..] == bytes[3..9_000_000] && read[2][..] == bytes[19_000_000..]);
+        assert_eq!(read[1].len(), 1);
+    }
+    assert_eq!(client.stats().fallbacks, 0);
+    // Replaced during the read.
+    let mut stream = client.get(&path).await.unwrap().into_stream();
+    let first = stream.next().await.unwrap().unwrap();
+    assert!(first[..] == bytes[..first.len()]);
+    far.store.put(&path, content(2, 20_000_000).into()).await.unwrap();
+    let rest: Result<Vec<_>, Error> = stream.try_collect().await;
+    assert!(matches!(rest, Err(Error::Precondition { .. })));
+}
+
+/// Goal: without a server all goes to the store. A server that appears is used within a second, and one that goes away
+/// holds nothing up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_come_and_go() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let client = SharedStore::new(Arc::clone(&store), &socket);
+    let (path, bytes) = (Path::from("pond"), content(1, 200_000));
+    client.put(&path, bytes.clone().into()).await.unwrap();
+    let read = async || {
+        let started = Instant::now();
+        let read = client.get_range(&path, 100..150_000).await.unwrap();
+        assert!(read[..] == bytes[100..150_000]);
+        assert!(started.elapsed() < Duration::from_millis(100), "{:?}", started.elapsed());
+    };
+    read().await;
+    let stats = client.stats();
+    assert!(!stats.is_attached && stats.fallbacks == 1 && stats.attaches == 0, "{stats:?}");
+    for round in 1..=3 {
+        let server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+        let started = Instant::now();
+        while client.stats().attaches < round {
+            read().await;
+            assert!(started.elapsed() < Duration::from_secs(1));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        read().await;
+        let hits = client.stats().hits;
+        read().await;
+        assert_eq!(client.stats().hits, hits + 1);
+        server.stop();
+        let fallbacks = client.stats().fallbacks;
+        // The client may hit until its thread has seen the end of the socket.
+        while client.stats().fallbacks == fallbacks {
+            read().await;
+        }
+        assert!(!client.stats().is_attached);
+        assert!(!socket.exists());
+    }
+    far.gets();
+    read().await;
+    assert_eq!(far.gets().len(), 1);
+}
+
+/// Goal: a server that is there but caches another store, or does not answer, is not used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_servers_are_not_used() {
+    let (dir, (_, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let memory: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
+    let server = TestServer::start(memory, &socket, Freshness::Immutable);
+    let client = SharedStore::new(Arc::clone(&store), &socket);
+    assert!(!client.attach().await);
+    let path = Path::from("pond");
+    client.put(&path, "water".into()).await.unwrap();
+    assert_eq!(client.get_range(&path, 0..3).await.unwrap(), "wat");
+    drop(server);
+    // A socket that accepts, and is silent.
+    let (listener, silent) = (dir.path().join("silent"), rustix::net::SocketType::SEQPACKET);
+    let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, silent, None).unwrap();
+    rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&listener).unwrap()).unwrap();
+    rustix::net::listen(&socket, 5).unwrap();
+    let client = SharedStore::new(store, &listener);
+    let started = Instant::now();
+    assert_eq!(client.get_range(&path, 0..3).await.unwrap(), "wat");
+    assert!(started.elapsed() < Duration::from_secs(2));
+    let started = Instant::now();
+    assert_eq!(client.get_range(&path, 0..3).await.unwrap(), "wat");
+    assert!(started.elapsed() < Duration::from_millis(500), "it is not asked again at once");
+}
+
+/// Goal: 80 readers of one object, each with a connection of its own, cause one request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn staggered_first_readers_cause_one_request() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let _server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    let (path, bytes) = (Path::from("pond"), content(1, 600_000));
+    far.store.put(&path, bytes.clone().into()).await.unwrap();
+    far.faults.delay_ms.store(40, Relaxed);
+    let readers = (0..80u64).map(|number| {
+        let client = SharedStore::new(Arc::clone(&store), &socket);
+        let (path, bytes) = (path.clone(), bytes.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(number)).await;
+            let read = client.get(&path).await.unwrap().bytes().await.unwrap();
+            assert!(read[..] == bytes[..]);
+        })
+    });
+    for reader in readers.collect::<Vec<_>>() {
+        reader.await.unwrap();
+    }
+    assert_eq!(far.gets().len(), 1);
+}
+
+/// Goal: errors of the store are those that its own user would get.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_keep_their_kind() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let _server = TestServer::start(Arc::clone(&store), &socket, Freshness::Revalidate);
+    let client = SharedStore::new(Arc::clone(&store), &socket);
+    let path = Path::from("pond");
+    let missing = client.get_range(&path, 0..4).await.unwrap_err();
+    assert!(matches!(&missing, Error::NotFound { path, .. } if path == "pond"), "{missing}");
+    far.store.put(&path, "water".into()).await.unwrap();
+    let tag = client.head(&path).await.unwrap().e_tag.unwrap();
+    let conditional = |options| client.get_opts(&path, options);
+    let same = conditional(GetOptions::new().with_if_none_match(Some(tag.clone()))).await;
+    assert!(matches!(same, Err(Error::NotModified { .. })));
+    let other = conditional(GetOptions::new().with_if_match(Some("other"))).await;
+    assert!(matches!(other, Err(Error::Precondition { .. })));
+    assert!(client.get_range(&path, 7..9).await.is_err(), "beyond the end");
+    assert_eq!(client.get_range(&path, 3..9).await.unwrap(), "er");
+    far.faults.fail_every.store(1, Relaxed);
+    let failed = client.get_range(&path, 0..4).await.unwrap_err();
+    assert!(failed.to_string().contains("fault"), "{failed}");
+    assert_eq!(client.stats().fallbacks, 0);
+}
