@@ -245,6 +245,9 @@ impl<'m> Reply<'m> {
     ///
     /// [`BadMessage`]: it is no such message.
     pub fn decode(message: &'m [u8]) -> Result<(u64, Reply<'m>), BadMessage> {
+        if message.len() > REPLY_BYTES_MAX {
+            return Err(BadMessage::TooLong);
+        }
         let mut fields = FieldReader::new(message);
         let kind = fields.u8()?;
         let number = fields.u64()?;

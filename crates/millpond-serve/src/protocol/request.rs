@@ -131,6 +131,9 @@ impl Request {
     ///
     /// [`BadMessage`]: it is no such message.
     pub fn decode(message: &[u8]) -> Result<(u64, Request), BadMessage> {
+        if message.len() > REQUEST_BYTES_MAX {
+            return Err(BadMessage::TooLong);
+        }
         let mut fields = FieldReader::new(message);
         let kind = fields.u8()?;
         let number = fields.u64()?;

@@ -1,0 +1,334 @@
+//! Clients in several processes, killed clients and killed servers. Each word of an object has its version, so each read
+//! is checked.
+
+mod common;
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+use millpond_objects::{CachedStore, Freshness};
+use millpond_serve::{MemoryChoice, Server, SharedStore};
+use object_store::{ObjectStore, ObjectStoreExt};
+
+use common::{
+    Killed, Random, SharedDisk, TestServer, block_on, name_of, role_in, scaled, start_role,
+    temp_dir, version_in, wait_until, words_of,
+};
+
+/// Bytes of an object.
+const OBJECT: u64 = 200_000;
+
+async fn put(store: &dyn ObjectStore, object: u64, version: u32) {
+    store.put(&name_of(object), words_of(object, version, OBJECT).into()).await.unwrap();
+}
+
+fn client_in(dir: &FilePath, delay: Duration) -> (SharedStore, Arc<SharedDisk>) {
+    let disk = SharedDisk::open(dir, delay);
+    (SharedStore::new(Arc::clone(&disk) as Arc<dyn ObjectStore>, dir.join("socket")), disk)
+}
+
+/// Goal: eight processes that read one working set at the same time cause the requests of one.
+#[test]
+fn eight_processes_cause_the_requests_of_one() {
+    const TEST: &str = "eight_processes_cause_the_requests_of_one";
+    const OBJECTS: u64 = 60;
+    const DELAY: Duration = Duration::from_millis(3);
+    if let Some((role, dir)) = role_in(TEST) {
+        let (client, _) = client_in(&dir, DELAY);
+        let mut random = Random(role.parse().unwrap());
+        block_on(async {
+            assert!(client.attach().await);
+            std::fs::write(dir.join(format!("ready-{role}")), "").unwrap();
+            while !dir.join("go").exists() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let mut order: Vec<u64> = (0..OBJECTS).collect();
+            for at in (1..order.len()).rev() {
+                order.swap(at, random.below(at as u64 + 1) as usize);
+            }
+            for object in order {
+                let read = client.get(&name_of(object)).await.unwrap().bytes().await.unwrap();
+                assert_eq!(read.len() as u64, OBJECT);
+                version_in(&read, object);
+                for _ in 0..20 {
+                    let start = random.below(OBJECT / 8 - 1000) * 8;
+                    let read = client.get_range(&name_of(object), start..start + 4096).await;
+                    version_in(&read.unwrap(), object);
+                }
+            }
+        });
+        return;
+    }
+    let mut requests = Vec::new();
+    for processes in [1, 8] {
+        let dir = temp_dir();
+        let disk = SharedDisk::open(dir.path(), DELAY);
+        block_on(async {
+            for object in 0..OBJECTS {
+                put(&*disk, object, 1).await;
+            }
+        });
+        let store = Arc::clone(&disk) as Arc<dyn ObjectStore>;
+        let server = TestServer::start(store, &dir.path().join("socket"), Freshness::Immutable);
+        let clients: Vec<_> = (0..processes)
+            .map(|number| Killed(start_role(TEST, &number.to_string(), dir.path())))
+            .collect();
+        wait_until(Duration::from_secs(60), "all are ready", || {
+            (0..processes).all(|number| dir.path().join(format!("ready-{number}")).exists())
+        });
+        assert_eq!(server.handle.clients(), processes);
+        std::fs::write(dir.path().join("go"), "").unwrap();
+        for mut client in clients {
+            assert!(client.0.wait().unwrap().success());
+        }
+        requests.push(disk.requests());
+    }
+    println!("requests: {requests:?}");
+    assert!(requests[0] >= OBJECTS, "{requests:?}");
+    assert!(requests[1] as f64 <= requests[0] as f64 * 1.05, "{requests:?}");
+}
+
+const OBJECTS: u64 = 24;
+/// The objects that killed clients write.
+const WRITTEN: u64 = 8;
+
+/// Reads objects at random, and checks that their versions never fall. Writes some, if `writes`.
+async fn read_and_check(
+    client: &SharedStore,
+    random: &mut Random,
+    newest: &mut [u32],
+    writes: Option<u32>,
+) {
+    let object = random.below(OBJECTS);
+    let name = name_of(object);
+    let bytes = if random.below(4) == 0 {
+        client.get(&name).await.unwrap().bytes().await.unwrap()
+    } else {
+        let start = random.below(OBJECT / 8 - 5000) * 8;
+        let len = [64, 4096, 40_000][random.below(3) as usize];
+        client.get_range(&name, start..start + len).await.unwrap()
+    };
+    let version = version_in(&bytes, object);
+    let newest = &mut newest[object as usize];
+    // The objects of the killed clients have several writers.
+    if object >= WRITTEN {
+        assert!(version >= *newest, "object {object}: {version} after {newest}");
+        *newest = version;
+    }
+    if let Some(version) = writes
+        && random.below(8) == 0
+    {
+        put(client, random.below(WRITTEN), version).await;
+    }
+}
+
+/// Goal: a client that is killed at any moment, in writes as well, leaves nothing behind, and no other client reads wrong
+/// or old bytes.
+#[test]
+fn killed_clients_leave_nothing_behind() {
+    const TEST: &str = "killed_clients_leave_nothing_behind";
+    if let Some((role, dir)) = role_in(TEST) {
+        let (client, _) = client_in(&dir, Duration::ZERO);
+        let mut random = Random(role.parse().unwrap());
+        let version = role.parse().unwrap();
+        block_on(async {
+            assert!(client.attach().await);
+            let mut newest = [0; OBJECTS as usize];
+            loop {
+                read_and_check(&client, &mut random, &mut newest, Some(version)).await;
+            }
+        });
+    }
+    let dir = temp_dir();
+    let (client, disk) = client_in(dir.path(), Duration::ZERO);
+    block_on(async {
+        for object in 0..OBJECTS {
+            put(&*disk, object, 1).await;
+        }
+    });
+    // Room for half of the objects.
+    let store = Arc::clone(&disk) as Arc<dyn ObjectStore>;
+    let socket = dir.path().join("socket");
+    let server = TestServer::with_memory(store, &socket, Freshness::Immutable, 3 << 20);
+    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut random = Random::from_environment();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            block_on(async {
+                let mut random = Random(7);
+                let mut newest = [0; OBJECTS as usize];
+                let mut version = 1;
+                while !stop.load(SeqCst) {
+                    read_and_check(&client, &mut random, &mut newest, None).await;
+                    reads.fetch_add(1, SeqCst);
+                    if random.below(20) == 0 {
+                        // A write that has returned is seen.
+                        version += 1;
+                        let object = WRITTEN + random.below(OBJECTS - WRITTEN);
+                        put(&client, object, version).await;
+                        newest[object as usize] = version;
+                    }
+                }
+            });
+        });
+        let attached = server.handle.attached() + 1;
+        wait_until(Duration::from_secs(10), "the reader is attached", || {
+            server.handle.attached() >= attached
+        });
+        for kill in 0..scaled(100) {
+            let before = server.handle.attached();
+            let mut victim = Killed(start_role(TEST, &(kill + 2).to_string(), dir.path()));
+            wait_until(Duration::from_secs(20), "the victim is attached", || {
+                server.handle.attached() > before
+            });
+            std::thread::sleep(Duration::from_micros(random.below(6000)));
+            assert!(victim.0.try_wait().unwrap().is_none(), "it found wrong bytes");
+            victim.kill();
+            wait_until(Duration::from_secs(1), "the client's entry is gone", || {
+                server.handle.clients() == 1
+            });
+            assert!(!reader.is_finished(), "the reader found wrong bytes");
+        }
+        stop.store(true, SeqCst);
+        reader.join().unwrap();
+    });
+    println!("{} reads, {:?}", reads.load(SeqCst), client.stats());
+    assert_eq!(client.stats().fallbacks, 0);
+    assert_eq!(client.stats().attaches, 1);
+    // Writes that killed clients had begun have ended: objects are cached.
+    block_on(async {
+        for object in 0..WRITTEN {
+            for _ in 0..2 {
+                client.get_range(&name_of(object), 0..4096).await.unwrap();
+            }
+            let hits = client.stats().hits;
+            client.get_range(&name_of(object), 0..4096).await.unwrap();
+            assert_eq!(client.stats().hits, hits + 1, "object {object}");
+        }
+    });
+}
+
+/// Goal: when a server is killed at any moment, reads go on from the store, and no read returns wrong bytes. The next
+/// server is used.
+#[test]
+fn reads_go_on_when_servers_are_killed() {
+    const TEST: &str = "reads_go_on_when_servers_are_killed";
+    let serve = |dir: &FilePath| {
+        let store = SharedDisk::open(dir, Duration::ZERO) as Arc<dyn ObjectStore>;
+        let cache = CachedStore::builder(store).memory_bytes(3 << 20);
+        let cache = cache.freshness(Freshness::Immutable).shared(MemoryChoice::Small);
+        block_on(async {
+            Server::bind(cache.build().unwrap(), dir.join("socket")).unwrap().run().await.unwrap();
+        });
+    };
+    if let Some((_, dir)) = role_in(TEST) {
+        return serve(&dir);
+    }
+    let dir = temp_dir();
+    let (client, disk) = client_in(dir.path(), Duration::ZERO);
+    block_on(async {
+        for object in 0..OBJECTS {
+            put(&*disk, object, 1).await;
+        }
+    });
+    let stop = AtomicBool::new(false);
+    let mut random = Random::from_environment();
+    let slowest_us = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let readers = [1, 2].map(|seed| {
+            let (client, stop, slowest_us) = (&client, &stop, &slowest_us);
+            scope.spawn(move || {
+                block_on(async {
+                    let mut random = Random(seed);
+                    let mut newest = [0; OBJECTS as usize];
+                    while !stop.load(SeqCst) {
+                        let started = Instant::now();
+                        read_and_check(client, &mut random, &mut newest, None).await;
+                        slowest_us.fetch_max(started.elapsed().as_micros() as u64, SeqCst);
+                    }
+                });
+            })
+        });
+        for _ in 0..scaled(20) {
+            let attaches = client.stats().attaches;
+            let mut server = Killed(start_role(TEST, "server", dir.path()));
+            wait_until(Duration::from_secs(20), "the server is used", || {
+                client.stats().attaches > attaches
+            });
+            std::thread::sleep(Duration::from_micros(random.below(40_000)));
+            server.kill();
+            assert!(!readers.iter().any(|reader| reader.is_finished()), "wrong bytes");
+        }
+        stop.store(true, SeqCst);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+    println!("{:?}, the slowest read took {} us", client.stats(), slowest_us.load(SeqCst));
+    assert!(client.stats().hits > 0);
+    // 100 ms, and the time that other processes may take from this one.
+    assert!(slowest_us.load(SeqCst) < 600_000, "{slowest_us:?} us");
+}
+
+/// The status of a child of fork that runs `body`.
+fn status_of_child(body: impl FnOnce() -> i32) -> i32 {
+    // SAFETY: the child makes calls that are not async-signal-safe, which glibc allows for memory and threads.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(body());
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert!(libc::WIFEXITED(status), "{status:x}");
+        libc::WEXITSTATUS(status)
+    }
+}
+
+/// Goal: a child of fork reads by a connection of its own, and its parent's stays as it is.
+#[test]
+fn children_of_fork_attach_themselves() {
+    const TEST: &str = "children_of_fork_attach_themselves";
+    if let Some((_, dir)) = role_in(TEST) {
+        let (client, _) = client_in(&dir, Duration::ZERO);
+        let read = |from| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let read = client.get_range(&name_of(3), from..from + 4096).await.unwrap();
+                version_in(&read, 3);
+            });
+        };
+        read(0);
+        read(0);
+        assert_eq!((client.stats().attaches, client.stats().hits), (1, 1));
+        for _ in 0..5 {
+            let hits = client.stats().hits;
+            let status = status_of_child(|| {
+                read(0);
+                read(80_000);
+                read(80_000);
+                let stats = client.stats();
+                let is_own = stats.attaches == 2 && stats.hits > hits && stats.fallbacks == 0;
+                // Also a drop of the store.
+                drop(client.clone());
+                i32::from(!is_own)
+            });
+            assert_eq!(status, 0);
+            read(0);
+        }
+        assert_eq!((client.stats().attaches, client.stats().hits), (1, 6));
+        return;
+    }
+    let dir = temp_dir();
+    let disk = SharedDisk::open(dir.path(), Duration::ZERO);
+    block_on(put(&*disk, 3, 1));
+    let server = TestServer::start(disk, &dir.path().join("socket"), Freshness::Immutable);
+    let mut client = Killed(start_role(TEST, "client", dir.path()));
+    wait_until(Duration::from_secs(30), "the client has ended", || {
+        client.0.try_wait().unwrap().is_some()
+    });
+    assert!(client.0.wait().unwrap().success());
+    wait_until(Duration::from_secs(1), "no client is left", || server.handle.clients() == 0);
+    assert_eq!(server.handle.attached(), 6);
+}
