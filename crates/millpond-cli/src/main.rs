@@ -6,6 +6,7 @@
 //!   as the program's keeper ([`run::kept`]).
 //! - [`keeper`]: writes back the dirty pages of processes that died; [`rescue`]: applies a rescue file,
 //!   which has the bytes that a keeper could not write.
+//! - [`serve`]: one cache of an object store for all processes of the user.
 //! - [`store_check`]: tests the promises of an object store.
 //! - [`top`]: shows the statistics of running engines.
 //! - [`check_untorn`]: shows which blocks a power cut can't tear.
@@ -26,6 +27,7 @@ mod manual;
 mod printable;
 mod rescue;
 mod run;
+mod serve;
 mod store_check;
 mod top;
 
@@ -51,6 +53,7 @@ enum Command {
     Run(run::Args),
     Keeper(keeper::KeeperArgs),
     Rescue(rescue::RescueArgs),
+    Serve(serve::ServeArgs),
     Store(store_check::StoreArgs),
     Top(top::TopArgs),
     CheckUntorn(check_untorn::CheckUntornArgs),
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => keeper::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Rescue(args) => rescue::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Serve(args) => serve::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Store(args) => store_check::run(&args),
         Command::Top(args) => top::run(&args).map(|()| ExitCode::SUCCESS),
         Command::CheckUntorn(args) => check_untorn::run(&args),

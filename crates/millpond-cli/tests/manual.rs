@@ -38,6 +38,7 @@ fn each_command_has_a_page_and_completions() {
     let commands = [
         vec!["run"],
         vec!["keeper"],
+        vec!["serve"],
         vec!["rescue"],
         vec!["store", "check"],
         vec!["manual", "man"],

@@ -48,7 +48,7 @@ pub mod protocol;
 mod server;
 mod socket;
 
-pub use client::{ClientStats, SharedStore};
+pub use client::{ClientStats, SharedStore, set_server_memory};
 pub use millpond::internals::shared::{MemoryChoice, MemoryKind};
 pub use server::{Server, ServerHandle};
 pub use socket::default_socket;

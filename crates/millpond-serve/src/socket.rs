@@ -8,6 +8,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -88,7 +90,10 @@ pub(crate) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     let socket = new_socket()?;
     // Bound under another name first: a connect before the mode is set would be another user's chance, and a path that
     // exists belongs to a server that listens.
-    let hidden = directory.join(format!(".millpond-serve-{}", std::process::id()));
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: numbers that differ.
+    let number = NUMBER.fetch_add(1, Relaxed);
+    let hidden = directory.join(format!(".millpond-serve-{}-{number}", std::process::id()));
     _ = std::fs::remove_file(&hidden);
     let bound = SocketAddrUnix::new(&hidden)
         .map_err(io::Error::from)

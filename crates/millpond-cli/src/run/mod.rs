@@ -129,7 +129,7 @@ fn parse_cache_bytes(text: &str) -> std::result::Result<u64, String> {
 }
 
 /// A size as fio writes it: `4k` is 4096.
-fn parse_size(text: &str) -> std::result::Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> std::result::Result<u64, String> {
     ::parse_size::Config::new().with_binary().parse_size(text).map_err(|error| error.to_string())
 }
 

@@ -21,6 +21,7 @@
 mod attach;
 mod attachment;
 mod client_parts;
+mod control;
 mod gate;
 mod link;
 mod objects;
@@ -30,5 +31,6 @@ mod store;
 mod stream;
 mod writes;
 
+pub use control::set_server_memory;
 pub use stats::ClientStats;
 pub use store::SharedStore;

@@ -1,0 +1,146 @@
+//! Tests of `millpond serve`: its settings, its output, and its end.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+
+use millpond_serve::{SharedStore, set_server_memory};
+use object_store::local::LocalFileSystem;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+fn serve(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    command.arg("serve").args(arguments).env_remove("XDG_RUNTIME_DIR");
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    serve(arguments).output().unwrap()
+}
+
+/// A running server, with its lines up to `serving`.
+fn start(arguments: &[&str]) -> (Child, Vec<String>) {
+    let mut child = serve(arguments).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let lines = lines.take_while(|line| line != "serving").collect();
+    (child, lines)
+}
+
+fn stop(mut child: Child, with: &str) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args([with, &id]).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn each_wrong_setting_has_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket").display().to_string();
+    let open = dir.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(&open, mode).unwrap();
+    let in_open = open.join("socket").display().to_string();
+    let missing = format!("file://{}", dir.path().join("none").display());
+    let at = ["--socket", &socket];
+    let of = |more: &[&str], status: i32, text: &str| {
+        let given = [&["--memory", "16M", "--store", "memory:///"], &at[..], more].concat();
+        // The last of an option counts for the test.
+        let mut arguments: Vec<&str> = Vec::new();
+        for pair in given.chunks(2) {
+            if pair.len() == 2 && arguments.iter().any(|there| *there == pair[0]) {
+                let there = arguments.iter().position(|there| *there == pair[0]).unwrap();
+                arguments[there + 1] = pair[1];
+            } else {
+                arguments.extend(pair);
+            }
+        }
+        let output = output(&arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{arguments:?}: {error}");
+        assert!(error.contains(text), "{arguments:?}: {error}");
+    };
+    of(&["--store", "nowhere"], 2, "is not a URL");
+    of(&["--store", "ftp://x"], 2, "unknown scheme");
+    of(&["--store", "memory:///x"], 2, "has no path");
+    of(&["--store", "file://x"], 2, "no absolute path");
+    of(&["--store", &missing], 2, "none");
+    of(&["--store", "s3://bucket/prefix"], 2, "whole bucket");
+    of(&["--memory", "5x"], 2, "--memory");
+    of(&["--memory", "100K"], 2, "at least 1048576");
+    of(&["--page", "3000"], 2, "page");
+    of(&["--page", "5G"], 2, "too large");
+    of(&["--freshness", "0s"], 2, "neither immutable");
+    of(&["--freshness", "soon"], 2, "neither immutable");
+    of(&["--shared-memory", "big"], 2, "neither auto");
+    of(&["--shared-memory", "/proc"], 2, "not a tmpfs");
+    of(&["--disk", "/tmp/x", "y"], 2, "--disk");
+    of(&["--socket", &in_open], 1, "mode 777");
+    #[cfg(not(feature = "s3"))]
+    of(&["--store", "s3://bucket"], 2, "--features s3");
+    let no_socket = output(&["--memory", "16M", "--store", "memory:///"]);
+    assert_eq!(no_socket.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&no_socket.stderr).contains("XDG_RUNTIME_DIR"));
+    assert_eq!(output(&["--store", "memory:///"]).status.code(), Some(2), "no --memory");
+    let no_server = output(&["--set-memory", "16M", "--socket", &socket]);
+    assert_eq!(no_server.status.code(), Some(1));
+    assert!(!Path::new(&socket).exists());
+}
+
+#[test]
+fn a_check_prints_the_settings_and_the_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket").display().to_string();
+    let store = format!("file://{}", dir.path().display());
+    let arguments = ["--store", &store, "--memory", "24M", "--socket", &socket, "--check"];
+    let more = ["--freshness", "90s", "--disk", "/nowhere/yet", "3G"];
+    let output = output(&[&arguments[..], &more].concat());
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    for part in [&socket, &store, "24.0 MiB", "90s", "/nowhere/yet, 3.0 GiB", "16384 bytes"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let memory = text.lines().find(|line| line.starts_with("shared memory:")).unwrap();
+    assert!(memory.contains("huge pages") || text.contains("echo advise >"), "{text}");
+    assert!(!Path::new(&socket).exists());
+}
+
+/// Goal: a program reads by the server, the limit changes, and a signal ends it and removes the socket.
+#[test]
+fn a_server_serves_until_a_signal() {
+    for end in ["-TERM", "-INT"] {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = dir.path().join("objects");
+        std::fs::create_dir(&objects).unwrap();
+        let (socket, url) =
+            (dir.path().join("run/socket"), format!("file://{}", objects.display()));
+        let name = socket.display().to_string();
+        let arguments =
+            ["--store", &url, "--memory", "32M", "--freshness", "immutable", "--socket", &name];
+        let (child, lines) = start(&arguments);
+        assert!(lines.iter().any(|line| line.contains("immutable")), "{lines:?}");
+        let second = output(&arguments);
+        assert_eq!(second.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&second.stderr).contains("listens at"), "{second:?}");
+        let store: Arc<dyn ObjectStore> =
+            Arc::new(LocalFileSystem::new_with_prefix(&objects).unwrap());
+        let client = SharedStore::new(store, &socket);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let path = object_store::path::Path::from("pond");
+            client.put(&path, "water lilies".into()).await.unwrap();
+            for _ in 0..3 {
+                assert_eq!(client.get_range(&path, 6..12).await.unwrap(), "lilies");
+            }
+        });
+        let stats = client.stats();
+        assert_eq!((stats.hits, stats.misses, stats.fallbacks), (2, 1, 0), "{stats:?}");
+        let changed = output(&["--set-memory", "16M", "--socket", &name]);
+        assert!(changed.status.success(), "{changed:?}");
+        assert_eq!(String::from_utf8_lossy(&changed.stdout), "the limit is 16.0 MiB\n");
+        assert!(set_server_memory(&socket, 64 << 20).is_err(), "more than it was started with");
+        stop(child, end);
+        assert!(!socket.exists());
+    }
+}
