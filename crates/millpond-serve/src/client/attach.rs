@@ -133,7 +133,7 @@ fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()])?;
     let mut events = [PollFd::new(&socket, PollFlags::IN)];
     let timeout = Timespec { tv_sec: GREETING_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
-    if rustix::event::poll(&mut events, Some(&timeout))? == 0 {
+    if rustix::io::retry_on_intr(|| rustix::event::poll(&mut events, Some(&timeout)))? == 0 {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not greet"));
     }
     let mut buffer = vec![0; REPLY_BYTES_MAX];

@@ -1,24 +1,28 @@
 //! The socket to a server, and the requests that wait for its replies.
 //!
-//! A thread receives, so that replies arrive and the server's end is noticed in a program with any runtime, or none. It
+//! A task of each multi-threaded runtime that asks receives, as a reply then wakes one thread and not two. A thread
+//! watches the connection, and receives for all others: a runtime of one thread may not be driven while another waits. It
 //! sleeps without a timer while no request is in flight. While requests are, it asks a silent server for a sign of life.
 //!
 //! - **LK1** A message is sent whole or queued: the socket keeps message boundaries. The thread sends the queue. Messages keep their order.
 //! - **LK2** `is_gone` is set under the lock of the pending requests, so no request is added after they have failed.
+//! - **LK3** One receiver at a time takes and delivers messages, so the parts of a reply keep their order.
 //!
-//! Locks: the pending requests, the queue; both are leaf locks.
+//! Locks: the buffer of the receivers, then the pending requests. The queue and the list of runtimes are leaf locks.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
 use millpond::internals::shared::process_number;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use tokio::io::Interest;
+use tokio::runtime::{self, Handle, RuntimeFlavor};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::protocol::{Failure, ObjectHead, REPLY_BYTES_MAX, Reply, Request};
@@ -60,6 +64,10 @@ pub(crate) struct Link {
     is_gone: AtomicBool,
     pending: Mutex<HashMap<u64, Pending>>,
     unsent: Mutex<VecDeque<Vec<u8>>>,
+    /// LK3.
+    buffer: Mutex<Vec<u8>>,
+    /// The runtimes that have a receiver.
+    runtimes: Mutex<Vec<runtime::Id>>,
     in_flight: Semaphore,
     last_number: AtomicU64,
     process: u64,
@@ -75,6 +83,8 @@ impl Link {
             is_gone: false.into(),
             pending: Mutex::default(),
             unsent: Mutex::default(),
+            buffer: Mutex::new(vec![0; REPLY_BYTES_MAX]),
+            runtimes: Mutex::default(),
             in_flight: Semaphore::new(IN_FLIGHT_MAX),
             last_number: 0.into(),
             process: process_number(),
@@ -99,11 +109,12 @@ impl Link {
 
     /// Sends a request, and waits for the answer. `bytes_max`: the most bytes that it may have.
     pub(crate) async fn ask(
-        &self,
+        self: &Arc<Self>,
         request: &Request,
         bytes_max: u64,
     ) -> Result<Answer, Unanswered> {
         let _permit = self.in_flight.acquire().await.expect("not closed");
+        self.receive_by_runtime();
         self.start(request, bytes_max).ok_or(Unanswered)?.1.await.map_err(|_| Unanswered)
     }
 
@@ -132,6 +143,27 @@ impl Link {
             self.ring();
         }
         Some((number, answer))
+    }
+
+    fn runtimes(&self) -> MutexGuard<'_, Vec<runtime::Id>> {
+        self.runtimes.lock().expect("no panic under the lock")
+    }
+
+    /// Has the caller's runtime receive, if its threads run while others wait.
+    fn receive_by_runtime(self: &Arc<Self>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread {
+            return;
+        }
+        let mut runtimes = self.runtimes();
+        if runtimes.contains(&runtime.id()) {
+            return;
+        }
+        let Ok(socket) = self.socket.try_clone() else { return };
+        runtimes.push(runtime.id());
+        drop(runtimes);
+        let receiver = RuntimeReceiver { link: Arc::clone(self), runtime: runtime.id() };
+        runtime.spawn(receiver.receive_all(socket));
     }
 
     fn ring(&self) {
@@ -166,11 +198,10 @@ impl Link {
         false
     }
 
-    /// Receives until the server is gone, or does not answer. Runs on the link's thread.
+    /// Watches the connection until the server is gone, or does not answer. Runs on the link's thread.
     pub(crate) fn receive_all(&self) -> io::Error {
-        let mut buffer = vec![0; REPLY_BYTES_MAX];
         let error = loop {
-            if let Err(error) = self.receive_some(&mut buffer) {
+            if let Err(error) = self.receive_some() {
                 break error;
             }
         };
@@ -185,13 +216,16 @@ impl Link {
         error
     }
 
-    /// Waits for messages, and delivers them.
-    fn receive_some(&self, buffer: &mut [u8]) -> io::Result<()> {
+    /// Waits for messages or the end. Delivers messages, if no runtime does.
+    fn receive_some(&self) -> io::Result<()> {
         let mut was_silent = false;
         loop {
             let rests = self.rest();
             let has_unsent = self.send_queued();
-            let wanted = if has_unsent { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            let mut wanted = PollFlags::empty();
+            wanted.set(PollFlags::OUT, has_unsent);
+            // Also beside a runtime that does not deliver.
+            wanted.set(PollFlags::IN, was_silent || self.runtimes().is_empty());
             let mut events =
                 [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
             let silence = Timespec { tv_sec: SILENCE.as_secs() as i64, tv_nsec: 0 };
@@ -217,7 +251,7 @@ impl Link {
             }
             if of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
                 self.is_resting.store(false, SeqCst);
-                return self.receive_ready(buffer);
+                return self.receive_ready();
             }
         }
     }
@@ -233,9 +267,12 @@ impl Link {
         rests
     }
 
-    fn receive_ready(&self, buffer: &mut [u8]) -> io::Result<()> {
+    /// Delivers the messages that are there.
+    fn receive_ready(&self) -> io::Result<()> {
+        // LK3.
+        let mut buffer = self.buffer.lock().expect("no panic under the lock");
         loop {
-            let len = match socket::receive(&self.socket, buffer) {
+            let len = match socket::receive(&self.socket, &mut buffer) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(len) => len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -294,5 +331,36 @@ impl Link {
         // The caller may be gone.
         _ = pending.answer.send(answer);
         Ok(())
+    }
+}
+
+/// Receives on a runtime, until the connection or the runtime ends.
+struct RuntimeReceiver {
+    link: Arc<Link>,
+    runtime: runtime::Id,
+}
+
+impl RuntimeReceiver {
+    async fn receive_all(self, socket: OwnedFd) {
+        let Ok(socket) = socket::watch(socket, Interest::READABLE) else { return };
+        while let Ok(mut ready) = socket.readable().await {
+            if self.link.receive_ready().is_err() {
+                // The thread finds the end.
+                self.link.close();
+                return;
+            }
+            // No message was left.
+            ready.clear_ready();
+        }
+    }
+}
+
+impl Drop for RuntimeReceiver {
+    fn drop(&mut self) {
+        if self.link.process == process_number() {
+            self.link.runtimes().retain(|runtime| *runtime != self.runtime);
+            // The thread may have to receive from now on.
+            self.link.ring();
+        }
     }
 }
