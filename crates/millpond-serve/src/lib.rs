@@ -55,3 +55,8 @@ pub use socket::default_socket;
 
 /// The store name in errors of this crate.
 const NAME: &str = "millpond";
+
+/// The example of the guide compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/serve.md")]
+struct Guide;

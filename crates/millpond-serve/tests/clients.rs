@@ -302,3 +302,40 @@ fn any_runtime_or_none_will_do() {
     assert_eq!((stats.attaches, stats.fallbacks), (1, 0), "{stats:?}");
     assert!(stats.hits >= 9, "{stats:?}");
 }
+
+/// Goal: requests that take seconds are no sign of a dead server; a server that is stopped is abandoned.
+#[test]
+fn slow_requests_wait_and_stopped_servers_do_not_hold_up() {
+    const TEST: &str = "slow_requests_wait_and_stopped_servers_do_not_hold_up";
+    let serve = |dir: &std::path::Path| {
+        let store = common::SharedDisk::open(dir, Duration::from_millis(3500));
+        let server = TestServer::start(store, &dir.join("socket"), Freshness::Immutable);
+        std::thread::sleep(Duration::from_secs(60));
+        drop(server);
+    };
+    if let Some((_, dir)) = common::role_in(TEST) {
+        return serve(&dir);
+    }
+    let dir = temp_dir();
+    let server = common::Killed(common::start_role(TEST, "server", dir.path()));
+    let socket = dir.path().join("socket");
+    common::wait_until(Duration::from_secs(20), "the server listens", || socket.exists());
+    let disk = common::SharedDisk::open(dir.path(), Duration::ZERO);
+    let client = SharedStore::new(Arc::clone(&disk) as Arc<dyn ObjectStore>, &socket);
+    common::block_on(async {
+        let path = Path::from("pond");
+        disk.put(&path, content(1, 100_000).into()).await.unwrap();
+        let started = Instant::now();
+        client.get_range(&path, 0..10).await.unwrap();
+        assert!(started.elapsed() > Duration::from_secs(3));
+        let stats = client.stats();
+        assert_eq!((stats.attaches, stats.fallbacks), (1, 0), "{stats:?}");
+        // SAFETY: a signal to a child of this process.
+        assert_eq!(unsafe { libc::kill(server.0.id() as i32, libc::SIGSTOP) }, 0);
+        let started = Instant::now();
+        client.get_range(&path, 50_000..50_010).await.unwrap();
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(4), "{took:?}");
+        assert_eq!(client.stats().fallbacks, 1);
+    });
+}

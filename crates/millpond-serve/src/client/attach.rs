@@ -114,7 +114,7 @@ fn run_link(parts: &Weak<ClientParts>, gate: &Gate, socket: OwnedFd, ends: watch
         drop(ends);
         link
     };
-    let error = link.receive_all();
+    let error = link.watch();
     let Some(parts) = parts.upgrade() else { return };
     tracing::warn!(
         socket = %parts.socket.display(), %error, "the cache server is gone: reads go to the store itself"

@@ -114,11 +114,11 @@ impl Attachment {
         len: usize,
         bytes: &mut Vec<u8>,
     ) -> bool {
-        let from = object.place.base + start;
+        let from = object.place.base.saturating_add(start);
         let step = (ATTEMPT_PAGES * self.page_bytes) as usize;
         while bytes.len() < len {
             let (at, part) = (bytes.len(), step.min(len - bytes.len()));
-            if !reader.try_append(object.place.file, bytes, part, from + at as u64) {
+            if !reader.try_append(object.place.file, bytes, part, from.saturating_add(at as u64)) {
                 return false;
             }
         }

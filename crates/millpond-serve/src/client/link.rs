@@ -55,6 +55,17 @@ struct Pending {
     bytes_max: u64,
 }
 
+/// The thread's view of the last second.
+#[derive(Default)]
+struct Patience {
+    /// No request was in flight at its end, and none has begun.
+    is_quiet: bool,
+    /// The server has been asked for a sign of life.
+    has_asked: bool,
+    /// The messages received by its end.
+    received: u64,
+}
+
 pub(crate) struct Link {
     socket: OwnedFd,
     /// Wakes the thread while it rests.
@@ -70,6 +81,8 @@ pub(crate) struct Link {
     runtimes: Mutex<Vec<runtime::Id>>,
     in_flight: Semaphore,
     last_number: AtomicU64,
+    /// Messages received, by any receiver. Relaxed: a count.
+    received: AtomicU64,
     process: u64,
 }
 
@@ -87,6 +100,7 @@ impl Link {
             runtimes: Mutex::default(),
             in_flight: Semaphore::new(IN_FLIGHT_MAX),
             last_number: 0.into(),
+            received: 0.into(),
             process: process_number(),
         })
     }
@@ -114,12 +128,20 @@ impl Link {
         bytes_max: u64,
     ) -> Result<Answer, Unanswered> {
         let _permit = self.in_flight.acquire().await.expect("not closed");
-        self.receive_by_runtime();
         self.start(request, bytes_max).ok_or(Unanswered)?.1.await.map_err(|_| Unanswered)
     }
 
     /// Sends a request. Returns its number, and where the answer arrives.
     pub(crate) fn start(
+        self: &Arc<Self>,
+        request: &Request,
+        bytes_max: u64,
+    ) -> Option<(u64, oneshot::Receiver<Answer>)> {
+        self.receive_by_runtime();
+        self.send_request(request, bytes_max)
+    }
+
+    fn send_request(
         &self,
         request: &Request,
         bytes_max: u64,
@@ -199,9 +221,10 @@ impl Link {
     }
 
     /// Watches the connection until the server is gone, or does not answer. Runs on the link's thread.
-    pub(crate) fn receive_all(&self) -> io::Error {
+    pub(crate) fn watch(&self) -> io::Error {
+        let mut patience = Patience::default();
         let error = loop {
-            if let Err(error) = self.receive_some() {
+            if let Err(error) = self.watch_once(&mut patience) {
                 break error;
             }
         };
@@ -216,44 +239,52 @@ impl Link {
         error
     }
 
-    /// Waits for messages or the end. Delivers messages, if no runtime does.
-    fn receive_some(&self) -> io::Result<()> {
-        let mut was_silent = false;
-        loop {
-            let rests = self.rest();
-            let has_unsent = self.send_queued();
-            let mut wanted = PollFlags::empty();
-            wanted.set(PollFlags::OUT, has_unsent);
-            // Also beside a runtime that does not deliver.
-            wanted.set(PollFlags::IN, was_silent || self.runtimes().is_empty());
-            let mut events =
-                [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
-            let silence = Timespec { tv_sec: SILENCE.as_secs() as i64, tv_nsec: 0 };
-            match rustix::event::poll(&mut events, (!rests).then_some(&silence)) {
-                Ok(0) if was_silent => {
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is silent"));
-                }
-                Ok(0) => {
-                    if !self.pending().is_empty() {
-                        was_silent = true;
-                        _ = self.start(&Request::Ping, 0);
-                    }
-                    continue;
-                }
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-                Ok(_) => {}
-            }
-            let (of_socket, of_bell) = (events[0].revents(), events[1].revents());
-            if of_bell.contains(PollFlags::IN) {
-                self.is_resting.store(false, SeqCst);
-                _ = rustix::io::read(&self.bell, &mut [0u8; 8][..]);
-            }
-            if of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-                self.is_resting.store(false, SeqCst);
-                return self.receive_ready();
-            }
+    /// Waits for an event. Delivers messages, if no runtime does.
+    fn watch_once(&self, patience: &mut Patience) -> io::Result<()> {
+        // Only after a second without requests: the next request of a busy client need not wake the thread.
+        let rests = patience.is_quiet && self.rest();
+        let has_unsent = self.send_queued();
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::OUT, has_unsent);
+        // Also beside a runtime that does not deliver.
+        wanted.set(PollFlags::IN, patience.has_asked || self.runtimes().is_empty());
+        let mut events =
+            [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
+        let silence = Timespec { tv_sec: SILENCE.as_secs() as i64, tv_nsec: 0 };
+        let ready = match rustix::event::poll(&mut events, (!rests).then_some(&silence)) {
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            ready => ready?,
+        };
+        // SeqCst: see `rest`.
+        self.is_resting.store(false, SeqCst);
+        let (of_socket, of_bell) = (events[0].revents(), events[1].revents());
+        if ready == 0 {
+            return self.note_silence(patience);
         }
+        patience.is_quiet = false;
+        if of_bell.contains(PollFlags::IN) {
+            _ = rustix::io::read(&self.bell, &mut [0u8; 8][..]);
+        }
+        if of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+            return self.receive_ready();
+        }
+        Ok(())
+    }
+
+    /// A second has passed without an event for the thread.
+    fn note_silence(&self, patience: &mut Patience) -> io::Result<()> {
+        let received = self.received.load(Relaxed);
+        let is_silent = std::mem::replace(&mut patience.received, received) == received;
+        patience.is_quiet = self.pending().is_empty();
+        if patience.is_quiet || !is_silent {
+            patience.has_asked = false;
+        } else if patience.has_asked {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is silent"));
+        } else {
+            patience.has_asked = true;
+            _ = self.send_request(&Request::Ping, 0);
+        }
+        Ok(())
     }
 
     /// Whether the thread may sleep without a timer: no request is in flight.
@@ -278,6 +309,7 @@ impl Link {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             };
+            self.received.fetch_add(1, Relaxed);
             let decoded = Reply::decode(&buffer[..len]);
             let (number, reply) =
                 decoded.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
