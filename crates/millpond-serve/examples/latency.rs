@@ -161,6 +161,63 @@ async fn round_trips(client: &SharedStore, idle: Duration) {
     );
 }
 
+/// Round trips of a thread that blocks in its own socket to the server: without the client's part.
+fn bare_round_trips(socket: &std::path::Path, idle: Duration) -> f64 {
+    use millpond_serve::protocol::{Hello, PROTOCOL_VERSION, Request};
+    use rustix::net::{
+        AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+        SocketAddrUnix, SocketType,
+    };
+    let connection = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::connect(&connection, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    let memory = millpond::internals::shared::ClientMemory::create().unwrap();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [std::os::fd::AsFd::as_fd(memory.descriptor())];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let hello = Hello { version: PROTOCOL_VERSION }.encode();
+    let parts = [std::io::IoSlice::new(&hello)];
+    rustix::net::sendmsg(&connection, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
+    let mut buffer = [0; 4096];
+    rustix::net::recv(&connection, &mut buffer[..], RecvFlags::empty()).unwrap();
+    let ping = Request::Ping.encode(1).unwrap();
+    let mut times = Vec::new();
+    for _ in 0..MISSES {
+        std::thread::sleep(idle);
+        let started = Instant::now();
+        rustix::net::send(&connection, &ping, SendFlags::NOSIGNAL).unwrap();
+        rustix::net::recv(&connection, &mut buffer[..], RecvFlags::empty()).unwrap();
+        times.push(started.elapsed());
+    }
+    times.sort();
+    quantile(&times, 0.5)
+}
+
+/// The floor of any way to another process and back: a byte to a thread that sleeps in `read`, and its answer.
+fn wake_ups(idle: Duration) -> f64 {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    let (mut own, mut other) = UnixStream::pair().unwrap();
+    let answering = std::thread::spawn(move || {
+        let mut byte = [0];
+        while other.read_exact(&mut byte).is_ok() {
+            other.write_all(&byte).unwrap();
+        }
+    });
+    let mut times = Vec::new();
+    for _ in 0..MISSES {
+        std::thread::sleep(idle);
+        let started = Instant::now();
+        own.write_all(&[1]).unwrap();
+        own.read_exact(&mut [0]).unwrap();
+        times.push(started.elapsed());
+    }
+    drop(own);
+    answering.join().unwrap();
+    times.sort();
+    quantile(&times, 0.5)
+}
+
 async fn serve(bytes: u64, delay: Duration, socket: &str) {
     let cache = cache(store(bytes, delay).await, bytes).shared(MemoryChoice::Auto).build().unwrap();
     eprintln!("{}", cache.shared_cache().unwrap().memory());
@@ -210,6 +267,10 @@ async fn measure() {
             server = Some(child);
             let client = SharedStore::new(store, &socket);
             client.attach().await;
+            println!(
+                "a round trip of a bare socket: p50 {:.1} us",
+                bare_round_trips(&socket, idle)
+            );
             round_trips(&client, idle).await;
             Arc::new(client)
         } else {
@@ -232,6 +293,10 @@ async fn measure() {
             server.wait().unwrap();
         }
     };
+    for idle_ms in [0, 3, 10] {
+        let floor = wake_ups(Duration::from_millis(idle_ms));
+        println!("after {idle_ms} ms, two wake-ups by a socket: p50 {floor:.1} us");
+    }
     for idle_ms in [0, 10] {
         println!("{idle_ms} ms idle before each miss, {} MiB, {delay:?}:", bytes >> 20);
         let idle = Duration::from_millis(idle_ms);
