@@ -22,6 +22,7 @@ pub const CRATES: &[(&str, &str)] = &[
     ("millpond-c", "millpond-c/src/lib.rs"),
     ("millpond-objects", "millpond-objects/src/lib.rs"),
     ("millpond-serve", "millpond-serve/src/lib.rs"),
+    ("millpond-endpoint", "millpond-endpoint/src/lib.rs"),
     ("millpond-python", "millpond-python/src/lib.rs"),
     ("millpond-cli", "millpond-cli/src/main.rs"),
     ("millpond-bench", "millpond-bench/src/main.rs"),

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use quote::ToTokens;
 use syn::{Attribute, ImplItem, Item, TraitItem, UseTree, Visibility};
 
-const CRATES: [&str; 4] = ["rangelock", "millpond", "millpond-objects", "millpond-store-check"];
+const CRATES: [&str; 5] =
+    ["rangelock", "millpond", "millpond-objects", "millpond-store-check", "millpond-endpoint"];
 
 /// The code in a documentation comment.
 fn examples(attributes: &[Attribute]) -> String {

@@ -11,6 +11,7 @@ const PUBLISHED: [(&str, &str); 6] = [
     ("millpond-objects", "millpond-objects"),
     ("millpond-serve", "millpond-serve"),
     ("millpond-store-check", "millpond-store-check"),
+    ("millpond-endpoint", "millpond-endpoint"),
 ];
 
 fn root() -> PathBuf {

@@ -1,0 +1,130 @@
+//! A connection's service, around that of `s3s`: refuses requests whose bodies `s3s` would read before it checks the
+//! signature, limits pauses, and marks the connection as busy.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, EXPECT};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Body as _, Frame, SizeHint};
+use hyper::body::Incoming;
+use s3s::service::S3Service;
+use s3s::{Body, S3Error, S3ErrorCode, s3_error};
+
+use crate::connections::{ConnectionState, RequestGuard};
+use crate::stalls::PacedBody;
+
+/// The service of one connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Filter {
+    pub(crate) service: S3Service,
+    pub(crate) connection: Arc<ConnectionState>,
+    pub(crate) body_pause_max: Duration,
+}
+
+impl hyper::service::Service<Request<Incoming>> for Filter {
+    type Response = Response<BusyBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let Some(guard) = self.connection.start_request() else {
+            // The task of the connection drops this future.
+            return Box::pin(std::future::pending());
+        };
+        let (service, pause) = (self.service.clone(), self.body_pause_max);
+        // hyper replies to this when an expected body is asked for bytes.
+        let expects = request.headers().contains_key(EXPECT);
+        let is_empty = request.body().is_end_stream();
+        Box::pin(async move {
+            let asked = Arc::new(AtomicBool::new(false));
+            let mut response = match refusal(&request) {
+                Some(error) => error_response(error),
+                None => {
+                    let body = |body| PacedBody::new(body, pause, Arc::clone(&asked));
+                    let request = request.map(|incoming| Body::http_body_unsync(body(incoming)));
+                    let internal = |error| S3Error::with_source(S3ErrorCode::InternalError, error);
+                    match service.call(request).await {
+                        Ok(response) => response,
+                        Err(error) => error_response(internal(error.into())),
+                    }
+                }
+            };
+            // `s3s` answers a head request with 200 in any case.
+            if response.headers().contains_key(CONTENT_RANGE) && response.status() == StatusCode::OK
+            {
+                *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            }
+            // After a reply without `100 Continue`, botocore 1.43 misreads the next reply on the connection, and hangs.
+            if expects && (is_empty || !asked.load(Relaxed)) {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok(response.map(|body| BusyBody { body, _guard: guard }))
+        })
+    }
+}
+
+fn error_response(error: S3Error) -> Response<Body> {
+    error.to_http_response().unwrap_or_else(|_| {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    })
+}
+
+/// `s3s` reads the fields and the file of a form into memory before it checks the signature. Version 2 of the signature
+/// covers neither the body nor most headers.
+fn refusal<B>(request: &Request<B>) -> Option<S3Error> {
+    let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
+    let starts_with = |value: &[u8], start: &[u8]| {
+        value.get(..start.len()).is_some_and(|found| found.eq_ignore_ascii_case(start))
+    };
+    let form = header(CONTENT_TYPE)
+        .is_some_and(|value| starts_with(value.trim_ascii_start(), b"multipart/"));
+    if request.method() == Method::POST && form {
+        return Some(s3_error!(
+            NotImplemented,
+            "PostObject (uploads by HTML forms) is not implemented"
+        ));
+    }
+    let mut parameters = request.uri().query().unwrap_or("").split('&');
+    let version_2 = header(AUTHORIZATION).is_some_and(|value| starts_with(value, b"AWS "))
+        || parameters.any(|pair| pair.split('=').next() == Some("Signature"));
+    version_2.then(|| {
+        s3_error!(InvalidRequest, "signatures of version 2 are not accepted: use AWS4-HMAC-SHA256")
+    })
+}
+
+/// A response's body; its connection is busy until it is sent.
+#[derive(Debug)]
+pub(crate) struct BusyBody {
+    body: Body,
+    _guard: RequestGuard,
+}
+
+impl http_body::Body for BusyBody {
+    type Data = Bytes;
+    type Error = <Body as http_body::Body>::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,218 @@
+//! Clients that send garbage, stop sending or stop receiving: they harm only themselves.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::Running;
+use http::Method;
+use millpond_endpoint::{Builder, Limits};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStoreExt, PutPayload};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const SHORT: Duration = Duration::from_millis(300);
+
+fn short_limits(builder: Builder) -> Builder {
+    builder.limits(Limits {
+        connections: 8,
+        idle_max: SHORT,
+        body_pause_max: SHORT,
+        output_pause_max: SHORT,
+        shutdown_grace: SHORT,
+        ..Limits::default()
+    })
+}
+
+fn start() -> Running {
+    Running::start_with(Arc::new(InMemory::new()), short_limits)
+}
+
+/// Sends bytes, and reads until the endpoint closes the connection.
+async fn exchange(running: &Running, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(running.address).await.unwrap();
+    stream.write_all(bytes).await.unwrap();
+    let mut reply = Vec::new();
+    let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut reply));
+    let _ = read.await.expect("the endpoint closes the connection");
+    String::from_utf8_lossy(&reply).into_owned()
+}
+
+/// The endpoint still serves its user.
+async fn still_serves(running: &Running) {
+    let put = running.request(Method::PUT, "alive").body("text").send().await;
+    assert_eq!(put.status, 200, "{put:?}");
+    assert_eq!(running.request(Method::GET, "alive").send().await.body, "text");
+}
+
+#[tokio::test]
+async fn garbage_and_half_requests_end() {
+    let running = start();
+    let reply = exchange(&running, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03").await;
+    assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 400"), "{reply}");
+    let begun = Instant::now();
+    for half in ["", "GET", "GET /bucket/a HTTP/1.1\r\nHost: x\r\n"] {
+        let reply = exchange(&running, half.as_bytes()).await;
+        assert!(!reply.contains("200 OK"), "{half}: {reply}");
+    }
+    assert!(begun.elapsed() >= 3 * SHORT, "each waits for the rest");
+    let long = format!("GET / HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n", "a".repeat(200_000));
+    let reply = exchange(&running, long.as_bytes()).await;
+    assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 431"), "{reply}");
+    let many: String = (0..1000).map(|number| format!("A{number}: a\r\n")).collect();
+    let many = format!("GET / HTTP/1.1\r\nHost: x\r\n{many}\r\n");
+    let reply = exchange(&running, many.as_bytes()).await;
+    assert!(reply.is_empty() || reply.starts_with("HTTP/1.1 431"), "{reply}");
+    still_serves(&running).await;
+}
+
+/// Goal: nothing is read for a form, whose signature would be checked after its file.
+#[tokio::test]
+async fn forms_are_refused_before_they_are_read() {
+    let running = start();
+    let head = "POST /bucket HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000000\r\n\
+                Content-Type:  Multipart/form-data; boundary=b\r\n\r\n";
+    let form = "--b\r\nContent-Disposition: form-data; name=\"key\"\r\n\r\na\r\n";
+    let begun = Instant::now();
+    let reply = exchange(&running, format!("{head}{form}").as_bytes()).await;
+    assert!(reply.contains("501 Not Implemented") && reply.contains("PostObject"), "{reply}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+/// Goal: an unsigned request is answered without waiting for its body.
+#[tokio::test]
+async fn bodies_of_unsigned_requests_are_not_read() {
+    let running = start();
+    for head in ["PUT /bucket/a", "POST /bucket?delete="] {
+        let head = format!("{head} HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000000\r\n\r\nabc");
+        let reply = exchange(&running, head.as_bytes()).await;
+        assert!(reply.contains("403 Forbidden") && reply.contains("AccessDenied"), "{reply}");
+    }
+}
+
+/// Goal: a reply without `100 Continue` ends the connection: some clients misread the next reply on it.
+#[tokio::test]
+async fn expected_bodies_are_asked_for_or_the_connection_ends() {
+    let running = start();
+    let reply = |head: String, body: &'static str| {
+        let head = head.replacen("\r\n", "\r\nExpect: 100-continue\r\n", 1);
+        let running = &running;
+        async move { exchange(running, format!("{head}{body}").as_bytes()).await }
+    };
+    let empty = reply(running.request(Method::PUT, "a").head(), "").await.to_lowercase();
+    assert!(empty.starts_with("http/1.1 200") && empty.contains("connection: close"), "{empty}");
+    let refused = reply(running.request_at(Method::PUT, "/other/a").body("text").head(), "").await;
+    let refused = refused.to_lowercase();
+    assert!(
+        refused.starts_with("http/1.1 404") && refused.contains("connection: close"),
+        "{refused}"
+    );
+    let asked = reply(running.request(Method::PUT, "a").body("text").head(), "text").await;
+    assert!(asked.starts_with("HTTP/1.1 100") && asked.contains("HTTP/1.1 200"), "{asked}");
+    assert!(!asked.to_lowercase().contains("connection: close"), "{asked}");
+}
+
+/// Goal: idle connections of others keep no request out.
+#[tokio::test]
+async fn idle_connections_make_room() {
+    let unlimited =
+        |builder: Builder| builder.limits(Limits { connections: 4, ..Limits::default() });
+    let running = Running::start_with(Arc::new(InMemory::new()), unlimited);
+    let mut idle = Vec::new();
+    for _ in 0..20 {
+        idle.push(TcpStream::connect(running.address).await.unwrap());
+        still_serves(&running).await;
+    }
+    let mut closed = 0;
+    for mut stream in idle {
+        let mut byte = [0];
+        let read = tokio::time::timeout(Duration::from_millis(100), stream.read(&mut byte)).await;
+        closed += usize::from(read.is_ok());
+    }
+    assert!((16..=20).contains(&closed), "{closed} of 20 are closed");
+}
+
+/// Goal: a client that stops within its body gets an error, and its object is not written.
+#[tokio::test]
+async fn a_body_that_stops_ends() {
+    let running = start();
+    let signed = running.request(Method::PUT, "half").body("0123456789");
+    let head = signed.head();
+    let mut stream = TcpStream::connect(running.address).await.unwrap();
+    stream.write_all(format!("{head}01234").as_bytes()).await.unwrap();
+    let begun = Instant::now();
+    let mut reply = Vec::new();
+    let _ = stream.read_to_end(&mut reply).await;
+    let reply = String::from_utf8_lossy(&reply);
+    assert!(begun.elapsed() >= SHORT && begun.elapsed() < 20 * SHORT, "{:?}", begun.elapsed());
+    assert!(reply.contains("RequestTimeout"), "{reply}");
+    assert!(running.store.head(&Path::from("half")).await.is_err());
+    still_serves(&running).await;
+}
+
+/// Goal: a client that does not receive its response is disconnected, and the next request is served.
+#[tokio::test]
+async fn a_response_that_nobody_receives_ends() {
+    let running = start();
+    let large = PutPayload::from(vec![7; 64 << 20]);
+    running.store.put(&Path::from("large"), large).await.unwrap();
+    let head = running.request(Method::GET, "large").head();
+    let mut stuck = Vec::new();
+    for _ in 0..8 {
+        let mut stream = TcpStream::connect(running.address).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stuck.push(stream);
+    }
+    // All connections are busy: this one waits until the others are disconnected.
+    let begun = Instant::now();
+    still_serves(&running).await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let mut bytes = Vec::new();
+    let _ = stuck[0].read_to_end(&mut bytes).await;
+    assert!(bytes.len() < 64 << 20, "{} bytes", bytes.len());
+}
+
+/// Goal: the Unix socket serves its user, however many connections the port has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listeners_have_connections_of_their_own() {
+    let unlimited = |builder: Builder| {
+        builder.limits(Limits {
+            connections: 1,
+            idle_max: Duration::from_secs(60),
+            ..Limits::default()
+        })
+    };
+    let running = Running::start_with(Arc::new(InMemory::new()), unlimited);
+    let signed = running.request(Method::PUT, "a").body("0123456789").head();
+    let mut busy = TcpStream::connect(running.address).await.unwrap();
+    busy.write_all(signed.as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let client = running.local_client();
+    client.put(&Path::from("b"), PutPayload::from_static(b"text")).await.unwrap();
+    busy.write_all(b"0123456789").await.unwrap();
+    let mut reply = [0; 12];
+    busy.read_exact(&mut reply).await.unwrap();
+    assert_eq!(&reply, b"HTTP/1.1 200");
+}
+
+#[tokio::test]
+async fn requests_in_progress_are_finished_at_the_end() {
+    let mut running = start();
+    let head = running.request(Method::PUT, "a").body("0123456789").head();
+    let mut stream = TcpStream::connect(running.address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    running.end();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(TcpStream::connect(running.address).await.is_err(), "no new connections");
+    stream.write_all(b"0123456789").await.unwrap();
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).await.unwrap();
+    assert!(reply.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&reply));
+    (&mut running.serving).await.unwrap().unwrap();
+    assert!(!running.socket.exists(), "the socket's path is removed");
+    assert_eq!(running.store.head(&Path::from("a")).await.unwrap().size, 10);
+}
