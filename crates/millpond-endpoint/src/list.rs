@@ -123,10 +123,10 @@ impl ListQuery {
         }
     }
 
-    /// The common prefix of a key.
+    /// The common prefix of a key; none of a key without the prefix of the list.
     fn rolled_up<'a>(&self, key: &'a str) -> Option<&'a str> {
         let delimiter = self.delimiter.as_deref()?;
-        let found = key[self.prefix.len()..].find(delimiter)?;
+        let found = key.strip_prefix(&self.prefix)?.find(delimiter)?;
         Some(&key[..self.prefix.len() + found + delimiter.len()])
     }
 

@@ -313,6 +313,18 @@ async fn lists_are_in_order_whatever_the_pages() {
         assert!(none.body.contains("<IsTruncated>false"), "{}", none.body);
         let negative = running.request(Method::GET, "?list-type=2&max-keys=-1").send().await;
         assert_eq!(negative.code(), "InvalidArgument");
+        // The last key of a page need not have the prefix.
+        for query in ["", "&marker=a", "&marker=z"] {
+            let query = format!("?delimiter=%2F&prefix=a%2Fd%2F{query}");
+            let version_1 = running.request(Method::GET, &query).send().await;
+            let found = version_1.body.matches("<Key>a/d/").count();
+            let expected = if query.ends_with('z') { 0 } else { 2 };
+            assert_eq!(
+                (version_1.status.as_u16(), found),
+                (200, expected),
+                "{query}: {version_1:?}"
+            );
+        }
         let version_1 = running.request(Method::GET, "?delimiter=%2F&max-keys=3").send().await;
         assert!(version_1.body.contains("<NextMarker>a/</NextMarker>"), "{}", version_1.body);
         let version_1 =
