@@ -63,3 +63,8 @@ pub use endpoint::Endpoint;
 pub use error::Error;
 pub use limits::Limits;
 pub use options::Builder;
+
+/// The examples of the page for users, as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/endpoint.md")]
+mod page {}

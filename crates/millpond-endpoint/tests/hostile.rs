@@ -5,12 +5,18 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use common::Running;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
 use http::Method;
 use millpond_endpoint::{Builder, Limits};
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{ObjectStoreExt, PutPayload};
+use object_store::{
+    CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -215,4 +221,82 @@ async fn requests_in_progress_are_finished_at_the_end() {
     (&mut running.serving).await.unwrap().unwrap();
     assert!(!running.socket.exists(), "the socket's path is removed");
     assert_eq!(running.store.head(&Path::from("a")).await.unwrap().size, 10);
+}
+
+/// A store whose bodies end early with an error.
+#[derive(Debug)]
+struct FailingBodies(Arc<InMemory>);
+
+impl std::fmt::Display for FailingBodies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "failing")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for FailingBodies {
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        let head = options.head;
+        let mut found = self.0.get_opts(at, options).await?;
+        if !head {
+            let error = object_store::Error::Generic { store: "failing", source: "lost".into() };
+            let frames = [Ok(Bytes::from_static(b"0123")), Err(error)];
+            found.payload = GetResultPayload::Stream(stream::iter(frames).boxed());
+        }
+        Ok(found)
+    }
+
+    async fn put_opts(
+        &self,
+        at: &Path,
+        bytes: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.0.put_opts(at, bytes, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.0.put_multipart_opts(at, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        paths: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.0.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.0.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.0.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.0.copy_opts(from, to, options).await
+    }
+}
+
+/// Goal: a body that the store can't complete ends with a broken connection, not as a shorter object; and no copy of it
+/// is written.
+#[tokio::test]
+async fn a_body_that_the_store_loses_is_no_short_object() {
+    let store = Arc::new(FailingBodies(Arc::new(InMemory::new())));
+    let running = Running::start_with(store, short_limits);
+    running.store.put(&Path::from("a"), PutPayload::from_static(b"0123456789")).await.unwrap();
+    let reply = exchange(&running, running.request(Method::GET, "a").head().as_bytes()).await;
+    // The error may come before the head was sent.
+    assert!(reply.is_empty() || reply.contains("content-length: 10\r\n"), "{reply}");
+    assert!(!reply.contains("0123456789"), "{reply}");
+    let copy = running.request(Method::PUT, "b").header("x-amz-copy-source", "/bucket/a");
+    let copy = copy.header("x-amz-metadata-directive", "REPLACE").send().await;
+    assert_eq!((copy.status.as_u16(), copy.code()), (500, "InternalError"), "{copy:?}");
+    assert!(copy.body.contains("lost"), "{copy:?}");
+    assert_eq!(running.request(Method::HEAD, "b").send().await.status, 404);
 }
