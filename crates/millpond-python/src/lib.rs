@@ -1,7 +1,7 @@
 //! The native part of the Python package `millpond`: docs/python.md.
 //!
 //! A call goes from `file` (positions, modes, the buffer protocol) by `handle` (the open file of this process) to the
-//! engine. `queue` does the same for asyncio. Python's own part is in `python/millpond`.
+//! engine. `queue` does the same for asyncio. `store` has object stores. Python's own part is in `python/millpond`.
 
 mod buffer;
 mod engine;
@@ -11,6 +11,7 @@ mod handle;
 mod process;
 mod queue;
 mod range_lock;
+mod store;
 mod wait;
 
 use std::sync::OnceLock;
@@ -30,6 +31,17 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(file::_load_file, module)?)?;
     module.add_function(wrap_pyfunction!(engine::configure, module)?)?;
     module.add_function(wrap_pyfunction!(engine::default_engine, module)?)?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::body::StoredObject>()?;
+    module.add_class::<store::body::ObjectPieces>()?;
+    module.add_class::<store::listing::ListStream>()?;
+    module.add_class::<store::writer::ObjectWriter>()?;
+    module.add_class::<store::operation::Pending>()?;
+    module.add_class::<store::operation::Completions>()?;
+    let py = module.py();
+    module.add("StoreError", py.get_type::<store::failure::StoreError>())?;
+    module.add("PreconditionError", py.get_type::<store::failure::PreconditionError>())?;
+    module.add("NotModifiedError", py.get_type::<store::failure::NotModifiedError>())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }
 

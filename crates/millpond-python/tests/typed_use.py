@@ -26,3 +26,20 @@ def uses(path: str) -> tuple[bytes, int, millpond.LockedRange]:
 async def uses_asyncio(file: millpond.File) -> int:
     read = await asyncio.gather(file.apread(1, 0), file.apread(2, 0))
     return len(read[0]) + await file.apreadinto(bytearray(1), 0) + file.engine.stats()["hits"]
+
+
+def uses_a_store() -> tuple[bytes, int, list[str]]:
+    store = millpond.store("memory://typed", memory=1 << 20, freshness=1.5, options={})
+    put = store.put("pond", bytearray(1), attributes={"Content-Type": "text/plain"})
+    store.put("pond", b"", mode=put)
+    result = store.get("pond", options={"range": (0, 1), "if_match": put["e_tag"]})
+    names = [meta["path"] for chunk in store.list() for meta in chunk]
+    with store.open_writer("lake") as writer:
+        writer.write(memoryview(b"lake"))
+    return result.bytes(), store.head("pond")["size"], names + store.list_with_delimiter()["common_prefixes"]
+
+
+async def uses_a_store_async(store: millpond.Store) -> list[bytes]:
+    async for chunk in store.list("pond"):
+        await store.delete_async([meta["path"] for meta in chunk])
+    return await store.get_ranges_async("pond", starts=[0], lengths=[1])

@@ -10,9 +10,41 @@ b'pond'
 
 import io
 
-from millpond._millpond import Engine, File, LockedRange, __version__, configure, open
+from millpond._millpond import (
+    BytesStream,
+    Engine,
+    File,
+    GetResult,
+    ListStream,
+    LockedRange,
+    NotModifiedError,
+    ObjectWriter,
+    PreconditionError,
+    Store,
+    StoreError,
+    __version__,
+    configure,
+    open,
+)
+from millpond._objects import store
 
-__all__ = ["Engine", "File", "LockedRange", "__version__", "configure", "open"]
+__all__ = [
+    "BytesStream",
+    "Engine",
+    "File",
+    "GetResult",
+    "ListStream",
+    "LockedRange",
+    "NotModifiedError",
+    "ObjectWriter",
+    "PreconditionError",
+    "Store",
+    "StoreError",
+    "__version__",
+    "configure",
+    "open",
+    "store",
+]
 
 # An extension class for all versions of Python can't derive from a class of `io`.
 io.BufferedIOBase.register(File)

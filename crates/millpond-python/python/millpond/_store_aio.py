@@ -1,0 +1,54 @@
+"""Calls for object stores from asyncio, by one list of completions for each loop.
+
+The loop watches an eventfd and takes completions itself: no thread of the runtime enters Python.
+"""
+
+import asyncio
+import weakref
+from typing import Any
+
+from millpond._millpond import _Completions, _Operation
+
+_of_loops: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Completions]" = weakref.WeakKeyDictionary()
+
+
+def _completions_of(loop: asyncio.AbstractEventLoop) -> _Completions:
+    own = _of_loops.get(loop)
+    # In a child of fork they are the parent's.
+    if own is None or not own.is_usable():
+        own = _of_loops[loop] = _Completions()
+        loop.add_reader(own.fileno(), _complete, own)
+    return own
+
+
+def _complete(own: _Completions) -> None:
+    for future, result, error in own.completions():
+        # A future that was cancelled, or whose loop has ended, waits for nothing.
+        if future.done() or future.get_loop().is_closed():
+            continue
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+
+async def run(operation: _Operation) -> Any:
+    done = operation.try_now()
+    if done is not None:
+        return done[0]
+    loop = asyncio.get_running_loop()
+    own = _completions_of(loop)
+    future: "asyncio.Future[Any]" = loop.create_future()
+    number = own.start(operation, future)
+    try:
+        return await future
+    except asyncio.CancelledError:
+        own.cancel(number)
+        raise
+
+
+async def run_next(operation: _Operation) -> Any:
+    result = await run(operation)
+    if result is None:
+        raise StopAsyncIteration
+    return result

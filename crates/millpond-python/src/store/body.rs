@@ -1,0 +1,182 @@
+//! The result of `Store.get`: metadata, and a body that is read once, as a whole or in pieces.
+
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use object_store::{Attributes, GetResult, GetResultPayload, ObjectMeta};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tokio::sync::Mutex as TaskMutex;
+
+use crate::process::lock;
+use crate::store::convert;
+use crate::store::failure;
+use crate::store::operation::{Operation, reply};
+use crate::store::runtime::OfProcess;
+
+type Body = BoxStream<'static, object_store::Result<Bytes>>;
+
+/// The shortest pieces of a body, unless the program asks for others.
+const PIECE_BYTES: usize = 10 << 20;
+
+/// An object, or a range of it: `Store.get` returns it.
+///
+/// The body can be read once: by `bytes`, by `stream`, or by iteration.
+///
+/// >>> import millpond
+/// >>> store = millpond.store("memory://doc")
+/// >>> _ = store.put("pond", b"water lilies")
+/// >>> result = store.get("pond")
+/// >>> result.meta["size"], result.range
+/// (12, (0, 12))
+/// >>> result.bytes()
+/// b'water lilies'
+#[pyclass(frozen, module = "millpond", name = "GetResult")]
+pub(crate) struct StoredObject {
+    name: String,
+    meta: ObjectMeta,
+    attributes: Attributes,
+    range: (u64, u64),
+    body: Mutex<Option<OfProcess<Body>>>,
+}
+
+impl StoredObject {
+    pub(crate) fn new(name: String, result: GetResult) -> StoredObject {
+        let (meta, attributes) = (result.meta.clone(), result.attributes.clone());
+        let range = (result.range.start, result.range.end);
+        // A file of the local store is read by the runtime's threads.
+        let body = match result.payload {
+            GetResultPayload::Stream(body) => body,
+            _ => result.into_stream(),
+        };
+        StoredObject { name, meta, attributes, range, body: Mutex::new(Some(OfProcess::new(body))) }
+    }
+
+    fn take_body(&self) -> PyResult<OfProcess<Body>> {
+        let body = lock(&self.body).take().ok_or_else(|| {
+            PyValueError::new_err(format!("{}: the body was read already", self.name))
+        })?;
+        if body.is_of_this_process() { Ok(body) } else { Err(failure::of_parent(&self.name)) }
+    }
+
+    fn read_all(&self) -> PyResult<Operation> {
+        let mut body = self.take_body()?;
+        let name = self.name.clone();
+        Ok(Operation::new(name.clone(), async move {
+            let mut pieces = Vec::new();
+            while let Some(piece) = body.value_mut().next().await {
+                pieces.push(piece?);
+            }
+            Ok(reply(move |py| Ok(convert::to_bytes(py, &pieces)?.unbind())))
+        }))
+    }
+}
+
+#[pymethods]
+impl StoredObject {
+    /// Path, size, time of the last change, ETag and version.
+    #[getter]
+    fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        convert::meta(py, &self.meta)
+    }
+
+    /// The attributes of the object, such as its `Content-Type`.
+    #[getter]
+    fn attributes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        convert::attributes_dict(py, &self.attributes)
+    }
+
+    /// The start and the end of the bytes that are returned.
+    #[getter]
+    fn range(&self) -> (u64, u64) {
+        self.range
+    }
+
+    /// All bytes.
+    fn bytes(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.read_all()?.run(py)
+    }
+
+    /// `await result.bytes_async()`: `bytes` for asyncio.
+    fn bytes_async(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.read_all()?.coroutine(py)
+    }
+
+    /// An iterator over pieces of at least `min_chunk_size` bytes, except for the last one; also for `async for`.
+    #[pyo3(signature = (min_chunk_size=PIECE_BYTES))]
+    fn stream(&self, min_chunk_size: usize) -> PyResult<ObjectPieces> {
+        let source = PieceSource { body: self.take_body()?, min_bytes: min_chunk_size.max(1) };
+        let name = self.name.clone();
+        Ok(ObjectPieces { name, source: OfProcess::new(Arc::new(TaskMutex::new(source))) })
+    }
+
+    fn __iter__(&self) -> PyResult<ObjectPieces> {
+        self.stream(PIECE_BYTES)
+    }
+
+    fn __aiter__(&self) -> PyResult<ObjectPieces> {
+        self.stream(PIECE_BYTES)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<millpond.GetResult {}, {} bytes>", self.name, self.range.1 - self.range.0)
+    }
+}
+
+struct PieceSource {
+    body: OfProcess<Body>,
+    min_bytes: usize,
+}
+
+/// Pieces of an object: `GetResult.stream` returns it.
+#[pyclass(frozen, module = "millpond", name = "BytesStream")]
+pub(crate) struct ObjectPieces {
+    name: String,
+    source: OfProcess<Arc<TaskMutex<PieceSource>>>,
+}
+
+impl ObjectPieces {
+    /// The next piece; `None` at the end.
+    fn next(&self) -> PyResult<Operation> {
+        let source = self.source.get().ok_or_else(|| failure::of_parent(&self.name))?;
+        let source = Arc::clone(source);
+        Ok(Operation::new(self.name.clone(), async move {
+            let mut source = source.lock().await;
+            let (mut pieces, mut len) = (Vec::new(), 0);
+            while len < source.min_bytes
+                && let Some(piece) = source.body.value_mut().next().await
+            {
+                let piece = piece?;
+                len += piece.len();
+                pieces.push(piece);
+            }
+            Ok(reply(move |py| {
+                let bytes = || convert::to_bytes(py, &pieces).map(Bound::unbind);
+                if len == 0 { Ok(None) } else { bytes().map(Some) }
+            }))
+        }))
+    }
+}
+
+#[pymethods]
+impl ObjectPieces {
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let piece = self.next()?.run(py)?;
+        Ok(Some(piece).filter(|piece| !piece.is_none(py)))
+    }
+
+    fn __aiter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __anext__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.next()?.next_coroutine(py)
+    }
+}

@@ -1,0 +1,186 @@
+//! `Store.open_writer`: an object written in pieces. Short ones are one put, longer ones a multipart upload.
+//!
+//! **U1** The pieces are in the buffer until the upload has taken them. So a wait that Ctrl-C interrupts loses nothing.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use bytes::{Bytes, BytesMut};
+use object_store::path::Path;
+use object_store::{
+    Attributes, Error, ObjectStore, PutMultipartOptions, PutOptions, Result, WriteMultipart,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tokio::sync::Mutex as TaskMutex;
+
+use crate::store::convert;
+use crate::store::failure;
+use crate::store::operation::{Operation, reply};
+use crate::store::runtime::{self, OfProcess};
+
+pub(crate) struct Upload {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) path: Path,
+    pub(crate) attributes: Attributes,
+    pub(crate) part_bytes: usize,
+    pub(crate) parts_max: usize,
+    pub(crate) buffer: BytesMut,
+    pub(crate) parts: Option<WriteMultipart>,
+}
+
+impl Upload {
+    async fn write(&mut self, data: Bytes) -> Result<()> {
+        self.buffer.extend_from_slice(&data);
+        if self.buffer.len() < self.part_bytes {
+            return Ok(());
+        }
+        let parts = match &mut self.parts {
+            Some(parts) => parts,
+            None => {
+                let options = PutMultipartOptions {
+                    attributes: self.attributes.clone(),
+                    ..Default::default()
+                };
+                let upload = self.store.put_multipart_opts(&self.path, options).await?;
+                let parts = WriteMultipart::new_with_chunk_size(upload, self.part_bytes);
+                self.parts.insert(parts)
+            }
+        };
+        while self.buffer.len() >= self.part_bytes {
+            parts.wait_for_capacity(self.parts_max).await?;
+            parts.put(self.buffer.split_to(self.part_bytes).freeze());
+        }
+        Ok(())
+    }
+
+    async fn close(&mut self) -> Result<object_store::PutResult> {
+        let rest = mem::take(&mut self.buffer).freeze();
+        let Some(mut parts) = self.parts.take() else {
+            let attributes = mem::take(&mut self.attributes);
+            let options = PutOptions { attributes, ..Default::default() };
+            return self.store.put_opts(&self.path, rest.into(), options).await;
+        };
+        parts.put(rest);
+        parts.finish().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.buffer.clear();
+        match self.parts.take() {
+            Some(parts) => parts.abort().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// An object that is written in pieces: `Store.open_writer` returns it.
+///
+/// The object exists when `close` has returned, and not before. A `with` block that ends by an exception calls `abort`.
+///
+/// >>> import millpond
+/// >>> store = millpond.store("memory://doc")
+/// >>> with store.open_writer("log") as writer:
+/// ...     writer.write(b"a pond")
+/// ...     writer.write(b", a mill")
+/// 6
+/// 8
+/// >>> store.get("log").bytes()
+/// b'a pond, a mill'
+#[pyclass(frozen, module = "millpond", name = "ObjectWriter")]
+pub(crate) struct ObjectWriter {
+    name: String,
+    closed: AtomicBool,
+    upload: OfProcess<Arc<TaskMutex<Upload>>>,
+}
+
+impl ObjectWriter {
+    pub(crate) fn new(name: String, upload: Upload) -> ObjectWriter {
+        let upload = OfProcess::new(Arc::new(TaskMutex::new(upload)));
+        ObjectWriter { name, closed: AtomicBool::new(false), upload }
+    }
+
+    fn upload(&self) -> PyResult<Arc<TaskMutex<Upload>>> {
+        let upload = self.upload.get().ok_or_else(|| failure::of_parent(&self.name))?;
+        Ok(Arc::clone(upload))
+    }
+}
+
+#[pymethods]
+impl ObjectWriter {
+    /// Writes the bytes of a buffer; returns their number. Waits while many parts are on their way.
+    #[pyo3(signature = (data, /))]
+    fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        if self.closed() {
+            return Err(PyValueError::new_err(format!("{}: the writer is closed", self.name)));
+        }
+        let upload = self.upload()?;
+        let data = convert::payload(data)?;
+        let len = data.len();
+        let work = async move {
+            upload.lock().await.write(data).await?;
+            Ok(reply(|py| Ok(py.None())))
+        };
+        Operation::new(self.name.clone(), work).run(py)?;
+        Ok(len)
+    }
+
+    /// Completes the object; returns its ETag and version. A second call has no effect.
+    fn close(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let upload = self.upload()?;
+        if self.closed.swap(true, Relaxed) {
+            return Ok(py.None());
+        }
+        let work = async move {
+            let put = upload.lock().await.close().await?;
+            Ok(reply(move |py| Ok(convert::put_result(py, &put)?.unbind())))
+        };
+        Operation::new(self.name.clone(), work).run(py)
+    }
+
+    /// Removes what was uploaded; no object is made.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let upload = self.upload()?;
+        if self.closed.swap(true, Relaxed) {
+            return Ok(());
+        }
+        let work = async move {
+            upload.lock().await.abort().await?;
+            Ok(reply(|py| Ok(py.None())))
+        };
+        Operation::new(self.name.clone(), work).run(py).map(|_| ())
+    }
+
+    /// Whether `close` or `abort` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*details))]
+    fn __exit__(&self, py: Python<'_>, details: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let is_normal = details.iter().next().is_none_or(|kind| kind.is_none());
+        if is_normal { self.close(py).map(|_| ()) } else { self.abort(py) }
+    }
+}
+
+impl Drop for ObjectWriter {
+    fn drop(&mut self) {
+        // The parts that are stored already would cost money until somebody removes them.
+        if !*self.closed.get_mut()
+            && let (Some(upload), Ok(runtime)) = (self.upload.get(), runtime::handle())
+        {
+            let upload = Arc::clone(upload);
+            runtime.spawn(async move {
+                let aborted: std::result::Result<(), Error> = upload.lock().await.abort().await;
+                drop(aborted); // nothing waits for it
+            });
+        }
+    }
+}

@@ -1,0 +1,211 @@
+"""Goal: stores work in children of fork and spawned processes; nothing hangs when a read is interrupted, cancelled, or in
+flight at the end of the interpreter."""
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any, Callable
+
+import millpond
+import pytest
+from conftest import child_status, content
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> millpond.Store:
+    (tmp_path / "pond").write_bytes(content(0, 1 << 20))
+    return millpond.store(f"file://{tmp_path}", freshness="immutable", memory=4 << 20)
+
+
+def read(store: millpond.Store) -> bytes:
+    return store.get_range("pond", start=5000, length=9000)
+
+
+def test_a_child_makes_a_cache_of_its_own(store: millpond.Store) -> None:
+    assert read(store) == content(5000, 9000)
+
+    def work() -> None:
+        assert store.stats()["requests"] == 0
+        assert read(store) == read(store) == content(5000, 9000)
+        assert store.stats()["requests"] == 1
+        assert asyncio.run(store.get_range_async("pond", start=7, length=9)) == content(7, 9)
+        assert child_status(lambda: store.put("child", read(store)) and None) == 0
+
+    assert child_status(work) == 0
+    assert store.get("child").bytes() == content(5000, 9000)
+
+
+def test_a_child_of_a_process_that_read_nothing(store: millpond.Store) -> None:
+    def work() -> None:
+        assert read(store) == content(5000, 9000)
+
+    assert child_status(work) == 0
+
+
+def test_forks_beside_busy_threads(store: millpond.Store, tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def busy(seed: int) -> None:
+        async def reads() -> None:
+            while not stop.is_set():
+                await asyncio.gather(*(store.get_range_async("pond", start=n * 9000, length=9000) for n in range(50)))
+                store.forget("pond")
+                millpond.store(f"file://{tmp_path}", memory=1 << 20).put(f"busy-{seed}", content(seed, 9))
+
+        asyncio.run(reads())
+
+    threads = [threading.Thread(target=busy, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+
+            def work() -> None:
+                assert read(store) == content(5000, 9000)
+                store.put("of-child", b"1")
+                assert asyncio.run(store.get_range_async("pond", start=5, length=5)) == content(5, 5)
+
+            assert child_status(work) == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_what_belongs_to_the_parent_is_refused_in_a_child(store: millpond.Store) -> None:
+    result, listing, pieces = store.get("pond"), store.list(), store.get("pond").stream()
+    writer = store.open_writer("written")
+    writer.write(b"parent")
+
+    def work() -> None:
+        for call in [result.bytes, listing.collect, lambda: next(pieces), writer.close, writer.abort]:
+            with pytest.raises(millpond.StoreError, match="before a fork"):
+                call()
+
+    assert child_status(work) == 0
+    writer.close()
+    assert store.get("written").bytes() == b"parent"
+    assert result.bytes() == content(0, 1 << 20)
+
+
+def test_a_store_in_memory_is_of_one_process() -> None:
+    store = millpond.store("memory://process")
+    store.put("pond", b"water")
+    assert millpond.store("memory://process").get("pond").bytes() == b"water"
+
+    def work() -> None:
+        with pytest.raises(FileNotFoundError):
+            store.get("pond")
+        store.put("pond", b"child")
+
+    assert child_status(work) == 0
+    assert store.get("pond").bytes() == b"water"
+
+
+def test_pickles_share_a_cache(store: millpond.Store) -> None:
+    one, two = pickle.loads(pickle.dumps([store, store]))
+    assert one is two is store
+    other = millpond.store(store.url)
+    assert pickle.loads(pickle.dumps(other)) is other
+
+
+def work_in_pool(store: millpond.Store) -> tuple[bytes, int, str]:
+    return read(store), id(store), repr(store)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_pools(store: millpond.Store, method: str) -> None:
+    read(store)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        done = pool.map(work_in_pool, [store] * 16, chunksize=1)
+    assert {one[0] for one in done} == {content(5000, 9000)}
+    assert len({one[1] for one in done}) <= 2
+    assert {one[2] for one in done} == {repr(store)}
+
+
+def test_the_first_use_starts_the_threads(run: Run) -> None:
+    program = """
+        import os, sys
+        import millpond
+        assert len(os.listdir("/proc/self/task")) == 1
+        assert not {"asyncio", "logging", "fsspec"} & set(sys.modules), sys.modules
+        open("pond", "w").write("water")
+        store = millpond.store("file://" + os.getcwd())
+        assert store.get("pond").bytes() == b"water"
+        print(sorted({open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")}))
+    """
+    assert "millpond-store" in run(program).stdout
+
+
+@pytest.mark.parametrize("call", ["store.get('slow')", "asyncio.run(store.get_async('slow'))"])
+def test_ctrl_c_ends_a_wait(run: Run, call: str) -> None:
+    """A FIFO without a writer is an object that never answers."""
+    program = f"""
+        import asyncio, os, signal, threading, time, millpond
+        os.mkfifo("slow")
+        store = millpond.store("file://" + os.getcwd())
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begun = time.monotonic()
+        try:
+            {call}
+        except KeyboardInterrupt:
+            assert time.monotonic() - begun < 5
+            store.put("pond", b"water")
+            assert store.get("pond").bytes() == b"water"
+            print("interrupted", flush=True)
+    """
+    assert run(program).stdout == "interrupted\n"
+
+
+def test_a_cancelled_task_ends(store: millpond.Store, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slow")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(store.get_async("slow"))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(task, 0.2)
+        assert task.cancelled()
+        assert await store.get_range_async("pond", start=0, length=3) == content(0, 3)
+
+    asyncio.run(main())
+    os.close(os.open(tmp_path / "slow", os.O_RDWR | os.O_NONBLOCK))  # ends the thread's wait
+
+
+def test_the_interpreter_ends_with_reads_in_flight(run: Run) -> None:
+    program = """
+        import asyncio, os, threading, millpond
+        if not os.path.exists("slow"):
+            os.mkfifo("slow")
+        open("pond", "wb").write(bytes(3_000_000))
+        store = millpond.store("file://" + os.getcwd(), memory=1 << 20)
+        def read():
+            while True:
+                store.get("pond").bytes()
+        for _ in range(3):
+            threading.Thread(target=read, daemon=True).start()
+        threading.Thread(target=store.get, args=("slow",), daemon=True).start()
+        def read_async():
+            async def reads():
+                while True:
+                    await asyncio.gather(*(store.get_range_async("pond", start=n * 1000, length=1000) for n in range(99)))
+            asyncio.run(reads())
+        threading.Thread(target=read_async, daemon=True).start()
+        loop = asyncio.new_event_loop()
+        tasks = [loop.create_task(store.get_async("slow")) for _ in range(5)]
+        loop.run_until_complete(asyncio.sleep(0.05))
+        writer = store.open_writer("half")
+        writer.write(bytes(20_000_000))
+        class Late:
+            def __del__(self):
+                store.get_range("pond", start=0, length=1)
+        late = Late()
+        print("end", flush=True)
+    """
+    for _ in range(5):
+        done = run(program)
+        assert done.stdout == "end\n", done.stderr
