@@ -31,10 +31,16 @@ def test_docstring(name: str, text: str, tmp_path: Path, monkeypatch: pytest.Mon
     run(text, name, tmp_path, monkeypatch)
 
 
+def test_docstring_of_the_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("millpond.fsspec", reason="there is no fsspec")
+    run(module.__doc__, "millpond.fsspec", tmp_path, monkeypatch)
+
+
 def test_all_important_docstrings_have_an_example() -> None:
     with_example = {name for name, text in documented() if ">>>" in text}
     assert {"millpond", "open", "configure", "File", "Engine", "LockedRange", "File.pread"} <= with_example
     assert {"File.preadv", "File.sync", "File.apread", "Engine.open", "Engine.stats"} <= with_example
+    assert {"store", "Store", "Store.get", "Store.get_range", "Store.put", "Store.list", "GetResult"} <= with_example
 
 
 def test_manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
