@@ -408,7 +408,7 @@ class MillpondFile(AbstractBufferedFile):
             raise NotImplementedError("transactions are not supported")
     def _upload_chunk(self, final: bool = False) -> bool:
         if final and self._writer is None:
-            # A multipart upload has no such condition: another program's object is overwritten if it is made meanwhile.
+            # A multipart upload has no condition: an object that another program makes during the write is overwritten.
             self._object.put(self._name, self.buffer.getbuffer(), mode="create" if self.mode == "xb" else "overwrite")
             return True
         if self._writer is None:

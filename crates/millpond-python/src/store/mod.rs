@@ -510,7 +510,7 @@ impl Store {
         Ok(ListStream::new(self.name(prefix.unwrap_or_default()), chunk_size.max(1), metas))
     }
 
-    /// What is directly below a prefix, as a dict: the folders in `common_prefixes`, the metadata of objects in `objects`.
+    /// The content of a folder, as a dict: the folders in it in `common_prefixes`, the metadata of its objects in `objects`.
     ///
     /// >>> import millpond
     /// >>> store = millpond.store("memory://doc")

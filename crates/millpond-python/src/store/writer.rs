@@ -140,7 +140,7 @@ impl ObjectWriter {
         Operation::new(self.name.clone(), work).run(py)
     }
 
-    /// Removes what was uploaded; no object is made.
+    /// Removes the uploaded parts; no object is made.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let upload = self.upload()?;
         if self.closed.swap(true, Relaxed) {
@@ -172,7 +172,7 @@ impl ObjectWriter {
 
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
-        // The parts that are stored already would cost money until somebody removes them.
+        // Parts of an upload without end stay in the store and cost money.
         if !*self.closed.get_mut()
             && let (Some(upload), Ok(runtime)) = (self.upload.get(), runtime::handle())
         {
