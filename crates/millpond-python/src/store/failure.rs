@@ -31,6 +31,8 @@ create_exception!(
 /// The exception for a failed call for the object `name`.
 pub(crate) fn of_store(error: &Error, name: &str) -> PyErr {
     let text = error.to_string();
+    // A server's answer follows, in many lines of XML.
+    let text = text.lines().next().unwrap_or_default().to_owned();
     let arguments = |errno: i32| (errno, text.clone(), name.to_owned());
     match error {
         Error::NotFound { .. } => {

@@ -195,7 +195,7 @@ impl Store {
             let all: Vec<Bytes> = ranges.iter().map(next).collect();
             Ok(reply(move |py| {
                 let list = all.into_iter().map(|bytes| convert::to_bytes(py, &[bytes]));
-                Ok(list.map(|bytes| Ok(bytes?.unbind())).collect::<PyResult<Vec<_>>>()?)
+                list.map(|bytes| Ok(bytes?.unbind())).collect::<PyResult<Vec<_>>>()
             }))
         })
     }
