@@ -258,6 +258,10 @@ impl File {
         let file = self.writable_file(py)?;
         let memory = PyMemory::readable(data)?;
         let (start, len) = (memory.start() as usize, memory.len());
+        if len == 0 {
+            // As `io.FileIO`: the position stays.
+            return Ok((0, self.position.load(Relaxed)));
+        }
         let appended = py.detach(move || {
             let mut done = 0;
             loop {

@@ -64,3 +64,17 @@ class RandomCallsTest(unittest.TestCase):
                     self.assertEqual(ours.tell(), theirs.tell())
             with open("ours", "rb") as one, open("theirs", "rb") as two:
                 self.assertEqual(one.read(), two.read())
+
+
+class EmptyWriteTest(unittest.TestCase):
+    """A write of no bytes leaves the position where it is, in each mode. Incident: an empty append moved it to the end."""
+
+    def test_the_position_stays(self) -> None:
+        for mode in ["w+b", "r+b", "a+b"]:
+            for at in [0, 3, 20]:
+                with open("some", "wb") as made:
+                    made.write(b"0123456789")
+                with millpond.open("some", mode) as ours:
+                    ours.seek(at)
+                    self.assertEqual(ours.write(b""), 0)
+                    self.assertEqual(ours.tell(), at)
