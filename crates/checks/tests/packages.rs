@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PUBLISHED: [(&str, &str); 6] = [
+const PUBLISHED: [(&str, &str); 7] = [
     ("millpond-schedule", "schedule"),
     ("millpond-rangelock", "rangelock"),
     ("millpond", "millpond"),
