@@ -1,7 +1,7 @@
 //! A lock that is fair after a time: a waiter that has waited for [`PATIENCE`] gets the lock from its holder.
 //!
 //! The thread that has just unlocked a mutex of the standard library may lock it again, many times in a row, while
-//! waiters are still waking up, and a waiter may starve. A lock that is always handed to the next waiter costs a switch of
+//! waiters are still waking up: some wait for ever. A lock that is always handed to the next waiter costs a switch of
 //! threads each time. Here a thread may overtake the waiters until the first of them has waited for long. A thread that
 //! finds the lock held watches it for a moment before it sleeps, as a turn is mostly one system call long.
 //!
