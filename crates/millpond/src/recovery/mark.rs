@@ -26,9 +26,10 @@
 //! - **MK3** Any user may connect to a mark, and send messages that are never received. No such connection
 //!   is closed by a thread that serves clients or writes files, unless the kernel has refused all
 //!   descriptors that were sent (`closer`).
-//! - **MK4** A datagram socket has the same name as the listener, from before the file counts as adopted until the
-//!   mark ends. An open looks for it first: a search that finds no datagram socket allocates nothing, and one that
-//!   finds no listener allocates a socket. A datagram socket without a listener costs a second search.
+//! - **MK4** A datagram socket of the mark has the same name as the listener, for at least as long. An open looks for
+//!   it first: a search that finds no datagram socket allocates nothing, and one that finds no listener allocates a
+//!   socket. If another program has a datagram socket of that name, the file is not adopted: it could close the socket
+//!   while the mark is needed. The socket takes no messages, so its close has none to discard, nor descriptors in them.
 //!
 //! *Not covered*: processes in another network name space, and programs that do not use Millpond. They may
 //! read the file before the pages are written, but their own writes stay: see `replay`.
@@ -63,8 +64,8 @@ const OWNER_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Mark {
     pub(super) listener: OwnedFd,
-    /// MK4. `None`: another socket has the name, and serves as well.
-    _datagram: Option<OwnedFd>,
+    /// MK4. After the listener: a field is dropped after the ones before it.
+    _datagram: OwnedFd,
     /// Connections that wait for the end of the mark.
     waiting: Mutex<Vec<OwnedFd>>,
     is_buried: AtomicBool,
@@ -92,17 +93,18 @@ impl Mark {
         let listener = socket(SocketType::SEQPACKET)?;
         // Before it listens: MK3.
         let refuses_descriptors = wire::refuse_descriptors(&listener);
+        let datagram = socket(SocketType::DGRAM)?;
+        // Before it has a name.
+        rustix::net::shutdown(&datagram, Shutdown::Read)?;
         let name = name(device, inode)?;
-        match rustix::net::bind(&listener, &name) {
-            Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
-            bound => bound?,
+        // MK4: the datagram socket has the name before the listener listens.
+        for one in [&listener, &datagram] {
+            match rustix::net::bind(one, &name) {
+                Err(Errno::ADDRINUSE) => return Err(Errno::BUSY.into()),
+                bound => bound?,
+            }
         }
         rustix::net::listen(&listener, BACKLOG)?;
-        let datagram = socket(SocketType::DGRAM)?;
-        let datagram = match rustix::net::bind(&datagram, &name) {
-            Err(Errno::ADDRINUSE) => None,
-            bound => bound.map(|()| Some(datagram))?,
-        };
         Ok(Mark {
             listener,
             _datagram: datagram,

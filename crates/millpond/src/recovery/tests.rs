@@ -565,3 +565,30 @@ fn cost_of_a_commit() {
     recovery.forget(entry);
     println!("forget: {:?}", started.elapsed());
 }
+
+/// Goal: a file is adopted only if its mark can have both of its sockets for as long as it lasts, and nothing waits in the
+/// datagram socket for its close (mark.MK4).
+#[test]
+fn a_mark_has_its_datagram_socket_to_itself() {
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
+    let keeper = TestKeeper::new();
+    let recovery = Recovery::connect(&keeper.address, 1 << 20, 512).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let stat = file.metadata().unwrap();
+    let name = format!("millpond-kept/{:x}/{:x}", stat.dev(), stat.ino());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let datagram = || rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).unwrap();
+    let adopt = || recovery.adopt(file.as_fd(), stat.dev(), stat.ino(), 0, 12);
+
+    let strange = datagram();
+    rustix::net::bind(&strange, &address).unwrap();
+    assert_eq!(adopt().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    drop(strange);
+    // The refused mark has left neither name.
+    let entry = adopt().unwrap();
+    let sent = rustix::net::sendto(datagram(), b"any", SendFlags::empty(), &address);
+    assert_eq!(sent, Err(rustix::io::Errno::PIPE));
+    rustix::net::connect(datagram(), &address).unwrap();
+    recovery.forget(entry);
+    drop(recovery);
+}
