@@ -19,6 +19,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use millpond::direct::{DirectRequest, SegmentList};
+use millpond::internals::shared::ClientMemory;
 use millpond::queue::{Queue, Request};
 use millpond::{AsyncFile, BackendChoice, Backing, Engine, File, WriteMode};
 
@@ -288,6 +289,7 @@ fn resources(
         }
     }
     all.push(held(engine.open(path, &options).unwrap(), |second| second.close().unwrap()));
+    all.push(held(ClientMemory::create().unwrap(), drop));
     all.push(held(engine.clone(), |engine| assert!(engine.dump().limit_bytes > 0)));
     all.push(held(engine, |engine| assert!(engine.stats().hits > 0)));
     all

@@ -16,6 +16,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::cache::shared::attempts::AttemptCount;
 use crate::cache::shared::touched::TouchRing;
+use crate::process_local;
 
 /// Threads of a client that can read at the same time.
 pub(crate) const THREADS_MAX: usize = 64;
@@ -62,6 +63,8 @@ impl ClientBlock {
 /// A mapping of a [`ClientBlock`].
 pub(crate) struct MappedBlock {
     block: NonNull<ClientBlock>,
+    /// The process that has the mapping: a child of fork has other memory there, or none.
+    creator: u64,
 }
 
 // SAFETY: the block consists of atomics, and the mapping is process-wide.
@@ -101,7 +104,8 @@ impl MappedBlock {
         // A child of fork is another process, with no part in it.
         // SAFETY: our own mapping; the advice does not change its contents here.
         unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontFork) }?;
-        Ok(MappedBlock { block: NonNull::new(at.cast()).expect("the kernel maps nothing at 0") })
+        let block = NonNull::new(at.cast()).expect("the kernel maps nothing at 0");
+        Ok(MappedBlock { block, creator: process_local::number() })
     }
 
     #[inline]
@@ -113,7 +117,10 @@ impl MappedBlock {
 
 impl Drop for MappedBlock {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `map`, which is not used again.
+        if self.creator != process_local::number() {
+            return;
+        }
+        // SAFETY: the mapping of `map`, in the process that made it, which is not used again.
         unsafe { _ = rustix::mm::munmap(self.block.as_ptr().cast(), size_of::<ClientBlock>()) };
     }
 }
