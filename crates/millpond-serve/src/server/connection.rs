@@ -117,7 +117,10 @@ impl Connection {
                 }
                 Request::SetMemory { bytes } => {
                     let this = Arc::clone(self);
-                    reads.spawn(async move { this.set_memory(number, bytes).await });
+                    reads.spawn(async move {
+                        this.set_memory(number, bytes).await;
+                        drop(permit);
+                    });
                     continue;
                 }
                 other => self.reply_at_once(number, other, &mut writes),
