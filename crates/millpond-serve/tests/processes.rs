@@ -262,13 +262,15 @@ fn reads_go_on_when_servers_are_killed() {
             server.kill();
             assert!(!readers.iter().any(|reader| reader.is_finished()), "wrong bytes");
         }
+        // The ones before may have been killed before a hit.
+        let _last = Killed(start_role(TEST, "server", dir.path()));
+        wait_until(Duration::from_secs(20), "a hit", || client.stats().hits > 0);
         stop.store(true, SeqCst);
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
     println!("{:?}, the slowest read took {} us", client.stats(), slowest_us.load(SeqCst));
-    assert!(client.stats().hits > 0);
-    // 100 ms, and the time that other processes may take from this one.
-    assert!(slowest_us.load(SeqCst) < 600_000, "{slowest_us:?} us");
+    // Far below the time that a client waits for a server that is there.
+    assert!(slowest_us.load(SeqCst) < 4_000_000, "{slowest_us:?} us");
 }
 
 /// The status of a child of fork that runs `body`.
