@@ -74,9 +74,14 @@ pub const PIPELINE_DEPTH_MAX: usize = 4096;
 /// ```
 #[derive(Debug)]
 pub struct DirectRequest<'a> {
-    file: &'a File,
     /// In a box, as the request moves from the lane to the caller and back for each use.
-    list: Box<RawList<'a>>,
+    inner: Box<Inner<'a>>,
+}
+
+#[derive(Debug)]
+struct Inner<'a> {
+    file: &'a File,
+    list: RawList<'a>,
     is_mut: bool,
     direction: Direction,
     offset: u64,
@@ -88,8 +93,9 @@ impl<'a> DirectRequest<'a> {
     /// [`direct`](crate::OpenOptions::direct).
     #[must_use]
     pub fn read(file: &'a File, list: SegmentList<'a, Mut>, offset: u64) -> DirectRequest<'a> {
-        let (list, direction) = (Box::new(list.into_raw()), Direction::Read);
-        DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
+        let (list, direction) = (list.into_raw(), Direction::Read);
+        let inner = Box::new(Inner { file, list, is_mut: true, direction, offset, durable: false });
+        DirectRequest { inner }
     }
 
     /// Writes all of `list` to byte `offset` of a file that was opened
@@ -100,9 +106,10 @@ impl<'a> DirectRequest<'a> {
         list: SegmentList<'a, A>,
         offset: u64,
     ) -> DirectRequest<'a> {
-        let (list, direction) = (Box::new(list.into_raw()), Direction::Write);
+        let (list, direction) = (list.into_raw(), Direction::Write);
         let durable = file.is_dsync();
-        DirectRequest { file, list, is_mut: A::IS_MUT, direction, offset, durable }
+        let inner = Box::new(Inner { file, list, is_mut: A::IS_MUT, direction, offset, durable });
+        DirectRequest { inner }
     }
 
     /// [`DirectRequest::read`] into memory that is lent to the request; `of`: the buffer that contains all
@@ -120,9 +127,10 @@ impl<'a> DirectRequest<'a> {
         of: Option<&Buffer>,
     ) -> DirectRequest<'a> {
         // SAFETY: the caller's promise.
-        let list = Box::new(unsafe { RawList::borrowed(dst, of) });
+        let list = unsafe { RawList::borrowed(dst, of) };
         let direction = Direction::Read;
-        DirectRequest { file, list, is_mut: true, direction, offset, durable: false }
+        let inner = Box::new(Inner { file, list, is_mut: true, direction, offset, durable: false });
+        DirectRequest { inner }
     }
 
     /// [`DirectRequest::write`] from memory that is lent, as with [`DirectRequest::read_lent`].
@@ -164,35 +172,36 @@ impl<'a> DirectRequest<'a> {
         of: Option<&Buffer>,
     ) -> DirectRequest<'a> {
         // SAFETY: the caller's promise.
-        let list = Box::new(unsafe { RawList::borrowed(src, of) });
+        let list = unsafe { RawList::borrowed(src, of) };
         let (direction, durable) = (Direction::Write, file.is_dsync());
-        DirectRequest { file, list, is_mut: false, direction, offset, durable }
+        let inner = Box::new(Inner { file, list, is_mut: false, direction, offset, durable });
+        DirectRequest { inner }
     }
 
     /// For a write: whether it completes when the bytes are durable (`RWF_DSYNC`).
     #[must_use]
     pub fn durable(mut self, on: bool) -> DirectRequest<'a> {
-        self.durable = on;
+        self.inner.durable = on;
         self
     }
 
     /// Changes the offset, for a reuse of the request.
     #[inline]
     pub fn set_offset(&mut self, offset: u64) {
-        self.offset = offset;
+        self.inner.offset = offset;
     }
 
     /// The offset in the file.
     #[must_use]
     pub fn offset(&self) -> u64 {
-        self.offset
+        self.inner.offset
     }
 
     /// The length of its memory, in bytes.
     #[must_use]
     #[inline]
     pub fn len(&self) -> u64 {
-        self.list.total()
+        self.inner.list.total()
     }
 
     /// Whether it has no bytes.
@@ -203,47 +212,47 @@ impl<'a> DirectRequest<'a> {
 
     /// Its memory, in turn.
     pub fn slices(&self) -> impl Iterator<Item = &[u8]> {
-        self.list.slices()
+        self.inner.list.slices()
     }
 
     /// Its memory, in turn, mutable; empty if it was made of read-only memory.
     pub fn slices_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
         // SAFETY: `is_mut` is checked.
-        let slices = self.is_mut.then(|| unsafe { self.list.slices_mut() });
+        let slices = self.inner.is_mut.then(|| unsafe { self.inner.list.slices_mut() });
         slices.into_iter().flatten()
     }
 
     /// The buffers that its list owns; empty if it borrows.
     #[must_use]
     pub fn into_buffers(self) -> Vec<Buffer> {
-        self.list.into_buffers()
+        self.inner.list.into_buffers()
     }
 
     #[inline]
     fn extent(&self) -> DirectRange<'a> {
         DirectRange {
-            file: self.file.cached(),
-            direction: self.direction,
-            offset: self.offset,
-            len: self.list.total(),
-            durable: self.durable,
+            file: self.inner.file.cached(),
+            direction: self.inner.direction,
+            offset: self.inner.offset,
+            len: self.inner.list.total(),
+            durable: self.inner.durable,
         }
     }
 
     fn operation(&self) -> Operation<'_> {
-        Operation { extent: self.extent(), segments: self.list.iter() }
+        Operation { extent: self.extent(), segments: self.inner.list.iter() }
     }
 
     /// Checks the request without running it.
     #[inline]
     fn check(&self) -> Result<()> {
-        let op = match self.direction {
+        let op = match self.inner.direction {
             Direction::Read => Op::Read,
             Direction::Write => Op::Write,
         };
-        check_range(op, self.offset, self.len())?;
-        self.file.check_direct(op, self.offset, self.len())?;
-        self.extent().check_alignment(self.list.misalignment())
+        check_range(op, self.inner.offset, self.len())?;
+        self.inner.file.check_direct(op, self.inner.offset, self.len())?;
+        self.extent().check_alignment(self.inner.list.misalignment())
     }
 }
 
@@ -603,7 +612,7 @@ impl<'a> Lanes<'_, 'a> {
     fn end(&mut self, number: u32, outcome: io::Result<usize>) -> Option<Result<usize>> {
         let slot = &mut self.slots[number as usize];
         let request = slot.request.as_ref().expect("under way");
-        let total = request.list.total();
+        let total = request.inner.list.total();
         let error = match outcome {
             Ok(moved) => {
                 slot.moved += moved as u64;
@@ -614,7 +623,7 @@ impl<'a> Lanes<'_, 'a> {
                     push(self.carrier, self.ended, number, request, slot.moved);
                     return None;
                 }
-                let is_short = slot.moved < total && request.direction == Direction::Write;
+                let is_short = slot.moved < total && request.inner.direction == Direction::Write;
                 is_short.then(|| io::Error::from(io::ErrorKind::WriteZero))
             }
             // The other requests of the pipeline stay in flight during a pause.
@@ -624,7 +633,7 @@ impl<'a> Lanes<'_, 'a> {
             }
             Err(error) => Some(error),
         };
-        if error.is_some() && request.direction == Direction::Write {
+        if error.is_some() && request.inner.direction == Direction::Write {
             // A partial write may have to be truncated, for which the kernel waits for all direct I/O of
             // the file (P2).
             let others = self.under_way - 1 - self.ended.len();
@@ -647,17 +656,19 @@ impl<'a> Lanes<'_, 'a> {
     }
 
     /// Notes that a request has released its range.
+    #[inline]
     fn note(&mut self, file: &'a CachedFile, ended: direct_io::DirectEnd) -> Result<usize> {
         if ended.is_len_in_doubt {
             self.doubted.push(file);
         }
-        if self.under_way == 0 && self.undecided.is_empty() {
+        if self.under_way == 0 && self.undecided.is_empty() && !self.doubted.is_empty() {
             self.adopt_sizes();
         }
         ended.outcome
     }
 
     /// No request is in flight, and no range is held.
+    #[cold]
     fn adopt_sizes(&mut self) {
         for file in self.doubted.drain(..) {
             // The next operation that finds a different end tries again.
@@ -695,7 +706,7 @@ fn push(
         transfer.moved = moved;
         transfer = transfer.rest();
     }
-    let backing = &*request.file.cached().backing;
+    let backing = &*request.inner.file.cached().backing;
     if let Carrier::Ring(ring) = carrier
         && !ring.is_broken()
         && let Some(route) = backing.route(&transfer)
@@ -705,7 +716,7 @@ fn push(
             // file, until it was reaped. (A list of one segment has no array that the kernel reads.) A list
             // that names a region has all of its memory in it, and keeps a buffer of it.
             Ok((fd, flags)) => unsafe {
-                ring.push(number, fd, flags, &transfer, request.list.region());
+                ring.push(number, fd, flags, &transfer, request.inner.list.region());
             },
             Err(error) => ended.push_back((number, Err(error))),
         }

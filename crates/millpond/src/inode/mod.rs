@@ -360,21 +360,27 @@ impl CachedFile {
     }
 
     /// As [`CachedFile::lock`], if no holder and no waiter is in the way.
+    #[inline]
     pub(crate) fn try_lock(&self, start: u64, end: u64, mode: Mode) -> Option<FileGuard<'_>> {
         self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
     }
 
     /// The holder of an exclusive guard may change the file: reads without a guard find that (optimistic.U1,
     /// mapped_pages.MB2).
+    #[inline]
     fn locked<'g>(&'g self, guard: Guard<'g>) -> FileGuard<'g> {
-        let mut changing = None;
-        if guard.mode() == Mode::Exclusive {
-            let range = guard.range();
-            self.unguarded.change(self.page_of(range.start()), self.page_of(range.end() - 1));
-            changing = self.mapped_pages.as_deref();
-            changing.inspect(|pages| pages.begin_change(range.start(), range.end()));
-        }
+        let changing = match guard.mode() {
+            Mode::Shared => None,
+            Mode::Exclusive => self.begin_exclusive(guard.range()),
+        };
         FileGuard { changing, guard }
+    }
+
+    #[inline(never)]
+    fn begin_exclusive(&self, range: ByteRange) -> Option<&MappedPages> {
+        self.unguarded.change(self.page_of(range.start()), self.page_of(range.end() - 1));
+        let pages = self.mapped_pages.as_deref();
+        pages.inspect(|pages| pages.begin_change(range.start(), range.end()))
     }
 
     /// Updates the size from the kernel's (mapped_pages.MB3), with mapped backing. The caller has no guard.

@@ -186,6 +186,18 @@ impl Striped {
         self.claim_front_slow(range, mode, lost)
     }
 
+    /// Claims a range that the front has refused, if no holder and no waiter conflicts.
+    #[inline(never)]
+    fn try_enqueue(&self, range: ByteRange, mode: Mode, why: SlowReason) -> Option<Held> {
+        if matches!(why, SlowReason::Held) {
+            return None;
+        }
+        match self.enqueue(range, mode, why, &mut None)? {
+            Request::Granted(held) => Some(held),
+            Request::Queued(_) => unreachable!("queued without a waiter"),
+        }
+    }
+
     /// The same, after `lost` failed compare-exchanges.
     #[inline(never)]
     fn claim_front_slow(
@@ -346,15 +358,11 @@ impl RawRangeLock for Striped {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_request(&self, range: ByteRange, mode: Mode) -> Option<Held> {
         match self.claim_front(range, mode) {
             Ok(held) => Some(held),
-            Err(SlowReason::Held) => None,
-            Err(why) => match self.enqueue(range, mode, why, &mut None)? {
-                Request::Granted(held) => Some(held),
-                Request::Queued(_) => unreachable!("queued without a waiter"),
-            },
+            Err(why) => self.try_enqueue(range, mode, why),
         }
     }
 
