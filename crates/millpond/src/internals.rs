@@ -33,7 +33,7 @@ use crate::io::segment_list::RawList;
 use crate::options::{EngineBuilder, OpenOptions, Published};
 use crate::queue::task::{Reading, Task};
 use crate::read::hit::HitPath;
-use crate::read::miss::{Miss, Pace, Step, Wanted};
+use crate::read::miss::{Miss, PendingRead, Step, StepScope};
 use crate::read::optimistic_read;
 
 pub use crate::read::optimistic_read::{Begun, KernelRead, UnguardedRead};
@@ -71,8 +71,8 @@ struct RawReading {
 }
 
 impl RawReading {
-    fn wanted(&self) -> Wanted<'_> {
-        Wanted {
+    fn wanted(&self) -> PendingRead<'_> {
+        PendingRead {
             file: &self.file.cached,
             readahead: &self.file.readahead,
             dst: (&*self.segments).into(),
@@ -88,8 +88,8 @@ impl Reading for RawReading {
         &self.file
     }
 
-    fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step {
-        miss.step(&self.wanted(), waker, pace)
+    fn step(&mut self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step {
+        miss.step(&self.wanted(), waker, scope)
     }
 
     fn end(self, result: Result<usize>) {
@@ -149,7 +149,7 @@ impl File {
         }
         let (cached, readahead) = (&self.cached, &self.readahead);
         let dst: SegmentIter<'_> = (&*segments).into();
-        let wanted = Wanted { file: cached, readahead, dst, offset, ring: None, fills };
+        let wanted = PendingRead { file: cached, readahead, dst, offset, ring: None, fills };
         if let Some(moved) = wanted.try_hit() {
             return Some(Ok(moved));
         }
@@ -162,7 +162,7 @@ impl File {
                 return None;
             }
         };
-        Task::of(RawReading { file, segments, offset, fills, done: done() }).run(Pace::Full);
+        Task::of(RawReading { file, segments, offset, fills, done: done() }).run(StepScope::Full);
         None
     }
 

@@ -395,7 +395,7 @@ impl Counters {
     /// The calling thread's slot if it is cached, else a shared one. For callers that may run in a signal handler,
     /// and so can't take locks or memory.
     #[inline]
-    pub(crate) fn mine_if_known(&self) -> &ThreadCounts {
+    pub(crate) fn local_if_known(&self) -> &ThreadCounts {
         match LAST.with(|last| last.slot_of(*self.id)) {
             // SAFETY: as in `mine`.
             Some(slot) => unsafe { &*slot },
@@ -405,7 +405,7 @@ impl Counters {
 
     /// The calling thread's slot.
     #[inline]
-    pub(crate) fn mine(&self) -> &ThreadCounts {
+    pub(crate) fn local(&self) -> &ThreadCounts {
         if let Some(slot) = LAST.with(|last| last.slot_of(*self.id)) {
             // SAFETY: set by `find` for this engine, to a slot that this thread's `TAKEN` keeps alive until the end
             // of its thread-local storage, which resets it.
@@ -414,7 +414,7 @@ impl Counters {
         self.find()
     }
 
-    /// [`Counters::mine`] of a thread that caches its slots.
+    /// [`Counters::local`] of a thread that caches its slots.
     ///
     /// # Safety
     ///
@@ -522,12 +522,12 @@ mod tests {
         let counters = Counters::new();
         for _ in 0..4 {
             std::thread::scope(|scope| {
-                let threads = [(); 3].map(|()| scope.spawn(|| counters.mine().hit(10)));
+                let threads = [(); 3].map(|()| scope.spawn(|| counters.local().hit(10)));
                 // To the end of their thread-local storage, which the scope does not wait for.
                 threads.into_iter().for_each(|thread| thread.join().unwrap());
             });
         }
-        counters.mine().hit(10);
+        counters.local().hit(10);
         let stats = counters.snapshot();
         assert_eq!((stats.hits, stats.bytes_served), (13, 130));
         assert_eq!(lock(&counters.slots).living.len(), 1, "slots of ended threads are freed");
@@ -543,7 +543,7 @@ mod tests {
         let line_of = |at: *const u8| at.addr() / 64;
         let lines_of =
             |at: *const u8, bytes: usize| line_of(at)..=line_of(at.wrapping_add(bytes - 1));
-        let counts: *const ThreadCounts = counters.mine();
+        let counts: *const ThreadCounts = counters.local();
         let counted = lines_of(counts.cast(), size_of::<ThreadCounts>());
         let id = line_of((&raw const *counters.id).cast());
         let slots = line_of((&raw const counters.slots).cast());
@@ -587,9 +587,9 @@ mod tests {
     #[test]
     fn engines_do_not_share_slots() {
         let (one, two) = (Counters::new(), Counters::new());
-        one.mine().hit(1);
-        two.mine().hit_several(2, 2);
-        one.mine().hit(1);
+        one.local().hit(1);
+        two.local().hit_several(2, 2);
+        one.local().hit(1);
         assert_eq!((one.snapshot().hits, two.snapshot().hits), (2, 2));
     }
 }

@@ -21,7 +21,7 @@ use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::process_local::ProcessLocal;
-use crate::read::miss::{Miss, Pace, Step, Wanted};
+use crate::read::miss::{Miss, PendingRead, Step, StepScope};
 use crate::workers::JobOutcome;
 
 /// A [`File`] with asynchronous methods. Clones are the same handle.
@@ -673,7 +673,7 @@ fn poll_read(
     miss: &mut Option<ProcessLocal<Miss>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
-    let wanted = Wanted {
+    let wanted = PendingRead {
         file: &file.cached,
         readahead: &file.readahead,
         dst,
@@ -694,7 +694,7 @@ fn poll_read(
 #[cold]
 fn poll_missed(
     file: &File,
-    wanted: &Wanted<'_>,
+    wanted: &PendingRead<'_>,
     miss: &mut Option<ProcessLocal<Miss>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
@@ -712,13 +712,13 @@ fn poll_missed(
     match miss.get_or_insert_with(|| ProcessLocal::new(Miss::new())).step(
         wanted,
         cx.waker(),
-        Pace::Full,
+        StepScope::Full,
     ) {
         Step::Done(result) => {
             *miss = None;
             Poll::Ready(result)
         }
         Step::Pending => Poll::Pending,
-        Step::Work => unreachable!("there is no more than full pace"),
+        Step::Work => unreachable!("there is no more than full scope"),
     }
 }

@@ -48,14 +48,14 @@ pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
 impl<T: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static> Tell for T {}
 
 /// How a read bypasses the cache.
-enum Passage {
+enum BypassKind {
     Direct(Held<'static>),
     BackgroundBypass(Lent<'static>),
 }
 
 /// A read in flight (O1). Its fields are dropped in order (O2).
 struct Read<T> {
-    passage: Passage,
+    passage: BypassKind,
     slot: KeptSlot<'static>,
     list: RawList<'static>,
     offset: u64,
@@ -78,7 +78,7 @@ pub(crate) fn start_read(
     match begin(&handle, &list, offset) {
         Err(error) => end(handle, list.into_buffers(), tell, Err(error)),
         Ok(Some((held, slot))) => {
-            let passage = Passage::Direct(held);
+            let passage = BypassKind::Direct(held);
             Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
         }
         Ok(None) => read_by_worker(handle, list, offset, tell),
@@ -136,7 +136,7 @@ impl BackgroundBypass {
         tell: impl Tell,
     ) {
         let BackgroundBypass { lent, slot, handle } = self;
-        let passage = Passage::BackgroundBypass(lent);
+        let passage = BypassKind::BackgroundBypass(lent);
         Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
     }
 }
@@ -169,8 +169,8 @@ fn begin(
 
 /// Lets a worker read all of it again.
 #[cold]
-fn leave_to_worker(
-    passage: Passage,
+fn repeat_by_worker(
+    passage: BypassKind,
     slot: KeptSlot<'static>,
     list: RawList<'static>,
     offset: u64,
@@ -187,7 +187,7 @@ fn leave_to_worker(
 impl<T: Tell> Read<T> {
     #[inline(always)]
     fn new(
-        passage: Passage,
+        passage: BypassKind,
         slot: KeptSlot<'static>,
         list: RawList<'static>,
         offset: u64,
@@ -201,9 +201,9 @@ impl<T: Tell> Read<T> {
     /// A worker may pause between attempts; the thread that reaps completions may not.
     #[cold]
     #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
-    fn leave_to_worker(self: Box<Self>) {
+    fn repeat_by_worker(self: Box<Self>) {
         let Read { passage, slot, list, offset, handle, tell, .. } = *self;
-        leave_to_worker(passage, slot, list, offset, handle, tell);
+        repeat_by_worker(passage, slot, list, offset, handle, tell);
     }
 
     fn transfer(&self) -> Transfer<'_> {
@@ -214,7 +214,7 @@ impl<T: Tell> Read<T> {
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self.passage, Passage::Direct(_))
+        matches!(self.passage, BypassKind::Direct(_))
     }
 
     /// Submits the rest of it.
@@ -252,15 +252,15 @@ impl<T: Tell> Read<T> {
     fn finish(self: Box<Self>, error: Option<io::Error>) {
         let Read { passage, slot, list, offset, moved, handle, tell, .. } = *self;
         let held = match passage {
-            Passage::Direct(held) => held,
-            Passage::BackgroundBypass(lent) if moved == list.total() => {
+            BypassKind::Direct(held) => held,
+            BypassKind::BackgroundBypass(lent) if moved == list.total() => {
                 lent.end(moved, offset + moved);
                 drop(slot);
                 return end(handle, list.into_buffers(), tell, Ok(moved as usize));
             }
-            Passage::BackgroundBypass(lent) => {
-                return leave_to_worker(
-                    Passage::BackgroundBypass(lent),
+            BypassKind::BackgroundBypass(lent) => {
+                return repeat_by_worker(
+                    BypassKind::BackgroundBypass(lent),
                     slot,
                     list,
                     offset,
@@ -308,7 +308,7 @@ impl<T: Tell> Ending for Read<T> {
             Err(error) if is_transient(&error) && self.retries.may_try_at_once() => {
                 self.submit(None)
             }
-            Err(error) if is_transient(&error) => self.leave_to_worker(),
+            Err(error) if is_transient(&error) => self.repeat_by_worker(),
             Err(error) => self.finish(Some(error)),
         }
     }

@@ -141,7 +141,7 @@ impl Blob {
         let (was, end) = (dst.len(), range.end.min(self.len()));
         let mut offset = range.start.min(end);
         let capacity = dst.capacity();
-        let slot = self.cached.cache().counters.mine();
+        let slot = self.cached.cache().counters.local();
         let most = (HIT_PAGES_MAX as u64 - 1) * u64::from(self.page_bytes());
         while offset < end {
             let part = (end - offset).min(most) as usize;
@@ -194,7 +194,7 @@ impl Blob {
         loop {
             match claims.next_run(&mut || true) {
                 Next::Run(run) => {
-                    file.cache().counters.mine().missed(run.frames.len() as u64);
+                    file.cache().counters.local().missed(run.frames.len() as u64);
                     claim.fills.push(Fill { cached: self.cached.clone(), run: Some(run), read: 0 });
                 }
                 Next::NoFrame => {

@@ -24,7 +24,7 @@ use crate::cache::frames::FrameMemory;
 use crate::error::{Error, Op, Result};
 use crate::event::event;
 use crate::inode::backend::Backend;
-use crate::inode::open::Given;
+use crate::inode::open::GivenDescriptor;
 use crate::inode::{CachedFile, Shared};
 use crate::io::read_limit::{self, Flight};
 use crate::latency::LatencyKind;
@@ -244,7 +244,7 @@ impl Engine {
         }
         let fd = open_regular(path.as_ref(), flags, Mode::from_raw_mode(options.mode))
             .map_err(|error| Error::io(Op::Open, 0, 0, error))?;
-        self.open_given(Given::Opened(fd), options, begun)
+        self.open_descriptor(GivenDescriptor::Opened(fd), options, begun)
     }
 
     /// Takes ownership of a descriptor, which must permit the access that `options` ask for. The options
@@ -269,7 +269,7 @@ impl Engine {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn from_fd(&self, fd: OwnedFd, options: &OpenOptions) -> Result<File> {
-        self.open_given(Given::Owned(fd), options, Instant::now())
+        self.open_descriptor(GivenDescriptor::Owned(fd), options, Instant::now())
     }
 
     /// [`Engine::from_fd`] of a borrowed descriptor: it is duplicated, as the last step. So a failure
@@ -280,13 +280,18 @@ impl Engine {
     ///
     /// As for [`Engine::open`].
     pub fn from_borrowed_fd(&self, fd: BorrowedFd<'_>, options: &OpenOptions) -> Result<File> {
-        self.open_given(Given::Borrowed(fd), options, Instant::now())
+        self.open_descriptor(GivenDescriptor::Borrowed(fd), options, Instant::now())
     }
 
-    fn open_given(&self, fd: Given<'_>, options: &OpenOptions, begun: Instant) -> Result<File> {
+    fn open_descriptor(
+        &self,
+        fd: GivenDescriptor<'_>,
+        options: &OpenOptions,
+        begun: Instant,
+    ) -> Result<File> {
         options.check()?;
         // A descriptor that the engine opened has the access that the options ask for.
-        if !matches!(fd, Given::Opened(_)) {
+        if !matches!(fd, GivenDescriptor::Opened(_)) {
             check_permits(fd.as_fd(), options)?;
         }
         let (cached, kept) = CachedFile::open(&self.shared, fd, options)?;
@@ -294,7 +299,7 @@ impl Engine {
         if options.truncate {
             file.truncate(0)?;
         }
-        self.shared.cache.counters.mine().took(LatencyKind::Open, begun);
+        self.shared.cache.counters.local().took(LatencyKind::Open, begun);
         Ok(file)
     }
 

@@ -161,7 +161,7 @@ impl CachedFile {
         let (frame, size) = pinned;
         let from = offset as usize & (page_bytes as usize - 1);
         let len = (len as u64).min(page_bytes - from as u64).min(size - offset) as usize;
-        self.cache().counters.mine().hit_several(0, len as u64);
+        self.cache().counters.local().hit_several(0, len as u64);
         Ok(View { file: self, frame, from, len })
     }
 
@@ -187,7 +187,7 @@ impl CachedFile {
         // SAFETY: the frame is in no page word, so this thread alone has it.
         let segment = unsafe { [Segment::new(frames.bytes(frame), self.core().page_bytes())] };
         let dst: SegmentIter<'_> = (&segment).into();
-        let slot = self.cache().counters.mine();
+        let slot = self.cache().counters.local();
         let read = match mapped_read::try_read(self, pages, slot, dst, start) {
             Some(moved) => Ok(moved),
             None => mapped_read::read_all(self, pages, dst, start),
@@ -226,7 +226,7 @@ impl CachedFile {
         let frames = &self.cache().frames;
         let held = self.core().hold(self.cache(), page, false).ok()?;
         let word = held.word(page);
-        let look = step::Look::begin(word, &self.core().epoch);
+        let look = step::HeldPage::begin(word, &self.core().epoch);
         let seen = look.seen;
         if !seen.is_ready() {
             return None;

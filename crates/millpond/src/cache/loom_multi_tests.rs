@@ -22,7 +22,7 @@ fn spawn(pond: &Arc<Pond>, body: impl FnOnce(&Pond) + 'static) -> thread::JoinHa
     thread::spawn(move || body(&pond))
 }
 
-/// Goal: a read of two pages is whole because all pages of a write are hidden before any is shown,
+/// Goal: a read of two pages is whole because all pages of a write are hidden before any is published,
 /// because the reader checks the words again, and because the size is changed before the pages.
 /// Method: one write, extending or not, without each of the rules.
 fn read_races_a_write(without: Rule, size: u64) {

@@ -11,7 +11,7 @@ use loom::thread;
 use crate::cache::frames::pin::{Pins, Retiring};
 use crate::cache::table::epoch::Epoch;
 use crate::cache::table::link::Link;
-use crate::cache::table::page::{PageWord, Shown};
+use crate::cache::table::page::{PageWord, PublishFlags};
 use crate::cache::table::step::{self, Followed, LinkSlot};
 use crate::units::FrameIndex;
 
@@ -51,7 +51,7 @@ impl Page {
             freed: AtomicUsize::new(0),
         };
         page.word.try_fill(FrameIndex(1)).unwrap();
-        let _ = page.word.finish_fill(FrameIndex(1), Shown::default());
+        let _ = page.word.finish_fill(FrameIndex(1), PublishFlags::default());
         Arc::new(page)
     }
 
@@ -68,7 +68,7 @@ impl Page {
 
     /// As `View` does, or a flush.
     fn view(&self) {
-        let look = step::Look::begin(&self.word, &self.epoch);
+        let look = step::HeldPage::begin(&self.word, &self.epoch);
         if !look.seen.is_ready() {
             return;
         }

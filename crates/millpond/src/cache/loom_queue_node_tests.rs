@@ -6,7 +6,7 @@ use loom::thread;
 
 use crate::cache::policy::queue_node::QueueNode;
 use crate::cache::table::epoch::Epoch;
-use crate::cache::table::page::{PageWord, Shown};
+use crate::cache::table::page::{PageWord, PublishFlags};
 use crate::units::FrameIndex;
 
 const FRAMES: u32 = 3;
@@ -57,7 +57,7 @@ impl Pond {
     fn fill(&self, page: usize) {
         let Some(frame) = self.take() else { return };
         self.words[page].try_fill(frame).unwrap();
-        let _ = self.words[page].finish_fill(frame, Shown::default());
+        let _ = self.words[page].finish_fill(frame, PublishFlags::default());
         let mut queue = self.queue.lock().unwrap();
         let node = self.queue_node_of(frame);
         assert!(queue.iter().all(|&(other, _)| other != node), "two pages have a node");
@@ -67,7 +67,8 @@ impl Pond {
     fn overwrite(&self) {
         let Some(frame) = self.take() else { return };
         let free = |frame| self.free.lock().unwrap().push(frame);
-        let Ok(change) = self.words[0].try_replace(frame, Shown::default(), &self.epoch) else {
+        let Ok(change) = self.words[0].try_replace(frame, PublishFlags::default(), &self.epoch)
+        else {
             return free(frame);
         };
         let old = change.was.frame();

@@ -13,11 +13,12 @@ use loom::thread;
 
 use crate::cache::frames::pin::{Pins, Retiring};
 use crate::cache::table::epoch::Epoch;
-use crate::cache::table::page::{PageState, PageWord, Shown};
+use crate::cache::table::page::{PageState, PageWord, PublishFlags};
 use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
-pub(super) const SHOWN: Shown = Shown { referenced: false, marker: false, dirty: false };
+pub(super) const SHOWN: PublishFlags =
+    PublishFlags { referenced: false, marker: false, dirty: false };
 
 /// A rule of the protocol that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
@@ -25,9 +26,9 @@ pub(super) enum Rule {
     None,
     /// The comparison of the epoch at the end of a read.
     Epoch,
-    /// All pages of a write are hidden before the first is shown.
+    /// All pages of a write are hidden before the first is published.
     HideAll,
-    /// The size is published before the first page is shown.
+    /// The size is published before the first page is published.
     SizeBeforeShow,
     /// The pages whose bytes change with the size are hidden before it changes.
     HideBeforeSize,
@@ -102,7 +103,7 @@ impl Pond {
     pub(super) fn write_both(&self, fresh: [u32; 2], content: usize, size: Option<u64>) {
         fresh.iter().for_each(|&frame| self.build(frame, content));
         let show = |page: usize| {
-            let _ = self.words[page].show(FrameIndex(fresh[page]), SHOWN);
+            let _ = self.words[page].publish(FrameIndex(fresh[page]), SHOWN);
         };
         let publish = || {
             if let Some(size) = size {
@@ -341,7 +342,7 @@ fn a_slow_copy_races(reuse: fn(&Pond)) {
             let pond = Arc::clone(&pond);
             move || reuse(&pond)
         });
-        let look = step::Look::begin(&pond.words[0], &pond.epoch);
+        let look = step::HeldPage::begin(&pond.words[0], &pond.epoch);
         if look.seen.is_ready() {
             let frame = &pond.frames[look.seen.frame().0 as usize];
             let copied = look.copy_if_unchanged(|| frame.load(Relaxed));
@@ -440,7 +441,7 @@ fn loom_a_size_is_seen_by_the_next_change() {
 
 /// Goal: an extending write and a concurrent write of one page are each followed by a read of the
 /// other's page. At least one read finds the new content. Method: the first page is overwritten in
-/// one step; the second is shown beyond the old end.
+/// one step; the second is published beyond the old end.
 #[test]
 fn loom_an_extension_is_seen_by_the_next_writer() {
     loom::model(|| {
@@ -460,7 +461,7 @@ fn loom_an_extension_is_seen_by_the_next_writer() {
         hiding.hide(&pond.words[1]);
         hiding.finish();
         pond.size.set(2);
-        let _ = pond.words[1].show(FrameIndex(4), SHOWN);
+        let _ = pond.words[1].publish(FrameIndex(4), SHOWN);
         let saw_old = !sees_no_old_page(&pond, 0);
         let saw_end = other.join().unwrap();
         assert!(!(saw_old && saw_end), "both missed the other's write");

@@ -10,7 +10,7 @@ use crate::cache::policy::fifo::{BATCHED, QUEUE, UNEVICTABLE};
 use crate::cache::policy::queue_node::QueueNode;
 use crate::cache::policy::unevictable::{self, RescanFlag};
 use crate::cache::table::epoch::Epoch;
-use crate::cache::table::page::{PageWord, Shown, Word, WritebackEnd};
+use crate::cache::table::page::{PageWord, PublishFlags, Word, WritebackEnd};
 
 use crate::units::{FrameIndex, PageIndex};
 
@@ -54,7 +54,7 @@ impl Pond {
             queues: Mutex::new(()),
         };
         pond.word.try_fill(FrameIndex(1)).unwrap();
-        let dirty = Shown { dirty: true, ..Shown::default() };
+        let dirty = PublishFlags { dirty: true, ..PublishFlags::default() };
         let _ = pond.word.finish_fill(FrameIndex(1), dirty);
         let _ = pond.word.try_writeback(pond.word.load()).unwrap();
         let _ = pond.word.end_writeback(WritebackEnd::Unstable);
@@ -109,7 +109,7 @@ impl Pond {
     /// that comes with it.
     fn overwrite(&self) {
         let (old, new) = (FrameIndex(1), FrameIndex(2));
-        let change = self.word.try_replace(new, Shown::default(), &self.epoch).unwrap();
+        let change = self.word.try_replace(new, PublishFlags::default(), &self.epoch).unwrap();
         assert_eq!(change.was.frame(), old);
         self.nodes[1].swap(old, &self.nodes[2], new);
         self.metas[2].describe(PageIndex(7), BATCHED);

@@ -12,11 +12,11 @@ use loom::thread;
 
 use crate::cache::frames::pin::{Pins, Retiring};
 use crate::cache::table::epoch::Epoch;
-use crate::cache::table::page::{PageState, PageWord, Shown, WritebackEnd};
+use crate::cache::table::page::{PageState, PageWord, PublishFlags, WritebackEnd};
 use crate::cache::table::step::{self, FileSize, Hiding};
 use crate::units::FrameIndex;
 
-const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
+const DIRTY: PublishFlags = PublishFlags { referenced: false, marker: false, dirty: true };
 
 /// A rule that a mutation test leaves out.
 #[derive(Clone, Copy, PartialEq)]
@@ -28,7 +28,7 @@ enum Rule {
     AwaitEnds,
     /// The size is read after the claim (state.WB5).
     SizeAfterClaim,
-    /// A thread that reads a page back from the device records this before the page is shown
+    /// A thread that reads a page back from the device records this before the page is published
     /// (generations.G5).
     ReadBack,
     /// The page is made DIRTY again under the lock under which it is found suspect
@@ -61,7 +61,7 @@ impl Pond {
             device_len: AtomicU64::new(0),
         };
         pond.hide();
-        let _ = pond.word.show(FrameIndex(1), DIRTY);
+        let _ = pond.word.publish(FrameIndex(1), DIRTY);
         Arc::new(pond)
     }
 
@@ -110,7 +110,7 @@ impl Pond {
             self.release(change.was.frame());
         } else {
             self.hide();
-            let _ = self.word.show(FrameIndex(fresh), DIRTY);
+            let _ = self.word.publish(FrameIndex(fresh), DIRTY);
         }
     }
 
@@ -197,10 +197,10 @@ fn flush_races_a_cut(without: Rule, again: bool) {
         }
         pond.device_len.store(1, Relaxed);
         pond.size.set(1);
-        let _ = pond.word.show(FrameIndex(1), DIRTY);
+        let _ = pond.word.publish(FrameIndex(1), DIRTY);
         if again {
             pond.hide();
-            let _ = pond.word.show(FrameIndex(1), DIRTY);
+            let _ = pond.word.publish(FrameIndex(1), DIRTY);
         }
         pond.flush();
         flusher.join().unwrap();
@@ -305,7 +305,7 @@ fn a_failed_sync_races_a_read(without: Rule) {
             if pond.without != Rule::ReadBack {
                 *doubt.lock().unwrap() = false;
             }
-            let _ = pond.word.finish_fill(FrameIndex(2), Shown::default());
+            let _ = pond.word.finish_fill(FrameIndex(2), PublishFlags::default());
         });
         let mut doubt = Some(is_in_doubt.lock().unwrap());
         if std::mem::take(doubt.as_deref_mut().expect("just locked")) {

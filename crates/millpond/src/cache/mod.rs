@@ -259,7 +259,7 @@ impl Cache {
     /// [`Cache::evict`] for pages in the queues, or in the insert batch of this thread.
     fn evict_queued(&self, wanted: Option<Class>) -> bool {
         let most = wanted.map_or(1, |class| self.frames.batch(class).max(1));
-        let mut inserts = self.insert_batches.mine();
+        let mut inserts = self.insert_batches.local();
         let (mut passes, mut passes_max) = (0, 0);
         let mut victims = Victims::new();
         loop {
@@ -291,7 +291,7 @@ impl Cache {
 
     /// Frees the frames of evicted pages.
     fn evicted(&self, victims: &Victims, wanted: Option<Class>) {
-        self.counters.mine().evicted(victims.len() as u64);
+        self.counters.local().evicted(victims.len() as u64);
         self.admission.note_eviction();
         for same in victims.chunk_by(|(_, one), (_, other)| one == other) {
             let class = same[0].1;
@@ -308,7 +308,7 @@ impl Cache {
     /// Queues pages that became READY, or adds them to an insert batch. The caller still holds the
     /// guard under which they became READY.
     pub(crate) fn insert_pages<'a>(&self, pages: impl Iterator<Item = ReadyPage<'a>>) {
-        let mut inserts = self.insert_batches.mine();
+        let mut inserts = self.insert_batches.local();
         let mut batch = INSERT_BATCH_MAX;
         for page in pages {
             batch = self.frames.batch(page.prepare(&self.frames));

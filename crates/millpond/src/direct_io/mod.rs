@@ -217,7 +217,7 @@ impl<'f> DirectRange<'f> {
 
     #[inline]
     fn begins(&self) -> Option<Instant> {
-        self.file.cache().counters.mine().direct_begins()
+        self.file.cache().counters.local().direct_begins()
     }
 
     fn op(&self) -> Op {
@@ -303,7 +303,7 @@ impl<'a> Operation<'a> {
 
     /// Reads the whole blocks around the range, and copies the requested bytes.
     fn read_bounced(&self, begun: StartedDirect<'_>, mut bounce: Bounce) -> Result<usize> {
-        self.extent.file.cache().counters.mine().bounced();
+        self.extent.file.cache().counters.local().bounced();
         let (start, len) = (self.extent.offset, self.extent.len);
         let end = start + len;
         let end = end.min(begun.held.size);
@@ -339,7 +339,7 @@ impl<'a> Operation<'a> {
     /// Writes whole blocks by a bounce buffer. Partial blocks are written through the kernel's page
     /// cache, which preserves the bytes around them.
     fn write_bounced(&self, begun: StartedDirect<'_>, bounce: Option<Bounce>) -> Result<usize> {
-        self.extent.file.cache().counters.mine().bounced();
+        self.extent.file.cache().counters.local().bounced();
         let (offset, total) = (self.extent.offset, self.extent.len);
         if self.extent.file.untorn.is_some() {
             let transfer = self.extent.write(begun.held.size).transfer_blocks(self.segments);
@@ -422,7 +422,7 @@ impl<'f> StartedDirect<'f> {
             return Conclusion::Ended(held.end_read(extent, transfer.moved, transfer.error));
         };
         let file = extent.file;
-        file.cache().counters.mine().took_if(LatencyKind::DirectWrite, held.since);
+        file.cache().counters.local().took_if(LatencyKind::DirectWrite, held.since);
         file.end_change();
         let written = account.close(file, transfer, blocking);
         match written.durability {
@@ -472,7 +472,7 @@ impl Held<'_> {
             .file
             .cache()
             .counters
-            .mine()
+            .local()
             .moved_past_cache(*outcome.as_ref().unwrap_or(&0) as u64);
         let is_len_in_doubt = write.release_apart(self.guard, &outcome);
         DirectEnd { outcome, is_len_in_doubt }
@@ -487,7 +487,7 @@ impl Held<'_> {
         error: Option<io::Error>,
     ) -> DirectEnd {
         let DirectRange { file, offset, len, .. } = extent;
-        let slot = file.cache().counters.mine();
+        let slot = file.cache().counters.local();
         slot.took_if(LatencyKind::DirectRead, self.since);
         let wanted = (offset + len).min(self.size) - offset;
         drop(self.guard);

@@ -9,7 +9,7 @@
 //! Locks: `adopting`, under range guards. A thread that holds it calls the keeper or the back end, and waits for no
 //! guard. The lock keeps a file from being adopted in the middle of a change that was not announced. Then `sizes`.
 //!
-//! Argued: `slot` is stored under `adopting` and `sizes`, and by `let_go` under a guard over the whole file. A thread
+//! Argued: `slot` is stored under `adopting` and `sizes`, and by `release_keeper_slot` under a guard over the whole file. A thread
 //! that loads it without those locks holds a guard, and loads it again under `adopting` if it finds none. Release and
 //! Acquire serve `keeper_slot` alone: they order the tables' entries for the place before it. No model has guards and the
 //! keeper.
@@ -72,7 +72,7 @@ impl CachedFile {
 
     /// The keeper drops its descriptor. Caller: holds an exclusive guard over the whole file, of which no page is
     /// DIRTY.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn release_keeper_slot(&self) {
         if let Some((recovery, slot)) = self.kept() {
             self.kept.slot.store(0, Release);
             self.kept.changes.remove_entry();
@@ -81,7 +81,7 @@ impl CachedFile {
     }
 
     /// New contents of pages survive from here on, all or none, and with them a new size. To be called before the
-    /// pages are shown.
+    /// pages are published.
     pub(crate) fn commit(
         &self,
         pages: impl Iterator<Item = (PageIndex, FrameIndex)> + Clone,

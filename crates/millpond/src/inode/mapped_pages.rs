@@ -53,7 +53,7 @@ pub(crate) struct MappedPages {
 
 /// The outcome of a read without a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Attempted {
+pub(crate) enum MappedAttempt {
     Read,
     /// Nothing was copied.
     No,
@@ -78,15 +78,15 @@ impl MappedPages {
         fd: BorrowedFd<'_>,
         dst: SegmentIter<'_>,
         offset: u64,
-    ) -> Attempted {
+    ) -> MappedAttempt {
         if blocks_sigbus() {
-            return Attempted::No;
+            return MappedAttempt::No;
         }
-        let mut attempted = Attempted::No;
+        let mut attempted = MappedAttempt::No;
         let len = dst.left();
         let source = if len >= FAR_BYTES { Source::Far } else { Source::Near };
         let is_read = self.inode.read_with(fd, len as usize, offset, |bytes| {
-            attempted = Attempted::Failed;
+            attempted = MappedAttempt::Failed;
             let mut done = 0;
             for piece in dst {
                 // SAFETY: the maker of the segments vouches for `dst`. The source is a mapping, which may fault (MB5).
@@ -100,7 +100,7 @@ impl MappedPages {
             }
             true
         });
-        if is_read { Attempted::Read } else { attempted }
+        if is_read { MappedAttempt::Read } else { attempted }
     }
 
     /// After a slow read that has seen bytes up to `end`: maps the file if that pays (MB4).

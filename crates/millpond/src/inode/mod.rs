@@ -300,7 +300,7 @@ impl CachedFile {
     }
 
     /// Has writes go through for as long as the file is open.
-    pub(crate) fn stay_through(&self) {
+    pub(crate) fn keep_write_through(&self) {
         // Argued: as in `suspend_writeback`.
         self.through.fetch_or(STAYS_THROUGH, AcqRel);
     }
@@ -395,7 +395,7 @@ impl CachedFile {
 
     /// Marks the calling thread as waiting, for that many bytes at `offset`, until it is dropped.
     pub(crate) fn waits(&self, what: WaitFor, offset: u64, len: u64) -> ThreadWaits<'_> {
-        self.cache().counters.mine().wait.begin(what, self.id, offset, len)
+        self.cache().counters.local().wait.begin(what, self.id, offset, len)
     }
 
     /// Has the back end carry out all transfers of `batch`, and waits for their ends.

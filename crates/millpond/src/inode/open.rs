@@ -15,7 +15,7 @@ use crate::recovery::mark;
 use crate::units::kernel_page_bytes;
 
 /// A descriptor to open a file by.
-pub(crate) enum Given<'a> {
+pub(crate) enum GivenDescriptor<'a> {
     /// Opened by the engine: no other descriptor shares the file description.
     Opened(OwnedFd),
     Owned(OwnedFd),
@@ -24,20 +24,20 @@ pub(crate) enum Given<'a> {
     Borrowed(BorrowedFd<'a>),
 }
 
-impl AsFd for Given<'_> {
+impl AsFd for GivenDescriptor<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Given::Opened(fd) | Given::Owned(fd) => fd.as_fd(),
-            Given::Borrowed(fd) => *fd,
+            GivenDescriptor::Opened(fd) | GivenDescriptor::Owned(fd) => fd.as_fd(),
+            GivenDescriptor::Borrowed(fd) => *fd,
         }
     }
 }
 
-impl Given<'_> {
+impl GivenDescriptor<'_> {
     fn into_owned(self) -> io::Result<OwnedFd> {
         match self {
-            Given::Opened(fd) | Given::Owned(fd) => Ok(fd),
-            Given::Borrowed(fd) => fd.try_clone_to_owned(),
+            GivenDescriptor::Opened(fd) | GivenDescriptor::Owned(fd) => Ok(fd),
+            GivenDescriptor::Borrowed(fd) => fd.try_clone_to_owned(),
         }
     }
 }
@@ -47,7 +47,7 @@ impl CachedFile {
     /// handle keeps it then, as closing it could drop the process's POSIX locks.
     pub(crate) fn open(
         shared: &Arc<Shared>,
-        fd: Given<'_>,
+        fd: GivenDescriptor<'_>,
         options: &OpenOptions,
     ) -> Result<(Arc<CachedFile>, Option<OwnedFd>)> {
         if shared.cache.frames.are_the_parents() {
@@ -109,7 +109,7 @@ impl CachedFile {
             read: options.read,
             write: options.writable(),
             direct: options.direct,
-            is_own: matches!(fd, Given::Opened(_)),
+            is_own: matches!(fd, GivenDescriptor::Opened(_)),
         };
         file.backing.prepare(fd.as_fd(), opened).map_err(failed)?;
         let fd = fd.into_owned().map_err(failed)?;

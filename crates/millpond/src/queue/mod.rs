@@ -58,7 +58,7 @@ use crate::queue::request::Kind;
 use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Deadlines, QueueWaiters};
-use crate::read::miss::{Pace, Wanted};
+use crate::read::miss::{PendingRead, StepScope};
 
 pub use crate::queue::request::{Completion, Request};
 
@@ -492,7 +492,7 @@ impl Inner {
             let task = ReadTask::new(self, place.key(), request);
             place.insert(Pending::Read(user_data, Arc::<ReadTask>::clone(&task)));
             drop(pending);
-            task.run(Pace::Full);
+            task.run(StepScope::Full);
             return None;
         }
         let request = self.start_direct(request)?;
@@ -573,7 +573,7 @@ fn try_hit(request: &mut Request) -> Option<usize> {
     let (file, readahead) = (&file.cached, &file.readahead);
     kind.with_read(|dst, offset| match dst.left() {
         0 => Some(0),
-        _ => Wanted { file, readahead, dst, offset, ring: None, fills: false }.try_hit(),
+        _ => PendingRead { file, readahead, dst, offset, ring: None, fills: false }.try_hit(),
     })
 }
 

@@ -30,7 +30,7 @@ use crate::api::file::{File, release_handle};
 use crate::error::Result;
 use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Request};
-use crate::read::miss::{Miss, Pace, Step, Wanted};
+use crate::read::miss::{Miss, PendingRead, Step, StepScope};
 use crate::sync::AtomicU32;
 
 const IDLE: u32 = 0;
@@ -79,7 +79,7 @@ pub(crate) trait Reading: Send + Sized + 'static {
     fn file(&self) -> &Arc<File>;
 
     /// Continues with `miss`, which always belongs to this read.
-    fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step;
+    fn step(&mut self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step;
 
     /// Reports the result, after the file's handle was dropped by [`release_handle`] (TK5).
     fn end(self, result: Result<usize>);
@@ -123,13 +123,17 @@ impl Reading for OfQueue {
         &self.request.file
     }
 
-    fn step(&mut self, miss: &mut Miss, waker: &Waker, pace: Pace) -> Step {
+    fn step(&mut self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step {
         // The request stays in the body, under its lock, for this step.
         let Request { file, kind, .. } = &mut self.request;
         let (file, readahead) = (&file.cached, &file.readahead);
         let ring = self.queue.ring.as_ref();
         kind.with_read(|dst, offset| {
-            miss.step(&Wanted { file, readahead, dst, offset, ring, fills: false }, waker, pace)
+            miss.step(
+                &PendingRead { file, readahead, dst, offset, ring, fills: false },
+                waker,
+                scope,
+            )
         })
     }
 
@@ -153,15 +157,15 @@ impl<R: Reading> Task<R> {
     }
 
     /// Steps until the task is pending or done. The caller is the runner (TK1).
-    pub(crate) fn run(self: &Arc<Self>, pace: Pace) {
+    pub(crate) fn run(self: &Arc<Self>, scope: StepScope) {
         let waker = Waker::from(Arc::clone(self));
         loop {
-            match self.step(&waker, pace) {
+            match self.step(&waker, scope) {
                 None => return,
                 Some(Step::Work) => {
                     let Some(workers) = self.workers() else { return };
                     let task = Arc::clone(self);
-                    return workers.run(Box::new(move || task.run(Pace::Full)));
+                    return workers.run(Box::new(move || task.run(StepScope::Full)));
                 }
                 Some(Step::Pending) => {
                     if self.running.try_rest() {
@@ -174,10 +178,10 @@ impl<R: Reading> Task<R> {
     }
 
     /// Runs one step; `None` if it was the last, or a cancel came first.
-    fn step(&self, waker: &Waker, pace: Pace) -> Option<Step> {
+    fn step(&self, waker: &Waker, scope: StepScope) -> Option<Step> {
         let mut slot = self.body.lock().expect("no panic under the lock");
         let Body { reading, miss } = slot.as_mut()?;
-        let result = match reading.step(miss, waker, pace) {
+        let result = match reading.step(miss, waker, scope) {
             Step::Done(result) => result,
             other => return Some(other),
         };
@@ -206,7 +210,7 @@ impl<R: Reading> Task<R> {
 impl<R: Reading> Wake for Task<R> {
     fn wake(self: Arc<Self>) {
         if self.running.wake() {
-            self.run(Pace::Moment);
+            self.run(StepScope::CopyOnly);
         }
     }
 }

@@ -6,10 +6,10 @@
 //! - A thread that waits: the reader's memory. It takes no slot, as for any memory of a caller (read_limit.L2).
 //! - A request that owns its memory, or is lent it until the read has ended ([`Lent`]): that memory, whether or not a
 //!   thread waits.
-//! - A task, which has no such memory: frames that no word refers to (*aside*). The task's next call copies the bytes
+//! - A task, which has no such memory: frames that no word refers to (*bypass*). The task's next call copies the bytes
 //!   from there and frees the frames.
 //!
-//! - **BY1** The end of a read aside releases guard and slot, and then signals its [`ReadCompletion`](crate::read::read_completion).
+//! - **BY1** The end of a read bypass releases guard and slot, and then signals its [`ReadCompletion`](crate::read::read_completion).
 
 use std::ptr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::io::read_limit::Flight;
 use crate::io::segment::{Misalignment, Segment, SegmentIter};
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::latency::LatencyKind;
-use crate::read::fill::{Came, Stopped};
+use crate::read::fill::{FillProgress, FillStop};
 use crate::read::hit::{copy_out, wipe};
 use crate::read::read_completion::ReadCompletion;
 use crate::units::{FrameIndex, PageIndex};
@@ -40,7 +40,13 @@ const PAGES_MAX: u64 = 16;
 
 /// Whether a read of bytes `offset..end` of a file of `size` bytes goes around the cache. It must consist of whole
 /// pages, since the rest of a partly read page is mostly read next. Caller: has a guard over them.
-fn goes_around(file: &CachedFile, asks: impl Asks, offset: u64, end: u64, size: u64) -> bool {
+fn goes_around(
+    file: &CachedFile,
+    asks: impl AdmissionQuery,
+    offset: u64,
+    end: u64,
+    size: u64,
+) -> bool {
     let (cache, core) = (file.cache(), file.core());
     let number = cache.frames.file_number(ptr::from_ref(core).cast());
     let is_bound = |at: u64| at.is_multiple_of(core.page_bytes() as u64);
@@ -53,12 +59,12 @@ fn goes_around(file: &CachedFile, asks: impl Asks, offset: u64, end: u64, size: 
 }
 
 /// The call to the admission filter about the pages of a read. It comes last, as the filter remembers the pages.
-pub(super) trait Asks:
+pub(super) trait AdmissionQuery:
     FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool
 {
 }
 
-impl<T: FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool> Asks for T {}
+impl<T: FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool> AdmissionQuery for T {}
 
 /// Reads bytes `offset..end`, which lie below `size`, into the reader's memory. `None`: the pages are to be filled.
 pub(crate) fn read(
@@ -67,7 +73,7 @@ pub(crate) fn read(
     offset: u64,
     end: u64,
     size: u64,
-) -> Option<Came> {
+) -> Option<FillProgress> {
     let dst = dst.limited(end - offset);
     let is_aligned = || {
         let alignment = file.backing.alignment(false);
@@ -82,19 +88,19 @@ pub(crate) fn read(
     }
     let len = dst.left();
     let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;
-    file.cache().counters.mine().missed(pages);
+    file.cache().counters.local().missed(pages);
     let mut batch = [Transfer::new(Direction::Read, offset, dst)];
     file.carry_out(&mut batch);
     let [Transfer { moved, error, .. }] = batch;
     let (moved, stopped) = match error {
         _ if moved == len => (len, None),
-        None => (moved, Some(Stopped::Shrunk)),
+        None => (moved, Some(FillStop::Shrunk)),
         Some(error) if error.raw_os_error() == Some(libc::EFAULT) => {
-            (0, Some(Stopped::Failed(Error::Fault { op: Op::Read, offset, len })))
+            (0, Some(FillStop::Failed(Error::Fault { op: Op::Read, offset, len })))
         }
-        Some(error) => (moved, Some(Stopped::Failed(Error::io(Op::Read, offset, len, error)))),
+        Some(error) => (moved, Some(FillStop::Failed(Error::io(Op::Read, offset, len, error)))),
     };
-    Some(Came { moved, touched: len, stopped })
+    Some(FillProgress { moved, touched: len, stopped })
 }
 
 /// A read into memory that the request owns, or that is lent to it until the read ends. It runs under its guard, so
@@ -149,7 +155,7 @@ impl<'f> Lent<'f> {
         if let Some(pages) = self.file.mapped_pages.as_deref() {
             pages.note_slow_read(&*self.file.backing, end);
         }
-        let slot = self.file.cache().counters.mine();
+        let slot = self.file.cache().counters.local();
         slot.moved_past_cache(len);
         slot.took(LatencyKind::ReadMiss, self.begun);
     }
@@ -160,7 +166,7 @@ pub(super) fn begin_if(
     file: &CachedFile,
     (offset, len): (u64, u64),
     memory: Misalignment,
-    asks: impl Asks,
+    asks: impl AdmissionQuery,
 ) -> Option<Guard<'_>> {
     let end = offset + len;
     let is_aligned = || file.backing.alignment(false).first_misaligned(offset, memory).is_none();
@@ -174,7 +180,7 @@ pub(super) fn begin_if(
         return None;
     }
     let pages = file.page_of(end - 1).0 - file.page_of(offset).0 + 1;
-    file.cache().counters.mine().missed(pages);
+    file.cache().counters.local().missed(pages);
     Some(guard)
 }
 
@@ -238,7 +244,7 @@ impl BypassRead {
         let (first, last) = (file.page_of(offset), file.page_of(end - 1));
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
         let class = Class::page(file.core().page_shift);
-        let mut aside = BypassRead {
+        let mut bypass = BypassRead {
             shared: Arc::clone(&file.shared),
             first,
             frames: SmallVec::new(),
@@ -248,15 +254,15 @@ impl BypassRead {
         };
         for _ in first.to(last) {
             let Some(frame) = cache.take_frame(class) else { return Err(guard) };
-            aside.frames.push(frame);
+            bypass.frames.push(frame);
         }
-        cache.counters.mine().missed(aside.frames.len() as u64);
-        let aside = Arc::new(aside);
+        cache.counters.local().missed(bypass.frames.len() as u64);
+        let bypass = Arc::new(bypass);
         let page_bytes = file.core().page_bytes();
-        let memory = aside.frames.iter().map(|&frame| cache.frames.bytes(frame));
-        // SAFETY: no word refers to these frames; `aside` owns them, and `done` keeps `aside`.
+        let memory = bypass.frames.iter().map(|&frame| cache.frames.bytes(frame));
+        // SAFETY: no word refers to these frames; `bypass` owns them, and `done` keeps `bypass`.
         let segments = memory.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect();
-        let (reading, owner) = (Arc::clone(&aside), Arc::clone(file));
+        let (reading, owner) = (Arc::clone(&bypass), Arc::clone(file));
         let done = Box::new(move |outcome: std::io::Result<usize>| {
             // inode.CF1.
             drop(owner);
@@ -272,7 +278,7 @@ impl BypassRead {
         if let Err(read) = shared_ring::start_read(ring, Arc::clone(&file.backing), read) {
             read.done.end(Ok(0));
         }
-        Ok(aside)
+        Ok(bypass)
     }
 
     /// Whether the read has ended. If not, `waker` is woken at its end (BY1).
@@ -310,7 +316,7 @@ impl BypassRead {
         if let Some(pages) = file.mapped_pages.as_deref() {
             pages.note_slow_read(&*file.backing, end);
         }
-        file.cache().counters.mine().moved_past_cache(len);
+        file.cache().counters.local().moved_past_cache(len);
         let fault = Error::Fault { op: Op::Read, offset, len };
         Some(if faulted { Err(fault) } else { Ok(len as usize) })
     }

@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::HeldLeaf;
-use crate::cache::table::page::{PageState, Shown};
+use crate::cache::table::page::{PageState, PublishFlags};
 use crate::cache::table::step;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
@@ -41,7 +41,7 @@ use crate::io::read_limit::Slots;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Segments, Transfer};
 use crate::read::hit::copy_out;
-use crate::read::run::{self, Claims, Filled, Next, Run, RunEnd};
+use crate::read::run::{self, Claims, FilledPage, Next, Run, RunEnd};
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
 
@@ -49,7 +49,7 @@ use crate::waits::WaitFor;
 const CHUNK_PAGES: usize = 256;
 
 /// Why a read ended before its end.
-pub(crate) enum Stopped {
+pub(crate) enum FillStop {
     /// The file is shorter than expected: another process cut it.
     Shrunk,
     Failed(Error),
@@ -60,13 +60,13 @@ pub(crate) enum Stopped {
 const ROUNDS_MAX: u32 = 8;
 
 /// The progress of a read.
-pub(crate) struct Came {
+pub(crate) struct FillProgress {
     /// Bytes that were read, from the first on.
     pub(crate) moved: u64,
     /// The end of the memory that may have been written to.
     pub(crate) touched: u64,
     /// The reason why not all were read.
-    pub(crate) stopped: Option<Stopped>,
+    pub(crate) stopped: Option<FillStop>,
 }
 
 /// Reads bytes `offset..end`, which lie below `size`, into `dst`.
@@ -76,7 +76,7 @@ pub(crate) fn read(
     offset: u64,
     end: u64,
     size: u64,
-) -> Came {
+) -> FillProgress {
     let (first, last) = (file.page_of(offset), file.page_of(end - 1));
     let (reached, touched) = (offset, offset);
     let mut reader = Reader { file, dst, offset, end, size, reached, touched, faulted: false };
@@ -91,9 +91,9 @@ pub(crate) fn read(
     let touched = reader.touched - offset;
     if reader.faulted {
         let fault = Error::Fault { op: Op::Read, offset, len: end - offset };
-        return Came { moved: 0, touched, stopped: Some(Stopped::Failed(fault)) };
+        return FillProgress { moved: 0, touched, stopped: Some(FillStop::Failed(fault)) };
     }
-    Came { moved: reader.reached - offset, touched, stopped }
+    FillProgress { moved: reader.reached - offset, touched, stopped }
 }
 
 /// A read under way.
@@ -110,7 +110,7 @@ struct Reader<'a> {
     faulted: bool,
 }
 
-type FillResult = std::result::Result<(), Stopped>;
+type FillResult = std::result::Result<(), FillStop>;
 
 impl Reader<'_> {
     fn chunk(&mut self, first: PageIndex, pages: usize) -> FillResult {
@@ -151,11 +151,11 @@ impl Reader<'_> {
                 return self.around(page);
             };
             let word = held.word(page);
-            let look = step::Look::begin(word, &file.core().epoch);
+            let look = step::HeldPage::begin(word, &file.core().epoch);
             let seen = look.seen;
             let read = match seen.state() {
                 PageState::Ready => {
-                    let filled = Filled { page, frame: seen.frame() };
+                    let filled = FilledPage { page, frame: seen.frame() };
                     let copied = look.copy_if_unchanged(|| self.take(&filled)).is_some();
                     if copied {
                         word.mark_referenced(seen);
@@ -188,7 +188,7 @@ impl Reader<'_> {
     }
 
     /// Copies the caller's part of a page.
-    fn take(&mut self, filled: &Filled) {
+    fn take(&mut self, filled: &FilledPage) {
         let start = self.file.start_of(filled.page);
         let page_end = start + self.file.core().page_bytes() as u64;
         let (from, to) = (start.max(self.offset), page_end.min(self.end));
@@ -206,7 +206,7 @@ impl Reader<'_> {
     /// F4: reads the caller's part of a page from the back end, as far as there are bytes.
     fn around(&mut self, page: PageIndex) -> FillResult {
         let file = self.file;
-        file.cache().counters.mine().read_uncached();
+        file.cache().counters.local().read_uncached();
         let start = file.start_of(page);
         let page_bytes = file.core().page_bytes();
         let from = start.max(self.offset);
@@ -235,13 +235,13 @@ impl Reader<'_> {
         // SAFETY: within `bounce`; `dst` is our caller's promise.
         let copied = unsafe { copy_out(part, aligned.add(skipped as usize), Source::Near) };
         self.faulted |= copied.is_err();
-        file.cache().counters.mine().bypassed(moved);
+        file.cache().counters.local().bypassed(moved);
         self.reached = from + moved;
         self.touched = self.touched.max(self.reached);
         match failure {
             _ if moved == to - from => Ok(()),
-            None => Err(Stopped::Shrunk),
-            Some(error) => Err(Stopped::Failed(Error::io(Op::Read, first, len as u64, error))),
+            None => Err(FillStop::Shrunk),
+            Some(error) => Err(FillStop::Failed(Error::io(Op::Read, first, len as u64, error))),
         }
     }
 }
@@ -262,7 +262,7 @@ fn fill_missing(
     first: PageIndex,
     pages: usize,
     size: u64,
-    take: &mut dyn FnMut(&Filled),
+    take: &mut dyn FnMut(&FilledPage),
 ) -> Tried {
     let mut slots = Slots::new(&file.shared.flight);
     let mut claims = Claims::new(file, first..first + pages as u64, size);
@@ -285,7 +285,7 @@ fn fill_missing(
         return tried;
     }
     let claimed: usize = runs.iter().map(|run| run.frames.len()).sum();
-    file.cache().counters.mine().missed(claimed as u64);
+    file.cache().counters.local().missed(claimed as u64);
     let memory: SmallVec<[Segments; 1]> = runs.iter().map(|run| run.memory(file)).collect();
     let mut transfers: SmallVec<[Transfer<'_>; 1]> = SmallVec::new();
     for (run, memory) in runs.iter().zip(&memory) {
@@ -316,7 +316,7 @@ pub(crate) fn fill_one(
     page: PageIndex,
     size: u64,
     op: Op,
-    take: impl FnOnce(&Filled),
+    take: impl FnOnce(&FilledPage),
 ) -> Result<Alone> {
     let (cache, page_bytes) = (file.cache(), file.core().page_bytes());
     let word = held.word(page);
@@ -334,9 +334,9 @@ pub(crate) fn fill_one(
         cache.frames.free(frame, Class::page(file.core().page_shift));
         return Ok(Alone::Others);
     }
-    // Before it is shown (generations.G5).
+    // Before it is published (generations.G5).
     file.writeback.generations.read_back(page, page);
-    cache.counters.mine().missed(1);
+    cache.counters.local().missed(1);
     // SAFETY: the frame of a page that this thread made FILLING.
     let segment = unsafe { [Segment::new(cache.frames.bytes(frame), page_bytes)] };
     let start = file.start_of(page);
@@ -344,9 +344,10 @@ pub(crate) fn fill_one(
     file.carry_out(&mut batch);
     slots.give_back();
     let [Transfer { moved, error, .. }] = batch;
-    let (filled, shown) = (Filled { page, frame }, Shown { referenced: true, ..Shown::default() });
-    if run::show(file, held, &filled, size, moved, shown, take) {
-        cache.counters.mine().filled(1);
+    let (filled, shown) =
+        (FilledPage { page, frame }, PublishFlags { referenced: true, ..PublishFlags::default() });
+    if run::publish_page(file, held, &filled, size, moved, shown, take) {
+        cache.counters.local().filled(1);
         let core = file.core();
         cache.insert_pages(iter::once(ReadyPage { frame, core, page, origin: PageOrigin::Missed }));
         return Ok(Alone::Filled);

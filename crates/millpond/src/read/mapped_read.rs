@@ -11,7 +11,7 @@ use millpond_rangelock::Mode;
 
 use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
-use crate::inode::mapped_pages::{Attempted, MappedPages};
+use crate::inode::mapped_pages::{MappedAttempt, MappedPages};
 use crate::io::segment::SegmentIter;
 use crate::io::transfer::{Direction, Transfer};
 use crate::read::hit::wipe;
@@ -31,12 +31,12 @@ pub(crate) fn try_read(
         return None;
     }
     match pages.try_read(descriptor(file)?, dst, offset) {
-        Attempted::Read => {
+        MappedAttempt::Read => {
             slot.hit(len);
             Some(len as usize)
         }
-        Attempted::No => None,
-        Attempted::Failed => {
+        MappedAttempt::No => None,
+        MappedAttempt::Failed => {
             forget_copy(slot, dst);
             None
         }
@@ -119,7 +119,7 @@ fn count(
     outcome: Result<u64>,
 ) -> Result<usize> {
     let moved = outcome?;
-    file.cache().counters.mine().moved_past_cache(moved);
+    file.cache().counters.local().moved_past_cache(moved);
     pages.note_slow_read(&*file.backing, offset + moved);
     Ok(moved as usize)
 }

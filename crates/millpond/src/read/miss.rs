@@ -15,7 +15,7 @@
 //!         |           all pages by one read --------------------------> [READ]
 //!         |           else on to "a page is FILLING"                       ^
 //!         +-> none is EMPTY, one is FILLING or HIDDEN --> arm ------> [PAGE]
-//!         +-> none is cached, nor worth it: one read aside ----------> [ASIDE] done
+//!         +-> none is cached, nor worth it: one bypass read ---------> [BYPASS] done
 //!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
 //! ```
 //!
@@ -32,12 +32,12 @@
 //!   leaves its pages EMPTY, and its task goes to a worker, which tries page by page.
 //! - **M6** The pages that a task has filled can be evicted before it copies them. After [`ROUNDS_MAX`] rounds a
 //!   worker reads under a guard, so a tiny cache makes progress.
-//! - **M7** A step at pace [`Pace::Moment`] takes no guard, no frame and no slot: it may run on the thread that ended
+//! - **M7** A step of scope [`StepScope::CopyOnly`] takes no guard, no frame and no slot: it may run on the thread that ended
 //!   a fill, in the middle of that end (wait_queue.WQ4).
 //! - **M8** A task that finds no slot leaves an offer (`io::read_limit`). When a slot is free, the offer starts the
 //!   task's reads and then wakes the task. It runs on the thread of a read that has ended and has released guard and
 //!   slot. So at the limit, too, reads follow each other without another thread, whether or not tasks are polled.
-//! - **M9** A read around the cache goes into frames that no page word refers to (`bypass_read`). Its step copies from
+//! - **M9** A bypass read goes into frames that no page word refers to (`bypass_read`). Its step copies from
 //!   them and is done, in any state of the pages. If a byte is missing, a worker reads.
 
 use std::ops::RangeInclusive;
@@ -74,7 +74,7 @@ use crate::workers::JobOutcome;
 const ROUNDS_MAX: u32 = 4;
 
 /// The file, the range and the destination of a read.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct PendingRead<'a> {
     pub(crate) file: &'a Arc<CachedFile>,
     pub(crate) readahead: &'a Readahead,
     pub(crate) dst: SegmentIter<'a>,
@@ -87,11 +87,11 @@ pub(crate) struct Wanted<'a> {
 
 /// How much a step may do.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pace {
+pub(crate) enum StepScope {
     /// All but waiting.
     Full,
     /// Copying, or arming (M7).
-    Moment,
+    CopyOnly,
 }
 
 /// How a step ended.
@@ -99,7 +99,7 @@ pub(crate) enum Step {
     Done(Result<usize>),
     /// The waker will be woken.
     Pending,
-    /// Needs a step at full pace; the waker will not be woken.
+    /// Needs a step at full scope; the waker will not be woken.
     Work,
 }
 
@@ -121,14 +121,14 @@ enum Wait {
 pub(crate) struct Miss {
     wait: Wait,
     rounds: u32,
-    looked_ahead: bool,
+    has_read_ahead: bool,
     /// Pages may have been filled since the last try.
     may_hit: bool,
     /// Of the reads that this task has started.
     progress: Option<Arc<Progress>>,
     begun: Instant,
     /// Set once the read is pending, until its end.
-    told: Option<TaskWait>,
+    wait_record: Option<TaskWait>,
 }
 
 /// The result of a look at the pages.
@@ -140,7 +140,7 @@ enum MissStep {
 }
 
 /// The outcome of starting reads of the missing pages.
-enum Started {
+enum StartedReads {
     Reads,
     /// One read, of all pages: its end wakes the task.
     All,
@@ -148,11 +148,11 @@ enum Started {
     NoSlot,
 }
 
-impl Wanted<'_> {
+impl PendingRead<'_> {
     /// The lock-free read.
     #[inline]
     pub(crate) fn try_hit(&self) -> Option<usize> {
-        let slot = self.file.cache().counters.mine();
+        let slot = self.file.cache().counters.local();
         if let Some(pages) = self.file.mapped_pages.as_deref() {
             return mapped_read::try_read(self.file, pages, slot, self.dst, self.offset);
         }
@@ -207,28 +207,33 @@ impl Miss {
         Miss {
             wait: Wait::Nothing,
             rounds: 0,
-            looked_ahead: false,
+            has_read_ahead: false,
             may_hit: false,
             progress: None,
             begun: Instant::now(),
-            told: None,
+            wait_record: None,
         }
     }
 
-    /// Goes on with a read. Caller: passes the same read each time, not empty and checked.
-    pub(crate) fn step(&mut self, wanted: &Wanted<'_>, waker: &Waker, pace: Pace) -> Step {
-        let step = self.go_on(wanted, waker, pace);
+    /// Continues a read. Caller: passes the same read each time, not empty and checked.
+    pub(crate) fn step(
+        &mut self,
+        wanted: &PendingRead<'_>,
+        waker: &Waker,
+        scope: StepScope,
+    ) -> Step {
+        let step = self.advance(wanted, waker, scope);
         if matches!(step, Step::Pending) {
             self.record_wait(wanted);
         }
         if matches!(step, Step::Done(_)) {
-            wanted.file.cache().counters.mine().took(LatencyKind::ReadMiss, self.begun);
+            wanted.file.cache().counters.local().took(LatencyKind::ReadMiss, self.begun);
         }
         step
     }
 
     /// Records the event that it waits for.
-    fn record_wait(&mut self, wanted: &Wanted<'_>) {
+    fn record_wait(&mut self, wanted: &PendingRead<'_>) {
         let what = match self.wait {
             Wait::Nothing | Wait::Read | Wait::Bypass(_) => WaitFor::Read,
             Wait::Page(_) => WaitFor::Page,
@@ -236,21 +241,21 @@ impl Miss {
             Wait::Room(..) => WaitFor::Slot,
             Wait::Worker(_) => WaitFor::Worker,
         };
-        match &mut self.told {
-            Some(told) => told.waits_for(what),
+        match &mut self.wait_record {
+            Some(record) => record.waits_for(what),
             None => {
                 let (file, len) = (wanted.file, wanted.dst.left());
-                self.told = Some(file.shared.tasks.begin(what, file.id, wanted.offset, len));
+                self.wait_record = Some(file.shared.tasks.begin(what, file.id, wanted.offset, len));
             }
         }
     }
 
-    fn go_on(&mut self, wanted: &Wanted<'_>, waker: &Waker, pace: Pace) -> Step {
+    fn advance(&mut self, wanted: &PendingRead<'_>, waker: &Waker, scope: StepScope) -> Step {
         let mut request = None;
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Guard(waiting) => request = Some(waiting),
             Wait::Worker(outcome) => return self.poll_worker(outcome, wanted, waker),
-            Wait::Bypass(aside) => return self.take_aside(aside, wanted, waker, pace),
+            Wait::Bypass(bypass) => return self.finish_bypass(bypass, wanted, waker, scope),
             other => other.withdraw(),
         }
         loop {
@@ -260,7 +265,7 @@ impl Miss {
                 return Step::Done(Ok(moved));
             }
             if wanted.file.mapped_pages.is_some() {
-                return self.bypass(request, wanted, waker, pace);
+                return self.bypass(request, wanted, waker, scope);
             }
             let pages = wanted.pages();
             // Acquire: pairs with the release in `Run::start`. Argued: there.
@@ -277,15 +282,15 @@ impl Miss {
                 }
                 _ => None,
             };
-            if pace == Pace::Moment {
+            if scope == StepScope::CopyOnly {
                 self.wait = request.map_or(Wait::Nothing, Wait::Guard);
                 return Step::Work;
             }
             self.rounds += 1;
             let Some((found, pages)) = found.filter(|_| self.rounds <= ROUNDS_MAX) else {
-                return self.hand_over(wanted, waker);
+                return self.read_by_worker(wanted, waker);
             };
-            if !std::mem::replace(&mut self.looked_ahead, true) {
+            if !std::mem::replace(&mut self.has_read_ahead, true) {
                 // Takes off the marker that sent a read here although all of its pages are READY.
                 wanted.readahead.before_read(wanted.file, *pages.start(), *pages.end());
             }
@@ -297,13 +302,13 @@ impl Miss {
             };
             let ring = SharedRing::of_this_batch(wanted.ring);
             let range = (wanted.offset, wanted.dst.left());
-            let aside = match wanted.fills {
+            let bypass = match wanted.fills {
                 true => Err(guard),
                 false => BypassRead::start(wanted.file, guard, range, waker, ring),
             };
-            let guard = match aside {
-                Ok(aside) => {
-                    self.wait = Wait::Bypass(aside);
+            let guard = match bypass {
+                Ok(bypass) => {
+                    self.wait = Wait::Bypass(bypass);
                     return Step::Pending;
                 }
                 Err(guard) => guard,
@@ -311,15 +316,15 @@ impl Miss {
             let progress = self.progress.get_or_insert_default();
             let mut reads = MissReads { progress, waker: Some(TaskWaker::new(waker)), ring };
             match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
-                // Acquire: pairs with the release in `Telling`. Argued: there.
-                Started::All if progress.ended.load(Acquire) => {}
-                Started::All => {
+                // Acquire: pairs with the release in `WakeOnDrop`. Argued: there.
+                StartedReads::All if progress.ended.load(Acquire) => {}
+                StartedReads::All => {
                     self.wait = Wait::Read;
                     return Step::Pending;
                 }
-                Started::Reads => self.may_hit = false,
-                Started::NoFrame => return self.hand_over(wanted, waker),
-                Started::NoSlot => {
+                StartedReads::Reads => self.may_hit = false,
+                StartedReads::NoFrame => return self.read_by_worker(wanted, waker),
+                StartedReads::NoSlot => {
                     let offer = offer(wanted, pages, progress, waker);
                     let shared = &wanted.file.shared;
                     if let Some(ticket) = shared.flight.wait(offer) {
@@ -332,15 +337,15 @@ impl Miss {
         }
     }
 
-    /// Goes on with a read of a file with mapped backing, which the mapping does not serve.
+    /// Continues a read of a file with mapped backing, which the mapping does not serve.
     fn bypass(
         &mut self,
         request: Option<GuardRequest>,
-        wanted: &Wanted<'_>,
+        wanted: &PendingRead<'_>,
         waker: &Waker,
-        pace: Pace,
+        scope: StepScope,
     ) -> Step {
-        if pace == Pace::Moment {
+        if scope == StepScope::CopyOnly {
             self.wait = request.map_or(Wait::Nothing, Wait::Guard);
             return Step::Work;
         }
@@ -350,13 +355,13 @@ impl Miss {
         let ring = SharedRing::of_this_batch(wanted.ring);
         let range = (wanted.offset, wanted.dst.left());
         match BypassRead::start_mapped(wanted.file, guard, range, waker, ring) {
-            Ok(aside) => {
-                self.wait = Wait::Bypass(aside);
+            Ok(bypass) => {
+                self.wait = Wait::Bypass(bypass);
                 Step::Pending
             }
             Err(guard) => {
                 drop(guard);
-                self.hand_over(wanted, waker)
+                self.read_by_worker(wanted, waker)
             }
         }
     }
@@ -365,7 +370,7 @@ impl Miss {
     fn guard(
         &mut self,
         request: Option<GuardRequest>,
-        wanted: &Wanted<'_>,
+        wanted: &PendingRead<'_>,
         waker: &Waker,
     ) -> Option<OwnedGuard> {
         let ranges = &wanted.file.ranges;
@@ -390,30 +395,30 @@ impl Miss {
         }
     }
 
-    /// Goes on with a read aside (M9).
-    fn take_aside(
+    /// Continues a bypass read (M9).
+    fn finish_bypass(
         &mut self,
-        aside: Arc<BypassRead>,
-        wanted: &Wanted<'_>,
+        bypass: Arc<BypassRead>,
+        wanted: &PendingRead<'_>,
         waker: &Waker,
-        pace: Pace,
+        scope: StepScope,
     ) -> Step {
-        if !aside.has_ended_or_wakes(waker) {
-            self.wait = Wait::Bypass(aside);
+        if !bypass.has_ended_or_wakes(waker) {
+            self.wait = Wait::Bypass(bypass);
             return Step::Pending;
         }
-        match aside.take(wanted.file, wanted.dst, wanted.offset) {
+        match bypass.take(wanted.file, wanted.dst, wanted.offset) {
             Some(result) => Step::Done(result),
-            None if pace == Pace::Full => self.hand_over(wanted, waker),
+            None if scope == StepScope::Full => self.read_by_worker(wanted, waker),
             None => {
-                self.wait = Wait::Bypass(aside);
+                self.wait = Wait::Bypass(bypass);
                 Step::Work
             }
         }
     }
 
     /// Has a worker read, as a caller that may wait does (M5, M6).
-    fn hand_over(&mut self, wanted: &Wanted<'_>, waker: &Waker) -> Step {
+    fn read_by_worker(&mut self, wanted: &PendingRead<'_>, waker: &Waker) -> Step {
         let file = Arc::clone(wanted.file);
         let (len, offset) = (wanted.dst.left(), wanted.offset);
         let outcome = JobOutcome::of_read(&wanted.file.shared.workers, move || {
@@ -435,7 +440,7 @@ impl Miss {
     fn poll_worker(
         &mut self,
         outcome: JobOutcome<Result<Vec<u8>>>,
-        wanted: &Wanted<'_>,
+        wanted: &PendingRead<'_>,
         waker: &Waker,
     ) -> Step {
         match outcome.poll(waker) {
@@ -476,12 +481,12 @@ impl Drop for Miss {
 }
 
 /// Signals the end of a read when it is dropped.
-struct Telling {
+struct WakeOnDrop {
     progress: Arc<Progress>,
     waker: Option<TaskWaker>,
 }
 
-impl Drop for Telling {
+impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         // Release: a task that finds it set finds the pages as the read has left them. Argued: it is a shortcut; a
         // task that finds it clear is woken.
@@ -510,7 +515,7 @@ impl MissReads<'_> {
         guard: OwnedGuard,
         pages: RangeInclusive<PageIndex>,
         spare: &mut Option<FlightSlot>,
-    ) -> Started {
+    ) -> StartedReads {
         // Stable under the guard, as far as it concerns these pages (write.W5).
         let size = file.core().size.get();
         let count = (*pages.end() - *pages.start() + 1) as usize;
@@ -528,25 +533,27 @@ impl MissReads<'_> {
             });
             let run = match next {
                 Next::Run(run) => run,
-                Next::End => break Started::Reads,
+                Next::End => break StartedReads::Reads,
                 Next::NoFrame => {
                     file.shared
                         .flusher
                         .request_reclaim(file.cache().writeback_counts.unevictable());
-                    break Started::NoFrame;
+                    break StartedReads::NoFrame;
                 }
-                Next::NoSlot => break Started::NoSlot,
+                Next::NoSlot => break StartedReads::NoSlot,
             };
-            file.cache().counters.mine().missed(run.frames.len() as u64);
-            let brings_all = run.frames.len() == count;
-            let telling = brings_all
-                .then(|| Telling { progress: Arc::clone(self.progress), waker: self.waker.take() });
+            file.cache().counters.local().missed(run.frames.len() as u64);
+            let fills_all = run.frames.len() == count;
+            let wake_on_end = fills_all.then(|| WakeOnDrop {
+                progress: Arc::clone(self.progress),
+                waker: self.waker.take(),
+            });
             // They go in this order.
-            let keep = (own.take(), shared.clone(), spare.take(), telling);
+            let keep = (own.take(), shared.clone(), spare.take(), wake_on_end);
             // Where it is refused, it has failed.
             run.start(file, keep, Some(Arc::clone(self.progress)), self.ring.cloned());
-            if brings_all {
-                break Started::All;
+            if fills_all {
+                break StartedReads::All;
             }
         }
     }
@@ -554,7 +561,7 @@ impl MissReads<'_> {
 
 /// M8.
 fn offer(
-    wanted: &Wanted<'_>,
+    wanted: &PendingRead<'_>,
     pages: RangeInclusive<PageIndex>,
     progress: &Arc<Progress>,
     waker: &Waker,
@@ -568,7 +575,7 @@ fn offer(
         if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
             let ring = SharedRing::of_this_batch(ring.as_ref());
             let mut reads = MissReads { progress: &progress, waker: waker.take(), ring };
-            if matches!(reads.start_missing(&file, guard, pages, &mut spare), Started::All) {
+            if matches!(reads.start_missing(&file, guard, pages, &mut spare), StartedReads::All) {
                 return spare;
             }
             waker = reads.waker;

@@ -39,7 +39,7 @@ use millpond_rangelock::Mode;
 use crate::error::Result;
 use crate::inode::CachedFile;
 use crate::io::segment::SegmentIter;
-use crate::read::fill::{Came, Stopped};
+use crate::read::fill::{FillProgress, FillStop};
 use crate::read::hit::{HitPath, TRIES_MAX, may_hit, wipe};
 
 /// Times that a read starts over because the file below shrank under it. Chosen, not measured.
@@ -78,7 +78,7 @@ fn read_guarded(
         if end <= offset {
             return Ok(0);
         }
-        let counts = file.cache().counters.mine();
+        let counts = file.cache().counters.local();
         let came = match bypass_read::read(file, dst, offset, end, size) {
             Some(came) => {
                 counts.moved_past_cache(came.moved);
@@ -90,13 +90,13 @@ fn read_guarded(
                 came
             }
         };
-        let Came { moved, touched: came_to, stopped } = came;
+        let FillProgress { moved, touched: came_to, stopped } = came;
         drop(guard);
         *touched = (*touched).max(came_to);
         tries += 1;
         match stopped {
-            Some(Stopped::Failed(error)) if moved == 0 => return Err(error),
-            Some(Stopped::Shrunk) if tries < SHRUNK_MAX => size = file.adopt_size()?,
+            Some(FillStop::Failed(error)) if moved == 0 => return Err(error),
+            Some(FillStop::Shrunk) if tries < SHRUNK_MAX => size = file.adopt_size()?,
             // Another process keeps cutting and extending the file: returns the bytes that were read.
             _ => return Ok(moved as usize),
         }
@@ -111,7 +111,7 @@ fn read_guarded(
 pub(crate) fn read_torn(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
     let len = dst.left();
     let (shared, core) = (&*file.shared, file.core());
-    let slot = shared.cache.counters.mine();
+    let slot = shared.cache.counters.local();
     let page_bytes = core.page_bytes() as u64;
     let page_end = |at: u64| ((at / page_bytes + 1) * page_bytes).min(offset + len);
     let mut at = offset;

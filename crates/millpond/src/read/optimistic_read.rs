@@ -124,7 +124,7 @@ impl UnguardedRead {
                 return false;
             }
         }
-        file.cache().counters.mine().moved_past_cache(self.len);
+        file.cache().counters.local().moved_past_cache(self.len);
         true
     }
 }

@@ -1,4 +1,4 @@
-//! Runs: contiguous pages that are claimed, read by one transfer, and shown.
+//! Runs: contiguous pages that are claimed, read by one transfer, and published.
 //!
 //! ```text
 //!   Claims::next_run: EMPTY pages get frames and become FILLING       (one filler of a page, page.W9)
@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
 use crate::cache::table::HeldLeaf;
-use crate::cache::table::page::{PageState, PageWord, Shown};
+use crate::cache::table::page::{PageState, PageWord, PublishFlags};
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
@@ -33,7 +33,7 @@ use crate::units::{FrameIndex, PageIndex};
 const RUN_NOTED: usize = 16;
 
 /// A page whose bytes are complete, before any other thread can see it.
-pub(crate) struct Filled {
+pub(crate) struct FilledPage {
     pub(crate) page: PageIndex,
     pub(crate) frame: FrameIndex,
 }
@@ -134,7 +134,7 @@ impl<'f> Claims<'f> {
         if frames.is_empty() {
             return refused;
         }
-        // Before they are shown (generations.G5).
+        // Before they are published (generations.G5).
         let last = first + frames.len() as u64 - 1;
         self.file.writeback.generations.read_back(first, last);
         Next::Run(Run { first, frames, size: self.size, prefetched: false, marker: false })
@@ -153,16 +153,16 @@ pub(crate) fn try_claim(held: &HeldLeaf<'_>, word: &PageWord, frame: FrameIndex)
 
 /// Ends the fill of a page, of which `arrived` bytes or more are there, of a file of `size` bytes. The page is handed
 /// to `take` and becomes READY, or becomes EMPTY again if bytes are missing. Returns whether it is READY.
-pub(crate) fn show(
+pub(crate) fn publish_page(
     file: &CachedFile,
     held: &HeldLeaf<'_>,
-    filled: &Filled,
+    filled: &FilledPage,
     size: u64,
     arrived: u64,
-    shown: Shown,
-    take: impl FnOnce(&Filled),
+    flags: PublishFlags,
+    take: impl FnOnce(&FilledPage),
 ) -> bool {
-    let &Filled { page, frame } = filled;
+    let &FilledPage { page, frame } = filled;
     let page_bytes = file.core().page_bytes() as u64;
     let valid = page_bytes.min(size.saturating_sub(file.start_of(page)));
     let word = held.word(page);
@@ -179,7 +179,7 @@ pub(crate) fn show(
         copy::zero(bytes.add(valid as usize), (page_bytes - valid) as usize);
     }
     take(filled);
-    word.wake(word.finish_fill(frame, shown));
+    word.wake(word.finish_fill(frame, flags));
     true
 }
 
@@ -246,7 +246,7 @@ impl Run {
         file: &'f CachedFile,
         leaves: &mut Leaves<'f>,
         moved: u64,
-        take: &mut dyn FnMut(&Filled),
+        take: &mut dyn FnMut(&FilledPage),
     ) -> RunEnd {
         let run_start = file.start_of(self.first);
         let mut end = RunEnd::Whole;
@@ -254,12 +254,20 @@ impl Run {
         for (page, frame) in self.first.onwards().zip(self.frames.iter().copied()) {
             let arrived = (run_start + moved).saturating_sub(file.start_of(page));
             let held = leaves.hold(page, false).expect("a FILLING page holds its leaf");
-            let shown = Shown {
+            let flags = PublishFlags {
                 referenced: !self.prefetched,
                 marker: self.marker && page == self.first,
                 dirty: false,
             };
-            if !show(file, held, &Filled { page, frame }, self.size, arrived, shown, &mut *take) {
+            if !publish_page(
+                file,
+                held,
+                &FilledPage { page, frame },
+                self.size,
+                arrived,
+                flags,
+                &mut *take,
+            ) {
                 end = RunEnd::Short;
                 continue;
             }
@@ -269,11 +277,11 @@ impl Run {
                 held.record_run(page, frame);
             }
         }
-        file.cache().counters.mine().filled(ready as u64);
-        let shown = self.first.onwards().zip(self.frames.iter().copied()).take(ready);
+        file.cache().counters.local().filled(ready as u64);
+        let published = self.first.onwards().zip(self.frames.iter().copied()).take(ready);
         let core = file.core();
         let origin = if self.prefetched { PageOrigin::Prefetched } else { PageOrigin::Missed };
-        file.cache().insert_pages(shown.map(|(page, frame)| ReadyPage {
+        file.cache().insert_pages(published.map(|(page, frame)| ReadyPage {
             frame,
             core,
             page,

@@ -309,7 +309,7 @@ impl Recovery {
     /// a newer frame of the page was committed.
     ///
     /// recovery.K4: the last of these comes *before* the newer frame can be cleaned, which means before the
-    /// page is shown with the newer frame. [`crate::cache::frames::Frames::release`] cleans, too, but may
+    /// page is published with the newer frame. [`crate::cache::frames::Frames::release`] cleans, too, but may
     /// come too late for this. recovery.K7: the frame can't be allocated during that time; a write-back
     /// that has it pinned cleans it before it unpins.
     #[inline]

@@ -1,7 +1,7 @@
 //! Writes that stay in the cache and are written back later.
 //!
 //! Space is reserved first, so that a full disk fails the write itself. Every page's leaf is held before the first
-//! page is shown, so that the write can't run out of memory from then on.
+//! page is published, so that the write can't run out of memory from then on.
 
 use crate::cache::frames::class::Class;
 use crate::cache::table::step;
@@ -25,7 +25,7 @@ impl Write<'_> {
         let (start, end) = (self.file.start_of(self.first), self.offset + self.len);
         let end = end.next_multiple_of(self.file.core().page_bytes() as u64);
         if !self.file.keep() {
-            self.file.stay_through();
+            self.file.keep_write_through();
             return Ok(false);
         }
         let leaves = &mut Leaves::new(self.file);
@@ -75,7 +75,7 @@ impl Write<'_> {
         let Some(word) = leaves.hold(page, false).ok().map(|held| held.word(page)) else {
             return Ok(None);
         };
-        let look = step::Look::begin(word, &file.core().epoch);
+        let look = step::HeldPage::begin(word, &file.core().epoch);
         let seen = look.seen;
         if !seen.is_ready() || self.offset + self.len > self.size {
             return Ok(None);
@@ -178,7 +178,7 @@ impl Write<'_> {
         let frames = &self.file.cache().frames;
         let Ok(held) = self.file.core().hold(self.file.cache(), page, false) else { return false };
         let word = held.word(page);
-        let look = step::Look::begin(word, &self.file.core().epoch);
+        let look = step::HeldPage::begin(word, &self.file.core().epoch);
         let seen = look.seen;
         if !seen.is_ready() {
             return false;
@@ -203,7 +203,7 @@ impl Write<'_> {
         pages.iter().for_each(|&(page, _)| file.writeback.generations.read_back(page, page));
         let page_bytes = file.core().page_bytes();
         let frames = &file.cache().frames;
-        // SAFETY: the frames are ours until they are shown.
+        // SAFETY: the frames are ours until they are published.
         let segments: Vec<_> = pages
             .iter()
             .map(|&(_, frame)| unsafe { [Segment::new(frames.bytes(frame), page_bytes)] })

@@ -31,7 +31,7 @@ impl<'a> Write<'a> {
             .map(|(page, &frame)| {
                 let page_start = file.start_of(page);
                 let (from, to) = (start.max(page_start), end.min(page_start + page_bytes));
-                // SAFETY: within the frame, which is ours until it is shown, and does not change after that (page.W2).
+                // SAFETY: within the frame, which is ours until it is published, and does not change after that (page.W2).
                 unsafe {
                     let at = frames.bytes(frame).add((from - page_start) as usize);
                     Segment::new(at, (to - from) as usize)

@@ -1,13 +1,13 @@
 //! Writes past the cache.
 //!
 //! All cached pages of the range are hidden first and dropped in the end, so readers see the old bytes or the new
-//! ones. After a failed write, pages that were not overwritten are shown again where they are still needed. The back
+//! ones. After a failed write, pages that were not overwritten are published again where they are still needed. The back
 //! end's write lies between [`Write::begin_bypass`] and [`Write::end_bypass`], for callers that have several such
 //! writes in flight at once.
 
 use crate::cache::frames::class::Class;
 use crate::cache::table::HeldLeaf;
-use crate::cache::table::page::{PageState, PageWord, Shown, Word};
+use crate::cache::table::page::{PageState, PageWord, PublishFlags, Word};
 use crate::cache::table::step::Hiding;
 use crate::error::{Op, Result};
 use crate::inode::space;
@@ -121,7 +121,7 @@ impl Write<'_> {
         self.note_whole_pages(moved, is_durable);
         self.end_cleared(moved);
         if around.is_cached {
-            self.drop_or_show(end);
+            self.drop_or_publish(end);
         }
         self.result(end - self.offset, error, durability)
     }
@@ -161,10 +161,10 @@ impl Write<'_> {
     /// Makes those hidden pages EMPTY of which the back end has new bytes up to `end`, and clean ones. Shows the
     /// others again. A page that is UNSTABLE and was not overwritten whole becomes DIRTY: a device that failed may
     /// have lost bytes that no sync has covered, and this is their only copy.
-    pub(super) fn drop_or_show(&self, end: u64) {
+    pub(super) fn drop_or_publish(&self, end: u64) {
         let file = self.file;
         let class = Class::page(file.core().page_shift);
-        let shown = Shown { referenced: true, ..Shown::default() };
+        let shown = PublishFlags { referenced: true, ..PublishFlags::default() };
         file.core().for_each_page(file.cache(), self.first, self.last, &mut |held, page, word| {
             let seen = word.load();
             if seen.state() != PageState::Hidden {
@@ -175,7 +175,7 @@ impl Write<'_> {
                 if !seen.is_dirty() {
                     file.commit(std::iter::once((page, seen.frame())), None);
                 }
-                let change = word.show(seen.frame(), Shown { dirty: true, ..shown });
+                let change = word.publish(seen.frame(), PublishFlags { dirty: true, ..shown });
                 file.note(change);
                 word.wake(change.sleepers());
                 writeback::record_dirty(file, page, page);

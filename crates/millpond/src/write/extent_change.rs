@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Acquire;
 use millpond_rangelock::Mode;
 
 use crate::cache::frames::class::Class;
-use crate::cache::table::page::{PageState, Shown};
+use crate::cache::table::page::{PageState, PublishFlags};
 use crate::copy;
 use crate::error::{Error, Op, Result};
 use crate::inode::space;
@@ -34,7 +34,7 @@ use crate::write::{Write, drop_hidden, drop_pages, hide_pages};
 use crate::writeback;
 use crate::writeback::state::Copy;
 
-const SHOWN: Shown = Shown { referenced: true, marker: false, dirty: false };
+const SHOWN: PublishFlags = PublishFlags { referenced: true, marker: false, dirty: false };
 
 /// Pages at the ends of a range that are covered in part.
 type Edges = [Option<PageIndex>; 2];
@@ -98,7 +98,7 @@ impl CachedFile {
     fn cut(&self, len: u64, first: PageIndex, tail: Option<PageIndex>) -> Result<()> {
         let fresh = tail.and_then(|page| self.cut_tail(page, len));
         if let Err(error) = space::set_len(self, len) {
-            self.show_hidden(first, PageIndex::LAST);
+            self.publish_hidden(first, PageIndex::LAST);
             if let Some(frame) = fresh {
                 self.cache().frames.free(frame, Class::page(self.core().page_shift));
             }
@@ -106,7 +106,7 @@ impl CachedFile {
         }
         self.set_size(len);
         if let (Some(page), Some(frame)) = (tail, fresh) {
-            self.show_tail(page, frame);
+            self.publish_tail(page, frame);
         }
         drop_pages(self, first, PageIndex::LAST);
         self.writeback.forget(first + u64::from(tail.is_some()), PageIndex::LAST);
@@ -236,8 +236,8 @@ impl CachedFile {
                         self.writeback.forget(first + head, last - tail);
                     }
                 }
-                Err(ExtentFailure { refused: true, .. }) => self.show_hidden(first, last),
-                Err(_) => self.show_dirty(first, last),
+                Err(ExtentFailure { refused: true, .. }) => self.publish_hidden(first, last),
+                Err(_) => self.publish_dirty(first, last),
             }
             outcome
         });
@@ -329,11 +329,11 @@ impl CachedFile {
 
     /// Shows those of the hidden pages from `first` to `last` that are DIRTY, and so will be written again. The
     /// others become EMPTY.
-    fn show_dirty(&self, first: PageIndex, last: PageIndex) {
+    fn publish_dirty(&self, first: PageIndex, last: PageIndex) {
         self.core().for_each_page(self.cache(), first, last, &mut |_, _, word| {
             let seen = word.load();
             if seen.state() == PageState::Hidden && seen.is_dirty() {
-                word.wake(word.show(seen.frame(), SHOWN).sleepers());
+                word.wake(word.publish(seen.frame(), SHOWN).sleepers());
             }
         });
         drop_pages(self, first, last);
@@ -387,7 +387,7 @@ impl CachedFile {
         // the file before that.
         if self.handles.load(Acquire) == 0 && !self.has_dirty_pages() {
             space::trim(self, self.core().size.get());
-            self.let_go();
+            self.release_keeper_slot();
             self.writeback.forget_failures(self.id, &*self.backing);
         }
         drop(guard);
@@ -428,20 +428,20 @@ impl CachedFile {
         Some(fresh)
     }
 
-    fn show_tail(&self, page: PageIndex, fresh: FrameIndex) {
+    fn publish_tail(&self, page: PageIndex, fresh: FrameIndex) {
         let held = self.core().hold(self.cache(), page, false).expect("hidden pages hold a leaf");
         let word = held.word(page);
         let old = word.load().frame();
-        word.wake(word.show(fresh, SHOWN).sleepers());
+        word.wake(word.publish(fresh, SHOWN).sleepers());
         self.cache().release_replaced(&mut [old], &[fresh], Class::page(self.core().page_shift));
     }
 
     /// Shows the hidden pages from `first` to `last` as they were.
-    fn show_hidden(&self, first: PageIndex, last: PageIndex) {
+    fn publish_hidden(&self, first: PageIndex, last: PageIndex) {
         self.core().for_each_page(self.cache(), first, last, &mut |held, _, word| {
             let seen = word.load();
             if seen.state() == PageState::Hidden && seen.frame() != FrameIndex::NONE {
-                word.wake(word.show(seen.frame(), SHOWN).sleepers());
+                word.wake(word.publish(seen.frame(), SHOWN).sleepers());
             } else if seen.state() == PageState::Hidden {
                 drop_hidden(self, held, word);
             }

@@ -2,7 +2,7 @@
 
 use crate::cache::frames::class::Class;
 use crate::cache::policy::fifo::{PageOrigin, ReadyPage};
-use crate::cache::table::page::{PageState, PageWord, Shown, Word};
+use crate::cache::table::page::{PageState, PageWord, PublishFlags, Word};
 use crate::cache::table::step::Hiding;
 use crate::inode::leaves::Leaves;
 use crate::units::FrameIndex;
@@ -53,7 +53,7 @@ impl Write<'_> {
         if size != self.size {
             self.file.set_size(size);
         }
-        let were_dirty = self.show_all(leaves, fresh, old, moved, dirty);
+        let were_dirty = self.publish_all(leaves, fresh, old, moved, dirty);
         // Each of the old frames that are left was replaced by a fresh frame, which is in place by now.
         self.file.cache().release_replaced(old, fresh, Class::page(self.file.core().page_shift));
         // Pages that were DIRTY before are in the set, or will be put back (state.WB2).
@@ -92,7 +92,7 @@ impl Write<'_> {
 
     /// Shows the acknowledged pages, with their fresh frames, and makes the other hidden pages EMPTY. Returns whether
     /// all shown pages had been DIRTY.
-    fn show_all(
+    fn publish_all(
         &self,
         leaves: &mut Leaves<'_>,
         fresh: &[FrameIndex],
@@ -102,7 +102,7 @@ impl Write<'_> {
     ) -> bool {
         let (core, cache) = (self.file.core(), self.file.cache());
         let class = Class::page(core.page_shift);
-        let shown = Shown { referenced: true, marker: false, dirty };
+        let shown = PublishFlags { referenced: true, marker: false, dirty };
         let mut were_dirty = true;
         for ((page, &frame), old) in self.first.onwards().zip(fresh).zip(old) {
             // A page that had no leaf when the others were hidden is not HIDDEN.
@@ -118,7 +118,7 @@ impl Write<'_> {
                 if dirty {
                     self.supersede(word.load());
                 }
-                let change = word.show(frame, shown);
+                let change = word.publish(frame, shown);
                 were_dirty &= change.was.is_dirty();
                 self.file.note(change);
                 word.wake(change.sleepers());
@@ -165,7 +165,7 @@ impl Write<'_> {
     pub(super) fn replace(&self, leaves: &mut Leaves<'_>, frame: FrameIndex, dirty: bool) -> bool {
         let core = self.file.core();
         let Ok(held) = leaves.hold(self.first, false) else { return false };
-        let shown = Shown { referenced: true, marker: false, dirty };
+        let shown = PublishFlags { referenced: true, marker: false, dirty };
         let word = held.word(self.first);
         if !word.load().is_ready() {
             return false;

@@ -66,7 +66,7 @@ pub(crate) fn write(
     if len == 0 {
         return Ok(0);
     }
-    let slot = file.cache().counters.mine();
+    let slot = file.cache().counters.local();
     let since = slot.write_begins();
     let may_wait = may_wait(file, len)?;
     let locked = lock_for_write(file, offset, offset + len, Blocking::Wait);
@@ -88,7 +88,7 @@ pub(crate) fn append(
     if len == 0 {
         return Ok((file.core().size.get(), 0));
     }
-    let slot = file.cache().counters.mine();
+    let slot = file.cache().counters.local();
     let since = slot.write_begins();
     let may_wait = may_wait(file, len)?;
     let turn = file.turn_to_append();
@@ -113,14 +113,14 @@ fn may_wait(file: &CachedFile, len: u64) -> Result<bool> {
 
 /// The outcome of a write.
 #[derive(Clone, Copy)]
-struct Moved {
+struct WriteProgress {
     bytes: usize,
     /// They are in the cache, and the back end was not asked.
     waits: bool,
 }
 
 /// Ends a durable write whose bytes wait in the cache.
-fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: Moved) -> Result<()> {
+fn sync_if(file: &CachedFile, durable: bool, offset: u64, moved: WriteProgress) -> Result<()> {
     if !durable || !moved.waits || moved.bytes == 0 {
         return Ok(());
     }
@@ -204,7 +204,7 @@ fn write_locked(
     guard: FileGuard<'_>,
     how: How,
     may_wait: bool,
-) -> Result<Moved> {
+) -> Result<WriteProgress> {
     let len = src.left();
     let mut write = Write::new(file, src, offset, size, how);
     let (first, last) = (write.first, write.last);
@@ -226,12 +226,12 @@ fn write_locked(
         write.through(pages)
     } else {
         let moved = write.write_past_cache();
-        counters.mine().bypassed(*moved.as_ref().unwrap_or(&0) as u64);
+        counters.local().bypassed(*moved.as_ref().unwrap_or(&0) as u64);
         moved
     };
-    counters.mine().moved_slowly(*moved.as_ref().unwrap_or(&0) as u64);
+    counters.local().moved_slowly(*moved.as_ref().unwrap_or(&0) as u64);
     write.release(guard, &moved)?;
-    Ok(Moved { bytes: moved?, waits })
+    Ok(WriteProgress { bytes: moved?, waits })
 }
 
 /// The bytes that the back end took, and whether they are durable.

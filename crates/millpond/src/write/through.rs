@@ -75,7 +75,7 @@ impl<'a> Write<'a> {
             self.first.onwards().zip(&*fresh).filter(|(_, it)| **it == FrameIndex::NONE)
         {
             let (from, to) = self.part(page);
-            self.file.cache().counters.mine().bypassed(to - from);
+            self.file.cache().counters.local().bypassed(to - from);
         }
         let segments;
         let source = if self.goes_from_source() {
@@ -120,7 +120,7 @@ impl<'a> Write<'a> {
                 segments.extend(self.src.slice(from - self.offset, to - from));
             } else {
                 let bytes = self.file.cache().frames.bytes(frame);
-                // SAFETY: the part lies within the frame, which is ours until it is shown, and
+                // SAFETY: the part lies within the frame, which is ours until it is published, and
                 // does not change after that (page.W2).
                 segments.push(unsafe {
                     let at = bytes.add((from - self.file.start_of(page)) as usize);
@@ -143,7 +143,7 @@ impl<'a> Write<'a> {
             let rest_is_zero =
                 (from == start || self.size <= start) && (to == end || self.size <= to);
             let old = match leaves.hold(page, rest_is_zero) {
-                Ok(held) => Some(step::Look::begin(held.word(page), &self.file.core().epoch)),
+                Ok(held) => Some(step::HeldPage::begin(held.word(page), &self.file.core().epoch)),
                 Err(_) => None,
             };
             let seen = old.as_ref().map(|look| look.seen).filter(|seen| seen.is_ready());

@@ -53,7 +53,7 @@ pub(crate) fn sync(
         file.writeback.log.synced();
     }
     file.writeback.count_heap(file.cache());
-    file.cache().counters.mine().took(LatencyKind::Sync, begun);
+    file.cache().counters.local().took(LatencyKind::Sync, begun);
     report(file, outcome)
 }
 

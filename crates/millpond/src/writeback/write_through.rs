@@ -37,7 +37,7 @@ impl CachedFile {
         write_back(self, PageIndex::FIRST, PageIndex::LAST, Op::Sync)?;
         space::trim(self, self.core().size.get());
         if release_entry {
-            self.let_go();
+            self.release_keeper_slot();
         }
         drop(guard);
         Ok(())
@@ -61,7 +61,7 @@ impl CachedFile {
         let mut held = Vec::new();
         for file in &files {
             // Before the guard is acquired, as in `suspend_writeback`.
-            file.stay_through();
+            file.keep_write_through();
             if file.flush_and_trim(true).is_err() {
                 held.push(file.lock(0, u64::MAX, Mode::Exclusive));
             }

@@ -85,7 +85,7 @@ impl File {
         if len == 0 {
             return Ok(0);
         }
-        let slot = self.cached.cache().counters.mine();
+        let slot = self.cached.cache().counters.local();
         let would_block = Error::WouldBlock { op: Op::Read, offset, len };
         if let Some(pages) = self.mapped_pages() {
             // SAFETY: an exclusive slice is valid for writes of its length.
@@ -255,7 +255,7 @@ impl File {
     #[inline]
     pub unsafe fn read_raw_at(&self, dst: *mut u8, len: usize, offset: u64) -> Result<usize> {
         if self.hits && in_range(offset, len as u64) {
-            let slot = self.cached.cache().counters.mine();
+            let slot = self.cached.cache().counters.local();
             let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
             // SAFETY: the caller's promise is the same.
             let hit = unsafe { path.try_read(dst, len, offset) };
@@ -274,7 +274,7 @@ impl File {
         if let Some(pages) = self.mapped_pages()
             && in_range(offset, dst.left())
         {
-            let slot = self.cached.cache().counters.mine();
+            let slot = self.cached.cache().counters.local();
             if let Some(moved) = mapped_read::try_read(&self.cached, pages, slot, dst, offset) {
                 return Ok(moved);
             }
@@ -291,7 +291,7 @@ impl File {
     /// Assigns counters to the calling thread, which [`File::try_read_hit_raw`] can't do: call it once per
     /// thread and engine, not in a signal handler.
     pub fn prepare_thread(&self) {
-        self.cached.cache().counters.mine();
+        self.cached.cache().counters.local();
     }
 
     /// The lock-free part of [`File::read_raw_at`]: takes no lock, makes no system call, and may run in a
@@ -330,7 +330,7 @@ impl File {
         if !self.hits || !in_range(offset, len as u64) {
             return None;
         }
-        let slot = self.cached.cache().counters.mine_if_known();
+        let slot = self.cached.cache().counters.local_if_known();
         let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
         // SAFETY: the caller's promise is the same.
         unsafe { path.try_read(dst, len, offset) }
@@ -355,7 +355,7 @@ impl File {
     pub(crate) fn read_list(&self, list: &RawList<'_>, offset: u64) -> Result<usize> {
         let len = list.total();
         if self.hits && in_range(offset, len) {
-            let slot = self.cached.cache().counters.mine();
+            let slot = self.cached.cache().counters.local();
             let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
             if let Some(moved) = path.try_read_vectored(list.iter(), offset) {
                 return Ok(moved);
@@ -370,7 +370,7 @@ impl File {
         let len = dst.left();
         if self.is_for_cached_reads() && len > 0 && in_range(offset, len) {
             let file = &self.cached;
-            let slot = file.cache().counters.mine();
+            let slot = file.cache().counters.local();
             let hit = match self.mapped_pages() {
                 Some(pages) => mapped_read::try_read(file, pages, slot, dst, offset),
                 None => HitPath::new(file, slot, self.tries.load(Relaxed))
@@ -413,7 +413,7 @@ impl File {
         } else {
             read::read_slow(file, dst, offset)
         };
-        file.cache().counters.mine().took(LatencyKind::ReadMiss, begun);
+        file.cache().counters.local().took(LatencyKind::ReadMiss, begun);
         read
     }
 }

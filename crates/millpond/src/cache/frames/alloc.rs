@@ -65,7 +65,7 @@ impl Frames {
         if batch == 0 {
             return self.pop_many(&mut self.free_frames(class).lock(), class, frames);
         }
-        let mut shard = self.magazines.mine();
+        let mut shard = self.magazines.local();
         let magazine = &mut shard[class.page_number()];
         let taken = magazine.take(frames);
         if taken == frames.len() {
@@ -83,7 +83,7 @@ impl Frames {
         if batch == 0 {
             return self.free_listed(frames, class);
         }
-        let mut shard = self.magazines.mine();
+        let mut shard = self.magazines.local();
         let magazine = &mut shard[class.page_number()];
         // In this order, so that they are taken in the original one (magazine.MG4).
         for &frame in frames.iter().rev() {

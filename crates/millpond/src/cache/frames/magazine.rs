@@ -139,7 +139,7 @@ impl Magazines {
     }
 
     /// The magazines of the calling thread.
-    pub(in crate::cache) fn mine(&self) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
+    pub(in crate::cache) fn local(&self) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
         Self::lock(&self.shards[thread::shard_of(self.shards.len())])
     }
 

@@ -58,7 +58,7 @@ impl InsertBatches {
     }
 
     /// The batch of the calling thread.
-    pub(in crate::cache) fn mine(&self) -> MutexGuard<'_, InsertBatch> {
+    pub(in crate::cache) fn local(&self) -> MutexGuard<'_, InsertBatch> {
         Self::lock(&self.0[thread::shard_of(self.0.len())])
     }
 

@@ -196,7 +196,7 @@ impl Sleepers {
 
 /// How a page appears when it becomes READY.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Shown {
+pub(crate) struct PublishFlags {
     /// As if the page had been read once.
     pub(crate) referenced: bool,
     /// The next reader continues the read-ahead.
@@ -205,7 +205,7 @@ pub(crate) struct Shown {
     pub(crate) dirty: bool,
 }
 
-impl Shown {
+impl PublishFlags {
     fn bits(self) -> u64 {
         (u64::from(self.referenced) * REFERENCED)
             | (u64::from(self.marker) * MARKER)
@@ -290,8 +290,8 @@ impl PageWord {
     }
 
     /// FILLING -> READY. Caller: its `try_fill` succeeded, and the frame's bytes are complete.
-    pub(crate) fn finish_fill(&self, frame: FrameIndex, shown: Shown) -> Sleepers {
-        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits()).sleepers()
+    pub(crate) fn finish_fill(&self, frame: FrameIndex, flags: PublishFlags) -> Sleepers {
+        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | flags.bits()).sleepers()
     }
 
     /// FILLING -> EMPTY. Caller: its `try_fill` succeeded. It takes its frame back.
@@ -355,7 +355,7 @@ impl PageWord {
     pub(crate) fn try_replace(
         &self,
         frame: FrameIndex,
-        shown: Shown,
+        flags: PublishFlags,
         epoch: &Epoch,
     ) -> Result<Change, Word> {
         let mut seen = self.0.load(Relaxed);
@@ -369,7 +369,7 @@ impl PageWord {
                 | u64::from(frame.0) << FRAME_SHIFT
                 | READY
                 | keep
-                | shown.bits();
+                | flags.bits();
             // Release: publishes the frame's bytes to `load`.
             match self.0.compare_exchange_weak(seen, new, Release, Relaxed) {
                 Ok(_) => {
@@ -405,8 +405,8 @@ impl PageWord {
     }
 
     /// HIDDEN -> READY with `frame`. Caller: has hidden the page.
-    pub(crate) fn show(&self, frame: FrameIndex, shown: Shown) -> Change {
-        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | shown.bits())
+    pub(crate) fn publish(&self, frame: FrameIndex, flags: PublishFlags) -> Change {
+        self.end(u64::from(frame.0) << FRAME_SHIFT | READY | flags.bits())
     }
 
     /// HIDDEN -> EMPTY. Caller: has hidden the page, has since found it not under write-back, and
@@ -514,7 +514,7 @@ mod tests {
 
     fn ready(word: &PageWord, frame: FrameIndex) -> Word {
         word.try_fill(frame).unwrap();
-        let _ = word.finish_fill(frame, Shown::default());
+        let _ = word.finish_fill(frame, PublishFlags::default());
         word.load()
     }
 
@@ -523,7 +523,7 @@ mod tests {
         let word = PageWord::new();
         word.try_fill(F1).unwrap();
         assert_eq!(word.try_fill(F2).unwrap_err().state(), PageState::Filling);
-        assert_eq!(word.finish_fill(F2, Shown::default()), Sleepers(false));
+        assert_eq!(word.finish_fill(F2, PublishFlags::default()), Sleepers(false));
         assert_eq!(word.load().frame(), F2);
         assert!(word.load().is_hit());
     }
@@ -536,7 +536,7 @@ mod tests {
         let second = ready(&word, F1);
         assert!(!first.same_content(second));
         word.hide(&epoch);
-        let _ = word.show(F1, Shown::default());
+        let _ = word.publish(F1, PublishFlags::default());
         assert!(!second.same_content(word.load()));
     }
 
@@ -562,7 +562,7 @@ mod tests {
     fn a_marker_sends_the_reader_to_the_slow_path_once() {
         let word = PageWord::new();
         word.try_fill(F1).unwrap();
-        let _ = word.finish_fill(F1, Shown { marker: true, ..Shown::default() });
+        let _ = word.finish_fill(F1, PublishFlags { marker: true, ..PublishFlags::default() });
         assert!(word.load().is_ready() && !word.load().is_hit());
         assert!(word.take_marker() && !word.take_marker());
         assert!(word.load().is_hit());
@@ -581,18 +581,18 @@ mod tests {
 
     #[test]
     fn fresh_frames_and_hiding_keep_what_write_back_has_noted() {
-        const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
+        const DIRTY: PublishFlags = PublishFlags { referenced: false, marker: false, dirty: true };
         let (word, epoch) = (PageWord::new(), Epoch::new());
         word.hide(&epoch);
-        let _ = word.show(F1, DIRTY);
+        let _ = word.publish(F1, DIRTY);
         assert!(!word.try_evict(word.load(), &epoch));
         let _ = word.try_writeback(word.load()).unwrap();
-        let _ = word.try_replace(F2, Shown::default(), &epoch).unwrap();
+        let _ = word.try_replace(F2, PublishFlags::default(), &epoch).unwrap();
         assert!(word.load().is_under_writeback(), "a fresh frame");
         word.hide(&epoch);
         assert!(word.load().is_under_writeback(), "hidden");
-        let _ = word.show(F1, Shown::default());
-        assert!(word.load().is_under_writeback(), "shown again");
+        let _ = word.publish(F1, PublishFlags::default());
+        assert!(word.load().is_under_writeback(), "published again");
         let _ = word.end_writeback(WritebackEnd::Unstable);
         assert!(word.load().is_unstable() && !word.try_evict(word.load(), &epoch));
         let _ = word.clear_unstable();

@@ -38,18 +38,18 @@ pub(crate) fn is_consistent<'a>(
 }
 
 /// A page whose leaf is held, looked at by a thread that copies from its frame.
-pub(crate) struct Look<'a> {
+pub(crate) struct HeldPage<'a> {
     word: &'a PageWord,
     pub(crate) seen: Word,
     epoch: &'a Epoch,
     begun: u64,
 }
 
-impl<'a> Look<'a> {
+impl<'a> HeldPage<'a> {
     #[inline]
-    pub(crate) fn begin(word: &'a PageWord, epoch: &'a Epoch) -> Look<'a> {
+    pub(crate) fn begin(word: &'a PageWord, epoch: &'a Epoch) -> HeldPage<'a> {
         let begun = epoch.begin();
-        Look { word, seen: word.load(), epoch, begun }
+        HeldPage { word, seen: word.load(), epoch, begun }
     }
 
     /// Copies from the frame of the page, which was READY and is not written concurrently. `None`: the page was

@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
     use crate::cache::table::epoch::Epoch;
-    use crate::cache::table::page::Shown;
+    use crate::cache::table::page::PublishFlags;
     use crate::units::FrameIndex;
 
     #[derive(Default)]
@@ -234,13 +234,13 @@ mod tests {
         table.deregister(&left);
         assert_eq!(Arc::strong_count(&counts[2]), 1, "nothing of it is left");
         for _ in 0..2 {
-            let _ = page.finish_fill(FrameIndex(1), Shown::default());
+            let _ = page.finish_fill(FrameIndex(1), PublishFlags::default());
             table.wake(std::ptr::from_ref(page).addr());
             let told: Vec<usize> = counts.iter().map(|count| count.0.load(Relaxed)).collect();
             assert_eq!(told, [1, 1, 0, 0]);
         }
         // The wake-up of the other page is still pending.
-        let _ = other.finish_fill(FrameIndex(1), Shown::default());
+        let _ = other.finish_fill(FrameIndex(1), PublishFlags::default());
         table.wake(std::ptr::from_ref(other).addr());
         assert_eq!(counts[3].0.load(Relaxed), 1);
         assert!(counts.iter().all(|count| Arc::strong_count(count) == 1), "a waker is left");
@@ -281,7 +281,7 @@ mod tests {
         page.try_fill(FrameIndex(2)).unwrap();
         let first = table.register(&page, &Waker::from(Arc::clone(&task))).unwrap();
         for round in 1..5 {
-            let _ = page.finish_fill(FrameIndex(2), Shown::default());
+            let _ = page.finish_fill(FrameIndex(2), PublishFlags::default());
             table.wake(std::ptr::from_ref(&*page).addr());
             assert_eq!(task.woken.load(Relaxed), round, "woken once for each arming");
             // This registration has been used up.
@@ -306,7 +306,7 @@ mod loom_tests {
     use loom::thread;
 
     use super::*;
-    use crate::cache::table::page::Shown;
+    use crate::cache::table::page::PublishFlags;
     use crate::units::FrameIndex;
 
     #[derive(Default)]
@@ -346,7 +346,7 @@ mod loom_tests {
                 let shared = Arc::clone(&shared);
                 move || {
                     let (table, word) = &*shared;
-                    if word.finish_fill(FrameIndex(1), Shown::default()).any() {
+                    if word.finish_fill(FrameIndex(1), PublishFlags::default()).any() {
                         table.wake(std::ptr::from_ref(word).addr());
                     }
                 }
@@ -390,7 +390,7 @@ mod loom_tests {
                 let shared = Arc::clone(&shared);
                 move || {
                     let (table, word) = &*shared;
-                    if word.finish_fill(FrameIndex(1), Shown::default()).any() {
+                    if word.finish_fill(FrameIndex(1), PublishFlags::default()).any() {
                         table.wake(std::ptr::from_ref(word).addr());
                     }
                 }
@@ -416,7 +416,7 @@ mod loom_tests {
                 let shared = Arc::clone(&shared);
                 move || {
                     let (table, word, made) = &*shared;
-                    let _ = word.finish_fill(FrameIndex(1), Shown::default());
+                    let _ = word.finish_fill(FrameIndex(1), PublishFlags::default());
                     let existing = || made.load(Acquire).then_some(table);
                     if let Some(table) = existing_after_transition(existing) {
                         table.wake(std::ptr::from_ref(word).addr());

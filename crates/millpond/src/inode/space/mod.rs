@@ -114,7 +114,7 @@ fn reserve_unknown(
         return Reserved::Refused;
     }
     if file.backing.overwrites() == Overwrites::Elsewhere {
-        file.stay_through();
+        file.keep_write_through();
         return Reserved::Refused;
     }
     // Only the unknown gaps: see SP1 of allocations that fail.

@@ -72,7 +72,7 @@ impl AioRead {
     }
 
     /// A thread reads if this cannot be a request, or is refused.
-    fn hand_to(self, readers: &Arc<Pool>) {
+    fn read_on_thread(self, readers: &Arc<Pool>) {
         let AioRead { descriptors, read } = self;
         let attempt = move |read: Transfer<'_>| descriptors.try_one(&read);
         if let Err(read) = readers::start(readers, read, attempt) {
@@ -96,7 +96,7 @@ impl AioReads {
         let mut state = self.state();
         if state.refused {
             drop(state);
-            return job.hand_to(&self.readers);
+            return job.read_on_thread(&self.readers);
         }
         state.queue.push(job);
         let is_first = state.queue.len() == 1;
@@ -136,7 +136,7 @@ impl AioReads {
         };
         if !refused.is_empty() {
             self.state().in_flight -= refused.len();
-            refused.into_iter().for_each(|job| job.hand_to(&self.readers));
+            refused.into_iter().for_each(|job| job.read_on_thread(&self.readers));
         }
     }
 

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use io_uring::{opcode, types};
 use rustix::event::EventfdFlags;
 
-use crate::io::backend::read_ring::{ReadRing, RingRead, Untaken, Use, WAKE};
+use crate::io::backend::read_ring::{ReadRing, RefusedReads, RingRead, Use, WAKE};
 use crate::io::backend::ring::{CHECK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::read_limit;
@@ -226,7 +226,7 @@ impl Driver {
 
     /// Submits queued reads, and waits for a completion; while reads are in flight, at most until
     /// their files should be checked (ring.R4).
-    fn submit_and_wait(&self, ring: &ReadRing) -> Untaken {
+    fn submit_and_wait(&self, ring: &ReadRing) -> RefusedReads {
         if ring.is_idle() || ring.is_broken() || !ring.can_sleep() {
             return ring.submit(1);
         }
@@ -247,7 +247,7 @@ impl Driver {
     }
 
     /// Reads without a ring.
-    fn read(&self, jobs: Untaken) {
+    fn read(&self, jobs: RefusedReads) {
         for job in jobs {
             let outcome = job.attempt();
             self.finish(job, outcome);

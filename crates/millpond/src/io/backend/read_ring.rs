@@ -94,7 +94,7 @@ impl RingRead {
 }
 
 /// Reads that a broken ring has not taken.
-pub(crate) type Untaken = Vec<RingRead>;
+pub(crate) type RefusedReads = Vec<RingRead>;
 
 /// The use of a ring.
 pub(crate) struct Use {
@@ -140,7 +140,7 @@ struct Jobs {
 #[derive(Default)]
 pub(crate) struct Reaped {
     pub(crate) ended: SmallVec<[(RingRead, io::Result<usize>); REAPED_INLINE]>,
-    pub(crate) untaken: Untaken,
+    pub(crate) untaken: RefusedReads,
 }
 
 impl Drop for ReadRing {
@@ -201,7 +201,7 @@ impl ReadRing {
     }
 
     /// Queues a read. Gives it back if it cannot use a ring, or if the ring accepts no more.
-    pub(crate) fn start(&self, job: RingRead) -> Result<Untaken, RingRead> {
+    pub(crate) fn start(&self, job: RingRead) -> Result<RefusedReads, RingRead> {
         // First, as creating an entry counts the read.
         if !self.accepts_more(&self.jobs()) {
             return Err(job);
@@ -248,8 +248,8 @@ impl ReadRing {
     /// # Safety
     ///
     /// The memory that it names stays until its completion was reaped.
-    pub(crate) unsafe fn push(&self, entry: &squeue::Entry, under_way: usize) -> Untaken {
-        let mut untaken = Untaken::new();
+    pub(crate) unsafe fn push(&self, entry: &squeue::Entry, under_way: usize) -> RefusedReads {
+        let mut untaken = RefusedReads::new();
         let mut submission = self.submission();
         loop {
             let count = submission.queued.len();
@@ -271,11 +271,15 @@ impl ReadRing {
     }
 
     /// Submits all queued entries, and waits for `wanted` completions. May return early.
-    pub(crate) fn submit(&self, wanted: usize) -> Untaken {
+    pub(crate) fn submit(&self, wanted: usize) -> RefusedReads {
         self.submit_under(self.submission(), wanted)
     }
 
-    fn submit_under(&self, mut submission: MutexGuard<'_, Submission>, wanted: usize) -> Untaken {
+    fn submit_under(
+        &self,
+        mut submission: MutexGuard<'_, Submission>,
+        wanted: usize,
+    ) -> RefusedReads {
         self.note_taken(&mut submission);
         while (wanted > 0 || !submission.queued.is_empty()) && !self.broken.load(Relaxed) {
             match self.ring.submitter().submit_and_wait(wanted) {
@@ -302,7 +306,7 @@ impl ReadRing {
             }
         }
         if submission.queued.is_empty() || !self.broken.load(Relaxed) {
-            return Untaken::new();
+            return RefusedReads::new();
         }
         let untaken = mem::take(&mut submission.queued);
         drop(submission);
@@ -333,7 +337,7 @@ impl ReadRing {
 
     /// Submits queued entries, and sleeps until there is a completion, or for `limit`. May return
     /// early. One thread at a time.
-    pub(crate) fn sleep(&self, limit: Duration) -> Untaken {
+    pub(crate) fn sleep(&self, limit: Duration) -> RefusedReads {
         let mut submission = self.submission();
         if self.is_broken() {
             // B5.
@@ -357,16 +361,16 @@ impl ReadRing {
             // Argued: see `is_broken`.
             self.broken.store(true, Release);
         }
-        if mine.is_empty() { Untaken::new() } else { self.put_back(mine, end) }
+        if mine.is_empty() { RefusedReads::new() } else { self.put_back(mine, end) }
     }
 
     /// Cancels reads whose descriptors refer to other files by now (ring.R4).
-    pub(crate) fn check_files(&self) -> Untaken {
+    pub(crate) fn check_files(&self) -> RefusedReads {
         let jobs = self.jobs();
         let files = jobs.places.iter().map(|(number, job)| (number, Arc::clone(&job.file)));
         let files: Vec<_> = files.collect();
         drop(jobs);
-        let mut untaken = Untaken::new();
+        let mut untaken = RefusedReads::new();
         for (number, _) in files.into_iter().filter(|(_, file)| !file.is_intact()) {
             // If the number belongs to another read by now, that one is read again.
             let cancel = opcode::AsyncCancel::new(number as u64).build().user_data(POKE);
@@ -377,7 +381,7 @@ impl ReadRing {
     }
 
     /// B4, for `mine`, after which entries up to `end` were pushed.
-    fn put_back(&self, mut mine: VecDeque<u64>, end: u64) -> Untaken {
+    fn put_back(&self, mut mine: VecDeque<u64>, end: u64) -> RefusedReads {
         let mut submission = self.submission();
         let taken = submission.pushed - self.untaken() as u64;
         let left = (end.saturating_sub(taken) as usize).min(mine.len());
@@ -387,7 +391,7 @@ impl ReadRing {
                 mine.clear();
                 submission.queued = mine;
             }
-            return Untaken::new();
+            return RefusedReads::new();
         }
         drop(mine.drain(..mine.len() - left));
         mine.append(&mut submission.queued);

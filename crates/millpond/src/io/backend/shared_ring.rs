@@ -38,7 +38,7 @@ use io_uring::{IoUring, opcode};
 use crate::copy::ask_for;
 use crate::io::backend::BackingFile;
 use crate::io::backend::driver::{AbortOnUnwind, Driver, PolledRing};
-use crate::io::backend::read_ring::{POKE, ReadRing, RingRead, Untaken, Use};
+use crate::io::backend::read_ring::{POKE, ReadRing, RefusedReads, RingRead, Use};
 use crate::io::backend::ring::CHECK_AFTER;
 use crate::io::batch;
 use crate::io::read_limit;
@@ -225,7 +225,7 @@ impl PolledRing for SharedRing {
 
 impl Led {
     /// Passes entries that a broken ring has not taken to the driver (S4).
-    fn pass_to_driver(&self, untaken: Untaken) {
+    fn pass_to_driver(&self, untaken: RefusedReads) {
         for job in untaken {
             if let Err(job) = self.driver.start(job) {
                 // There is no thread for it.

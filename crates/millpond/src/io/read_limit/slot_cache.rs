@@ -54,7 +54,7 @@ impl SlotCache {
     }
 
     #[inline]
-    fn mine(&self) -> &AtomicUsize {
+    fn local(&self) -> &AtomicUsize {
         #[cfg(not(loom))]
         let place = shard_of(self.places.len());
         #[cfg(loom)]
@@ -66,14 +66,14 @@ impl SlotCache {
     #[inline]
     pub(super) fn try_take(&self) -> bool {
         let take = |count: usize| count.checked_sub(1);
-        self.most > 0 && self.mine().fetch_update(Relaxed, Relaxed, take).is_ok()
+        self.most > 0 && self.local().fetch_update(Relaxed, Relaxed, take).is_ok()
     }
 
     /// Adds a slot. False: the place is full.
     #[inline]
     pub(super) fn try_add(&self) -> bool {
         let add = |count: usize| (count < self.most).then_some(count + 1);
-        self.most > 0 && self.mine().fetch_update(Relaxed, Relaxed, add).is_ok()
+        self.most > 0 && self.local().fetch_update(Relaxed, Relaxed, add).is_ok()
     }
 
     /// Takes all cached slots of all places. Returns their number.

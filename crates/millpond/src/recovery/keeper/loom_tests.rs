@@ -138,7 +138,7 @@ enum Last {
     Clean,
 }
 
-/// A page whose frame 1 is dirty gets frame 2, which another thread writes back once it is shown.
+/// A page whose frame 1 is dirty gets frame 2, which another thread writes back once it is published.
 fn write_races_write_back(last: Last) {
     for (writes, cleans) in (0..STEPS).flat_map(|w| (0..3).map(move |c| (w, c))) {
         explore(move || {

@@ -34,7 +34,7 @@
 //!   make it clean.
 //! - **G5** For each page in a generation the cache holds the bytes that the backend accepted, or
 //!   newer bytes; otherwise the generation records that it has bytes *without a copy*. A reader
-//!   that reads all or part of a page back from the backend records this before the page is shown,
+//!   that reads all or part of a page back from the backend records this before the page is published,
 //!   as the backend may have lost the page in between.
 //! - **G6** Suspect pages are written again before a sync calls the backend, and before bytes are
 //!   read past the cache or partly overwritten. A sync that finds suspect pages at its begin has

@@ -9,14 +9,14 @@ use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 
 use crate::cache::table::epoch::Epoch as PageEpoch;
-use crate::cache::table::page::{PageWord, Shown, WritebackEnd};
+use crate::cache::table::page::{PageWord, PublishFlags, WritebackEnd};
 use crate::cache::table::step::Hiding;
 use crate::units::{FrameIndex, PageIndex};
 use crate::writeback::state::WritebackFailure;
 use crate::writeback::state::dirty::{Dirty, FlushNumber};
 use crate::writeback::state::generations::{Copy, DurableOp, Generations};
 
-const DIRTY: Shown = Shown { referenced: false, marker: false, dirty: true };
+const DIRTY: PublishFlags = PublishFlags { referenced: false, marker: false, dirty: true };
 const PAGE: PageIndex = PageIndex::FIRST;
 const EVERYWHERE: std::ops::RangeInclusive<PageIndex> = PageIndex::FIRST..=PageIndex::LAST;
 
@@ -75,7 +75,7 @@ impl Book {
             flush_ended: Condvar::new(),
         };
         book.hide();
-        let _ = book.word.show(FrameIndex(1), DIRTY);
+        let _ = book.word.publish(FrameIndex(1), DIRTY);
         book.dirty.lock().unwrap().insert(std::iter::once(PAGE));
         Arc::new(book)
     }
@@ -94,7 +94,7 @@ impl Book {
     fn write(&self) {
         self.hide();
         self.content.store(2, Relaxed);
-        let _ = self.word.show(FrameIndex(2), DIRTY);
+        let _ = self.word.publish(FrameIndex(2), DIRTY);
         self.dirty().insert(std::iter::once(PAGE));
     }
 
@@ -467,7 +467,7 @@ impl Suspect {
         generations.fail(generations.begin_durable(), WritebackFailure::UNKNOWN);
         let word = PageWord::new();
         word.try_fill(FrameIndex(1)).unwrap();
-        let _ = word.finish_fill(FrameIndex(1), Shown::default());
+        let _ = word.finish_fill(FrameIndex(1), PublishFlags::default());
         Arc::new(Suspect { generations, word, device: AtomicUsize::new(0) })
     }
 
