@@ -19,6 +19,7 @@ use crate::io::transfer::{Direction, TransferCounts};
 use crate::latency::Recorder;
 use crate::process_local::{self, ProcessLocal};
 use crate::stats::kept::HitCounts;
+use crate::sync::MutexExt;
 use crate::waits::ThreadWait;
 
 pub use crate::latency::{Histogram, Latencies, LatencyKind};
@@ -378,7 +379,7 @@ impl Drop for Taken {
 }
 
 fn lock(slots: &Mutex<CounterSlots>) -> MutexGuard<'_, CounterSlots> {
-    slots.lock().expect("no panic under the lock")
+    slots.acquire()
 }
 
 impl Counters {

@@ -21,3 +21,41 @@ pub(crate) use std::sync::atomic::{
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 #[cfg(not(loom))]
 pub(crate) use std::thread_local;
+
+/// The lock of a mutex whose data no panic leaves half changed.
+pub(crate) trait MutexExt {
+    type Guard<'a>
+    where
+        Self: 'a;
+
+    /// Waits for the lock.
+    ///
+    /// # Panics
+    ///
+    /// If a thread has panicked under the lock.
+    fn acquire(&self) -> Self::Guard<'_>;
+}
+
+impl<T: ?Sized> MutexExt for std::sync::Mutex<T> {
+    type Guard<'a>
+        = std::sync::MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    #[inline]
+    fn acquire(&self) -> std::sync::MutexGuard<'_, T> {
+        self.lock().expect("no panic under the lock")
+    }
+}
+
+#[cfg(loom)]
+impl<T> MutexExt for loom::sync::Mutex<T> {
+    type Guard<'a>
+        = loom::sync::MutexGuard<'a, T>
+    where
+        T: 'a;
+
+    fn acquire(&self) -> loom::sync::MutexGuard<'_, T> {
+        self.lock().expect("no panic under the lock")
+    }
+}

@@ -28,6 +28,7 @@ use crossbeam_utils::CachePadded;
 use slab::Slab;
 
 use crate::file_id::FileId;
+use crate::sync::MutexExt;
 use crate::sync::{AtomicU32, AtomicU64, fence};
 use crate::thread;
 
@@ -274,7 +275,7 @@ impl Default for TaskWaits {
 
 impl Shard {
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.0.lock().expect("no panic under the lock")
+        self.0.acquire()
     }
 }
 

@@ -25,6 +25,7 @@ use millpond_rangelock::callback::TaskWaker;
 
 use crate::io::pool::Pool;
 use crate::process_local::ProcessLocal;
+use crate::sync::MutexExt;
 
 /// Threads of one engine. Chosen, not measured.
 pub(crate) const THREADS_MAX: usize = 4;
@@ -59,7 +60,7 @@ impl<T> JobCompleter<T> {
     }
 
     fn set(&self, after: Told<T>) {
-        let mut told = self.0.lock().expect("no panic under the lock");
+        let mut told = self.0.acquire();
         if !matches!(*told, Told::Waits(_)) {
             return;
         }
@@ -105,7 +106,7 @@ impl<T: Send + 'static> JobOutcome<T> {
 
     pub(crate) fn poll(&self, waker: &Waker) -> Poll<T> {
         let fresh = TaskWaker::new(waker);
-        let mut told = self.0.lock().expect("no panic under the lock");
+        let mut told = self.0.acquire();
         match std::mem::replace(&mut *told, Told::Taken) {
             Told::Done(done) => Poll::Ready(done),
             Told::Waits(old) => {

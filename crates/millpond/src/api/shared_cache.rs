@@ -19,6 +19,7 @@ use crate::huge_memory::MemoryKind;
 use crate::inode::CachedFile;
 use crate::process_local;
 use crate::read::shared_hit::{ReaderCounts, SharedHitPath};
+use crate::sync::MutexExt;
 
 /// The cache of an engine that other processes may read.
 #[derive(Clone)]
@@ -209,7 +210,7 @@ impl SharedClient {
         if inner.creator != process_local::number() {
             return None;
         }
-        let (slot, pushes) = inner.free.lock().expect("no panic under the lock").pop()?;
+        let (slot, pushes) = inner.free.acquire().pop()?;
         inner.block.block().use_slot(slot);
         let counts = ReaderCounts::default();
         counts.pushes.set(pushes);
@@ -298,7 +299,7 @@ impl SharedReader {
 
 impl Drop for SharedReader {
     fn drop(&mut self) {
-        let mut free = self.client.free.lock().expect("no panic under the lock");
+        let mut free = self.client.free.acquire();
         free.push((self.slot, self.counts.pushes.get()));
     }
 }

@@ -67,6 +67,7 @@ use crate::cache::table::{FileCore, HeldLeaf, SLOTS, first_of_leaf};
 use crate::copy;
 use crate::options::Admission;
 use crate::stats::Counters;
+use crate::sync::MutexExt;
 use crate::units::{FrameIndex, PageIndex};
 
 /// Extra eviction passes beyond a full sweep (evict.E3), as pages are inserted concurrently.
@@ -355,7 +356,7 @@ impl Cache {
     fn queues(&self) -> MutexGuard<'_, Queues> {
         #[cfg(test)]
         self.lock_count.fetch_add(1, Relaxed);
-        self.queues.lock().expect("no panic under the lock")
+        self.queues.acquire()
     }
 
     /// Fresh frames have replaced the `old` ones in their pages and take over their queue nodes

@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use crate::event::event;
 use crate::inode::CachedFile;
 use crate::recovery::{EntryUse, Intent, Recovery};
+use crate::sync::MutexExt;
 use crate::units::{FrameIndex, PageIndex};
 
 impl CachedFile {
@@ -45,7 +46,7 @@ impl CachedFile {
         if self.kept.slot.load(Acquire) != 0 {
             return true;
         }
-        let one = self.kept.adopting.lock().expect("no panic under the lock");
+        let one = self.kept.adopting.acquire();
         if self.kept.slot.load(Acquire) != 0 {
             return true;
         }
@@ -56,7 +57,7 @@ impl CachedFile {
         match adopted {
             Ok(slot) => {
                 self.kept.changes.enter(recovery, slot, fd);
-                let _told = self.kept.sizes.lock().expect("no panic under the lock");
+                let _told = self.kept.sizes.acquire();
                 self.kept.slot.store(slot.word(), Release);
                 recovery.set_size(slot, self.core().size.get());
                 true
@@ -105,7 +106,7 @@ impl CachedFile {
         if self.recovery().is_none() {
             return act();
         }
-        let _one = self.kept.adopting.lock().expect("no panic under the lock");
+        let _one = self.kept.adopting.acquire();
         let Some((recovery, slot)) = self.kept() else { return act() };
         recovery.set_intent(slot, intent);
         let outcome = act();
@@ -132,7 +133,7 @@ impl CachedFile {
     pub(crate) fn set_size(&self, size: u64) {
         self.core().size.set(size);
         if self.recovery().is_some() {
-            let _told = self.kept.sizes.lock().expect("no panic under the lock");
+            let _told = self.kept.sizes.acquire();
             if let Some((recovery, slot)) = self.kept() {
                 recovery.set_size(slot, size);
             }

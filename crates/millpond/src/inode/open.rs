@@ -12,6 +12,7 @@ use crate::inode::{CachedFile, Shared, length, registry, untorn};
 use crate::io::backend::{BackingFile, OpenedFor};
 use crate::options::{Backing, OpenOptions, PAGE_BYTES_MIN};
 use crate::recovery::mark;
+use crate::sync::MutexExt;
 use crate::units::kernel_page_bytes;
 
 /// A descriptor to open a file by.
@@ -104,7 +105,7 @@ impl CachedFile {
                 file
             }
         };
-        let attaching = file.attaching.lock().expect("no panic under the lock");
+        let attaching = file.attaching.acquire();
         let opened = OpenedFor {
             read: options.read,
             write: options.writable(),

@@ -18,9 +18,10 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use crate::file_id::FileId;
+use crate::sync::MutexExt;
 
 enum RegistryEntry<F> {
     Open(Weak<F>),
@@ -38,14 +39,14 @@ struct Opening {
 
 impl Opening {
     fn wait(&self) {
-        let is_over = self.is_over.lock().expect("no panic under the lock");
+        let is_over = self.is_over.acquire();
         drop(self.over.wait_while(is_over, |is_over| !*is_over).expect("no panic under the lock"));
     }
 
     /// Caller: has removed the entry from the map, where waiting openers found it.
     fn end(self: &Arc<Self>) {
         if Arc::strong_count(self) > 1 {
-            *self.is_over.lock().expect("no panic under the lock") = true;
+            *self.is_over.acquire() = true;
             self.over.notify_all();
         }
     }
@@ -70,14 +71,10 @@ pub(crate) enum Found<'a, F> {
 }
 
 impl<F> Registry<F> {
-    fn files(&self) -> MutexGuard<'_, HashMap<FileId, RegistryEntry<F>>> {
-        self.files.lock().expect("no panic under the lock")
-    }
-
     /// Finds the file of an inode, or makes the caller its opener. Waits for another thread that is opening it.
     pub(crate) fn find(&self, id: FileId) -> Found<'_, F> {
         loop {
-            let opening = match self.files().entry(id) {
+            let opening = match self.files.acquire().entry(id) {
                 Entry::Occupied(mut entry) => match entry.get() {
                     RegistryEntry::Opening(opening) | RegistryEntry::Closing(opening) => {
                         Arc::clone(opening)
@@ -103,7 +100,7 @@ impl<F> Registry<F> {
 
     /// All files that are open, and files that were open a moment ago.
     pub(crate) fn all(&self) -> Vec<Weak<F>> {
-        let files = self.files();
+        let files = self.files.acquire();
         let open = files.values().filter_map(|known| match known {
             RegistryEntry::Open(file) => Some(Weak::clone(file)),
             RegistryEntry::Opening(_) | RegistryEntry::Closing(_) => None,
@@ -113,7 +110,7 @@ impl<F> Registry<F> {
 
     /// The last reference to a file is gone, and its errors are kept. Called once for each file that was entered.
     pub(crate) fn unregister_file(&self, id: FileId) {
-        let mut files = self.files();
+        let mut files = self.files.acquire();
         let Entry::Occupied(entry) = files.entry(id) else { return };
         let closing = match entry.get() {
             RegistryEntry::Open(file) if file.strong_count() == 0 => None,
@@ -139,13 +136,13 @@ pub(crate) struct RegistryPlace<'a, F> {
 impl<F> RegistryPlace<'_, F> {
     /// The file is open, and found from now on.
     pub(crate) fn enter(self, file: &Arc<F>) {
-        self.registry.files().insert(self.id, RegistryEntry::Open(Arc::downgrade(file)));
+        self.registry.files.acquire().insert(self.id, RegistryEntry::Open(Arc::downgrade(file)));
     }
 }
 
 impl<F> Drop for RegistryPlace<'_, F> {
     fn drop(&mut self) {
-        if let Entry::Occupied(entry) = self.registry.files().entry(self.id)
+        if let Entry::Occupied(entry) = self.registry.files.acquire().entry(self.id)
             && matches!(entry.get(), RegistryEntry::Opening(opening) if Arc::ptr_eq(opening, &self.opening))
         {
             entry.remove();

@@ -5,8 +5,9 @@
 //!
 //! Locks: the one in here is a leaf; no thread is woken under it.
 
+use crate::sync::MutexExt;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::thread::{self, Thread};
 
 #[derive(Default)]
@@ -29,13 +30,9 @@ struct TurnsState {
 pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    fn state(&self) -> MutexGuard<'_, TurnsState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
     /// Waits for the earlier turns.
     pub(crate) fn take(&self) -> Turn<'_> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         let number = state.next;
         state.next += 1;
         if number != state.served {
@@ -44,7 +41,7 @@ impl Turns {
                 drop(state);
                 // May return early.
                 thread::park();
-                state = self.state();
+                state = self.state.acquire();
             }
         }
         Turn(self)
@@ -53,7 +50,7 @@ impl Turns {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.0.state.acquire();
         state.served += 1;
         let next = state.waiting.pop_front();
         if state.waiting.is_empty() && state.waiting.capacity() > 0 {
@@ -88,7 +85,7 @@ mod tests {
                         order.lock().unwrap().push(number);
                     }
                 });
-                while turns.state().waiting.len() <= number {
+                while turns.state.acquire().waiting.len() <= number {
                     thread::yield_now();
                 }
                 thread

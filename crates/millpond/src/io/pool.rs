@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 
 use millpond_rangelock::callback::catch;
 
 use crate::io::batch;
+use crate::sync::MutexExt;
 use crate::thread::spawn;
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
@@ -51,10 +52,6 @@ impl Pool {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, PoolState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
     /// Starts a thread, which exists as long as the engine.
     ///
     /// # Errors
@@ -67,7 +64,7 @@ impl Pool {
 
     #[cold]
     fn start_first(self: &Arc<Self>) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         if state.threads == 0 { self.spawn_one(&mut state) } else { Ok(()) }
     }
 
@@ -87,7 +84,7 @@ impl Pool {
     /// Runs `job` on a thread of the pool. There is one if [`Pool::start`] has succeeded; otherwise
     /// the calling thread may run it.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         let free = state.idle + state.coming;
         if free <= state.queue.len() && state.threads < self.threads_max {
             let spawned = self.spawn_one(&mut state);
@@ -104,14 +101,14 @@ impl Pool {
     }
 
     fn serve(&self) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.coming -= 1;
         loop {
             if let Some(job) = state.queue.pop_front() {
                 drop(state);
                 // A job that panics must not end the thread, which is counted.
                 catch(job);
-                state = self.state();
+                state = self.state.acquire();
             } else if state.stopped {
                 return;
             } else {
@@ -124,12 +121,12 @@ impl Pool {
 
     /// The number of jobs that no thread has taken yet.
     pub(crate) fn queued(&self) -> usize {
-        self.state().queue.len()
+        self.state.acquire().queue.len()
     }
 
     /// Makes the threads end when the queue is empty.
     pub(crate) fn stop(&self) {
-        self.state().stopped = true;
+        self.state.acquire().stopped = true;
         self.work.notify_all();
     }
 }
@@ -151,7 +148,7 @@ mod tests {
             pool.start().unwrap();
             pool.run(Box::new(move || tell.send(()).unwrap()));
             told.recv().unwrap();
-            assert_eq!(pool.state().threads, 1);
+            assert_eq!(pool.state.acquire().threads, 1);
             pool.stop();
         }
     }

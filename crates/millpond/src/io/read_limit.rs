@@ -54,7 +54,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use crate::io::batch;
 use crate::io::read_limit::slot_cache::SlotCache;
-use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, MutexGuard, fence, thread_local};
+use crate::sync::MutexExt;
+use crate::sync::{Arc, AtomicUsize, Condvar, Mutex, fence, thread_local};
 use crate::units::PAGE_BYTES_MIN;
 
 /// The maximum number of reads in flight of one engine. Untuned.
@@ -110,13 +111,9 @@ impl Flight {
         })
     }
 
-    fn offers(&self) -> MutexGuard<'_, Offers> {
-        self.offers.lock().expect("no panic under the lock")
-    }
-
     /// The number of waiters.
     pub(crate) fn waiting(&self) -> usize {
-        self.offers().waiting.len()
+        self.offers.acquire().waiting.len()
     }
 
     /// A slot, unless none is free or the free ones are cached by other threads.
@@ -151,7 +148,7 @@ impl Flight {
 
     /// Queues an offer. `None`: a slot is free now.
     pub(crate) fn wait(&self, offer: Offer) -> Option<FlightTicket> {
-        let mut offers = self.offers();
+        let mut offers = self.offers.acquire();
         let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
         self.word.fetch_update(Relaxed, Relaxed, none_free).ok()?;
         if offers.waiting.is_empty() {
@@ -174,7 +171,7 @@ impl Flight {
 
     /// Removes an offer, unless it was called.
     pub(crate) fn withdraw_offer(&self, ticket: FlightTicket) {
-        let mut offers = self.offers();
+        let mut offers = self.offers.acquire();
         let at = offers.waiting.binary_search_by_key(&ticket.0, |(waiting, _)| waiting.0);
         let offer = at.ok().and_then(|at| offers.waiting.remove(at));
         self.note_waiting(&offers);
@@ -183,7 +180,7 @@ impl Flight {
     }
 
     fn next_offer(&self) -> Option<Offer> {
-        let mut offers = self.offers();
+        let mut offers = self.offers.acquire();
         let first = offers.waiting.pop_front();
         self.note_waiting(&offers);
         first.map(|(_, offer)| offer)
@@ -204,14 +201,14 @@ impl Flight {
         while !self.try_take() {
             let theirs = Arc::clone(&place);
             let offer: Offer = Box::new(move |slot| {
-                *theirs.0.lock().expect("no panic under the lock") = Some(slot);
+                *theirs.0.acquire() = Some(slot);
                 theirs.1.notify_one();
                 None
             });
             if self.wait(offer).is_none() {
                 continue;
             }
-            let mut handed = place.0.lock().expect("no panic under the lock");
+            let mut handed = place.0.acquire();
             loop {
                 if let Some(mut slot) = handed.take() {
                     // The slot continues without its reference to the flight, which the caller has.
@@ -343,7 +340,7 @@ mod tests {
     }
 
     fn wait_until(flight: &Flight, waiting: usize) {
-        while flight.offers().waiting.len() != waiting {
+        while flight.offers.acquire().waiting.len() != waiting {
             std::thread::yield_now();
         }
     }

@@ -39,7 +39,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use crate::io::signal::{Signal, Woken};
-use crate::sync::{Arc, Mutex, MutexGuard, fence};
+use crate::sync::MutexExt;
+use crate::sync::{Arc, Mutex, fence};
 
 /// A ring as seen by its reapers.
 pub(crate) trait Ring {
@@ -107,10 +108,6 @@ impl<R: Ring> Reaper<R> {
         Reaper { ring, role: Mutex::new(Role::default()) }
     }
 
-    fn role(&self) -> MutexGuard<'_, Role> {
-        self.role.lock().expect("no panic under the lock")
-    }
-
     /// Sleeps until `signal` is granted, or until `deadline`, and reaps while it has the role.
     /// Returns whether it was granted. `wanted`: the number of completions that it waits for.
     /// `leads`: it has the role already. Entries that it has queued are submitted.
@@ -167,7 +164,7 @@ impl<R: Ring> Reaper<R> {
         if self.ring.is_idle() {
             return false;
         }
-        let mut role = self.role();
+        let mut role = self.role.acquire();
         let Some(next) = role.take_next(|least| least < wanted) else { return false };
         role.listed.push(Listed { signal: Arc::clone(signal), wanted });
         drop(role);
@@ -178,7 +175,7 @@ impl<R: Ring> Reaper<R> {
     /// Takes the role if it is vacant. The driver is not notified then until the caller gives the
     /// role up.
     pub(crate) fn try_take(&self) -> bool {
-        self.take(&mut self.role())
+        self.take(&mut self.role.acquire())
     }
 
     fn take(&self, role: &mut Role) -> bool {
@@ -210,11 +207,11 @@ impl<R: Ring> Reaper<R> {
 
     /// The next leader, if one is useful.
     fn next(&self) -> Option<Arc<Signal>> {
-        if self.ring.is_idle() { None } else { self.role().take_next(|_| true) }
+        if self.ring.is_idle() { None } else { self.role.acquire().take_next(|_| true) }
     }
 
     fn take_or_list(&self, signal: &Arc<Signal>, wanted: usize) -> bool {
-        let mut role = self.role();
+        let mut role = self.role.acquire();
         let taken = self.take(&mut role);
         if !taken {
             role.listed.push(Listed { signal: Arc::clone(signal), wanted });
@@ -224,14 +221,14 @@ impl<R: Ring> Reaper<R> {
 
     /// Whether the caller has the role now (H4).
     fn unlist(&self, signal: &Arc<Signal>) -> bool {
-        let mut role = self.role();
+        let mut role = self.role.acquire();
         let place = role.listed.iter().position(|listed| Arc::ptr_eq(&listed.signal, signal));
         place.map(|place| role.listed.remove(place)).is_none()
     }
 
     /// Gives up the role (H2).
     fn vacate(&self) {
-        let mut role = self.role();
+        let mut role = self.role.acquire();
         self.ring.set_notify(true);
         fence(SeqCst);
         let left = self.ring.has_completions();

@@ -13,6 +13,7 @@ use crate::io::backend::shared_ring::SharedRing;
 use crate::io::batch;
 use crate::queue::request::{Completion, Request};
 use crate::queue::waiting::QueueWaiters;
+use crate::sync::MutexExt;
 
 /// The initial capacity of a batch's completions.
 const TOGETHER: usize = 32;
@@ -72,12 +73,12 @@ impl Pending {
 }
 
 pub(super) fn take_request(job: &Mutex<Option<Request>>) -> Option<Request> {
-    job.lock().expect("no panic under the lock").take()
+    job.acquire().take()
 }
 
 impl Inner {
     pub(super) fn pending(&self) -> MutexGuard<'_, Slab<Pending>> {
-        self.pending.lock().expect("no panic under the lock")
+        self.pending.acquire()
     }
 
     /// Completes a pending operation. The caller has taken its request (queue.QU1).

@@ -32,6 +32,7 @@ use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Request};
 use crate::read::miss::{Miss, PendingRead, Step, StepScope};
 use crate::sync::AtomicU32;
+use crate::sync::MutexExt;
 
 const IDLE: u32 = 0;
 const RUNNING: u32 = 1;
@@ -179,7 +180,7 @@ impl<R: Reading> Task<R> {
 
     /// Runs one step; `None` if it was the last, or a cancel came first.
     fn step(&self, waker: &Waker, scope: StepScope) -> Option<Step> {
-        let mut slot = self.body.lock().expect("no panic under the lock");
+        let mut slot = self.body.acquire();
         let Body { reading, miss } = slot.as_mut()?;
         let result = match reading.step(miss, waker, scope) {
             Step::Done(result) => result,
@@ -193,13 +194,13 @@ impl<R: Reading> Task<R> {
     }
 
     fn workers(&self) -> Option<Arc<crate::io::pool::Pool>> {
-        let slot = self.body.lock().expect("no panic under the lock");
+        let slot = self.body.acquire();
         slot.as_ref().map(|body| Arc::clone(&body.reading.file().cached.shared.workers))
     }
 
     /// Takes the read back; `None` if it is done.
     fn take(&self) -> Option<R> {
-        let body = self.body.lock().expect("no panic under the lock").take()?;
+        let body = self.body.acquire().take()?;
         // Its waits are deregistered here, without the lock.
         let Body { reading, miss } = body;
         drop(miss);

@@ -22,6 +22,7 @@ use millpond_rangelock::callback::TaskWaker;
 use crate::io::backend::shared_ring::{HeldRing, SharedRing};
 use crate::io::signal::{Signal, Woken};
 use crate::queue::rules::{Relaxed, Rules, Ticket, WaiterEntry, Wakes};
+use crate::sync::MutexExt;
 use crate::sync::{Arc, AtomicU32, Mutex, MutexGuard};
 
 /// The target of a grant's notification: used once, and that is the last access (signal.SG1).
@@ -72,7 +73,7 @@ impl<E> QueueWaiters<E> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Rules<E, Notify>> {
-        self.rules.lock().expect("no panic under the lock")
+        self.rules.acquire()
     }
 
     /// Releases the lock, and notifies the granted waiters.

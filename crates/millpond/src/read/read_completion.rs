@@ -14,7 +14,8 @@ use std::task::Waker;
 
 use millpond_rangelock::callback::TaskWaker;
 
-use crate::sync::{AtomicU64, Mutex, MutexGuard};
+use crate::sync::MutexExt;
+use crate::sync::{AtomicU64, Mutex};
 
 const UNDER_WAY: u64 = u64::MAX;
 
@@ -29,15 +30,11 @@ impl ReadCompletion {
         ReadCompletion { bytes: AtomicU64::new(UNDER_WAY), waker: Mutex::new(Some(waker)) }
     }
 
-    fn waker(&self) -> MutexGuard<'_, Option<TaskWaker>> {
-        self.waker.lock().expect("no panic under the lock")
-    }
-
     /// Ends the read with that many bytes. Returns the task to wake.
     pub(crate) fn end(&self, bytes: u64) -> Option<TaskWaker> {
         // Release: AR2.
         self.bytes.store(bytes, Release);
-        self.waker().take()
+        self.waker.acquire().take()
     }
 
     /// Whether the read has ended. If not, `waker` is woken at its end (AR1).
@@ -47,7 +44,7 @@ impl ReadCompletion {
         }
         // Cloned before the lock is taken, and dropped after it (`millpond_rangelock::callback`).
         let fresh = TaskWaker::new(waker);
-        let mut told = self.waker();
+        let mut told = self.waker.acquire();
         let old = if told.is_some() { told.replace(fresh) } else { Some(fresh) };
         drop(told);
         drop(old);

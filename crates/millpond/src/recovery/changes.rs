@@ -33,6 +33,7 @@ use crate::io::transfer::{BackgroundRead, Direction, Transfer};
 use crate::recovery::Recovery;
 use crate::recovery::layout::{ChangeWords, EntryUse, mtime_ns};
 use crate::recovery::tables::unbroken;
+use crate::sync::MutexExt;
 
 /// The changes of one file that are in flight.
 #[derive(Default)]
@@ -73,7 +74,7 @@ impl InFlight {
 impl Changes {
     /// Records the start of a change that makes the file no longer than `reach`.
     pub(crate) fn begin(&self, recovery: &Recovery, reach: u64) {
-        let mut state = self.state.lock().expect("no panic under the lock");
+        let mut state = self.state.acquire();
         state.in_flight += 1;
         state.reach = state.reach.max(reach);
         if let Some(entry) = state.entry {
@@ -83,32 +84,32 @@ impl Changes {
 
     /// Records the end of a change, or its failure.
     pub(crate) fn end(&self, recovery: &Recovery, fd: Option<BorrowedFd<'_>>) {
-        let mut state = self.state.lock().expect("no panic under the lock");
+        let mut state = self.state.acquire();
         state.in_flight -= 1;
         state.end_change_of(recovery, fd);
     }
 
     /// Records that space is about to be reserved beyond the end.
     fn reserving(&self) {
-        self.state.lock().expect("no panic under the lock").is_reserved = true;
+        self.state.acquire().is_reserved = true;
     }
 
     /// Records the file's length, under a guard to its end, with no space reserved beyond.
     pub(crate) fn truncated(&self, len: u64) {
-        let mut state = self.state.lock().expect("no panic under the lock");
+        let mut state = self.state.acquire();
         (state.reach, state.is_reserved) = (len, false);
     }
 
     /// The file has an entry now; its changes are recorded there.
     pub(crate) fn enter(&self, recovery: &Recovery, entry: EntryUse, fd: BorrowedFd<'_>) {
-        let mut state = self.state.lock().expect("no panic under the lock");
+        let mut state = self.state.acquire();
         state.entry = Some(entry);
         state.end_change_of(recovery, Some(fd));
     }
 
     /// The file has no entry any more.
     pub(crate) fn remove_entry(&self) {
-        self.state.lock().expect("no panic under the lock").entry = None;
+        self.state.acquire().entry = None;
     }
 }
 

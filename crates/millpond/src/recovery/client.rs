@@ -34,6 +34,7 @@ use crate::recovery::liveness_word::Seen;
 use crate::recovery::tables::{Tables, unbroken};
 use crate::recovery::wire::{self, Address, KeeperRequest, Trust};
 use crate::sync::AtomicU64;
+use crate::sync::MutexExt;
 use crate::units::{FrameIndex, PageIndex, UNIT_BYTES};
 
 /// The keeper of an engine, and the tables that it reads when the engine's process dies. One per
@@ -240,7 +241,7 @@ impl Recovery {
         if !self.has_keeper() || self.is_silent.load(Relaxed) {
             return Err(Errno::NOTCONN.into());
         }
-        let unused = self.unused_entries.lock().expect("no panic under the lock").pop();
+        let unused = self.unused_entries.acquire().pop();
         let mut entry = unused.ok_or(Errno::NFILE)?;
         entry.generation = (entry.generation + 1) & (u32::MAX >> 1);
         self.tables().open_entry(entry, size);
@@ -249,7 +250,7 @@ impl Recovery {
             Ok(_) => Ok(entry),
             Err(error) => {
                 self.tables().close_entry(entry);
-                self.unused_entries.lock().expect("no panic under the lock").push(entry);
+                self.unused_entries.acquire().push(entry);
                 Err(error)
             }
         }
@@ -266,7 +267,7 @@ impl Recovery {
         if !self.is_silent.load(Relaxed) {
             let _ = self.send_request(request, &[]);
         }
-        self.unused_entries.lock().expect("no panic under the lock").push(entry);
+        self.unused_entries.acquire().push(entry);
     }
 
     /// Records the file's size. Caller: exclusive guard to the end of the file (recovery.K5).

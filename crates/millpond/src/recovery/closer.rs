@@ -12,10 +12,11 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use rustix::net::Shutdown;
 
+use crate::sync::MutexExt;
 use crate::thread::spawn;
 
 /// Chosen, not measured: more than one, as the first close may block.
@@ -45,13 +46,9 @@ impl Closer {
         Arc::new(Closer { queue: Mutex::default(), has_room })
     }
 
-    fn queue(&self) -> MutexGuard<'_, CloseQueue> {
-        self.queue.lock().expect("no panic under the lock")
-    }
-
     /// CL3. True if no thread runs, so that the next connection starts one.
     pub(super) fn has_room(&self) -> bool {
-        let queue = self.queue();
+        let queue = self.queue.acquire();
         queue.open < OPEN_MAX || queue.threads == 0
     }
 
@@ -59,7 +56,7 @@ impl Closer {
     pub(super) fn hang_up(self: &Arc<Self>, socket: OwnedFd) {
         // CL2. Fails for a connection that its peer has ended.
         let _ = rustix::net::shutdown(&socket, Shutdown::Both);
-        let mut queue = self.queue();
+        let mut queue = self.queue.acquire();
         queue.sockets.push_back(socket);
         queue.open += 1;
         if queue.threads == THREADS_MAX {
@@ -70,20 +67,20 @@ impl Closer {
         let closer = Arc::clone(self);
         if spawn("millpond-close", move || closer.close_queued()).is_err() {
             // The connection stays queued until a thread can be started.
-            self.queue().threads -= 1;
+            self.queue.acquire().threads -= 1;
         }
     }
 
     fn close_queued(&self) {
         loop {
-            let mut queue = self.queue();
+            let mut queue = self.queue.acquire();
             let Some(socket) = queue.sockets.pop_front() else {
                 queue.threads -= 1;
                 return;
             };
             drop(queue);
             drop(socket);
-            let mut queue = self.queue();
+            let mut queue = self.queue.acquire();
             queue.open -= 1;
             let was_full = queue.open + 1 == OPEN_MAX;
             drop(queue);
@@ -158,12 +155,12 @@ mod tests {
             peers.push(peer);
         }
         assert_eq!(peers.len(), OPEN_MAX - THREADS_MAX, "no close has returned");
-        assert_eq!(closer.queue().threads, THREADS_MAX);
+        assert_eq!(closer.queue.acquire().threads, THREADS_MAX);
         for mut peer in peers {
             assert_eq!(peer.read(&mut [0]).unwrap_or(0), 0, "a queued connection is shut down");
         }
         drop(readers);
-        while closer.queue().threads > 0 {
+        while closer.queue.acquire().threads > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(closer.has_room());

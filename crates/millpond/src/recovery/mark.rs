@@ -50,6 +50,7 @@ use rustix::process::{Pid, PidfdFlags};
 use crate::file_id::FileId;
 use crate::recovery::closer::Closer;
 use crate::recovery::{mark_owner, wire};
+use crate::sync::MutexExt;
 
 /// The maximum number of connections that wait for one file; later ones try again. Chosen, not measured.
 const BACKLOG: i32 = 256;
@@ -133,7 +134,7 @@ impl Mark {
 
     /// Keeps connections open until the mark is dropped.
     pub(super) fn keep_waiting(&self, connections: Vec<OwnedFd>) {
-        self.waiting.lock().expect("no panic under the lock").extend(connections);
+        self.waiting.acquire().extend(connections);
     }
 
     /// Ends connections (MK3).
@@ -198,7 +199,7 @@ impl Marks {
 
     /// Whether there is certainly no mark.
     fn has_none(&self, name: &SocketAddrUnix) -> bool {
-        let kept = || self.socket.lock().expect("no panic under the lock");
+        let kept = || self.socket.acquire();
         // A separate statement, so that the lock is released at once.
         let known = kept().take();
         let Some(mine) = known.or_else(|| KeptSocket::new().ok()) else { return false };

@@ -8,12 +8,13 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::io::transfer::{Direction, Transfer};
 use crate::sim::disk::Disk;
 use crate::sim::random::split_mix;
+use crate::sync::MutexExt;
 
 /// A write that a simulated device received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -179,7 +180,7 @@ impl SimDevice {
     /// The number of files opened so far; a file that is opened again after its last close counts again.
     #[must_use]
     pub fn files(&self) -> usize {
-        self.disks().len()
+        self.shared.files.acquire().len()
     }
 
     /// The bytes that reads of the device would return. The file's handles may be closed already.
@@ -248,18 +249,18 @@ impl SimDevice {
     /// The maximum number of writes that were in flight at a time.
     #[must_use]
     pub fn writes_under_way_max(&self) -> usize {
-        self.traffic().writes_max
+        self.shared.traffic.acquire().writes_max
     }
 
     /// Returns the attempted writes, in order, and clears the log.
     #[must_use]
     pub fn take_log(&self) -> Vec<SimWrite> {
-        std::mem::take(&mut self.traffic().log)
+        std::mem::take(&mut self.shared.traffic.acquire().log)
     }
 
     /// Blocks writes, or releases them.
     pub fn block_writes(&self, on: bool) {
-        self.traffic().blocked = on;
+        self.shared.traffic.acquire().blocked = on;
         self.shared.released.notify_all();
     }
 
@@ -267,7 +268,7 @@ impl SimDevice {
     #[must_use]
     pub fn wait_for_blocked_write(&self, limit: Duration) -> bool {
         let started = Instant::now();
-        while self.traffic().waiting == 0 {
+        while self.shared.traffic.acquire().waiting == 0 {
             if started.elapsed() > limit {
                 return false;
             }
@@ -279,14 +280,14 @@ impl SimDevice {
     /// Blocks the next sync that will succeed, or durable write, before the device makes its bytes durable,
     /// until [`SimDevice::release_sync`]. Other operations continue.
     pub fn hold_next_sync(&self) {
-        self.traffic().holds_next_sync = true;
+        self.shared.traffic.acquire().holds_next_sync = true;
     }
 
     /// Waits until a sync is blocked; returns whether one was within `limit`.
     #[must_use]
     pub fn wait_for_held_sync(&self, limit: Duration) -> bool {
         let started = Instant::now();
-        while !self.traffic().holds_sync {
+        while !self.shared.traffic.acquire().holds_sync {
             if started.elapsed() > limit {
                 return false;
             }
@@ -297,7 +298,7 @@ impl SimDevice {
 
     /// Releases it.
     pub fn release_sync(&self) {
-        let mut traffic = self.traffic();
+        let mut traffic = self.shared.traffic.acquire();
         (traffic.holds_next_sync, traffic.holds_sync) = (false, false);
         self.shared.released.notify_all();
     }
@@ -306,28 +307,28 @@ impl SimDevice {
     /// them.
     pub fn hang(&self, on: bool) {
         let index = self.index();
-        set(&mut self.ills().hung, index, on);
+        set(&mut self.shared.ills.acquire().hung, index, on);
         self.shared.freed.notify_all();
     }
 
     /// Blocks syncs of the one file, while it accepts writes; or releases them.
     pub fn hang_syncs(&self, on: bool) {
         let index = self.index();
-        set(&mut self.ills().hung_syncs, index, on);
+        set(&mut self.shared.ills.acquire().hung_syncs, index, on);
         self.shared.freed.notify_all();
     }
 
     /// The number of operations that wait because the one file hangs.
     #[must_use]
     pub fn hanging(&self) -> usize {
-        self.ills().waiting.get(&self.index()).copied().unwrap_or(0)
+        self.shared.ills.acquire().waiting.get(&self.index()).copied().unwrap_or(0)
     }
 
     /// Makes all writes to the one file fail with `errno`; 0: none. Independent of the switch for the
     /// errors.
     pub fn fail_writes(&self, errno: i32) {
         let index = self.index();
-        let failing = &mut self.ills().failing;
+        let failing = &mut self.shared.ills.acquire().failing;
         if errno == 0 {
             failing.remove(&index)
         } else {
@@ -360,7 +361,7 @@ impl SimDevice {
     /// ```
     pub fn fail_range(&self, bytes: Range<u64>, errno: i32) {
         let index = self.index();
-        let bad = &mut self.ills().bad_ranges;
+        let bad = &mut self.shared.ills.acquire().bad_ranges;
         if errno == 0 {
             bad.remove(&index)
         } else {
@@ -372,35 +373,23 @@ impl SimDevice {
     /// or a hole in a range that is being written; a write whose memory changes during the write.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
-        self.traffic().violations.clone()
-    }
-
-    fn disks(&self) -> MutexGuard<'_, Vec<Arc<Mutex<Disk>>>> {
-        self.shared.files.lock().expect("no panic under the lock")
-    }
-
-    fn traffic(&self) -> MutexGuard<'_, Traffic> {
-        self.shared.traffic.lock().expect("no panic under the lock")
-    }
-
-    fn ills(&self) -> MutexGuard<'_, Ills> {
-        self.shared.ills.lock().expect("no panic under the lock")
+        self.shared.traffic.acquire().violations.clone()
     }
 
     /// The number of the chosen file, or of the file opened last.
     fn index(&self) -> usize {
-        self.index.unwrap_or_else(|| self.disks().len().saturating_sub(1))
+        self.index.unwrap_or_else(|| self.shared.files.acquire().len().saturating_sub(1))
     }
 
     fn with_disk<R>(&self, ask: impl FnOnce(&Disk) -> R) -> R {
         let disk = {
             let index = self.index();
-            let disks = self.disks();
+            let disks = self.shared.files.acquire();
             Arc::clone(
                 disks.get(index).expect("the file was opened, after the device was asked for"),
             )
         };
-        let disk = disk.lock().expect("no panic under the lock");
+        let disk = disk.acquire();
         ask(&disk)
     }
 
@@ -414,7 +403,7 @@ impl SimDevice {
             return (0, Arc::new(Mutex::new(Disk::new(bytes, false))));
         }
         let disk = Arc::new(Mutex::new(Disk::new(bytes, true)));
-        let mut disks = self.disks();
+        let mut disks = self.shared.files.acquire();
         disks.push(Arc::clone(&disk));
         (disks.len() - 1, disk)
     }
@@ -445,7 +434,7 @@ impl SimDevice {
         let len = transfer.segments.left();
         let bytes = transfer.offset..transfer.offset + len;
         let direction = transfer.direction;
-        let mut traffic = self.traffic();
+        let mut traffic = self.shared.traffic.acquire();
         let other = traffic.under_way.iter().find(|other| {
             other.file == file
                 && other.bytes.start < bytes.end
@@ -471,12 +460,12 @@ impl SimDevice {
     }
 
     pub(super) fn end(&self, id: u64) {
-        self.traffic().under_way.retain(|other| other.id != id);
+        self.shared.traffic.acquire().under_way.retain(|other| other.id != id);
     }
 
     /// Waits if it is the sync to block.
     pub(super) fn pass_sync(&self) {
-        let mut traffic = self.traffic();
+        let mut traffic = self.shared.traffic.acquire();
         if std::mem::take(&mut traffic.holds_next_sync) {
             traffic.holds_sync = true;
             while traffic.holds_sync {
@@ -487,7 +476,7 @@ impl SimDevice {
 
     /// Waits while writes are blocked.
     pub(super) fn pass(&self) {
-        let mut traffic = self.traffic();
+        let mut traffic = self.shared.traffic.acquire();
         traffic.waiting += 1;
         while traffic.blocked {
             traffic = self.shared.released.wait(traffic).expect("no panic under the lock");
@@ -497,7 +486,7 @@ impl SimDevice {
 
     /// Waits while the file hangs, or its syncs do and this is one.
     pub(super) fn pass_file(&self, file: usize, is_sync: bool) {
-        let mut ills = self.ills();
+        let mut ills = self.shared.ills.acquire();
         *ills.waiting.entry(file).or_default() += 1;
         while ills.hung.contains(&file) || is_sync && ills.hung_syncs.contains(&file) {
             ills = self.shared.freed.wait(ills).expect("no panic under the lock");
@@ -507,18 +496,18 @@ impl SimDevice {
 
     /// The errno of a transfer of these bytes, if it is to fail.
     pub(super) fn bad_range(&self, file: usize, bytes: Range<u64>) -> Option<i32> {
-        let ills = self.ills();
+        let ills = self.shared.ills.acquire();
         let (bad, errno) = ills.bad_ranges.get(&file)?;
         (bad.start < bytes.end && bytes.start < bad.end).then_some(*errno)
     }
 
     pub(super) fn failing_file(&self, file: usize) -> Option<i32> {
-        self.ills().failing.get(&file).copied()
+        self.shared.ills.acquire().failing.get(&file).copied()
     }
 
     /// Records a change of bytes other than a write: a truncate, or a hole.
     pub(super) fn change(&self, file: usize, bytes: Range<u64>) {
-        let mut traffic = self.traffic();
+        let mut traffic = self.shared.traffic.acquire();
         let other = traffic.under_way.iter().find(|other| {
             other.file == file
                 && other.direction == Direction::Write
@@ -533,6 +522,6 @@ impl SimDevice {
 
     pub(super) fn changed(&self, transfer: &Transfer<'_>) {
         let what = format!("the memory of a write at {} changed", transfer.offset);
-        self.traffic().violated(what);
+        self.shared.traffic.acquire().violated(what);
     }
 }

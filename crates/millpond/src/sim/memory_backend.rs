@@ -8,6 +8,7 @@ use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
 use crate::io::pool::Pool;
 use crate::io::retry;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sync::MutexExt;
 
 pub(crate) struct MemoryFile {
     bytes: Mutex<Vec<u8>>,
@@ -24,16 +25,12 @@ impl MemoryFile {
             readers: Arc::clone(readers),
         }
     }
-
-    fn bytes(&self) -> std::sync::MutexGuard<'_, Vec<u8>> {
-        self.bytes.lock().expect("no panic under the lock")
-    }
 }
 
 impl BackingFile for MemoryFile {
     fn try_all(&self, batch: &mut [Transfer<'_>]) {
         for transfer in batch {
-            transfer.set(move_bytes(&mut self.bytes(), transfer, usize::MAX));
+            transfer.set(move_bytes(&mut self.bytes.acquire(), transfer, usize::MAX));
         }
     }
 
@@ -51,21 +48,21 @@ impl BackingFile for MemoryFile {
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.bytes().len() as u64)
+        Ok(self.bytes.acquire().len() as u64)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        set_len(&mut self.bytes(), len)
+        set_len(&mut self.bytes.acquire(), len)
     }
 
     fn zero(&self, offset: u64, len: u64, _: bool) -> io::Result<()> {
-        clear(&mut self.bytes(), offset, len);
+        clear(&mut self.bytes.acquire(), offset, len);
         Ok(())
     }
 
     fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
         let end = offset.saturating_add(len);
-        let mut bytes = self.bytes();
+        let mut bytes = self.bytes.acquire();
         if end > bytes.len() as u64 && !keep_size { set_len(&mut bytes, end) } else { Ok(()) }
     }
 

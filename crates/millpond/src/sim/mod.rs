@@ -24,7 +24,7 @@ mod conformance;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::io::backend::{BackingFile, OpenedFor, Seek, readers};
@@ -35,6 +35,7 @@ use crate::sim::disk::Disk;
 use crate::sim::memory_backend::MemoryFile;
 use crate::sim::null::NullFile;
 use crate::sim::random::split_mix;
+use crate::sync::MutexExt;
 
 pub use crate::sim::device::{SimDevice, SimWrite};
 
@@ -215,13 +216,9 @@ impl SimFile {
         }
     }
 
-    fn disk(&self) -> MutexGuard<'_, Disk> {
-        self.disk.lock().expect("no panic under the lock")
-    }
-
     /// A random number below `below`.
     fn random(&self, below: u64) -> u64 {
-        split_mix(&mut self.random.lock().expect("no panic under the lock")) % below.max(1)
+        split_mix(&mut self.random.acquire()) % below.max(1)
     }
 
     fn is_struck(&self) -> bool {
@@ -245,7 +242,7 @@ impl SimFile {
             if self.options.device.is_watched() {
                 self.options.device.change(self.number, offset..offset.saturating_add(part));
             }
-            self.disk().clear(offset, part);
+            self.disk.acquire().clear(offset, part);
             Ok(())
         })
     }
@@ -314,13 +311,13 @@ impl SimFile {
             if writing {
                 self.options.device.count_failed_write();
             }
-            self.disk().transfer(&volatile, part(total as u64) - 1)?;
+            self.disk.acquire().transfer(&volatile, part(total as u64) - 1)?;
             return Err(io::Error::from_raw_os_error(errno));
         }
         if writing && transfer.durable && self.failing_sync() {
             // As with any failed sync: other writes may be lost, without another report.
             self.options.device.count_failed_write();
-            let mut disk = self.disk();
+            let mut disk = self.disk.acquire();
             disk.transfer(&volatile, total)?;
             let now = disk.now();
             disk.fail_sync(now, |below| self.random(below));
@@ -328,13 +325,13 @@ impl SimFile {
         }
         let short = self.random(1000) < self.options.short_per_mille;
         let limit = if short { part(total as u64 - total.min(1) as u64) } else { total };
-        let mut disk = self.disk();
+        let mut disk = self.disk.acquire();
         let moved = disk.transfer(transfer, limit)?;
         if writing && transfer.durable && self.options.device.is_watched() {
             let ended = disk.now();
             drop(disk);
             self.options.device.pass_sync();
-            self.disk().sync_range(ended, transfer.offset, moved);
+            self.disk.acquire().sync_range(ended, transfer.offset, moved);
         }
         Ok(moved)
     }
@@ -392,7 +389,7 @@ impl BackingFile for SimFile {
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.disk().len())
+        Ok(self.disk.acquire().len())
     }
 
     fn descriptor(&self, writing: bool) -> Option<BorrowedFd<'_>> {
@@ -407,7 +404,7 @@ impl BackingFile for SimFile {
         if self.options.device.is_watched() {
             self.options.device.change(self.number, len..u64::MAX);
         }
-        self.disk().set_len(len)
+        self.disk.acquire().set_len(len)
     }
 
     fn zero(&self, offset: u64, len: u64, _: bool) -> io::Result<()> {
@@ -416,7 +413,7 @@ impl BackingFile for SimFile {
 
     fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> io::Result<()> {
         self.act_on(len, |part| {
-            let (mut disk, end) = (self.disk(), offset.saturating_add(part));
+            let (mut disk, end) = (self.disk.acquire(), offset.saturating_add(part));
             if end > disk.len() && !keep_size { disk.set_len(end) } else { Ok(()) }
         })
     }
@@ -425,23 +422,23 @@ impl BackingFile for SimFile {
         if self.is_struck() {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
-        Ok(memory_backend::seek(self.disk().len(), offset, to))
+        Ok(memory_backend::seek(self.disk.acquire().len(), offset, to))
     }
 
     fn sync(&self, _data_only: bool) -> io::Result<()> {
         self.pass(true);
         let fails = self.failing_sync();
-        let began = self.disk().now();
+        let began = self.disk.acquire().now();
         self.delay();
         if fails {
             self.options.device.count_failed_sync();
-            self.disk().fail_sync(began, |below| self.random(below));
+            self.disk.acquire().fail_sync(began, |below| self.random(below));
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         if self.options.device.is_watched() {
             self.options.device.pass_sync();
         }
-        self.disk().sync(began);
+        self.disk.acquire().sync(began);
         Ok(())
     }
 }

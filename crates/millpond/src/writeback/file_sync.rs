@@ -28,6 +28,7 @@ use crate::event::event;
 use crate::inode::leaves::Leaves;
 use crate::inode::{Blocking, CachedFile};
 use crate::latency::LatencyKind;
+use crate::sync::MutexExt;
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
 use crate::writeback::dirty_pages::notify_flusher;
@@ -46,7 +47,7 @@ pub(crate) fn sync(
     data_only: bool,
 ) -> Result<()> {
     let begun = Instant::now();
-    let one = file.writeback.syncing.lock().expect("no panic under the lock");
+    let one = file.writeback.syncing.acquire();
     let outcome = sync_locked(file, Some((first, last)), data_only, Blocking::Wait, &one);
     drop(one);
     if outcome.is_ok() {
@@ -86,7 +87,7 @@ fn report(file: &CachedFile, outcome: Result<()>) -> Result<()> {
 pub(crate) fn sync_in_background(file: &CachedFile, blocking: Blocking) {
     let syncing = &file.writeback.syncing;
     let one = match blocking {
-        Blocking::Wait => Some(syncing.lock().expect("no panic under the lock")),
+        Blocking::Wait => Some(syncing.acquire()),
         Blocking::Try => syncing.try_lock().ok(),
     };
     if let Some(one) = one {

@@ -15,12 +15,13 @@
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use millpond_rangelock::callback::TaskWaker;
 
 use crate::cache::Cache;
+use crate::sync::MutexExt;
 
 /// The part of the limit that copies may take.
 const PART: u64 = 8;
@@ -51,10 +52,6 @@ struct CopiesState {
 }
 
 impl Copies {
-    fn state(&self) -> MutexGuard<'_, CopiesState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
     /// Counts a copy of `bytes`, if there is room. Returns whether there is.
     fn try_admit(state: &mut CopiesState, cache: &Cache, bytes: u64) -> bool {
         let most = cache.frames.limit_bytes() / PART;
@@ -76,7 +73,7 @@ impl Copies {
     }
 
     fn release(&self, cache: &Cache, bytes: u64) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.bytes -= bytes;
         let limit_bytes = cache.frames.limit_bytes();
         let kept = state.charged.min(limit_bytes / KEPT_PART).max(state.bytes.min(state.charged));
@@ -103,7 +100,7 @@ impl<O: CopyOwner> WaitingCopy<O> {
 
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<Counted<O>> {
         let fresh = TaskWaker::new(waker);
-        let mut state = self.owner.copies().state();
+        let mut state = self.owner.copies().state.acquire();
         let number = self.number.take();
         let old = number.and_then(|number| state.waiting.remove(&number));
         let is_admitted = Copies::try_admit(&mut state, self.owner.cache(), self.bytes);
@@ -128,7 +125,7 @@ impl<O: CopyOwner> WaitingCopy<O> {
 impl<O: CopyOwner> Drop for WaitingCopy<O> {
     fn drop(&mut self) {
         if let Some(number) = self.number {
-            let old = self.owner.copies().state().waiting.remove(&number);
+            let old = self.owner.copies().state.acquire().waiting.remove(&number);
             drop(old);
         }
     }

@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::cache::frames::class::Class;
 use crate::cache::frames::{CLASS_SHIFT, Frames};
 use crate::cache::table::{HeldLeaf, SLOTS};
+use crate::sync::MutexExt;
 use crate::units::{CHUNK_UNITS, FrameIndex, PageIndex};
 
 /// Reservations are for pages of one unit: a chunk then has as many frames as a leaf has words.
@@ -44,7 +45,7 @@ impl Frames {
         for unit in first..first + CHUNK_UNITS {
             self.meta(FrameIndex(unit)).reserve(u32::from(CLASS.tag()) << CLASS_SHIFT);
         }
-        let mut reservations = self.reservations.lock().expect("no panic under the lock");
+        let mut reservations = self.reservations.acquire();
         reservations.push(first);
         self.may_have_reservations.store(true, Relaxed);
         drop(reservations);
@@ -57,7 +58,7 @@ impl Frames {
         if !self.may_have_reservations.load(Relaxed) {
             return false;
         }
-        let mut reservations = self.reservations.lock().expect("no panic under the lock");
+        let mut reservations = self.reservations.acquire();
         let Some(first) = reservations.pop() else {
             self.may_have_reservations.store(false, Relaxed);
             return false;

@@ -34,6 +34,7 @@ use std::sync::{Mutex, MutexGuard};
 use crossbeam_utils::CachePadded;
 
 use crate::cache::frames::class::Class;
+use crate::sync::MutexExt;
 use crate::thread;
 use crate::units::FrameIndex;
 
@@ -154,6 +155,6 @@ impl Magazines {
     }
 
     fn lock(shard: &MagazineShard) -> MutexGuard<'_, [Magazine; Class::PAGES]> {
-        shard.lock().expect("no panic under the lock")
+        shard.acquire()
     }
 }

@@ -81,6 +81,7 @@ use crate::cache::table::FileCore;
 use crate::huge_memory::MemoryChoice;
 use crate::recovery::{Address, Recovery};
 use crate::sync;
+use crate::sync::MutexExt;
 use crate::units::{CHUNK_BYTES, CHUNK_UNITS, FRAMES_MAX, FrameIndex, PageIndex, UNIT_BYTES};
 
 /// Room to align the base to a chunk, and for a late reader that takes the last unit for a page of
@@ -218,7 +219,7 @@ impl FreeFrames {
     pub(in crate::cache) fn lock(&self) -> MutexGuard<'_, FreeList> {
         #[cfg(test)]
         self.lock_count.fetch_add(1, Relaxed);
-        self.list.lock().expect("no panic under the lock")
+        self.list.acquire()
     }
 
     /// Whether a frame of the class may become free.
@@ -402,7 +403,7 @@ impl Frames {
     }
 
     pub(in crate::cache) fn chunks_lock(&self) -> MutexGuard<'_, u32> {
-        self.next_chunk.lock().expect("no panic under the lock")
+        self.next_chunk.acquire()
     }
 
     pub(in crate::cache) fn free_frames(&self, class: Class) -> &FreeFrames {

@@ -13,6 +13,7 @@
 //! [`Frames::decommit_one`]: crate::cache::frames::Frames::decommit_one
 
 use crate::cache::Cache;
+use crate::sync::MutexExt;
 
 /// The size of a step: some hundred evictions.
 const STEP_BYTES: u64 = 1 << 20;
@@ -21,7 +22,7 @@ impl Cache {
     /// Changes the limit and releases memory as required. Never waits for write-back. Returns the
     /// limit that is in force now: the requested one, or the lowest that could be reached.
     pub(crate) fn set_limit(&self, limit_bytes: u64) -> u64 {
-        let _one = self.resizing.lock().expect("no panic under the lock");
+        let _one = self.resizing.acquire();
         let mut now = self.frames.limit_bytes();
         while now > limit_bytes {
             // Only pages need steps: unused room is given up at once.

@@ -17,6 +17,7 @@ use crate::cache::frames::Frames;
 #[cfg(doc)]
 use crate::cache::frames::class::Class;
 use crate::cache::table::FileCore;
+use crate::sync::MutexExt;
 use crate::units::{FrameIndex, PAGE_SHIFTS, UNIT_BYTES};
 
 const CORES: usize = UNIT_BYTES / size_of::<FileCore>();
@@ -50,7 +51,7 @@ unsafe impl Send for CorePointer {}
 
 impl Slab {
     fn lock(&self) -> MutexGuard<'_, FreeCores> {
-        self.free.lock().expect("no panic under the lock")
+        self.free.acquire()
     }
 
     /// Takes a free core, for an empty table; `None` if there is none.

@@ -19,6 +19,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use crossbeam_utils::CachePadded;
 
+use crate::sync::MutexExt;
 use crate::thread;
 use crate::units::FrameIndex;
 
@@ -67,6 +68,6 @@ impl InsertBatches {
     }
 
     fn lock(list: &Mutex<InsertBatch>) -> MutexGuard<'_, InsertBatch> {
-        list.lock().expect("no panic under the lock")
+        list.acquire()
     }
 }

@@ -11,6 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::cache::shared::attempts::{self, AttemptCount};
 use crate::cache::shared::client_block::{MappedBlock, THREADS_MAX};
+use crate::sync::MutexExt;
 use crate::units::FrameIndex;
 
 /// For so long the server waits for the end of attempts: longer than the longest takes. Chosen, not measured.
@@ -62,18 +63,18 @@ pub(crate) struct ClientList {
 
 impl ClientList {
     fn all(&self) -> Arc<[Arc<ClientEntry>]> {
-        Arc::clone(&self.clients.lock().expect("no panic under the lock"))
+        Arc::clone(&self.clients.acquire())
     }
 
     /// From now on the client's attempts count. Called before the client has the memory.
     pub(crate) fn attach(&self, client: &Arc<ClientEntry>) {
-        let mut clients = self.clients.lock().expect("no panic under the lock");
+        let mut clients = self.clients.acquire();
         *clients = clients.iter().chain([client]).cloned().collect();
     }
 
     /// The client's process is gone, or will not read again.
     pub(crate) fn detach(&self, client: &Arc<ClientEntry>) {
-        let mut clients = self.clients.lock().expect("no panic under the lock");
+        let mut clients = self.clients.acquire();
         *clients = clients.iter().filter(|one| !Arc::ptr_eq(one, client)).cloned().collect();
     }
 
@@ -98,7 +99,7 @@ impl ClientList {
     /// clients', so they may be any.
     pub(crate) fn drain_touched(&self, mut visit: impl FnMut(FrameIndex)) {
         for client in &*self.all() {
-            let mut last_pushes = client.last_pushes.lock().expect("no panic under the lock");
+            let mut last_pushes = client.last_pushes.acquire();
             for (ring, last) in client.block.block().rings().zip(&mut *last_pushes) {
                 *last = ring.drain(*last, &mut visit);
             }

@@ -31,6 +31,7 @@ use std::task::Waker;
 
 use millpond_rangelock::callback::TaskWaker;
 
+use crate::sync::MutexExt;
 #[cfg(not(loom))]
 use crate::sync::futex;
 use smallvec::SmallVec;
@@ -83,7 +84,7 @@ impl WaitTable {
     pub(crate) fn register(&self, word: &PageWord, waker: &Waker) -> Option<WaitEntry> {
         let key = std::ptr::from_ref(word).addr();
         let waker = TaskWaker::new(waker);
-        let mut bucket = self.bucket(key).lock().expect("no panic under the lock");
+        let mut bucket = self.bucket(key).acquire();
         // The table exists before WAITERS is read. Pairs with the fence in `wake`.
         fence(SeqCst);
         loop {
@@ -103,7 +104,7 @@ impl WaitTable {
 
     /// Wakes the tasks that wait for the page of the word at address `word`.
     pub(crate) fn wake(&self, word: usize) {
-        let mut bucket = self.bucket(word).lock().expect("no panic under the lock");
+        let mut bucket = self.bucket(word).acquire();
         let woken: SmallVec<[PageWaiter; 4]> =
             bucket.waiting.extract_if(.., |waiting| waiting.word == word).collect();
         drop(bucket);
@@ -112,7 +113,7 @@ impl WaitTable {
 
     /// Removes a waker, unless it was woken.
     pub(crate) fn deregister(&self, entry: &WaitEntry) {
-        let mut bucket = self.bucket(entry.word).lock().expect("no panic under the lock");
+        let mut bucket = self.bucket(entry.word).acquire();
         let at = bucket.waiting.iter().position(|waiting| waiting.number == entry.number);
         let waiting = at.map(|at| bucket.waiting.swap_remove(at));
         drop(bucket);

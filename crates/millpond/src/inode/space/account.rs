@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use rustix::process::Resource;
 
 use crate::cache::accounting::heap::HeapCharge;
+use crate::sync::MutexExt;
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 /// Ranges that are remembered of a file; before there are more, all are forgotten. Chosen, not
@@ -73,10 +74,7 @@ impl Space {
     }
 
     pub(crate) fn known(&self) -> LockedAccount<'_> {
-        LockedAccount {
-            known: self.known.lock().expect("no panic under the lock"),
-            prefix: &self.prefix,
-        }
+        LockedAccount { known: self.known.acquire(), prefix: &self.prefix }
     }
 }
 

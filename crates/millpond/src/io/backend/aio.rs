@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::io::segment::Front;
 use crate::io::transfer::{Direction, SEGMENTS_MAX, Transfer};
+use crate::sync::MutexExt;
 
 /// The requests of a batch in flight: as many as in a thread's ring. Untuned.
 const IN_FLIGHT_MAX: usize = 64;
@@ -94,7 +95,7 @@ impl Contexts {
         if self.refused.load(Relaxed) {
             return None;
         }
-        let free = self.free.lock().expect("no panic under the lock").pop();
+        let free = self.free.acquire().pop();
         let context = match free.map_or_else(|| Context::new(IN_FLIGHT_MAX), Ok) {
             Ok(context) => context,
             Err(error) => {
@@ -109,7 +110,7 @@ impl Contexts {
         for part in requests.chunks(IN_FLIGHT_MAX) {
             outcomes.extend(context.run(part));
         }
-        self.free.lock().expect("no panic under the lock").push(context);
+        self.free.acquire().push(context);
         Some(outcomes)
     }
 }

@@ -24,7 +24,7 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::MemfdFlags;
 
@@ -36,6 +36,7 @@ use crate::io::pool::Pool;
 use crate::io::read_limit;
 use crate::io::segment::Segment;
 use crate::io::transfer::{BackgroundRead, Direction, Transfer};
+use crate::sync::MutexExt;
 use crate::thread::spawn;
 
 /// Completions that are reaped together. Chosen, not measured.
@@ -86,14 +87,10 @@ impl AioReads {
         Arc::new(AioReads { state: Mutex::default(), readers: Arc::clone(readers) })
     }
 
-    fn state(&self) -> MutexGuard<'_, ReadsState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
     /// Starts a read of a file with direct reads.
     pub(crate) fn start(self: &Arc<Self>, descriptors: Arc<Descriptors>, read: BackgroundRead) {
         let job = AioRead { descriptors, read };
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         if state.refused {
             drop(state);
             return job.read_on_thread(&self.readers);
@@ -109,7 +106,7 @@ impl AioReads {
 
     /// The context, with a thread that reaps it. Created for the first read.
     fn context(self: &Arc<Self>) -> Option<Arc<Context>> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         if state.context.is_none() && !state.refused {
             // Created under the lock: a context without its thread would never be reaped.
             let made = Context::new(read_limit::READS_MAX).and_then(|context| {
@@ -126,7 +123,7 @@ impl AioReads {
     /// Submits the queue (AQ3).
     fn submit_queue(self: &Arc<Self>) {
         let context = self.context();
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         let jobs = std::mem::take(&mut state.queue);
         state.in_flight += jobs.len();
         drop(state);
@@ -135,7 +132,7 @@ impl AioReads {
             None => jobs,
         };
         if !refused.is_empty() {
-            self.state().in_flight -= refused.len();
+            self.state.acquire().in_flight -= refused.len();
             refused.into_iter().for_each(|job| job.read_on_thread(&self.readers));
         }
     }
@@ -156,7 +153,7 @@ impl AioReads {
                 ended += 1;
             }
             drop(batch);
-            let mut state = self.state();
+            let mut state = self.state.acquire();
             state.in_flight -= ended;
             if state.stopped && state.in_flight == 0 {
                 state.context = None;
@@ -167,7 +164,7 @@ impl AioReads {
 
     /// Makes the reaper end when nothing is in flight.
     pub(crate) fn stop(&self) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.stopped = true;
         // Otherwise the reaper notices when it completes the last read.
         let context = state.context.clone().filter(|_| state.in_flight == 0);

@@ -22,7 +22,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use io_uring::{opcode, types};
@@ -32,6 +32,7 @@ use crate::io::backend::read_ring::{ReadRing, RefusedReads, RingRead, Use, WAKE}
 use crate::io::backend::ring::{CHECK_AFTER, PAUSE, new_ring};
 use crate::io::batch;
 use crate::io::read_limit;
+use crate::sync::MutexExt;
 use crate::thread::spawn;
 
 /// The maximum of background reads in progress without a waiter. Untuned.
@@ -79,12 +80,8 @@ impl Driver {
         Ok(Driver { state: Mutex::default(), wake_fd })
     }
 
-    fn state(&self) -> MutexGuard<'_, DriverState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
     pub(crate) fn start(self: &Arc<Self>, job: RingRead) -> Result<(), RingRead> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         if state.pending >= QUEUED_MAX && !job.read.wanted {
             return Err(job);
         }
@@ -114,21 +111,21 @@ impl Driver {
 
     /// Polls `ring` after each write to the eventfd, until it is over.
     pub(crate) fn poll_ring(self: &Arc<Self>, ring: Arc<dyn PolledRing>) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         self.ensure_started(&mut state)?;
         state.rings.push(ring);
         Ok(())
     }
 
     fn poll(&self) {
-        let rings = self.state().rings.clone();
+        let rings = self.state.acquire().rings.clone();
         rings.iter().for_each(|ring| ring.poll());
         let over: Vec<Arc<dyn PolledRing>> =
             rings.into_iter().filter(|ring| ring.is_over()).collect();
         if !over.is_empty() {
             let is_over =
                 |ring: &Arc<dyn PolledRing>| over.iter().any(|over| Arc::ptr_eq(over, ring));
-            let mut state = self.state();
+            let mut state = self.state.acquire();
             state.rings.retain(|ring| !is_over(ring));
             // They are polled without the lock.
             drop(state);
@@ -147,13 +144,13 @@ impl Driver {
 
     /// Makes the thread end once nothing is queued or in flight, and there is no ring.
     pub(crate) fn stop(&self) {
-        self.state().stopped = true;
+        self.state.acquire().stopped = true;
         self.wake();
     }
 
     /// The queued reads, and whether the thread is to end.
     fn take(&self) -> (Vec<RingRead>, bool) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         let ended = state.stopped && state.pending == 0 && state.rings.is_empty();
         state.rung = false;
         (std::mem::take(&mut state.queue), ended)
@@ -163,7 +160,7 @@ impl Driver {
         let batch = batch::open();
         job.finish(outcome);
         drop(batch);
-        self.state().pending -= 1;
+        self.state.acquire().pending -= 1;
     }
 
     fn serve(&self) {

@@ -25,11 +25,12 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex};
 
 use rustix::fs::OFlags;
 
 use crate::io::backend::alignment::{Alignment, direct_alignment};
+use crate::sync::MutexExt;
 
 /// Sets and clears the flag.
 pub(crate) trait Switch {
@@ -53,13 +54,9 @@ struct Counts {
 }
 
 impl Gate {
-    fn inside(&self) -> MutexGuard<'_, Counts> {
-        self.inside.lock().expect("no panic under the lock")
-    }
-
     /// Admits a direct transfer, unless a transfer needs the flag clear, or the flag cannot be set.
     pub(crate) fn try_direct<'a, S: Switch>(&'a self, switch: &'a S) -> Option<Inside<'a, S>> {
-        let mut inside = self.inside();
+        let mut inside = self.inside.acquire();
         if inside.plain > 0 || self.is_refused() {
             return None;
         }
@@ -74,7 +71,7 @@ impl Gate {
 
     /// IP2: when this returns the flag is clear, until [`Gate::end_plain`].
     pub(crate) fn begin_plain(&self) {
-        let mut inside = self.inside();
+        let mut inside = self.inside.acquire();
         inside.plain += 1;
         while inside.direct > 0 {
             inside = self.cleared.wait(inside).expect("no panic under the lock");
@@ -82,7 +79,7 @@ impl Gate {
     }
 
     pub(crate) fn end_plain(&self) {
-        self.inside().plain -= 1;
+        self.inside.acquire().plain -= 1;
     }
 
     /// The flag is clear while the value lives.
@@ -109,7 +106,7 @@ pub(crate) struct Inside<'a, S: Switch> {
 
 impl<S: Switch> Drop for Inside<'_, S> {
     fn drop(&mut self) {
-        let mut inside = self.gate.inside();
+        let mut inside = self.gate.inside.acquire();
         inside.direct -= 1;
         if inside.direct == 0 {
             // Fails only if the descriptor does not refer to the file any more (IP4).

@@ -46,6 +46,7 @@ use crate::io::backend::entry::entry;
 use crate::io::backend::ring::{PAUSE, is_broken, outcome};
 use crate::io::retry;
 use crate::io::transfer::{BackgroundRead, TransientRetries};
+use crate::sync::MutexExt;
 
 /// The user data of a completion without meaning.
 pub(crate) const POKE: u64 = u64::MAX;
@@ -165,27 +166,19 @@ impl ReadRing {
         }
     }
 
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().expect("no panic under the lock")
-    }
-
-    fn submission(&self) -> MutexGuard<'_, Submission> {
-        self.submission.lock().expect("no panic under the lock")
-    }
-
     /// Whether nothing is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.jobs().places.is_empty()
+        self.jobs.acquire().places.is_empty()
     }
 
     /// Accepts no more reads from now on.
     pub(crate) fn retire(&self) {
-        self.jobs().retired = true;
+        self.jobs.acquire().retired = true;
     }
 
     /// Whether it is not needed any more.
     pub(crate) fn is_over(&self) -> bool {
-        let jobs = self.jobs();
+        let jobs = self.jobs.acquire();
         jobs.retired && jobs.places.is_empty()
     }
 
@@ -203,11 +196,11 @@ impl ReadRing {
     /// Queues a read. Gives it back if it cannot use a ring, or if the ring accepts no more.
     pub(crate) fn start(&self, job: RingRead) -> Result<RefusedReads, RingRead> {
         // First, as creating an entry counts the read.
-        if !self.accepts_more(&self.jobs()) {
+        if !self.accepts_more(&self.jobs.acquire()) {
             return Err(job);
         }
         let Some(entry) = job.entry() else { return Err(job) };
-        let mut jobs = self.jobs();
+        let mut jobs = self.jobs.acquire();
         // If the ring breaks later, the read is among the untaken ones.
         if !self.accepts_more(&jobs) {
             return Err(job);
@@ -250,14 +243,14 @@ impl ReadRing {
     /// The memory that it names stays until its completion was reaped.
     pub(crate) unsafe fn push(&self, entry: &squeue::Entry, under_way: usize) -> RefusedReads {
         let mut untaken = RefusedReads::new();
-        let mut submission = self.submission();
+        let mut submission = self.submission.acquire();
         loop {
             let count = submission.queued.len();
             if !self.is_early(count, under_way) && count < self.usage.entries {
                 break;
             }
             untaken.append(&mut self.submit_under(submission, 0));
-            submission = self.submission();
+            submission = self.submission.acquire();
         }
         submission.queued.push_back(entry.get_user_data());
         // Relaxed: in both cases, all queued entries that were not submitted are untaken.
@@ -272,7 +265,7 @@ impl ReadRing {
 
     /// Submits all queued entries, and waits for `wanted` completions. May return early.
     pub(crate) fn submit(&self, wanted: usize) -> RefusedReads {
-        self.submit_under(self.submission(), wanted)
+        self.submit_under(self.submission.acquire(), wanted)
     }
 
     fn submit_under(
@@ -310,7 +303,7 @@ impl ReadRing {
         }
         let untaken = mem::take(&mut submission.queued);
         drop(submission);
-        let mut jobs = self.jobs();
+        let mut jobs = self.jobs.acquire();
         let numbers = untaken.into_iter().filter(|&number| number < WAKE);
         numbers.map(|number| jobs.places.remove(number as usize)).collect()
     }
@@ -338,7 +331,7 @@ impl ReadRing {
     /// Submits queued entries, and sleeps until there is a completion, or for `limit`. May return
     /// early. One thread at a time.
     pub(crate) fn sleep(&self, limit: Duration) -> RefusedReads {
-        let mut submission = self.submission();
+        let mut submission = self.submission.acquire();
         if self.is_broken() {
             // B5.
             let untaken = self.submit_under(submission, 0);
@@ -366,7 +359,7 @@ impl ReadRing {
 
     /// Cancels reads whose descriptors refer to other files by now (ring.R4).
     pub(crate) fn check_files(&self) -> RefusedReads {
-        let jobs = self.jobs();
+        let jobs = self.jobs.acquire();
         let files = jobs.places.iter().map(|(number, job)| (number, Arc::clone(&job.file)));
         let files: Vec<_> = files.collect();
         drop(jobs);
@@ -382,7 +375,7 @@ impl ReadRing {
 
     /// B4, for `mine`, after which entries up to `end` were pushed.
     fn put_back(&self, mut mine: VecDeque<u64>, end: u64) -> RefusedReads {
-        let mut submission = self.submission();
+        let mut submission = self.submission.acquire();
         let taken = submission.pushed - self.untaken() as u64;
         let left = (end.saturating_sub(taken) as usize).min(mine.len());
         if left == 0 {
@@ -408,7 +401,7 @@ impl ReadRing {
             completions.map(|done| (done.user_data(), done.result())).collect();
         let mut reaped = Reaped::default();
         let mut again = Vec::new();
-        let mut jobs = self.jobs();
+        let mut jobs = self.jobs.acquire();
         for (number, result) in completed {
             match number {
                 POKE => {}
@@ -436,7 +429,7 @@ impl ReadRing {
 
     #[cold]
     fn read_again(&self, number: usize, result: i32, reaped: &mut Reaped) {
-        let mut jobs = self.jobs();
+        let mut jobs = self.jobs.acquire();
         let job = &mut jobs.places[number];
         let may_try = job.retries.may_try_at_once();
         // EFAULT concerns the thread that submitted it, and another one has the memory.
@@ -453,7 +446,7 @@ impl ReadRing {
             reaped.untaken.append(&mut unsafe { self.push(&entry.user_data(number as u64), 0) });
             return;
         }
-        let job = self.jobs().places.remove(number);
+        let job = self.jobs.acquire().places.remove(number);
         let outcome = job.attempt();
         reaped.ended.push((job, outcome));
     }
@@ -656,7 +649,7 @@ mod tests {
         let mut byte = 0;
         let (job, _told) = read_of(&file, &mut byte);
         let entry = job.entry().unwrap();
-        let number = ring.jobs().places.insert(job);
+        let number = ring.jobs.acquire().places.insert(job);
         ring.broken.store(true, Release);
         // SAFETY: B1.
         assert!(unsafe { ring.push(&entry.user_data(number as u64), 1) }.is_empty());

@@ -102,7 +102,7 @@ fn assert_all_free(flight: &Flight, slots: usize) {
     let free = flight.word.load(Relaxed) / ONE + flight.slot_cache.count();
     assert_eq!(free, slots, "slots are lost or made");
     assert_eq!(flight.word.load(Relaxed) & WAITED_FOR, 0);
-    assert!(flight.offers().waiting.is_empty());
+    assert!(flight.offers.acquire().waiting.is_empty());
 }
 
 /// A step of the protocol as a mutation test does it.
@@ -126,13 +126,13 @@ impl Flight {
     fn wait_unlocked(&self, offer: Offer) {
         let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
         if self.word.fetch_update(Relaxed, Relaxed, none_free).is_ok() {
-            self.push(&mut self.offers(), offer);
+            self.push(&mut self.offers.acquire(), offer);
         }
     }
 
     /// As `wait`, without setting WAITED_FOR.
     fn wait_unnoted(&self, offer: Offer) {
-        let mut offers = self.offers();
+        let mut offers = self.offers.acquire();
         if self.word.load(Relaxed) < ONE {
             self.push(&mut offers, offer);
         }
@@ -140,7 +140,7 @@ impl Flight {
 
     /// As `next_offer`, but WAITED_FOR is cleared after the lock was released.
     fn next_offer_noted_late(&self) -> Option<Offer> {
-        let mut offers = self.offers();
+        let mut offers = self.offers.acquire();
         let first = offers.waiting.pop_front();
         let was_last = offers.waiting.is_empty();
         drop(offers);
@@ -214,7 +214,7 @@ fn an_offer_meets_a_slot(wait: fn(&Flight, Offer), give: fn(FlightSlot)) {
         });
         give(slot);
         waiter.join().unwrap();
-        let waits = !flight.offers().waiting.is_empty();
+        let waits = !flight.offers.acquire().waiting.is_empty();
         assert!(!waits, "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
@@ -541,7 +541,7 @@ fn an_offer_meets_a_cached_slot(wait: fn(&Flight, Offer), give: fn(FlightSlot)) 
         });
         give(slot);
         waiter.join().unwrap();
-        let waits = !flight.offers().waiting.is_empty();
+        let waits = !flight.offers.acquire().waiting.is_empty();
         assert!(!waits, "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
@@ -559,7 +559,7 @@ fn loom_flight_an_offer_meets_a_cached_slot() {
 fn loom_flight_without_draining_the_caches_an_offer_waits() {
     an_offer_meets_a_cached_slot(
         |flight, offer| {
-            let mut offers = flight.offers();
+            let mut offers = flight.offers.acquire();
             let none_free = |word: usize| (word < ONE).then_some(WAITED_FOR);
             if flight.word.fetch_update(Relaxed, Relaxed, none_free).is_ok() {
                 flight.push(&mut offers, offer);
@@ -594,7 +594,7 @@ fn loom_flight_a_latecomer_takes_a_cached_slot() {
         drop(slot);
         waiter.join().unwrap();
         latecomer.join().unwrap();
-        assert!(flight.offers().waiting.is_empty(), "waits forever");
+        assert!(flight.offers.acquire().waiting.is_empty(), "waits forever");
         end_all(&calls);
         assert_all_free(&flight, 1);
     });

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use crate::cache::accounting::writeback_counts::FileWritebackCounts;
+use crate::sync::MutexExt;
 use crate::writeback::state::notify_flag::NotifyFlag;
 use crate::writeback::state::writer_token::{STALL_TIMEOUT, WriterTokens};
 
@@ -174,7 +175,7 @@ impl<F> Flusher<F> {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, FlusherState<F>> {
-        self.state.lock().expect("no panic under the lock")
+        self.state.acquire()
     }
 
     /// Whether the amount of dirty data alone requires write-back, at any age.

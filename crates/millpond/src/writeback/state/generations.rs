@@ -53,6 +53,7 @@
 //! Locks: the lock in this module is a leaf. Page words are changed under it.
 
 use crate::cache::table::page_set::PageSet;
+use crate::sync::MutexExt;
 use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard};
 use crate::units::PageIndex;
 use crate::writeback::state::failure::WritebackFailure;
@@ -252,12 +253,8 @@ impl LockedGenerations<'_> {
 }
 
 impl Generations {
-    fn state(&self) -> MutexGuard<'_, GenerationsState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
     pub(crate) fn lock(&self) -> LockedGenerations<'_> {
-        LockedGenerations { state: self.state(), shared: self }
+        LockedGenerations { state: self.state.acquire(), shared: self }
     }
 
     /// The epoch, which the caller reads before it gives bytes to the backend (G1).
@@ -272,7 +269,7 @@ impl Generations {
 
     /// Begins a durable operation.
     pub(crate) fn begin_durable(&self) -> DurableOp {
-        Self::begin_locked(&mut self.state())
+        Self::begin_locked(&mut self.state.acquire())
     }
 
     fn begin_locked(state: &mut GenerationsState) -> DurableOp {
@@ -285,7 +282,7 @@ impl Generations {
     /// Begins a sync, which moves all written pages to the syncing generation (G4). There is one
     /// sync at a time. `Err`: there are suspect pages that were not written again (G6).
     pub(crate) fn begin_sync(&self) -> Result<DurableOp, WritebackFailure> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         debug_assert!(state.syncing.is_empty(), "one sync at a time");
         if !state.suspect.pages.is_empty() {
             return Err(state.failure.unwrap_or(WritebackFailure::UNKNOWN));
@@ -296,7 +293,7 @@ impl Generations {
 
     /// Ends a durable operation that returned no error.
     pub(crate) fn end_durable(&self, durable_op: DurableOp) -> EndedOp {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.remove_in_flight(durable_op.number);
         let last = state.next;
         self.wake_waiters(state);
@@ -305,7 +302,7 @@ impl Generations {
 
     /// Ends a durable operation that returned an error (G2), or may have done so.
     pub(crate) fn fail(&self, durable_op: DurableOp, failure: WritebackFailure) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.remove_in_flight(durable_op.number);
         state.fail(failure);
         self.has_unsynced.store(true, Relaxed);
@@ -333,13 +330,13 @@ impl Generations {
 
     /// Whether the operation has succeeded, if that is known.
     pub(crate) fn verdict(&self, ended: EndedOp) -> Option<Result<(), WritebackFailure>> {
-        self.state().verdict(ended)
+        self.state.acquire().verdict(ended)
     }
 
     /// Whether the operation has succeeded. Waits for the operations that were in flight with it;
     /// the caller has none in flight.
     pub(crate) fn wait(&self, ended: EndedOp) -> Result<(), WritebackFailure> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         loop {
             match state.verdict(ended) {
                 Some(verdict) => return verdict,
@@ -354,14 +351,14 @@ impl Generations {
 
     /// The outcome of a sync was not waited for, so its pages count as written again.
     pub(crate) fn abandon_sync(&self) {
-        let GenerationsState { written, syncing, .. } = &mut *self.state();
+        let GenerationsState { written, syncing, .. } = &mut *self.state.acquire();
         written.absorb(syncing);
     }
 
     /// Ends a successful sync. Returns the recorded pages that it covered, and the error if bytes
     /// are lost.
     pub(crate) fn end_sync(&self) -> (PageSet, Result<(), WritebackFailure>) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         let covered = std::mem::take(&mut state.syncing).pages;
         let outcome = self.clear_if_synced(&mut state);
         (covered, outcome)
@@ -386,7 +383,7 @@ impl Generations {
     /// Whether no bytes of the pages from `first` to `last` can be in a generation. If so, bytes
     /// that were written durably there need no sync.
     pub(crate) fn are_synced(&self, first: PageIndex, last: PageIndex) -> bool {
-        let GenerationsState { written, syncing, suspect, .. } = &*self.state();
+        let GenerationsState { written, syncing, suspect, .. } = &*self.state.acquire();
         let may_have = |it: &Generation| it.uncached || it.pages.intersects(first, last);
         ![written, syncing, suspect].into_iter().any(may_have)
     }
@@ -396,7 +393,7 @@ impl Generations {
     #[inline]
     pub(crate) fn read_back(&self, first: PageIndex, last: PageIndex) {
         if self.has_unsynced.load(Relaxed) {
-            let GenerationsState { written, syncing, suspect, .. } = &mut *self.state();
+            let GenerationsState { written, syncing, suspect, .. } = &mut *self.state.acquire();
             for generation in [written, syncing, suspect] {
                 generation.uncached |= generation.forget(first, last);
             }
@@ -408,7 +405,7 @@ impl Generations {
     /// the cache is UNSTABLE.
     pub(crate) fn forget(&self, first: PageIndex, last: PageIndex) {
         if self.has_unsynced.load(Relaxed) {
-            let GenerationsState { written, syncing, suspect, .. } = &mut *self.state();
+            let GenerationsState { written, syncing, suspect, .. } = &mut *self.state.acquire();
             for generation in [written, syncing, suspect] {
                 generation.forget(first, last);
             }
@@ -419,19 +416,19 @@ impl Generations {
     /// are no longer relevant.
     pub(crate) fn overwritten(&self, first: PageIndex, last: PageIndex) {
         if self.may_suspect() {
-            self.state().suspect.forget(first, last);
+            self.state.acquire().suspect.forget(first, last);
         }
     }
 
     /// Whether an error remains to be reported.
     pub(crate) fn has_failed(&self) -> bool {
-        let state = self.state();
+        let state = self.state.acquire();
         state.failure.is_some() || state.unreported.is_some() || state.inherited.is_some()
     }
 
     /// Whether there are pages that the backend has accepted and no sync has covered.
     pub(crate) fn has_pages(&self) -> bool {
-        let GenerationsState { written, syncing, suspect, .. } = &*self.state();
+        let GenerationsState { written, syncing, suspect, .. } = &*self.state.acquire();
         [written, syncing, suspect].iter().any(|it| !it.pages.is_empty())
     }
 
@@ -442,7 +439,7 @@ impl Generations {
     pub(crate) fn has_suspects(&self, first: PageIndex, last: PageIndex) -> bool {
         // A page is removed from the suspect ones when its word says DIRTY. So a thread that does
         // not find it here finds it DIRTY.
-        self.may_suspect() && self.state().suspect.pages.intersects(first, last)
+        self.may_suspect() && self.state.acquire().suspect.pages.intersects(first, last)
     }
 
     #[inline]
@@ -461,7 +458,7 @@ impl Generations {
         if !self.may_suspect() {
             return None;
         }
-        let state = self.state();
+        let state = self.state.acquire();
         let mut pages = Vec::new();
         state.suspect.pages.for_each(&mut |page| {
             if (first..=last).contains(&page) {
@@ -473,29 +470,29 @@ impl Generations {
 
     /// The error of lost bytes, if any are lost.
     pub(crate) fn lost(&self) -> Option<WritebackFailure> {
-        let state = self.state();
+        let state = self.state.acquire();
         state.suspect.uncached.then(|| state.failure.unwrap_or(WritebackFailure::UNKNOWN))
     }
 
     /// Takes over an error that was not reported while the file was open before (G7).
     pub(crate) fn inherit(&self, failure: WritebackFailure) {
-        self.state().inherited = Some(failure);
+        self.state.acquire().inherited = Some(failure);
     }
 
     /// Takes the inherited error, which the caller returns.
     pub(crate) fn take_inherited(&self) -> Option<WritebackFailure> {
-        self.state().inherited.take()
+        self.state.acquire().inherited.take()
     }
 
     /// The caller returns the last error to the user.
     pub(crate) fn mark_reported(&self) {
-        self.state().unreported = None;
+        self.state.acquire().unreported = None;
     }
 
     /// Forgets errors, which are reported only until the file is closed. Returns the unreported
     /// one.
     pub(crate) fn forget_failures(&self) -> Option<WritebackFailure> {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.failure = None;
         state.suspect.uncached = false;
         state.unreported.take().or(state.inherited.take())

@@ -62,6 +62,7 @@ use crate::cache::accounting::heap::HeapCharge;
 use crate::cache::accounting::writeback_counts::FileWritebackCounts;
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
+use crate::sync::MutexExt;
 use crate::units::PageIndex;
 use crate::writeback::state::dirty::{Dirty, FlushNumber};
 use crate::writeback::state::generations::Generations;
@@ -174,7 +175,7 @@ impl Writeback {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, WritebackState> {
-        self.state.lock().expect("no panic under the lock")
+        self.state.acquire()
     }
 
     /// Called when the inode is dropped.

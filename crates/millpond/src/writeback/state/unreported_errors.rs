@@ -23,6 +23,7 @@ use std::sync::{Mutex, MutexGuard};
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::created_at;
+use crate::sync::MutexExt;
 use crate::writeback::state::failure::WritebackFailure;
 
 /// The maximum number of errors. Untuned.
@@ -55,7 +56,7 @@ fn all() -> MutexGuard<'static, VecDeque<UnreportedError>> {
         };
     }
     // SAFETY: the table is never freed.
-    unsafe { &*found }.lock().expect("no panic under the lock")
+    unsafe { &*found }.acquire()
 }
 
 /// Called in a forked child: drops the errors of the parent, as their lock may be held. The parent

@@ -2,7 +2,8 @@
 //!
 //! See [`throttle`](mod@crate::writeback::throttle).
 
-use std::sync::{Mutex, MutexGuard};
+use crate::sync::MutexExt;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// How long a write-back may take before other threads stop waiting for it. Untuned.
@@ -23,14 +24,10 @@ struct HeldToken {
 }
 
 impl WriterTokens {
-    fn held(&self) -> MutexGuard<'_, Vec<HeldToken>> {
-        self.held.lock().expect("no panic under the lock")
-    }
-
     /// The token of a writer of the file at address `file`, if one is free.
     pub(crate) fn try_take(&self, file: usize) -> Option<WriterToken<'_>> {
         let now = Instant::now();
-        let mut held = self.held();
+        let mut held = self.held.acquire();
         // throttle.TH3.
         let unexpired = held.iter().filter(|token| now - token.since < STALL_TIMEOUT).count();
         if unexpired >= TOKENS_MAX || held.iter().any(|token| token.file == file) {
@@ -49,6 +46,6 @@ pub(crate) struct WriterToken<'a> {
 
 impl Drop for WriterToken<'_> {
     fn drop(&mut self) {
-        self.tokens.held().retain(|token| token.file != self.file);
+        self.tokens.held.acquire().retain(|token| token.file != self.file);
     }
 }

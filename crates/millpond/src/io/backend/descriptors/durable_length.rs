@@ -10,7 +10,8 @@
 
 use std::io;
 
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::Mutex;
+use crate::sync::MutexExt;
 
 #[derive(Default)]
 pub(crate) struct DurableLength {
@@ -32,46 +33,42 @@ pub(crate) struct Covered {
 }
 
 impl DurableLength {
-    fn state(&self) -> MutexGuard<'_, DurableState> {
-        self.state.lock().expect("no panic under the lock")
-    }
-
     pub(crate) fn get(&self) -> u64 {
-        self.state().len
+        self.state.acquire().len
     }
 
     pub(crate) fn covers(&self, end: u64) -> bool {
-        end <= self.state().len
+        end <= self.state.acquire().len
     }
 
     /// A durable write has moved the end of the file. The caller's guard keeps it there.
     pub(crate) fn grow(&self, len: u64) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.len = state.len.max(len);
     }
 
     /// The file was cut to `len`, or a failure makes a greater length uncertain.
     pub(crate) fn cut(&self, len: u64) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.len = state.len.min(len);
         state.cuts += 1;
     }
 
     /// The file has this length; another process may have cut it.
     pub(crate) fn observe(&self, len: u64) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         state.len = state.len.min(len);
     }
 
     /// `len` looks up the length of the file, before the sync and after the number of cuts was read.
     pub(crate) fn begin_sync(&self, len: impl FnOnce() -> io::Result<u64>) -> io::Result<Covered> {
-        let cuts = self.state().cuts;
+        let cuts = self.state.acquire().cuts;
         Ok(Covered { len: len()?, cuts })
     }
 
     /// The sync has succeeded.
     pub(crate) fn end_sync(&self, covered: Covered) {
-        let mut state = self.state();
+        let mut state = self.state.acquire();
         if state.cuts == covered.cuts {
             state.len = state.len.max(covered.len);
         }
