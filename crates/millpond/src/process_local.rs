@@ -12,7 +12,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU64};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -122,6 +122,49 @@ impl<T: Clone> Clone for ProcessLocal<T> {
 impl<T: fmt::Debug> fmt::Debug for ProcessLocal<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.value.fmt(f)
+    }
+}
+
+/// A value of this process that is created at its first use and never freed. Threads that create it at once wait for
+/// no other thread, so a child of fork does not meet a lock that a thread of the parent holds.
+pub(crate) struct ProcessStatic<T: 'static>(AtomicPtr<T>);
+
+impl<T: Default> ProcessStatic<T> {
+    pub(crate) const fn new() -> ProcessStatic<T> {
+        ProcessStatic(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The value, if a thread has created it.
+    pub(crate) fn get(&self) -> Option<&'static T> {
+        // Acquire: pairs with the release of its creator. Argued: a model can't reset a static.
+        // SAFETY: values are never freed.
+        unsafe { self.0.load(Acquire).as_ref() }
+    }
+
+    pub(crate) fn get_or_create(&self) -> &'static T {
+        self.get().unwrap_or_else(|| self.create())
+    }
+
+    #[cold]
+    fn create(&self) -> &'static T {
+        let fresh = Box::into_raw(Box::<T>::default());
+        // Argued: as in `get`.
+        match self.0.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
+            // SAFETY: values are never freed.
+            Ok(_) => unsafe { &*fresh },
+            Err(first) => {
+                // SAFETY: created above and never published, so no other thread has the pointer.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: values are never freed.
+                unsafe { &*first }
+            }
+        }
+    }
+
+    /// Called in a forked child: abandons the parent's value, whose locks may be held.
+    pub(crate) fn abandon(&self) {
+        // Argued: a child of fork has one thread.
+        self.0.store(ptr::null_mut(), Release);
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) mod untorn;
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, Weak};
 
 use millpond_rangelock::{Budget, ByteRange, Guard, Mode, RangeLock};
@@ -72,6 +72,7 @@ use crate::io::read_limit::Flight;
 use crate::io::retry;
 use crate::io::transfer::{Direction, Transfer};
 use crate::options::{Backing, OpenOptions, WriteMode};
+use crate::process_local::ProcessStatic;
 use crate::recovery::changes::ToldFile;
 use crate::recovery::mark::Marks;
 use crate::units::PageIndex;
@@ -185,34 +186,17 @@ unsafe impl Send for CachedFile {}
 // SAFETY: as above.
 unsafe impl Sync for CachedFile {}
 
-/// The files of this process; null until first used.
-static REGISTRY: AtomicPtr<Registry<CachedFile>> = AtomicPtr::new(std::ptr::null_mut());
+static REGISTRY: ProcessStatic<Registry<CachedFile>> = ProcessStatic::new();
 
 /// The files that are open in this process.
-// Argued: the registry is made once, published by the exchange, and found by an acquire of it. It is a static, which
-// a model can't reset.
 pub(crate) fn registry() -> &'static Registry<CachedFile> {
-    let mut found = REGISTRY.load(Acquire);
-    if found.is_null() {
-        let fresh = Box::into_raw(Box::default());
-        found = match REGISTRY.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
-            Ok(_) => fresh,
-            Err(found) => {
-                // SAFETY: made above and never published, so no other thread has the pointer.
-                drop(unsafe { Box::from_raw(fresh) });
-                found
-            }
-        };
-    }
-    // SAFETY: registries are never freed.
-    unsafe { &*found }
+    REGISTRY.get_or_create()
 }
 
 /// In a forked child: abandons the parent's registry and other state of the parent, in any state of its lock. So a
 /// file that the child opens is never taken for a file of the parent.
 pub(crate) fn forget_parent() {
-    // Argued: a child of fork has one thread.
-    REGISTRY.store(std::ptr::null_mut(), Release);
+    REGISTRY.abandon();
     unreported_errors::forget_parent();
     wait_queue::forget_parent();
 }

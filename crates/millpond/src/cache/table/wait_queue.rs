@@ -25,12 +25,12 @@
 //! The key is the address of the word, as for a futex. There is one table for the process, as a
 //! thread that ends a state knows only the word.
 
-use std::sync::atomic::AtomicPtr;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::Waker;
 
 use millpond_rangelock::callback::TaskWaker;
 
+use crate::process_local::ProcessStatic;
 use crate::sync::MutexExt;
 #[cfg(not(loom))]
 use crate::sync::futex;
@@ -70,11 +70,13 @@ pub(crate) struct WaitEntry {
     number: u64,
 }
 
-impl WaitTable {
-    pub(crate) fn new() -> WaitTable {
+impl Default for WaitTable {
+    fn default() -> WaitTable {
         WaitTable { buckets: std::array::from_fn(|_| Mutex::new(Bucket::default())) }
     }
+}
 
+impl WaitTable {
     fn bucket(&self, word: usize) -> &Mutex<Bucket> {
         // Words are 8 bytes apart, and tasks often wait for neighbours at the same time.
         &self.buckets[(word >> 3) % BUCKETS]
@@ -121,33 +123,13 @@ impl WaitTable {
     }
 }
 
-/// The table of this process. Null until a task waits.
-static WAIT_TABLE: AtomicPtr<WaitTable> = AtomicPtr::new(std::ptr::null_mut());
+/// The table of this process, from the first wait of a task on.
+static WAIT_TABLE: ProcessStatic<WaitTable> = ProcessStatic::new();
 
-fn existing() -> Option<&'static WaitTable> {
-    // Acquire: pairs with the release of its creator. The owner that ends a page's state and finds
-    // the WAITERS of a task sees the table, which the task created before.
-    // Argued: the model of the first task has a flag for this static, which it cannot create again.
-    // SAFETY: tables are never freed.
-    unsafe { WAIT_TABLE.load(Acquire).as_ref() }
-}
-
-/// The table, which is created if necessary.
+/// The table, which is created if necessary. The owner that ends a page's state and finds the WAITERS of a task sees
+/// the table, which the task created before.
 pub(crate) fn wait_table() -> &'static WaitTable {
-    existing().unwrap_or_else(|| {
-        let fresh = Box::into_raw(Box::new(WaitTable::new()));
-        // Argued: see `existing`.
-        match WAIT_TABLE.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
-            // SAFETY: tables are never freed.
-            Ok(_) => unsafe { &*fresh },
-            Err(others) => {
-                // SAFETY: allocated above, and never shared.
-                drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: tables are never freed.
-                unsafe { &*others }
-            }
-        }
-    })
+    WAIT_TABLE.get_or_create()
 }
 
 /// The table as seen by `existing` after the page's state has ended.
@@ -173,7 +155,7 @@ impl PageWord {
     pub(crate) fn wake(&self, sleepers: Sleepers) {
         if sleepers.any() {
             let _ = futex::wake(self.low_half(), futex::Flags::PRIVATE, i32::MAX as u32);
-            if let Some(table) = existing_after_transition(existing) {
+            if let Some(table) = existing_after_transition(|| WAIT_TABLE.get()) {
                 table.wake(std::ptr::from_ref(self).addr());
             }
         }
@@ -190,8 +172,7 @@ impl PageWord {
 
 /// Called in a forked child: drops the parent's table, as its locks may be held.
 pub(crate) fn forget_parent() {
-    // Argued: a child of fork has one thread.
-    WAIT_TABLE.store(std::ptr::null_mut(), Release);
+    WAIT_TABLE.abandon();
 }
 
 #[cfg(all(test, not(loom)))]
@@ -221,7 +202,7 @@ mod tests {
     fn wakes_only_waiters_of_the_page() {
         let words: Vec<PageWord> = (0..=BUCKETS).map(|_| PageWord::new()).collect();
         let (page, other) = (&words[0], &words[BUCKETS]);
-        let table = WaitTable::new();
+        let table = WaitTable::default();
         let counts: Vec<Arc<Count>> = (0..4).map(|_| Arc::default()).collect();
         let waker = |at: usize| Waker::from(Arc::clone(&counts[at]));
         assert!(table.register(page, &waker(0)).is_none(), "EMPTY: nothing to wait for");
@@ -272,7 +253,7 @@ mod tests {
     /// (WQ2).
     #[test]
     fn a_task_that_registers_again_is_woken_again() {
-        let (table, page) = (Arc::new(WaitTable::new()), Arc::new(PageWord::new()));
+        let (table, page) = (Arc::new(WaitTable::default()), Arc::new(PageWord::new()));
         let task = Arc::new(Again {
             table: Arc::clone(&table),
             page: Arc::clone(&page),
@@ -300,7 +281,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use std::sync::atomic::AtomicBool;
-    use std::sync::atomic::Ordering::SeqCst;
+    use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
     use std::task::Wake;
 
     use loom::sync::Arc;
@@ -338,7 +319,7 @@ mod loom_tests {
 
     fn arm_meets_the_end_of_a_fill(arm: fn(&WaitTable, &PageWord, &Waker) -> Option<WaitEntry>) {
         loom::model(move || {
-            let shared = Arc::new((WaitTable::new(), PageWord::new()));
+            let shared = Arc::new((WaitTable::default(), PageWord::new()));
             let word = &shared.1;
             word.try_fill(FrameIndex(1)).unwrap();
             // A thread sleeps there already: WAITERS is set.
@@ -381,7 +362,7 @@ mod loom_tests {
     #[test]
     fn loom_a_task_leaves_a_page_whose_fill_ends() {
         loom::model(|| {
-            let shared = Arc::new((WaitTable::new(), PageWord::new()));
+            let shared = Arc::new((WaitTable::default(), PageWord::new()));
             shared.1.try_fill(FrameIndex(1)).unwrap();
             let flag = std::sync::Arc::<Flag>::default();
             let waker = Waker::from(std::sync::Arc::clone(&flag));
@@ -409,7 +390,7 @@ mod loom_tests {
     fn loom_the_first_task_is_not_missed() {
         loom::model(|| {
             let made = loom::sync::atomic::AtomicBool::new(false);
-            let shared = Arc::new((WaitTable::new(), PageWord::new(), made));
+            let shared = Arc::new((WaitTable::default(), PageWord::new(), made));
             let word = &shared.1;
             word.try_fill(FrameIndex(1)).unwrap();
             assert!(word.set_waiters(word.load()).is_some());

@@ -16,13 +16,14 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use std::sync::atomic::{AtomicBool, AtomicPtr};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use crate::file_id::FileId;
 use crate::io::backend::BackingFile;
 use crate::io::backend::descriptors::created_at;
+use crate::process_local::ProcessStatic;
 use crate::sync::MutexExt;
 use crate::writeback::state::failure::WritebackFailure;
 
@@ -35,40 +36,21 @@ struct UnreportedError {
     failure: WritebackFailure,
 }
 
-type All = Mutex<VecDeque<UnreportedError>>;
-
-/// The errors of this process. Null before the first error.
-static ALL: AtomicPtr<All> = AtomicPtr::new(std::ptr::null_mut());
+/// The errors of this process.
+static ERRORS: ProcessStatic<Mutex<VecDeque<UnreportedError>>> = ProcessStatic::new();
 /// Whether there may be an error. This is all that most opens read.
 static ANY: AtomicBool = AtomicBool::new(false);
-
-fn all() -> MutexGuard<'static, VecDeque<UnreportedError>> {
-    let mut found = ALL.load(Acquire);
-    if found.is_null() {
-        let fresh = Box::into_raw(Box::default());
-        found = match ALL.compare_exchange(std::ptr::null_mut(), fresh, AcqRel, Acquire) {
-            Ok(_) => fresh,
-            Err(found) => {
-                // SAFETY: allocated above, and never shared.
-                drop(unsafe { Box::from_raw(fresh) });
-                found
-            }
-        };
-    }
-    // SAFETY: the table is never freed.
-    unsafe { &*found }.acquire()
-}
 
 /// Called in a forked child: drops the errors of the parent, as their lock may be held. The parent
 /// reports them.
 pub(crate) fn forget_parent() {
     ANY.store(false, Release);
-    ALL.store(std::ptr::null_mut(), Release);
+    ERRORS.abandon();
 }
 
 pub(crate) fn record(id: FileId, backing: &dyn BackingFile, failure: WritebackFailure) {
     let created = backing.descriptor(false).and_then(created_at);
-    let mut all = all();
+    let mut all = ERRORS.get_or_create().acquire();
     all.retain(|known| known.id != id);
     if all.len() == FILES_MAX {
         all.pop_front();
@@ -82,7 +64,7 @@ pub(crate) fn take(id: FileId, fd: BorrowedFd<'_>) -> Option<WritebackFailure> {
     if !ANY.load(Acquire) {
         return None;
     }
-    let mut all = all();
+    let mut all = ERRORS.get_or_create().acquire();
     let at = all.iter().position(|known| known.id == id)?;
     let known = all.remove(at).expect("just found");
     ANY.store(!all.is_empty(), Release);
