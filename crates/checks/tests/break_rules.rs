@@ -1,10 +1,12 @@
-//! Goal: each test that `scripts/break-rules` names exists, so that renaming a test does not silence a rule's check.
+//! Goal: each test that `scripts/break-rules` names exists, and each place that it breaks, so that a new name does not
+//! silence a rule's check.
 //!
 //! An entry is `BUILD TARGET` or `BUILD TARGET FILTER`: a file of `crates/millpond/tests`, or `lib`, and a part of the
 //! names of its tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use regex::Regex;
 
@@ -44,4 +46,11 @@ fn filters_select_tests() {
         let filter = entry.get(2).map_or("", |filter| filter.as_str());
         assert!(has_test(&entry[1], filter), "no such test: {}", &entry[0]);
     }
+}
+
+#[test]
+fn places_exist() {
+    let script = millpond().join("../../scripts/break-rules");
+    let check = Command::new(script).arg("--check").output().expect("python3");
+    assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stderr));
 }
