@@ -55,8 +55,9 @@ enum BypassKind {
 
 /// A read in flight (O1). Its fields are dropped in order (O2).
 struct Read<T> {
-    passage: BypassKind,
-    slot: KeptSlot<'static>,
+    /// Set once the read has begun, as the slot is (O2: before that, nothing borrows from the file).
+    passage: Option<BypassKind>,
+    slot: Option<KeptSlot<'static>>,
     list: RawList<'static>,
     offset: u64,
     /// The bytes moved so far.
@@ -75,13 +76,17 @@ pub(crate) fn start_read(
     ring: Option<&Arc<SharedRing>>,
     tell: impl Tell,
 ) {
-    match begin(&handle, &list, offset) {
-        Err(error) => end(handle, list.into_buffers(), tell, Err(error)),
-        Ok(Some((held, slot))) => {
-            let passage = BypassKind::Direct(held);
-            Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
+    let mut read = Box::new(Read::new(None, None, list, offset, handle, tell));
+    match read.begin() {
+        Ok(true) => read.submit(ring),
+        Ok(false) => {
+            let Read { list, offset, handle, tell, .. } = *read;
+            read_by_worker(handle, list, offset, tell);
         }
-        Ok(None) => read_by_worker(handle, list, offset, tell),
+        Err(error) => {
+            let Read { list, handle, tell, .. } = *read;
+            end(handle, list.into_buffers(), tell, Err(error));
+        }
     }
 }
 
@@ -136,8 +141,8 @@ impl BackgroundBypass {
         tell: impl Tell,
     ) {
         let BackgroundBypass { lent, slot, handle } = self;
-        let passage = BypassKind::BackgroundBypass(lent);
-        Box::new(Read::new(passage, slot, list, offset, handle, tell)).submit(ring);
+        let passage = Some(BypassKind::BackgroundBypass(lent));
+        Box::new(Read::new(passage, Some(slot), list, offset, handle, tell)).submit(ring);
     }
 }
 
@@ -145,33 +150,11 @@ fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> DirectRa
     DirectRange { file, direction: Direction::Read, offset, len: list.total(), durable: false }
 }
 
-/// Checks the request, and begins it; `None`: not without waiting. Inlined, so that the result is built in
-/// its final place: a move costs more than building it.
-#[inline(always)]
-fn begin(
-    handle: &Arc<File>,
-    list: &RawList<'_>,
-    offset: u64,
-) -> Result<Option<(Held<'static>, KeptSlot<'static>)>> {
-    check_range(Op::Read, offset, list.total())?;
-    handle.check_direct(Op::Read, offset, list.total())?;
-    // SAFETY: O2: borrowers of the file are dropped before the handle, which keeps the file.
-    let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
-    let extent = extent(file, list, offset);
-    match extent.check_alignment(list.misalignment()) {
-        Err(_) if handle.bounces() => return Ok(None),
-        aligned => aligned?,
-    }
-    let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(None) };
-    // If there is nothing to read, a worker finds that again.
-    Ok(direct_io::try_begin_read(extent)?.map(|held| (held, slot)))
-}
-
 /// Lets a worker read all of it again.
 #[cold]
 fn repeat_by_worker(
-    passage: BypassKind,
-    slot: KeptSlot<'static>,
+    passage: Option<BypassKind>,
+    slot: Option<KeptSlot<'static>>,
     list: RawList<'static>,
     offset: u64,
     handle: Arc<File>,
@@ -187,8 +170,8 @@ fn repeat_by_worker(
 impl<T: Tell> Read<T> {
     #[inline(always)]
     fn new(
-        passage: BypassKind,
-        slot: KeptSlot<'static>,
+        passage: Option<BypassKind>,
+        slot: Option<KeptSlot<'static>>,
         list: RawList<'static>,
         offset: u64,
         handle: Arc<File>,
@@ -196,6 +179,27 @@ impl<T: Tell> Read<T> {
     ) -> Read<T> {
         let retries = TransientRetries::default();
         Read { passage, slot, list, offset, moved: 0, retries, handle, tell }
+    }
+
+    /// Checks a direct read, and begins it; false: not without waiting. Its state is constructed in the box: a move
+    /// costs more than the construction.
+    #[inline(always)]
+    fn begin(&mut self) -> Result<bool> {
+        let (offset, len) = (self.offset, self.list.total());
+        check_range(Op::Read, offset, len)?;
+        self.handle.check_direct(Op::Read, offset, len)?;
+        // SAFETY: O2: borrowers of the file are dropped before the handle, which keeps the file.
+        let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&self.handle.cached) };
+        let extent = extent(file, &self.list, offset);
+        match extent.check_alignment(self.list.misalignment()) {
+            Err(_) if self.handle.bounces() => return Ok(false),
+            aligned => aligned?,
+        }
+        let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Ok(false) };
+        // If there is nothing to read, a worker finds that again. It takes a slot of its own.
+        direct_io::try_begin_read(extent, &mut self.passage, BypassKind::Direct)?;
+        self.slot = self.passage.is_some().then_some(slot);
+        Ok(self.passage.is_some())
     }
 
     /// A worker may pause between attempts; the thread that reaps completions may not.
@@ -214,7 +218,7 @@ impl<T: Tell> Read<T> {
     }
 
     fn is_direct(&self) -> bool {
-        matches!(self.passage, BypassKind::Direct(_))
+        matches!(self.passage, Some(BypassKind::Direct(_)))
     }
 
     /// Submits the rest of it.
@@ -251,7 +255,7 @@ impl<T: Tell> Read<T> {
     #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
     fn finish(self: Box<Self>, error: Option<io::Error>) {
         let Read { passage, slot, list, offset, moved, handle, tell, .. } = *self;
-        let held = match passage {
+        let held = match passage.expect("begun") {
             BypassKind::Direct(held) => held,
             BypassKind::BackgroundBypass(lent) if moved == list.total() => {
                 lent.end(moved, offset + moved);
@@ -260,7 +264,7 @@ impl<T: Tell> Read<T> {
             }
             BypassKind::BackgroundBypass(lent) => {
                 return repeat_by_worker(
-                    BypassKind::BackgroundBypass(lent),
+                    Some(BypassKind::BackgroundBypass(lent)),
                     slot,
                     list,
                     offset,

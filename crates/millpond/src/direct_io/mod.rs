@@ -122,14 +122,17 @@ fn begin_write<'f>(
     Ok(StartedDirect { held: Held { guard, size, since }, write: Some((around, account)) })
 }
 
-/// [`begin`] for a read, without any wait. Also `None` if there is nothing to move.
+/// [`begin`] for a read, without any wait. `begun` stays `None` if the read has to wait, or there is nothing to move.
 #[inline(always)]
-pub(crate) fn try_begin_read<'f>(extent: DirectRange<'f>) -> Result<Option<Held<'f>>> {
-    let mut held = None;
+pub(crate) fn try_begin_read<'f, T>(
+    extent: DirectRange<'f>,
+    begun: &mut Option<T>,
+    started: impl FnOnce(Held<'f>) -> T,
+) -> Result<()> {
     if extent.len > 0 {
-        begin_read(extent, extent.begins(), Blocking::Try, &mut held, |held| held)?;
+        begin_read(extent, extent.begins(), Blocking::Try, begun, started)?;
     }
-    Ok(held)
+    Ok(())
 }
 
 /// The state is constructed in its place: each move of it costs 2 ns.

@@ -344,7 +344,7 @@ impl CachedFile {
     }
 
     /// As [`CachedFile::lock`], if no holder and no waiter is in the way.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_lock(&self, start: u64, end: u64, mode: Mode) -> Option<FileGuard<'_>> {
         self.ranges.try_lock(self.pages(start, end), mode).map(|guard| self.locked(guard))
     }

@@ -92,6 +92,7 @@ impl Drop for HeldRing<'_> {
 }
 
 /// Starts a read of `file` in `ring`, if that accepts it, or otherwise by its backend.
+#[inline]
 pub(crate) fn start_read(
     ring: Option<&Arc<SharedRing>>,
     file: Arc<dyn BackingFile>,
