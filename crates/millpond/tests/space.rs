@@ -502,3 +502,30 @@ fn a_closed_file_has_no_blocks_beyond_its_end() {
         }
     }
 }
+
+/// Incident: the second description of a file with direct backing looked like another process's. So blocks that were
+/// reserved ahead stayed after the last close.
+///
+/// Goal: a file that has grown by appends has no blocks beyond its end after the last close.
+#[test]
+fn blocks_reserved_ahead_are_freed_by_the_last_close() {
+    for (name, make) in IN_PLACE {
+        for backing in BACKINGS {
+            let Some(case) = Case::new(name, make, backing) else { continue };
+            for _ in 0..5 {
+                case.file.append(&vec![1; 1 << 20]).unwrap();
+            }
+            let (path, what) = (case.path.clone(), case.what.clone());
+            let beyond = || {
+                let metadata = std::fs::metadata(&path).unwrap();
+                (metadata.blocks() * 512).saturating_sub(metadata.len())
+            };
+            case.file.sync_all().unwrap();
+            assert!(beyond() >= 64 << 10, "{what}: {} bytes ahead", beyond());
+            let Case { file, mount, .. } = case;
+            file.close().unwrap();
+            assert!(beyond() <= 16 * PAGE as u64, "{what}: {} bytes beyond the end", beyond());
+            drop(mount);
+        }
+    }
+}

@@ -260,8 +260,12 @@ impl BackingFile for ToldFile {
         self.inner.blocks(start)
     }
 
-    fn give_back(&self, len: u64, leased: bool) {
-        self.change(len, || self.inner.give_back(len, leased));
+    fn has_second_description(&self) -> bool {
+        self.inner.has_second_description()
+    }
+
+    fn free_blocks_beyond(&self, len: u64, leased: bool) {
+        self.change(len, || self.inner.free_blocks_beyond(len, leased));
         self.changes.truncated(len);
     }
 }

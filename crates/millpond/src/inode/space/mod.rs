@@ -36,8 +36,8 @@
 //!
 //! A file that grows by appends has space reserved ahead of its end, a small part of the free space. It is given
 //! back when the last handle is closed, if that cannot cut off what another process appends: it stays while
-//! another process has the file open, or there is another description of it, like those for direct I/O. So a
-//! file that is opened elsewhere has little reserved ahead.
+//! another process has the file open. So a file that is opened elsewhere has little reserved ahead, unless a second
+//! description of the engine's own, for direct I/O, hides that.
 
 pub(crate) mod account;
 
@@ -204,7 +204,8 @@ impl Gap {
         // files of which little is reserved ahead are not asked about, and others each time they have doubled.
         if wanted > AHEAD_BYTES_MAX_SHARED && self.size / 2 >= known.asked_at {
             known.asked_at = self.size;
-            known.is_shared = fd.is_some_and(|fd| allocation::company(fd) == Company::Others);
+            known.is_shared = !file.backing.has_second_description()
+                && fd.is_some_and(|fd| allocation::company(fd) == Company::Others);
         }
         let most = if known.is_shared { AHEAD_BYTES_MAX_SHARED } else { AHEAD_BYTES_MAX };
         let free = fd.map_or(u64::MAX, allocation::free_bytes) / AHEAD_PART_OF_FREE;
@@ -293,7 +294,7 @@ pub(crate) fn trim(file: &CachedFile, size: u64) {
     known.ahead_end = 0;
     if reserved_end > end_of_last_page(file, size) {
         known.remove(size, u64::MAX);
-        file.backing.give_back(size, leased);
+        file.backing.free_blocks_beyond(size, leased);
     }
 }
 

@@ -163,4 +163,16 @@ impl<C: TransferDriver> BackingFile for DescriptorFile<C> {
     fn blocks(&self, start: u64) -> io::Result<Blocks> {
         allocation::blocks(self.descriptors.any()?, start)
     }
+
+    fn has_second_description(&self) -> bool {
+        self.descriptors.has_second_description()
+    }
+
+    fn free_blocks_beyond(&self, len: u64, leased: bool) {
+        if self.has_second_description() && !leased {
+            self.descriptors.free_blocks_later();
+        } else {
+            crate::io::backend::free_blocks_beyond(self, len, leased);
+        }
+    }
 }

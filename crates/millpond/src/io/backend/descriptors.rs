@@ -117,6 +117,8 @@ pub(crate) struct Descriptors {
     /// A descriptor refers to another file now. A hint: then no transfer uses a ring, which could
     /// wait for that file.
     is_lost: AtomicBool,
+    /// Blocks beyond the end are to be freed when the descriptions are closed.
+    frees_blocks_at_close: AtomicBool,
 }
 
 impl Drop for Descriptors {
@@ -125,7 +127,7 @@ impl Drop for Descriptors {
     /// thread closes.
     fn drop(&mut self) {
         if !batch::is_open() {
-            return;
+            return self.free_blocks_at_close();
         }
         let shared = [self.read.take(), self.write.take()];
         let own = [self.direct_read.take(), self.direct_write.take(), self.seek.take()];
@@ -157,6 +159,7 @@ impl Descriptors {
             id,
             checked_in: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
+            frees_blocks_at_close: AtomicBool::new(false),
             read: OnceLock::new(),
             write: OnceLock::new(),
             write_is_own: AtomicBool::new(false),
@@ -290,6 +293,33 @@ impl Descriptors {
         rustix::fs::ftruncate(fd, len)?;
         self.durable_length.cut(len);
         Ok(())
+    }
+
+    /// Whether the file has a second description of ours, for direct transfers. It looks like another process's.
+    pub(crate) fn has_second_description(&self) -> bool {
+        self.direct.is_some() && self.in_place.is_none()
+    }
+
+    /// Has the last close free the blocks beyond the end.
+    pub(crate) fn free_blocks_later(&self) {
+        // Relaxed: the last reference is dropped after it.
+        self.frees_blocks_at_close.store(true, Relaxed);
+    }
+
+    /// Frees the blocks beyond the end, unless another process has the file open. Only the description for writing
+    /// may be left, so the others are closed.
+    fn free_blocks_at_close(&mut self) {
+        if !*self.frees_blocks_at_close.get_mut() {
+            return;
+        }
+        drop((self.direct_read.take(), self.direct_write.take(), self.seek.take()));
+        drop(self.kernel_copy.take());
+        if self.verify().is_err() {
+            return;
+        }
+        if let Some(fd) = self.descriptor(true) {
+            allocation::alone(fd, || self.len().and_then(|len| self.set_len(len)));
+        }
     }
 
     pub(crate) fn overwrites(&self) -> Overwrites {

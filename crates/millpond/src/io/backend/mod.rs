@@ -217,22 +217,30 @@ pub(crate) trait BackingFile: Send + Sync {
         Ok(Blocks { there_until: hole.unwrap_or(start), own_until: u64::MAX })
     }
 
-    /// Frees the space beyond the end of a file that is `len` bytes long, unless another process
-    /// can make it longer concurrently. `leased`: no process can.
-    ///
-    /// No call only frees the space beyond the end. Truncating the file to its present length does,
-    /// if no process can append between the check of the length and that. (Punching a hole beyond
-    /// the end does nothing on ext4, and on other file systems may remove the bytes of an append.)
-    fn give_back(&self, len: u64, leased: bool) {
-        let cut = || {
-            if self.len().is_ok_and(|now| now == len) {
-                // If it fails, the file has blocks beyond its end, as after `fallocate`.
-                let _ = self.set_len(len);
-            }
-        };
-        match self.descriptor(true) {
-            Some(fd) if !leased => drop(alone(fd, cut)),
-            _ => cut(),
+    /// Whether a second description of the engine's own hides whether another process has the file open.
+    fn has_second_description(&self) -> bool {
+        false
+    }
+
+    /// Frees the blocks beyond the end of a file that is `len` bytes long, unless another process can make it
+    /// longer concurrently; with a second description, when the file is closed. `leased`: no process can.
+    fn free_blocks_beyond(&self, len: u64, leased: bool) {
+        free_blocks_beyond(self, len, leased);
+    }
+}
+
+/// No call only frees the blocks beyond the end. Truncating the file to its present length does, if no process can
+/// append between the check of the length and that. (Punching a hole beyond the end does nothing on ext4, and on other
+/// file systems may remove the bytes of an append.)
+pub(crate) fn free_blocks_beyond<F: BackingFile + ?Sized>(file: &F, len: u64, leased: bool) {
+    let cut = || {
+        if file.len().is_ok_and(|now| now == len) {
+            // If it fails, the file has blocks beyond its end, as after `fallocate`.
+            let _ = file.set_len(len);
         }
+    };
+    match file.descriptor(true) {
+        Some(fd) if !leased => drop(alone(fd, cut)),
+        _ => cut(),
     }
 }
