@@ -1,37 +1,15 @@
 //! Tests of `millpond serve`: its settings, its output, and its end.
 
-use std::io::{BufRead, BufReader};
+#[path = "common/server.rs"]
+mod server;
+
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 
 use millpond_serve::{SharedStore, set_server_memory};
 use object_store::local::LocalFileSystem;
 use object_store::{ObjectStore, ObjectStoreExt};
-
-fn serve(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
-    command.arg("serve").args(arguments).env_remove("XDG_RUNTIME_DIR");
-    command
-}
-
-fn output(arguments: &[&str]) -> Output {
-    serve(arguments).output().unwrap()
-}
-
-/// A running server, with its lines up to `serving`.
-fn start(arguments: &[&str]) -> (Child, Vec<String>) {
-    let mut child = serve(arguments).stdout(Stdio::piped()).spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let lines = lines.take_while(|line| line != "serving").collect();
-    (child, lines)
-}
-
-fn stop(mut child: Child, with: &str) {
-    let id = child.id().to_string();
-    assert!(Command::new("kill").args([with, &id]).status().unwrap().success());
-    assert!(child.wait().unwrap().success());
-}
+use server::{output, start, stop};
 
 #[test]
 fn each_wrong_setting_has_an_error() {

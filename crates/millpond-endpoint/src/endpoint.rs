@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::key::AccessKey;
 use crate::serve::Server;
 
 /// An S3-compatible server on loopback or on a Unix socket; its listeners are bound.
@@ -38,7 +39,7 @@ use crate::serve::Server;
 pub struct Endpoint {
     pub(crate) server: Server,
     pub(crate) key_path: PathBuf,
-    pub(crate) access_key_id: String,
+    pub(crate) key: AccessKey,
 }
 
 impl Endpoint {
@@ -57,7 +58,13 @@ impl Endpoint {
     /// The ID of the access key, which is no secret.
     #[must_use]
     pub fn access_key_id(&self) -> &str {
-        &self.access_key_id
+        &self.key.id
+    }
+
+    /// The secret of the access key, as in the [key file](Self::key_path). It belongs neither into logs nor into command lines.
+    #[must_use]
+    pub fn secret_access_key(&self) -> &str {
+        self.key.secret.expose()
     }
 
     /// Serves requests until `shutdown` is ready. Requests in progress then get [`Limits::shutdown_grace`](crate::Limits::shutdown_grace).

@@ -109,7 +109,7 @@ impl AccessKey {
             "# The access key of Millpond's S3 endpoint.\n[default]\n\
              aws_access_key_id = MILL{id}\naws_secret_access_key = {secret}\n"
         );
-        let scratch = format!(".{}.{}", name.display(), &secret[..8]);
+        let scratch = format!(".{}.{}", name.display(), &id[..8]);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(dir, &scratch, flags, Mode::RUSR | Mode::WUSR)?;
         let written = File::from(file)

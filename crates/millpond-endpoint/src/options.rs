@@ -179,7 +179,7 @@ impl Builder {
         service.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
         let service = service.build();
         let server = Server { service, uploads, limits, tcp, unix };
-        Ok(Endpoint { server, key_path, access_key_id: key.id })
+        Ok(Endpoint { server, key_path, key })
     }
 }
 

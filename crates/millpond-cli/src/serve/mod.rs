@@ -1,22 +1,32 @@
 //! `millpond serve`: one cache of an object store for all processes of a user.
+//!
+//! - [`stores`]: opens the store.
+//! - [`endpoint`]: the S3 endpoint over the same cache; [`endpoint_file`]: how programs find it.
 
-use std::path::PathBuf;
+mod endpoint;
+mod endpoint_file;
+mod stores;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_objects::{CachedStore, Freshness};
 use millpond_serve::{MemoryChoice, Server, default_socket, set_server_memory};
-use object_store::ObjectStore;
-use object_store::local::LocalFileSystem;
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::endpoint::{EndpointSettings, RunningEndpoint};
+use self::endpoint_file::EndpointFile;
+use self::stores::OpenedStore;
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
 
 /// Serves one cache of an object store to all processes of this user
 ///
 /// Programs read it by `millpond_serve::SharedStore`: cached bytes without a system call, others by this
-/// server. Runs until SIGTERM or SIGINT. The environment has the keys for S3: AWS_ACCESS_KEY_ID,
+/// server. With --endpoint, programs in any language use it over the S3 protocol. Runs until SIGTERM or
+/// SIGINT. The environment has the keys for S3: AWS_ACCESS_KEY_ID,
 /// AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT. Exit status: 2 for settings that can't be used, 1 if
 /// the server can't run.
 #[derive(Debug, clap::Args)]
@@ -26,11 +36,12 @@ pub struct ServeArgs {
     socket: Option<PathBuf>,
 
     /// The store: s3://BUCKET, file:///DIR or memory:///. A server has one store
-    #[arg(long, value_name = "URL", required_unless_present = "set_memory")]
+    #[arg(long, value_name = "URL", required_unless_present_any = ["set_memory", "print_endpoint"])]
     store: Option<String>,
 
     /// The limit of the cache's memory, such as 4G
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, required_unless_present = "set_memory")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size,
+        required_unless_present_any = ["set_memory", "print_endpoint"])]
     memory: Option<u64>,
 
     /// A second tier: a directory on a local disk, and the limit of its size
@@ -49,6 +60,21 @@ pub struct ServeArgs {
     #[arg(long, value_name = "KIND", default_value = "auto")]
     shared_memory: String,
 
+    /// Serve the store over the S3 protocol as well, on a loopback address or on a port of 127.0.0.1. Without
+    /// ADDR, on any free port
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "127.0.0.1:0",
+        value_parser = endpoint::parse_address)]
+    endpoint: Option<SocketAddr>,
+
+    /// Serve the store over the S3 protocol as well, on a Unix socket
+    #[arg(long, value_name = "PATH")]
+    endpoint_socket: Option<PathBuf>,
+
+    /// The file of the endpoint's access key, which is generated if it does not exist [default: credentials
+    /// in the directory of the server's socket]
+    #[arg(long, value_name = "PATH")]
+    key_file: Option<PathBuf>,
+
     /// Publish statistics for `millpond top`, four times a second
     #[arg(long)]
     stats: bool,
@@ -60,6 +86,10 @@ pub struct ServeArgs {
     /// Change the memory limit of the running server, at most to its --memory, and exit
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with_all = ["store", "memory", "disk", "check"])]
     set_memory: Option<u64>,
+
+    /// Print how to reach the endpoint of the running server, with its key, as JSON, and exit
+    #[arg(long, conflicts_with_all = ["store", "memory", "disk", "check", "endpoint", "endpoint_socket", "set_memory"])]
+    print_endpoint: bool,
 }
 
 fn parse_freshness(text: &str) -> std::result::Result<Freshness, String> {
@@ -82,45 +112,6 @@ fn refused(what: impl Into<String>) -> Failure {
     Failure::new(REFUSED, what)
 }
 
-/// Opens the store at a URL.
-fn open_store(url: &str) -> Result<Arc<dyn ObjectStore>> {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return Err(refused(format!("--store {url:?} is not a URL: SCHEME://...")));
-    };
-    match scheme {
-        "memory" if rest.trim_matches('/').is_empty() => {
-            Ok(Arc::new(object_store::memory::InMemory::new()))
-        }
-        "memory" => Err(refused(format!("--store {url:?}: a store in memory has no path"))),
-        "file" if rest.starts_with('/') => {
-            let store = LocalFileSystem::new_with_prefix(rest)
-                .map_err(|error| refused(format!("--store {url:?}: {error}")))?;
-            Ok(Arc::new(store))
-        }
-        "file" => Err(refused(format!("--store {url:?} has no absolute path: file:///DIR"))),
-        "s3" => {
-            let bucket = rest.trim_end_matches('/');
-            if bucket.is_empty() || bucket.contains('/') {
-                let what = format!("--store {url:?}: the whole bucket is served: s3://BUCKET");
-                return Err(refused(what));
-            }
-            open_s3(bucket)
-        }
-        _ => Err(refused(format!("--store: unknown scheme {scheme:?}: use s3, file or memory"))),
-    }
-}
-
-#[cfg(not(feature = "s3"))]
-fn open_s3(_: &str) -> Result<Arc<dyn ObjectStore>> {
-    Err(refused("this program was built without S3: build it with `--features s3`"))
-}
-
-#[cfg(feature = "s3")]
-fn open_s3(bucket: &str) -> Result<Arc<dyn ObjectStore>> {
-    let store = object_store::aws::AmazonS3Builder::from_env().with_bucket_name(bucket).build();
-    Ok(Arc::new(store.map_err(|error| refused(format!("--store s3://{bucket}: {error}")))?))
-}
-
 fn human(bytes: u64) -> String {
     match bytes {
         bytes if bytes >= 1 << 30 => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
@@ -130,8 +121,7 @@ fn human(bytes: u64) -> String {
 
 /// The settings, checked.
 struct Settings {
-    url: String,
-    store: Arc<dyn ObjectStore>,
+    store: OpenedStore,
     socket: PathBuf,
     memory_bytes: u64,
     page_bytes: u32,
@@ -139,6 +129,7 @@ struct Settings {
     freshness: Freshness,
     shared_memory: MemoryChoice,
     is_published: bool,
+    endpoint: Option<EndpointSettings>,
 }
 
 impl ServeArgs {
@@ -168,17 +159,23 @@ impl ServeArgs {
                 return Err(refused(what));
             }
         };
-        let url = self.store.clone().expect("clap requires it");
+        let store = OpenedStore::open(self.store.as_deref().expect("clap requires it"))?;
+        let socket = self.socket()?;
+        let endpoint = EndpointSettings::new(
+            (self.endpoint, self.endpoint_socket.as_deref()),
+            self.key_file.as_deref(),
+            socket.parent().unwrap_or(Path::new("")),
+        )?;
         Ok(Settings {
-            store: open_store(&url)?,
-            url,
-            socket: self.socket()?,
+            store,
+            socket,
             memory_bytes: self.memory.expect("clap requires it"),
             page_bytes,
             disk,
             freshness: self.freshness,
             shared_memory,
             is_published: self.stats,
+            endpoint,
         })
     }
 }
@@ -186,7 +183,7 @@ impl ServeArgs {
 impl Settings {
     /// The cache. `opens_disk`: with its second tier, which one server at a time may use.
     fn cache(&self, opens_disk: bool) -> Result<CachedStore> {
-        let mut builder = CachedStore::builder(Arc::clone(&self.store))
+        let mut builder = CachedStore::builder(Arc::clone(&self.store.store))
             .memory_bytes(self.memory_bytes)
             .page_bytes(self.page_bytes)
             .freshness(self.freshness)
@@ -201,7 +198,7 @@ impl Settings {
     fn print(&self, cache: &CachedStore) {
         let shared = cache.shared_cache().expect("built as shared");
         println!("socket:        {}", self.socket.display());
-        println!("store:         {} ({})", self.url, self.store);
+        println!("store:         {} ({})", self.store.url, self.store.store);
         println!("memory:        {}", human(self.memory_bytes));
         match &self.disk {
             Some((dir, bytes)) => println!("disk:          {}, {}", dir.display(), human(*bytes)),
@@ -220,12 +217,51 @@ impl Settings {
     }
 }
 
+impl Settings {
+    async fn serve(&self, cache: CachedStore) -> Result<()> {
+        let server = Server::bind(cache.clone(), &self.socket)
+            .context(format!("--socket {}", self.socket.display()))?;
+        EndpointFile::remove_stale(&self.socket).context("the file of an earlier endpoint")?;
+        let mut terminate = signal(SignalKind::terminate()).context("signals")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("signals")?;
+        self.print(&cache);
+        let mut endpoint = match &self.endpoint {
+            Some(settings) => {
+                Some(RunningEndpoint::start(settings, &self.store, &cache, &self.socket)?)
+            }
+            None => None,
+        };
+        println!("serving");
+        let endpoint_failed = async {
+            match &mut endpoint {
+                Some(endpoint) => endpoint.failed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ended = server.run() => return ended.context("the server"),
+            error = endpoint_failed => return Err(error).context("the endpoint"),
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if let Some(endpoint) = endpoint {
+            endpoint.end().await;
+        }
+        Ok(())
+    }
+}
+
 pub fn run(args: &ServeArgs) -> Result<()> {
     if let Some(bytes) = args.set_memory {
         let socket = args.socket()?;
         let reached = set_server_memory(&socket, bytes)
             .context(format!("the server at {}", socket.display()))?;
         println!("the limit is {}", human(reached));
+        return Ok(());
+    }
+    if args.print_endpoint {
+        let description = endpoint_file::read(&args.socket()?).context("--print-endpoint")?;
+        println!("{}", serde_json::to_string_pretty(&description).context("--print-endpoint")?);
         return Ok(());
     }
     let settings = args.settings()?;
@@ -238,17 +274,5 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         .enable_all()
         .build()
         .context("start of the runtime")?;
-    runtime.block_on(async {
-        let server = Server::bind(cache.clone(), &settings.socket)
-            .context(format!("--socket {}", settings.socket.display()))?;
-        let mut terminate = signal(SignalKind::terminate()).context("signals")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("signals")?;
-        settings.print(&cache);
-        println!("serving");
-        tokio::select! {
-            ended = server.run() => ended.context("the server"),
-            _ = terminate.recv() => Ok(()),
-            _ = interrupt.recv() => Ok(()),
-        }
-    })
+    runtime.block_on(settings.serve(cache))
 }

@@ -1,0 +1,173 @@
+//! Tests of the S3 endpoint of `millpond serve`: how programs find it, its key, and its writes beside other clients.
+#![cfg(feature = "endpoint")]
+
+#[path = "../../millpond-endpoint/tests/common/client.rs"]
+#[allow(dead_code)]
+mod client;
+#[path = "common/server.rs"]
+mod server;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millpond_serve::SharedStore;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::local::LocalFileSystem;
+use object_store::{ObjectStore, ObjectStoreExt, path};
+use serde_json::Value;
+use server::{output, start, stop};
+
+fn described(socket: &str) -> Value {
+    let printed = output(&["--print-endpoint", "--socket", socket]);
+    assert!(printed.status.success(), "{printed:?}");
+    serde_json::from_slice(&printed.stdout).unwrap()
+}
+
+fn text<'v>(value: &'v Value, name: &str) -> &'v str {
+    value[name].as_str().unwrap_or_else(|| panic!("{name}: {value}"))
+}
+
+/// A client with the settings of a description, and nothing else.
+fn s3(description: &Value, bucket: &str, connector: client::Connector) -> AmazonS3 {
+    AmazonS3Builder::new()
+        .with_bucket_name(bucket)
+        .with_endpoint(description["url"].as_str().unwrap_or("http://localhost"))
+        .with_allow_http(true)
+        .with_region(text(description, "region"))
+        .with_access_key_id(text(description, "access_key_id"))
+        .with_secret_access_key(text(description, "secret_access_key"))
+        .with_crypto_provider(Arc::new(client::PlainCrypto))
+        .with_http_connector(connector)
+        .build()
+        .unwrap()
+}
+
+fn by_tcp(description: &Value) -> client::Connector {
+    let url = text(description, "url").strip_prefix("http://").unwrap();
+    client::Connector::tcp(url.parse().unwrap())
+}
+
+fn mode(path: impl AsRef<Path>) -> u32 {
+    path.as_ref().metadata().unwrap().permissions().mode() & 0o777
+}
+
+/// Goal: programs find the endpoint, and read and write through it. Each client reads what the last one has written, whichever
+/// way. The server's end removes what it has made, but for the key.
+#[test]
+fn programs_use_the_cache_over_the_s3_protocol() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = dir.path().join("lake");
+    std::fs::create_dir(&objects).unwrap();
+    let socket = dir.path().join("run/socket");
+    let (name, url) = (socket.display().to_string(), format!("file://{}", objects.display()));
+    let s3_socket = dir.path().join("run/s3").display().to_string();
+    let arguments =
+        ["--store", &url, "--memory", "32M", "--freshness", "immutable", "--socket", &name];
+    let of_endpoint = ["--endpoint", "--endpoint-socket", &s3_socket];
+    let (child, lines) = start(&[&arguments[..], &of_endpoint].concat());
+    let description = described(&name);
+    let (secret, address) = (text(&description, "secret_access_key"), text(&description, "url"));
+    assert!(lines.iter().any(|line| line.contains(address)), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.contains(secret)), "the secret is shown");
+    assert_eq!(text(&description, "socket"), s3_socket);
+    assert_eq!(text(&description, "bucket"), "lake");
+    assert_eq!(text(&description["buckets"][0], "store"), url);
+    let file = format!("{name}.endpoint.json");
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(written, description);
+    let key_file = dir.path().join("run/credentials");
+    assert_eq!((mode(&file), mode(&key_file), mode(&s3_socket)), (0o600, 0o600, 0o600));
+
+    let local: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new_with_prefix(&objects).unwrap());
+    let shared = SharedStore::new(local, &socket);
+    let tcp = s3(&description, "lake", by_tcp(&description));
+    let unix = s3(&description, "lake", client::Connector::unix(PathBuf::from(&s3_socket)));
+    let writers: [&dyn ObjectStore; 3] = [&shared, &tcp, &unix];
+    let path = path::Path::from("pond/water");
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        for round in 0..6 {
+            let text = format!("version {round}");
+            writers[round % 3].put(&path, text.clone().into()).await.unwrap();
+            for reader in writers {
+                for _ in 0..2 {
+                    assert_eq!(reader.get(&path).await.unwrap().bytes().await.unwrap(), text);
+                }
+            }
+        }
+        // A hit of the program's own mapping is no request, and still the last version.
+        assert!(shared.stats().hits > 0, "{:?}", shared.stats());
+        tcp.delete(&path).await.unwrap();
+        for reader in writers {
+            let gone = reader.get(&path).await.unwrap_err();
+            assert!(matches!(gone, object_store::Error::NotFound { .. }), "{gone}");
+        }
+    });
+    stop(child, "-TERM");
+    let left: Vec<_> = std::fs::read_dir(dir.path().join("run")).unwrap().collect();
+    assert_eq!(left.len(), 1, "the key alone: {left:?}");
+    assert!(key_file.exists());
+}
+
+/// Goal: a server that was killed leaves a description that no program takes for a running endpoint, and that the next server
+/// removes, whether it has an endpoint or not.
+#[test]
+fn the_description_of_a_killed_server_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("run/socket").display().to_string();
+    let arguments = ["--store", "memory:///", "--memory", "16M", "--socket", &socket];
+    let with = [&arguments[..], &["--endpoint", "0"]].concat();
+    let (mut child, _) = start(&with);
+    let first = described(&socket);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let file = dir.path().join("run/socket.endpoint.json");
+    assert!(file.exists());
+    let refused = output(&["--print-endpoint", "--socket", &socket]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("was killed"), "{refused:?}");
+    let (child, _) = start(&with);
+    let second = described(&socket);
+    assert_eq!(second["secret_access_key"], first["secret_access_key"], "the key stays");
+    stop(child, "-INT");
+    std::fs::write(&file, "{}").unwrap();
+    let (child, _) = start(&arguments);
+    assert!(!file.exists());
+    let none = output(&["--print-endpoint", "--socket", &socket]);
+    assert!(
+        String::from_utf8_lossy(&none.stderr).contains("no server with an endpoint"),
+        "{none:?}"
+    );
+    stop(child, "-TERM");
+}
+
+#[test]
+fn each_wrong_setting_of_the_endpoint_has_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (socket, plain, open) = (at("run/socket"), at("plain"), at("open"));
+    std::fs::write(&plain, "").unwrap();
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, PermissionsExt::from_mode(0o755)).unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    let in_open = format!("{open}/credentials");
+    let arguments = ["--store", "memory:///", "--memory", "16M", "--socket", &socket];
+    let of = |more: &[&str], status: i32, text: &str| {
+        let output = output(&[&arguments[..], more].concat());
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{more:?}: {error}");
+        assert!(error.contains(text), "{more:?}: {error}");
+        assert!(!Path::new(&socket).exists(), "{more:?}: the socket is left");
+        assert!(!Path::new(&format!("{socket}.endpoint.json")).exists(), "{more:?}");
+    };
+    of(&["--endpoint", "0.0.0.0:9000"], 2, "no loopback address");
+    of(&["--endpoint", "[::]:9000"], 2, "no loopback address");
+    of(&["--endpoint", "localhost:9000"], 2, "neither IP:PORT");
+    of(&["--endpoint", "70000"], 2, "neither IP:PORT");
+    of(&["--endpoint", &taken], 1, "can't listen");
+    of(&["--endpoint-socket", &plain], 1, "no socket");
+    of(&["--key-file", &plain], 2, "give --endpoint");
+    of(&["--endpoint", "--key-file", &in_open], 2, "mode 755");
+    of(&["--endpoint", "--print-endpoint"], 2, "cannot be used with");
+}
