@@ -63,6 +63,8 @@ pub struct Builder {
     pub(crate) disk: Option<DiskOptions>,
     pub(crate) published: bool,
     #[cfg(feature = "shared")]
+    pub(crate) more_lines: crate::stats::MoreLines,
+    #[cfg(feature = "shared")]
     pub(crate) shared: Option<millpond::internals::shared::MemoryChoice>,
 }
 
@@ -77,6 +79,8 @@ impl Builder {
             readahead_bytes_max: 4 << 20,
             disk: None,
             published: false,
+            #[cfg(feature = "shared")]
+            more_lines: Default::default(),
             #[cfg(feature = "shared")]
             shared: None,
         }

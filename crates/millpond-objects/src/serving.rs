@@ -18,6 +18,7 @@ use crate::get::{COLLECTED_BYTES_MAX, Collected, resolve_range};
 use crate::inner::{Inner, SharedParts};
 use crate::options::{Builder, Freshness};
 use crate::response::ResponseHead;
+use crate::stats::MoreLines;
 use crate::store::{CachedStore, WriteScope, is_plain_read};
 use crate::validity::{SLOT_BYTES, ValidityTable};
 
@@ -81,6 +82,23 @@ pub struct WriteGuard {
 }
 
 impl Builder {
+    /// Adds lines of a name and a number each to the [published](Builder::published) statistics, such as those of a server.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
+    /// let builder = millpond_objects::CachedStore::builder(remote).published(true);
+    /// let store = builder.more_lines(|| "serve_clients 3\n".into()).build()?;
+    /// # drop(store);
+    /// # Ok::<(), object_store::Error>(())
+    /// ```
+    #[must_use]
+    pub fn more_lines(mut self, lines: impl Fn() -> String + Send + Sync + 'static) -> Builder {
+        self.more_lines = MoreLines(Some(Arc::new(lines)));
+        self
+    }
+
     /// Puts the cache into memory that other processes may map read-only.
     ///
     /// # Examples

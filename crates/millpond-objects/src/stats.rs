@@ -108,6 +108,25 @@ impl fmt::Display for Stats {
     }
 }
 
+/// Further lines of the published statistics.
+#[cfg(feature = "shared")]
+#[derive(Clone, Default)]
+pub(crate) struct MoreLines(pub(crate) Option<std::sync::Arc<dyn Fn() -> String + Send + Sync>>);
+
+#[cfg(feature = "shared")]
+impl MoreLines {
+    pub(crate) fn text(&self) -> String {
+        self.0.as_ref().map_or(String::new(), |lines| lines())
+    }
+}
+
+#[cfg(feature = "shared")]
+impl fmt::Debug for MoreLines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MoreLines").field(&self.0.is_some()).finish()
+    }
+}
+
 /// A count per thread, so that hits write to no cache line that threads share.
 #[derive(Debug, Default)]
 pub(crate) struct SavedRequests(ThreadLocal<CachePadded<AtomicU64>>);

@@ -399,6 +399,8 @@ impl Builder {
         let tier =
             tier.transpose().map_err(|source| Error::Generic { store: crate::NAME, source })?;
         let published = self.published;
+        #[cfg(feature = "shared")]
+        let more_lines = self.more_lines.clone();
         #[cfg_attr(not(feature = "shared"), expect(unused_mut, reason = "without clients"))]
         let mut inner = Inner::new(self, engine, directory_bytes, tier);
         #[cfg(feature = "shared")]
@@ -410,9 +412,12 @@ impl Builder {
         if published {
             let inner = Arc::downgrade(&store.inner);
             let lines = move || {
-                inner
+                let lines = inner
                     .upgrade()
-                    .map_or(String::new(), |inner| CachedStore { inner }.published_lines())
+                    .map_or(String::new(), |inner| CachedStore { inner }.published_lines());
+                #[cfg(feature = "shared")]
+                let lines = lines + &more_lines.text();
+                lines
             };
             store.inner.allocator.engine().publish_with(lines).map_err(failed)?;
         }
