@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
+use crate::counts::RequestCounts;
 use crate::key::AccessKey;
 use crate::serve::Server;
 
@@ -28,9 +29,12 @@ use crate::serve::Server;
 ///     .unwrap();
 /// let address = endpoint.address().unwrap();
 /// println!("the key {} is in {}", endpoint.access_key_id(), endpoint.key_path().display());
+/// assert!(endpoint.secret_access_key().len() > 20);
+/// let endpoint_counts = endpoint.counts();
 /// let (end, ended) = tokio::sync::oneshot::channel::<()>();
 /// let serving = tokio::spawn(endpoint.serve(async move { drop(ended.await) }));
 /// println!("serving on http://{address}");
+/// assert_eq!(endpoint_counts.all().map(|(_, _, count)| count).sum::<u64>(), 0);
 /// drop(end);
 /// serving.await.unwrap().unwrap();
 /// # });
@@ -65,6 +69,12 @@ impl Endpoint {
     #[must_use]
     pub fn secret_access_key(&self) -> &str {
         self.key.secret.expose()
+    }
+
+    /// Counts of its requests, for as long as they are of interest.
+    #[must_use]
+    pub fn counts(&self) -> RequestCounts {
+        self.server.counts.clone()
     }
 
     /// Serves requests until `shutdown` is ready. Requests in progress then get [`Limits::shutdown_grace`](crate::Limits::shutdown_grace).

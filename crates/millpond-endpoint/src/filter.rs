@@ -19,12 +19,14 @@ use s3s::service::S3Service;
 use s3s::{Body, S3Error, S3ErrorCode, s3_error};
 
 use crate::connections::{ConnectionState, RequestGuard};
+use crate::counts::{RequestCounts, kind_of};
 use crate::stalls::PacedBody;
 
 /// The service of one connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Filter {
     pub(crate) service: S3Service,
+    pub(crate) counts: RequestCounts,
     pub(crate) connection: Arc<ConnectionState>,
     pub(crate) body_pause_max: Duration,
 }
@@ -42,6 +44,7 @@ impl hyper::service::Service<Request<Incoming>> for Filter {
         let (service, pause) = (self.service.clone(), self.body_pause_max);
         // hyper replies to this when an expected body is asked for bytes.
         let expects = request.headers().contains_key(EXPECT);
+        let (counts, kind) = (self.counts.clone(), kind_of(request.method(), request.uri().path()));
         let is_empty = request.body().is_end_stream();
         Box::pin(async move {
             let asked = Arc::new(AtomicBool::new(false));
@@ -66,6 +69,7 @@ impl hyper::service::Service<Request<Incoming>> for Filter {
             if expects && (is_empty || !asked.load(Relaxed)) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
+            counts.add(kind, response.status());
             Ok(response.map(|body| BusyBody { body, _guard: guard }))
         })
     }

@@ -50,6 +50,7 @@ mod uploads;
 mod attributes;
 mod body;
 mod bucket;
+mod counts;
 mod failures;
 mod memory;
 
@@ -59,6 +60,7 @@ mod listeners;
 mod error;
 mod limits;
 
+pub use counts::RequestCounts;
 pub use endpoint::Endpoint;
 pub use error::Error;
 pub use limits::Limits;

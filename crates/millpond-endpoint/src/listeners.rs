@@ -15,10 +15,16 @@ use crate::Error;
 
 const BACKLOG: i32 = 1024;
 
-pub(crate) fn tcp(address: SocketAddr) -> Result<TcpListener, Error> {
-    if !address.ip().to_canonical().is_loopback() {
-        return Err(Error::NotLoopback { address });
+pub(crate) fn check_loopback(address: SocketAddr) -> Result<(), Error> {
+    if address.ip().to_canonical().is_loopback() {
+        Ok(())
+    } else {
+        Err(Error::NotLoopback { address })
     }
+}
+
+pub(crate) fn tcp(address: SocketAddr) -> Result<TcpListener, Error> {
+    check_loopback(address)?;
     let failed = |source| Error::Listen { on: address.to_string(), source };
     let listener = TcpListener::bind(address).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;

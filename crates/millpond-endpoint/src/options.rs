@@ -14,6 +14,7 @@ use s3s::validation::{AwsNameValidation, NameValidation};
 use s3s::{S3Result, s3_error};
 
 use crate::bucket::Bucket;
+use crate::counts::RequestCounts;
 use crate::gateway::Gateway;
 use crate::key::AccessKey;
 use crate::listeners::{self, UnixSocket};
@@ -138,6 +139,35 @@ impl Builder {
         self
     }
 
+    /// Checks the addresses, the names of the buckets, and the file of the access key if it exists. Creates and binds nothing.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Builder::build`], but for listeners.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond_endpoint::{Endpoint, Error};
+    ///
+    /// let store = std::sync::Arc::new(object_store::memory::InMemory::new());
+    /// let builder = Endpoint::builder().store("Lake", store).listen("127.0.0.1:9000".parse().unwrap());
+    /// assert!(matches!(builder.check(), Err(Error::BucketName { .. })));
+    /// ```
+    pub fn check(self) -> Result<(), Error> {
+        let Self { buckets, tcp, unix, key_file, .. } = self;
+        if tcp.is_none() && unix.is_none() {
+            return Err(Error::NoListener);
+        }
+        by_name(buckets)?;
+        tcp.map(listeners::check_loopback).transpose()?;
+        let key_path = key_file.map_or_else(key::default_path, Ok)?;
+        if key_path.symlink_metadata().is_ok() {
+            AccessKey::open(&key_path)?;
+        }
+        Ok(())
+    }
+
     /// Reads or generates the access key, and binds the listeners. Blocks for a moment.
     ///
     /// # Errors
@@ -178,7 +208,8 @@ impl Builder {
         config.form_max_fields_size = 0;
         service.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
         let service = service.build();
-        let server = Server { service, uploads, limits, tcp, unix };
+        let counts = RequestCounts::default();
+        let server = Server { service, uploads, limits, counts, tcp, unix };
         Ok(Endpoint { server, key_path, key })
     }
 }

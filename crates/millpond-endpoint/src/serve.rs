@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 
 use crate::connections::{Connections, OpenConnection};
+use crate::counts::RequestCounts;
 use crate::filter::Filter;
 use crate::listeners::UnixSocket;
 use crate::stalls::PacedOutput;
@@ -57,6 +58,7 @@ impl Accept for UnixListener {
 struct Shared {
     service: S3Service,
     limits: Limits,
+    counts: RequestCounts,
     graceful: GracefulShutdown,
 }
 
@@ -66,16 +68,17 @@ pub(crate) struct Server {
     pub(crate) service: S3Service,
     pub(crate) uploads: Arc<Uploads>,
     pub(crate) limits: Limits,
+    pub(crate) counts: RequestCounts,
     pub(crate) tcp: Option<(std::net::TcpListener, SocketAddr)>,
     pub(crate) unix: Option<UnixSocket>,
 }
 
 impl Server {
     pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let Self { service, uploads, limits, tcp, unix } = self;
+        let Self { service, uploads, limits, counts, tcp, unix } = self;
         let failed = |on: String| move |source| Error::Listen { on, source };
         let grace = limits.shutdown_grace;
-        let shared = Shared { service, limits, graceful: GracefulShutdown::new() };
+        let shared = Shared { service, limits, counts, graceful: GracefulShutdown::new() };
         let tcp = match tcp {
             None => None,
             Some((listener, address)) => {
@@ -132,7 +135,7 @@ async fn accept_all<L: Accept>(listener: Option<L>, shared: &Shared, tasks: &mut
                     stream,
                     open,
                     watcher,
-                    shared.service.clone(),
+                    (shared.service.clone(), shared.counts.clone()),
                     shared.limits.clone(),
                 ));
             }
@@ -147,13 +150,14 @@ async fn connection<S>(
     stream: S,
     open: OpenConnection,
     watcher: Watcher,
-    service: S3Service,
+    (service, counts): (S3Service, RequestCounts),
     limits: Limits,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let filter = Filter {
         service,
+        counts,
         connection: Arc::clone(&open.state),
         body_pause_max: limits.body_pause_max,
     };
