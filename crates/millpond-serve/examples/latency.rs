@@ -175,7 +175,7 @@ fn bare_round_trips(socket: &std::path::Path, idle: Duration) -> f64 {
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [std::os::fd::AsFd::as_fd(memory.descriptor())];
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let hello = Hello { version: PROTOCOL_VERSION }.encode();
+    let hello = Hello { version: PROTOCOL_VERSION, store_name: None }.encode().unwrap();
     let parts = [std::io::IoSlice::new(&hello)];
     rustix::net::sendmsg(&connection, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
     let mut buffer = [0; 4096];

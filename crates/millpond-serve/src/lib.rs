@@ -44,14 +44,20 @@ compile_error!("millpond-serve needs one of the features object_store_0_13 and o
 extern crate object_store_0_13 as object_store;
 
 mod client;
+#[cfg(feature = "systemd")]
+mod inherited;
 pub mod protocol;
 mod server;
 mod socket;
+mod stores;
 
 pub use client::{ClientStats, SharedStore, set_server_memory};
+#[cfg(feature = "systemd")]
+pub use inherited::{InheritedSocket, inherited_socket};
 pub use millpond::internals::shared::{MemoryChoice, MemoryKind};
-pub use server::{Server, ServerHandle};
+pub use server::{Server, ServerCounts, ServerHandle};
 pub use socket::default_socket;
+pub use stores::StoreSet;
 
 /// The store name in errors of this crate.
 const NAME: &str = "millpond";

@@ -112,7 +112,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
 }
 
 /// The directory belongs to the user, or root, and no other user may replace its files.
-fn check_directory(directory: &Path, user: u32) -> io::Result<()> {
+pub(crate) fn check_directory(directory: &Path, user: u32) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let found = std::fs::metadata(directory)?;
     let (owner, mode) = (found.uid(), found.mode() & 0o7777);

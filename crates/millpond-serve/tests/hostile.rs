@@ -14,7 +14,7 @@ use millpond::internals::shared::ClientMemory;
 use millpond_objects::Freshness;
 use millpond_serve::SharedStore;
 use millpond_serve::protocol::{
-    Conditions, Greeting, Hello, PROTOCOL_VERSION, ReadMessage, Reply, Request,
+    Conditions, Greeting, HELLO_BYTES_MAX, Hello, PROTOCOL_VERSION, ReadMessage, Reply, Request,
 };
 use object_store::path::Path;
 use object_store::{GetRange, ObjectStore, ObjectStoreExt};
@@ -60,7 +60,7 @@ fn hello(socket: &OwnedFd, version: u32, descriptors: &[&OwnedFd]) {
     if !descriptors.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
     }
-    let message = Hello { version }.encode();
+    let message = Hello { version, store_name: Some(Far::default().to_string()) }.encode().unwrap();
     let parts = [io::IoSlice::new(&message)];
     rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
 }
@@ -113,7 +113,7 @@ fn peers_without_a_right_greeting_are_refused() {
     send(&socket, b"GET / HTTP/1.1\r\n\r\n").unwrap();
     is_refused(&socket, "bad magic number");
     let socket = connect(&path);
-    send(&socket, &[7; 300]).unwrap();
+    send(&socket, &[7; HELLO_BYTES_MAX + 1]).unwrap();
     assert!(receive(&socket).is_empty(), "too long");
     wait_until(Duration::from_secs(5), "all are counted", || server.handle.refused() == 7);
     assert_eq!((server.handle.attached(), server.handle.clients()), (0, 0));

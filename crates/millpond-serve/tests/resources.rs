@@ -226,7 +226,7 @@ fn memory_of(socket_path: &std::path::Path) -> (OwnedFd, OwnedFd) {
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [own.descriptor().as_fd()];
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let hello = Hello { version: PROTOCOL_VERSION }.encode();
+    let hello = Hello { version: PROTOCOL_VERSION, store_name: None }.encode().unwrap();
     let parts = [std::io::IoSlice::new(&hello)];
     rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];

@@ -129,7 +129,11 @@ fn run_link(parts: &Weak<ClientParts>, gate: &Gate, socket: OwnedFd, ends: watch
 fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     let memory = ClientMemory::create()?;
     let asked = Instant::now();
-    let hello = Hello { version: PROTOCOL_VERSION }.encode();
+    let own_name = parts.store.to_string();
+    let hello = Hello { version: PROTOCOL_VERSION, store_name: Some(own_name.clone()) };
+    let hello = hello.encode().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "the name of the store is too long")
+    })?;
     socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()])?;
     let mut events = [PollFd::new(&socket, PollFlags::IN)];
     let timeout = Timespec { tv_sec: GREETING_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
@@ -145,7 +149,6 @@ fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
         Greeting::Welcome(welcome) => welcome,
         Greeting::Refused(why) => return Err(io::Error::new(io::ErrorKind::PermissionDenied, why)),
     };
-    let own_name = parts.store.to_string();
     if welcome.store_name != own_name {
         return Err(invalid(format!(
             "the server caches the store {}, and this client's is {own_name}",

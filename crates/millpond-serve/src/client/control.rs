@@ -47,7 +47,7 @@ pub fn set_server_memory(socket: &Path, bytes: u64) -> io::Result<u64> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     let socket = socket::connect(socket)?;
     let memory = ClientMemory::create()?;
-    let hello = Hello { version: PROTOCOL_VERSION }.encode();
+    let hello = Hello { version: PROTOCOL_VERSION, store_name: None }.encode().expect("short");
     socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()])?;
     let mut buffer = vec![0; REPLY_BYTES_MAX];
     let len = receive_in_time(&socket, &mut buffer)?;

@@ -4,18 +4,20 @@ use crate::protocol::wire::{BadMessage, FieldReader, FieldWriter};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MPSERVE\0");
 /// The version of all messages. Client and server have the same one.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The first message of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub version: u32,
+    /// The store that the client reads, by its `Display`. `None`: the client reads nothing.
+    pub store_name: Option<String>,
 }
 
 /// The answer to a client that the server accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The store that the server reads, by its `Display`.
+    /// The store that the client has named.
     pub store_name: String,
     /// The server's clock, in milliseconds.
     pub now_ms: u64,
@@ -43,18 +45,22 @@ impl Hello {
             return Err(BadMessage::BadValue("magic number"));
         }
         let version = fields.u32()?;
-        // Another version may have further fields.
-        if version == PROTOCOL_VERSION {
-            fields.end()?;
+        // Another version may have other fields.
+        if version != PROTOCOL_VERSION {
+            return Ok(Hello { version, store_name: None });
         }
-        Ok(Hello { version })
+        let store_name = fields.option(|fields| fields.text().map(str::to_owned))?;
+        fields.end()?;
+        Ok(Hello { version, store_name })
     }
 
+    /// `None`: the name is too long.
     #[must_use]
-    pub fn encode(self) -> Vec<u8> {
+    pub fn encode(&self) -> Option<Vec<u8>> {
         let mut fields = FieldWriter::default();
         fields.u64(MAGIC).u32(self.version);
-        fields.end(usize::MAX).expect("short")
+        fields.option(self.store_name.as_ref(), |fields, name| _ = fields.text(name));
+        fields.end(super::HELLO_BYTES_MAX)
     }
 }
 

@@ -22,6 +22,8 @@ pub use reply::{Failure, FailureKind, ObjectHead, PartHead, Reply};
 pub use request::{Conditions, ReadMessage, Request};
 pub use wire::BadMessage;
 
+/// The longest first message.
+pub const HELLO_BYTES_MAX: usize = 16 << 10;
 /// The longest message to a server.
 pub const REQUEST_BYTES_MAX: usize = 48 << 10;
 /// The longest message to a client.

@@ -16,7 +16,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use millpond_objects::serving::{PIECE_BYTES_MAX, SharedRead, SharedRequest, WriteGuard};
-use object_store::path::Path;
 use object_store::{Error, Result};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -28,6 +27,7 @@ use crate::protocol::{
 };
 use crate::server::server_parts::ServerParts;
 use crate::socket;
+use crate::stores::{ClientScope, Located};
 
 /// Requests of a client in flight. More than a client of this crate sends.
 const IN_FLIGHT_MAX: usize = 1024;
@@ -49,6 +49,7 @@ const WRITES_MAX: usize = 1 << 16;
 pub(super) struct Connection {
     parts: Arc<ServerParts>,
     socket: AsyncFd<OwnedFd>,
+    scope: Option<ClientScope>,
     in_flight: Arc<Semaphore>,
     bytes_in_flight: Semaphore,
     /// The client does not read.
@@ -56,10 +57,15 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(parts: Arc<ServerParts>, socket: AsyncFd<OwnedFd>) -> Arc<Connection> {
+    pub(super) fn new(
+        parts: Arc<ServerParts>,
+        socket: AsyncFd<OwnedFd>,
+        scope: Option<ClientScope>,
+    ) -> Arc<Connection> {
         Arc::new(Connection {
             parts,
             socket,
+            scope,
             in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
             bytes_in_flight: Semaphore::new((BYTES_IN_FLIGHT_MAX / PERMIT_BYTES) as usize),
             is_stuck: Notify::new(),
@@ -138,7 +144,8 @@ impl Connection {
     ) -> Reply<'static> {
         let store = &self.parts.store;
         let outcome = match request {
-            Request::BeginWrite { location } => parse(&location).and_then(|location| {
+            Request::BeginWrite { location } => self.locate(&location).and_then(|located| {
+                let Located::Inside(location) = located else { return Ok(0) };
                 if writes.len() >= WRITES_MAX {
                     let source = format!("more than {WRITES_MAX} writes at a time").into();
                     return Err(Error::Generic { store: crate::NAME, source });
@@ -150,8 +157,10 @@ impl Connection {
                 drop(writes.remove(&begun));
                 Ok(0)
             }
-            Request::Forget { location } => parse(&location).map(|location| {
-                store.forget(&location);
+            Request::Forget { location } => self.locate(&location).map(|located| {
+                if let Located::Inside(location) = located {
+                    store.forget(&location);
+                }
                 0
             }),
             Request::Ping => Ok(0),
@@ -159,7 +168,7 @@ impl Connection {
         };
         match outcome {
             Ok(value) => Reply::Done(value),
-            Err(error) => Reply::Failed(Failure::of(&error)),
+            Err(error) => self.failed(&error),
         }
     }
 
@@ -180,7 +189,7 @@ impl Connection {
         }
         let reply = match reached {
             Ok(reached) => Reply::Done(reached),
-            Err(error) => Reply::Failed(Failure::of(&error)),
+            Err(error) => self.failed(&error),
         };
         self.reply(number, &reply).await;
     }
@@ -190,13 +199,14 @@ impl Connection {
         let permits = bytes_max.div_ceil(PERMIT_BYTES) as u32;
         let _room = self.bytes_in_flight.acquire_many(permits).await.expect("not closed");
         let wants_bytes = read.wants_bytes;
-        let outcome = match parse(&read.location) {
+        let outcome = match self.locate(&read.location) {
+            Ok(Located::Outside) => Ok(SharedRead::Bypass),
             // Several ranges are collected whole.
             Ok(_) if read.ranges.len() > 1 && read.bytes_max() > PIECE_BYTES_MAX => {
                 let source = "more bytes of ranges than a request may ask for".into();
                 Err(Error::Generic { store: crate::NAME, source })
             }
-            Ok(location) => {
+            Ok(Located::Inside(location)) => {
                 let request = SharedRequest {
                     ranges: read.ranges,
                     conditions: read.conditions.into_options(),
@@ -208,8 +218,12 @@ impl Connection {
             Err(error) => Err(error),
         };
         match outcome {
-            Ok(SharedRead::Bypass) => self.reply(number, &Reply::Bypass).await,
-            Err(error) => self.reply(number, &Reply::Failed(Failure::of(&error))).await,
+            Ok(SharedRead::Bypass) => {
+                // Relaxed: a count.
+                self.parts.counters.bypassed.fetch_add(1, Relaxed);
+                self.reply(number, &Reply::Bypass).await;
+            }
+            Err(error) => self.reply(number, &self.failed(&error)).await,
             Ok(SharedRead::Object { meta, attributes, place, parts }) => {
                 let part = |part: &millpond_objects::serving::ObjectPart| PartHead {
                     start: part.start,
@@ -263,6 +277,25 @@ impl Connection {
         }
     }
 
+    /// The name in the cache of an object of the client's store.
+    fn locate(&self, location: &str) -> Result<Located> {
+        let Some(scope) = &self.scope else {
+            let source = "the client has named no store".into();
+            return Err(Error::Generic { store: crate::NAME, source });
+        };
+        scope.locate(location)
+    }
+
+    fn failed(&self, error: &Error) -> Reply<'static> {
+        // Relaxed: a count.
+        self.parts.counters.failed.fetch_add(1, Relaxed);
+        let mut failure = Failure::of(error);
+        if let Some(scope) = &self.scope {
+            failure.path = scope.name_for_client(failure.path);
+        }
+        Reply::Failed(failure)
+    }
+
     async fn reply(&self, number: u64, reply: &Reply<'_>) {
         let message = reply.encode(number).or_else(|| Reply::Bypass.encode(number));
         self.send(&message.expect("a bypass is short")).await;
@@ -280,8 +313,4 @@ impl Connection {
             }
         }
     }
-}
-
-fn parse(location: &str) -> Result<Path> {
-    Path::parse(location).map_err(Error::from)
 }

@@ -13,14 +13,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::protocol::{Greeting, Hello, PROTOCOL_VERSION, Welcome};
+use crate::protocol::{Greeting, HELLO_BYTES_MAX, Hello, PROTOCOL_VERSION, Welcome};
 use crate::server::connection::Connection;
 use crate::server::server_parts::ServerParts;
 use crate::socket;
+use crate::stores::ClientScope;
 
 /// For so long a peer may take to send its greeting. Chosen.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-const HELLO_BYTES_MAX: usize = 256;
+/// A refusal has names of stores, which are as long as a path.
+const REFUSAL_CHARACTERS_MAX: usize = 8 << 10;
 
 /// Counts a client as long as it exists.
 pub(super) struct Counted<'c>(&'c AtomicU64);
@@ -51,8 +53,8 @@ pub(super) async fn serve_client(parts: Arc<ServerParts>, socket: OwnedFd) {
     };
     parts.counters.attached.fetch_add(1, Relaxed);
     let _counted = Counted::new(&parts.counters.clients);
-    let Greeted { socket, process, attached, _place } = greeted;
-    let connection = Connection::new(Arc::clone(&parts), socket);
+    let Greeted { socket, process, attached, scope, _place } = greeted;
+    let connection = Connection::new(Arc::clone(&parts), socket, scope);
     if let Err(error) = connection.run(process).await {
         tracing::warn!(%error, "a connection was closed");
     }
@@ -64,6 +66,8 @@ struct Greeted {
     socket: AsyncFd<OwnedFd>,
     process: AsyncFd<OwnedFd>,
     attached: AttachedClient,
+    /// `None`: the client reads nothing.
+    scope: Option<ClientScope>,
     /// One of the server's clients, to its end.
     _place: OwnedSemaphorePermit,
 }
@@ -72,6 +76,7 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     let interest = Interest::READABLE | Interest::WRITABLE;
     let socket = socket::watch(socket, interest)?;
     let refuse = |why: String| -> io::Error {
+        let why: String = why.chars().take(REFUSAL_CHARACTERS_MAX).collect();
         let greeting = Greeting::Refused(why.clone()).encode().expect("a short text");
         // If it can't be sent, the end of the connection says the same.
         _ = socket::send(&socket, &greeting);
@@ -86,7 +91,7 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     let Ok(place) = Arc::clone(&parts.places).try_acquire_owned() else {
         return Err(refuse("the server has as many clients as it can have".into()));
     };
-    let mut buffer = [0; HELLO_BYTES_MAX];
+    let mut buffer = vec![0; HELLO_BYTES_MAX];
     let received = socket.async_io(Interest::READABLE, |fd| socket::receive_with(fd, &mut buffer));
     let (len, descriptors) = tokio::time::timeout(GREETING_TIMEOUT, received)
         .await
@@ -98,6 +103,12 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
             hello.version
         )));
     }
+    let scope = match &hello.store_name {
+        None => None,
+        Some(name) => Some(parts.scope(name).map_err(|names| {
+            refuse(format!("the server caches {names}, and this client's store is {name}"))
+        })?),
+    };
     let [memory] = <[OwnedFd; 1]>::try_from(descriptors)
         .map_err(|all| refuse(format!("a greeting with {} descriptors, not 1", all.len())))?;
     let process = socket::peer_process(&socket)
@@ -108,7 +119,7 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
         .attach(&memory, process)
         .map_err(|error| refuse(format!("the client can't be attached: {error}")))?;
     let welcome = Greeting::Welcome(Welcome {
-        store_name: parts.store.store_name(),
+        store_name: hello.store_name.unwrap_or_default(),
         now_ms: parts.store.now_ms(),
         max_age_ms: parts
             .store
@@ -122,5 +133,5 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     let validity = parts.store.validity_for_client()?;
     let descriptors: [BorrowedFd<'_>; 2] = [attached.descriptor(), validity.as_fd()];
     socket::send_with(&socket, &message, &descriptors)?;
-    Ok(Greeted { socket, process: watched, attached, _place: place })
+    Ok(Greeted { socket, process: watched, attached, scope, _place: place })
 }

@@ -8,11 +8,12 @@ mod connection;
 mod greet;
 mod server_parts;
 
+pub use server_parts::ServerCounts;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use millpond_objects::CachedStore;
@@ -21,8 +22,11 @@ use tokio::io::{Interest, Ready};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use crate::server::server_parts::{ServerCounters, ServerParts};
+#[cfg(feature = "systemd")]
+use crate::inherited::InheritedSocket;
+use crate::server::server_parts::ServerParts;
 use crate::socket::{self, SocketFile};
+use crate::stores::StoreSet;
 
 /// Clients at a time. Each takes two descriptors and 600 KiB of address space. Chosen.
 const CLIENTS_MAX: usize = 1000;
@@ -37,7 +41,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Server {
     parts: Arc<ServerParts>,
     listener: OwnedFd,
-    file: SocketFile,
+    /// `None`: the socket is a service manager's.
+    file: Option<SocketFile>,
 }
 
 /// A view of a running server.
@@ -56,26 +61,39 @@ impl ServerHandle {
     /// Clients that are attached now.
     #[must_use]
     pub fn clients(&self) -> u64 {
-        // Relaxed, here and below: a count publishes no other data.
-        self.parts.counters.clients.load(Relaxed)
+        self.counts().clients()
     }
 
     /// Clients that were attached so far.
     #[must_use]
     pub fn attached(&self) -> u64 {
-        self.parts.counters.attached.load(Relaxed)
+        self.counts().attached()
     }
 
-    /// Connections that were refused: of another user, or without a greeting of this version.
+    /// The counts, without the cache.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// fn show(counts: &millpond_serve::ServerCounts) {
+    ///     println!("{} clients, {} requests", counts.clients(), counts.requests());
+    /// }
+    /// ```
+    #[must_use]
+    pub fn counts(&self) -> ServerCounts {
+        ServerCounts { counters: Arc::clone(&self.parts.counters) }
+    }
+
+    /// Connections that were refused.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.parts.counters.refused.load(Relaxed)
+        self.counts().refused()
     }
 
     /// Requests of clients, of any kind.
     #[must_use]
     pub fn requests(&self) -> u64 {
-        self.parts.counters.requests.load(Relaxed)
+        self.counts().requests()
     }
 }
 
@@ -89,13 +107,50 @@ impl Server {
     /// `PermissionDenied`: the directory or the socket belongs to another user, or others may write to the directory.
     /// `InvalidInput`: the path is too long for a socket.
     pub fn bind(store: CachedStore, path: impl AsRef<Path>) -> io::Result<Server> {
+        let (listener, file) = socket::listen(path.as_ref())?;
+        Self::new(store, None, listener, Some(file))
+    }
+
+    /// The same with several stores: `cache` is a cache of the set. Each client names one of them, and others are refused.
+    ///
+    /// # Errors
+    ///
+    /// As [`Server::bind`].
+    pub fn bind_stores(
+        cache: CachedStore,
+        stores: &StoreSet,
+        path: impl AsRef<Path>,
+    ) -> io::Result<Server> {
+        let (listener, file) = socket::listen(path.as_ref())?;
+        Self::new(cache, Some(stores.clone()), listener, Some(file))
+    }
+
+    /// The same on a socket that a service manager has passed to this process. The socket stays when the server ends.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported`: the cache is not shared.
+    #[cfg(feature = "systemd")]
+    pub fn on_inherited(
+        cache: CachedStore,
+        stores: &StoreSet,
+        socket: InheritedSocket,
+    ) -> io::Result<Server> {
+        Self::new(cache, Some(stores.clone()), socket.into_descriptor(), None)
+    }
+
+    fn new(
+        store: CachedStore,
+        stores: Option<StoreSet>,
+        listener: OwnedFd,
+        file: Option<SocketFile>,
+    ) -> io::Result<Server> {
         if store.shared_cache().is_none() {
             let what = "the cache of the store is not in shared memory";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
-        let (listener, file) = socket::listen(path.as_ref())?;
         let places = Arc::new(Semaphore::new(CLIENTS_MAX));
-        let parts = ServerParts { store, counters: ServerCounters::default(), places };
+        let parts = ServerParts { store, stores, counters: Arc::default(), places };
         Ok(Server { parts: Arc::new(parts), listener, file })
     }
 
@@ -106,7 +161,7 @@ impl Server {
     }
 
     /// Serves clients, in a tokio runtime with timers, until the future is dropped. Then the clients are detached, and the
-    /// socket is removed.
+    /// socket is removed, unless it is inherited.
     ///
     /// # Errors
     ///
