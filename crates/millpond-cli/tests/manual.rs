@@ -66,4 +66,8 @@ fn each_command_has_a_page_and_completions() {
         }
     }
     assert!(read("usr/share/man/man1/millpond.1").contains("millpond"));
+    let page = read("usr/share/man/man1/millpond-serve.1").replace("\\-", "-");
+    assert!(page.contains("SOCKET.endpoint.json") && page.contains("AWS_ENDPOINT"), "{page}");
+    let unit = read("usr/lib/systemd/user/millpond-serve.service");
+    assert!(unit.contains("ExecStart=/usr/bin/millpond serve"), "{unit}");
 }

@@ -44,7 +44,8 @@ fn each_wrong_setting_has_an_error() {
     of(&["--store", "memory:///x"], 2, "has no path");
     of(&["--store", "file://x"], 2, "no absolute path");
     of(&["--store", &missing], 2, "none");
-    of(&["--store", "s3://bucket/prefix"], 2, "whole bucket");
+    of(&["--store", "s3:///prefix"], 2, "has no bucket");
+    of(&["--store", "s3://bucket/a//b"], 2, "empty path segment");
     of(&["--memory", "5x"], 2, "--memory");
     of(&["--memory", "100K"], 2, "at least 1048576");
     of(&["--page", "3000"], 2, "page");

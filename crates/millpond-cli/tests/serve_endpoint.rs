@@ -52,8 +52,8 @@ fn mode(path: impl AsRef<Path>) -> u32 {
     path.as_ref().metadata().unwrap().permissions().mode() & 0o777
 }
 
-/// Goal: programs find the endpoint, and read and write through it. Each client reads what the last one has written, whichever
-/// way. The server's end removes what it has made, but for the key.
+/// Goal: programs find the endpoint, and read and write through it. Each client reads the last version, whichever client has
+/// written it. The end of the server removes its files, but for the key.
 #[test]
 fn programs_use_the_cache_over_the_s3_protocol() {
     let dir = tempfile::tempdir().unwrap();
@@ -169,5 +169,127 @@ fn each_wrong_setting_of_the_endpoint_has_an_error() {
     of(&["--endpoint-socket", &plain], 1, "no socket");
     of(&["--key-file", &plain], 2, "give --endpoint");
     of(&["--endpoint", "--key-file", &in_open], 2, "mode 755");
+    std::fs::write(&in_open, "").unwrap();
+    of(&["--endpoint", "--key-file", &in_open, "--check"], 2, "mode 755");
     of(&["--endpoint", "--print-endpoint"], 2, "cannot be used with");
+    let other = at("memory");
+    std::fs::create_dir(&other).unwrap();
+    let (plain_name, wrong_name) = (format!("file://{other}"), format!("UP=file://{other}"));
+    of(&["--store", &plain_name, "--endpoint"], 2, "given twice; --store NAME=URL");
+    of(&["--store", &plain_name, "--endpoint", "--check"], 2, "given twice; --store NAME=URL");
+    of(&["--store", &wrong_name, "--endpoint"], 2, "\"UP\": a name has 3 to 63");
+    of(&["--store", "memory:///"], 2, "has its objects already");
+}
+
+#[test]
+fn a_check_prints_the_endpoint_and_creates_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (socket, s3_socket, key) = (at("run/socket"), at("run/s3"), at("run/key"));
+    let arguments = ["--store", "memory:///", "--memory", "16M", "--socket", &socket, "--check"];
+    let more = ["--endpoint", "--endpoint-socket", &s3_socket, "--key-file", &key];
+    let checked = output(&[&arguments[..], &more].concat());
+    assert!(checked.status.success(), "{checked:?}");
+    let text = String::from_utf8_lossy(&checked.stdout);
+    for part in ["http://127.0.0.1, any free port", &s3_socket, &key, "memory: memory:///"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Goal: each store is a bucket, by its own names, and clients of the socket see the writes to it.
+#[test]
+fn each_store_is_a_bucket() {
+    let dir = tempfile::tempdir().unwrap();
+    let stores = ["one", "two"].map(|name| dir.path().join(name));
+    stores.iter().for_each(|store| std::fs::create_dir(store).unwrap());
+    let urls = stores.each_ref().map(|store| format!("file://{}", store.display()));
+    let socket = dir.path().join("run/socket").display().to_string();
+    let named = format!("second={}", urls[1]);
+    let arguments =
+        ["--store", &urls[0], "--store", &named, "--memory", "32M", "--socket", &socket];
+    let (child, lines) =
+        start(&[&arguments[..], &["--freshness", "immutable", "--endpoint"]].concat());
+    assert!(
+        lines.iter().any(|line| line.contains("bucket") && line.contains("second")),
+        "{lines:?}"
+    );
+    let description = described(&socket);
+    let names: Vec<_> = description["buckets"].as_array().unwrap().iter().collect();
+    assert_eq!(names.iter().map(|name| text(name, "name")).collect::<Vec<_>>(), ["one", "second"]);
+    assert_eq!(text(&description, "bucket"), "one");
+    let clients = ["one", "second"].map(|name| s3(&description, name, by_tcp(&description)));
+    let shared = stores.each_ref().map(|store| {
+        let local = LocalFileSystem::new_with_prefix(store).unwrap();
+        SharedStore::new(Arc::new(local) as Arc<dyn ObjectStore>, &socket)
+    });
+    let path = path::Path::from("a/pond");
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        for round in 0..3 {
+            for number in [0, 1] {
+                let text = format!("store {number}, round {round}");
+                clients[number].put(&path, text.clone().into()).await.unwrap();
+                let file = std::fs::read_to_string(stores[number].join("a/pond")).unwrap();
+                assert_eq!(file, text);
+                for _ in 0..2 {
+                    let read = shared[number].get_range(&path, 0..text.len() as u64).await.unwrap();
+                    assert_eq!(read, text);
+                    let read = clients[number].get(&path).await.unwrap().bytes().await.unwrap();
+                    assert_eq!(read, text);
+                }
+            }
+        }
+        for client in &clients {
+            let listed = client.list_with_delimiter(None).await.unwrap();
+            assert_eq!(listed.common_prefixes, [path::Path::from("a")]);
+        }
+        for client in &shared {
+            let stats = client.stats();
+            assert!(stats.hits >= 3 && stats.fallbacks == 0, "{stats:?}");
+        }
+    });
+    stop(child, "-TERM");
+}
+
+/// Goal: `millpond top` shows the clients of a server and the requests to its endpoint.
+#[test]
+fn statistics_have_the_server_and_its_endpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("run/socket").display().to_string();
+    let arguments = ["--store", "memory:///", "--memory", "16M", "--socket", &socket];
+    let (child, _) = start(&[&arguments[..], &["--endpoint", "--stats"]].concat());
+    let client = s3(&described(&socket), "memory", by_tcp(&described(&socket)));
+    let memory: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
+    let shared = SharedStore::new(memory, &socket);
+    let path = path::Path::from("pond");
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        assert!(shared.attach().await);
+        client.get(&path).await.unwrap_err();
+        client.put(&path, "water".into()).await.unwrap();
+        client.get(&path).await.unwrap().bytes().await.unwrap();
+    });
+    let top = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let output = command.args(["top", "--json", &child.id().to_string()]).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout)
+            .map_or(Value::Null, |shown| shown["engines"][0]["values"].clone())
+    };
+    let expected = [
+        ("serve_clients", 1),
+        ("serve_attached", 1),
+        ("endpoint_get_2xx", 1),
+        ("endpoint_get_4xx", 1),
+        ("endpoint_put_2xx", 1),
+        ("objects_count", 1),
+    ];
+    let started = std::time::Instant::now();
+    loop {
+        let values = top();
+        if expected.iter().all(|(name, value)| values[*name] == *value) {
+            break;
+        }
+        assert!(started.elapsed().as_secs() < 60, "{values}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    stop(child, "-TERM");
 }

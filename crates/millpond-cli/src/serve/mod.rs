@@ -1,10 +1,20 @@
-//! `millpond serve`: one cache of an object store for all processes of a user.
+//! `millpond serve`: one cache of object stores for all processes of a user.
 //!
-//! - [`stores`]: opens the store.
-//! - [`endpoint`]: the S3 endpoint over the same cache; [`endpoint_file`]: how programs find it.
+//! - [`stores`]: opens the stores.
+//! - [`endpoint`], [`running_endpoint`]: the S3 endpoint over the same cache; [`endpoint_file`]: how programs find it.
+//! - [`published_counts`]: statistics for `millpond top`.
 
+#[cfg_attr(not(feature = "endpoint"), expect(dead_code, reason = "for the endpoint"))]
 mod endpoint;
+#[cfg_attr(not(feature = "endpoint"), expect(dead_code, reason = "for the endpoint"))]
 mod endpoint_file;
+mod published_counts;
+#[cfg(feature = "endpoint")]
+mod running_endpoint;
+#[cfg(not(feature = "endpoint"))]
+#[path = "no_endpoint.rs"]
+mod running_endpoint;
+#[cfg_attr(not(feature = "endpoint"), expect(dead_code, reason = "for the endpoint"))]
 mod stores;
 
 use std::net::SocketAddr;
@@ -13,16 +23,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_objects::{CachedStore, Freshness};
-use millpond_serve::{MemoryChoice, Server, default_socket, set_server_memory};
+use millpond_serve::{
+    InheritedSocket, MemoryChoice, Server, StoreSet, default_socket, inherited_socket,
+    set_server_memory,
+};
+use object_store::ObjectStore;
+use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::endpoint::{EndpointSettings, RunningEndpoint};
+use self::endpoint::EndpointSettings;
 use self::endpoint_file::EndpointFile;
+use self::published_counts::PublishedCounts;
+use self::running_endpoint::RunningEndpoint;
 use self::stores::OpenedStore;
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
 
-/// Serves one cache of an object store to all processes of this user
+/// Serves one cache of object stores to all processes of this user
 ///
 /// Programs read it by `millpond_serve::SharedStore`: cached bytes without a system call, others by this
 /// server. With --endpoint, programs in any language use it over the S3 protocol. Runs until SIGTERM or
@@ -30,14 +47,24 @@ use crate::run::parse_size;
 /// AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT. Exit status: 2 for settings that can't be used, 1 if
 /// the server can't run.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = "Files:
+  millpond/serve.sock in XDG_RUNTIME_DIR: the socket, SOCKET below
+  SOCKET.endpoint.json: how programs reach the endpoint, with its key; mode 600
+  credentials, beside the socket: the access key of the endpoint, an AWS credentials file
+  millpond/serve.env in XDG_CONFIG_HOME: options of the systemd service, as MILLPOND_SERVE=..., and keys
+
+Example:
+  millpond serve --store s3://lake --store s3://logs/2026 --memory 8G --endpoint 9000")]
 pub struct ServeArgs {
     /// The path of the socket [default: millpond/serve.sock in XDG_RUNTIME_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
 
-    /// The store: s3://BUCKET, file:///DIR or memory:///. A server has one store
+    /// A store: s3://BUCKET, s3://BUCKET/PREFIX, file:///DIR or memory:///. Several stores share the cache: give
+    /// the option for each. NAME=URL names the bucket of the endpoint, which by default is BUCKET or the last part
+    /// of DIR
     #[arg(long, value_name = "URL", required_unless_present_any = ["set_memory", "print_endpoint"])]
-    store: Option<String>,
+    store: Vec<String>,
 
     /// The limit of the cache's memory, such as 4G
     #[arg(long, value_name = "SIZE", value_parser = parse_size,
@@ -121,7 +148,9 @@ fn human(bytes: u64) -> String {
 
 /// The settings, checked.
 struct Settings {
-    store: OpenedStore,
+    stores: Vec<OpenedStore>,
+    /// The same, behind the cache.
+    set: StoreSet,
     socket: PathBuf,
     memory_bytes: u64,
     page_bytes: u32,
@@ -133,13 +162,24 @@ struct Settings {
 }
 
 impl ServeArgs {
-    fn socket(&self) -> Result<PathBuf> {
+    /// The path of the socket. `inherited`: that of the service manager's.
+    fn socket(&self, inherited: Option<&Path>) -> Result<PathBuf> {
+        if let Some(path) = inherited {
+            return match &self.socket {
+                Some(other) if other != path => Err(refused(format!(
+                    "--socket {}: the service manager listens at {}",
+                    other.display(),
+                    path.display()
+                ))),
+                _ => Ok(path.to_owned()),
+            };
+        }
         self.socket.clone().or_else(default_socket).ok_or_else(|| {
             refused("XDG_RUNTIME_DIR is not set to an absolute path: set it, or give --socket PATH")
         })
     }
 
-    fn settings(&self) -> Result<Settings> {
+    fn settings(&self, inherited: Option<&Path>) -> Result<Settings> {
         let disk = match self.disk.as_deref() {
             Some([dir, size]) => {
                 let bytes = parse_size(size)
@@ -159,15 +199,16 @@ impl ServeArgs {
                 return Err(refused(what));
             }
         };
-        let store = OpenedStore::open(self.store.as_deref().expect("clap requires it"))?;
-        let socket = self.socket()?;
+        let stores = stores::open_all(&self.store)?;
+        let socket = self.socket(inherited)?;
         let endpoint = EndpointSettings::new(
             (self.endpoint, self.endpoint_socket.as_deref()),
             self.key_file.as_deref(),
             socket.parent().unwrap_or(Path::new("")),
         )?;
         Ok(Settings {
-            store,
+            set: stores::set_of(&stores)?,
+            stores,
             socket,
             memory_bytes: self.memory.expect("clap requires it"),
             page_bytes,
@@ -182,23 +223,33 @@ impl ServeArgs {
 
 impl Settings {
     /// The cache. `opens_disk`: with its second tier, which one server at a time may use.
-    fn cache(&self, opens_disk: bool) -> Result<CachedStore> {
-        let mut builder = CachedStore::builder(Arc::clone(&self.store.store))
+    fn cache(&self, opens_disk: bool, counts: &Arc<PublishedCounts>) -> Result<CachedStore> {
+        let counts = Arc::clone(counts);
+        let mut builder = CachedStore::builder(Arc::new(self.set.clone()))
             .memory_bytes(self.memory_bytes)
             .page_bytes(self.page_bytes)
             .freshness(self.freshness)
             .shared(self.shared_memory.clone())
-            .published(opens_disk && self.is_published);
+            .published(opens_disk && self.is_published)
+            .more_lines(move || counts.lines());
         if opens_disk && let Some((dir, bytes)) = &self.disk {
             builder = builder.disk(dir, *bytes);
         }
         builder.build().map_err(|error| refused(error.to_string()))
     }
 
+    /// Each store, by way of the cache.
+    fn views(&self, cache: &CachedStore) -> Vec<(&OpenedStore, Arc<dyn ObjectStore>)> {
+        let view = |(number, opened)| (opened, self.set.view(number, Arc::new(cache.clone())));
+        self.stores.iter().enumerate().map(view).collect()
+    }
+
     fn print(&self, cache: &CachedStore) {
         let shared = cache.shared_cache().expect("built as shared");
         println!("socket:        {}", self.socket.display());
-        println!("store:         {} ({})", self.store.url, self.store.store);
+        for opened in &self.stores {
+            println!("store:         {} ({})", opened.url, opened.store);
+        }
         println!("memory:        {}", human(self.memory_bytes));
         match &self.disk {
             Some((dir, bytes)) => println!("disk:          {}, {}", dir.display(), human(*bytes)),
@@ -217,21 +268,38 @@ impl Settings {
     }
 }
 
+/// Notifies the service manager, if one has started the server.
+fn notify_manager(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        eprintln!("millpond: the service manager can't be notified: {error}");
+    }
+}
+
 impl Settings {
-    async fn serve(&self, cache: CachedStore) -> Result<()> {
-        let server = Server::bind(cache.clone(), &self.socket)
-            .context(format!("--socket {}", self.socket.display()))?;
+    async fn serve(
+        &self,
+        cache: CachedStore,
+        inherited: Option<InheritedSocket>,
+        counts: &PublishedCounts,
+    ) -> Result<()> {
+        let server = match inherited {
+            Some(socket) => Server::on_inherited(cache.clone(), &self.set, socket),
+            None => Server::bind_stores(cache.clone(), &self.set, &self.socket),
+        };
+        let server = server.context(format!("--socket {}", self.socket.display()))?;
         EndpointFile::remove_stale(&self.socket).context("the file of an earlier endpoint")?;
         let mut terminate = signal(SignalKind::terminate()).context("signals")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("signals")?;
         self.print(&cache);
         let mut endpoint = match &self.endpoint {
             Some(settings) => {
-                Some(RunningEndpoint::start(settings, &self.store, &cache, &self.socket)?)
+                Some(RunningEndpoint::start(settings, self.views(&cache), &self.socket)?)
             }
             None => None,
         };
         println!("serving");
+        notify_manager(NotifyState::Ready);
+        counts.publish(server.handle().counts(), endpoint.as_ref());
         let endpoint_failed = async {
             match &mut endpoint {
                 Some(endpoint) => endpoint.failed().await,
@@ -244,6 +312,7 @@ impl Settings {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        notify_manager(NotifyState::Stopping);
         if let Some(endpoint) = endpoint {
             endpoint.end().await;
         }
@@ -253,26 +322,32 @@ impl Settings {
 
 pub fn run(args: &ServeArgs) -> Result<()> {
     if let Some(bytes) = args.set_memory {
-        let socket = args.socket()?;
+        let socket = args.socket(None)?;
         let reached = set_server_memory(&socket, bytes)
             .context(format!("the server at {}", socket.display()))?;
         println!("the limit is {}", human(reached));
         return Ok(());
     }
     if args.print_endpoint {
-        let description = endpoint_file::read(&args.socket()?).context("--print-endpoint")?;
+        let description = endpoint_file::read(&args.socket(None)?).context("--print-endpoint")?;
         println!("{}", serde_json::to_string_pretty(&description).context("--print-endpoint")?);
         return Ok(());
     }
-    let settings = args.settings()?;
+    let inherited = inherited_socket().map_err(|error| refused(error.to_string()))?;
+    let settings = args.settings(inherited.as_ref().map(InheritedSocket::path))?;
     if args.check {
-        settings.print(&settings.cache(false)?);
+        let cache = settings.cache(false, &Arc::default())?;
+        settings.print(&cache);
+        if let Some(endpoint) = &settings.endpoint {
+            RunningEndpoint::check(endpoint, &settings.views(&cache))?;
+        }
         return Ok(());
     }
-    let cache = settings.cache(true)?;
+    let counts = Arc::new(PublishedCounts::default());
+    let cache = settings.cache(true, &counts)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("start of the runtime")?;
-    runtime.block_on(settings.serve(cache))
+    runtime.block_on(settings.serve(cache, inherited, &counts))
 }

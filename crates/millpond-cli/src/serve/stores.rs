@@ -2,20 +2,24 @@
 
 use std::sync::Arc;
 
+use millpond_serve::StoreSet;
 use object_store::ObjectStore;
 use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
+use object_store::path::Path;
 
 use crate::failure::{Failure, REFUSED, Result};
 
-/// A store at a URL.
+/// A store, or some prefixes of it.
 pub struct OpenedStore {
     pub url: String,
     pub store: Arc<dyn ObjectStore>,
     /// The bucket of the endpoint.
     pub bucket: String,
-    /// The lists of the store, page by page.
-    pub lists: Option<Arc<dyn PaginatedListStore>>,
+    is_named: bool,
+    /// Empty: all of the store.
+    prefixes: Vec<Path>,
+    lists: Option<Arc<dyn PaginatedListStore>>,
     pub keeps_metadata: bool,
 }
 
@@ -23,8 +27,46 @@ fn refused(what: impl Into<String>) -> Failure {
     Failure::new(REFUSED, what)
 }
 
+/// Opens stores at URLs, with or without a bucket's name before: `NAME=URL`. Prefixes of one bucket are one store.
+pub fn open_all(arguments: &[String]) -> Result<Vec<OpenedStore>> {
+    let mut all: Vec<OpenedStore> = Vec::new();
+    for argument in arguments {
+        let opened = OpenedStore::open(argument)?;
+        let name = opened.store.to_string();
+        match all.iter_mut().find(|earlier| earlier.store.to_string() == name) {
+            Some(earlier) => earlier.join(opened)?,
+            None => all.push(opened),
+        }
+    }
+    Ok(all)
+}
+
+/// The stores behind one cache.
+pub fn set_of(all: &[OpenedStore]) -> Result<StoreSet> {
+    let mut set = StoreSet::default();
+    for opened in all {
+        set = set
+            .with_prefixes(Arc::clone(&opened.store), opened.prefixes.iter().cloned())
+            .map_err(|error| refused(format!("--store {:?}: {error}", opened.url)))?;
+    }
+    Ok(set)
+}
+
 impl OpenedStore {
-    pub fn open(url: &str) -> Result<OpenedStore> {
+    fn open(argument: &str) -> Result<OpenedStore> {
+        let (name, url) = match argument.split_once('=') {
+            Some((name, url)) if !name.contains([':', '/']) => (Some(name), url),
+            _ => (None, argument),
+        };
+        let mut opened = Self::open_url(url)?;
+        if let Some(name) = name {
+            opened.bucket = name.to_owned();
+            opened.is_named = true;
+        }
+        Ok(opened)
+    }
+
+    fn open_url(url: &str) -> Result<OpenedStore> {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(refused(format!("--store {url:?} is not a URL: SCHEME://...")));
         };
@@ -32,6 +74,8 @@ impl OpenedStore {
             url: url.to_owned(),
             store,
             bucket,
+            is_named: false,
+            prefixes: Vec::new(),
             lists: None,
             keeps_metadata,
         };
@@ -50,17 +94,48 @@ impl OpenedStore {
             }
             "file" => Err(refused(format!("--store {url:?} has no absolute path: file:///DIR"))),
             "s3" => {
-                let bucket = rest.trim_end_matches('/');
-                if bucket.is_empty() || bucket.contains('/') {
-                    let what = format!("--store {url:?}: the whole bucket is served: s3://BUCKET");
+                let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+                if bucket.is_empty() {
+                    let what = format!("--store {url:?} has no bucket: s3://BUCKET[/PREFIX]");
                     return Err(refused(what));
                 }
-                open_s3(url, bucket)
+                let prefix = Path::parse(prefix)
+                    .map_err(|error| refused(format!("--store {url:?}: {error}")))?;
+                let (store, lists) = open_s3(url, bucket)?;
+                let mut opened = opened(store, bucket.to_owned(), true);
+                opened.lists = Some(lists);
+                opened.prefixes.extend((!prefix.as_ref().is_empty()).then_some(prefix));
+                Ok(opened)
             }
             _ => {
                 Err(refused(format!("--store: unknown scheme {scheme:?}: use s3, file or memory")))
             }
         }
+    }
+
+    /// Adds the prefix of another URL of the same store.
+    fn join(&mut self, other: OpenedStore) -> Result<()> {
+        let (url, earlier) = (&other.url, &self.url);
+        if self.prefixes.is_empty() || other.prefixes.is_empty() {
+            return Err(refused(format!(
+                "--store {url:?}: --store {earlier:?} has its objects already"
+            )));
+        }
+        if other.is_named && other.bucket != self.bucket {
+            let (name, bucket) = (&other.bucket, &self.bucket);
+            let what = "prefixes of one bucket have one name";
+            return Err(refused(format!(
+                "--store {url:?}: the names {bucket:?} and {name:?}: {what}"
+            )));
+        }
+        self.url = format!("{earlier} {url}");
+        self.prefixes.extend(other.prefixes);
+        Ok(())
+    }
+
+    /// The lists of the store, page by page. None: they are made from whole lists, which prefixes limit.
+    pub fn paginated_lists(&self) -> Option<Arc<dyn PaginatedListStore>> {
+        self.lists.clone().filter(|_| self.prefixes.is_empty())
     }
 }
 
@@ -80,22 +155,19 @@ fn bucket_of_directory(path: &str) -> String {
 const BUCKET_LENGTH_MIN: usize = 3;
 const BUCKET_LENGTH_MAX: usize = 63;
 
+/// A store, and its lists page by page.
+type StoreWithLists = (Arc<dyn ObjectStore>, Arc<dyn PaginatedListStore>);
+
 #[cfg(not(feature = "s3"))]
-fn open_s3(_: &str, _: &str) -> Result<OpenedStore> {
+fn open_s3(_: &str, _: &str) -> Result<StoreWithLists> {
     Err(refused("this program was built without S3: build it with `--features s3`"))
 }
 
 #[cfg(feature = "s3")]
-fn open_s3(url: &str, bucket: &str) -> Result<OpenedStore> {
+fn open_s3(url: &str, bucket: &str) -> Result<StoreWithLists> {
     let store = object_store::aws::AmazonS3Builder::from_env().with_bucket_name(bucket).build();
     let store = Arc::new(store.map_err(|error| refused(format!("--store {url}: {error}")))?);
-    Ok(OpenedStore {
-        url: url.to_owned(),
-        bucket: bucket.to_owned(),
-        lists: Some(Arc::clone(&store) as Arc<dyn PaginatedListStore>),
-        store,
-        keeps_metadata: true,
-    })
+    Ok((Arc::clone(&store) as _, store))
 }
 
 #[cfg(test)]

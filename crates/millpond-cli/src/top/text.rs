@@ -36,6 +36,17 @@ pub const METRICS: &[(&str, &str, bool, &str)] = &[
     ("objects_disk_hits", "millpond_objects_disk_hits_total", true, "Pages read from the disk."),
     ("objects_disk_bytes_written", "millpond_objects_disk_written_bytes_total", true, "Written."),
     ("objects_disk_errors", "millpond_objects_disk_errors_total", true, "Errors of the disk."),
+    ("serve_clients", "millpond_serve_clients", false, "Clients attached to a server."),
+    ("serve_attached", "millpond_serve_attached_total", true, "Clients attached so far."),
+    ("serve_refused", "millpond_serve_refused_total", true, "Connections that were refused."),
+    ("serve_requests", "millpond_serve_requests_total", true, "Requests of clients to a server."),
+    (
+        "serve_bypassed",
+        "millpond_serve_bypassed_total",
+        true,
+        "Reads that a server left to the client's own store.",
+    ),
+    ("serve_failed", "millpond_serve_failed_total", true, "Requests of clients that failed."),
     ("files", "millpond_files_total", true, "Files that processes of a run opened."),
     ("served_files", "millpond_files_served_total", true, "Of these, files that were served."),
     ("adoptions", "millpond_adoptions_total", true, "Times that a file was served."),
@@ -52,6 +63,8 @@ pub const METRICS: &[(&str, &str, bool, &str)] = &[
         "Bytes of reads that the kernel served.",
     ),
 ];
+/// Requests of an S3 endpoint: values of the names `endpoint_KIND_CLASS`.
+pub const ENDPOINT_METRIC: &str = "millpond_endpoint_requests_total";
 pub const LATENCY_METRIC: &str = "millpond_latency_seconds";
 
 pub fn prometheus(all: &[Watched]) -> String {
@@ -63,6 +76,14 @@ pub fn prometheus(all: &[Watched]) -> String {
             if let Some(value) = one.values.get(*name) {
                 let _ = writeln!(text, "{metric}{{{}}} {value}", labels(one));
             }
+        }
+    }
+    let help = "Requests to an S3 endpoint, by kind and class of the status.";
+    let _ = writeln!(text, "# HELP {ENDPOINT_METRIC} {help}\n# TYPE {ENDPOINT_METRIC} counter");
+    for one in all {
+        for (kind, class, value) in endpoint_requests(one) {
+            let labels = format!("{},request=\"{kind}\",status=\"{class}\"", labels(one));
+            let _ = writeln!(text, "{ENDPOINT_METRIC}{{{labels}}} {value}");
         }
     }
     let help = "Durations of operations; some kinds are sampled.";
@@ -139,6 +160,37 @@ pub fn objects(one: &Watched) -> Option<String> {
     ))
 }
 
+/// The requests to an endpoint: kind, class of the status, and number.
+fn endpoint_requests(one: &Watched) -> impl Iterator<Item = (String, String, u64)> {
+    one.values.iter().filter_map(|(name, value)| {
+        let (kind, class) = name.strip_prefix("endpoint_")?.split_once('_')?;
+        Some((escaped(kind), escaped(class), *value))
+    })
+}
+
+/// A line for the server of a cache.
+pub fn server(one: &Watched) -> Option<String> {
+    let clients = one.values.get("serve_clients")?;
+    let [requests, bypassed, failed, refused] = ["requests", "bypassed", "failed", "refused"]
+        .map(|name| one.value(&format!("serve_{name}")));
+    let mut line = format!(
+        "{clients} clients: {requests} requests, {bypassed} left to the store, {failed} failed, {refused} refused"
+    );
+    let mut kinds: Vec<(String, u64)> = Vec::new();
+    for (kind, _, value) in endpoint_requests(one).filter(|(.., value)| *value > 0) {
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, sum)) => *sum = sum.saturating_add(value),
+            None => kinds.push((kind, value)),
+        }
+    }
+    let kinds: Vec<_> =
+        kinds.iter().map(|(kind, sum)| format!("{sum} {}", printable(kind))).collect();
+    if !kinds.is_empty() {
+        let _ = write!(line, "; endpoint: {}", kinds.join(", "));
+    }
+    Some(line)
+}
+
 /// One snapshot of all engines.
 pub fn plain(all: &[Watched]) -> String {
     let mut text = String::new();
@@ -161,7 +213,7 @@ pub fn plain(all: &[Watched]) -> String {
             );
             let (reads, writers) = (one.value("waiting_reads"), one.value("waiting_writers"));
             let _ = writeln!(text, "  waiting: {reads} reads, {writers} writers");
-            if let Some(line) = objects(one) {
+            for line in [objects(one), server(one)].into_iter().flatten() {
                 let _ = writeln!(text, "  {line}");
             }
         }
@@ -190,4 +242,41 @@ pub fn plain(all: &[Watched]) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_and_its_endpoint_are_shown() {
+        let values = [
+            ("serve_clients", 2),
+            ("serve_requests", 30),
+            ("endpoint_get_2xx", 7),
+            ("endpoint_get_4xx", 1),
+            ("endpoint_put_2xx", 0),
+        ];
+        let watched = Watched {
+            kind: "engine",
+            pid: 5,
+            program: "/bin/millpond serve".into(),
+            id: 6,
+            values: values.map(|(name, value)| (name.to_owned(), value)).into(),
+            latencies: Default::default(),
+            files: Vec::new(),
+        };
+        let line = server(&watched).unwrap();
+        let expected =
+            "2 clients: 30 requests, 0 left to the store, 0 failed, 0 refused; endpoint: 8 get";
+        assert_eq!(line, expected);
+        let text = prometheus(&[watched]);
+        let of = "kind=\"engine\",pid=\"5\",engine=\"6\",program=\"millpond\"";
+        for line in [
+            format!("millpond_serve_clients{{{of}}} 2"),
+            format!("millpond_endpoint_requests_total{{{of},request=\"get\",status=\"4xx\"}} 1"),
+        ] {
+            assert!(text.contains(&line), "{line}: {text}");
+        }
+    }
 }

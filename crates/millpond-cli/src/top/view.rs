@@ -17,7 +17,7 @@ use ratatui::widgets::{Block, Row, Table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::engines::{self, Watched};
-use super::text::{duration, hit_rate, objects, size};
+use super::text::{duration, hit_rate, objects, server, size};
 use crate::printable::printable;
 
 /// The refresh interval. Engines publish four times a second.
@@ -152,8 +152,9 @@ impl View {
             Some(one) => {
                 let (reads, writers) = (one.value("waiting_reads"), one.value("waiting_writers"));
                 let waiting = format!("waiting: {reads} reads, {writers} writers");
-                let objects = objects(one).map_or(String::new(), |line| format!("; {line}"));
-                format!("latencies of {}; {waiting}{objects}", one.pid)
+                let lines = [objects(one), server(one)].into_iter().flatten();
+                let more: String = lines.map(|line| format!("; {line}")).collect();
+                format!("latencies of {}; {waiting}{more}", one.pid)
             }
             None => "latencies".into(),
         };
