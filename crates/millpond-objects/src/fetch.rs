@@ -10,6 +10,7 @@
 //!   them from the store, and fills the pages that it claimed.
 
 use std::future::Future;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -306,5 +307,12 @@ impl ObjectEntry {
         bytes.try_reserve_exact(usize::try_from(range.end - range.start).ok()?).ok()?;
         let is_hit = self.allocation.blob.try_read(&mut bytes, self.allocation.to_blob(range));
         is_hit.then(|| bytes.into())
+    }
+
+    /// Copies bytes of the object, from byte `start` on, if they are cached. Otherwise the content of `dst` is not specified.
+    pub(crate) fn copy_cached(&self, dst: &mut [MaybeUninit<u8>], start: u64) -> bool {
+        let range = start..start.saturating_add(dst.len() as u64);
+        range.end <= self.meta.size
+            && self.allocation.blob.try_read_into(dst, self.allocation.to_blob(&range).start)
     }
 }

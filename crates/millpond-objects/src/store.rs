@@ -1,6 +1,7 @@
 //! [`CachedStore`]: an [`ObjectStore`] that reads through the cache and writes to the underlying store.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -93,6 +94,63 @@ impl CachedStore {
     /// The statistics that `millpond top` shows besides the engine's.
     fn published_lines(&self) -> String {
         self.stats().published_lines()
+    }
+
+    /// The length of an object that is cached and fresh, or a part of it. No request.
+    ///
+    /// # Examples
+    ///
+    /// See [`CachedStore::try_read_into`].
+    #[must_use]
+    pub fn cached_size(&self, location: &Path) -> Option<u64> {
+        let look = |entry: &Arc<ObjectEntry>| self.inner.is_fresh(entry).then_some(entry.meta.size);
+        self.inner.directory.with_entry(location.as_ref(), look).flatten()
+    }
+
+    /// Copies bytes of an object from byte `start` on to memory of the caller, if all of them are cached and fresh. Returns the
+    /// length of the object's version that they are of. No request, and no wait.
+    ///
+    /// `None`: they are not cached, or the object ends before. The content of `dst` is then not specified.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use std::mem::MaybeUninit;
+    ///
+    /// use millpond_objects::{CachedStore, Freshness};
+    /// # use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
+    ///
+    /// # let remote: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    /// let store = CachedStore::builder(remote).freshness(Freshness::Immutable).build()?;
+    /// let path = Path::from("pond");
+    /// store.put(&path, "water lilies".into()).await?;
+    /// let mut memory = [MaybeUninit::uninit(); 6];
+    /// assert_eq!(store.try_read_into(&path, &mut memory, 6), None);
+    /// store.get_range(&path, 0..12).await?;
+    /// assert_eq!(store.cached_size(&path), Some(12));
+    /// assert_eq!(store.try_read_into(&path, &mut memory, 6), Some(12));
+    /// // SAFETY: the bytes were copied.
+    /// assert_eq!(memory.map(|byte| unsafe { byte.assume_init() }), *b"lilies");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn try_read_into(
+        &self,
+        location: &Path,
+        dst: &mut [MaybeUninit<u8>],
+        start: u64,
+    ) -> Option<u64> {
+        let look = |entry: &Arc<ObjectEntry>| {
+            if !self.inner.is_fresh(entry) || !entry.copy_cached(dst, start) {
+                return None;
+            }
+            entry.mark_used();
+            self.inner.counters.saved.add();
+            Some(entry.meta.size)
+        };
+        self.inner.directory.with_entry(location.as_ref(), look).flatten()
     }
 
     /// Removes an object from the cache: call it after another program has changed the object.

@@ -23,6 +23,16 @@ fn blob(cache_bytes: u64, len: u64) -> Blob {
     Engine::builder().cache_bytes(cache_bytes).build().unwrap().blob(len, PAGE as u32).unwrap()
 }
 
+/// Reads cached bytes into memory that is not initialized.
+fn read_into(blob: &Blob, range: std::ops::Range<u64>) -> Option<Vec<u8>> {
+    let mut memory = vec![std::mem::MaybeUninit::uninit(); (range.end - range.start) as usize];
+    if !blob.try_read_into(&mut memory, range.start) {
+        return None;
+    }
+    // SAFETY: a hit has written it.
+    Some(memory.iter().map(|byte| unsafe { byte.assume_init() }).collect())
+}
+
 fn is_cached(blob: &Blob, range: std::ops::Range<u64>) -> bool {
     let mut bytes = vec![1, 2];
     let is_hit = blob.try_read(&mut bytes, range.clone());
@@ -65,6 +75,8 @@ fn the_rest_of_the_last_page_reads_as_zeros() {
     fill.bring_last(&far(7 * PAGE..8 * PAGE + 5));
     let mut bytes = Vec::new();
     assert!(blob.try_read(&mut bytes, 7 * PAGE..9 * PAGE));
+    assert_eq!(read_into(&blob, 7 * PAGE + 1..9 * PAGE).unwrap(), bytes[1..]);
+    assert_eq!(read_into(&blob, (1 << 30) - 8..(1 << 30) + 1), None, "beyond the end");
     assert_eq!(bytes[..PAGE as usize + 5], far(7 * PAGE..8 * PAGE + 5));
     assert!(bytes[PAGE as usize + 5..].iter().all(|&byte| byte == 0));
 }
@@ -239,11 +251,13 @@ fn a_read_that_misses_reserves_nothing() {
         bytes.shrink_to_fit();
         let capacity = bytes.capacity();
         assert!(blob.try_read(&mut bytes, range.clone()), "{missing}: all is there");
+        assert_eq!(read_into(&blob, range.clone()).unwrap(), bytes[6..], "{missing}");
         assert_eq!(bytes.len(), 6 + range.end as usize);
         bytes.truncate(6);
         bytes.shrink_to_fit();
         blob.forget(missing * 4096..(missing + 1) * 4096);
         assert!(!blob.try_read(&mut bytes, range.clone()), "{missing}");
+        assert_eq!(read_into(&blob, range.clone()), None, "{missing}");
         assert!(!blob.try_read(&mut bytes, range.start..1 << 40), "{missing}");
         assert_eq!((&bytes[..], bytes.capacity()), (&b"a pond"[..], capacity), "{missing}");
     }

@@ -1,5 +1,6 @@
 //! A client's part of one server: the mappings, the known objects, and the link (client.CL1).
 
+use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -95,14 +96,32 @@ impl Attachment {
         let len = usize::try_from(len).ok()?;
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).ok()?;
-        let is_hit = match self.readers.get_or(|| self.client.reader()) {
-            Some(reader) => self.copy_with(reader, object, start, len, &mut bytes),
+        let room = &mut bytes.spare_capacity_mut()[..len];
+        if !self.copy_into(object, start, room) {
+            return None;
+        }
+        // SAFETY: the room of `len` bytes was written.
+        unsafe { bytes.set_len(len) };
+        Some(bytes.into())
+    }
+
+    /// The same, to memory of the caller, whose content is not specified if this returns false.
+    #[inline]
+    pub(crate) fn copy_into(
+        &self,
+        object: &KnownObject,
+        start: u64,
+        dst: &mut [MaybeUninit<u8>],
+    ) -> bool {
+        match self.readers.get_or(|| self.client.reader()) {
+            Some(reader) => self.copy_with(reader, object, start, dst),
+            // A thread of the parent may have the lock (client.CL2).
+            None if !self.is_own() => false,
             None => {
                 let spare = self.spare.lock().expect("no panic under the lock");
-                self.copy_with(&spare, object, start, len, &mut bytes)
+                self.copy_with(&spare, object, start, dst)
             }
-        };
-        is_hit.then(|| bytes.into())
+        }
     }
 
     #[inline]
@@ -111,16 +130,14 @@ impl Attachment {
         reader: &SharedReader,
         object: &KnownObject,
         start: u64,
-        len: usize,
-        bytes: &mut Vec<u8>,
+        dst: &mut [MaybeUninit<u8>],
     ) -> bool {
-        let from = object.place.base.saturating_add(start);
-        let step = (ATTEMPT_PAGES * self.page_bytes) as usize;
-        while bytes.len() < len {
-            let (at, part) = (bytes.len(), step.min(len - bytes.len()));
-            if !reader.try_append(object.place.file, bytes, part, from.saturating_add(at as u64)) {
+        let mut from = object.place.base.saturating_add(start);
+        for part in dst.chunks_mut((ATTEMPT_PAGES * self.page_bytes) as usize) {
+            if reader.try_read_into(object.place.file, part, from) != Some(part.len()) {
                 return false;
             }
+            from = from.saturating_add(part.len() as u64);
         }
         true
     }

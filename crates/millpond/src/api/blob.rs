@@ -14,6 +14,7 @@
 //! - **BO3** A `Fill` keeps the file, so the table is not freed while a page is FILLING.
 
 use std::future::Future;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -164,6 +165,28 @@ impl Blob {
             // SAFETY: the hit wrote that many bytes there.
             unsafe { dst.set_len(dst.len() + part) };
             offset += part as u64;
+        }
+        true
+    }
+
+    /// Copies the bytes from `start` on to `dst` if all of them are cached. Otherwise, or if the blob ends before, the
+    /// content of `dst` is not specified. As [`Blob::try_read`].
+    pub fn try_read_into(&self, dst: &mut [MaybeUninit<u8>], start: u64) -> bool {
+        let is_inside = start.checked_add(dst.len() as u64).is_some_and(|end| end <= self.len());
+        if self.is_the_parents() || !is_inside {
+            return false;
+        }
+        let slot = self.cached.cache().counters.mine();
+        let most = (HIT_PAGES_MAX - 1) * self.page_bytes() as usize;
+        let mut offset = start;
+        for part in dst.chunks_mut(most) {
+            let path = HitPath::new(&self.cached, slot, TRIES_MAX);
+            // SAFETY: the slice is valid for writes.
+            let read = unsafe { path.try_read(part.as_mut_ptr().cast(), part.len(), offset) };
+            if read != Some(part.len()) {
+                return false;
+            }
+            offset += part.len() as u64;
         }
         true
     }

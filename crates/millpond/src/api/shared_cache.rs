@@ -3,6 +3,7 @@
 //! See `cache::shared` for the protocol.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
@@ -235,23 +236,16 @@ impl SharedReader {
         unsafe { self.try_read_raw(file, dst.as_mut_ptr(), dst.len(), offset) }
     }
 
-    /// Appends `len` bytes from byte `offset` of the file to `dst`, which has room for them, if all of their pages are
-    /// cached. Otherwise, or at the end of the file, `dst` stays as it is. As [`SharedReader::try_read`].
-    ///
-    /// # Panics
-    ///
-    /// `dst` has no room.
+    /// As [`SharedReader::try_read`], into memory that need not be initialized. The bytes that were read are.
     #[inline]
-    pub fn try_append(&self, file: SharedFile, dst: &mut Vec<u8>, len: usize, offset: u64) -> bool {
-        let room = &mut dst.spare_capacity_mut()[..len];
-        // SAFETY: the room is valid for writes of `len` bytes.
-        let read = unsafe { self.try_read_raw(file, room.as_mut_ptr().cast(), len, offset) };
-        let is_hit = read == Some(len);
-        if is_hit {
-            // SAFETY: the hit has written that many bytes behind the content.
-            unsafe { dst.set_len(dst.len() + len) };
-        }
-        is_hit
+    pub fn try_read_into(
+        &self,
+        file: SharedFile,
+        dst: &mut [MaybeUninit<u8>],
+        offset: u64,
+    ) -> Option<usize> {
+        // SAFETY: the slice is valid for writes.
+        unsafe { self.try_read_raw(file, dst.as_mut_ptr().cast(), dst.len(), offset) }
     }
 
     /// # Safety
