@@ -197,7 +197,10 @@ async fn other_servers_are_not_used() {
     let memory: Arc<dyn ObjectStore> = Arc::new(object_store::memory::InMemory::new());
     let server = TestServer::start(memory, &socket, Freshness::Immutable);
     let client = SharedStore::new(Arc::clone(&store), &socket);
-    assert!(!client.attach().await);
+    assert!(client.is_attach_due());
+    assert!(!client.attach().await && !client.is_attached() && !client.is_attach_due());
+    let failure = client.attach_failure().unwrap().to_string();
+    assert!(failure.contains("InMemory"), "{failure}");
     let path = Path::from("pond");
     client.put(&path, "water".into()).await.unwrap();
     assert_eq!(client.get_range(&path, 0..3).await.unwrap(), "wat");
@@ -214,6 +217,59 @@ async fn other_servers_are_not_used() {
     let started = Instant::now();
     assert_eq!(client.get_range(&path, 0..3).await.unwrap(), "wat");
     assert!(started.elapsed() < Duration::from_millis(500), "it is not asked again at once");
+}
+
+/// Goal: a server that validates less often than a client wants is not used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stricter_clients_do_not_use_a_server() {
+    use Freshness::{Immutable, MaxAge, Revalidate};
+    let age = |seconds| MaxAge(Duration::from_secs(seconds));
+    for (server, wanted, is_used) in [
+        (Immutable, Immutable, true),
+        (Revalidate, Immutable, true),
+        (age(30), age(30), true),
+        (age(31), age(30), false),
+        (Immutable, age(30), false),
+        (age(1), Revalidate, false),
+        (Revalidate, Revalidate, true),
+    ] {
+        let (dir, (_, store)) = (temp_dir(), far());
+        let socket = dir.path().join("socket");
+        let client = SharedStore::new(Arc::clone(&store), &socket).require_freshness(wanted);
+        assert!(!client.attach().await);
+        assert_eq!(client.attach_failure().unwrap().kind(), std::io::ErrorKind::NotFound);
+        let _server = TestServer::start(Arc::clone(&store), &socket, server);
+        let client = SharedStore::new(store, &socket).require_freshness(wanted);
+        assert_eq!(client.attach().await, is_used, "{server:?} {wanted:?}");
+        let failure = client.attach_failure().map(|error| error.to_string());
+        assert_eq!(failure.is_none(), is_used, "{failure:?}");
+    }
+}
+
+/// Goal: cached and fresh bytes are copied to the caller's memory, and no others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cached_bytes_are_copied_to_memory_of_the_caller() {
+    let (dir, (_, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let _server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    let client = SharedStore::new(store, &socket);
+    let (path, bytes) = (Path::from("pond"), content(1, 1_000_000));
+    client.put(&path, bytes.clone().into()).await.unwrap();
+    let mut memory = vec![std::mem::MaybeUninit::uninit(); 700_000];
+    assert_eq!(client.cached_size(&path), None);
+    assert_eq!(client.try_read_into(&path, &mut memory, 0), None);
+    client.get_range(&path, 200_000..900_000).await.unwrap();
+    assert_eq!(client.cached_size(&path), Some(1_000_000));
+    let hits = client.stats().hits;
+    assert_eq!(client.try_read_into(&path, &mut memory, 200_000), Some(1_000_000));
+    assert_eq!(client.stats().hits, hits + 1);
+    // SAFETY: written by the hit.
+    let read: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
+    assert!(read == bytes[200_000..900_000]);
+    assert_eq!(client.try_read_into(&path, &mut memory, 300_001), None, "beyond the end");
+    client.forget(&path).await;
+    assert_eq!(client.cached_size(&path), None);
+    assert_eq!(client.try_read_into(&path, &mut memory, 200_000), None);
 }
 
 /// Goal: 80 readers of one object, each with a connection of its own, cause one request.

@@ -43,7 +43,7 @@ impl ClientParts {
         (!attachment.link.is_gone()).then_some(attachment)
     }
 
-    fn gate(&self) -> Arc<Gate> {
+    pub(crate) fn gate(&self) -> Arc<Gate> {
         let gate = self.gate.load_full();
         if gate.is_own() {
             return gate;
@@ -126,6 +126,17 @@ fn run_link(parts: &Weak<ClientParts>, gate: &Gate, socket: OwnedFd, ends: watch
     }
 }
 
+/// The server validates as often as the program wants it.
+fn check_freshness(wanted: Option<Duration>, server_ms: Option<u64>) -> Result<(), String> {
+    let Some(wanted) = wanted else { return Ok(()) };
+    let server = server_ms.map(Duration::from_millis);
+    if server.is_some_and(|server| server <= wanted) {
+        return Ok(());
+    }
+    let what = server.map_or("objects as immutable".into(), |age| format!("versions of {age:?}"));
+    Err(format!("the server serves {what}, and this client wants no version older than {wanted:?}"))
+}
+
 fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     let memory = ClientMemory::create()?;
     let asked = Instant::now();
@@ -134,14 +145,24 @@ fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     let hello = hello.encode().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the name of the store is too long")
     })?;
-    socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()])?;
+    // A server that refuses the user closes the connection, maybe before this. Its reason can be received all the same.
+    let sent = socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()]);
     let mut events = [PollFd::new(&socket, PollFlags::IN)];
     let timeout = Timespec { tv_sec: GREETING_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     if rustix::io::retry_on_intr(|| rustix::event::poll(&mut events, Some(&timeout)))? == 0 {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not greet"));
     }
     let mut buffer = vec![0; REPLY_BYTES_MAX];
-    let (len, descriptors) = socket::receive_with(&socket, &mut buffer)?;
+    let mut received = socket::receive_with(&socket, &mut buffer);
+    if received.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset) {
+        // The server has not read the hello. The kernel reports that once, before the messages that are there.
+        received = socket::receive_with(&socket, &mut buffer);
+    }
+    let (len, descriptors) = match (received, sent) {
+        (Ok((len, descriptors)), _) if len > 0 => (len, descriptors),
+        (_, Err(error)) | (Err(error), _) => return Err(error),
+        (Ok(_), Ok(_)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+    };
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let greeting = Greeting::decode(&buffer[..len])
         .map_err(|error| invalid(format!("no greeting of a server: {error}")))?;
@@ -155,6 +176,7 @@ fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
             welcome.store_name
         )));
     }
+    check_freshness(parts.max_age, welcome.max_age_ms).map_err(invalid)?;
     let page_bytes = welcome.page_bytes;
     if !page_bytes.is_power_of_two() || page_bytes > u64::from(millpond::PAGE_BYTES_MAX) {
         return Err(invalid(format!("the server has pages of {page_bytes} bytes")));

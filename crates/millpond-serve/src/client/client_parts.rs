@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use object_store::ObjectStore;
@@ -16,6 +17,8 @@ pub(crate) struct ClientParts {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) socket: PathBuf,
     pub(crate) objects_max: usize,
+    /// The oldest validation that the program accepts. `None`: any.
+    pub(crate) max_age: Option<Duration>,
     pub(crate) current: ArcSwapOption<Attachment>,
     pub(crate) gate: ArcSwap<Gate>,
     pub(crate) counters: ClientCounters,

@@ -21,6 +21,8 @@ pub(crate) struct GateState {
     /// Ends with the attempt that is under way.
     pub(crate) under_way: Option<watch::Receiver<()>>,
     pub(crate) retry_at: Option<Instant>,
+    /// The error of the last attempt, if that failed.
+    failure: Option<(io::ErrorKind, String)>,
     /// A message about the lack of a server is in the log.
     is_reported: bool,
 }
@@ -38,10 +40,22 @@ impl Gate {
         self.state.lock().expect("no panic under the lock")
     }
 
+    /// Whether the next read that misses starts an attempt.
+    pub(crate) fn is_due(&self) -> bool {
+        let state = self.state();
+        state.under_way.is_none() && state.retry_at.is_none_or(|at| Instant::now() >= at)
+    }
+
+    /// The error of the last attempt, if that failed.
+    pub(crate) fn failure(&self) -> Option<io::Error> {
+        self.state().failure.clone().map(|(kind, text)| io::Error::new(kind, text))
+    }
+
     pub(crate) fn fail(&self, socket: &Path, error: &io::Error, retry: Duration) {
         let mut state = self.state();
         state.under_way = None;
         state.retry_at = Some(Instant::now() + retry);
+        state.failure = Some((error.kind(), error.to_string()));
         if !std::mem::replace(&mut state.is_reported, true) {
             tracing::warn!(
                 socket = %socket.display(), %error,

@@ -1,6 +1,8 @@
 //! [`SharedStore`]: an [`ObjectStore`] that reads by a server of this machine.
 
 use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -9,6 +11,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
+use millpond_objects::Freshness;
 use object_store::path::Path;
 use object_store::{
     Attributes, CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
@@ -59,11 +62,86 @@ impl SharedStore {
                 store,
                 socket: socket.into(),
                 objects_max: OBJECTS_MAX,
+                max_age: None,
                 current: ArcSwapOption::empty(),
                 gate: ArcSwap::from_pointee(Gate::new()),
                 counters: ClientCounters::default(),
             }),
         }
+    }
+
+    /// A server is used only if it validates versions at least as often as `freshness` says. Without this call the choice is
+    /// the server's.
+    ///
+    /// # Panics
+    ///
+    /// The store has a clone.
+    #[must_use]
+    pub fn require_freshness(mut self, freshness: Freshness) -> SharedStore {
+        let parts = Arc::get_mut(&mut self.parts).expect("a store without clones");
+        parts.max_age = freshness.max_age();
+        self
+    }
+
+    /// The length of an object that is known and fresh. Asks neither the server nor the store.
+    #[must_use]
+    pub fn cached_size(&self, location: &Path) -> Option<u64> {
+        let attachment = self.parts.current.load();
+        let attachment = attachment.as_deref()?;
+        let look =
+            |object: &Arc<KnownObject>| attachment.is_fresh(object).then_some(object.meta.size);
+        attachment.objects.with(location, look).flatten()
+    }
+
+    /// Copies bytes of an object from byte `start` on to memory of the caller, if all of them are cached and fresh. Returns the
+    /// length of the object's version that they are of. Asks neither the server nor the store.
+    ///
+    /// `None`: they are not cached, or the object ends before. The content of `dst` is then not specified.
+    #[must_use]
+    pub fn try_read_into(
+        &self,
+        location: &Path,
+        dst: &mut [MaybeUninit<u8>],
+        start: u64,
+    ) -> Option<u64> {
+        let attachment = self.parts.current.load();
+        let attachment = attachment.as_deref()?;
+        let (len, size) = (dst.len() as u64, |object: &KnownObject| object.meta.size);
+        let look = |object: &Arc<KnownObject>| {
+            let is_inside = start.checked_add(len).is_some_and(|end| end <= size(object));
+            if !is_inside
+                || !attachment.is_fresh(object)
+                || !attachment.copy_into(object, start, dst)
+            {
+                return None;
+            }
+            object.mark_used();
+            self.parts.counters.hit(len);
+            Some(size(object))
+        };
+        attachment.objects.with(location, look).flatten()
+    }
+
+    /// Whether a server answered a moment ago. Does not connect.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.parts.attachment().is_some()
+    }
+
+    /// Whether no server is attached, and the next read tries to attach. A program with a cache of its own, from which it serves
+    /// reads while no server answers, sends such a read through this store.
+    #[must_use]
+    pub fn is_attach_due(&self) -> bool {
+        self.parts.attachment().is_none() && self.parts.gate().is_due()
+    }
+
+    /// Why the last attempt to attach has failed; `None` after a success or before any.
+    ///
+    /// The kinds `NotFound` and `ConnectionRefused` mean that no server runs. Others are of a server that was not used, such as that
+    /// of another store.
+    #[must_use]
+    pub fn attach_failure(&self) -> Option<io::Error> {
+        self.parts.gate().failure()
     }
 
     /// Connects now, if that is not done yet. Returns whether a server answers.
