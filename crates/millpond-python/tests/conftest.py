@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 from typing import Callable
@@ -11,6 +12,9 @@ import pytest
 import faulthandler
 
 faulthandler.dump_traceback_later(300, exit=True)
+
+# A server of the user must not serve the tests.
+os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="millpond-tests-")
 
 
 @pytest.fixture

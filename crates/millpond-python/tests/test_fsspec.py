@@ -162,7 +162,7 @@ def test_cached_bytes_are_read_without_a_request(tmp_path: Path) -> None:
 def test_wrong_options() -> None:
     with pytest.raises(ValueError, match="no_option"):
         fsspec.filesystem("millpond+memory", no_option=1).ls("")
-    with pytest.raises(NotImplementedError, match="millpond serve"):
+    with pytest.raises(ValueError, match="no server can read"):
         fsspec.filesystem("millpond+memory", socket="/run/socket").ls("")
     with pytest.raises(ValueError, match="freshness"):
         fsspec.filesystem("millpond+memory", freshness="old").ls("")

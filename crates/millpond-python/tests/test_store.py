@@ -186,8 +186,36 @@ def test_wrong_arguments(store: millpond.Store, tmp_path: Path) -> None:
         millpond.store("file:///no/such/folder")
     with pytest.raises(millpond.StoreError, match="memory of 1 bytes"):
         millpond.store("memory://", memory=1)
-    with pytest.raises(NotImplementedError, match="millpond serve"):
+    with pytest.raises(ValueError, match="no server can read"):
         millpond.store("memory://", socket=tmp_path / "socket")
+
+
+def test_a_read_into_a_buffer(tmp_path: Path) -> None:
+    store = millpond.store(f"file://{tmp_path}", freshness="immutable")
+    store.put("pond", content(0, 300_000))
+    for _ in range(2):
+        for start, length in [(0, 5), (7, 100_000), (250_000, 50_000), (290_000, 20_000), (0, 300_000)]:
+            buffer = bytearray(length)
+            read = min(length, 300_000 - start)
+            assert store.get_range_into("pond", buffer, start=start) == read
+            assert buffer == content(start, read) + bytes(length - read)
+            assert store.get_range("pond", start=start, length=length) == content(start, read)
+    assert store.get_range_into("pond", bytearray(), start=0) == 0
+    hits = store.stats()["requests_saved"]
+    part = memoryview(bytearray(10))[2:6]
+    assert store.get_range_into("pond", part, start=3) == 4 and part == content(3, 4)
+    assert store.stats()["requests_saved"] == hits + 1
+    with pytest.raises(TypeError, match="writable"):
+        store.get_range_into("pond", b"water", start=0)
+    with pytest.raises(FileNotFoundError):
+        store.get_range_into("none", bytearray(5), start=0)
+    # Another length of the object, after a write.
+    store.put("pond", b"short")
+    assert store.get_range("pond", start=2, length=300_000) == b"ort"
+    assert store.get_range("pond", start=2, length=300_000) == b"ort"
+    store.put("pond", content(1, 400_000))
+    for _ in range(2):
+        assert store.get_range("pond", start=0, end=500_000) == content(1, 400_000)
 
 
 def test_errors_of_the_system_keep_their_class(tmp_path: Path) -> None:

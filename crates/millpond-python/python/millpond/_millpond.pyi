@@ -3,6 +3,7 @@ import builtins
 import datetime
 import io
 import os
+import pathlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, TypedDict, final
@@ -175,6 +176,12 @@ class StoreStats(TypedDict):
     disk_pages_damaged: int
     disk_errors: int
     disk_is_off: bool
+    is_attached: bool
+    server_hits: int
+    server_hit_bytes: int
+    server_misses: int
+    fallbacks: int
+    attaches: int
 
 @final
 class Store:
@@ -184,14 +191,18 @@ class Store:
         *,
         memory: int,
         disk: tuple[str | os.PathLike[str], int] | None,
-        freshness: str | float,
+        freshness: str | float | None,
         options: Mapping[str, str | int | bool | None] | None,
+        socket: str | os.PathLike[str] | Literal[False] | None,
     ) -> Self: ...
+    @property
+    def _server(self) -> pathlib.Path | None: ...
     @property
     def url(self) -> str: ...
     def get(self, path: str, *, options: GetOptions | None = None) -> GetResult: ...
     async def get_async(self, path: str, *, options: GetOptions | None = None) -> GetResult: ...
     def get_range(self, path: str, *, start: int, end: int | None = None, length: int | None = None) -> bytes: ...
+    def get_range_into(self, path: str, buffer: Buffer, *, start: int) -> int: ...
     async def get_range_async(
         self, path: str, *, start: int, end: int | None = None, length: int | None = None
     ) -> bytes: ...
@@ -323,6 +334,9 @@ def configure(
     backend: Literal["auto", "uring", "threads"] = "auto",
 ) -> None: ...
 def default_engine() -> Engine: ...
+def _start_endpoint(
+    buckets: list[tuple[str, Store]], key_file: str | os.PathLike[str] | None
+) -> tuple[str, pathlib.Path]: ...
 def _load_file(
     engine: Engine, path: str, mode: str, position: int, atomic: bool, untorn: int | None
 ) -> File: ...

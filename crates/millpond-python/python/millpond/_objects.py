@@ -1,7 +1,7 @@
-"""`millpond.store`: chooses where the cache is, and says so once."""
+"""`millpond.store`: finds the server of the machine, and says once where the cache is."""
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 from millpond._millpond import Store
 
@@ -14,25 +14,30 @@ def store(
     *,
     memory: "int | None" = None,
     disk: "tuple[str | os.PathLike[str], int] | None" = None,
-    freshness: "str | float" = "revalidate",
-    socket: "str | os.PathLike[str] | None" = None,
+    freshness: "str | float | None" = None,
+    socket: "str | os.PathLike[str] | Literal[False] | None" = None,
     options: "dict[str, str | int | bool | None] | None" = None,
 ) -> Store:
-    """An object store, by its URL, with a cache in this process: a `Store`.
+    """An object store, by its URL, with a cache: a `Store`.
 
-    `url` is `file:///DIRECTORY`, `memory://NAME` (of this process, for tests) or `s3://BUCKET/PREFIX`. All names are below it.
+    `url` is `file:///DIRECTORY`, `memory://NAME` (of this process, for tests), `s3://BUCKET/PREFIX`, or `http(s)://HOST/PATH`
+    for reading. All names are below it.
 
-    `memory` is the limit of the cache in bytes, 256 MiB by default. `disk` is a tuple of a directory and the number of
-    bytes that the cache may use there.
+    If `millpond serve` runs for this store, its cache is used, which all processes share. Otherwise the cache is in this process.
+    `socket` is the server's socket; by default the server is looked for at its usual place. With `socket=False` no server is used.
+    A server that starts later is found by reads that miss, within a second; when it ends, reads go on with a cache in this
+    process. The logger `millpond` says which cache is used, and when that changes.
+
+    `memory` is the limit of the cache in this process in bytes, 256 MiB by default. `disk` is a tuple of a directory and the
+    number of bytes that this cache may use there. A server has its own limits.
 
     `freshness` says when cached bytes may be returned: `"immutable"` for objects that never change, without a request;
     `"revalidate"` after asking the store whether the object has changed; a number of seconds without asking for that
-    long after the last answer. After a write by this store, its reads never return an earlier version.
+    long after the last answer. After a write by this store, its reads never return an earlier version. A server that asks the
+    store less often is not used. By default the choice is the server's, and in this process `"revalidate"`.
 
     `options` are those of S3: `endpoint`, `region`, `key`, `secret`, `token`, `allow_http`, `anonymous`, and the names of
     the crate `object_store`. Others come from the environment (`AWS_ACCESS_KEY_ID` and so on).
-
-    `socket` is for a cache that several processes share, which does not exist yet: `NotImplementedError`.
 
     >>> import millpond
     >>> store = millpond.store("memory://doc", memory=16 << 20, freshness=60)
@@ -45,17 +50,9 @@ def store(
     if disk is not None:
         folder, size = disk
         disk = (os.path.abspath(os.fspath(folder)), size)
-    if socket is not None:
-        _attach(socket)
-    made = Store(url, memory=memory, disk=disk, freshness=freshness, options=options)
+    made = Store(url, memory=memory, disk=disk, freshness=freshness, options=options, socket=socket)
     _tell(made, memory)
     return made
-
-
-def _attach(socket: "str | os.PathLike[str]") -> None:
-    # The one place where a client of a server is to be made. Without `socket`, it is to look for a running server.
-    what = "has no client for `millpond serve` yet; without socket= the cache is in this process"
-    raise NotImplementedError(f"socket={os.fspath(socket)!r}: this version of millpond {what}")
 
 
 def _tell(made: Store, memory: int) -> None:
@@ -65,8 +62,19 @@ def _tell(made: Store, memory: int) -> None:
     _has_told = True
     import logging
 
-    text = "%s: cached in this process, up to %.0f MiB; each process has its own cache"
-    logging.getLogger("millpond").info(text, made.url, memory / (1 << 20))
+    logger = logging.getLogger("millpond")
+    if made._server is not None:
+        logger.info("%s: cached by the server at %s", made.url, made._server)
+    else:
+        text = "%s: cached in this process, up to %.0f MiB; each process has its own cache"
+        logger.info(text, made.url, memory / (1 << 20))
+
+
+def log(level: int, text: str) -> None:
+    """A line about a server, from the native part."""
+    import logging
+
+    logging.getLogger("millpond").log(level, "%s", text)
 
 
 def from_settings(url: str, settings: "dict[str, Any]") -> Store:

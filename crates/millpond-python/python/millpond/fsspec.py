@@ -12,7 +12,7 @@ b'lilies'
 import asyncio
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
@@ -46,8 +46,8 @@ class MillpondFileSystem(AsyncFileSystem):
         *,
         memory: "int | None" = None,
         disk: "tuple[str, int] | None" = None,
-        freshness: "str | float" = "revalidate",
-        socket: "str | None" = None,
+        freshness: "str | float | None" = None,
+        socket: "str | Literal[False] | None" = None,
         asynchronous: bool = False,
         loop: Any = None,
         batch_size: "int | None" = None,
@@ -396,10 +396,16 @@ class MillpondFile(AbstractBufferedFile):
         return self._object.get_range(self._name, start=start, end=end) if start < end else b""
 
     def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
+        if self.mode != "rb" or self.closed or self.cache.name != "none":
+            view = memoryview(buffer).cast("B")
+            data = self.read(len(view))
+            view[: len(data)] = data
+            return len(data)
+        if self.loc >= self.size or not len(memoryview(buffer).cast("B")):
+            return 0
+        read = self._object.get_range_into(self._name, buffer, start=self.loc)
+        self.loc += read
+        return read
 
     # Writes collect a block, and send it as a part of the object.
 

@@ -1,42 +1,54 @@
-//! `millpond.store`: an object store with a cache in this process, `millpond_objects::CachedStore`.
+//! `millpond.store`: an object store with the cache of a server, `millpond_serve::SharedStore`, or with a cache in this
+//! process, `millpond_objects::CachedStore`.
 //!
 //! A call goes from here by `convert` (arguments) to `operation`, which waits for its future on a thread or an asyncio
-//! loop; `runtime` has the threads that run requests. `place` opens stores by URL. `body`, `listing` and `writer` are the
-//! objects that calls return.
+//! loop; `runtime` has the threads that run requests. `caches` has the caches of a store, `process_store` that of this
+//! process; `place` opens stores by URL, and `server_watch` logs whether a server is used. `body`, `listing` and `writer`
+//! are the objects that calls return. `endpoint` serves stores to other programs.
 
 pub(crate) mod body;
+pub(crate) mod caches;
 pub(crate) mod convert;
+pub(crate) mod endpoint;
 pub(crate) mod failure;
 pub(crate) mod listing;
 pub(crate) mod operation;
 pub(crate) mod place;
+pub(crate) mod process_store;
 pub(crate) mod runtime;
+pub(crate) mod server_watch;
+pub(crate) mod settings;
 pub(crate) mod writer;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::pin::pin;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use millpond_objects::{CachedStore, Freshness};
+use millpond_objects::Freshness;
+#[cfg(feature = "endpoint")]
+use object_store::list::PaginatedListStore;
 use object_store::path::Path;
-use object_store::prefix::PrefixStore;
 use object_store::{
     CopyMode, CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions,
     RenameOptions, RenameTargetMode, Result, WriteMultipart,
 };
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
-use crate::process::{self, lock};
+use crate::buffer::PyMemory;
+use crate::file::{new_bytes, start_of};
 use crate::store::body::StoredObject;
+use crate::store::caches::Caches;
 use crate::store::listing::ListStream;
 use crate::store::operation::{Operation, reply};
-use crate::store::runtime::OfProcess;
+use crate::store::settings::{SocketChoice, StoreSettings};
 use crate::store::writer::{ObjectWriter, Upload};
+use crate::wait::wait_for;
 
 /// Parts of a multipart upload, and of the longest put in one request. S3 has at most 10,000 parts of an object.
 const PART_BYTES: usize = 8 << 20;
@@ -44,46 +56,12 @@ const PART_BYTES_MIN: usize = 5 << 20;
 /// Parts on their way at a time, as obstore has it.
 const PARTS_MAX: usize = 12;
 
-struct StoreSettings {
-    url: String,
-    memory: u64,
-    disk: Option<(PathBuf, u64)>,
-    freshness: Freshness,
-    options: Vec<(String, String)>,
-}
+/// Longer reads are not tried as one hit. The requests of a miss are of that length at most.
+const HIT_BYTES_MAX: u64 = 4 << 20;
+/// Longer copies run detached from the interpreter: to release its lock takes a fifth of the time of a copy of 4 KiB.
+const ATTACHED_HIT_MAX: usize = 16 << 10;
 
-/// The cache of this process, and the same below the prefix of the URL.
-#[derive(Clone)]
-struct Caches {
-    cached: CachedStore,
-    store: Arc<dyn ObjectStore>,
-    prefix: Path,
-}
-
-impl StoreSettings {
-    /// May wait for a disk, and runs detached from the interpreter.
-    fn build(&self) -> PyResult<Caches> {
-        process::watch_forks();
-        let (below, prefix) = place::open(&self.url, &self.options)?;
-        let mut builder =
-            CachedStore::builder(below).memory_bytes(self.memory).freshness(self.freshness);
-        if let Some((folder, bytes)) = &self.disk {
-            builder = builder.disk(folder, *bytes);
-        }
-        let cached = builder.build().map_err(|error| failure::of_store(&error, &self.url))?;
-        // Above the cache, as the disk tier knows a store by its name, which a prefix would hide.
-        let store: Arc<dyn ObjectStore> = if prefix.as_ref().is_empty() {
-            Arc::new(cached.clone())
-        } else {
-            Arc::new(PrefixStore::new(cached.clone(), prefix.clone()))
-        };
-        Ok(Caches { cached, store, prefix })
-    }
-}
-
-type Slot = Arc<Mutex<Option<Caches>>>;
-
-/// An object store with a cache in this process; `millpond.store` makes it.
+/// An object store with the cache of a server, or one in this process; `millpond.store` makes it.
 ///
 /// Every method with a request has a form for asyncio with the suffix `_async`. Any number of threads and tasks may use a
 /// store. All names are below the URL of the store.
@@ -101,70 +79,91 @@ type Slot = Arc<Mutex<Option<Caches>>>;
 /// >>> store.delete("pond/1")
 #[pyclass(frozen, weakref, module = "millpond")]
 pub(crate) struct Store {
-    settings: StoreSettings,
-    /// Locked for no wait. A child of fork puts a slot of its own in place, as a thread of the parent may be locking the
-    /// parent's.
-    slot: Mutex<OfProcess<Slot>>,
+    settings: Arc<StoreSettings>,
+    /// `None` at the end.
+    caches: Option<Caches>,
+}
+
+/// A store as a bucket of an endpoint.
+#[cfg(feature = "endpoint")]
+struct ServedStore {
+    store: Arc<dyn ObjectStore>,
+    lists: Option<Arc<dyn PaginatedListStore>>,
+    keeps_metadata: bool,
 }
 
 impl Store {
-    /// The caches of this process: a child of fork makes its own at its first use.
-    fn caches(&self, py: Python<'_>) -> PyResult<Caches> {
-        let slot = {
-            let mut own = lock(&self.slot);
-            if !own.is_of_this_process() {
-                *own = OfProcess::new(Slot::default());
-            }
-            Arc::clone(own.get().expect("of this process"))
-        };
-        // Detached, as another thread may be building.
-        py.detach(|| {
-            let mut built = lock(&slot);
-            if let Some(caches) = &*built {
-                return Ok(caches.clone());
-            }
-            let caches = self.settings.build()?;
-            Ok(built.insert(caches).clone())
-        })
+    fn caches(&self) -> &Caches {
+        self.caches.as_ref().expect("until the end")
+    }
+
+    fn operation_on(
+        &self,
+        name: String,
+        work: impl Future<Output = Result<operation::Reply>> + Send + 'static,
+    ) -> Operation {
+        Operation::new(name, work).watching(self.caches().server.as_ref())
+    }
+
+    /// The whole store, without the prefix of the URL, for an endpoint.
+    #[cfg(feature = "endpoint")]
+    fn served(&self) -> ServedStore {
+        let caches = self.caches();
+        let (lists, keeps_metadata) = caches.own.of_endpoint();
+        ServedStore { store: Arc::clone(&caches.whole), lists, keeps_metadata }
     }
 
     fn name(&self, path: &str) -> String {
         format!("{}/{path}", self.settings.url.trim_end_matches('/'))
     }
 
-    fn operation<W>(
-        &self,
-        py: Python<'_>,
-        path: &str,
-        work: impl FnOnce(Caches, Path) -> W,
-    ) -> PyResult<Operation>
+    fn operation<W>(&self, path: &str, work: impl FnOnce(Caches, Path) -> W) -> PyResult<Operation>
     where
         W: Future<Output = Result<operation::Reply>> + Send + 'static,
     {
         let location = convert::path(path)?;
-        Ok(Operation::new(self.name(path), work(self.caches(py)?, location)))
+        Ok(self.operation_on(self.name(path), work(self.caches().clone(), location)))
     }
 
-    fn start_get(
-        &self,
-        py: Python<'_>,
-        path: &str,
-        options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Operation> {
+    fn start_get(&self, path: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Operation> {
         let (options, name) = (convert::get_options(options)?, self.name(path));
-        self.operation(py, path, |caches, path| async move {
+        self.operation(path, |caches, path| async move {
             let result = caches.store.get_opts(&path, options).await?;
             Ok(reply(move |_| Ok(StoredObject::new(name, result))))
         })
     }
 
-    fn start_get_range(
+    /// Copies a range that is cached and fresh to memory that `memory` makes for its length. `None`: it is not cached.
+    fn hit<M>(
         &self,
         py: Python<'_>,
-        path: &str,
-        range: Range<u64>,
-    ) -> PyResult<Operation> {
-        self.operation(py, path, |caches, path| async move {
+        path: &Path,
+        range: &Range<u64>,
+        memory: impl FnOnce(usize) -> Option<(M, *mut u8)>,
+    ) -> Option<(M, usize)> {
+        let caches = self.caches();
+        let name = caches.full_name(path);
+        let size = caches.cached_size(&name)?;
+        let len = range.end.min(size).checked_sub(range.start)?;
+        if len == 0 || len > HIT_BYTES_MAX {
+            return None;
+        }
+        let len = len as usize;
+        let (memory, at) = memory(len)?;
+        let at = at as usize;
+        let copy = || {
+            // SAFETY: the memory is valid for writes of `len` bytes as long as `memory`. Python code that uses the same buffer
+            // at the same time sees any mixture of bytes, as with `FileIO.readinto`.
+            let dst = unsafe { std::slice::from_raw_parts_mut(at as *mut MaybeUninit<u8>, len) };
+            caches.try_read_into(&name, dst, range.start)
+        };
+        let found = if len > ATTACHED_HIT_MAX { py.detach(copy) } else { copy() };
+        // Another version may be longer.
+        (range.end.min(found?) == range.start + len as u64).then_some((memory, len))
+    }
+
+    fn start_get_range(&self, path: &str, range: Range<u64>) -> PyResult<Operation> {
+        self.operation(path, |caches, path| async move {
             if range.is_empty() {
                 // No request has an empty range. The object has to be there all the same.
                 caches.store.head(&path).await?;
@@ -175,13 +174,8 @@ impl Store {
         })
     }
 
-    fn start_get_ranges(
-        &self,
-        py: Python<'_>,
-        path: &str,
-        ranges: Vec<Range<u64>>,
-    ) -> PyResult<Operation> {
-        self.operation(py, path, |caches, path| async move {
+    fn start_get_ranges(&self, path: &str, ranges: Vec<Range<u64>>) -> PyResult<Operation> {
+        self.operation(path, |caches, path| async move {
             let asked: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
             let mut read = if asked.is_empty() {
                 caches.store.head(&path).await?;
@@ -200,17 +194,17 @@ impl Store {
         })
     }
 
-    fn start_head(&self, py: Python<'_>, path: &str) -> PyResult<Operation> {
-        self.operation(py, path, |caches, path| async move {
+    fn start_head(&self, path: &str) -> PyResult<Operation> {
+        self.operation(path, |caches, path| async move {
             let meta = caches.store.head(&path).await?;
             Ok(reply(move |py| Ok(convert::meta(py, &meta)?.unbind())))
         })
     }
 
-    fn start_list(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<Operation> {
+    fn start_list(&self, prefix: Option<&str>) -> PyResult<Operation> {
         let below = convert::prefix(prefix)?;
-        let caches = self.caches(py)?;
-        Ok(Operation::new(self.name(prefix.unwrap_or_default()), async move {
+        let caches = self.caches().clone();
+        Ok(self.operation_on(self.name(prefix.unwrap_or_default()), async move {
             let list = caches.store.list_with_delimiter(below.as_ref()).await?;
             Ok(reply(move |py| Ok(convert::list_result(py, &list)?.unbind())))
         }))
@@ -218,7 +212,6 @@ impl Store {
 
     fn start_put(
         &self,
-        py: Python<'_>,
         path: &str,
         data: &Bound<'_, PyAny>,
         attributes: Option<&Bound<'_, PyDict>>,
@@ -226,7 +219,7 @@ impl Store {
     ) -> PyResult<Operation> {
         let (attributes, mode) = (convert::attributes(attributes)?, convert::put_mode(mode)?);
         let data = convert::payload(data)?;
-        self.operation(py, path, |caches, path| async move {
+        self.operation(path, |caches, path| async move {
             let put = if mode == PutMode::Overwrite && data.len() > PART_BYTES {
                 let options = PutMultipartOptions { attributes, ..Default::default() };
                 let upload = caches.store.put_multipart_opts(&path, options).await?;
@@ -247,16 +240,16 @@ impl Store {
         })
     }
 
-    fn start_delete(&self, py: Python<'_>, paths: &Bound<'_, PyAny>) -> PyResult<Operation> {
+    fn start_delete(&self, paths: &Bound<'_, PyAny>) -> PyResult<Operation> {
         let names: Vec<String> = match paths.cast::<PyString>() {
             Ok(one) => vec![one.extract()?],
             Err(_) => paths.try_iter()?.map(|one| one?.extract()).collect::<PyResult<_>>()?,
         };
         let locations =
             names.iter().map(|name| convert::path(name)).collect::<PyResult<Vec<_>>>()?;
-        let caches = self.caches(py)?;
+        let caches = self.caches().clone();
         let name = self.name(if let [one] = &names[..] { one } else { "" });
-        Ok(Operation::new(name, async move {
+        Ok(self.operation_on(name, async move {
             let locations = futures_util::stream::iter(locations.into_iter().map(Ok)).boxed();
             let mut deleted = caches.store.delete_stream(locations);
             let mut first_error = Ok(());
@@ -271,12 +264,11 @@ impl Store {
 
     fn start_copy(
         &self,
-        py: Python<'_>,
         (from, to, overwrite): (&str, &str, bool),
         removes: bool,
     ) -> PyResult<Operation> {
         let to = convert::path(to)?;
-        self.operation(py, from, |caches, from| async move {
+        self.operation(from, |caches, from| async move {
             if removes {
                 let target_mode =
                     if overwrite { RenameTargetMode::Overwrite } else { RenameTargetMode::Create };
@@ -291,51 +283,10 @@ impl Store {
     }
 }
 
-fn freshness(given: &Bound<'_, PyAny>) -> PyResult<Freshness> {
-    match given.extract::<&str>() {
-        Ok("immutable") => return Ok(Freshness::Immutable),
-        Ok("revalidate") => return Ok(Freshness::Revalidate),
-        Ok(_) => {}
-        Err(_) => {
-            let seconds = given.extract::<f64>().ok();
-            let age = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            if let Some(age) = age {
-                return Ok(Freshness::MaxAge(age));
-            }
-        }
-    }
-    Err(PyValueError::new_err(format!(
-        "freshness {}: must be 'immutable', 'revalidate', or a number of seconds",
-        given.repr()?
-    )))
-}
-
-/// Options as text: numbers and truth values are written as `object_store` reads them.
-fn options(given: Option<&Bound<'_, PyDict>>) -> PyResult<Vec<(String, String)>> {
-    let mut list = Vec::new();
-    for (name, value) in given.into_iter().flatten() {
-        let name: String = name.extract()?;
-        if value.is_none() {
-            continue;
-        }
-        let text = if let Ok(flag) = value.extract::<bool>() {
-            flag.to_string()
-        } else if value.is_instance_of::<PyString>() || value.extract::<i64>().is_ok() {
-            value.str()?.to_string()
-        } else {
-            return Err(PyTypeError::new_err(format!(
-                "option {name:?}: must be a str, an int or a bool"
-            )));
-        };
-        list.push((name, text));
-    }
-    Ok(list)
-}
-
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (url, *, memory, disk, freshness, options))]
+    #[pyo3(signature = (url, *, memory, disk, freshness, options, socket))]
     fn new(
         py: Python<'_>,
         url: String,
@@ -343,19 +294,38 @@ impl Store {
         disk: Option<(PathBuf, u64)>,
         freshness: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
+        socket: &Bound<'_, PyAny>,
     ) -> PyResult<Store> {
-        let freshness = self::freshness(freshness)?;
-        let options = self::options(options)?;
-        let settings = StoreSettings { url, memory, disk, freshness, options };
-        let store = Store { settings, slot: Mutex::new(OfProcess::new(Slot::default())) };
-        store.caches(py)?; // errors of the settings are raised here
-        Ok(store)
+        let freshness = settings::freshness(freshness)?;
+        let options = settings::options(options)?;
+        let socket = SocketChoice::of(socket, &url)?;
+        let settings = Arc::new(StoreSettings { url, memory, disk, freshness, options, socket });
+        let caches = py.detach(|| Caches::open(&settings))?;
+        let mut is_attached = false;
+        if let Some(server) = &caches.server {
+            let attached = wait_for(py, pin!(server.client.attach()), None)?;
+            is_attached = attached.expect("there is no deadline");
+            server.tell_first(py);
+        }
+        if !is_attached {
+            // Errors of the settings are raised here.
+            py.detach(|| caches.own.cache())
+                .map_err(|error| failure::of_store(&error, &settings.url))?;
+        }
+        Ok(Store { settings, caches: Some(caches) })
     }
 
     /// The URL that `millpond.store` was called with.
     #[getter]
     fn url(&self) -> &str {
         &self.settings.url
+    }
+
+    /// The socket of the server that is used now.
+    #[getter]
+    fn _server(&self) -> Option<PathBuf> {
+        let server = self.caches().server.as_ref()?;
+        server.client.is_attached().then(|| server.socket().to_owned())
     }
 
     /// An object, or a range of it, as a `GetResult`: metadata first, and then the body.
@@ -376,7 +346,7 @@ impl Store {
         path: &str,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_get(py, path, options)?.run(py)
+        self.start_get(path, options)?.run(py)
     }
 
     /// `await store.get_async(path)`: `get` for asyncio.
@@ -387,7 +357,7 @@ impl Store {
         path: &str,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_get(py, path, options)?.coroutine(py)
+        self.start_get(path, options)?.coroutine(py)
     }
 
     /// The bytes from `start` to `end`, or `length` of them. Fewer at the end of the object.
@@ -406,7 +376,48 @@ impl Store {
         end: Option<u64>,
         length: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_get_range(py, path, convert::range(start, end, length)?)?.run(py)
+        let range = convert::range(start, end, length)?;
+        let memory = |len| {
+            let bytes = new_bytes(py, len).ok()?;
+            let at = start_of(&bytes);
+            Some((bytes, at))
+        };
+        if let Some((bytes, _)) = self.hit(py, &convert::path(path)?, &range, memory) {
+            return Ok(bytes.into_any().unbind());
+        }
+        self.start_get_range(path, range)?.run(py)
+    }
+
+    /// Reads from byte `start` on into a writable buffer, such as a `bytearray` or a numpy array; returns the number of bytes,
+    /// which is smaller than that of the buffer at the end of the object. Cached bytes are copied once.
+    ///
+    /// >>> import millpond
+    /// >>> store = millpond.store("memory://doc")
+    /// >>> _ = store.put("pond", b"water lilies")
+    /// >>> buffer = bytearray(8)
+    /// >>> store.get_range_into("pond", buffer, start=6), bytes(buffer)
+    /// (6, b'lilies\x00\x00')
+    #[pyo3(signature = (path, buffer, *, start))]
+    fn get_range_into(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        buffer: &Bound<'_, PyAny>,
+        start: u64,
+    ) -> PyResult<usize> {
+        let memory = PyMemory::writable(buffer)?;
+        let range = convert::range(start, None, Some(memory.len() as u64))?;
+        let at = memory.start();
+        let hit = self.hit(py, &convert::path(path)?, &range, |_| Some(((), at)));
+        if let Some(((), len)) = hit {
+            return Ok(len);
+        }
+        let read = self.start_get_range(path, range)?.run(py)?;
+        let read = read.bind(py).cast::<PyBytes>()?.as_bytes();
+        // SAFETY: `memory` is valid for writes of its length, which no read exceeds; the bytes object is not its memory, as that
+        // is read-only.
+        unsafe { std::ptr::copy_nonoverlapping(read.as_ptr(), at, read.len()) };
+        Ok(read.len())
     }
 
     /// `await store.get_range_async(path, start=..., end=...)`: `get_range` for asyncio. Cached bytes are returned without a
@@ -426,7 +437,7 @@ impl Store {
         end: Option<u64>,
         length: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_get_range(py, path, convert::range(start, end, length)?)?.coroutine(py)
+        self.start_get_range(path, convert::range(start, end, length)?)?.coroutine(py)
     }
 
     /// A list with the bytes of several ranges of one version of an object. Ranges close to each other are one request.
@@ -446,7 +457,7 @@ impl Store {
         lengths: Option<Vec<u64>>,
     ) -> PyResult<Py<PyAny>> {
         let ranges = convert::ranges(&starts, ends.as_deref(), lengths.as_deref())?;
-        self.start_get_ranges(py, path, ranges)?.run(py)
+        self.start_get_ranges(path, ranges)?.run(py)
     }
 
     /// `await store.get_ranges_async(...)`: `get_ranges` for asyncio.
@@ -460,7 +471,7 @@ impl Store {
         lengths: Option<Vec<u64>>,
     ) -> PyResult<Py<PyAny>> {
         let ranges = convert::ranges(&starts, ends.as_deref(), lengths.as_deref())?;
-        self.start_get_ranges(py, path, ranges)?.coroutine(py)
+        self.start_get_ranges(path, ranges)?.coroutine(py)
     }
 
     /// Path, size, time of the last change, ETag and version of an object, as a dict.
@@ -471,12 +482,12 @@ impl Store {
     /// >>> store.head("pond")["size"]
     /// 12
     fn head(&self, py: Python<'_>, path: &str) -> PyResult<Py<PyAny>> {
-        self.start_head(py, path)?.run(py)
+        self.start_head(path)?.run(py)
     }
 
     /// `await store.head_async(path)`: `head` for asyncio.
     fn head_async(&self, py: Python<'_>, path: &str) -> PyResult<Py<PyAny>> {
-        self.start_head(py, path)?.coroutine(py)
+        self.start_head(path)?.coroutine(py)
     }
 
     /// The metadata of all objects below a prefix, as a `ListStream`: an iterator over lists of at most `chunk_size` dicts,
@@ -494,13 +505,12 @@ impl Store {
     #[pyo3(signature = (prefix=None, *, offset=None, chunk_size=50))]
     fn list(
         &self,
-        py: Python<'_>,
         prefix: Option<&str>,
         offset: Option<&str>,
         chunk_size: usize,
     ) -> PyResult<ListStream> {
         let (below, offset) = (convert::prefix(prefix)?, offset.map(convert::path).transpose()?);
-        let caches = self.caches(py)?;
+        let caches = self.caches();
         let runtime = runtime::handle()?;
         let _entered = runtime.enter();
         let metas = match &offset {
@@ -518,7 +528,7 @@ impl Store {
     /// {'common_prefixes': [], 'objects': []}
     #[pyo3(signature = (prefix=None))]
     fn list_with_delimiter(&self, py: Python<'_>, prefix: Option<&str>) -> PyResult<Py<PyAny>> {
-        self.start_list(py, prefix)?.run(py)
+        self.start_list(prefix)?.run(py)
     }
 
     /// `await store.list_with_delimiter_async(prefix)`: `list_with_delimiter` for asyncio.
@@ -528,7 +538,7 @@ impl Store {
         py: Python<'_>,
         prefix: Option<&str>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_list(py, prefix)?.coroutine(py)
+        self.start_list(prefix)?.coroutine(py)
     }
 
     /// Writes an object from any buffer, as a whole; returns its ETag and version. After it has returned, no read by this
@@ -555,7 +565,7 @@ impl Store {
         attributes: Option<&Bound<'_, PyDict>>,
         mode: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_put(py, path, data, attributes, mode)?.run(py)
+        self.start_put(path, data, attributes, mode)?.run(py)
     }
 
     /// `await store.put_async(path, data)`: `put` for asyncio.
@@ -568,7 +578,7 @@ impl Store {
         attributes: Option<&Bound<'_, PyDict>>,
         mode: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_put(py, path, data, attributes, mode)?.coroutine(py)
+        self.start_put(path, data, attributes, mode)?.coroutine(py)
     }
 
     /// A writer for an object whose bytes come in pieces: see `ObjectWriter`. `buffer_size` is the length of a part, at
@@ -581,7 +591,6 @@ impl Store {
     #[pyo3(signature = (path, *, attributes=None, buffer_size=PART_BYTES, max_concurrency=PARTS_MAX))]
     fn open_writer(
         &self,
-        py: Python<'_>,
         path: &str,
         attributes: Option<&Bound<'_, PyDict>>,
         buffer_size: usize,
@@ -595,7 +604,7 @@ impl Store {
         let upload = Upload {
             path: convert::path(path)?,
             attributes: convert::attributes(attributes)?,
-            store: self.caches(py)?.store,
+            store: Arc::clone(&self.caches().store),
             part_bytes: buffer_size,
             parts_max: max_concurrency.max(1),
             buffer: BytesMut::new(),
@@ -612,12 +621,12 @@ impl Store {
     /// >>> _ = store.put("pond", b"")
     /// >>> store.delete(["pond"])
     fn delete(&self, py: Python<'_>, paths: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        self.start_delete(py, paths)?.run(py)
+        self.start_delete(paths)?.run(py)
     }
 
     /// `await store.delete_async(paths)`: `delete` for asyncio.
     fn delete_async(&self, py: Python<'_>, paths: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        self.start_delete(py, paths)?.coroutine(py)
+        self.start_delete(paths)?.coroutine(py)
     }
 
     /// Copies an object within the store. With `overwrite=False`, `FileExistsError` if there is one at `to`.
@@ -630,7 +639,7 @@ impl Store {
     /// b'water'
     #[pyo3(signature = (from_, to, *, overwrite=true))]
     fn copy(&self, py: Python<'_>, from_: &str, to: &str, overwrite: bool) -> PyResult<Py<PyAny>> {
-        self.start_copy(py, (from_, to, overwrite), false)?.run(py)
+        self.start_copy((from_, to, overwrite), false)?.run(py)
     }
 
     /// `await store.copy_async(from_, to)`: `copy` for asyncio.
@@ -642,7 +651,7 @@ impl Store {
         to: &str,
         overwrite: bool,
     ) -> PyResult<Py<PyAny>> {
-        self.start_copy(py, (from_, to, overwrite), false)?.coroutine(py)
+        self.start_copy((from_, to, overwrite), false)?.coroutine(py)
     }
 
     /// Moves an object within the store: with most stores, a copy and a removal. `overwrite` as for `copy`.
@@ -654,7 +663,7 @@ impl Store {
         to: &str,
         overwrite: bool,
     ) -> PyResult<Py<PyAny>> {
-        self.start_copy(py, (from_, to, overwrite), true)?.run(py)
+        self.start_copy((from_, to, overwrite), true)?.run(py)
     }
 
     /// `await store.rename_async(from_, to)`: `rename` for asyncio.
@@ -666,7 +675,7 @@ impl Store {
         to: &str,
         overwrite: bool,
     ) -> PyResult<Py<PyAny>> {
-        self.start_copy(py, (from_, to, overwrite), true)?.coroutine(py)
+        self.start_copy((from_, to, overwrite), true)?.coroutine(py)
     }
 
     /// Removes an object from the cache: call it after another program has changed the object.
@@ -674,15 +683,26 @@ impl Store {
     /// >>> import millpond
     /// >>> millpond.store("memory://doc").forget("pond")
     fn forget(&self, py: Python<'_>, path: &str) -> PyResult<()> {
-        let path = convert::path(path)?;
-        let caches = self.caches(py)?;
-        let full: Path = caches.prefix.parts().chain(path.parts()).collect();
-        py.detach(|| caches.cached.forget(&full));
-        Ok(())
+        let location = convert::path(path)?;
+        let caches = self.caches().clone();
+        let full = caches.full_name(&location);
+        let work = async move {
+            if let Some(server) = &caches.server {
+                server.client.forget(&full).await;
+            }
+            caches.own.forget(&full);
+            Ok(reply(|py| Ok(py.None())))
+        };
+        self.operation_on(self.name(path), work).run(py).map(|_| ())
     }
 
-    /// Counts since the cache of this process was made, as a dict: pages that were hits and misses, requests, requests
-    /// saved, bytes from the store, memory in use, and those of the disk tier.
+    /// Counts since the store was made, as a dict.
+    ///
+    /// By a server: `is_attached`; `server_hits` and `server_hit_bytes`, reads that were copied from the server's memory;
+    /// `server_misses`, reads that the server was asked for; `fallbacks`, reads that no server answered; `attaches`.
+    ///
+    /// Of the cache in this process: pages that were hits and misses, requests, requests saved, bytes from the store,
+    /// memory in use, and those of the disk tier.
     ///
     /// >>> import millpond
     /// >>> store = millpond.store("memory://stats", freshness="immutable")
@@ -692,8 +712,8 @@ impl Store {
     /// >>> store.stats()["requests"], store.stats()["requests_saved"]
     /// (1, 2)
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let caches = self.caches(py)?;
-        let stats = py.detach(|| caches.cached.stats());
+        let caches = self.caches();
+        let stats = py.detach(|| caches.own.stats());
         let dict = PyDict::new(py);
         for (name, count) in [
             ("hits", stats.hits),
@@ -716,6 +736,17 @@ impl Store {
             dict.set_item(name, count)?;
         }
         dict.set_item("disk_is_off", stats.disk_is_off)?;
+        let client = caches.server.as_ref().map(|server| server.client.stats()).unwrap_or_default();
+        dict.set_item("is_attached", client.is_attached)?;
+        for (name, count) in [
+            ("server_hits", client.hits),
+            ("server_hit_bytes", client.hit_bytes),
+            ("server_misses", client.misses),
+            ("fallbacks", client.fallbacks),
+            ("attaches", client.attaches),
+        ] {
+            dict.set_item(name, count)?;
+        }
         Ok(dict)
     }
 
@@ -732,9 +763,15 @@ impl Store {
         settings.set_item("memory", own.memory)?;
         settings.set_item("disk", own.disk.as_ref())?;
         match own.freshness {
-            Freshness::Immutable => settings.set_item("freshness", "immutable")?,
-            Freshness::MaxAge(age) => settings.set_item("freshness", age.as_secs_f64())?,
-            _ => settings.set_item("freshness", "revalidate")?,
+            Some(Freshness::Immutable) => settings.set_item("freshness", "immutable")?,
+            Some(Freshness::MaxAge(age)) => settings.set_item("freshness", age.as_secs_f64())?,
+            Some(_) => settings.set_item("freshness", "revalidate")?,
+            None => settings.set_item("freshness", py.None())?,
+        }
+        match &own.socket {
+            SocketChoice::Default => settings.set_item("socket", py.None())?,
+            SocketChoice::Off => settings.set_item("socket", false)?,
+            SocketChoice::Path(path) => settings.set_item("socket", path)?,
         }
         let options = PyDict::new(py);
         for (name, value) in &own.options {
@@ -750,9 +787,8 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        let empty = OfProcess::new(Slot::default());
-        let slot = std::mem::replace(self.slot.get_mut().unwrap_or_else(|e| e.into_inner()), empty);
+        let caches = self.caches.take();
         // The end of a cache waits for the thread of its disk tier.
-        Python::try_attach(move |py| py.detach(move || drop(slot)));
+        Python::try_attach(move |py| py.detach(move || drop(caches)));
     }
 }

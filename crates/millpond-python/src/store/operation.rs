@@ -28,6 +28,7 @@ use crate::error;
 use crate::process::{self, lock};
 use crate::store::failure;
 use crate::store::runtime;
+use crate::store::server_watch::ServerWatch;
 use crate::wait::wait_for;
 
 /// Makes the result of a call.
@@ -46,8 +47,14 @@ type Work = Pin<Box<dyn Future<Output = Result<Reply>> + Send>>;
 /// A call for an object store that has not ended.
 pub(crate) struct Operation {
     work: Work,
-    /// The object's URL, for errors.
+    subject: Subject,
+}
+
+/// The object of a call and its server, for errors and log lines.
+struct Subject {
+    /// The object's URL.
     name: String,
+    server: Option<Arc<ServerWatch>>,
 }
 
 impl Operation {
@@ -55,12 +62,18 @@ impl Operation {
         name: String,
         work: impl Future<Output = Result<Reply>> + Send + 'static,
     ) -> Operation {
-        Operation { work: Box::pin(work), name }
+        Operation { work: Box::pin(work), subject: Subject { name, server: None } }
+    }
+
+    /// A call that a server may serve.
+    pub(crate) fn watching(mut self, server: Option<&Arc<ServerWatch>>) -> Operation {
+        self.subject.server = server.cloned();
+        self
     }
 
     /// Waits for the end, detached from the interpreter.
     pub(crate) fn run(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let Operation { mut work, name } = self;
+        let Operation { mut work, subject } = self;
         let runtime = runtime::handle()?;
         let waited = {
             let entered = poll_fn(|context| poll_in(&runtime, &mut work, context));
@@ -68,7 +81,7 @@ impl Operation {
         };
         // The end of a request that was interrupted may close a connection or a file.
         py.detach(|| drop(work));
-        finish(py, waited?.expect("there is no deadline"), &name)
+        finish(py, waited?.expect("there is no deadline"), &subject)
     }
 
     /// A coroutine that waits for the end.
@@ -91,10 +104,13 @@ fn poll_in(runtime: &Handle, work: &mut Work, context: &mut Context<'_>) -> Poll
     work.as_mut().poll(context)
 }
 
-fn finish(py: Python<'_>, ended: Result<Reply>, name: &str) -> PyResult<Py<PyAny>> {
+fn finish(py: Python<'_>, ended: Result<Reply>, subject: &Subject) -> PyResult<Py<PyAny>> {
+    if let Some(server) = &subject.server {
+        server.tell(py);
+    }
     match ended {
         Ok(reply) => reply(py),
-        Err(error) => Err(failure::of_store(&error, name)),
+        Err(error) => Err(failure::of_store(&error, &subject.name)),
     }
 }
 
@@ -113,7 +129,7 @@ impl Pending {
             poll_in(&runtime, &mut operation.work, &mut context)
         });
         match polled {
-            Poll::Ready(ended) => Ok(Some((finish(py, ended, &operation.name)?,))),
+            Poll::Ready(ended) => Ok(Some((finish(py, ended, &operation.subject)?,))),
             Poll::Pending => {
                 *lock(&self.0) = Some(operation);
                 Ok(None)
@@ -170,7 +186,7 @@ impl Drop for Report {
 
 struct Started {
     future: Py<PyAny>,
-    name: String,
+    subject: Subject,
     task: AbortHandle,
 }
 
@@ -214,14 +230,14 @@ impl Completions {
 
     /// Starts an operation as a task; returns its number.
     fn start(&self, operation: &Pending, future: Py<PyAny>) -> PyResult<u64> {
-        let Operation { work, name } = operation.take()?;
+        let Operation { work, subject } = operation.take()?;
         let runtime = runtime::handle()?;
         let mut started = lock(&self.started);
         started.last += 1;
         let number = started.last;
         let report = Report { ended: Arc::clone(&self.ended), number, outcome: None };
         let task = runtime.spawn(async move { report.end(work.await) });
-        started.tasks.insert(number, Started { future, name, task: task.abort_handle() });
+        started.tasks.insert(number, Started { future, subject, task: task.abort_handle() });
         Ok(number)
     }
 
@@ -242,7 +258,7 @@ impl Completions {
         let list = PyList::empty(py);
         for (number, ended) in ended {
             let Some(started) = lock(&self.started).tasks.remove(&number) else { continue };
-            match finish(py, ended, &started.name) {
+            match finish(py, ended, &started.subject) {
                 Ok(result) => list.append((started.future, result, py.None()))?,
                 Err(error) => list.append((started.future, py.None(), error.into_value(py)))?,
             }

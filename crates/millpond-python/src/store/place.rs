@@ -1,45 +1,111 @@
-//! Opens the store of a URL: `file://`, `memory://`, and with the feature `s3` `s3://`.
+//! Opens the store of a URL: `file://`, `memory://`, and with the feature `s3` `s3://` and `http(s)://`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use object_store::{Error, ObjectStore};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::process::{self, lock};
 use crate::store::failure;
+#[cfg(not(feature = "s3"))]
+use crate::store::failure::StoreError;
 
-/// A store, and the prefix of the URL below which all names are.
-pub(crate) type Place = (Arc<dyn ObjectStore>, Path);
+/// An open store.
+pub(crate) struct Place {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    /// The prefix of the URL, below which all names are.
+    pub(crate) prefix: Path,
+    pub(crate) is_read_only: bool,
+    #[cfg(feature = "endpoint")]
+    pub(crate) keeps_metadata: bool,
+    /// Its lists, page by page.
+    #[cfg(feature = "endpoint")]
+    pub(crate) lists: Option<Arc<dyn object_store::list::PaginatedListStore>>,
+}
+
+impl Place {
+    fn new(store: Arc<dyn ObjectStore>) -> Place {
+        Place {
+            store,
+            prefix: Path::default(),
+            is_read_only: false,
+            #[cfg(feature = "endpoint")]
+            keeps_metadata: true,
+            #[cfg(feature = "endpoint")]
+            lists: None,
+        }
+    }
+}
+
+/// Why a store can't be opened.
+pub(crate) enum PlaceError {
+    /// The URL or an option can't be used.
+    Invalid(String),
+    /// A part that this build lacks, and the URL.
+    #[cfg(not(feature = "s3"))]
+    Unsupported(&'static str, String),
+    /// The error of the store at the URL.
+    Store(Error, String),
+}
+
+pub(crate) type Result<T> = std::result::Result<T, PlaceError>;
+
+impl From<PlaceError> for PyErr {
+    fn from(error: PlaceError) -> PyErr {
+        match error {
+            PlaceError::Invalid(text) => PyValueError::new_err(text),
+            #[cfg(not(feature = "s3"))]
+            PlaceError::Unsupported(what, url) => StoreError::new_err((libc::ENOTSUP, what, url)),
+            PlaceError::Store(error, url) => failure::of_store(&error, &url),
+        }
+    }
+}
+
+/// For a store that is opened again in a child of fork.
+impl From<PlaceError> for Error {
+    fn from(error: PlaceError) -> Error {
+        match error {
+            PlaceError::Invalid(text) => Error::Generic { store: "millpond", source: text.into() },
+            #[cfg(not(feature = "s3"))]
+            PlaceError::Unsupported(what, _) => Error::NotSupported { source: what.into() },
+            PlaceError::Store(error, _) => error,
+        }
+    }
+}
 
 /// Opens the store at `url`. May wait for a disk, and runs detached from the interpreter.
-pub(crate) fn open(url: &str, options: &[(String, String)]) -> PyResult<Place> {
-    let refuse = |what: &str| Err(PyValueError::new_err(format!("store {url:?}: {what}")));
+pub(crate) fn open(url: &str, options: &[(String, String)]) -> Result<Place> {
+    let refuse = |what: &str| Err(PlaceError::Invalid(format!("store {url:?}: {what}")));
     let Some((scheme, rest)) = url.split_once("://") else {
         return refuse("not a URL: SCHEME://...");
     };
-    if scheme != "s3"
+    if !matches!(scheme, "s3" | "http" | "https")
         && let Some((name, _)) = options.first()
     {
-        return refuse(&format!("option {name:?}: only s3:// has options"));
+        return refuse(&format!("option {name:?}: only s3:// and http(s):// have options"));
     }
     match scheme {
         "file" if rest.starts_with('/') => {
             let store = LocalFileSystem::new_with_prefix(rest)
-                .map_err(|error| failure::of_store(&error, url))?;
-            Ok((Arc::new(store), Path::default()))
+                .map_err(|error| PlaceError::Store(error, url.to_owned()))?;
+            let place = Place::new(Arc::new(store));
+            #[cfg(feature = "endpoint")]
+            let place = Place { keeps_metadata: false, ..place };
+            Ok(place)
         }
         "file" => refuse("no absolute path: file:///DIRECTORY"),
         "memory" if rest.trim_end_matches('/').contains('/') => {
             refuse("a store in memory has a name and no path: memory://NAME")
         }
-        "memory" => Ok((in_memory(rest.trim_end_matches('/')), Path::default())),
-        "s3" => s3::open(url, rest, options),
-        _ => refuse("unknown scheme: use s3, file or memory"),
+        "memory" => Ok(Place::new(in_memory(rest.trim_end_matches('/')))),
+        "s3" => remote::open_s3(url, rest, options),
+        "http" | "https" => remote::open_http(url, options),
+        _ => refuse("unknown scheme: use s3, http, https, file or memory"),
     }
 }
 
@@ -57,21 +123,27 @@ fn in_memory(name: &str) -> Arc<dyn ObjectStore> {
 }
 
 #[cfg(not(feature = "s3"))]
-mod s3 {
-    use super::{Place, PyResult};
-    use crate::store::failure::StoreError;
+mod remote {
+    use super::{Place, PlaceError, Result};
 
-    pub(super) fn open(url: &str, _: &str, _: &[(String, String)]) -> PyResult<Place> {
+    pub(super) fn open_s3(url: &str, _: &str, _: &[(String, String)]) -> Result<Place> {
         let what = "this millpond was built without S3: build the wheel with `--features s3`, as released ones are";
-        Err(StoreError::new_err((libc::ENOTSUP, what, url.to_owned())))
+        Err(PlaceError::Unsupported(what, url.to_owned()))
+    }
+
+    pub(super) fn open_http(url: &str, _: &[(String, String)]) -> Result<Place> {
+        let what = "this millpond was built without HTTP: build the wheel with `--features s3`, as released ones are";
+        Err(PlaceError::Unsupported(what, url.to_owned()))
     }
 }
 
 #[cfg(feature = "s3")]
-mod s3 {
+mod remote {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+    use object_store::http::HttpBuilder;
+    use object_store::{ClientConfigKey, ClientOptions};
 
-    use super::{Arc, Path, Place, PyResult, PyValueError, failure};
+    use super::{Arc, Path, Place, PlaceError, Result};
 
     /// The short names of options; other names are those of `object_store`, such as `virtual_hosted_style_request`.
     const SHORT: [(&str, &str); 4] = [
@@ -82,8 +154,8 @@ mod s3 {
     ];
 
     /// Settings that are not among the options are those of the environment (`AWS_ACCESS_KEY_ID` and so on).
-    pub(super) fn open(url: &str, rest: &str, options: &[(String, String)]) -> PyResult<Place> {
-        let refuse = |what: String| PyValueError::new_err(format!("store {url:?}: {what}"));
+    pub(super) fn open_s3(url: &str, rest: &str, options: &[(String, String)]) -> Result<Place> {
+        let refuse = |what: String| PlaceError::Invalid(format!("store {url:?}: {what}"));
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
             return Err(refuse("no bucket: s3://BUCKET/PREFIX".into()));
@@ -108,7 +180,27 @@ mod s3 {
                 "needs the option allow_http=True, or AWS_ALLOW_HTTP=true in the environment";
             return Err(refuse(format!("endpoint {endpoint:?} {what}")));
         }
-        let store = builder.build().map_err(|error| failure::of_store(&error, url))?;
-        Ok((Arc::new(store), prefix))
+        let store = builder.build().map_err(|error| PlaceError::Store(error, url.to_owned()))?;
+        let store = Arc::new(store);
+        Ok(Place {
+            prefix,
+            #[cfg(feature = "endpoint")]
+            lists: Some(Arc::clone(&store) as Arc<_>),
+            ..Place::new(store)
+        })
+    }
+
+    /// Files of a web server. Its options are those of HTTP, such as `timeout`.
+    pub(super) fn open_http(url: &str, options: &[(String, String)]) -> Result<Place> {
+        let mut client = ClientOptions::new().with_allow_http(url.starts_with("http://"));
+        for (name, value) in options {
+            let key: ClientConfigKey = name.parse().map_err(|_| {
+                PlaceError::Invalid(format!("store {url:?}: unknown option {name:?}"))
+            })?;
+            client = client.with_config(key, value);
+        }
+        let builder = HttpBuilder::new().with_url(url).with_client_options(client);
+        let store = builder.build().map_err(|error| PlaceError::Store(error, url.to_owned()))?;
+        Ok(Place { is_read_only: true, ..Place::new(Arc::new(store)) })
     }
 }
