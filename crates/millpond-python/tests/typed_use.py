@@ -39,6 +39,13 @@ def uses_a_store() -> tuple[bytes, int, list[str]]:
     return result.bytes(), store.head("pond")["size"], names + store.list_with_delimiter()["common_prefixes"]
 
 
+def uses_an_endpoint() -> tuple[str, dict[str, str], bytes]:
+    store = millpond.store("s3://lakes", socket="/run/serve.sock", freshness=None)
+    endpoint: millpond.S3Endpoint = millpond.s3_endpoint({"lakes": store, "mills": "memory://mills"})
+    buffer = bytearray(store.get_range_into("pond", bytearray(5), start=0) + store.stats()["fallbacks"])
+    return endpoint.duckdb_sql(), endpoint.polars() | endpoint.gdal_env(), bytes(buffer)
+
+
 async def uses_a_store_async(store: millpond.Store) -> list[bytes]:
     async for chunk in store.list("pond"):
         await store.delete_async([meta["path"] for meta in chunk])

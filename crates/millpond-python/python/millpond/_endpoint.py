@@ -288,7 +288,12 @@ def _key_file() -> "str | None":
 
     folder = tempfile.mkdtemp(prefix="millpond-")
     own = os.getpid()
-    atexit.register(lambda: os.getpid() != own or shutil.rmtree(folder, ignore_errors=True))
+
+    def remove() -> None:
+        if os.getpid() == own:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
     return os.path.join(folder, "credentials")
 
 
