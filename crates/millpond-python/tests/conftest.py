@@ -13,8 +13,10 @@ import faulthandler
 
 faulthandler.dump_traceback_later(300, exit=True)
 
-# A server of the user must not serve the tests.
-os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="millpond-tests-")
+# A server of the user must not serve the tests. Processes that they start have the same folder.
+if "MILLPOND_TESTS_FOLDER" not in os.environ:
+    _folder = tempfile.TemporaryDirectory(prefix="millpond-tests-")
+    os.environ["MILLPOND_TESTS_FOLDER"] = os.environ["XDG_RUNTIME_DIR"] = _folder.name
 
 
 @pytest.fixture
