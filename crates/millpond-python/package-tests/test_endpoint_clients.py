@@ -79,7 +79,7 @@ def test_s3fs_obstore_and_pyarrow(served: Served) -> None:
     data = os.urandom(100_000)
     fs = s3fs.S3FileSystem(**served.endpoint.s3fs())
     fs.pipe_file(f"{served.bucket}/{served.prefix}/pond", data)
-    assert fs.cat_file(f"{served.bucket}/{served.prefix}/pond", 5, 50_000) == data[5:50_000]
+    assert fs.cat_file(f"{served.bucket}/{served.prefix}/pond", start=5, end=50_000) == data[5:50_000]
     store = S3Store(served.bucket, **served.endpoint.obstore())
     assert bytes(obstore.get_range(store, f"{served.prefix}/pond", start=5, end=50_000)) == data[5:50_000]
     arrow = S3FileSystem(**served.endpoint.pyarrow())
