@@ -23,7 +23,8 @@ use crate::store::settings::StoreSettings;
 pub(crate) struct Caches {
     pub(crate) own: Arc<ProcessStore>,
     pub(crate) server: Option<Arc<ServerWatch>>,
-    /// With the names of the whole store.
+    /// With the names of the whole store, for an endpoint.
+    #[cfg(feature = "endpoint")]
     pub(crate) whole: Arc<dyn ObjectStore>,
     pub(crate) store: Arc<dyn ObjectStore>,
     prefix: Path,
@@ -53,7 +54,14 @@ impl Caches {
         } else {
             Arc::new(PrefixStore::new(Arc::clone(&whole), prefix.clone()))
         };
-        Ok(Caches { own, server, whole, store, prefix })
+        Ok(Caches {
+            own,
+            server,
+            #[cfg(feature = "endpoint")]
+            whole,
+            store,
+            prefix,
+        })
     }
 
     pub(crate) fn full_name(&self, path: &Path) -> Path {

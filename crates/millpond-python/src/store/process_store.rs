@@ -2,8 +2,8 @@
 //!
 //! - **P1** A child of fork opens the store again, with a cache of its own: connections and threads are the parent's. It leaks
 //!   the parent's, by [`OfProcess`].
-//! - **P2** Without a cache in this process, writes go to the store itself. Another thread may make the cache meanwhile, so
-//!   a write removes its objects from it at the end: reads never return an earlier version.
+//! - **P2** Without a cache in this process, writes go to the store itself. Another thread may make the cache during the
+//!   write, which therefore removes its objects from it at the end: reads never return an earlier version.
 
 use std::fmt;
 use std::mem::MaybeUninit;
