@@ -176,7 +176,7 @@ impl Blob {
         if self.is_the_parents() || !is_inside {
             return false;
         }
-        let slot = self.cached.cache().counters.mine();
+        let slot = self.cached.cache().counters.local();
         let most = (HIT_PAGES_MAX - 1) * self.page_bytes() as usize;
         let mut offset = start;
         for part in dst.chunks_mut(most) {

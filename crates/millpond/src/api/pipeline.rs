@@ -75,11 +75,11 @@ pub const PIPELINE_DEPTH_MAX: usize = 4096;
 #[derive(Debug)]
 pub struct DirectRequest<'a> {
     /// In a box, as the request moves from the lane to the caller and back for each use.
-    inner: Box<Inner<'a>>,
+    inner: Box<RequestParts<'a>>,
 }
 
 #[derive(Debug)]
-struct Inner<'a> {
+struct RequestParts<'a> {
     file: &'a File,
     list: RawList<'a>,
     is_mut: bool,
@@ -94,7 +94,8 @@ impl<'a> DirectRequest<'a> {
     #[must_use]
     pub fn read(file: &'a File, list: SegmentList<'a, Mut>, offset: u64) -> DirectRequest<'a> {
         let (list, direction) = (list.into_raw(), Direction::Read);
-        let inner = Box::new(Inner { file, list, is_mut: true, direction, offset, durable: false });
+        let inner =
+            Box::new(RequestParts { file, list, is_mut: true, direction, offset, durable: false });
         DirectRequest { inner }
     }
 
@@ -108,7 +109,8 @@ impl<'a> DirectRequest<'a> {
     ) -> DirectRequest<'a> {
         let (list, direction) = (list.into_raw(), Direction::Write);
         let durable = file.is_dsync();
-        let inner = Box::new(Inner { file, list, is_mut: A::IS_MUT, direction, offset, durable });
+        let inner =
+            Box::new(RequestParts { file, list, is_mut: A::IS_MUT, direction, offset, durable });
         DirectRequest { inner }
     }
 
@@ -129,7 +131,8 @@ impl<'a> DirectRequest<'a> {
         // SAFETY: the caller's promise.
         let list = unsafe { RawList::borrowed(dst, of) };
         let direction = Direction::Read;
-        let inner = Box::new(Inner { file, list, is_mut: true, direction, offset, durable: false });
+        let inner =
+            Box::new(RequestParts { file, list, is_mut: true, direction, offset, durable: false });
         DirectRequest { inner }
     }
 
@@ -174,7 +177,8 @@ impl<'a> DirectRequest<'a> {
         // SAFETY: the caller's promise.
         let list = unsafe { RawList::borrowed(src, of) };
         let (direction, durable) = (Direction::Write, file.is_dsync());
-        let inner = Box::new(Inner { file, list, is_mut: false, direction, offset, durable });
+        let inner =
+            Box::new(RequestParts { file, list, is_mut: false, direction, offset, durable });
         DirectRequest { inner }
     }
 
