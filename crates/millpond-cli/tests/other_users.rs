@@ -515,7 +515,7 @@ fn a_report_is_opened_as_by_a_shell() {
 
 /// The sources that open, create or look up a path, and why each is safe. A source that is not listed fails
 /// the test below, so that its author thinks of other users.
-const SOURCES: [(&str, &str); 38] = [
+const SOURCES: [(&str, &str); 44] = [
     ("millpond-cli/src/demo/cold_reads.rs", "/proc/self"),
     ("millpond-cli/src/demo/kill.rs", "the command's own program; /proc of its parent"),
     ("millpond-cli/src/manual.rs", "named by the user, as by a shell"),
@@ -527,10 +527,19 @@ const SOURCES: [(&str, &str); 38] = [
     ("millpond-cli/src/run/mod.rs", "--path: resolved"),
     ("millpond-cli/src/run/preload.rs", "the_library_and_the_socket_have_trusted_places"),
     ("millpond-cli/src/run/program.rs", "the program and its interpreters, as by a shell"),
+    ("millpond-cli/src/serve/endpoint_file.rs", "beside the socket: no other user may write there"),
     ("millpond-cli/src/top/engines.rs", "top_reads_a_bounded_amount_of_another_users_memory"),
     ("millpond/src/cache/shared/client_block.rs", "a memory file"),
     ("millpond/src/cache/shared/shared_memory.rs", "/proc/self"),
     ("millpond/src/huge_memory.rs", "a memory file or an unnamed one; /sys and /proc/self"),
+    (
+        "millpond-endpoint/src/key.rs",
+        "the owner and mode of the file and its directory are checked",
+    ),
+    ("millpond-endpoint/src/listeners.rs", "mode 600; removed by device and inode"),
+    ("millpond-endpoint/src/uploads/mod.rs", "an unnamed file"),
+    ("millpond-endpoint/src/uploads/spool.rs", "an unnamed file; mode 600"),
+    ("millpond-serve/src/socket.rs", "the owner and mode of the directory are checked"),
     ("millpond-preload/src/hooks/descriptor.rs", "/proc/self"),
     ("millpond-preload/src/calls.rs", "the table of calls"),
     ("millpond-preload/src/files/forked.rs", "/proc/self"),
@@ -610,7 +619,9 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 fn each_source_that_names_a_path_is_in_the_table() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut found = Vec::new();
-    for name in ["millpond", "millpond-cli", "millpond-preload"] {
+    for name in
+        ["millpond", "millpond-cli", "millpond-endpoint", "millpond-preload", "millpond-serve"]
+    {
         sources(&crates.join(name).join("src"), &mut found);
     }
     let listed: Vec<_> = SOURCES.iter().map(|(source, _)| crates.join(source)).collect();
