@@ -145,6 +145,30 @@ async fn long_reads_are_whole() {
     assert!(matches!(rest, Err(Error::Precondition { .. })));
 }
 
+/// Goal: a range that is much longer than the object takes no more requests and memory than the object.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_range_may_be_longer_than_the_object() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let _server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    let (path, bytes) = (Path::from("pond"), content(1, 5_000_000));
+    far.store.put(&path, bytes.clone().into()).await.unwrap();
+    // Of an unknown object, of a known one, and of one whose bytes are cached.
+    for (end, requests) in [(1 << 40, 3), (u64::MAX, 0), (u64::MAX, 0)] {
+        let client = SharedStore::new(Arc::clone(&store), &socket);
+        if requests == 0 {
+            client.head(&path).await.unwrap();
+        }
+        let read = client.get_ranges(&path, &[7..end, 3..9, 4_999_999..end]).await.unwrap();
+        assert!(read[0][..] == bytes[7..] && read[1][..] == bytes[3..9]);
+        assert!(read[2][..] == bytes[4_999_999..]);
+        let stats = client.stats();
+        assert!(stats.requests <= 3 && stats.bypassed == 0, "{stats:?}");
+        let beyond = client.get_ranges(&path, &[3..9, 5_000_000..end]).await;
+        assert!(beyond.is_err());
+    }
+}
+
 /// Goal: without a server all goes to the store. A server that appears is used within a second, and one that goes away
 /// holds nothing up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -172,28 +172,34 @@ impl ClientParts {
     ) -> Result<RangesRead> {
         let known = attachment.objects.find(location).filter(|known| attachment.is_fresh(known));
         let mut found: Vec<Option<Bytes>> = vec![None; ranges.len()];
-        if let Some(known) = &known {
+        let mut version = known.clone().map(ReadVersion::Known);
+        // A range may be much longer than the object.
+        let size_of = |version: &Option<ReadVersion>| {
+            version.as_ref().map_or(u64::MAX, |version| version.meta().size)
+        };
+        let is_beyond = |size: u64| ranges.iter().any(|range| range.start >= size);
+        if let Some(known) = known.filter(|known| !is_beyond(known.meta.size)) {
             let size = known.meta.size;
-            if ranges.iter().any(|range| range.start >= size) {
-                // The server gets the ranges, and so the store's error.
-            } else {
-                for (range, found) in ranges.iter().zip(&mut found) {
-                    *found = attachment.copy(known, range.start, range.end.min(size) - range.start);
-                }
+            for (range, found) in ranges.iter().zip(&mut found) {
+                *found = attachment.copy(&known, range.start, range.end.min(size) - range.start);
             }
         }
-        let mut version = known.clone().map(ReadVersion::Known);
-        let missing = ranges.iter().zip(&found).filter(|(_, found)| found.is_none());
-        let pieces: Vec<Range<u64>> = missing.flat_map(|(range, _)| pieces_of(range)).collect();
-        let mut groups = grouped(&pieces);
-        let mut parts = Vec::with_capacity(pieces.len());
-        // The first group alone names the version, if it is not known.
-        let first = if version.is_none() && !groups.is_empty() {
-            vec![groups.remove(0)]
-        } else {
-            Vec::new()
-        };
-        for groups in [first, groups] {
+        let mut parts = Vec::new();
+        // The first group alone names the version, if it is not known, and with it the length.
+        let first = version.is_none().then_some(RANGES_MAX);
+        for pieces_max in first.into_iter().chain([usize::MAX]) {
+            let size = size_of(&version);
+            if is_beyond(size) {
+                // The store's error.
+                return Ok(RangesRead::FromStore);
+            }
+            let missing = ranges.iter().zip(&found).filter(|(_, found)| found.is_none());
+            let missing = missing.flat_map(|(range, _)| pieces_of(range, size));
+            let pieces: Vec<Range<u64>> = missing.skip(parts.len()).take(pieces_max).collect();
+            let mut groups = grouped(&pieces);
+            if version.is_none() {
+                groups.truncate(1);
+            }
             let held = match &version {
                 Some(ReadVersion::Known(object)) => Some(Arc::clone(object)),
                 _ => None,
@@ -219,13 +225,14 @@ impl ClientParts {
                 parts.extend(read.parts);
             }
         }
+        let size = size_of(&version);
         let mut parts = parts.into_iter().peekable();
         let mut all = Vec::with_capacity(ranges.len());
         for (range, found) in ranges.iter().zip(found) {
             let bytes = match found {
                 Some(bytes) => bytes,
                 None => {
-                    let pieces = pieces_of(range).filter_map(|_| parts.next());
+                    let pieces = pieces_of(range, size).filter_map(|_| parts.next());
                     match joined(pieces.collect(), range) {
                         Some(bytes) => bytes,
                         None => return Ok(RangesRead::FromStore),
@@ -245,9 +252,9 @@ enum RangesRead {
     Changed,
 }
 
-/// The range in pieces that a server returns whole.
-fn pieces_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (start, end) = (range.start, range.end);
+/// The range in an object of `size` bytes, in pieces that a server returns whole. The range begins in the object.
+fn pieces_of(range: &Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    let (start, end) = (range.start, range.end.min(size));
     let starts = (0..(end - start).div_ceil(PIECE_BYTES_MAX))
         .map(move |piece| start + piece * PIECE_BYTES_MAX);
     starts.map(move |start| start..end.min(start.saturating_add(PIECE_BYTES_MAX)))
