@@ -169,6 +169,38 @@ async fn a_range_may_be_longer_than_the_object() {
     }
 }
 
+/// Goal: a long read is of one version, or fails, where nothing names the version.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_reads_without_names_of_versions_are_of_one() {
+    const BYTES: usize = 10_000_000;
+    for (freshness, stops) in [
+        (Freshness::Revalidate, false),
+        (Freshness::Immutable, false),
+        (Freshness::Immutable, true),
+    ] {
+        let (dir, (far, store)) = (temp_dir(), far());
+        far.faults.without_tags.store(true, Relaxed);
+        let socket = dir.path().join("socket");
+        let server = TestServer::start(Arc::clone(&store), &socket, freshness);
+        let client = SharedStore::new(Arc::clone(&store), &socket);
+        let (path, old) = (Path::from("pond"), content(1, BYTES));
+        far.store.put(&path, old.clone().into()).await.unwrap();
+        let options = GetOptions::new().with_range(Some(GetRange::Bounded(0..BYTES as u64)));
+        let mut stream = client.get_opts(&path, options).await.unwrap().into_stream();
+        let mut all = stream.next().await.unwrap().unwrap().to_vec();
+        far.store.put(&path, content(2, BYTES).into()).await.unwrap();
+        if stops {
+            server.stop();
+        } else {
+            client.forget(&path).await;
+        }
+        while let Some(Ok(bytes)) = stream.next().await {
+            all.extend_from_slice(&bytes);
+        }
+        assert!(old.starts_with(&all), "{freshness:?}: bytes of two versions");
+    }
+}
+
 /// Goal: without a server all goes to the store. A server that appears is used within a second, and one that goes away
 /// holds nothing up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

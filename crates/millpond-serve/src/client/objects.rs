@@ -38,14 +38,17 @@ impl KnownObject {
     /// Whether the other is of the same version: for an object without a strong ETag and version, in the same place.
     pub(crate) fn is_same_version(&self, other: &KnownObject) -> bool {
         is_same_version(&self.meta, &other.meta)
-            && (self.place == other.place
-                || strong_tag(&self.meta).is_some()
-                || self.meta.version.is_some())
+            && (self.place == other.place || is_named(&self.meta))
     }
 }
 
 pub(crate) fn is_same_version(one: &ObjectMeta, other: &ObjectMeta) -> bool {
     (&one.e_tag, &one.version, one.size) == (&other.e_tag, &other.version, other.size)
+}
+
+/// Whether the metadata identify the version.
+pub(crate) fn is_named(meta: &ObjectMeta) -> bool {
+    strong_tag(meta).is_some() || meta.version.is_some()
 }
 
 /// The ETag, if different bytes have different ones.

@@ -16,7 +16,7 @@ use object_store::{Attributes, Error, GetOptions, GetRange, ObjectMeta, Result};
 use crate::client::attachment::Attachment;
 use crate::client::client_parts::ClientParts;
 use crate::client::link::Answer;
-use crate::client::objects::{KnownObject, is_same_version, strong_tag};
+use crate::client::objects::{KnownObject, is_named, is_same_version, strong_tag};
 use crate::client::stats::ClientCounters;
 use crate::protocol::{Conditions, ObjectHead, RANGES_MAX, ReadMessage, Request};
 use millpond_objects::serving::PIECE_BYTES_MAX;
@@ -61,15 +61,16 @@ impl ReadVersion {
         }
     }
 
+    /// Whether a later reply can show that it is of this version: by its place, a strong ETag or a version field.
+    pub(crate) fn is_identified(&self) -> bool {
+        matches!(self, ReadVersion::Known(_)) || is_named(self.meta())
+    }
+
     /// Whether the replies are of one version (RD1).
     pub(crate) fn is_same(&self, other: &ReadVersion) -> bool {
         match (self, other) {
             (ReadVersion::Known(one), ReadVersion::Known(other)) => one.is_same_version(other),
-            // Without a place, only a strong ETag or a version field identifies the version.
-            (one, other) => {
-                let is_named = strong_tag(one.meta()).is_some() || one.meta().version.is_some();
-                is_named && is_same_version(one.meta(), other.meta())
-            }
+            (one, other) => is_named(one.meta()) && is_same_version(one.meta(), other.meta()),
         }
     }
 }

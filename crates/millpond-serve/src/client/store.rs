@@ -300,6 +300,10 @@ impl ClientParts {
         if start != range.start || end > range.end || bytes.is_empty() {
             return None;
         }
+        if end < range.end && !version.is_identified() {
+            // RD1: the rest could be of another version.
+            return None;
+        }
         let first = stream::once(std::future::ready(Ok(bytes)));
         let payload = if end == range.end {
             first.boxed()

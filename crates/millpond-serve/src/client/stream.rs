@@ -11,7 +11,7 @@ use object_store::{Error, GetRange, Result};
 
 use crate::client::attachment::Attachment;
 use crate::client::client_parts::ClientParts;
-use crate::client::objects::{is_same_version, strong_tag};
+use crate::client::objects::{is_named, is_same_version, strong_tag};
 use crate::client::read::{Outcome, ReadVersion, ServerRequest, version_condition};
 use crate::client::stats::ClientCounters;
 use crate::protocol::Conditions;
@@ -124,7 +124,10 @@ impl RestOfRead {
         let options =
             version_condition(meta).with_range(Some(GetRange::Bounded(self.range.clone())));
         let response = self.parts.store.get_opts(&self.location, options).await?;
-        if !is_same_version(meta, &response.meta) || response.range != self.range {
+        // Without a name of the version, the time of the last write is all that shows another one.
+        let is_same = is_same_version(meta, &response.meta)
+            && (is_named(meta) || meta.last_modified == response.meta.last_modified);
+        if !is_same || response.range != self.range {
             return Err(self.changed());
         }
         let rest = self.from_store.insert(response.into_stream());
