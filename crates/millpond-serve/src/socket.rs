@@ -1,7 +1,7 @@
 //! The socket of a server: its path, who may connect, and messages with descriptors.
 //!
-//! The socket keeps message boundaries. Its directory has mode 0700 and the socket 0600, and the server asks the kernel for the
-//! user of each peer.
+//! The socket keeps message boundaries. Its directory has mode 0700 and the socket 0600, and both sides ask the kernel for the
+//! user of the peer.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -52,9 +52,23 @@ fn new_socket() -> io::Result<OwnedFd> {
 }
 
 /// Connects without waiting. `WouldBlock`: the server has not accepted many others yet.
-pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
+fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = new_socket()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// The same, to a server of this process's user, or to a socket that root made for it. Where no server listens yet, another
+/// user may have taken the path, and would choose the bytes that this process reads.
+pub(crate) fn connect_to_own(path: &Path) -> io::Result<OwnedFd> {
+    let socket = connect(path)?;
+    let (server, user) = (peer_user(&socket)?, geteuid().as_raw());
+    if server != user && server != 0 {
+        return Err(refused(format!(
+            "the server at {} is of user {server}, and this process is user {user}",
+            path.display()
+        )));
+    }
     Ok(socket)
 }
 
@@ -167,7 +181,7 @@ pub(crate) fn watch(descriptor: OwnedFd, interest: Interest) -> io::Result<Async
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, interest) }?)
 }
 
-/// The user of a peer, at the time when it connected.
+/// The user of a peer, at the time when it connected, or began to listen.
 pub(crate) fn peer_user(socket: impl AsFd) -> io::Result<u32> {
     Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
 }

@@ -171,6 +171,37 @@ fn another_user_is_refused() {
     assert_eq!(server.handle.attached(), 0);
 }
 
+/// Goal: a client uses no server of another user, who may have taken the path of the socket first.
+#[test]
+fn a_server_of_another_user_is_not_used() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root may take another user");
+    }
+    let dir = temp_dir();
+    let path = dir.path().join("socket");
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let listens = || {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&socket, &address).unwrap();
+        // SAFETY: the call changes the user of this thread alone, which ends soon.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
+        assert_eq!(changed, 0);
+        rustix::net::listen(&socket, 5).unwrap();
+        socket
+    };
+    let _socket = std::thread::scope(|scope| scope.spawn(listens).join().unwrap());
+    let refused = millpond_serve::set_server_memory(&path, 1 << 30).unwrap_err();
+    assert!(refused.to_string().contains("is of user 65534"), "{refused}");
+    let (_, store, object) = far_with(100);
+    let client = SharedStore::new(store, &path);
+    block_on(async {
+        let started = Instant::now();
+        assert!(!client.attach().await);
+        assert!(started.elapsed() < Duration::from_millis(500), "it is not greeted");
+        assert!(client.get_range(&object, 0..50).await.unwrap()[..] == content(1, 100)[..50]);
+    });
+}
+
 /// Goal: any message from an attached peer is answered, or ends that connection; others go on.
 #[test]
 fn garbage_ends_its_own_connection() {

@@ -80,7 +80,7 @@ impl ClientParts {
             }
             let (ends, end) = watch::channel(());
             let (weak, gate) = (Arc::downgrade(self), Arc::clone(&gate));
-            let started = socket::connect(&self.socket).and_then(|socket| {
+            let started = socket::connect_to_own(&self.socket).and_then(|socket| {
                 let thread = std::thread::Builder::new().name("millpond-client".into());
                 thread.spawn(move || run_link(&weak, &gate, socket, ends))
             });

@@ -45,7 +45,7 @@ fn receive_in_time(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
 /// ```
 pub fn set_server_memory(socket: &Path, bytes: u64) -> io::Result<u64> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-    let socket = socket::connect(socket)?;
+    let socket = socket::connect_to_own(socket)?;
     let memory = ClientMemory::create()?;
     let hello = Hello { version: PROTOCOL_VERSION, store_name: None }.encode().expect("short");
     socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()])?;
