@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use arc_swap::Guard;
 use millpond::internals::shared::{ClientMemory, SharedClient};
 use millpond_objects::serving::Validity;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -35,10 +36,16 @@ impl ClientParts {
     pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
         let attachment = self.current.load_full()?;
         if !attachment.is_own() {
-            // CL2: a parent's, which is leaked.
-            let inherited = self.current.swap(None);
-            std::mem::forget((inherited, attachment));
-            return None;
+            // CL2: a parent's, which is leaked. Another thread may have attached.
+            let found = self.current.compare_and_swap(&attachment, None);
+            std::mem::forget(attachment);
+            return match Guard::into_inner(found) {
+                Some(own) if own.is_own() => (!own.link.is_gone()).then_some(own),
+                parents => {
+                    std::mem::forget(parents);
+                    None
+                }
+            };
         }
         (!attachment.link.is_gone()).then_some(attachment)
     }

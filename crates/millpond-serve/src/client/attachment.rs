@@ -148,3 +148,50 @@ impl Drop for Attachment {
         self.link.close();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond::internals::shared::SharedFile;
+    use millpond_objects::serving::ObjectPlace;
+    use millpond_objects::{CachedStore, Freshness};
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use object_store::{Attributes, ObjectMeta, ObjectStore};
+
+    use super::*;
+    use crate::client::client_parts::ClientParts;
+    use crate::{MemoryChoice, Server};
+
+    /// Goal: a child of fork does not wait for a lock that a thread of its parent has.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_child_of_fork_does_not_wait_for_the_spare_reader() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let cache = CachedStore::builder(Arc::clone(&store)).memory_bytes(16 << 20);
+        let cache = cache.freshness(Freshness::Immutable).shared(MemoryChoice::Small);
+        let server = tokio::spawn(Server::bind(cache.build().unwrap(), &socket).unwrap().run());
+        let parts = Arc::new(ClientParts::new(store, socket, 16));
+        let attachment = parts.attached().await.unwrap();
+        let (location, last_modified) = (Path::from("pond"), chrono::DateTime::UNIX_EPOCH);
+        let meta = ObjectMeta { location, last_modified, size: 1, e_tag: None, version: None };
+        let file = SharedFile::from_words([0, 0]);
+        let place = ObjectPlace { file, base: 0, slot: 0, number: 0 };
+        let object = KnownObject::new(meta, Attributes::new(), place);
+        let locked = attachment.spare.lock().unwrap();
+        // SAFETY: the child takes memory at most, which glibc allows, and ends.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(10);
+                libc::_exit(i32::from(attachment.copy(&object, 0, 1).is_some()));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            status
+        };
+        assert_eq!(status, 0, "the child has ended by itself");
+        drop(locked);
+        server.abort();
+    }
+}

@@ -24,6 +24,24 @@ pub(crate) struct ClientParts {
     pub(crate) counters: ClientCounters,
 }
 
+impl ClientParts {
+    pub(crate) fn new(
+        store: Arc<dyn ObjectStore>,
+        socket: PathBuf,
+        objects_max: usize,
+    ) -> ClientParts {
+        ClientParts {
+            store,
+            socket,
+            objects_max,
+            max_age: None,
+            current: ArcSwapOption::empty(),
+            gate: ArcSwap::from_pointee(Gate::new()),
+            counters: ClientCounters::default(),
+        }
+    }
+}
+
 impl Drop for ClientParts {
     fn drop(&mut self) {
         let current = self.current.swap(None);

@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -21,7 +20,6 @@ use object_store::{
 
 use crate::client::attachment::Attachment;
 use crate::client::client_parts::ClientParts;
-use crate::client::gate::Gate;
 use crate::client::objects::KnownObject;
 use crate::client::read::{Outcome, ReadVersion, ServerRead, ServerRequest};
 use crate::client::stats::{ClientCounters, ClientStats};
@@ -57,17 +55,7 @@ impl SharedStore {
     /// A client of the server that listens at `socket`, for instance [`default_socket`](crate::default_socket). The server reads the
     /// same store as `store`: both have the same `Display`. It is connected at the first read that needs it.
     pub fn new(store: Arc<dyn ObjectStore>, socket: impl Into<PathBuf>) -> SharedStore {
-        SharedStore {
-            parts: Arc::new(ClientParts {
-                store,
-                socket: socket.into(),
-                objects_max: OBJECTS_MAX,
-                max_age: None,
-                current: ArcSwapOption::empty(),
-                gate: ArcSwap::from_pointee(Gate::new()),
-                counters: ClientCounters::default(),
-            }),
-        }
+        SharedStore { parts: Arc::new(ClientParts::new(store, socket.into(), OBJECTS_MAX)) }
     }
 
     /// A server is used only if it validates versions at least as often as `freshness` says. Without this call the choice is
