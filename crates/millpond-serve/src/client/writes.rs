@@ -79,12 +79,15 @@ impl Drop for WriteNotice {
 
 /// Removes an object from the server's cache, if a server answers.
 pub(crate) async fn forget(parts: &Arc<ClientParts>, location: &Path) {
-    if let Some(attachment) = parts.attached().await {
+    // A server that is there may have closed the connection, so without an answer another one is tried.
+    for _ in 0..2 {
+        let Some(attachment) = parts.attached().await else { return };
         attachment.objects.remove(location);
         let request = Request::Forget { location: location.to_string() };
-        if let Some((_, answer)) = attachment.link.start(&request, 0) {
-            // Without an answer the server is gone, and its cache as well.
-            _ = answer.await;
+        if let Some((_, answer)) = attachment.link.start(&request, 0)
+            && answer.await.is_ok()
+        {
+            return;
         }
     }
 }
@@ -95,5 +98,37 @@ pub(crate) fn forget_soon(parts: &Arc<ClientParts>, location: &Path) {
         attachment.objects.remove(location);
         let request = Request::Forget { location: location.to_string() };
         _ = attachment.link.start(&request, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_objects::{CachedStore, Freshness};
+    use object_store::memory::InMemory;
+    use object_store::{ObjectStore, ObjectStoreExt};
+
+    use super::*;
+    use crate::{MemoryChoice, Server, SharedStore};
+
+    /// Goal: a server forgets an object although a client has lost its connection to it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_object_is_forgotten_by_another_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let cache = CachedStore::builder(Arc::clone(&store)).memory_bytes(16 << 20);
+        let cache = cache.freshness(Freshness::Immutable).shared(MemoryChoice::Small);
+        let server = tokio::spawn(Server::bind(cache.build().unwrap(), &socket).unwrap().run());
+        let reader = SharedStore::new(Arc::clone(&store), &socket);
+        let parts = Arc::new(ClientParts::new(Arc::clone(&store), socket, 16));
+        let path = Path::from("pond");
+        for version in 10..40u32 {
+            store.put(&path, version.to_string().into()).await.unwrap();
+            parts.attached().await.unwrap().link.close();
+            forget(&parts, &path).await;
+            let read = reader.get_range(&path, 0..2).await.unwrap();
+            assert_eq!(read, version.to_string());
+        }
+        server.abort();
     }
 }
