@@ -1,5 +1,5 @@
 //! A connection's service, around that of `s3s`: refuses requests whose bodies `s3s` would read before it checks the
-//! signature, limits pauses, and marks the connection as busy.
+//! signature, and headers that a presigned URL does not sign; limits pauses, and marks the connection as busy.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -84,7 +84,8 @@ fn error_response(error: S3Error) -> Response<Body> {
 }
 
 /// `s3s` reads the fields and the file of a form into memory before it checks the signature. Version 2 of the signature
-/// covers neither the body nor most headers.
+/// covers neither the body nor most headers. A header such as `x-amz-copy-source` makes another request of a presigned
+/// one, so all of these have to be signed, as S3 demands.
 fn refusal<B>(request: &Request<B>) -> Option<S3Error> {
     let header = |name| request.headers().get(name).map(HeaderValue::as_bytes);
     let starts_with = |value: &[u8], start: &[u8]| {
@@ -98,12 +99,38 @@ fn refusal<B>(request: &Request<B>) -> Option<S3Error> {
             "PostObject (uploads by HTML forms) is not implemented"
         ));
     }
-    let mut parameters = request.uri().query().unwrap_or("").split('&');
-    let version_2 = header(AUTHORIZATION).is_some_and(|value| starts_with(value, b"AWS "))
-        || parameters.any(|pair| pair.split('=').next() == Some("Signature"));
-    version_2.then(|| {
-        s3_error!(InvalidRequest, "signatures of version 2 are not accepted: use AWS4-HMAC-SHA256")
-    })
+    let query = request.uri().query().unwrap_or("");
+    if header(AUTHORIZATION).is_some_and(|value| starts_with(value, b"AWS "))
+        || parameter(query, "Signature").is_some()
+    {
+        return Some(s3_error!(
+            InvalidRequest,
+            "signatures of version 2 are not accepted: use AWS4-HMAC-SHA256"
+        ));
+    }
+    parameter(query, "X-Amz-Signature")?;
+    let signed = parameter(query, "X-Amz-SignedHeaders").unwrap_or_default();
+    let unsigned = request.headers().keys().find(|name| {
+        let name = name.as_str();
+        name.starts_with("x-amz-")
+            // The hash of the body, which `s3s` checks.
+            && name != "x-amz-content-sha256"
+            && !signed.split(';').any(|signed| signed == name)
+    });
+    unsigned
+        .map(|name| s3_error!(AccessDenied, "the presigned URL does not sign the header {name}"))
+}
+
+/// The value of a parameter of the query. `s3s` decodes names as well.
+fn parameter(query: &str, name: &str) -> Option<String> {
+    let decoded = |text: &str| {
+        let spaced = text.replace('+', " ");
+        percent_encoding::percent_decode_str(&spaced).decode_utf8_lossy().into_owned()
+    };
+    let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    pairs
+        .map(|(found, value)| (decoded(found), value))
+        .find_map(|(found, value)| (found == name).then(|| decoded(value)))
 }
 
 /// A response's body; its connection is busy until it is sent.
