@@ -72,8 +72,14 @@ pub(crate) async fn read(
     path: &Path,
     options: GetOptions,
 ) -> S3Result<GetResult> {
-    let range = options.range.clone();
+    let (range, version) = (options.range.clone(), options.version.clone());
     let found = bucket.store.get_opts(path, options).await;
+    // Stores without versions serve the present one. `null` is S3's name of a version without an ID.
+    if let (Ok(found), Some(version)) = (&found, version)
+        && found.meta.version.as_deref().unwrap_or("null") != version
+    {
+        return Err(s3_error!(NoSuchVersion, "the object has no version {version:?}"));
+    }
     let size = match (&found, &range) {
         // Of an empty object, or the last 0 bytes.
         (Ok(found), Some(_)) if found.range.is_empty() => found.meta.size,

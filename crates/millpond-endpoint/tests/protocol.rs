@@ -503,3 +503,18 @@ async fn headers_that_a_signed_url_does_not_sign_are_refused() {
         assert_eq!(reply.status, 200, "{reply:?}");
     }
 }
+
+/// Goal: a store without versions does not serve the present version as another one.
+#[tokio::test]
+async fn a_version_that_is_not_there_is_not_served() {
+    let running = with_object().await;
+    for method in [Method::GET, Method::HEAD] {
+        let other = running.request(method.clone(), "a/b?versionId=other").send().await;
+        assert_eq!(other.status, 404, "{other:?}");
+        let only = running.request(method, "a/b?versionId=null").send().await;
+        assert_eq!(only.status, 200, "{only:?}");
+    }
+    let copy = running.request(Method::PUT, "c");
+    let copy = copy.header("x-amz-copy-source", "/bucket/a/b?versionId=other").send().await;
+    assert_eq!((copy.status.as_u16(), copy.code()), (404, "NoSuchVersion"), "{copy:?}");
+}
