@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use http::header::{IF_MATCH, IF_NONE_MATCH};
 use object_store::path::Path;
 use s3s::dto::*;
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 
 use crate::Limits;
 use crate::bucket::{Bucket as StoreBucket, path_of};
+use crate::failures::refuse;
 use crate::memory::UploadMemory;
 use crate::uploads::Uploads;
 
@@ -68,6 +70,12 @@ impl S3 for Gateway {
     }
 
     async fn copy_object(&self, request: S3Request<CopyObjectInput>) -> Answer<CopyObjectOutput> {
+        // `s3s` does not parse the conditions on the target.
+        let has = |name| request.headers.contains_key(name);
+        refuse(&[(
+            "CopyObject with a condition on the target",
+            has(IF_MATCH) || has(IF_NONE_MATCH),
+        )])?;
         self.copy(request.input).await
     }
 

@@ -518,3 +518,15 @@ async fn a_version_that_is_not_there_is_not_served() {
     let copy = copy.header("x-amz-copy-source", "/bucket/a/b?versionId=other").send().await;
     assert_eq!((copy.status.as_u16(), copy.code()), (404, "NoSuchVersion"), "{copy:?}");
 }
+
+/// Goal: a condition on the target of a copy is refused, and not ignored.
+#[tokio::test]
+async fn conditions_on_the_target_of_a_copy_are_refused() {
+    let running = with_object().await;
+    for (name, value) in [("if-none-match", "*"), ("if-match", "\"other\"")] {
+        let copy = running.request(Method::PUT, "empty").header(name, value);
+        let copy = copy.header("x-amz-copy-source", "/bucket/a/b").send().await;
+        assert_eq!((copy.status.as_u16(), copy.code()), (501, "NotImplemented"), "{copy:?}");
+    }
+    assert_eq!(running.request(Method::GET, "empty").send().await.body, "");
+}
