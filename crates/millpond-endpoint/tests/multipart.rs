@@ -115,6 +115,11 @@ async fn conditions_and_copies() {
         .send()
         .await;
     assert_eq!(copy.status, 200, "{copy:?}");
+    // Fewer bytes than were asked for would be a part of another length than the client knows.
+    let beyond = running.request(Method::PUT, &format!("a?partNumber=3&uploadId={id}"));
+    let beyond = beyond.header("x-amz-copy-source", &format!("/{BUCKET}/source"));
+    let beyond = beyond.header("x-amz-copy-source-range", "bytes=5-10").send().await;
+    assert_eq!(beyond.code(), "InvalidRange", "{beyond:?}");
     let copied = copy.body.split_once("<ETag>").unwrap().1.split_once("</").unwrap().0.to_owned();
     let complete = |name: &'static str, value: &'static str| {
         let request = running.request(Method::POST, &format!("a?uploadId={id}"));

@@ -147,7 +147,18 @@ impl Gateway {
             if_modified_since: input.copy_source_if_modified_since.take(),
             if_unmodified_since: input.copy_source_if_unmodified_since.take(),
         };
+        let wanted = match &range {
+            Some(object_store::GetRange::Bounded(range)) => Some(range.end - range.start),
+            _ => None,
+        };
         let from = self.read_for_copy(&input.copy_source, &conditions, range).await?;
+        if let Some(wanted) = wanted.filter(|&wanted| wanted != from.bytes) {
+            let there = from.bytes;
+            return Err(s3_error!(
+                InvalidRange,
+                "the source has {there} bytes of the {wanted} in x-amz-copy-source-range"
+            ));
+        }
         let mut source = Md5Pieces {
             source: from.source,
             md5: s3s::crypto::Checksum::new(),
