@@ -7,7 +7,8 @@
 Each process reads all objects in pieces of 256 KiB, in an order of its own, twice. The second time is measured: requests
 that reach the store, by its log; the time from the common start to the last end; the proportional set size of all
 processes and of the server, less that of the same processes before their first read; and the bytes on the disk. Each piece
-names its place at both ends, which is checked. The sides take turns. PYTHON has the packages millpond (with the feature
+names its place at both ends, which is checked. The sides take turns. The directory caches of fsspec have a directory for
+each process, as processes that share one fail with IndexError. PYTHON has the packages millpond (with the feature
 s3) and s3fs; COMMAND is `millpond`, built with the feature s3.
 """
 
@@ -42,14 +43,14 @@ def s3_options() -> "dict[str, str]":
     }
 
 
-def file_system(side: str, folder: Path, total: int) -> "tuple[Any, dict[str, Any]]":
+def file_system(side: str, folder: Path, seed: int, total: int) -> "tuple[Any, dict[str, Any]]":
     """The file system of a side, and the arguments of its `open`."""
     import fsspec
 
     if side == "s3fs":
         return fsspec.filesystem("s3", **s3_options()), {"cache_type": "none"}
     if side in ("blockcache", "filecache"):
-        options = {"target_protocol": "s3", "target_options": s3_options(), "cache_storage": str(folder / "cache")}
+        options = {"target_protocol": "s3", "target_options": s3_options(), "cache_storage": str(folder / f"cache-{seed}")}
         if side == "blockcache":
             return fsspec.filesystem(side, **options), {"block_size": PIECE}
         return fsspec.filesystem(side, **options), {}
@@ -65,8 +66,16 @@ def proportional_bytes(process: "int | str") -> int:
     raise ValueError("no Pss")
 
 
+def read_or_abort(*arguments: Any) -> None:
+    try:
+        read_epochs(*arguments)
+    except BaseException:
+        arguments[4].abort()
+        raise
+
+
 def read_epochs(side: str, folder: str, names: "list[str]", seed: int, barrier: Any, outcomes: Any) -> None:
-    fs, arguments = file_system(side, Path(folder), len(names) * OBJECT)
+    fs, arguments = file_system(side, Path(folder), seed, len(names) * OBJECT)
     order = [(index, at) for index in range(len(names)) for at in range(OBJECT // PIECE)]
     wrong = 0
     before = 0
@@ -114,7 +123,7 @@ def measure(side: str, arguments: argparse.Namespace, names: "list[str]") -> "di
     barrier, outcomes = context.Barrier(arguments.processes + 1), context.SimpleQueue()
     server_before = proportional_bytes(server.pid) if server else 0
     processes = [
-        context.Process(target=read_epochs, args=(side, str(folder), names, seed, barrier, outcomes))
+        context.Process(target=read_or_abort, args=(side, str(folder), names, seed, barrier, outcomes))
         for seed in range(arguments.processes)
     ]
     for process in processes:
