@@ -6,13 +6,15 @@
 //! - **CN3** The end of the connection ends the client's writes, which removes their objects from the cache, and drops its
 //!   reads. Requests to the store go on, as other clients may wait for them.
 //! - **CN4** A child of fork has a copy of the client's socket. So the end of the client's process is the end as well.
+//! - **CN5** The socket is watched for room only after it was full: otherwise each message that the client receives makes
+//!   room, and wakes a thread of the server.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millpond_objects::serving::{PIECE_BYTES_MAX, SharedRead, SharedRequest, WriteGuard};
@@ -50,6 +52,8 @@ pub(super) struct Connection {
     parts: Arc<ServerParts>,
     socket: AsyncFd<OwnedFd>,
     scope: Option<ClientScope>,
+    /// Another descriptor of the socket, watched for room (CN5).
+    room: OnceLock<AsyncFd<OwnedFd>>,
     in_flight: Arc<Semaphore>,
     bytes_in_flight: Semaphore,
     /// The client does not read.
@@ -66,6 +70,7 @@ impl Connection {
             parts,
             socket,
             scope,
+            room: OnceLock::new(),
             in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
             bytes_in_flight: Semaphore::new((BYTES_IN_FLIGHT_MAX / PERMIT_BYTES) as usize),
             is_stuck: Notify::new(),
@@ -303,7 +308,16 @@ impl Connection {
 
     /// False: the client is gone or stuck.
     async fn send(&self, message: &[u8]) -> bool {
-        let sending = self.socket.async_io(Interest::WRITABLE, |fd| socket::send(fd, message));
+        match socket::send(&self.socket, message) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            sent => return sent.is_ok(),
+        }
+        // CN5.
+        let Ok(room) = self.room() else {
+            self.is_stuck.notify_one();
+            return false;
+        };
+        let sending = room.async_io(Interest::WRITABLE, |fd| socket::send(fd, message));
         match tokio::time::timeout(SEND_TIMEOUT, sending).await {
             Ok(sent) => sent.is_ok(),
             Err(_) => {
@@ -312,5 +326,14 @@ impl Connection {
                 false
             }
         }
+    }
+
+    fn room(&self) -> io::Result<&AsyncFd<OwnedFd>> {
+        if let Some(room) = self.room.get() {
+            return Ok(room);
+        }
+        let room = socket::watch(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?;
+        // Of two tasks that find the socket full, one's is dropped.
+        Ok(self.room.get_or_init(|| room))
     }
 }

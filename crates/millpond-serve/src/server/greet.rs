@@ -73,8 +73,8 @@ struct Greeted {
 }
 
 async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
-    let interest = Interest::READABLE | Interest::WRITABLE;
-    let socket = socket::watch(socket, interest)?;
+    // Not for writing: the client's receipt of each reply would wake the server (connection.CN5).
+    let socket = socket::watch(socket, Interest::READABLE)?;
     let refuse = |why: String| -> io::Error {
         let why: String = why.chars().take(REFUSAL_CHARACTERS_MAX).collect();
         let greeting = Greeting::Refused(why.clone()).encode().expect("a short text");

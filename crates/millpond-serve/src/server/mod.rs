@@ -28,7 +28,7 @@ use crate::server::server_parts::ServerParts;
 use crate::socket::{self, SocketFile};
 use crate::stores::StoreSet;
 
-/// Clients at a time. Each takes two descriptors and 600 KiB of address space. Chosen.
+/// Clients at a time. Each takes three descriptors and 600 KiB of address space. Chosen.
 const CLIENTS_MAX: usize = 1000;
 /// Wait after a failed accept, such as for want of descriptors. Chosen.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
