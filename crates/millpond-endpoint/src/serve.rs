@@ -117,6 +117,7 @@ impl Server {
 
 async fn drop_old(uploads: &Uploads) {
     loop {
+        uploads.wait_for_one().await;
         tokio::time::sleep(UPLOAD_CHECK).await;
         uploads.drop_old();
     }

@@ -109,13 +109,18 @@ fn peers_without_a_right_greeting_are_refused() {
         hello(&socket, PROTOCOL_VERSION, &vec![&file; count]);
         is_refused(&socket, "descriptors");
     }
+    // Of a store that the server does not have.
+    let socket = connect(&path);
+    let other = Hello { version: PROTOCOL_VERSION, store_name: Some("other".repeat(3000)) };
+    send(&socket, &other.encode().unwrap()).unwrap();
+    is_refused(&socket, "the server caches far, and this client's store is other");
     let socket = connect(&path);
     send(&socket, b"GET / HTTP/1.1\r\n\r\n").unwrap();
     is_refused(&socket, "bad magic number");
     let socket = connect(&path);
     send(&socket, &[7; HELLO_BYTES_MAX + 1]).unwrap();
     assert!(receive(&socket).is_empty(), "too long");
-    wait_until(Duration::from_secs(5), "all are counted", || server.handle.refused() == 7);
+    wait_until(Duration::from_secs(5), "all are counted", || server.handle.refused() == 8);
     assert_eq!((server.handle.attached(), server.handle.clients()), (0, 0));
 }
 

@@ -21,6 +21,7 @@ use object_store::path::Path;
 use object_store::{Attributes, TagSet};
 use s3s::dto::ETag;
 use s3s::{S3Result, s3_error};
+use tokio::sync::Notify;
 
 use crate::uploads::spool::{SpoolFile, SpoolSpace, SpooledBytes};
 use crate::{Error, Limits};
@@ -35,6 +36,7 @@ pub(crate) struct Uploads {
     uploads_max: usize,
     age_max: Duration,
     by_id: Mutex<HashMap<String, Arc<Upload>>>,
+    created: Notify,
 }
 
 #[derive(Debug)]
@@ -87,7 +89,16 @@ impl Uploads {
             uploads_max: limits.uploads,
             age_max: limits.upload_age_max,
             by_id: Mutex::default(),
+            created: Notify::new(),
         })
+    }
+
+    /// Waits until there is an upload, completed or not. An idle endpoint needs no timer.
+    pub(crate) async fn wait_for_one(&self) {
+        while lock(&self.by_id).is_empty() {
+            // A creation in between has left a permit.
+            self.created.notified().await;
+        }
     }
 
     fn create(
@@ -133,6 +144,8 @@ impl Uploads {
             by_id.remove(&oldest);
         }
         by_id.insert(id.clone(), Arc::new(upload));
+        drop(by_id);
+        self.created.notify_one();
         Ok(id)
     }
 
@@ -182,6 +195,9 @@ impl Uploads {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use super::*;
 
     fn uploads(limits: &Limits) -> Uploads {
@@ -208,6 +224,22 @@ mod tests {
         assert!(uploads.find("other", "c", &third).is_err());
         uploads.drop_old();
         assert!(uploads.find("bucket", "c", &third).is_err());
+    }
+
+    /// Goal: the task that drops old uploads waits while there are none, and does not miss the first one.
+    #[test]
+    fn an_idle_endpoint_waits_for_an_upload() {
+        let mut context = Context::from_waker(Waker::noop());
+        let limits = Limits { upload_age_max: Duration::ZERO, ..Limits::default() };
+        let uploads = uploads(&limits);
+        for _ in 0..2 {
+            let mut waiting = pin!(uploads.wait_for_one());
+            assert!(waiting.as_mut().poll(&mut context).is_pending());
+            create(&uploads, "a").unwrap();
+            assert!(waiting.as_mut().poll(&mut context).is_ready());
+            assert!(pin!(uploads.wait_for_one()).poll(&mut context).is_ready());
+            uploads.drop_old();
+        }
     }
 
     #[test]
