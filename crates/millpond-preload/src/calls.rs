@@ -489,10 +489,8 @@ macro_rules! calls {
         // Requests to end a thread: `cancel`
         $row! { watched fn pthread_cancel(thread: libc::pthread_t) -> c_int
             => cancel::pthread_cancel(thread), else libc::ESRCH }
-        $row! { watched fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int
-            => cancel::pthread_setcanceltype(kind, old) }
-        $row! { watched fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int
-            => cancel::pthread_setcancelstate(state, old), else libc::EINVAL }
+        $row! { passed fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int
+            ; after cancel::before_type(kind), else libc::EINVAL }
 
         // Handlers of signals: `signal`
         $row! { watched fn sigaction/__sigaction(signal: c_int, new: *const libc::sigaction,

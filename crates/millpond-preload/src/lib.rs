@@ -40,10 +40,8 @@
 //!   that it uses through libc, too, it may read old bytes, and its writes may be lost. Nor is it
 //!   noticed when a child of `clone` that shares memory, but not descriptors, opens and closes;
 //! - a program that blocks SIGSEGV dies of a bad buffer instead of getting EFAULT;
-//! - a thread of asynchronous cancel type that waits for Linux AIO of served files is cancelled
-//!   when it is done;
-//! - all files of a program that forbids itself system calls, locks its memory, or ends its main thread first
-//!   (`retirement`);
+//! - all files of a program that forbids itself system calls, locks its memory, ends its main thread first, or has
+//!   threads of the asynchronous cancel type (`retirement`);
 //! - the first served open, and a thread's first hit, may call `malloc` inside libc: a handler that
 //!   does either while it interrupts `malloc` can hang.
 //!

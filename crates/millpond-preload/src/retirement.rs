@@ -5,6 +5,7 @@
 //!
 //! - the program forbids itself system calls (seccomp), or ends its main thread and goes on with others;
 //! - it locks its memory ([`lock_memory`]);
+//! - a thread gets the asynchronous cancel type, by which it may end amid the library's work (`cancel.C4`);
 //! - it enters a name space that takes no process of several threads ([`end_threads`]).
 //!
 //! ```text

@@ -61,16 +61,16 @@ fn loops_are_cancelled() {
 }
 
 /// Goal: the same with the asynchronous cancel type, also between calls that are no cancellation points, and with all
-/// signals blocked.
+/// signals blocked. The kernel has all files from the first such thread on.
 #[test]
 fn loops_are_cancelled_asynchronously() {
-    run_and_let_go("asynchronous");
+    run("asynchronous");
 }
 
 /// Goal: requests stay pending as long as cancellation is disabled, whichever functions are called during that time.
 #[test]
 fn requests_wait_while_disabled() {
-    run_and_let_go("held_off");
+    run("held_off");
 }
 
 /// Goal: cleanup handlers and destructors of a cancelled thread's values use served files.

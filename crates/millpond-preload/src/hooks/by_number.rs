@@ -65,7 +65,7 @@ unsafe extern "C-unwind" fn by_number(
     if let Some(result) = without(|| unsafe { by_table(number, [a, b, c, d, e, f]) }) {
         return result as c_long;
     }
-    // By libc, where a thread of asynchronous cancel type may end.
+    // By libc, where a thread may end.
     // SAFETY: as above.
     unsafe {
         type Call = unsafe extern "C-unwind" fn(c_long, ...) -> c_long;

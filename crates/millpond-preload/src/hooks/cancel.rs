@@ -1,37 +1,23 @@
-//! The functions by which a program requests cancellation, and enables or disables it; see `cancel`.
+//! The functions by which a program requests cancellation, and chooses its type; see `cancel`.
 
 use std::ffi::c_int;
 
-use crate::runtime::cancel::asynchronous::{note_state, requested, set_type};
-use crate::runtime::cancel::state::{ASYNCHRONOUS, DEFERRED};
-use crate::runtime::libc_calls;
+use crate::retirement;
+use crate::runtime::cancel::state::ASYNCHRONOUS;
+use crate::runtime::{libc_calls, thread};
 
 pub unsafe fn pthread_cancel(thread: libc::pthread_t) -> c_int {
     // SAFETY: as the caller vouches to `pthread_cancel`.
     let result = unsafe { libc_calls::pthread_cancel(thread) };
     if result == 0 {
-        requested(thread);
+        thread::request_cancel(thread);
     }
     result
 }
 
-pub unsafe fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
-    if !matches!(kind, DEFERRED | ASYNCHRONOUS) {
-        return libc::EINVAL;
+/// Before the calling thread gets a cancel type.
+pub fn before_type(kind: c_int) {
+    if kind == ASYNCHRONOUS {
+        retirement::retire();
     }
-    let was = set_type(kind);
-    if !old.is_null() {
-        // SAFETY: the caller's to write.
-        unsafe { old.write(was) };
-    }
-    0
-}
-
-pub unsafe fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int {
-    // SAFETY: as the caller vouches to `pthread_setcancelstate`.
-    let result = unsafe { libc_calls::pthread_setcancelstate(state, old) };
-    if result == 0 {
-        note_state(state);
-    }
-    result
 }

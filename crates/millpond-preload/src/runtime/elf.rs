@@ -3,7 +3,6 @@
 //! libc's own `dlsym` is found in its symbol table, as there is no other `dlsym` to find it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 pub type Lookup = unsafe extern "C-unwind" fn(*mut c_void, *const c_char) -> *mut c_void;
@@ -178,19 +177,6 @@ fn libcs_iterate() -> *mut c_void {
         ITERATE.store(found, Relaxed);
     }
     found
-}
-
-/// The address range of this library's instructions.
-pub fn own_text() -> Option<Range<usize>> {
-    let own = own_text as *const () as usize;
-    find_loaded(|info, headers| {
-        let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-        let mut ranges = loaded.map(|header| {
-            let start = (info.dlpi_addr + header.p_vaddr) as usize;
-            start..start + header.p_memsz as usize
-        });
-        ranges.find(|range| range.contains(&own))
-    })
 }
 
 /// The strings of the main executable's dynamic symbols.

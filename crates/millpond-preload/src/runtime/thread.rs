@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, compiler_fence,
+    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence,
 };
 
 use crate::runtime::cancel::cancel_request::{self, CancelRequest, Mark};
@@ -36,13 +36,6 @@ pub struct Record {
     mask: AtomicU64,
     claimed: AtomicBool,
     request: CancelRequest,
-    /// The program has disabled cancellation of the thread.
-    cancel_disabled: AtomicBool,
-    /// The thread's cancel type, as the program has set it.
-    asynchronous: AtomicBool,
-    /// One more than the number of the thread's timer, if it has one; see `cancel`.
-    timer: AtomicI32,
-    tid: AtomicI32,
     /// Set when the record is made.
     block: AtomicPtr<CountBlock>,
     /// The block may have counts. Never unset.
@@ -145,41 +138,6 @@ impl Record {
     /// Whether cancellation of the thread was requested, and whether it has hits.
     pub fn request(&self) -> &CancelRequest {
         &self.request
-    }
-
-    pub fn is_cancel_disabled(&self) -> bool {
-        self.cancel_disabled.load(Relaxed)
-    }
-
-    pub fn set_cancel_disabled(&self, is_disabled: bool) {
-        self.cancel_disabled.store(is_disabled, Relaxed);
-    }
-
-    pub fn is_asynchronous(&self) -> bool {
-        self.asynchronous.load(Relaxed)
-    }
-
-    /// By the thread itself. Returns the former value.
-    pub fn set_asynchronous(&self, is_asynchronous: bool) -> bool {
-        // SAFETY: no precondition.
-        self.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
-        let was = self.asynchronous.load(Relaxed);
-        self.asynchronous.store(is_asynchronous, Relaxed);
-        was
-    }
-
-    /// Set while the thread is asynchronous.
-    pub fn tid(&self) -> i32 {
-        self.tid.load(Relaxed)
-    }
-
-    pub fn timer(&self) -> Option<i32> {
-        self.timer.load(Relaxed).checked_sub(1).filter(|timer| *timer >= 0)
-    }
-
-    pub fn set_timer(&self, timer: i32) -> i32 {
-        self.timer.store(timer + 1, Relaxed);
-        timer
     }
 
     /// Whether a hook goes directly to the kernel: the thread does the library's own work, or runs the child of
@@ -489,16 +447,9 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
     local::set(std::ptr::null());
     // SAFETY: the value of the key is a record, which is never freed.
     let record = unsafe { &*record.cast::<Record>() };
-    if let Some(timer) = record.timer() {
-        // SAFETY: the thread's own timer.
-        unsafe { sys!(libc::SYS_timer_delete, timer) };
-    }
-    record.timer.store(0, Relaxed);
     // The thread was cancelled in a call.
     record.in_flight.reset();
     record.request.reset();
-    record.asynchronous.store(false, Relaxed);
-    record.cancel_disabled.store(false, Relaxed);
     record.inside.store(0, Relaxed);
     record.set_writes(std::ptr::null());
     record.forget_fault_mask();
@@ -514,16 +465,16 @@ unsafe extern "C" fn release(record: *mut libc::c_void) {
 
 static UNFOUND: Mark = Mark::new(false);
 
-/// Disables the hits of a thread that libc has been asked to cancel. `found` is called with
-/// its record, if it has one.
-pub fn request_cancel(thread: libc::pthread_t, found: impl Fn(&'static Record)) {
+/// Disables the hits of a thread that libc has been asked to cancel.
+pub fn request_cancel(thread: libc::pthread_t) {
+    // Libc has noted the request before. Pairs with the fence in `CancelRequest::act`.
+    fence(SeqCst);
     let ask = || {
         let mut is_found = false;
         for_each(|record| {
             if record.request.is_of(thread as usize) {
                 is_found = true;
                 record.request.request_cancel();
-                found(record);
             }
         });
         is_found
@@ -564,20 +515,13 @@ pub fn after_fork() {
             record.inside.store(0, Relaxed);
             record.is_mask_noted.store(false, Relaxed);
             record.request.reset();
-            record.asynchronous.store(false, Relaxed);
-            record.cancel_disabled.store(false, Relaxed);
             record.claimed.store(false, Relaxed);
         }
         record.request.cool_down();
-        record.timer.store(0, Relaxed);
         if record.has_counts() {
             (0..WORDS).for_each(|word| record.word(word).store(0, Relaxed));
         }
     });
-    if let Some(own) = try_record() {
-        // SAFETY: no precondition.
-        own.tid.store(unsafe { sys!(libc::SYS_gettid) } as i32, Relaxed);
-    }
     const REGISTER_PRIVATE_EXPEDITED: usize = 1 << 4;
     // SAFETY: as in `initialise`; the registration is per memory, which the child has its own of.
     unsafe { sys!(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED, 0) };

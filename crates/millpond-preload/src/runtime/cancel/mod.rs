@@ -13,17 +13,13 @@
 //!   cancellation points: [`point::without`].
 //! - C3. A hit makes no call that could act on a request. Instead `pthread_cancel` disables the
 //!   thread's hits ([`cancel_request`]), so that its next read reaches a point.
-//! - C4. The asynchronous cancel type is never passed to libc, which would then unwind a thread at any
-//!   instruction, including a section's first. The library stores the type, and libc has
-//!   the thread's type as deferred. `pthread_cancel` sends the thread libc's own signal (no program
-//!   can block it), and `on_signal` acts on the request. If the thread is in this library,
-//!   the handler checks again a little later.
+//! - C4. A thread of the asynchronous cancel type may end at any instruction, including a section's first. So the
+//!   library leaves the program alone before a thread gets that type (`retirement`).
 //! - C5. When a thread ends, frames of this library are removed like C's: none of their
 //!   values is dropped ([`unwinding::let_threads_end`]). So a handler may interrupt a hit, or a
 //!   hook outside of sections, anywhere, and end the thread. The state of an interrupted hit is reset
 //!   when the thread's [`Record`](crate::runtime::thread::Record) is released.
 
-pub mod asynchronous;
 pub mod cancel_request;
 pub mod point;
 pub mod state;

@@ -32,10 +32,6 @@ fn act() {
 
 /// Makes a call that must not be a cancellation point, though the called function is one.
 pub fn without<R: Copy>(call: impl FnOnce() -> R) -> R {
-    if thread::try_record().is_some_and(Record::is_asynchronous) {
-        // Then any call may be one.
-        return call();
-    }
     let state = disable();
     let result = call();
     restore(state);

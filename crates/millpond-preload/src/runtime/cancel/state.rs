@@ -2,7 +2,9 @@
 
 use std::ffi::c_int;
 
-use crate::runtime::libc_calls;
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
 
 pub const ENABLE: c_int = 0;
 pub const DISABLE: c_int = 1;
@@ -14,16 +16,16 @@ pub const ASYNCHRONOUS: c_int = 1;
 pub fn disable() -> c_int {
     let mut old = ENABLE;
     // SAFETY: `old` is ours to write. Acts on nothing.
-    unsafe { libc_calls::pthread_setcancelstate(DISABLE, &mut old) };
+    unsafe { pthread_setcancelstate(DISABLE, &mut old) };
     old
 }
 
-/// Sets what [`disable`] found. Acts on nothing, as libc has every thread's type deferred
-/// (cancel.C4).
+/// Sets what [`disable`] found. Acts on nothing, as the library does its work only while every thread's type is
+/// deferred (cancel.C4).
 #[inline]
 pub fn restore(state: c_int) {
     if state == ENABLE {
         // SAFETY: a null pointer: the old state is not asked for.
-        unsafe { libc_calls::pthread_setcancelstate(ENABLE, std::ptr::null_mut()) };
+        unsafe { pthread_setcancelstate(ENABLE, std::ptr::null_mut()) };
     }
 }
