@@ -330,16 +330,14 @@ macro_rules! calls {
             ; after { flush_before_kernel_call(kernel); flush_before_kernel_call(initial) } }
 
         // Streams: `stdio`
-        $row! { served fn fopen64/fopen/_IO_fopen(path: Text, mode: Text) -> *mut FILE
+        $row! { passed fn fopen64/fopen/_IO_fopen(path: Text, mode: Text) -> *mut FILE
             => stdio::fopen64(path, mode), else null_mut() }
-        $row! { served fn fdopen/_IO_fdopen(fd: c_int, mode: Text) -> *mut FILE
-            => stdio::fdopen(fd, mode), else null_mut() }
-        $row! { served fn freopen64/freopen(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE
+        $row! { passed fn fdopen/_IO_fdopen(fd: c_int, mode: Text) -> *mut FILE
+            ; after release_to_libc(fd), else null_mut() }
+        $row! { passed fn freopen64/freopen(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE
             => stdio::freopen64(path, mode, stream), else null_mut() }
-        $row! { served fn fclose/_IO_fclose(stream: *mut FILE) -> c_int
+        $row! { passed fn fclose/_IO_fclose(stream: *mut FILE) -> c_int
             => stdio::fclose(stream), else -1 }
-        $row! { served fn fileno/fileno_unlocked(stream: *mut FILE) -> c_int
-            => stdio::fileno(stream), else -1 }
 
         // Linux AIO: `aio`
         $row! { served fn io_setup(capacity: c_int, handle: *mut Handle) -> c_int

@@ -15,7 +15,7 @@ use crate::aio::context;
 use crate::files::forked::{self, FORKS};
 use crate::files::{
     description, lease, mode_back, pending_close, pending_writes, pressure, process_locks,
-    registry, streams, table,
+    registry, table,
 };
 use crate::page_cache;
 use crate::report;
@@ -100,7 +100,6 @@ unsafe extern "C" fn prepare() {
     registry::before_fork(registry);
     // SAFETY: the registry is locked.
     unsafe { *CROSSING.0.get() = Some(Crossed { _section: section, internal, hidden }) };
-    streams::before_fork();
     fault::before_fork();
     handlers::before_fork();
     HEAP.before_fork();
@@ -114,7 +113,6 @@ unsafe extern "C" fn parent() {
     HEAP.after_fork();
     handlers::after_fork();
     fault::after_fork();
-    streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
     let crossing = unsafe { (*CROSSING.0.get()).take() };
     FORKS.end();
@@ -130,7 +128,6 @@ unsafe extern "C" fn child() {
     HEAP.after_fork();
     handlers::after_fork();
     fault::after_fork();
-    streams::after_fork();
     // SAFETY: the registry is locked since `prepare`.
     if let Some(crossed) = unsafe { (*CROSSING.0.get()).take() } {
         crossed.hidden.iter().for_each(|fd| forked::hide(*fd));

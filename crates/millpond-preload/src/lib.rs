@@ -33,7 +33,7 @@
 //! - a file that another process has open; a file that is open several times, and locked, or with flags that can't be
 //!   kept (`multi_open`); files that are open at a fork, descriptors that were sent to another process, shared writable
 //!   mappings;
-//! - libc's own streams: those on descriptors 0 to 2, wide-character ones, and all without `--eager`;
+//! - libc's streams;
 //! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a
 //!   thread's own (`Registry::release_all_files`);
 //! - **a system call that the program makes by an instruction of its own is not seen**: on a file
@@ -67,7 +67,7 @@ mod report;
 mod retirement;
 mod runtime;
 
-use files::{registry, streams, table, writeback_policy};
+use files::{registry, table, writeback_policy};
 use runtime::cancel::point::without;
 use runtime::cancel::unwinding::let_threads_end;
 use runtime::{config, libc_calls, section, thread};
@@ -108,7 +108,6 @@ extern "C" fn unload() {
         return;
     }
     without(|| {
-        streams::flush();
         writeback_policy::end();
         report::report_exit(registry::before_report);
     });

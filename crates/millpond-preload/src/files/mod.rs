@@ -29,7 +29,6 @@ pub mod seek;
 pub mod segments;
 pub mod served_io;
 pub mod serving;
-pub mod streams;
 pub mod table;
 pub mod unserved;
 pub mod unserved_calls;

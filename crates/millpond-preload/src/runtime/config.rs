@@ -9,7 +9,7 @@
 //! | `MILLPOND_PRESSURE_FILE` | for tests: a file in place of `/proc/pressure/memory` |
 //! | `MILLPOND_LOCAL_DEVICE` | the number of a device whose files are served though its kind of file system is not known to be local: the user vouches that it is, and that it has leases |
 //! | `MILLPOND_KEEPER` | where the keeper listens that writes back what this process leaves |
-//! | `MILLPOND_EAGER` | `1`: mode through maps files from their first read on; mode back also serves files that are open for reading only, and streams |
+//! | `MILLPOND_EAGER` | `1`: mode through maps files from their first read on; mode back also serves files that are open for reading only |
 //! | `MILLPOND_HAND_OVER` | for tests: a seed; files are handed to the kernel at random moments |
 //! | `MILLPOND_HIT_PATH` | `0` switches the lock-free hit path off |
 //! | `MILLPOND_QUIET` | `1`: no line on stderr at the end |

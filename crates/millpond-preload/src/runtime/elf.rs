@@ -179,17 +179,6 @@ fn libcs_iterate() -> *mut c_void {
     found
 }
 
-/// The strings of the main executable's dynamic symbols.
-pub fn main_strings() -> Option<&'static [u8]> {
-    const DT_STRSZ: i64 = 10;
-    let main = Object::where_(|_| true)?;
-    let (start, bytes) = (main.entry(DT_STRTAB)?, main.word(DT_STRSZ)?);
-    // SAFETY: they are mapped while the program runs.
-    Some(unsafe { std::slice::from_raw_parts(start as *const u8, bytes) })
-}
-
-const DT_STRTAB: i64 = 5;
-
 impl Object {
     /// The first loaded object that `chosen` accepts.
     fn where_(chosen: impl Fn(&Object) -> bool) -> Option<Object> {
@@ -248,6 +237,7 @@ impl Object {
 
     /// The tables of the object's definitions, with the hash table that all current linkers write.
     pub fn tables(&self) -> Option<Tables> {
+        const DT_STRTAB: i64 = 5;
         const DT_SYMTAB: i64 = 6;
         const DT_GNU_HASH: i64 = 0x6fff_fef5;
         const DT_VERSYM: i64 = 0x6fff_fff0;
