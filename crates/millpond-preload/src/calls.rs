@@ -161,11 +161,11 @@ macro_rules! calls {
             => kernel::posix_fallocate64(fd, offset, len), else libc::ENOSYS }
         $row! { settled fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int
             => kernel::ioctl(fd, request, arg), else -1, number SYS_ioctl }
-        $row! { served fn copy_file_range(from: c_int, from_offset: *mut Off, to: c_int,
+        $row! { passed fn copy_file_range(from: c_int, from_offset: *mut Off, to: c_int,
             to_offset: *mut Off, len: usize, flags: u32) -> isize
             => kernel::copy_file_range(from, from_offset, to, to_offset, len, flags),
             else -1, number SYS_copy_file_range }
-        $row! { served fn sendfile64/sendfile(to: c_int, from: c_int, offset: *mut Off,
+        $row! { passed fn sendfile64/sendfile(to: c_int, from: c_int, offset: *mut Off,
             len: usize) -> isize
             => kernel::sendfile64(to, from, offset, len), else -1, number SYS_sendfile }
         $row! { passed fn splice(from: c_int, from_offset: *mut Off, to: c_int,

@@ -96,7 +96,10 @@ fn writers() {
         "stat -c %s_%a xa",
     ];
     for mode in MODES {
-        same(&commands, mode).assert_served(5 << 20);
+        // Most of these copy by `copy_file_range`, for which the kernel gets the files.
+        let report = same(&commands, mode);
+        assert!(report.served_bytes > 4 << 20, "{}", report.lines);
+        assert!(report.passed_for("changed") >= 2, "{}", report.lines);
     }
 }
 

@@ -7,7 +7,6 @@
 //! ```
 
 pub mod bypass;
-pub mod copy;
 pub mod description;
 pub mod forked;
 pub mod hand_over;

@@ -6,8 +6,7 @@
 //! past the engine must leave no stale byte in its cache. Rare ones simply pass the file to the
 //! kernel.
 //!
-//! `copy_file_range` and `sendfile` between two served files are done by the engine (`copy`). So
-//! are holes and reservations, where it has the same operation.
+//! Holes and reservations are made by the engine, where it has the same operation.
 
 use crate::files::multi_open::{is_bypassed, make_real, may_not_write};
 use crate::files::pin::Pin;
@@ -16,7 +15,7 @@ use crate::files::seek::set_kernel_offset;
 use crate::files::segments::Direction;
 use crate::files::table::{self, NumberState};
 use crate::files::unserved_calls::during;
-use crate::files::{copy, identity, served_io, writeback_policy};
+use crate::files::{identity, served_io, writeback_policy};
 use crate::hooks::descriptor;
 use crate::hooks::process::release_to_libc;
 use crate::page_cache;
@@ -311,13 +310,6 @@ unsafe fn copy(
         release_unless(from, !from_offset.is_null());
         release_unless(to, !to_offset.is_null());
     }
-    if flags == 0
-        && is_served(from)
-        && is_served(to)
-        && let Some(copied) = copy::between_served(from, from_offset, to, to_offset, len)
-    {
-        return to_libc(copied);
-    }
     pass(from, Reason::Changed);
     pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `copy_file_range`.
@@ -337,12 +329,6 @@ unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
     if page_cache::is_on() {
         release_unless(from, !offset.is_null());
         page_cache::release(to);
-    }
-    if is_served(from)
-        && is_served(to)
-        && let Some(copied) = copy::between_served(from, offset, to, std::ptr::null_mut(), len)
-    {
-        return to_libc(copied);
     }
     make_real(from);
     make_real(to);
