@@ -24,8 +24,6 @@ pub struct Request {
     segments: Segments,
     offset: u64,
     direction: Direction,
-    /// For a write in mode back: whether it is durable, and if so, whether without the file's times.
-    durable: Option<bool>,
 }
 
 // SAFETY: the memory is valid, for any thread, until the request has ended: see
@@ -62,26 +60,17 @@ impl Request {
         direction: Direction,
         flags: i32,
     ) -> Result<Self, Unserved> {
-        const DURABLE: i32 = libc::RWF_DSYNC | libc::RWF_SYNC;
         if enterable(fd).is_none() {
             return Err(Unserved::Kernel(None));
-        }
-        let is_unknown = matches!(table::get(fd), NumberState::Unknown);
-        if is_unknown {
-            // The description of the request needs the registry's lock.
-            File::start_now();
         }
         if matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed) {
             // The kernel does not report the end of its request: in_flight.I1.
             File::start_now();
             section::run(|_| registry::lock().release_descriptor(fd));
         }
-        let found = if is_unknown { section::run(|_| find(fd)) } else { find(fd) };
-        let pin = found.map_err(Unserved::Kernel)?;
+        let pin = find(fd).map_err(Unserved::Kernel)?;
         let access = pin.access();
-        let is_durable =
-            direction == Direction::Write && flags & !DURABLE == 0 && pin.late_file().is_some();
-        if flags != 0 && !is_durable {
+        if flags != 0 {
             // Passing waits for the file's reads.
             File::start_now();
             section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
@@ -109,8 +98,7 @@ impl Request {
         if offset.checked_add_unsigned(segments.bytes() as u64).is_none() {
             return Err(Unserved::Fail(libc::EINVAL));
         }
-        let durable = (flags != 0).then_some(flags & libc::RWF_SYNC == 0);
-        Ok(Self { pin, segments, offset: from, direction, durable })
+        Ok(Self { pin, segments, offset: from, direction })
     }
 
     /// For [`Request::sync`], if the cache may hold unwritten bytes of the file. In a section.
@@ -118,7 +106,7 @@ impl Request {
         let pin = Pin::of(fd)?;
         pin.late_file()?;
         let segments = Segments::One(std::ptr::null_mut(), 0);
-        Some(Self { pin, segments, offset: 0, direction: Direction::Write, durable: None })
+        Some(Self { pin, segments, offset: 0, direction: Direction::Write })
     }
 
     pub fn direction(&self) -> Direction {
@@ -129,13 +117,11 @@ impl Request {
         self.segments.bytes()
     }
 
-    /// Whether it is a write of whole pages, at most `bytes_max` bytes, that need not be durable: a
-    /// write that needs no I/O to the device.
+    /// Whether it is a write of whole pages, at most `bytes_max` bytes: it needs no I/O to the device.
     pub fn is_write_of_pages(&self, bytes_max: usize) -> bool {
         const PAGE_BYTES: u64 = 4096;
         let bytes = self.bytes();
         self.direction == Direction::Write
-            && self.durable.is_none()
             && !self.pin.access().append
             && bytes <= bytes_max
             && (self.offset | bytes as u64).is_multiple_of(PAGE_BYTES)
@@ -148,14 +134,7 @@ impl Request {
     /// The request was prepared for this.
     pub unsafe fn carry_out(&self) -> isize {
         // SAFETY: the caller's duty.
-        let moved = unsafe { carry_out(&self.pin, &self.segments, self.offset, self.direction) };
-        match self.durable {
-            Some(data_only) if moved > 0 => match self.sync(data_only) {
-                0 => moved,
-                failed => failed,
-            },
-            _ => moved,
-        }
+        unsafe { carry_out(&self.pin, &self.segments, self.offset, self.direction) }
     }
 
     /// `fsync` or `fdatasync`, with the write-back of cached bytes. In a section.

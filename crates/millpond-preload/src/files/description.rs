@@ -34,7 +34,7 @@ use std::cell::UnsafeCell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
 
 use millpond::File;
 
@@ -87,8 +87,6 @@ pub struct Cold {
     /// The program has locked it by flock or an open-file-description lock, which must end with
     /// the program's last descriptor, not with ours.
     pub is_locked: bool,
-    /// Where the offset was when it was left to the kernel, to see what libc has moved since.
-    pub offset_given: Option<u64>,
 }
 
 /// See the module header.
@@ -110,14 +108,10 @@ pub struct Description {
     bypass: Bypass,
     /// The status flags that the program sees; of one that shares.
     flags: AtomicI32,
-    /// Opened in mode back: its pages may be dirty; see `writeback_policy`.
-    late: AtomicBool,
     /// See [`Description::is_unwritten`].
     unwritten: AtomicBool,
     /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
     lock_noted: AtomicBool,
-    /// How far we moved the offset while the kernel had it; wraps, as it may be backwards.
-    moved_in_kernel: AtomicU64,
     references: References,
     file: UnsafeCell<Option<Arc<File>>>,
     cold: UnsafeCell<Cold>,
@@ -145,8 +139,6 @@ impl Description {
             *description.cold.get() = Cold { id, slots: 1, ..Cold::default() };
             *description.file.get() = None;
         }
-        description.moved_in_kernel.store(0, Relaxed);
-        description.late.store(false, Relaxed);
         description.shares.store(false, Relaxed);
         description.bypass.reset(false);
         description.unwritten.store(false, Relaxed);
@@ -163,6 +155,7 @@ impl Description {
                 let pointer = std::ptr::from_ref(&*file).cast_mut();
                 // SAFETY: as above.
                 unsafe { *description.file.get() = Some(file) };
+                mode_back::opened();
                 description.state.store(SERVED, Relaxed);
                 let hit = if access.read { pointer } else { std::ptr::null_mut() };
                 let way = if row.is_null() { &description.hit } else { &description.counted_hit };
@@ -191,10 +184,8 @@ impl Description {
             shares: AtomicBool::new(false),
             bypass: Bypass::none(),
             flags: AtomicI32::new(0),
-            late: AtomicBool::new(false),
             unwritten: AtomicBool::new(false),
             lock_noted: AtomicBool::new(false),
-            moved_in_kernel: AtomicU64::new(0),
             references: References::none(),
             file: UnsafeCell::new(None),
             cold: UnsafeCell::new(Cold::default()),
@@ -286,10 +277,10 @@ impl Description {
         self.file().filter(|_| self.is_served() && !self.is_bypassed())
     }
 
-    /// The file, if its pages may be dirty: also after it was passed, since pages that could not be
-    /// written back stay dirty. As for [`Description::file`].
+    /// The file, if its pages may be dirty (see `writeback_policy`): also after it was passed, since pages that could
+    /// not be written back stay dirty. As for [`Description::file`].
     pub fn late_file(&self) -> Option<&File> {
-        if self.late.load(Relaxed) { self.file() } else { None }
+        if self.leased().write { self.file() } else { None }
     }
 
     /// Passed, with dirty pages left: it must be found until they are written back.
@@ -301,12 +292,6 @@ impl Description {
         self.unwritten.store(true, Relaxed);
     }
 
-    /// The registry is locked, and no thread has found the description yet.
-    pub fn set_late(&self) {
-        self.late.store(true, Relaxed);
-        mode_back::opened();
-    }
-
     /// Whether [`Description::note_lock`] was called: the note lasts as long as the description does.
     pub fn is_lock_noted(&self) -> bool {
         self.lock_noted.load(Relaxed)
@@ -315,14 +300,6 @@ impl Description {
     /// After `process_locks::note` of its file. The registry is locked.
     pub fn note_lock(&self) {
         self.lock_noted.store(true, Relaxed);
-    }
-
-    pub fn moved_in_kernel(&self) -> u64 {
-        self.moved_in_kernel.load(Relaxed)
-    }
-
-    pub fn add_moved_in_kernel(&self, bytes: u64) {
-        self.moved_in_kernel.fetch_add(bytes, Relaxed);
     }
 
     /// The fields that the registry lock protects.
@@ -379,11 +356,12 @@ impl Description {
     /// The last reference is gone.
     pub unsafe fn end(&self) -> (FileId, Option<Arc<File>>) {
         self.state.store(FREE, Relaxed);
-        if self.late.swap(false, Relaxed) {
+        // SAFETY: the caller's duty.
+        let (id, file) = unsafe { ((*self.cold.get()).id, (*self.file.get()).take()) };
+        if file.is_some() {
             mode_back::closed();
         }
-        // SAFETY: the caller's duty.
-        unsafe { ((*self.cold.get()).id, (*self.file.get()).take()) }
+        (id, file)
     }
 
     /// Back to the pool, after its end.

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use crate::files::description::Description;
 use crate::files::lease;
-use crate::files::offset::{IN_KERNEL, kernel_offset, push_offset};
+use crate::files::offset::{IN_KERNEL, push_offset};
 use crate::report::reason::Reason;
 use crate::report::{counts, lines};
 use crate::runtime::sys::sys;
@@ -18,10 +18,7 @@ pub fn pass(description: &'static Description, reason: Reason) {
     if !go_through(description) {
         description.set_unwritten();
     }
-    let offset = description.offset.lock();
-    if offset != IN_KERNEL {
-        push_offset(fd, offset);
-    }
+    push_offset(fd, description.offset.lock());
     description.set_passed(reason);
     description.offset.unlock(IN_KERNEL);
     description.row().inspect(|row| row.end(Some(reason)));
@@ -42,19 +39,6 @@ pub fn go_through(description: &Description) -> bool {
         return false;
     }
     true
-}
-
-/// Counts what libc has moved by itself since it shares the description. The registry is locked.
-pub fn count_moved_by_libc(description: &Description) {
-    // SAFETY: the registry is locked.
-    let cold = unsafe { description.cold() };
-    let Some(given) = cold.offset_given else { return };
-    if let Ok(now) = u64::try_from(kernel_offset(description.kernel_fd())) {
-        let ours = description.moved_in_kernel();
-        let moved = now.wrapping_sub(given).wrapping_sub(ours);
-        counts::count_bytes_passed(Reason::Stdio, moved as isize);
-        cold.offset_given = Some(now.wrapping_sub(ours));
-    }
 }
 
 /// Ends the locks that belong to the description behind `fd`, as its last close would.

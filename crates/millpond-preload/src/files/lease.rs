@@ -11,8 +11,8 @@
 //!
 //! The signal is directed at the watcher by thread id, and blocked there: the watcher waits with `sigtimedwait`, so no
 //! thread of the program is interrupted. A program can neither send this signal nor wait for it: a wait
-//! by the watcher for any other signal could take one that the process was sent. If the queue of signals is full the kernel sends a plain SIGIO instead,
-//! and the watcher asks every lease how it stands.
+//! by the watcher for any other signal could take one that the process was sent. If the queue of signals is full, none comes; so once a second
+//! the watcher asks every lease how it stands.
 //!
 //! Limits. An opener is let in after `/proc/sys/fs/lease-break-time` (45 s) whether we answer or
 //! not: a process stopped for longer may serve one more hit from before. Only open breaks leases;
@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use crate::files::description::Access;
 use crate::files::pressure::{Gauge, PAUSE};
-use crate::files::process_locks::read_whole;
 use crate::report::reason::Reason;
 use crate::runtime::lock::{wait, wake};
 use crate::runtime::sys::sys;
@@ -170,11 +169,8 @@ fn watch(broken: Broken) {
         match signal as i32 {
             BREAK_SIGNAL if info.code > 0 => broken(Break::Of(info.fd)),
             BREAK_SIGNAL => {}
-            error if error == -libc::EAGAIN || error == -libc::EINTR => {
-                if has_overflowed() {
-                    broken(Break::OfSome);
-                }
-            }
+            // The kernel may have had no room to queue a signal.
+            error if error == -libc::EAGAIN || error == -libc::EINTR => broken(Break::OfSome),
             // A filter of system calls: the next try would be refused, too.
             _ => {
                 broken(Break::Untold);
@@ -183,31 +179,6 @@ fn watch(broken: Broken) {
         }
     }
     WATCHER.store(NO_WATCHER, Relaxed);
-}
-
-/// Whether the kernel had no room to queue the signal of a break, and has sent this thread SIGIO. One that the
-/// process was sent is the program's, and stays where it is: so the thread does not wait for SIGIO, and looks for it
-/// once a second.
-fn has_overflowed() -> bool {
-    static SIGIO: u64 = 1 << (libc::SIGIO - 1);
-    let mut pending = 0u64;
-    // SAFETY: the set is eight bytes.
-    unsafe { sys!(libc::SYS_rt_sigpending, &raw mut pending, 8) };
-    if pending & SIGIO == 0 {
-        return false;
-    }
-    let Some(text) = read_whole(c"/proc/thread-self/status") else { return true };
-    let text = String::from_utf8_lossy(&text);
-    let own = text.lines().find_map(|line| line.strip_prefix("SigPnd:"));
-    let own = own.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    if own.is_some_and(|own| own & SIGIO == 0) {
-        return false;
-    }
-    // Those of the thread come before those of the process.
-    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the set is eight bytes; a null pointer asks for no siginfo.
-    unsafe { sys!(libc::SYS_rt_sigtimedwait, &raw const SIGIO, 0, &raw const none, 8) };
-    true
 }
 
 /// The kernel's siginfo, as far as a lease break fills it.

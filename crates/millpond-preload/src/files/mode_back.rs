@@ -1,13 +1,11 @@
-//! Whether a file may be opened in mode back, and whether any is: see `writeback_policy`.
+//! Whether a file may be served for writing, and whether any is: see `writeback_policy`.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-use millpond::WriteMode;
+use crate::report::reason::Reason;
 
-use crate::runtime::config;
-
-/// Descriptions in mode back that are open, passed ones included: zero means that nothing waits.
+/// Descriptions that are or were served: zero means that nothing waits.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 /// The process ends, or becomes another program: nothing may begin to wait.
 static ENDING: AtomicBool = AtomicBool::new(false);
@@ -50,14 +48,13 @@ pub fn after_fork() {
     ENDING.store(false, Relaxed);
 }
 
-/// Whether a file that was opened for writing with `flags` is one for mode back.
-pub fn is_wanted(flags: i32) -> bool {
+/// Why the kernel has a file that was opened for writing with `flags`, if it is none for mode back.
+pub fn refusal(flags: i32) -> Option<Reason> {
     // O_SYNC has this bit, too. One system call does what such a write asks for.
-    config::get().mode == WriteMode::Back
-        && is_kept()
-        && flags & libc::O_DSYNC == 0
-        && !ENDING.load(SeqCst)
-        && !has_size_limit()
+    if flags & libc::O_DSYNC != 0 {
+        return Some(Reason::Synchronous);
+    }
+    (!is_kept() || ENDING.load(SeqCst) || has_size_limit()).then_some(Reason::Engine)
 }
 
 /// With a limit on the size of files it is the write that must fail, and the writer that gets a

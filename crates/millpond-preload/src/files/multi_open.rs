@@ -153,6 +153,9 @@ impl Registry {
         let Some(writer) = members.iter().find(|member| member.access().write) else {
             return Err(Reason::OpenElsewhere);
         };
+        if let Some(reason) = mode_back::refusal(writer.flags) {
+            return Err(reason);
+        }
         if members.iter().any(|member| !have_one_path(member.fd, writer.fd)) {
             return Err(Reason::OpenTwice);
         }
@@ -165,9 +168,8 @@ impl Registry {
             self.restore(id, &members[..done], real, Reason::Descriptors);
             return Err(Reason::Descriptors);
         }
-        let is_late = mode_back::is_wanted(writer.flags);
         let access = Access { read: true, write: true, append: false };
-        let opened = Opened { fd: real, id, access, is_late, is_first: true };
+        let opened = Opened { fd: real, id, access, is_first: true };
         let mut served = self.serve(&opened);
         let mut goes_on = patience();
         // A call that names no number, such as fstat, may hold the former description.
@@ -182,16 +184,11 @@ impl Registry {
             }
         };
         process_locks::close(real);
-        // Asked again: it may be the first file, and no keeper there.
-        let is_late = is_late && mode_back::is_kept();
         for Member { fd, flags, offset } in members {
             let access = Access::of_flags(*flags);
             let file = Arc::clone(&file);
             let description = Description::acquire(id, access, *offset, internal_fd, Ok(file));
             description.set_sharing(*flags);
-            if is_late {
-                description.set_late();
-            }
             self.push_served(id, description);
             unserved::uncount(*fd);
             table::set(*fd, NumberState::File(description));

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 
 use crate::files::description::Description;
-use crate::files::hand_over::{count_moved_by_libc, end_locks, go_through};
+use crate::files::hand_over::{end_locks, go_through};
 use crate::files::registry::{Registry, STDERR};
 use crate::files::table::{self, NumberState};
 use crate::files::{lease, process_locks};
@@ -64,7 +64,7 @@ impl Registry {
                     let id = cold.id;
                     self.pass_file(id, Reason::Descriptors);
                 } else if new <= STDERR {
-                    self.share_with_libc(new);
+                    self.pass_fd(new, Reason::Stdio);
                 }
             }
             NumberState::Foreign => {
@@ -132,7 +132,6 @@ impl Registry {
                 process_locks::forget(id);
             }
         }
-        count_moved_by_libc(description);
         if description.is_served() && !description.is_bypassed() {
             description.row().inspect(|row| row.end(None));
         }

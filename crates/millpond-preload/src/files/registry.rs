@@ -27,10 +27,10 @@ use millpond::stats::Stats;
 use millpond::{Backing, Engine, File};
 
 use crate::files::description::{Access, Description};
-use crate::files::hand_over::{count_moved_by_libc, pass};
+use crate::files::hand_over::pass;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::Break;
-use crate::files::offset::{IN_KERNEL, push_offset};
+use crate::files::offset::IN_KERNEL;
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, NumberState};
@@ -153,13 +153,12 @@ impl Registry {
         }
         let row = if config::is_explained() { unserved::row_of(fd) } else { None };
         let access = Access::of_flags(flags);
-        let is_late = access.write && mode_back::is_wanted(flags);
         let served = match refusal.or_else(|| self.refusal(fd, id, access, flags)) {
             Some(reason) => Err(reason),
             None => {
                 let is_first =
                     self.inodes.get(&id).is_none_or(|inode| inode.descriptions.is_empty());
-                self.serve(&Opened { fd, id, access, is_late, is_first })
+                self.serve(&Opened { fd, id, access, is_first })
             }
         };
         let served = match served {
@@ -180,8 +179,6 @@ impl Registry {
         if let Err(reason) = &served {
             self.pass_file(id, *reason);
         }
-        // Asked again: it may be the first file, and no keeper there.
-        let is_late = is_late && served.is_ok() && mode_back::is_wanted(flags);
         let internal_fd = served.as_ref().map_or(-1, |(internal_fd, _)| *internal_fd);
         let passed = served.as_ref().err().copied();
         let description = Description::acquire(
@@ -191,9 +188,6 @@ impl Registry {
             internal_fd,
             served.map(|(_, file)| Arc::new(file)),
         );
-        if is_late {
-            description.set_late();
-        }
         match passed {
             None => self.push_served(id, description),
             Some(reason) => {
@@ -205,9 +199,6 @@ impl Registry {
             }
         }
         table::set(fd, NumberState::File(description));
-        if fd <= STDERR {
-            self.share_with_libc(fd);
-        }
     }
 
     /// The reason against serving the file, if one is known without trying.
@@ -221,6 +212,9 @@ impl Registry {
         if IS_BLIND.load(Relaxed) {
             return Some(Reason::Unseen);
         }
+        if fd <= STDERR {
+            return Some(Reason::Stdio);
+        }
         if self.is_crowded && fd >= config::get().internal_fd_min / 2 {
             return Some(Reason::Descriptors);
         }
@@ -229,6 +223,11 @@ impl Registry {
         }
         if access.append && !identity::can_ignore_append(fd) {
             return Some(Reason::Append);
+        }
+        if access.write
+            && let Some(reason) = mode_back::refusal(flags)
+        {
+            return Some(reason);
         }
         let inode = self.inodes.get(&id)?;
         if let Some(reason) = inode.passed {
@@ -382,39 +381,6 @@ impl Registry {
         }
     }
 
-    /// libc reads or writes by itself at `fd`: by a standard stream, or by `dprintf`. Reading moves
-    /// the offset only, so the kernel gets that. Writing changes bytes behind the engine's back,
-    /// and moves the offset between the moment at which a hook asks the kernel for it and the one
-    /// at which it writes there: the file is passed.
-    pub fn share_with_libc(&mut self, fd: RawFd) {
-        let Some(description) = table::description(fd) else { return };
-        if !description.is_served() {
-            return;
-        }
-        if description.access().write || description.shares() {
-            self.pass_fd(fd, Reason::Stdio);
-            return;
-        }
-        let offset = description.offset.lock();
-        if offset != IN_KERNEL {
-            push_offset(description.kernel_fd(), offset);
-            // SAFETY: the registry is locked.
-            unsafe { description.cold() }.offset_given = Some(offset);
-        }
-        description.offset.unlock(IN_KERNEL);
-    }
-
-    /// Another process got one of the descriptions of the file, and it is not known which.
-    pub fn release_file_of(&mut self, id: FileId) {
-        self.pass_file(id, Reason::Given);
-        for (fd, slot) in table::known(0, u32::MAX) {
-            let is_it = || identity::identify(fd).is_some_and(|identity| identity.id == id);
-            if matches!(slot, NumberState::Unserved) && is_it() {
-                self.release_descriptor(fd);
-            }
-        }
-    }
-
     /// Leaves every served file to the kernel for which `chosen` says so.
     pub fn pass_where(&mut self, reason: Reason, mut chosen: impl FnMut(FileId) -> bool) {
         let ids: Vec<FileId> = self
@@ -529,9 +495,7 @@ pub fn release_to_libc(fd: RawFd) {
         is_served(fd) || matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
     if is_ours && !thread::record().is_inside() {
         section::run(|_| {
-            let mut registry = lock();
-            registry.release_descriptor(fd);
-            registry.share_with_libc(fd);
+            lock().pass_fd(fd, Reason::Stdio);
         });
     }
 }
@@ -549,16 +513,10 @@ pub fn detach_keeper() {
     }
 }
 
-/// Before the report: counts bytes that were not counted yet. Returns the engine's statistics where the report has
-/// them. In a section.
+/// Before the report: the engine's statistics, where the report has them. In a section.
 pub fn before_report() -> Option<Stats> {
     let registry = lock();
     registry.serving.tell_lost_keeper();
-    registry
-        .inodes
-        .values()
-        .flat_map(|inode| &inode.descriptions)
-        .for_each(|d| count_moved_by_libc(d));
     let engine = registry.serving.made().cloned();
     drop(registry);
     // Takes time in proportion to the cached pages.

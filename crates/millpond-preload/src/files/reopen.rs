@@ -22,6 +22,7 @@ use crate::files::multi_open::LOST;
 use crate::files::registry::{self, Registry, STDERR};
 use crate::files::table::{self, NumberState};
 use crate::files::{process_locks, unserved};
+use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{config, section};
 
@@ -112,13 +113,10 @@ impl Registry {
         let access = Access::of_flags(flags);
         let description = Description::acquire(id, access, 0, real, Ok(file));
         description.set_sharing(told & !KEPT | flags & KEPT);
-        if first.late_file().is_some() {
-            description.set_late();
-        }
         self.push_served(id, description);
         table::set(new, NumberState::File(description));
         if new <= STDERR {
-            self.share_with_libc(new);
+            self.pass_fd(new, Reason::Stdio);
         }
         Some(new)
     }
@@ -134,7 +132,6 @@ fn may_be_shared(single: &'static Description, id: FileId) -> bool {
         && write
         && !append
         && !cold.is_locked
-        && cold.offset_given.is_none()
         && status_flags(single.kernel_fd()) & LOST & !libc::O_DIRECT == 0
         // multi_open.G7.
         && !process_locks::is_noted(id)

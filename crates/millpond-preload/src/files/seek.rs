@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
+use crate::files::offset::{OFFSET_END, push_offset};
 use crate::files::pin::Pin;
 use crate::files::registry;
 use crate::files::table::{self, NumberState};
@@ -67,7 +67,6 @@ fn seek_slow(fd: i32, offset: libc::off64_t, whence: i32) -> Option<isize> {
         let kernel_fd = pin.kernel_fd();
         if let Some(file) = pin.late_file().filter(|_| !pin.is_bypassed()) {
             if whence == libc::SEEK_END
-                && old != IN_KERNEL
                 && let Some(new) = offset.checked_add(file.len().ok()? as i64)
                 && (0..=OFFSET_SURELY_VALID).contains(&new)
             {
@@ -77,11 +76,10 @@ fn seek_slow(fd: i32, offset: libc::off64_t, whence: i32) -> Option<isize> {
             // Where its holes are.
             let _ = file.write_back();
         }
-        let before = kernel_offset(kernel_fd);
         // SAFETY: no memory involved. The kernel knows valid offsets of this file system, and
         // where the file ends and its holes are.
         let result = unsafe {
-            if whence == libc::SEEK_CUR && old != IN_KERNEL {
+            if whence == libc::SEEK_CUR {
                 // One call: the kernel's offset may be several descriptions'.
                 sys!(
                     libc::SYS_lseek,
@@ -93,13 +91,6 @@ fn seek_slow(fd: i32, offset: libc::off64_t, whence: i32) -> Option<isize> {
                 sys!(libc::SYS_lseek, kernel_fd, offset, whence)
             }
         };
-        if old == IN_KERNEL {
-            if result >= 0 {
-                pin.add_moved_in_kernel(result.wrapping_sub(before) as u64);
-            }
-            pin.offset.unlock(old);
-            return Some(result);
-        }
         let is_ours = (0..OFFSET_END as isize).contains(&result);
         pin.offset.unlock(if is_ours { result as u64 } else { old });
         if result >= 0 && !is_ours {
@@ -116,7 +107,7 @@ pub fn set_kernel_offset(fd: i32) {
     section::run(|_| {
         if let Some(pin) = Pin::of(fd) {
             let offset = pin.offset.lock();
-            if pin.is_served() && offset != IN_KERNEL {
+            if pin.is_served() {
                 push_offset(pin.kernel_fd(), offset);
             }
             pin.offset.unlock(offset);

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use millpond::File;
 
 use crate::files::description::{Access, Description};
-use crate::files::offset::{IN_KERNEL, OFFSET_END, kernel_offset, push_offset};
+use crate::files::offset::OFFSET_END;
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, NumberState};
@@ -20,7 +20,6 @@ use crate::files::{identity, registry, unserved};
 use crate::report::accounts::Row;
 use crate::report::counts;
 use crate::report::reason::Reason;
-use crate::runtime::sys::sys;
 use crate::runtime::thread::{self, Record};
 use crate::runtime::{config, section};
 
@@ -214,55 +213,31 @@ pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
 /// The thread's record, if `fd` is worth a closer look.
 pub fn enterable(fd: RawFd) -> Option<&'static Record> {
     match table::get(fd) {
-        NumberState::Foreign | NumberState::Internal | NumberState::Left => None,
-        NumberState::Unknown
-        | NumberState::Unserved
-        | NumberState::Claimed
-        | NumberState::File(_) => Some(thread::record()),
+        NumberState::Unserved | NumberState::Claimed | NumberState::File(_) => {
+            Some(thread::record())
+        }
+        _ => None,
     }
 }
 
-/// The description at `fd`, pinned. Finds out what an unknown number is.
+/// The description at `fd`, pinned; else why the kernel has the file, if it is known.
 pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
-    loop {
-        if let Some(pin) = Pin::of(fd) {
-            return if pin.is_served() { Ok(pin) } else { Err(Some(pin.reason())) };
-        }
-        // Another thread may have described it, and the kernel does not have it then.
-        if !describe(fd) {
-            return Err(None);
-        }
-    }
+    let pin = Pin::of(fd).ok_or(None)?;
+    if pin.is_served() { Ok(pin) } else { Err(Some(pin.reason())) }
 }
 
-/// Describes a number that was not seen opened: a regular file in a served directory is counted as
-/// passed, anything else is foreign. In a section. Whether there was something to do.
-///
-/// Only with `--eager`. Otherwise such a descriptor is the kernel's.
-#[cold]
-pub fn describe(fd: RawFd) -> bool {
-    config::is_eager() && matches!(table::get(fd), NumberState::Unknown) && describe_passed(fd)
-}
-
-/// Gives a regular file in a served directory, which the kernel serves, a description. Whether there was something to do.
-pub fn describe_passed(fd: RawFd) -> bool {
-    if !table::is_initialised() {
-        return false;
-    }
-    let Some(identity) = identity::identify(fd) else { return false };
+/// Gives a regular file in a served directory, which the kernel serves, a description.
+pub fn describe_passed(fd: RawFd) {
+    let Some(identity) = identity::identify(fd).filter(|_| table::is_initialised()) else { return };
     if !identity.is_regular || !identity::is_in_served_directory(fd) {
-        table::note_foreign(fd);
-        return true;
+        return table::note_foreign(fd);
     }
-    // SAFETY: no memory involved.
-    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) };
+    let flags = identity::status_flags(fd);
     let mut registry = registry::lock();
     if !matches!(table::get(fd), NumberState::File(_) | NumberState::Internal) && flags >= 0 {
-        let access = Access::of_flags(flags as i32);
-        registry.before_open(identity.id, access, false);
-        registry.describe(fd, identity.id, flags as i32, Some(Reason::Inherited));
+        registry.before_open(identity.id, Access::of_flags(flags), false);
+        registry.describe(fd, identity.id, flags, Some(Reason::Inherited));
     }
-    flags >= 0
 }
 
 /// For tests: hands the file to the kernel at a random moment.
@@ -337,17 +312,11 @@ unsafe fn transfer(
     match at {
         At::Byte(offset) => transfer(offset as u64).map(|(_, bytes)| bytes),
         At::Offset => {
-            let locked = description.offset.lock();
+            let offset = description.offset.lock();
             if !description.is_served() {
-                description.offset.unlock(locked);
+                description.offset.unlock(offset);
                 return Err(Step::Kernel(description.reason()));
             }
-            let is_kernels = locked == IN_KERNEL;
-            let offset = if is_kernels {
-                kernel_offset(description.kernel_fd()).max(0) as u64
-            } else {
-                locked
-            };
             let result = transfer(offset);
             let len = || identity::len(description.kernel_fd());
             let moved = match &result {
@@ -357,12 +326,7 @@ unsafe fn transfer(
                 Err(Step::Passed(bytes)) if *bytes > 0 => offset + *bytes as u64,
                 _ => offset,
             };
-            let moved = moved.min(OFFSET_END - 1);
-            if is_kernels && moved != offset {
-                push_offset(description.kernel_fd(), moved);
-                description.add_moved_in_kernel(moved.saturating_sub(offset));
-            }
-            description.offset.unlock(if is_kernels { locked } else { moved });
+            description.offset.unlock(moved.min(OFFSET_END - 1));
             result.map(|(_, bytes)| bytes)
         }
     }

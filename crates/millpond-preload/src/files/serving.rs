@@ -24,8 +24,6 @@ pub struct Opened {
     pub fd: RawFd,
     pub id: FileId,
     pub access: Access,
-    /// In mode back, if that can be.
-    pub is_late: bool,
     /// It has no other description here.
     pub is_first: bool,
 }
@@ -67,9 +65,12 @@ impl Serving {
         broken: Broken,
         is_closing: impl FnMut() -> bool,
     ) -> Result<(RawFd, File), Reason> {
-        let Opened { fd, id, access, is_late, is_first, .. } = *opened;
+        let Opened { fd, id, access, is_first } = *opened;
         let engine = self.engine()?;
-        let is_late = is_late && mode_back::is_kept();
+        // Asked again: it may be the first file, and no keeper there.
+        if access.write && !mode_back::is_kept() {
+            return Err(Reason::Engine);
+        }
         fault::install();
         handlers::find_foreign_handlers();
         let first = config::get().internal_fd_min;
@@ -89,8 +90,8 @@ impl Serving {
         // Plain direct backing opens the file again, which a write lease of our own would keep
         // waiting.
         let backing = match config::get().backing {
-            Backing::Direct if is_late => Backing::DirectInPlace,
-            Backing::Direct if access.write || !identity::knows_direct(fd) => Backing::Buffered,
+            Backing::Direct if access.write => Backing::DirectInPlace,
+            Backing::Direct if !identity::knows_direct(fd) => Backing::Buffered,
             backing => backing,
         };
         let options = OpenOptions::new()
@@ -99,7 +100,7 @@ impl Serving {
             .append(access.append)
             // By who opened the file, outside of the registry's lock.
             .awaited(true)
-            .write_mode(if is_late { WriteMode::Back } else { WriteMode::Through })
+            .write_mode(if access.write { WriteMode::Back } else { WriteMode::Through })
             .backing(backing);
         // The number that the engine's own description will get, if it opens one.
         let next =
@@ -184,7 +185,7 @@ fn is_open(fd: RawFd) -> bool {
     unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 }
 }
 
-/// An engine with the keeper, if there should be one; without, all writes go through.
+/// An engine with the keeper, if there should be one; without, no file is served that may be written.
 fn build(builder: EngineBuilder) -> millpond::Result<Engine> {
     let config = config::get();
     if let (WriteMode::Back, Some(keeper)) = (config.mode, &config.keeper) {

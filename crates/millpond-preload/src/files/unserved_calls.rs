@@ -9,7 +9,7 @@ use crate::files::registry;
 use crate::files::table::{self, NumberState};
 use crate::runtime::in_flight::SavedCall;
 use crate::runtime::thread::{self, Record};
-use crate::runtime::{config, section};
+use crate::runtime::section;
 
 /// Ended by hand: a thread that is cancelled in the call unwinds past it, and its record starts
 /// afresh.
@@ -34,8 +34,7 @@ pub enum Way {
 #[inline(always)]
 pub fn is_kernels(fd: RawFd) -> bool {
     match table::get(fd) {
-        NumberState::Foreign | NumberState::Internal => true,
-        NumberState::Unknown => !config::is_eager(),
+        NumberState::Foreign | NumberState::Internal | NumberState::Unknown => true,
         _ => false,
     }
 }

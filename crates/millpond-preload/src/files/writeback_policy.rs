@@ -45,7 +45,6 @@ use crate::files::table::{self, NumberState};
 use crate::files::{mode_back, pending_writes};
 use crate::report::lines;
 use crate::runtime::cancel::point::with_cleanup;
-use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};
 
 /// Whether `fd` may be in mode back.
@@ -207,16 +206,6 @@ pub fn sync(fd: RawFd, data_only: bool) -> Option<Result<(), c_int>> {
     with(fd, |file| errno(if data_only { file.sync_data() } else { file.sync_all() }))
 }
 
-/// After a write that asked to be durable, by whichever call.
-pub fn sync_written(fd: RawFd, data_only: bool) -> Result<(), c_int> {
-    sync(fd, data_only).unwrap_or_else(|| {
-        let number = if data_only { libc::SYS_fdatasync } else { libc::SYS_fsync };
-        // SAFETY: no memory involved.
-        let result = unsafe { sys!(number, fd) };
-        if result < 0 { Err(-result as c_int) } else { Ok(()) }
-    })
-}
-
 /// L4, first half: before a number is given up. `None` where the library has nothing of its file open afterwards.
 pub fn before_close(fd: RawFd) -> Option<Closing> {
     if !matches!(table::get(fd), NumberState::File(_)) || thread::record().is_inside() {
@@ -298,37 +287,20 @@ fn await_closed(patience: Duration, mut is_open: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// L3, for all files: before exec, until it fails, if it does. Returns what [`resume`] needs.
-pub fn pause_all() -> Vec<Pin> {
+/// L3, for all files: the process ends, or becomes another program.
+pub fn end() {
     if thread::record().is_inside() {
-        return Vec::new();
+        return;
     }
     mode_back::set_ending(true);
     section::run(|_| {
         pending_writes::wait();
-        let pins = registry::late_files();
-        for pin in &pins {
+        for pin in &registry::late_files() {
             if let Some(Err(errno)) = pin.late_file().map(|file| errno(file.begin_through())) {
                 lines::warn_unwritten(pin.kernel_fd(), errno);
             }
         }
-        pins
-    })
-}
-
-/// After an exec that failed.
-pub fn resume(pins: Vec<Pin>) {
-    mode_back::set_ending(false);
-    section::run(|_| {
-        pins.iter().filter_map(|pin| pin.late_file()).for_each(File::end_through);
-        drop(pins);
     });
-}
-
-/// L3, for all files: the process ends.
-pub fn end() {
-    let pins = pause_all();
-    section::run(|_| drop(pins));
 }
 
 #[cfg(all(test, not(loom)))]

@@ -299,11 +299,8 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
         let waits = may_wait && replaces && !is_served(new);
         if replaces && !is_served(new) && is_served(fd) {
-            if (0..=libc::STDERR_FILENO).contains(&new) {
-                registry.share_with_libc(fd);
-            } else {
-                registry.pass_fd(fd, Reason::Changed);
-            }
+            let is_standard = (0..=libc::STDERR_FILENO).contains(&new);
+            registry.pass_fd(fd, if is_standard { Reason::Stdio } else { Reason::Changed });
         }
         if waits {
             // The kernel has both, so the table may say so before.
@@ -360,7 +357,7 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
     }
     let is_outside = !thread::record().is_inside();
     if is_outside && matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed) {
-        before_fcntl_unserved(fd, command);
+        before_fcntl(fd, command, arg);
     }
     if matches!(command, libc::F_SETLK | libc::F_SETLKW) {
         note_process_lock(fd);
@@ -372,8 +369,6 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         F_OFD_SETLK as OFD_SETLK, F_OFD_SETLKW as OFD_SETLKW, F_SETFL as SETFL, F_SETLK as SETLK,
         F_SETLKW as SETLKW,
     };
-    const F_GETSIG: c_int = 11;
-    const F_GETOWN_EX: c_int = 16;
     // Not claimed meanwhile: the call is about this number's description.
     during([fd, -1], || match (table::get(fd), command) {
         (NumberState::File(description), libc::F_GETFL) => {
@@ -384,19 +379,6 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
                 let hidden = libc::O_ASYNC | if hides_direct { libc::O_DIRECT } else { 0 };
                 if flags >= 0 { flags & !hidden } else { flags }
             })
-        }
-        (NumberState::File(description), libc::F_GETLEASE) if description.is_served() => {
-            libc::F_UNLCK
-        }
-        (NumberState::File(description), libc::F_GETOWN | F_GETSIG) if description.is_served() => 0,
-        (NumberState::File(description), F_GETOWN_EX) if description.is_served() => {
-            // As the kernel answers for a description without an owner.
-            let none = [0_i32; 2];
-            let place = std::ptr::with_exposed_provenance_mut::<u8>(arg);
-            // SAFETY: `none` has so many bytes; `arg` may be any address, as a file is served.
-            let is_told =
-                unsafe { fault::copy_out(place, none.as_ptr().cast(), size_of_val(&none)) };
-            if is_told { 0 } else { fail(libc::EFAULT) as c_int }
         }
         (NumberState::File(_), SETFL | SETLK | SETLKW | OFD_SETLK | OFD_SETLKW) if is_stuck(fd) => {
             fail(libc::ENOLCK) as c_int
@@ -431,7 +413,9 @@ fn before_fcntl_mapped(fd: c_int, command: c_int, arg: usize) {
 
 fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
     const F_SETSIG: c_int = 10;
+    const F_GETSIG: c_int = 11;
     const F_SETOWN_EX: c_int = 15;
+    const F_GETOWN_EX: c_int = 16;
     match command {
         libc::F_SETFL => {
             make_real(fd);
@@ -444,7 +428,8 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
             });
         }
         // The program's own lease, or signals, on a descriptor that carries ours.
-        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
+        libc::F_SETLEASE | libc::F_GETLEASE | libc::F_SETOWN | libc::F_GETOWN | F_SETSIG | F_GETSIG
+        | F_SETOWN_EX | F_GETOWN_EX => {
             section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
         }
         libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => set_lock_base(fd, arg),
@@ -509,19 +494,6 @@ fn before_flock(fd: c_int) {
     if is_known && !thread::record().is_inside() {
         section::run(|_| registry::lock().note_lock(fd));
         make_real(fd);
-    }
-}
-
-/// Before the kernel does something to a UNSERVED descriptor by which it has to stay the kernel's.
-fn before_fcntl_unserved(fd: c_int, command: c_int) {
-    const F_SETSIG: c_int = 10;
-    const F_SETOWN_EX: c_int = 15;
-    match command {
-        libc::F_SETLEASE | libc::F_SETOWN | F_SETSIG | F_SETOWN_EX => {
-            section::run(|_| registry::lock().release_descriptor(fd));
-        }
-        libc::F_OFD_SETLK | libc::F_OFD_SETLKW => before_flock(fd),
-        _ => {}
     }
 }
 

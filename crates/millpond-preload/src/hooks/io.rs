@@ -10,7 +10,7 @@ use crate::files::served_io::{self, At, Outcome};
 use crate::files::table::{self, NumberState};
 use crate::files::unserved::{is_due, reason as unserved_reason};
 use crate::files::unserved_calls::{self, Way, begin};
-use crate::files::{mode_back, multi_open, registry, writeback_policy};
+use crate::files::{multi_open, registry};
 use crate::page_cache;
 use crate::report::counts;
 use crate::report::reason::Reason;
@@ -312,7 +312,6 @@ pub unsafe fn pwritev2(
     flags: c_int,
     by_libc: impl Fn(c_int) -> isize,
 ) -> isize {
-    const DURABLE: c_int = libc::RWF_DSYNC | libc::RWF_SYNC;
     let at = at_or_current(offset);
     if page_cache::is_on() {
         if flags & libc::RWF_APPEND != 0 {
@@ -322,14 +321,6 @@ pub unsafe fn pwritev2(
         // SAFETY: the caller's duty.
         return unsafe { write(fd, memory, at, || by_libc(flags)) };
     }
-    if flags & !DURABLE == 0 && flags != 0 && mode_back::is_any() {
-        // SAFETY: the caller's duty.
-        let written = unsafe { write(fd, memory, at, || by_libc(0)) };
-        return match writeback_policy::sync_written(fd, flags & libc::RWF_SYNC == 0) {
-            Err(errno) if written > 0 => fail(errno),
-            _ => written,
-        };
-    }
     if flags != 0 {
         return by_kernel_alone(fd, Direction::Write, || by_libc(flags));
     }
@@ -337,8 +328,7 @@ pub unsafe fn pwritev2(
     unsafe { write(fd, memory, at, || by_libc(0)) }
 }
 
-/// A call with flags such as `RWF_NOWAIT` and `RWF_APPEND`, which mean things that only the kernel
-/// does: the file is handed to it.
+/// A call with flags such as `RWF_DSYNC` and `RWF_APPEND`: the file is handed to the kernel.
 #[cold]
 fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize) -> isize {
     point();
@@ -348,7 +338,6 @@ fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize)
         Way::Open(call) => call,
     };
     section::run(|_| {
-        served_io::describe(fd);
         registry::lock().pass_fd(fd, Reason::Changed);
     });
     let result = if multi_open::is_bypassed(fd) { fail(libc::EOPNOTSUPP) } else { by_libc() };

@@ -6,12 +6,10 @@
 //! past the engine must leave no stale byte in its cache. Rare ones simply pass the file to the
 //! kernel.
 //!
-//! Holes and reservations are made by the engine, where it has the same operation.
 
 use crate::files::multi_open::{is_bypassed, make_real, may_not_write};
 use crate::files::pin::Pin;
 use crate::files::registry::{holds_leases, is_served, lock};
-use crate::files::seek::set_kernel_offset;
 use crate::files::segments::Direction;
 use crate::files::table::{self, NumberState};
 use crate::files::unserved_calls::during;
@@ -86,55 +84,17 @@ pub unsafe fn mmap64(
 }
 
 /// Drops the engine's pages of the file behind `fd`, which the kernel has just changed.
-fn forget_bytes(fd: c_int, offset: u64, len: u64) {
+fn forget_bytes(fd: c_int) {
     if !is_served(fd) || thread::record().is_inside() {
         return;
     }
     let failed = section::run(|_| {
         let pin = Pin::of(fd)?;
-        pin.file()?.invalidate(offset, len).err()
+        pin.file()?.invalidate(0, i64::MAX as u64).err()
     });
     if failed.is_some() {
         pass(fd, Reason::Engine);
     }
-}
-
-const PUNCH: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-const ZERO: c_int = libc::FALLOC_FL_ZERO_RANGE;
-const ZERO_KEEPING_SIZE: c_int = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-
-/// Reserves or punches through the engine, so that readers see it at once. Returns 0 or a negative
-/// errno; `None` where the engine has no operation that is quite the same, or the arguments are
-/// ones that the kernel refuses.
-///
-/// Zeroing is left to the kernel: where a file system can't, the engine would write zeros instead
-/// of saying so.
-fn allocate_in_engine(fd: c_int, mode: c_int, offset: Off, len: Off) -> Option<isize> {
-    let may_be_ours = matches!(mode, 0 | PUNCH) && offset >= 0 && len > 0;
-    if !may_be_ours || !is_served(fd) || thread::record().is_inside() {
-        return None;
-    }
-    section::run(|_| {
-        let pin = Pin::of(fd)?;
-        let file = pin.served_file().filter(|_| pin.access().write)?;
-        let (start, count) = (offset as u64, len as u64);
-        let outcome = if mode == PUNCH {
-            // Beyond the end there may be reserved space, which only the kernel knows of.
-            if start + count > file.len().ok()?.next_multiple_of(4096) {
-                return None;
-            }
-            file.punch_hole(start, count)
-        } else {
-            file.allocate(start, count)
-        };
-        match outcome {
-            Ok(()) => Some(0),
-            Err(millpond::Error::Io { source, .. }) => {
-                Some(-source.raw_os_error().unwrap_or(libc::EIO) as isize)
-            }
-            Err(_) => None,
-        }
-    })
 }
 
 pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
@@ -154,21 +114,12 @@ unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
     if may_not_write(fd) {
         return fail(libc::EBADF) as c_int;
     }
-    if let Some(result) = allocate_in_engine(fd, mode, offset, len) {
-        return to_libc(result) as c_int;
-    }
     // SAFETY: as the caller vouches to `fallocate64`.
     let result = writeback_policy::change_by_kernel(fd, || unsafe {
         libc_calls::fallocate64(fd, mode, offset, len)
     });
-    if result == 0 {
-        match mode {
-            // Changes no byte.
-            libc::FALLOC_FL_KEEP_SIZE => {}
-            PUNCH | ZERO | ZERO_KEEPING_SIZE => forget_bytes(fd, offset as u64, len as u64),
-            // Modes such as collapse move bytes beyond the range.
-            _ => forget_bytes(fd, offset as u64, i64::MAX as u64 - offset as u64),
-        }
+    if result == 0 && mode != libc::FALLOC_FL_KEEP_SIZE {
+        forget_bytes(fd);
     }
     result
 }
@@ -187,24 +138,16 @@ unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
     if may_not_write(fd) {
         return libc::EBADF;
     }
-    match allocate_in_engine(fd, 0, offset, len).map(|result| -result as c_int) {
-        // Where the file system can't reserve, libc has a way of its own.
-        None | Some(libc::EOPNOTSUPP) => {}
-        Some(result) => return result,
-    }
     // SAFETY: as the caller vouches to `posix_fallocate64`.
     let result = writeback_policy::change_by_kernel(fd, || unsafe {
         libc_calls::posix_fallocate64(fd, offset, len)
     });
-    if offset >= 0 && len > 0 {
-        // Even where it failed, it may have written within libc.
-        forget_bytes(fd, offset as u64, (i64::MAX - offset) as u64);
-    }
+    // Even where it failed, it may have written within libc.
+    forget_bytes(fd);
     result
 }
 
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
-    const FIGETBSZ: c_ulong = 2;
     const FIONREAD: c_ulong = 0x541b;
     const FIONBIO: c_ulong = 0x5421;
     const FIONCLEX: c_ulong = 0x5450;
@@ -212,22 +155,14 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     const FIOASYNC: c_ulong = 0x5452;
     const FICLONE: c_ulong = 0x4004_9409;
     const FICLONERANGE: c_ulong = 0x4020_940d;
-    const FS_IOC_GETFLAGS: c_ulong = 0x8008_6601;
-    const FS_IOC_FIEMAP: c_ulong = 0xc020_660b;
     let before = || {
         make_real(fd);
         if !is_served(fd) {
             return;
         }
-        match request {
-            FIONREAD | FS_IOC_FIEMAP => {
-                writeback_policy::flush_before_kernel_call(fd);
-                set_kernel_offset(fd);
-            }
-            FICLONE | FICLONERANGE | FIGETBSZ | FS_IOC_GETFLAGS => {}
-            // Terminals' requests, and those that every descriptor knows.
-            _ if is_terminals(request) => {}
-            _ => pass(fd, Reason::Changed),
+        // Terminals' requests, and those that every descriptor knows, say nothing about the file.
+        if !is_terminals(request) || request == FIONREAD {
+            pass(fd, Reason::Changed);
         }
     };
     // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
@@ -275,7 +210,7 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
         writeback_policy::flush_before_kernel_call(source);
         let result = writeback_policy::change_by_kernel(fd, call);
         if result == 0 {
-            forget_bytes(fd, 0, i64::MAX as u64);
+            forget_bytes(fd);
         }
         result
     })

@@ -14,7 +14,7 @@ use crate::files::description::Access;
 use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
 use crate::files::table::{self, NumberState};
-use crate::files::{registry, reopen, served_io, unserved};
+use crate::files::{registry, reopen, unserved};
 use crate::fork::ensure_initialised;
 use crate::page_cache;
 use crate::report::reason::Reason;
@@ -133,8 +133,12 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
 /// elsewhere.
 pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     // It may be one of this process's.
-    if registry::holds_leases() && !thread::record().is_inside() {
-        section::run(|_| registry::lock().pass_shared());
+    if !page_cache::is_on() && !thread::record().is_inside() {
+        section::run(|_| {
+            let mut registry = registry::lock();
+            registry.pass_where(Reason::Given, |_| true);
+            registry.release_all_unserved();
+        });
     }
     if page_cache::is_on() && !thread::record().is_inside() {
         page_cache::release_for_fork();
@@ -148,13 +152,7 @@ pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     // SAFETY: no memory involved.
     let new = unsafe { libc_calls::pidfd_getfd(process, fd, flags) };
     if new >= 0 && !thread::record().is_inside() {
-        section::run(|_| {
-            registry::lock().forget_lost(new);
-            served_io::describe(new);
-            if let Some(identity) = identity::identify(new) {
-                registry::lock().release_file_of(identity.id);
-            }
-        });
+        section::run(|_| registry::lock().forget_lost(new));
     }
     new
 }

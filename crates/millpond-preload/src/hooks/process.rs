@@ -6,9 +6,8 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::pin::Pin;
 use crate::files::table::{self, NumberState};
-use crate::files::{process_locks, registry, writeback_policy};
+use crate::files::{mode_back, process_locks, registry, writeback_policy};
 use crate::hooks::vfork;
 use crate::page_cache;
 use crate::report::reason::Reason;
@@ -104,12 +103,11 @@ pub extern "C" fn before_exec() {
     if vfork::is_left_alone() {
         return;
     }
-    let paused = prepare_exec();
-    section::run(|_| drop(paused));
+    prepare_exec();
 }
 
-fn prepare_exec() -> Vec<Pin> {
-    let paused = writeback_policy::pause_all();
+fn prepare_exec() {
+    writeback_policy::end();
     if !thread::record().is_inside() {
         release_inherited_files();
         // Nothing of this program is left after exec to report it.
@@ -120,19 +118,18 @@ fn prepare_exec() -> Vec<Pin> {
             process_locks::before_exec();
         });
     }
-    paused
 }
 
-/// An exec: returns where it failed.
+/// An exec: returns where it failed. Writes go through then, to files that were served before.
 pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
     if vfork::is_left_alone() {
         return call();
     }
-    let paused = prepare_exec();
+    prepare_exec();
     let failed = call();
     shared_totals::keep_over_exec(false);
     section::run(|_| process_locks::after_exec());
-    writeback_policy::resume(paused);
+    mode_back::set_ending(false);
     failed
 }
 

@@ -32,6 +32,8 @@ reasons! {
     FileSystem => "file-system",
     /// Opened with `O_DIRECT`.
     Direct => "o-direct",
+    /// Opened with `O_SYNC` or `O_DSYNC`.
+    Synchronous => "o-sync",
     /// Opened with `O_APPEND` on a kernel that can't write there at an offset (before 6.9).
     Append => "o-append",
     /// Open at a fork: the child shares it.

@@ -57,7 +57,7 @@ pub fn install() {
     INSTALLED.store(true, Release);
 }
 
-/// Whether a file was ever served, so that [`copy_in`] and [`copy_out`] work.
+/// Whether a file was ever served, so that [`copy_in`] works.
 pub fn is_installed() -> bool {
     INSTALLED.load(Acquire)
 }
@@ -241,15 +241,6 @@ mod copy {
         unsafe { millpond_preload_copy_in(dst, src, len) != 0 }
     }
 
-    /// # Safety
-    ///
-    /// `src` has `len` bytes; `dst` may be any address, once the handlers are installed, that is
-    /// the caller's to write to if it can be written.
-    pub unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) -> bool {
-        // SAFETY: the caller's duty; the same instruction faults at `dst`, too.
-        unsafe { millpond_preload_copy_in(dst, src, len) != 0 }
-    }
-
     pub fn own_resume_address(pc: usize) -> Option<usize> {
         let at = &raw const millpond_preload_copy_in_movs;
         let fault = &raw const millpond_preload_copy_in_fault;
@@ -270,18 +261,10 @@ mod copy {
         true
     }
 
-    /// # Safety
-    ///
-    /// `dst` has room for `len` bytes, and `src` has them.
-    pub unsafe fn copy_out(dst: *mut u8, src: *const u8, len: usize) -> bool {
-        // SAFETY: the caller's duty.
-        unsafe { copy_in(dst, src, len) }
-    }
-
     pub fn own_resume_address(_pc: usize) -> Option<usize> {
         None
     }
 }
 
+pub use copy::copy_in;
 use copy::own_resume_address;
-pub use copy::{copy_in, copy_out};
