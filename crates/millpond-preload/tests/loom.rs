@@ -4,11 +4,6 @@
 #![cfg(loom)]
 #![allow(dead_code)]
 
-#[path = "../src/aio"]
-mod aio {
-    mod context_table;
-    mod slots;
-}
 #[path = "../src/files"]
 mod files {
     mod bypass;

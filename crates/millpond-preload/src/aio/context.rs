@@ -5,25 +5,27 @@
 //!   begin -> slot -> Ending::end -> stand-in, in the kernel's queue -> take -> slot free
 //! ```
 //!
-//! Locks: one over the list of stand-ins of ended requests, a leaf.
+//! Locks: one over the list of stand-ins of ended requests, and one over the contexts, both leaves.
 
+use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::atomic::{AtomicI32, AtomicU32, compiler_fence};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use millpond::File;
 use millpond::internals::KernelRead;
+use smallvec::SmallVec;
 
-use crate::aio::context_table::{self, Places};
 use crate::aio::iocb::{Event, HAS_EVENTFD, Iocb, PREAD};
 use crate::aio::optimistic_read::OptimisticRead;
-use crate::aio::slots::{Links, Refused, Slots};
+use crate::aio::slots::Slots;
 use crate::files::pending_writes;
 use crate::files::table::{self, NumberState};
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::sys;
-use crate::runtime::{config, thread};
+use crate::runtime::{config, section, thread};
 
 const HEADER_BYTES: usize = 4096;
 
@@ -38,8 +40,6 @@ struct Slot {
     /// Whether `optimistic` is initialised.
     is_optimistic: bool,
     optimistic: MaybeUninit<OptimisticRead>,
-    /// See [`Links`].
-    next: AtomicU32,
 }
 
 impl Slot {
@@ -87,31 +87,55 @@ unsafe impl Sync for Context {}
 /// The descriptor of the empty file that stand-ins read; -1 before the first context.
 static NOTHING: AtomicI32 = AtomicI32::new(-1);
 
-/// Maximum number of served contexts. Further contexts are the kernel's alone, and a request in one
-/// for a served file hands that file over to the kernel. Chosen, not measured.
-const PLACES: usize = 1024;
+struct Contexts {
+    by_handle: BTreeMap<usize, ContextInUse>,
+    removed: Vec<ContextInUse>,
+}
 
-static CONTEXTS: Places<Context, PLACES> = Places::new();
+impl Contexts {
+    const fn none() -> Self {
+        Self { by_handle: BTreeMap::new(), removed: Vec::new() }
+    }
+}
+
+static CONTEXTS: Lock<Contexts> = Lock::new(Contexts::none());
 
 /// A reference to a context, which lives as long as the reference.
-pub type ContextInUse = context_table::InUse<'static, Context>;
+pub type ContextInUse = Arc<Context>;
 
 /// The context of a handle; `None` if the context is the kernel's.
 pub fn find(handle: usize) -> Option<ContextInUse> {
     if handle == 0 || thread::record().inside_depth() > 0 {
         return None;
     }
-    CONTEXTS.find(handle)
+    section::open(|_| CONTEXTS.lock().by_handle.get(&handle).cloned())
 }
 
-/// Registers a context and returns its handle. `None`: there are too many contexts.
-pub fn place(context: Context) -> Option<usize> {
-    CONTEXTS.place(context.handle(), context)
+/// Registers a context and returns its handle. In a section.
+pub fn place(context: Context) -> usize {
+    free_removed();
+    let handle = context.handle();
+    CONTEXTS.lock().by_handle.insert(handle, Arc::new(context));
+    handle
 }
 
-/// Frees the contexts that were removed and have no users (aio.A4).
+/// Removes the handle of its context; `None` if it was not there. In a section.
+pub fn remove(handle: usize) -> Option<ContextInUse> {
+    let mut contexts = CONTEXTS.lock();
+    let context = contexts.by_handle.remove(&handle)?;
+    contexts.removed.push(Arc::clone(&context));
+    Some(context)
+}
+
+/// Frees the contexts that were removed and have no users (aio.A4). In a section.
 pub fn free_removed() {
-    CONTEXTS.free_removed();
+    let mut contexts = CONTEXTS.lock();
+    let removed = std::mem::take(&mut contexts.removed);
+    let (unused, used) = removed.into_iter().partition(|context| Arc::strong_count(context) == 1);
+    contexts.removed = used;
+    drop(contexts);
+    // Without the lock, as the drop may take others.
+    drop::<Vec<_>>(unused);
 }
 
 /// The library's own descriptor of this module, for a forked child to close.
@@ -165,24 +189,20 @@ impl Context {
         // SAFETY: the caller's duty; the kernel checks the addresses.
         let submitted = unsafe { sys!(libc::SYS_io_submit, self.kernel, count, blocks) };
         let taken = submitted.max(0) as u64;
-        self.slots.discount(0, room - taken);
+        self.slots.free(&[], room - taken);
         submitted
     }
 
     /// A slot for a request. An errno if there is no room for another request (aio.A2), or the context
     /// is being destroyed (aio.A4).
     pub fn begin(&self, at: *mut Iocb, block: &Iocb) -> Result<u32, i32> {
-        let index = self.slots.begin(self).map_err(|refused| match refused {
-            Refused::Full => libc::EAGAIN,
-            Refused::Closed => libc::EINVAL,
-        })?;
+        let index = self.slots.begin()?;
         let has_eventfd = block.aio_flags & HAS_EVENTFD != 0;
         // SAFETY: the caller alone owns this slot of this context (aio.A1).
         unsafe {
             let stand_in = stand_in(has_eventfd.then_some(block.aio_resfd));
             let block_at = at.expose_provenance() as u64;
             let slot = self.slot(index);
-            // All fields but `next`, which a late thread may read.
             (&raw mut (*slot).stand_in).write(stand_in);
             (&raw mut (*slot).block).write(block_at);
             (&raw mut (*slot).data).write(block.aio_data);
@@ -228,7 +248,7 @@ impl Context {
 
     /// Replaces the completions of stand-ins by those of their requests for served files.
     pub fn take(&self, events: &mut [Event]) {
-        let mut served = 0;
+        let mut served = SmallVec::<[u32; 32]>::new();
         for event in &mut *events {
             let Some(index) = self.slot_of(event.block) else { continue };
             // SAFETY: aio.A1: this thread took the completion of the stand-in. The submitter filled the
@@ -241,30 +261,9 @@ impl Context {
                 ((*slot).block, (*slot).data, result)
             };
             *event = Event { data, block, result, more: 0 };
-            self.slots.free(index, self);
-            served += 1;
+            served.push(index);
         }
-        let others = events.len() as u64 - served;
-        self.slots.discount(served, others);
-    }
-}
-
-impl Context {
-    /// In a forked child: forgets the optimistic reads, which are the parent's.
-    fn forget_optimistic_reads(&self) {
-        for index in 0..self.slots.used() {
-            // SAFETY: no other thread exists.
-            if let Some(optimistic) = unsafe { (*self.slot(index)).take_optimistic() } {
-                optimistic.forget();
-            }
-        }
-    }
-}
-
-impl Links for Context {
-    fn next(&self, slot: u32) -> &AtomicU32 {
-        // SAFETY: in a slot of this context; the field is initially zero, and atomic.
-        unsafe { &(*self.slot(slot)).next }
+        self.slots.free(&served, (events.len() - served.len()) as u64);
     }
 }
 
@@ -384,8 +383,6 @@ impl Ending {
             block.aio_nbytes = read.len as u64;
             block.aio_offset = optimistic.offset as i64;
             (&raw mut (*slot).optimistic).write(MaybeUninit::new(optimistic));
-            // A fork by another thread copies `is_optimistic` only together with `optimistic`.
-            compiler_fence(Release);
             (*slot).is_optimistic = true;
             StandIn(&raw mut (*slot).stand_in)
         }
@@ -412,13 +409,13 @@ impl Ending {
     }
 }
 
-/// In a forked child: closes the parent's descriptor, and forgets the parent's contexts.
+/// In a forked child: forgets the parent's descriptor, and its contexts with their reads.
 ///
 /// # Safety
 ///
 /// No other thread exists.
 pub unsafe fn after_fork() {
     // SAFETY: the caller's duty.
-    unsafe { CONTEXTS.after_fork(Context::forget_optimistic_reads) };
+    unsafe { CONTEXTS.reset(Contexts::none()) };
     NOTHING.store(-1, Relaxed);
 }

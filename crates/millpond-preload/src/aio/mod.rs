@@ -26,10 +26,8 @@
 //!   contract of Linux AIO. A request keeps its description pinned, so it is carried out on
 //!   the file that was open, even if the number was closed or reused, and its memory until its end.
 //! - **A4** A context is destroyed when all requests for served files have ended; no request begins
-//!   once the destroyer waits for that. Its memory lives as long as the context has users. A user counts
-//!   itself, and then checks whether the handle is still valid. The destroyer removes the handle, and
-//!   frees the memory if no user is counted. Otherwise the next thread that makes or
-//!   destroys a context frees it.
+//!   once the destroyer waits for that. Its memory lives as long as the context has users: the next thread that makes or
+//!   destroys a context frees it, outside of the engine's threads.
 //! - **A5** Requests that end in one batch of the engine have their stand-ins submitted together,
 //!   by the thread that ends the first of them.
 //! - **A6** A direct read that is not worth a frame goes unchanged to the program's context, by a descriptor of
@@ -43,10 +41,9 @@
 //! has no contexts: the kernel knows none of its handles. The eventfd of a request is the program's
 //! number: a program that closes it before the completion gets no notification.
 //!
-//! Locks: those of `context_table` and `context`, both leaves. Waiting for completions takes no lock.
+//! Locks: those of `context` and `slots`, all leaves. Waiting for completions takes no lock.
 
 pub mod context;
-pub mod context_table;
 pub mod iocb;
 pub mod optimistic_read;
 pub mod request;

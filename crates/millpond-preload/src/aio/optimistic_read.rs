@@ -45,16 +45,6 @@ impl OptimisticRead {
         })
     }
 
-    /// In a forked child, where no thread takes the completion: the frame is the parent's.
-    pub fn forget(self) {
-        let Self { read, pin, .. } = self;
-        std::mem::forget(read);
-        // The last pin stays: the description's other parts are left behind elsewhere.
-        if let Err(last) = pin.try_give_up() {
-            std::mem::forget(last);
-        }
-    }
-
     /// Reads and waits, as the kernel has refused the read. In a section.
     pub fn carry_out(self) -> isize {
         let Self { read, pin, memory, offset } = self;

@@ -4,7 +4,7 @@ use millpond::File;
 use smallvec::SmallVec;
 
 use crate::aio::context::{
-    Context, ContextInUse, Ending, StandIn, find, free_removed, nothing, place,
+    Context, ContextInUse, Ending, StandIn, find, free_removed, nothing, place, remove,
 };
 use crate::aio::iocb::{
     Event, FDSYNC, FSYNC, HAS_EVENTFD, Iocb, PREAD, PREADV, PWRITE, PWRITEV, SYS_IO_PGETEVENTS,
@@ -41,10 +41,10 @@ pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
         let kernel = unsafe { handle.read() };
         // If there is no memory or no descriptor for a context of the library, the context stays the kernel's.
         if nothing().is_some()
-            && let Some(ours) = Context::new(kernel, capacity).and_then(place)
+            && let Some(ours) = Context::new(kernel, capacity)
         {
             // SAFETY: as above.
-            unsafe { handle.write(ours) };
+            unsafe { handle.write(place(ours)) };
         }
     });
     made
@@ -52,15 +52,13 @@ pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
 
 /// `io_destroy`.
 pub fn destroy(handle: usize) -> isize {
-    let Some(context) = find(handle) else {
+    if find(handle).is_none() {
         // SAFETY: no memory involved.
         return unsafe { sys!(libc::SYS_io_destroy, handle) };
-    };
+    }
     section::run(|_| {
-        if !context.remove(handle) {
-            // Another thread has destroyed it.
-            return -(libc::EINVAL as isize);
-        }
+        // Else another thread has destroyed it.
+        let Some(context) = remove(handle) else { return -(libc::EINVAL as isize) };
         context.close();
         // A thread that waits in the context gets an error. SAFETY: no memory involved.
         let destroyed = unsafe { sys!(libc::SYS_io_destroy, context.kernel) };
@@ -116,7 +114,8 @@ pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
         && got > 0
     {
         // SAFETY: the kernel has written this number of events.
-        context.take(unsafe { std::slice::from_raw_parts_mut(events, got as usize) });
+        let events = unsafe { std::slice::from_raw_parts_mut(events, got as usize) };
+        section::open(|_| context.take(events));
     }
     got
 }

@@ -14,8 +14,7 @@
 //! - D3. `file` lives from `acquire` to the last unpin, also after `pass`: its descriptor is a
 //!   duplicate of the program's, and closing it would drop the process's POSIX locks on the file.
 //!   After that unpin, too, it is closed only when that ends none: see `process_locks`.
-//! - D4. `hit`, or `counted_hit` where hits are counted by file, is non-null only while SERVED, readable
-//!   and findable; a reading section that loaded it may use it to its end (D2, D3).
+//! - D4. `hit` is non-null only while SERVED, readable and findable; a reading section that loaded it may use it to its end (D2, D3).
 //! - D5. SERVED -> PASSED happens with the offset locked, after the kernel's offset was set.
 //!   A thread that locks the offset and then finds SERVED has the offset to itself. An operation at
 //!   an explicit offset that overlaps the change may be ordered before it.
@@ -93,8 +92,6 @@ pub struct Cold {
 #[repr(align(128))]
 pub struct Description {
     hit: AtomicPtr<File>,
-    /// In place of `hit`, where hits are counted by file.
-    counted_hit: AtomicPtr<File>,
     /// Where the report by file was asked for.
     row: AtomicPtr<Row>,
     pub offset: Offset,
@@ -158,10 +155,9 @@ impl Description {
                 mode_back::opened();
                 description.state.store(SERVED, Relaxed);
                 let hit = if access.read { pointer } else { std::ptr::null_mut() };
-                let way = if row.is_null() { &description.hit } else { &description.counted_hit };
                 // Release: pairs with the Acquire in `hit`; a late reader of the previous life may
                 // look here without the table's Release.
-                way.store(hit, Release);
+                description.hit.store(hit, Release);
             }
             Err(reason) => {
                 description.reason.store(reason as u32, Relaxed);
@@ -174,7 +170,6 @@ impl Description {
     fn blank() -> Self {
         Self {
             hit: AtomicPtr::new(std::ptr::null_mut()),
-            counted_hit: AtomicPtr::new(std::ptr::null_mut()),
             row: AtomicPtr::new(std::ptr::null_mut()),
             offset: Offset::new(),
             state: AtomicU32::new(FREE),
@@ -198,12 +193,6 @@ impl Description {
     pub fn hit(&self) -> Option<&File> {
         // SAFETY: D4.
         unsafe { self.hit.load(Acquire).as_ref() }
-    }
-
-    /// [`Description::hit`], where hits are counted by file.
-    pub fn counted_hit(&self) -> Option<&File> {
-        // SAFETY: D4.
-        unsafe { self.counted_hit.load(Acquire).as_ref() }
     }
 
     /// The file's row in the report by file, where that was asked for.
@@ -374,7 +363,6 @@ impl Description {
     /// Takes the fast way to `hit` away; the slots are cleared already.
     pub fn stop_hits(&self) {
         self.hit.store(std::ptr::null_mut(), Relaxed);
-        self.counted_hit.store(std::ptr::null_mut(), Relaxed);
     }
 }
 

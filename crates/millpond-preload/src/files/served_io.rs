@@ -9,8 +9,6 @@
 
 use std::os::fd::RawFd;
 
-use millpond::File;
-
 use crate::files::description::{Access, Description};
 use crate::files::offset::OFFSET_END;
 use crate::files::pin::Pin;
@@ -54,34 +52,20 @@ pub unsafe fn try_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usi
     }
     record.enter();
     // SAFETY: the caller's duty.
-    let done = unsafe { try_hit_inner(fd, dst, len, at, Description::hit) };
+    let done = unsafe { try_hit_inner(fd, dst, len, at) };
     record.exit();
     if let Some(bytes) = done {
+        if config::is_explained() {
+            explain_hit(fd, bytes);
+        }
         record.count_served(bytes as u64);
     }
     done
 }
 
-/// The same where hits are counted by file.
-///
-/// # Safety
-///
-/// As for [`try_hit`].
 #[cold]
-pub unsafe fn try_counted_hit(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usize> {
-    let record = thread::record();
-    if !record.is_warm() {
-        return None;
-    }
-    record.enter();
-    // SAFETY: the caller's duty.
-    let done = unsafe { try_hit_inner(fd, dst, len, at, Description::counted_hit) };
-    if let Some(bytes) = done {
-        row_of(fd).inspect(|row| row.read(bytes, true));
-        record.count_served(bytes as u64);
-    }
-    record.exit();
-    done
+fn explain_hit(fd: RawFd, bytes: usize) {
+    row_of(fd).inspect(|row| row.read(bytes, true));
 }
 
 /// The file's row in the report by file, where that was asked for.
@@ -99,22 +83,14 @@ unsafe fn try_first_hit(fd: RawFd, memory: Memory, at: At, record: &Record) -> O
     if record.is_warm() {
         return None;
     }
-    let hit = |description: &'static Description| description.hit().or(description.counted_hit());
-    hit(table::description(fd)?)?.prepare_thread();
+    table::description(fd)?.hit()?.prepare_thread();
     record.request().warm_up();
     // SAFETY: the caller's duty.
-    unsafe { try_hit_inner(fd, dst, len, at, hit) }
+    unsafe { try_hit_inner(fd, dst, len, at) }
 }
 
-/// `hit`: [`Description::hit`], or the other.
 #[inline]
-unsafe fn try_hit_inner(
-    fd: RawFd,
-    dst: *mut u8,
-    len: usize,
-    at: At,
-    hit: impl Fn(&'static Description) -> Option<&'static File>,
-) -> Option<usize> {
+unsafe fn try_hit_inner(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<usize> {
     let description = table::description(fd)?;
     if len > TRANSFER_BYTES_MAX {
         return None;
@@ -122,14 +98,14 @@ unsafe fn try_hit_inner(
     match at {
         At::Byte(offset) => {
             let offset = u64::try_from(offset).ok()?;
-            let file = hit(description)?;
+            let file = description.hit()?;
             // SAFETY: the caller's duty; a fault in `dst` gives None (see `fault`).
             unsafe { file.try_read_hit_raw(dst, len, offset) }
         }
         At::Offset => loop {
             let offset = description.offset.peek()?;
             // After the offset: one that `pass` left behind is met by no file.
-            let file = hit(description)?;
+            let file = description.hit()?;
             // SAFETY: as above.
             let bytes = unsafe { file.try_read_hit_raw(dst, len, offset) }?;
             let end = offset + bytes as u64;

@@ -18,7 +18,7 @@ use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::sys::{fail, to_libc};
 use crate::runtime::thread::record;
-use crate::runtime::{config, fault, libc_calls, section};
+use crate::runtime::{fault, libc_calls, section};
 
 /// The memory of a vectored call.
 pub fn many(vectors: Vectors, count: c_int) -> Memory {
@@ -62,12 +62,6 @@ unsafe fn read_known(
     if let NumberState::File(_) = table::get(fd)
         // SAFETY: the caller's duty.
         && let Some(bytes) = unsafe { served_io::try_hit(fd, buf.cast(), len, at) }
-    {
-        return bytes as isize;
-    }
-    if config::is_explained()
-        // SAFETY: as above.
-        && let Some(bytes) = unsafe { served_io::try_counted_hit(fd, buf.cast(), len, at) }
     {
         return bytes as isize;
     }

@@ -3,8 +3,7 @@
 //! Used only for a report (`millpond run --explain` or `--stats`). The rows lie in memory that
 //! `millpond run` shares (`layout`): so they outlive this process, even if it was killed.
 //!
-//! - **C1** A hit is counted by file only then: a description keeps what hits read out of the fast way's sight,
-//!   and the slower way that finds it counts (`description.D4`). So it costs nothing without a report.
+//! - **C1** Without a report a hit in mode back costs a look at one flag.
 //! - **C2** A row is never freed, and belongs to a process and a file: its device and inode. A child of fork
 //!   begins with none; one that no hook saw counts in its parent's.
 //! - **C3** Counts are added atomically. Periods change under the registry's lock.
