@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -273,12 +273,6 @@ fn reasons_that_take_others() {
         place.reason("f", &[], &script)
     });
     assert_eq!(reason, "opened-elsewhere");
-
-    let options = ["--explain", "--json", "--report", "told", "--eager"];
-    let mut command = place.command(&options, "os.read(0, 100)");
-    command.stdin(Stdio::from(fs::File::open(place.path("f")).unwrap()));
-    let (_, told) = place.told_by(command);
-    assert_eq!(row(&told, &place.path("f"))["kernel"], "inherited", "{told}");
 
     // A file of root, read by another user.
     let script = "if os.getuid() == 0: os.setuid(65534)\nfd = os.open('/etc/passwd', 0)\n\

@@ -132,15 +132,16 @@ macro_rules! calls {
             => descriptor::dup2(fd, new), x86 SYS_dup2 }
         $row! { served fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int
             => descriptor::dup3(fd, new, flags), number SYS_dup3 }
-        $row! { served fn login_tty(fd: c_int) -> c_int => descriptor::login_tty(fd) }
+        $row! { watched fn login_tty(fd: c_int) -> c_int
+            ; after descriptor::before_login_tty(fd), else -1 }
         $row! { watched fn fdopendir(fd: c_int) -> *mut c_void
             ; after descriptor::before_fdopendir(fd), else null_mut() }
         $row! { served fn fcntl64/fcntl/__fcntl(fd: c_int, command: c_int, arg: usize) -> c_int
             => descriptor::fcntl64(fd, command, arg), else -1, number SYS_fcntl }
         $row! { settled fn flock(fd: c_int, operation: c_int) -> c_int
             => descriptor::flock(fd, operation), else -1, number SYS_flock }
-        $row! { served fn lockf64/lockf(fd: c_int, command: c_int, len: Off) -> c_int
-            => descriptor::lockf64(fd, command, len) }
+        $row! { settled fn lockf64/lockf(fd: c_int, command: c_int, len: Off) -> c_int
+            ; after descriptor::before_lockf(fd), else -1 }
         $row! { served fn lseek64/lseek/__lseek/llseek(fd: c_int, offset: Off,
             whence: c_int) -> Off
             => descriptor::lseek64(fd, offset, whence), number SYS_lseek }
@@ -178,10 +179,10 @@ macro_rules! calls {
         $row! { passed fn sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: u32,
             flags: c_int) -> c_int
             ; after kernel::before_sendmmsg(messages, count), else -1, number SYS_sendmmsg }
-        $row! { settled fn aio_read64/aio_read(block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, kernel::before_aio_read), else -1 }
-        $row! { settled fn aio_fsync64/aio_fsync(operation: c_int, block: *mut c_void) -> c_int
-            ; after kernel::with_block(block, flush_before_kernel_call), else -1 }
+        $row! { passed fn aio_read64/aio_read(block: *mut c_void) -> c_int
+            ; after kernel::with_block(block, kernel::release_to_aio), else -1 }
+        $row! { passed fn aio_fsync64/aio_fsync(operation: c_int, block: *mut c_void) -> c_int
+            ; after kernel::with_block(block, kernel::release_to_aio), else -1 }
         $row! { passed fn aio_write64/aio_write(block: *mut c_void) -> c_int
             ; after kernel::with_block(block, kernel::release_to_aio), else -1 }
         $row! { passed fn lio_listio64/lio_listio(mode: c_int, list: *const *mut c_void,
@@ -454,35 +455,35 @@ macro_rules! calls {
 
         // Changes of the process's access rights: `multi_open`
         $row! { passed fn setuid(user: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setuid }
+            ; after before_rights(), else -1, number SYS_setuid }
         $row! { passed fn setgid(group: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setgid }
+            ; after before_rights(), else -1, number SYS_setgid }
         $row! { passed fn setreuid(real: Id, user: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setreuid }
+            ; after before_rights(), else -1, number SYS_setreuid }
         $row! { passed fn setregid(real: Id, group: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setregid }
+            ; after before_rights(), else -1, number SYS_setregid }
         $row! { passed fn setresuid(real: Id, user: Id, saved: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setresuid }
+            ; after before_rights(), else -1, number SYS_setresuid }
         $row! { passed fn setresgid(real: Id, group: Id, saved: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setresgid }
+            ; after before_rights(), else -1, number SYS_setresgid }
         $row! { passed fn setfsuid(user: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setfsuid }
+            ; after before_rights(), else -1, number SYS_setfsuid }
         $row! { passed fn setfsgid(group: Id) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setfsgid }
+            ; after before_rights(), else -1, number SYS_setfsgid }
         $row! { passed fn setgroups(count: usize, groups: Bytes) -> c_int
-            ; after process::before_rights(), else -1, number SYS_setgroups }
+            ; after before_rights(), else -1, number SYS_setgroups }
         $row! { passed fn chroot(path: Text) -> c_int
-            ; after process::before_rights(), else -1, number SYS_chroot }
+            ; after before_rights(), else -1, number SYS_chroot }
         $row! { passed fn setns(fd: c_int, kind: c_int) -> c_int
             ; after process::before_setns(fd), else -1, number SYS_setns }
         $row! { passed fn capset(header: Bytes, sets: Bytes) -> c_int
-            ; after process::before_rights(), else -1, number SYS_capset }
+            ; after before_rights(), else -1, number SYS_capset }
         $row! { passed fn seteuid(user: Id) -> c_int
-            ; after process::before_rights(), else -1 }
+            ; after before_rights(), else -1 }
         $row! { passed fn setegid(group: Id) -> c_int
-            ; after process::before_rights(), else -1 }
+            ; after before_rights(), else -1 }
         $row! { passed fn initgroups(user: Text, group: Id) -> c_int
-            ; after process::before_rights(), else -1 }
+            ; after before_rights(), else -1 }
 
         // Requests to end a thread: `cancel`
         $row! { watched fn pthread_cancel(thread: libc::pthread_t) -> c_int

@@ -14,8 +14,7 @@ use std::os::fd::RawFd;
 use crate::aio::context;
 use crate::files::forked::{self, FORKS};
 use crate::files::{
-    description, lease, mode_back, pending_close, pending_writes, pressure, process_locks,
-    registry, table,
+    lease, mode_back, open_file, pending_close, pressure, process_locks, registry, table,
 };
 use crate::page_cache;
 use crate::report;
@@ -53,11 +52,7 @@ pub fn release_shared_files() {
     if page_cache::is_on() {
         page_cache::release_for_fork();
     }
-    section::run(|_| {
-        let mut registry = registry::lock();
-        registry.pass_where(Reason::Forked, |_| true);
-        registry.release_all_unserved();
-    });
+    section::run(|_| registry::lock().pass_all(Reason::Forked));
 }
 
 /// A fork by a system call, which calls no handlers.
@@ -151,7 +146,7 @@ fn start_afresh(internal_fds: &[RawFd]) {
     // SAFETY: a child of fork has one thread, this one.
     unsafe {
         context::after_fork();
-        description::after_fork();
+        open_file::after_fork();
         pending_close::after_fork();
         registry::after_fork_child();
         process_locks::after_fork_child();
@@ -159,7 +154,6 @@ fn start_afresh(internal_fds: &[RawFd]) {
     }
     table::initialise();
     FORKS.reset();
-    pending_writes::after_fork();
     mode_back::after_fork();
     report::after_fork();
 }

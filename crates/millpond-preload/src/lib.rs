@@ -31,7 +31,7 @@
 //! Limits. Unless noted otherwise, the kernel serves these files, coherently:
 //!
 //! - a file that another process has open; a file that is open several times, and locked, or with flags that can't be
-//!   kept (`multi_open`); files that are open at a fork, descriptors that were sent to another process, shared writable
+//!   kept (`multi_open`); files that are open at a fork or an exec, descriptors that were sent to another process,
 //!   mappings;
 //! - libc's streams;
 //! - all files of a program that uses io_uring, `RTLD_DEEPBIND`, `dlmopen` or descriptors of a

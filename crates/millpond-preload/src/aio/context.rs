@@ -21,8 +21,8 @@ use smallvec::SmallVec;
 use crate::aio::iocb::{Event, HAS_EVENTFD, Iocb, PREAD};
 use crate::aio::optimistic_read::OptimisticRead;
 use crate::aio::slots::Slots;
-use crate::files::pending_writes;
 use crate::files::table::{self, NumberState};
+use crate::page_cache;
 use crate::runtime::lock::Lock;
 use crate::runtime::sys::sys;
 use crate::runtime::{config, section, thread};
@@ -105,7 +105,7 @@ pub type ContextInUse = Arc<Context>;
 
 /// The context of a handle; `None` if the context is the kernel's.
 pub fn find(handle: usize) -> Option<ContextInUse> {
-    if handle == 0 || thread::record().inside_depth() > 0 {
+    if handle == 0 || page_cache::is_on() || thread::record().inside_depth() > 0 {
         return None;
     }
     section::open(|_| CONTEXTS.lock().by_handle.get(&handle).cloned())
@@ -345,21 +345,12 @@ pub fn nothing() -> Option<i32> {
 pub struct Ending {
     context: ContextInUse,
     slot: u32,
-    /// The request is counted in `pending_writes`.
-    writes: bool,
 }
 
 impl Ending {
     /// For the request that owns `slot` since [`Context::begin`].
     pub fn new(context: &ContextInUse, slot: u32) -> Self {
-        Self { context: context.clone(), slot, writes: false }
-    }
-
-    /// Marks a write or a sync: the thread that ends the process waits for it.
-    pub fn counted(mut self) -> Self {
-        pending_writes::begin();
-        self.writes = true;
-        self
+        Self { context: context.clone(), slot }
     }
 
     /// Stores the result; returns the stand-in, which the caller must submit.
@@ -395,16 +386,13 @@ impl Ending {
         ended.push(stand_in);
         let is_first = ended.len() == 1;
         drop(ended);
-        let (context, writes) = (self.context, self.writes);
+        let context = self.context;
         if is_first {
             // aio.A5.
             File::at_end(Box::new(move || {
                 let ended = std::mem::take(&mut *context.ended.lock());
                 context.submit_stand_ins(&ended);
             }));
-        }
-        if writes {
-            pending_writes::end();
         }
     }
 }

@@ -8,10 +8,10 @@
 //! request's completion instead.
 //!
 //! ```text
-//!   io_submit: served -> a hit, a write of a few pages: ended        -> stand-in -> kernel's queue
+//!   io_submit: served -> a hit, a write: ended                       -> stand-in -> kernel's queue
 //!                     -> a direct read worth no frame: `optimistic_read`     -> kernel's queue, by a descriptor of the engine's
 //!                     -> another that misses: `File::start_read_raw` -> ended, on the engine's thread
-//!                     -> other writes, syncs, long reads: `aside`    -> ended, on the engine's thread
+//!                     -> syncs, long reads: `aside`                  -> ended, on the engine's thread
 //!              else   -> the kernel's queue
 //!   io_getevents: the kernel's; then stand-ins are replaced -> slot free
 //! ```

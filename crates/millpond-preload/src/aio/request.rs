@@ -12,7 +12,7 @@ use crate::aio::transfer::{carry_out, count_read};
 use crate::files::pin::Pin;
 use crate::files::registry;
 use crate::files::segments::{Direction, Memory, Segments, TRANSFER_BYTES_MAX};
-use crate::files::served_io::{enterable, find};
+use crate::files::served_io::{find, may_be_served};
 use crate::files::table::{self, NumberState};
 use crate::report::reason::Reason;
 use crate::runtime::section;
@@ -60,7 +60,7 @@ impl Request {
         direction: Direction,
         flags: i32,
     ) -> Result<Self, Unserved> {
-        if enterable(fd).is_none() {
+        if !may_be_served(fd) {
             return Err(Unserved::Kernel(None));
         }
         if matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed) {
@@ -115,16 +115,6 @@ impl Request {
 
     pub fn bytes(&self) -> usize {
         self.segments.bytes()
-    }
-
-    /// Whether it is a write of whole pages, at most `bytes_max` bytes: it needs no I/O to the device.
-    pub fn is_write_of_pages(&self, bytes_max: usize) -> bool {
-        const PAGE_BYTES: u64 = 4096;
-        let bytes = self.bytes();
-        self.direction == Direction::Write
-            && !self.pin.access().append
-            && bytes <= bytes_max
-            && (self.offset | bytes as u64).is_multiple_of(PAGE_BYTES)
     }
 
     /// Carries the request out, and waits for the device if necessary; the result in the kernel's form. In a section.

@@ -38,8 +38,14 @@ struct State {
 
 impl Slots {
     pub fn new(capacity: u32) -> Self {
-        let state =
-            State { served: 0, others: 0, free: Vec::new(), fresh: 0, in_flight: 0, is_closed: false };
+        let state = State {
+            served: 0,
+            others: 0,
+            free: Vec::new(),
+            fresh: 0,
+            in_flight: 0,
+            is_closed: false,
+        };
         Self { capacity, state: Lock::new(state), ends: AtomicU32::new(0) }
     }
 

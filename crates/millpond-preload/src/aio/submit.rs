@@ -12,7 +12,8 @@ use crate::aio::iocb::{
 use crate::aio::request::{Request, Started, Unserved};
 use crate::files::segments::{Direction, Memory};
 use crate::files::table::{self, NumberState};
-use crate::files::{registry, served_io, writeback_policy};
+use crate::files::{registry, served_io};
+use crate::page_cache;
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
@@ -21,8 +22,6 @@ use crate::runtime::{fault, section, thread};
 /// A thread carries out longer reads, and copies to the program's memory. Chosen: the pages of a
 /// hit.
 const START_BYTES_MAX: usize = 64 * 4096;
-/// Writes of whole pages up to this length are carried out at once. Chosen as for reads.
-const WRITE_BYTES_MAX: usize = 64 * 4096;
 
 /// `io_setup`.
 ///
@@ -32,7 +31,7 @@ const WRITE_BYTES_MAX: usize = 64 * 4096;
 pub unsafe fn set_up(capacity: u32, handle: *mut usize) -> isize {
     // SAFETY: the kernel checks the address.
     let made = unsafe { sys!(libc::SYS_io_setup, capacity, handle) };
-    if made < 0 || thread::record().is_inside() {
+    if made < 0 || page_cache::is_on() || thread::record().is_inside() {
         return made;
     }
     section::run(|_| {
@@ -127,16 +126,16 @@ pub unsafe fn get_events(handle: usize, wanted: Wanted) -> isize {
 /// As the system call, aio.A3 included; the pointers may be any address.
 pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Iocb) -> isize {
     let Some(context) = find(handle) else {
-        if !thread::record().is_inside() {
-            // SAFETY: the caller's duty.
-            section::run(|_| unsafe { prepare_files_for_aio(count, blocks) });
+        if !page_cache::is_on() && !thread::record().is_inside() {
+            // It may be for any file.
+            section::run(|_| registry::lock().pass_all(Reason::InLibc));
         }
         // SAFETY: as above; the kernel checks the addresses.
         return unsafe { sys!(libc::SYS_io_submit, handle, count, blocks) };
     };
     section::open(|_| {
-        if !fault::is_installed() || count <= 0 || blocks.is_null() {
-            // SAFETY: the caller's duty. No file was served yet.
+        if count <= 0 || blocks.is_null() {
+            // SAFETY: the caller's duty.
             unsafe { context.pass_on(count, blocks) }
         } else {
             let mut submission = Submission::new(&context);
@@ -144,27 +143,6 @@ pub unsafe fn submit(handle: usize, count: isize, blocks: *const *mut Iocb) -> i
             File::start_together(|| unsafe { submission.run(count as usize, blocks) })
         }
     })
-}
-
-/// Prepares served files for requests that go to the kernel directly: reads must see all written bytes, and writes
-/// must last.
-unsafe fn prepare_files_for_aio(count: isize, blocks: *const *mut Iocb) {
-    if !fault::is_installed() {
-        return;
-    }
-    for index in 0..count.max(0) as usize {
-        // SAFETY: the caller's duty.
-        let Some((_, block)) = (unsafe { read_block(blocks, index) }) else { return };
-        let fd = block.aio_fildes as i32;
-        match block.aio_lio_opcode {
-            PREAD | PREADV => {
-                registry::lock().release_descriptor(fd);
-                writeback_policy::go_through_inside(fd);
-            }
-            PWRITE | PWRITEV => registry::lock().pass_fd(fd, Reason::InLibc),
-            _ => {}
-        }
-    }
 }
 
 /// A block of the program and its address; `None` if the kernel could not read it either.
@@ -260,21 +238,15 @@ impl<'a> Submission<'a> {
         let ended = match request {
             Plan::Kernel => None,
             Plan::Sync(request, data_only) => {
-                request.aside(ending.counted(), move |request| request.sync(data_only));
+                request.aside(ending, move |request| request.sync(data_only));
                 None
             }
-            Plan::Request(request) if request.is_write_of_pages(WRITE_BYTES_MAX) => {
-                // It may wait briefly, as in the kernel, which writes to its cache before it
-                // returns; but not for a read from the device.
+            Plan::Request(request) if request.direction() == Direction::Write => {
+                // It may wait, as in the kernel, which writes to its cache before it returns.
                 File::start_now();
                 // SAFETY: aio.A3.
                 let result = unsafe { request.carry_out() };
                 Some((ending, result))
-            }
-            Plan::Request(request) if request.direction() == Direction::Write => {
-                // SAFETY: aio.A3.
-                request.aside(ending.counted(), |request| unsafe { request.carry_out() });
-                None
             }
             Plan::Request(request) if request.bytes() > START_BYTES_MAX => {
                 // SAFETY: aio.A3.

@@ -1,6 +1,6 @@
 //! Carries out a request for a served file on a thread that may wait.
 
-use crate::files::description::Description;
+use crate::files::open_file::OpenFile;
 use crate::files::segments::{Direction, Segments};
 use crate::files::served_io::{Outcome, explain, outcome_of};
 use crate::runtime::thread::record;
@@ -11,7 +11,7 @@ use crate::runtime::thread::record;
 ///
 /// The caller owns the memory, which may be at any address. The description is pinned.
 pub unsafe fn carry_out(
-    description: &Description,
+    description: &OpenFile,
     segments: &Segments,
     offset: u64,
     direction: Direction,
@@ -29,13 +29,13 @@ pub unsafe fn carry_out(
                     Outcome::Kernel(_) => -(libc::EIO as isize),
                 }
             }
-            // OptimisticRead to the kernel since: `description.D3`.
+            // OptimisticRead to the kernel since: `open_file.D3`.
             None => segments.through_kernel(description, offset, direction),
         }
     }
 }
 
-pub fn count_read(description: &Description, bytes: usize, is_hit: bool) {
+pub fn count_read(description: &OpenFile, bytes: usize, is_hit: bool) {
     record().count_served(bytes as u64);
     description.row().inspect(|row| row.read(bytes, is_hit));
 }

@@ -1,4 +1,4 @@
-//! The switch of a file's descriptions from the engine to the kernel, at one moment: description.D7.
+//! The switch of a file's descriptions from the engine to the kernel, at one moment: open_file.D7.
 //!
 //! A file may have several descriptions (`multi_open`). A write by one that is bypassed goes to the kernel and leaves
 //! the cache as it is; a read by one that is not bypassed returns cached bytes. So there is one moment for all:

@@ -2,15 +2,15 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::description::Description;
 use crate::files::lease;
 use crate::files::offset::{IN_KERNEL, push_offset};
+use crate::files::open_file::OpenFile;
 use crate::report::reason::Reason;
 use crate::report::{counts, lines};
 use crate::runtime::sys::sys;
 
 /// SERVED -> PASSED: writes dirty pages back, sets the kernel's offset, and gives the lease up.
-pub fn pass(description: &'static Description, reason: Reason) {
+pub fn pass(description: &'static OpenFile, reason: Reason) {
     if !description.is_served() {
         return;
     }
@@ -31,7 +31,7 @@ pub fn pass(description: &'static Description, reason: Reason) {
 }
 
 /// Writes dirty pages back; later writes go through. Whether that succeeded.
-pub fn go_through(description: &Description) -> bool {
+pub fn go_through(description: &OpenFile) -> bool {
     if let Some(file) = description.late_file()
         && let Err(error) = file.begin_through()
     {

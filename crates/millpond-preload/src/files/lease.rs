@@ -23,7 +23,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
-use crate::files::description::Access;
+use crate::files::open_file::Access;
 use crate::files::pressure::{Gauge, PAUSE};
 use crate::report::reason::Reason;
 use crate::runtime::lock::{wait, wake};

@@ -13,13 +13,13 @@
 //! real: /proc/self/fd/N, opened for reading and writing
 //! dup3(real, number) of each: its own description ends
 //! the lease, the engine's handle                                         G2; refused: each is opened again
-//! slots -> descriptions that share the file                              description.D6
+//! slots -> descriptions that share the file                              open_file.D6
 //! ```
 //!
 //! The file is handed to the kernel in the other direction, for good:
 //!
 //! ```text
-//! write back; bypass all                                                 description.D7
+//! write back; bypass all                                                 open_file.D7
 //! drop cached pages; give up the lease
 //! each: /proc/self/fd/REAL, opened with its flags; its offset; dup3 over its number; PASSED
 //! ```
@@ -43,9 +43,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
 use crate::files::offset::{OFFSET_END, kernel_offset};
+use crate::files::open_file::{Access, OpenFile};
 use crate::files::registry::{self, Registry};
 use crate::files::serving::Opened;
 use crate::files::table::{self, NumberState};
@@ -185,9 +185,8 @@ impl Registry {
         };
         process_locks::close(real);
         for Member { fd, flags, offset } in members {
-            let access = Access::of_flags(*flags);
             let file = Arc::clone(&file);
-            let description = Description::acquire(id, access, *offset, internal_fd, Ok(file));
+            let description = OpenFile::acquire(id, *flags, *offset, internal_fd, Ok(file));
             description.set_sharing(*flags);
             self.push_served(id, description);
             unserved::uncount(*fd);
@@ -204,8 +203,7 @@ impl Registry {
                 continue;
             }
             is_needed = true;
-            let access = Access::of_flags(*flags);
-            let description = Description::acquire(id, access, *offset, real, Err(reason));
+            let description = OpenFile::acquire(id, *flags, *offset, real, Err(reason));
             description.set_sharing(*flags);
             description.begin_bypassed();
             let inode = self.inodes.entry(id).or_default();
@@ -215,13 +213,6 @@ impl Registry {
         }
         if !is_needed {
             process_locks::close(real);
-        }
-    }
-
-    /// G3.
-    fn pass_if_shared(&mut self, id: FileId) {
-        if self.inodes.get(&id).is_some_and(|inode| inode.descriptions.iter().any(|d| d.shares())) {
-            self.pass_file(id, Reason::OpenTwice);
         }
     }
 
@@ -297,29 +288,16 @@ fn have_one_path(one: RawFd, other: RawFd) -> bool {
 
 /// G4: before a call on `fd` that is about its description.
 pub fn make_real(fd: RawFd) {
-    if let NumberState::File(description) = table::get(fd)
-        && description.shares()
-        && description.is_served()
-        && !thread::record().is_inside()
-    {
-        section::run(|_| registry::lock().pass_fd(fd, Reason::OpenTwice));
+    if matches!(table::get(fd), NumberState::File(description) if description.shares()) {
+        registry::hand_over(fd, Reason::OpenTwice);
     }
 }
 
-/// G3: before the rights to the file of a path change, by this process.
-pub fn before_rights_at(dir: RawFd, path: *const libc::c_char, flags: i32) {
-    if !registry::holds_leases() || thread::record().is_inside() {
-        return;
+/// G3: before this process is allowed less, or more, than when it opened its files.
+pub fn before_rights() {
+    if registry::holds_leases() && !thread::record().is_inside() {
+        section::run(|_| registry::lock().pass_shared());
     }
-    if path.is_null() || flags & libc::AT_EMPTY_PATH != 0 {
-        return make_real(dir);
-    }
-    section::run(|_| {
-        let is_followed = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        if let Some(identity) = identity::identify_path(dir, path, is_followed) {
-            registry::lock().pass_if_shared(identity.id);
-        }
-    });
 }
 
 /// G3: whether the kernel would take a call on `fd` that is about its description for one about another:

@@ -2,28 +2,13 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::description::Description;
 use crate::files::hand_over::{end_locks, go_through};
+use crate::files::open_file::OpenFile;
 use crate::files::registry::{Registry, STDERR};
 use crate::files::table::{self, NumberState};
 use crate::files::{lease, process_locks};
 use crate::report::reason::Reason;
-use crate::runtime::thread::{Snapshot, record};
-
-/// Whether it is known already that the process locks the file behind `fd`, so that
-/// [`Registry::note_process_lock`] has nothing to do.
-pub fn is_lock_noted(fd: RawFd) -> bool {
-    match table::get(fd) {
-        NumberState::File(_) => {
-            let record = record();
-            record.enter();
-            let is_noted = table::description(fd).is_some_and(Description::is_lock_noted);
-            record.exit();
-            is_noted
-        }
-        _ => false,
-    }
-}
+use crate::runtime::thread::Snapshot;
 
 impl Registry {
     /// The program is about to take a POSIX lock on the file behind `fd`. A file that descriptions share is handed over
@@ -36,9 +21,8 @@ impl Registry {
             self.pass_file(id, Reason::Locked);
         }
         // It may be another one by now.
-        if let Some(description) = table::description(fd).filter(|d| !d.shares()) {
+        if table::description(fd).is_some_and(|description| !description.shares()) {
             process_locks::note(id);
-            description.note_lock();
         }
     }
 
@@ -87,8 +71,9 @@ impl Registry {
         table::set(fd, NumberState::Unknown);
         if let NumberState::File(description) = slot {
             // SAFETY: the registry is locked.
-            let _ending = process_locks::giving_up(unsafe { description.cold() }.id);
+            let id = unsafe { description.cold() }.id;
             self.release_slot(description);
+            process_locks::give_up(id);
         }
     }
 
@@ -112,7 +97,7 @@ impl Registry {
     }
 
     /// A number of the description is no longer in the table.
-    fn release_slot(&mut self, description: &'static Description) {
+    fn release_slot(&mut self, description: &'static OpenFile) {
         // SAFETY: the registry is locked.
         let cold = unsafe { description.cold() };
         cold.slots -= 1;

@@ -11,8 +11,7 @@
 //! It takes no lock, so a signal handler may do it at any time. Everything else locks the offset
 //! with signals blocked.
 //!
-//! A description may leave its offset to the kernel ([`IN_KERNEL`]): those on the standard streams'
-//! numbers do, where libc reads and writes by itself. Then every use reads and sets the kernel's offset.
+//! A description that was handed over leaves its offset to the kernel ([`IN_KERNEL`]).
 //!
 //! Offsets reach up to 2^62 - 2; the two bits above are LOCKED and WAITERS. Lock order: registry ->
 //! offset; the holder of an offset takes no lock of this library but the heap's.
@@ -28,8 +27,8 @@ const LOCKED: u64 = 1 << 63;
 const WAITERS: u64 = 1 << 62;
 /// Offsets from here on are left to the kernel.
 pub const OFFSET_END: u64 = WAITERS - 1;
-/// Says that the kernel has the offset: of a passed description, or of one that libc's own streams
-/// use too. No other value, so that a compare-exchange begun before fails.
+/// Says that the kernel has the offset, of a passed description. No other value, so that a compare-exchange begun before
+/// fails.
 pub const IN_KERNEL: u64 = OFFSET_END;
 
 pub struct Offset {

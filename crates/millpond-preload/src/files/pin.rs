@@ -1,15 +1,15 @@
-//! Holding a description, and its end with the last holder: `description.D2` and `D3`.
+//! Holding a description, and its end with the last holder: `open_file.D2` and `D3`.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use crate::files::description::Description;
+use crate::files::open_file::OpenFile;
 use crate::files::{pending_close, table};
 use crate::runtime::thread::record;
 
 /// A description that cannot end while this exists. Dropped in a section.
 pub struct Pin {
-    description: &'static Description,
+    description: &'static OpenFile,
 }
 
 impl Pin {
@@ -26,7 +26,7 @@ impl Pin {
     }
 
     /// A description of the registry, which is locked.
-    pub fn of_registered(description: &'static Description) -> Self {
+    pub fn of_registered(description: &'static OpenFile) -> Self {
         description.pin();
         Self { description }
     }
@@ -42,8 +42,8 @@ impl Pin {
 }
 
 impl std::ops::Deref for Pin {
-    type Target = Description;
-    fn deref(&self) -> &Description {
+    type Target = OpenFile;
+    fn deref(&self) -> &OpenFile {
         self.description
     }
 }
@@ -55,14 +55,14 @@ impl Drop for Pin {
 }
 
 /// Gives up a reference; the last one returns the description to the pool. In a section.
-pub fn unpin(description: &Description) {
+pub fn unpin(description: &OpenFile) {
     if description.unpin() {
         end(description);
     }
 }
 
 #[cold]
-fn end(description: &Description) {
+fn end(description: &OpenFile) {
     // SAFETY: the last reference is gone.
     let (id, file) = unsafe { description.end() };
     // Others may share it.

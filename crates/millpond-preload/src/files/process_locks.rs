@@ -6,7 +6,7 @@
 //! and locked it again. So the library closes all its descriptors by [`close`]:
 //!
 //! - P1. A descriptor of ours is closed only while the program itself gives up a descriptor of that
-//!   file ([`giving_up`]), which ends the locks anyway; or when the process has no lock on the
+//!   file ([`give_up`]), which ends the locks anyway; or when the process has no lock on the
 //!   file. Until then it is *retired*: open, and not used.
 //! - P2. Whether there is a lock, the kernel says; but between its answer and the close the program
 //!   may take one. So a thread that is about to take one says so first ([`note`]), which holds
@@ -37,8 +37,6 @@ use crate::runtime::sys::sys;
 struct Held {
     /// Files on which the program takes locks (P2).
     noted: BTreeSet<FileId>,
-    /// The file of which the program gives up a descriptor just now.
-    ending: Option<FileId>,
     retired: Vec<(RawFd, FileId)>,
     /// Not close-on-exec just now (P3).
     kept: Vec<RawFd>,
@@ -64,21 +62,9 @@ pub fn forget(id: FileId) {
     HELD.lock().noted.remove(&id);
 }
 
-/// While this exists the program gives up a descriptor of the file: its close comes after.
-pub struct GivingUp(());
-
-/// P1. The registry is locked, so there is one at a time.
-pub fn giving_up(id: FileId) -> GivingUp {
-    let mut held = HELD.lock();
-    held.ending = Some(id);
-    held.close_retired();
-    GivingUp(())
-}
-
-impl Drop for GivingUp {
-    fn drop(&mut self) {
-        HELD.lock().ending = None;
-    }
+/// P1. The program gives up a descriptor of the file, which ends its locks: its close comes after. The registry is locked.
+pub fn give_up(id: FileId) {
+    HELD.lock().close_retired(Some(id));
 }
 
 /// Closes a descriptor of the library's own, at once or as soon as that ends no lock. Returns the kernel's result.
@@ -91,7 +77,7 @@ pub fn close(fd: RawFd) -> isize {
         Some(identity) => {
             let mut held = HELD.lock();
             held.retired.push((fd, identity.id));
-            held.close_retired();
+            held.close_retired(None);
             0
         }
         None => close_now(fd),
@@ -101,8 +87,8 @@ pub fn close(fd: RawFd) -> isize {
 fn close_now(fd: RawFd) -> isize {
     // Before the close: right after it the number may be another descriptor of the library's,
     // marked by another thread, and the mark would go.
-    table::forget_internal(fd);
-    table::forget_foreign(fd);
+    table::forget(fd, NumberState::Internal);
+    table::forget(fd, NumberState::Foreign);
     // SAFETY: a descriptor of the library's own, which its owner gives up.
     unsafe { sys!(libc::SYS_close, fd) }
 }
@@ -113,7 +99,7 @@ pub fn close_retired() {
     // SeqCst: either this load, which follows the program's close, sees what another thread has
     // just retired; or that thread asked the kernel after its store, hence after the close.
     if RETIRED.load(SeqCst) != 0 {
-        section::run(|_| HELD.lock().close_retired());
+        section::run(|_| HELD.lock().close_retired(None));
     }
 }
 
@@ -124,18 +110,19 @@ pub fn retired() -> Vec<RawFd> {
 
 impl Held {
     const fn new() -> Self {
-        Self { noted: BTreeSet::new(), ending: None, retired: Vec::new(), kept: Vec::new() }
+        Self { noted: BTreeSet::new(), retired: Vec::new(), kept: Vec::new() }
     }
 
     fn retired_fds(&self) -> Vec<RawFd> {
         self.retired.iter().map(|(fd, _)| *fd).collect()
     }
 
-    fn close_retired(&mut self) {
-        let Self { noted, ending, retired, kept } = self;
+    /// `ending`: the file whose locks are about to end.
+    fn close_retired(&mut self, ending: Option<FileId>) {
+        let Self { noted, retired, kept } = self;
         RETIRED.store(retired.len(), SeqCst);
         retired.retain(|(fd, id)| {
-            let stays = *ending != Some(*id) && (noted.contains(id) || is_locked(*fd, *id));
+            let stays = ending != Some(*id) && (noted.contains(id) || is_locked(*fd, *id));
             if !stays {
                 kept.retain(|other| other != fd);
                 close_now(*fd);

@@ -1,4 +1,4 @@
-//! How many hold a description: D2 of `description`.
+//! How many hold a description: D2 of `open_file`.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 

@@ -26,11 +26,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use millpond::stats::Stats;
 use millpond::{Backing, Engine, File};
 
-use crate::files::description::{Access, Description};
 use crate::files::hand_over::pass;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::Break;
 use crate::files::offset::IN_KERNEL;
+use crate::files::open_file::{Access, OpenFile};
 use crate::files::pin::{Pin, unpin};
 use crate::files::serving::{Opened, Serving};
 use crate::files::table::{self, NumberState};
@@ -55,7 +55,7 @@ pub struct Registry {
 /// A regular file that the program has open.
 #[derive(Default)]
 pub struct Inode {
-    pub descriptions: Vec<&'static Description>,
+    pub descriptions: Vec<&'static OpenFile>,
     /// Set once the file was left to the kernel.
     pub passed: Option<Reason>,
 }
@@ -181,13 +181,8 @@ impl Registry {
         }
         let internal_fd = served.as_ref().map_or(-1, |(internal_fd, _)| *internal_fd);
         let passed = served.as_ref().err().copied();
-        let description = Description::acquire(
-            id,
-            access,
-            0,
-            internal_fd,
-            served.map(|(_, file)| Arc::new(file)),
-        );
+        let description =
+            OpenFile::acquire(id, flags, 0, internal_fd, served.map(|(_, file)| Arc::new(file)));
         match passed {
             None => self.push_served(id, description),
             Some(reason) => {
@@ -224,15 +219,15 @@ impl Registry {
         if access.append && !identity::can_ignore_append(fd) {
             return Some(Reason::Append);
         }
+        if let Some(reason) = self.inodes.get(&id).and_then(|inode| inode.passed) {
+            return Some(reason);
+        }
         if access.write
             && let Some(reason) = mode_back::refusal(flags)
         {
             return Some(reason);
         }
         let inode = self.inodes.get(&id)?;
-        if let Some(reason) = inode.passed {
-            return Some(reason);
-        }
         let is_written = access.write || inode.descriptions.iter().any(|d| d.access().write);
         if is_written && !inode.descriptions.is_empty() {
             // R2. The open has broken the lease already, unless `before_open` came first; or it came
@@ -244,7 +239,7 @@ impl Registry {
     }
 
     /// Notes a description that is served.
-    pub(in crate::files) fn push_served(&mut self, id: FileId, description: &'static Description) {
+    pub(in crate::files) fn push_served(&mut self, id: FileId, description: &'static OpenFile) {
         let inode = self.inodes.entry(id).or_default();
         if inode.descriptions.is_empty() {
             FILES_LEASED.fetch_add(1, Relaxed);
@@ -308,7 +303,7 @@ impl Registry {
                 // multi_open.G3: it is still what all its numbers are, with an offset that is here.
                 continue;
             }
-            let fresh = Description::acquire(id, old.access(), IN_KERNEL, -1, Err(reason));
+            let fresh = OpenFile::acquire(id, old.flags(), IN_KERNEL, -1, Err(reason));
             // SAFETY: the registry is locked.
             let (cold, old_cold) = unsafe { (fresh.cold(), old.cold()) };
             (cold.slots, cold.is_locked) = (old_cold.slots, old_cold.is_locked);
@@ -326,8 +321,7 @@ impl Registry {
     pub fn release_all_files(&mut self) {
         // Relaxed: read under the registry lock.
         if !IS_BLIND.swap(true, Relaxed) {
-            self.pass_where(Reason::Unseen, |_| true);
-            self.release_all_unserved();
+            self.pass_all(Reason::Unseen);
         }
     }
 
@@ -335,8 +329,7 @@ impl Registry {
     /// Descriptions that still share one of the kernel's (`multi_open.G3`), and those with bytes that could
     /// not be written back, stay.
     pub fn end_serving(&mut self) {
-        let stays =
-            |description: &Description| description.is_served() || description.is_unwritten();
+        let stays = |description: &OpenFile| description.is_served() || description.is_unwritten();
         for (fd, slot) in table::known(0, u32::MAX) {
             match slot {
                 NumberState::Internal => {}
@@ -366,11 +359,6 @@ impl Registry {
         table::try_change(fd, NumberState::Unserved, NumberState::Left);
     }
 
-    /// The same of all such descriptors: another process gets them, or may.
-    pub fn release_all_unserved(&mut self) {
-        table::known(0, u32::MAX).for_each(|(fd, _)| self.release_descriptor(fd));
-    }
-
     /// Leaves the file behind `fd` to the kernel for good.
     pub fn pass_fd(&mut self, fd: RawFd, reason: Reason) {
         self.release_descriptor(fd);
@@ -381,17 +369,12 @@ impl Registry {
         }
     }
 
-    /// Leaves every served file to the kernel for which `chosen` says so.
-    pub fn pass_where(&mut self, reason: Reason, mut chosen: impl FnMut(FileId) -> bool) {
-        let ids: Vec<FileId> = self
-            .inodes
-            .iter()
-            .filter(|(id, inode)| inode.passed.is_none() && chosen(**id))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
-            self.pass_file(id, reason);
-        }
+    /// Leaves all files and descriptors to the kernel for good: another process gets them, or may.
+    pub fn pass_all(&mut self, reason: Reason) {
+        let files = self.inodes.iter().filter(|(_, inode)| inode.passed.is_none());
+        let ids: Vec<FileId> = files.map(|(id, _)| *id).collect();
+        ids.iter().for_each(|id| self.pass_file(*id, reason));
+        table::known(0, u32::MAX).for_each(|(fd, _)| self.release_descriptor(fd));
     }
 
     /// The program finds no free descriptor: gives it those of the engine's. Their files are
@@ -422,7 +405,7 @@ impl Registry {
             .values()
             .flat_map(of_inode)
             .chain(self.closing.iter().map(|(_, description)| *description))
-            .map(Description::kernel_fd)
+            .map(OpenFile::kernel_fd)
             .filter(|fd| *fd >= 0)
             .chain(pending_close::fds())
             .collect()
@@ -461,7 +444,7 @@ impl Registry {
     }
 }
 
-pub type Closed = Vec<(Snapshot, &'static Description)>;
+pub type Closed = Vec<(Snapshot, &'static OpenFile)>;
 
 /// Ends the closed descriptions that no reading section can still look at. The registry is locked.
 fn end_closing(closing: &mut Closed) {
@@ -489,14 +472,12 @@ pub fn release_all_files() {
     }
 }
 
-/// Before libc reads or writes `fd` by itself.
-pub fn release_to_libc(fd: RawFd) {
+/// Before a call for which the kernel must have what `fd` is: hands it over for good. Not for the library's own work.
+pub fn hand_over(fd: RawFd, reason: Reason) {
     let is_ours =
         is_served(fd) || matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
     if is_ours && !thread::record().is_inside() {
-        section::run(|_| {
-            lock().pass_fd(fd, Reason::Stdio);
-        });
+        section::run(|_| lock().pass_fd(fd, reason));
     }
 }
 

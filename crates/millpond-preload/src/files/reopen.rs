@@ -5,7 +5,7 @@
 //! O_PATH: a look at the file without opening it
 //! registry: still served, and shared, or may be          F1
 //! the rights that the open asks for                      F2
-//! a duplicate of the real one; its description           multi_open, description.D6
+//! a duplicate of the real one; its description           multi_open, open_file.D6
 //! ```
 //!
 //! - F1. A file that was opened once can be shared if it is open to read and write, and could be opened again
@@ -16,9 +16,9 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use crate::files::description::{Access, Description};
 use crate::files::identity::{self, FileId, status_flags};
 use crate::files::multi_open::LOST;
+use crate::files::open_file::{Access, OpenFile};
 use crate::files::registry::{self, Registry, STDERR};
 use crate::files::table::{self, NumberState};
 use crate::files::{process_locks, unserved};
@@ -110,9 +110,9 @@ impl Registry {
         if config::is_explained() {
             unserved::row_of(new);
         }
-        let access = Access::of_flags(flags);
-        let description = Description::acquire(id, access, 0, real, Ok(file));
-        description.set_sharing(told & !KEPT | flags & KEPT);
+        let flags = told & !KEPT | flags & KEPT;
+        let description = OpenFile::acquire(id, flags, 0, real, Ok(file));
+        description.set_sharing(flags);
         self.push_served(id, description);
         table::set(new, NumberState::File(description));
         if new <= STDERR {
@@ -123,7 +123,7 @@ impl Registry {
 }
 
 /// F1. The registry is locked.
-fn may_be_shared(single: &'static Description, id: FileId) -> bool {
+fn may_be_shared(single: &'static OpenFile, id: FileId) -> bool {
     let Access { read, write, append } = single.access();
     // SAFETY: the registry is locked.
     let cold = unsafe { single.cold() };

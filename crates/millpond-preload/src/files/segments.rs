@@ -3,7 +3,7 @@
 
 use millpond::{Error, File};
 
-use crate::files::description::Description;
+use crate::files::open_file::OpenFile;
 use crate::report::reason::Reason;
 use crate::runtime::fault::copy_in;
 use crate::runtime::sys::sys;
@@ -84,7 +84,7 @@ impl Segments {
     /// where the bytes begin, and how many.
     pub unsafe fn transfer(
         &self,
-        description: &Description,
+        description: &OpenFile,
         file: &File,
         offset: u64,
         direction: Direction,
@@ -148,7 +148,7 @@ impl Segments {
     /// The same transfer as one system call on the engine's duplicate.
     pub unsafe fn through_kernel(
         &self,
-        description: &Description,
+        description: &OpenFile,
         offset: u64,
         direction: Direction,
     ) -> isize {

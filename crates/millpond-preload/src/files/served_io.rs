@@ -9,8 +9,8 @@
 
 use std::os::fd::RawFd;
 
-use crate::files::description::{Access, Description};
 use crate::files::offset::OFFSET_END;
+use crate::files::open_file::{Access, OpenFile};
 use crate::files::pin::Pin;
 use crate::files::segments::{Direction, Memory, Segments, Step, TRANSFER_BYTES_MAX};
 use crate::files::table::{self, NumberState};
@@ -119,15 +119,13 @@ unsafe fn try_hit_inner(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<u
     }
 }
 
-/// A read by the slow path.
+/// A read that did not hit, or a write.
 ///
 /// # Safety
 ///
-/// As `readv`: the memory is the caller's to give; it may be any address.
-#[cold]
-pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
-    let Some(record) = enterable(fd) else { return Outcome::Kernel(None) };
-    if record.is_inside() {
+/// As `readv` and `writev`: the memory is the caller's to give; it may be any address.
+pub unsafe fn read_or_write(fd: RawFd, memory: Memory, at: At, direction: Direction) -> Outcome {
+    if !may_be_served(fd) || thread::record().is_inside() {
         return Outcome::Kernel(None);
     }
     section::open(|record| {
@@ -135,65 +133,25 @@ pub unsafe fn read(fd: RawFd, memory: Memory, at: At) -> Outcome {
             Ok(pin) => pin,
             Err(reason) => return Outcome::Kernel(reason),
         };
+        let is_read = direction == Direction::Read;
         // SAFETY: the caller's duty.
-        let outcome = unsafe {
-            match try_first_hit(fd, memory, at, record) {
-                Some(bytes) => {
-                    pin.row().inspect(|row| row.read(bytes, true));
-                    Ok(bytes)
-                }
-                None => {
-                    let outcome = transfer(&pin, memory, at, Direction::Read);
-                    return slow(record, &pin, outcome, Direction::Read);
-                }
-            }
-        };
-        outcome_of(record, outcome)
-    })
-}
-
-/// The outcome of a call that was not a hit.
-fn slow(
-    record: &Record,
-    description: &Description,
-    outcome: Result<usize, Step>,
-    direction: Direction,
-) -> Outcome {
-    explain(description, &outcome, direction);
-    let outcome = outcome_of(record, outcome);
-    hand_over_at_random(description);
-    outcome
-}
-
-/// A write.
-///
-/// # Safety
-///
-/// As `writev`: the memory is the caller's to give; it may be any address.
-pub unsafe fn write(fd: RawFd, memory: Memory, at: At) -> Outcome {
-    let Some(record) = enterable(fd) else { return Outcome::Kernel(None) };
-    if record.is_inside() {
-        return Outcome::Kernel(None);
-    }
-    section::open(|record| {
-        let pin = match find(fd) {
-            Ok(pin) => pin,
-            Err(reason) => return Outcome::Kernel(reason),
-        };
-        // SAFETY: the caller's duty.
-        let outcome = unsafe { transfer(&pin, memory, at, Direction::Write) };
-        slow(record, &pin, outcome, Direction::Write)
-    })
-}
-
-/// The thread's record, if `fd` is worth a closer look.
-pub fn enterable(fd: RawFd) -> Option<&'static Record> {
-    match table::get(fd) {
-        NumberState::Unserved | NumberState::Claimed | NumberState::File(_) => {
-            Some(thread::record())
+        let hit = is_read.then(|| unsafe { try_first_hit(fd, memory, at, record) }).flatten();
+        if let Some(bytes) = hit {
+            pin.row().inspect(|row| row.read(bytes, true));
+            return outcome_of(record, Ok(bytes));
         }
-        _ => None,
-    }
+        // SAFETY: as above.
+        let outcome = unsafe { transfer(&pin, memory, at, direction) };
+        explain(&pin, &outcome, direction);
+        let outcome = outcome_of(record, outcome);
+        hand_over_at_random(&pin);
+        outcome
+    })
+}
+
+/// Whether `fd` is worth a closer look.
+pub fn may_be_served(fd: RawFd) -> bool {
+    matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed | NumberState::File(_))
 }
 
 /// The description at `fd`, pinned; else why the kernel has the file, if it is known.
@@ -206,7 +164,8 @@ pub fn find(fd: RawFd) -> Result<Pin, Option<Reason>> {
 pub fn describe_passed(fd: RawFd) {
     let Some(identity) = identity::identify(fd).filter(|_| table::is_initialised()) else { return };
     if !identity.is_regular || !identity::is_in_served_directory(fd) {
-        return table::note_foreign(fd);
+        table::try_change(fd, NumberState::Unknown, NumberState::Foreign);
+        return;
     }
     let flags = identity::status_flags(fd);
     let mut registry = registry::lock();
@@ -217,7 +176,7 @@ pub fn describe_passed(fd: RawFd) {
 }
 
 /// For tests: hands the file to the kernel at a random moment.
-fn hand_over_at_random(description: &Description) {
+fn hand_over_at_random(description: &OpenFile) {
     if config::random().is_multiple_of(64) {
         // The call's own section has signals open.
         section::run(|_| {
@@ -230,7 +189,7 @@ fn hand_over_at_random(description: &Description) {
 }
 
 /// Counts, by file, a call that was not a hit.
-pub fn explain(description: &Description, outcome: &Result<usize, Step>, direction: Direction) {
+pub fn explain(description: &OpenFile, outcome: &Result<usize, Step>, direction: Direction) {
     let Some(row) = description.row() else { return };
     match (outcome, direction) {
         (Ok(bytes), Direction::Read) => row.read(*bytes, false),
@@ -256,7 +215,7 @@ pub fn outcome_of(record: &Record, result: Result<usize, Step>) -> Outcome {
 }
 
 unsafe fn transfer(
-    description: &Description,
+    description: &OpenFile,
     memory: Memory,
     at: At,
     direction: Direction,
@@ -280,7 +239,7 @@ unsafe fn transfer(
         unsafe {
             match description.served_file() {
                 Some(file) => segments.transfer(description, file, offset, direction, append),
-                // `description.D7`, or passed since, `D3`.
+                // `open_file.D7`, or passed since, `D3`.
                 None => Err(Step::Passed(segments.through_kernel(description, offset, direction))),
             }
         }

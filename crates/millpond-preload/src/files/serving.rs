@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use millpond::{BackendChoice, Backing, Engine, EngineBuilder, File, OpenOptions, WriteMode};
 
-use crate::files::description::Access;
 use crate::files::identity::{self, FileId};
 use crate::files::lease::{self, Broken};
+use crate::files::open_file::Access;
 use crate::files::table::{self, NumberState};
 use crate::files::{mode_back, pending_close, pressure, process_locks};
 use crate::report::reason::Reason;

@@ -9,7 +9,7 @@
 //! UNSERVED the kernel's, and open for reading only: see `unserved`
 //! CLAIMED   about to be served or LEFT: for a moment under the registry lock
 //! LEFT      the same as UNSERVED, and the kernel's until it is closed
-//! pointer   a `Description`, served or passed
+//! pointer   an `OpenFile`, served or passed
 //!
 //! open -> UNSERVED -> CLAIMED -> pointer, LEFT      (all but the first: registry lock)
 //! open -> pointer
@@ -27,7 +27,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::files::description::Description;
+use crate::files::open_file::OpenFile;
 use crate::runtime::sys::sys;
 
 /// Highest descriptor number that can be served, plus one: the kernel's default `fs.nr_open`.
@@ -63,7 +63,7 @@ pub enum NumberState {
     Unserved,
     Claimed,
     Left,
-    File(&'static Description),
+    File(&'static OpenFile),
 }
 
 impl NumberState {
@@ -108,7 +108,7 @@ pub fn after_fork() {
 
 /// The description at `fd`. The caller is in a reading section, or holds the registry lock.
 #[inline]
-pub fn description(fd: RawFd) -> Option<&'static Description> {
+pub fn description(fd: RawFd) -> Option<&'static OpenFile> {
     match get(fd) {
         NumberState::File(description) => Some(description),
         _ => None,
@@ -129,7 +129,7 @@ pub fn get(fd: RawFd) -> NumberState {
         CLAIMED => NumberState::Claimed,
         LEFT => NumberState::Left,
         // SAFETY: other values are pointers that `set` stored; descriptions are never unmapped.
-        pointer => NumberState::File(unsafe { &*(pointer as *const Description) }),
+        pointer => NumberState::File(unsafe { &*(pointer as *const OpenFile) }),
     }
 }
 
@@ -146,12 +146,12 @@ pub fn set(fd: RawFd, slot: NumberState) -> bool {
 }
 
 /// Changes the state of `fd` from `old`, if it is that.
+#[inline]
 pub fn try_change(fd: RawFd, old: NumberState, new: NumberState) -> bool {
+    let Some(word) = TABLE.slots.get(fd as usize) else { return false };
     use_slot(fd);
-    let (old, new) = (old.to_word(), new.to_word());
     // AcqRel: as in `get` and `set`.
-    let change = |word: &AtomicUsize| word.compare_exchange(old, new, AcqRel, Relaxed).is_ok();
-    TABLE.slots.get(fd as usize).is_some_and(change)
+    word.compare_exchange(old.to_word(), new.to_word(), AcqRel, Relaxed).is_ok()
 }
 
 fn use_slot(fd: RawFd) {
@@ -160,33 +160,14 @@ fn use_slot(fd: RawFd) {
     }
 }
 
-/// Forgets `fd` if nothing is known of it but that it is foreign; the cheap half of a close.
+/// Forgets `fd` if it is still known as `old`. A lost race means that another thread has described the number.
 #[inline]
-pub fn forget_foreign(fd: RawFd) {
-    if let Some(slot) = TABLE.slots.get(fd as usize) {
-        // A lost race means that another thread opened the number, and described it.
-        let _ = slot.compare_exchange(FOREIGN, UNKNOWN, Relaxed, Relaxed);
-    }
-}
-
-/// Forgets `fd` if it is still marked as the library's own.
-pub fn forget_internal(fd: RawFd) {
-    if let Some(slot) = TABLE.slots.get(fd as usize) {
-        // A lost race means that the program has the number already, and it is described.
-        let _ = slot.compare_exchange(INTERNAL, UNKNOWN, Relaxed, Relaxed);
-    }
-}
-
-/// Marks `fd` as foreign if nothing is known of it.
-pub fn note_foreign(fd: RawFd) {
-    if let Some(slot) = TABLE.slots.get(fd as usize) {
-        use_slot(fd);
-        let _ = slot.compare_exchange(UNKNOWN, FOREIGN, Relaxed, Relaxed);
-    }
+pub fn forget(fd: RawFd, old: NumberState) -> bool {
+    try_change(fd, old, NumberState::Unknown)
 }
 
 /// The numbers of a description. The registry is locked.
-pub fn numbers_of(description: &Description) -> Vec<RawFd> {
+pub fn numbers_of(description: &OpenFile) -> Vec<RawFd> {
     known(0, u32::MAX)
         .filter(|(_, slot)| matches!(slot, NumberState::File(other) if std::ptr::eq(*other, description)))
         .map(|(fd, _)| fd)

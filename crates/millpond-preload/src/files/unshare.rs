@@ -4,9 +4,9 @@ use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::files::description::Description;
 use crate::files::hand_over::go_through;
 use crate::files::offset::{IN_KERNEL, push_offset};
+use crate::files::open_file::OpenFile;
 use crate::files::table::{self, NumberState};
 use crate::files::{lease, process_locks};
 use crate::report::counts;
@@ -19,13 +19,13 @@ use crate::runtime::sys::sys;
 const KEPT: i32 = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK;
 
 /// Hands a file to the kernel that several descriptions share.
-pub fn pass_together(all: &[&'static Description], reason: Reason) {
+pub fn pass_together(all: &[&'static OpenFile], reason: Reason) {
     let Some(first) = all.first() else { return };
     let real = first.kernel_fd();
     if !go_through(first) {
         all.iter().for_each(|description| description.set_unwritten());
     }
-    Description::bypass_together(all, real);
+    OpenFile::bypass_together(all, real);
     all.iter().filter_map(|description| description.row()).for_each(|row| row.end(Some(reason)));
     if let Some(file) = first.file() {
         // As in `pass`.
@@ -37,7 +37,7 @@ pub fn pass_together(all: &[&'static Description], reason: Reason) {
 
 /// Gives each that is bypassed a description of its own, if it can be had: multi_open.G3 otherwise.
 /// Whether one has.
-pub fn unshare_descriptions(all: &[&'static Description], reason: Reason) -> bool {
+pub fn unshare_descriptions(all: &[&'static OpenFile], reason: Reason) -> bool {
     let bypassed = || all.iter().filter(|d| d.is_bypassed() && d.is_served());
     let Some(first) = bypassed().next() else { return false };
     // SAFETY: the registry is locked.

@@ -5,20 +5,19 @@
 //! they are not in the file:
 //!
 //! - L1. Before a call that *looks* at the file in the kernel (stat, sendfile, ...), or sets attributes that a later write
-//!   would change (times, mode), dirty pages are written back: [`settle`].
+//!   would change (times, mode), dirty pages are written back: [`flush_before_kernel_call`].
 //! - L2. While a call *changes* the file in the kernel (fallocate, a write that the engine could not do), writes go
 //!   through, and cached pages are dropped afterwards: [`change_by_kernel`].
-//! - L3. From the moment on at which the kernel or another process may look at any time (a mapping, a stream of libc's, a
-//!   pass, an exec, the process's end), writes go through for good: [`go_through`]. Passing a file begins with it, so a
-//!   passed file is the kernel's altogether.
+//! - L3. When a file is handed to the kernel (`hand_over`), when its last number is closed, and when the process ends or becomes
+//!   another program ([`end`]), writes go through for good.
 //! - L4. At the last close dirty pages are written back before the lease is given up, and the call returns when the
 //!   engine's descriptors are closed. So the next process to open or execute the file finds it whole, and not open for
 //!   writing; its file system can be unmounted, and the space of an unlinked file is free. The engine closes them after
 //!   all reading sections that were under way at the close, also sections of threads that read other files. On a busy
 //!   machine a thread may wait for a processor within its section, for longer than a read takes.
 //! - L5. Direct backing sets `O_DIRECT` on the program's own description while it moves bytes, as another description
-//!   would cost the lease. While a call reads at the description in the kernel, or changes its flags, the flag is clear:
-//!   [`undirected`]. So it is in L2 and L3, and before a fork. F_GETFL does not report the flag: [`hides_direct`].
+//!   would cost the lease. The flag is clear in L2 and L3, and before a fork. F_GETFL does not report the flag:
+//!   [`hides_direct`].
 //!
 //! A page that can't be written back stays in the cache. `close`, `fsync` and writes return the error; where there is no
 //! call to return it, a line on standard error names the file. The engine tries again, and so does the keeper.
@@ -36,14 +35,15 @@ use std::time::{Duration, Instant};
 
 use millpond::File;
 
-use crate::files::description::Description;
 use crate::files::identity::{self, FileId};
+use crate::files::mode_back;
+use crate::files::open_file::OpenFile;
 use crate::files::pending_close::is_lingering;
 use crate::files::pin::Pin;
 use crate::files::registry::{self, lock};
 use crate::files::table::{self, NumberState};
-use crate::files::{mode_back, pending_writes};
 use crate::report::lines;
+use crate::report::reason::Reason;
 use crate::runtime::cancel::point::with_cleanup;
 use crate::runtime::{section, thread};
 
@@ -121,60 +121,42 @@ pub fn settle_all() {
 
 /// L2: makes `change` by the kernel to the file behind `fd`. From here on hits copy no page of the kernel, in any mode.
 pub fn change_by_kernel<R: Copy>(fd: RawFd, change: impl FnOnce() -> R) -> R {
-    let begin = |file: &File| drop(file.begin_through());
-    let end = |file: &File| {
-        let _ = file.invalidate(0, i64::MAX as u64);
-        file.end_through();
-    };
-    between(fd, begin, end, change)
-}
-
-/// L5: has the kernel read at the description behind `fd`, or change its flags.
-pub fn undirected<R: Copy>(fd: RawFd, call: impl FnOnce() -> R) -> R {
-    between(fd, File::begin_plain, File::end_plain, call)
-}
-
-/// Makes a call between `begin` and `end`, if the file is in mode back; `end` comes also where the
-/// thread ends in the call.
-fn between<R: Copy, E: FnOnce(&File)>(
-    fd: RawFd,
-    begin: impl FnOnce(&File),
-    end: E,
-    call: impl FnOnce() -> R,
-) -> R {
-    struct Held<E> {
-        pin: Option<Pin>,
-        end: Option<E>,
-    }
-    unsafe extern "C" fn give_back<E: FnOnce(&File)>(held: *mut c_void) {
+    // It comes also where the thread ends in the call.
+    unsafe extern "C" fn end(held: *mut c_void) {
         // SAFETY: made below, and used by this function alone while it runs. A second run finds nothing.
-        let held = unsafe { &mut *held.cast::<Held<E>>() };
+        let held = unsafe { &mut *held.cast::<Option<Pin>>() };
         section::run(|_| {
-            let (pin, end) = (held.pin.take(), held.end.take());
-            if let (Some(file), Some(end)) = (pin.as_deref().and_then(Description::late_file), end)
-            {
-                end(file);
+            let pin = held.take();
+            if let Some(file) = pin.as_deref().and_then(OpenFile::late_file) {
+                if file.invalidate(0, i64::MAX as u64).is_err() {
+                    // Stale bytes stay: they may not be served.
+                    let mut registry = lock();
+                    // SAFETY: the registry is locked.
+                    let id = unsafe { pin.as_deref().map(|pin| pin.cold().id) };
+                    id.inspect(|id| registry.pass_file(*id, Reason::Engine));
+                }
+                file.end_through();
             }
         });
     }
     if !is_candidate(fd) {
-        return call();
+        return change();
     }
-    let mut held = ManuallyDrop::new(Held { pin: None, end: Some(end) });
+    let mut held = ManuallyDrop::new(None::<Pin>);
     let held = &raw mut *held;
     let work = || {
         section::run(|_| {
             let pin = Pin::of(fd);
-            if let Some(file) = pin.as_deref().and_then(Description::late_file) {
-                begin(file);
+            if let Some(file) = pin.as_deref().and_then(OpenFile::late_file) {
+                let _ = file.begin_through();
             }
             // SAFETY: no other code uses it now.
-            unsafe { (*held).pin = pin };
+            unsafe { *held = pin };
         });
-        call()
+        change()
     };
-    // SAFETY: `give_back` takes `held`, for whose type it was made.
-    unsafe { with_cleanup(give_back::<E>, held.cast(), work) }
+    // SAFETY: `end` takes `held`.
+    unsafe { with_cleanup(end, held.cast(), work) }
 }
 
 /// L5: whether `O_DIRECT`, if it is set on the description behind `fd`, is ours and not the
@@ -182,23 +164,6 @@ fn between<R: Copy, E: FnOnce(&File)>(
 pub fn hides_direct(fd: RawFd) -> bool {
     let is_hidden = |pin: Pin| pin.is_served() && pin.late_file().is_some();
     is_candidate(fd) && section::run(|_| Pin::of(fd).is_some_and(is_hidden))
-}
-
-/// L3: the kernel may look at the file behind `fd` at any time from now on.
-pub fn go_through(fd: RawFd) {
-    if let Some(Err(errno)) = with(fd, |file| errno(file.begin_through())) {
-        section::run(|_| lines::warn_unwritten(fd, errno));
-    }
-}
-
-/// The same in a section.
-pub fn go_through_inside(fd: RawFd) {
-    if let Some(pin) = Pin::of(fd)
-        && let Some(file) = pin.late_file()
-        && let Err(error) = file.begin_through()
-    {
-        lines::warn_unwritten(fd, error.errno());
-    }
 }
 
 /// `fsync` and its kin: `None` where the kernel does it.
@@ -294,7 +259,6 @@ pub fn end() {
     }
     mode_back::set_ending(true);
     section::run(|_| {
-        pending_writes::wait();
         for pin in &registry::late_files() {
             if let Some(Err(errno)) = pin.late_file().map(|file| errno(file.begin_through())) {
                 lines::warn_unwritten(pin.kernel_fd(), errno);

@@ -9,6 +9,7 @@
 //! A system call that the program makes itself, by an instruction of its own, is not seen.
 
 use crate::aio::iocb::{Event, Handle, Iocb};
+use crate::files::multi_open::before_rights;
 use crate::files::registry::release_all_files;
 use crate::files::served_io::At;
 use crate::files::writeback_policy::{flush_before_kernel_call, settle_all};

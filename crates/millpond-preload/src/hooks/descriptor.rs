@@ -3,18 +3,16 @@
 use std::ffi::{CStr, c_int, c_uint};
 
 use crate::files::multi_open::{self, make_real};
-use crate::files::numbers::is_lock_noted;
-use crate::files::pin::Pin;
 use crate::files::registry::{self, is_served};
 use crate::files::seek::{seek, set_kernel_offset};
 use crate::files::table::{self, NumberState};
-use crate::files::unserved_calls::during;
-use crate::files::{identity, process_locks, served_io, unserved, writeback_policy};
+use crate::files::unserved::during;
+use crate::files::{process_locks, served_io, writeback_policy};
 use crate::hooks::process::release_all_files;
 use crate::page_cache;
 use crate::report::lines;
 use crate::report::reason::Reason;
-use crate::runtime::cancel::point::point;
+use crate::runtime::cancel::point::{point, without};
 use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
 use crate::runtime::{fault, section, thread};
@@ -41,15 +39,13 @@ pub unsafe fn close(fd: c_int) -> c_int {
         return unsafe { libc_calls::close(fd) };
     }
     match table::get(fd) {
-        NumberState::Foreign => table::forget_foreign(fd),
         NumberState::Internal => return fail(libc::EBADF) as c_int,
         NumberState::File(_) | NumberState::Claimed => return close_file(fd),
-        slot @ (NumberState::Unserved | NumberState::Left) => {
-            if !unserved::forget(fd, slot) {
-                return close_file(fd);
-            }
-        }
         NumberState::Unknown => {}
+        slot if table::forget(fd, slot) => {}
+        // Another thread has described it.
+        NumberState::Foreign => {}
+        _ => return close_file(fd),
     }
     // SAFETY: no memory involved; the number is the caller's to close.
     let result = unsafe { libc_calls::close(fd) };
@@ -94,53 +90,40 @@ pub unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
             to_libc(unsafe { sys!(libc::SYS_close_range, first, last, flags) }) as c_int
         });
     }
-    table::known(first, last).for_each(|(fd, _)| make_real(fd));
-    section::run(|_| {
-        let known = table::known(first, last);
-        let closing: Vec<_> =
-            known.filter_map(|(fd, _)| writeback_policy::begin_close(fd)).collect();
-        let mut registry = registry::lock();
-        // With the registry locked: the library opens no file of its own before the list is complete.
-        let open = if flags == 0 { open_numbers(first, last) } else { None };
-        // The ranges between the library's own numbers.
-        let mut ranges = Vec::new();
-        let mut start = first;
-        for (fd, slot) in table::known(first, last) {
-            match slot {
-                NumberState::Internal => {
-                    if fd as c_uint > start {
-                        ranges.push((start, fd as c_uint - 1));
-                    }
-                    start = fd as c_uint + 1;
-                }
-                _ => registry.forget(fd),
-            }
+    // The library opens no file of its own while the registry is locked.
+    let open = section::run(|_| {
+        let _registry = registry::lock();
+        let open = open_numbers(first, last).filter(|_| flags == 0);
+        open.map(|open| open.into_iter().filter(|fd| !is_library_number(*fd as c_int)).collect())
+    });
+    if let Some(open) = open {
+        let open: Vec<_> = open;
+        for fd in &open {
+            // SAFETY: no memory involved; the number is the caller's to close.
+            without(|| unsafe { close(*fd as c_int) });
         }
-        if start <= last {
-            ranges.push((start, last));
-        }
-        let mut result = 0;
-        drop(registry);
-        if let Some(open) = open {
-            let is_theirs =
-                |fd: &c_uint| ranges.iter().any(|(start, end)| (start..=end).contains(&fd));
-            for fd in open.into_iter().filter(is_theirs) {
-                // A close may wait, as of a socket that lingers. SAFETY: no memory involved; the number is the
-                // caller's to close.
-                unsafe { sys!(libc::SYS_close, fd) };
-            }
-        } else {
-            for (start, end) in ranges {
+        section::run(|_| drop(open));
+        return 0;
+    }
+    // The ranges between the library's own numbers.
+    let mut start = first;
+    for (fd, slot) in table::known(first, last) {
+        if let NumberState::Internal = slot {
+            if fd as c_uint > start {
                 // SAFETY: as above.
-                result = unsafe { sys!(libc::SYS_close_range, start, end, flags) };
+                unsafe { sys!(libc::SYS_close_range, start, fd - 1, flags) };
             }
+            start = fd as c_uint + 1;
+        } else {
+            // SAFETY: as above.
+            without(|| unsafe { close(fd) });
         }
-        process_locks::close_retired();
-        for closing in closing {
-            closing.end();
-        }
-        to_libc(result) as c_int
-    })
+    }
+    if start > last {
+        return 0;
+    }
+    // SAFETY: as above.
+    to_libc(unsafe { sys!(libc::SYS_close_range, start, last, flags) }) as c_int
 }
 
 /// The open numbers from `first` to `last`; `None` where the kernel does not list them.
@@ -221,11 +204,7 @@ fn duplicate(fd: c_int, call: impl Fn() -> isize) -> c_int {
 
 /// A call that changes the number `fd`, not its description. The registry is locked, so the description is not replaced.
 pub fn of_number<R>(fd: c_int, call: impl FnOnce() -> R) -> R {
-    let is_ours = matches!(
-        table::get(fd),
-        NumberState::Unserved | NumberState::Claimed | NumberState::File(_)
-    );
-    if !is_ours || thread::record().is_inside() {
+    if !served_io::may_be_served(fd) || thread::record().is_inside() {
         return call();
     }
     section::run(|_| {
@@ -273,7 +252,6 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         }
     }
     let closing = if fd == new { None } else { writeback_policy::before_close(new) };
-    let may_wait = fd != new && may_wait_in_close(new);
     let result = section::run(|record| {
         let mut registry = registry::lock();
         // SAFETY: no memory involved.
@@ -297,13 +275,13 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
         }
         // SAFETY: as above.
         let replaces = unsafe { sys!(libc::SYS_fcntl, new, libc::F_GETFD) } >= 0;
-        let waits = may_wait && replaces && !is_served(new);
-        if replaces && !is_served(new) && is_served(fd) {
-            let is_standard = (0..=libc::STDERR_FILENO).contains(&new);
-            registry.pass_fd(fd, if is_standard { Reason::Stdio } else { Reason::Changed });
-        }
-        if waits {
-            // The kernel has both, so the table may say so before.
+        if replaces && !is_served(new) {
+            if is_served(fd) {
+                let is_standard = (0..=libc::STDERR_FILENO).contains(&new);
+                registry.pass_fd(fd, if is_standard { Reason::Stdio } else { Reason::Changed });
+            }
+            // The kernel has both, so the table may say so before. The close of what `new` is may wait, as of a
+            // socket that lingers: not with the registry locked.
             registry.replace(fd, new);
             drop(registry);
             let result = call();
@@ -326,11 +304,6 @@ fn replace(fd: c_int, new: c_int, flags: c_int) -> c_int {
 /// Whether `fd` is a descriptor of the library's own.
 fn is_library_number(fd: c_int) -> bool {
     matches!(table::get(fd), NumberState::Internal)
-}
-
-/// Whether a close of what `fd` is may wait for another computer, or for a server: so the registry must not be locked.
-fn may_wait_in_close(fd: c_int) -> bool {
-    !identity::identify(fd).is_some_and(|identity| identity.is_regular) || !identity::is_local(fd)
 }
 
 pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
@@ -383,12 +356,6 @@ pub unsafe fn fcntl64(fd: c_int, command: c_int, arg: usize) -> c_int {
         (NumberState::File(_), SETFL | SETLK | SETLKW | OFD_SETLK | OFD_SETLKW) if is_stuck(fd) => {
             fail(libc::ENOLCK) as c_int
         }
-        (NumberState::File(_), libc::F_SETFL) if is_served(fd) => {
-            writeback_policy::undirected(fd, || {
-                before_fcntl(fd, command, arg);
-                call()
-            })
-        }
         (NumberState::File(_), _) => {
             before_fcntl(fd, command, arg);
             call()
@@ -417,20 +384,19 @@ fn before_fcntl(fd: c_int, command: c_int, arg: usize) {
     const F_SETOWN_EX: c_int = 15;
     const F_GETOWN_EX: c_int = 16;
     match command {
-        libc::F_SETFL => {
-            make_real(fd);
-            section::run(|_| {
-                // SAFETY: no memory involved.
-                let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFL) } as c_int;
-                if (flags ^ arg as c_int) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
-                    registry::lock().pass_fd(fd, Reason::Changed);
-                }
-            });
-        }
+        // The library keeps the flags (`multi_open`), and the engine sets some (`writeback_policy.L5`).
+        libc::F_SETFL if !is_served(fd) => {}
         // The program's own lease, or signals, on a descriptor that carries ours.
-        libc::F_SETLEASE | libc::F_GETLEASE | libc::F_SETOWN | libc::F_GETOWN | F_SETSIG | F_GETSIG
-        | F_SETOWN_EX | F_GETOWN_EX => {
-            section::run(|_| registry::lock().pass_fd(fd, Reason::Changed));
+        libc::F_SETFL
+        | libc::F_SETLEASE
+        | libc::F_GETLEASE
+        | libc::F_SETOWN
+        | libc::F_GETOWN
+        | F_SETSIG
+        | F_GETSIG
+        | F_SETOWN_EX
+        | F_GETOWN_EX => {
+            registry::hand_over(fd, Reason::Changed);
         }
         libc::F_SETLK | libc::F_SETLKW | libc::F_GETLK => set_lock_base(fd, arg),
         libc::F_OFD_SETLK | libc::F_OFD_SETLKW | libc::F_OFD_GETLK => {
@@ -497,53 +463,24 @@ fn before_flock(fd: c_int) {
     }
 }
 
-/// By `fcntl`, as in libc, where no hook would see it.
-pub unsafe fn lockf64(fd: c_int, command: c_int, len: libc::off64_t) -> c_int {
-    // SAFETY: all integers.
-    let mut lock: libc::flock64 = unsafe { std::mem::zeroed() };
-    lock.l_whence = libc::SEEK_CUR as i16;
-    lock.l_len = len;
-    let (kind, by) = match command {
-        libc::F_TEST => (libc::F_RDLCK, libc::F_GETLK),
-        libc::F_ULOCK => (libc::F_UNLCK, libc::F_SETLK),
-        libc::F_TLOCK => (libc::F_WRLCK, libc::F_SETLK),
-        libc::F_LOCK => (libc::F_WRLCK, libc::F_SETLKW),
-        _ => return fail(libc::EINVAL) as c_int,
-    };
-    lock.l_type = kind as i16;
-    // SAFETY: `lock` is the kernel's to read and write.
-    let result = unsafe { fcntl64(fd, by, (&raw mut lock).expose_provenance()) };
-    if command != libc::F_TEST || result < 0 {
-        return result;
+/// Before libc locks from the offset of `fd` on, by a call that no hook sees.
+pub fn before_lockf(fd: c_int) {
+    if page_cache::is_on() {
+        return page_cache::release(fd);
     }
-    let is_free = i32::from(lock.l_type) == libc::F_UNLCK;
-    if is_free || lock.l_pid == std::process::id() as i32 { 0 } else { fail(libc::EACCES) as c_int }
+    note_process_lock(fd);
+    set_kernel_offset(fd);
 }
 
-/// The standard streams become the terminal `fd`, and it becomes the session's.
-pub unsafe fn login_tty(fd: c_int) -> c_int {
-    // SAFETY: no memory involved; as the caller vouches to `login_tty`.
-    unsafe {
-        libc::setsid();
-        if libc_calls::ioctl(fd, libc::TIOCSCTTY, 0) < 0 {
-            return -1;
-        }
-        for stream in 0..=libc::STDERR_FILENO {
-            dup2(fd, stream);
-        }
-        if fd > libc::STDERR_FILENO {
-            close(fd);
-        }
-    }
-    0
+/// The standard streams are about to become the terminal `fd`, by calls that no hook sees, and that is closed.
+pub fn before_login_tty(fd: c_int) {
+    let numbers = [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO, fd];
+    numbers.into_iter().for_each(before_fdopendir);
 }
 
 /// Before the process takes a POSIX lock by `fd`, which the library may not know yet.
 fn note_process_lock(fd: c_int) {
     if thread::record().is_inside() || matches!(table::get(fd), NumberState::Internal) {
-        return;
-    }
-    if is_lock_noted(fd) {
         return;
     }
     section::run(|_| {
@@ -573,29 +510,8 @@ fn truncate_open(fd: c_int, len: libc::off64_t) -> isize {
     if page_cache::is_on() {
         return page_cache::mapped_io::change(fd, u64::try_from(len).ok(), by_kernel);
     }
-    if !matches!(table::get(fd), NumberState::File(_)) || thread::record().is_inside() {
-        return by_kernel();
+    if multi_open::may_not_write(fd) {
+        return -libc::EINVAL as isize;
     }
-    section::run(|_| {
-        let Some(pin) = Pin::of(fd) else { return by_kernel() };
-        if len < 0 || !pin.access().write {
-            return -libc::EINVAL as isize;
-        }
-        let Some(file) = pin.served_file() else { return by_kernel() };
-        match file.truncate(len as u64) {
-            Ok(()) => 0,
-            Err(millpond::Error::Io { source, .. }) => {
-                -source.raw_os_error().unwrap_or(libc::EIO) as isize
-            }
-            Err(_) => {
-                let _ = file.begin_through();
-                let result = by_kernel();
-                if file.invalidate(0, i64::MAX as u64).is_err() {
-                    pin.stop_hits();
-                }
-                file.end_through();
-                result
-            }
-        }
-    })
+    writeback_policy::change_by_kernel(fd, by_kernel)
 }

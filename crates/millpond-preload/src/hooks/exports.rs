@@ -2,6 +2,7 @@
 //! the table of calls.
 
 use crate::aio::iocb::{Event, Handle, Iocb};
+use crate::files::multi_open::before_rights;
 use crate::files::served_io::At;
 use crate::files::writeback_policy::{flush_before_kernel_call, settle_all};
 use crate::fork::fork_by;

@@ -8,8 +8,7 @@ use crate::files::multi_open::try_to_serve;
 use crate::files::segments::{Direction, Memory};
 use crate::files::served_io::{self, At, Outcome};
 use crate::files::table::{self, NumberState};
-use crate::files::unserved::{is_due, reason as unserved_reason};
-use crate::files::unserved_calls::{self, Way, begin};
+use crate::files::unserved::{self, Way, begin, is_due, reason as unserved_reason};
 use crate::files::{multi_open, registry};
 use crate::page_cache;
 use crate::report::counts;
@@ -18,7 +17,7 @@ use crate::runtime::c::{Off, Vectors, c_int, c_void};
 use crate::runtime::cancel::point::point;
 use crate::runtime::sys::{fail, to_libc};
 use crate::runtime::thread::record;
-use crate::runtime::{fault, libc_calls, section};
+use crate::runtime::{fault, libc_calls};
 
 /// The memory of a vectored call.
 pub fn many(vectors: Vectors, count: c_int) -> Memory {
@@ -41,7 +40,7 @@ pub unsafe fn read_one(
         // SAFETY: the caller's duty.
         return unsafe { page_cache::mapped_io::read_one(fd, buf, len, at, by_libc) };
     }
-    if unserved_calls::is_kernels(fd) {
+    if unserved::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
     if let NumberState::Unserved = table::get(fd) {
@@ -83,7 +82,7 @@ pub unsafe fn write_one(
     if page_cache::is_on() {
         return page_cache::mapped_io::write(fd, len, at, || by_libc(fd, buf, len, offset_of(at)));
     }
-    if unserved_calls::is_kernels(fd) {
+    if unserved::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
     let memory = Memory::One(buf.cast(), len);
@@ -168,7 +167,7 @@ unsafe fn through(
     direction: Direction,
     by_libc: impl Fn() -> isize,
 ) -> isize {
-    if unserved_calls::is_kernels(fd) {
+    if unserved::is_kernels(fd) {
         return by_libc();
     }
     let done = match table::get(fd) {
@@ -252,12 +251,7 @@ unsafe fn served(
         Way::Open(call) => call,
     };
     // SAFETY: the caller's duty.
-    let outcome = unsafe {
-        match direction {
-            Direction::Read => served_io::read(fd, memory, at),
-            Direction::Write => served_io::write(fd, memory, at),
-        }
-    };
+    let outcome = unsafe { served_io::read_or_write(fd, memory, at, direction) };
     let result = match outcome {
         Outcome::Done(result) => to_libc(result),
         Outcome::Kernel(reason) => {
@@ -331,9 +325,7 @@ fn by_kernel_alone(fd: c_int, direction: Direction, by_libc: impl Fn() -> isize)
         Way::Left => return left(fd, direction, by_libc),
         Way::Open(call) => call,
     };
-    section::run(|_| {
-        registry::lock().pass_fd(fd, Reason::Changed);
-    });
+    registry::hand_over(fd, Reason::Changed);
     let result = if multi_open::is_bypassed(fd) { fail(libc::EOPNOTSUPP) } else { by_libc() };
     served_io::count_passed(fd, direction, result);
     call.end();

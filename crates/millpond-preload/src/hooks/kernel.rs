@@ -1,18 +1,12 @@
 //! Calls that only the kernel does, on files that may be served.
 //!
-//! Reading ones are coherent as they are, because every write is through, or is written back before
-//! (see `writeback_policy`). Two things need care:
-//! a call that reads from the file offset must find it in the kernel, and one that changes the file
-//! past the engine must leave no stale byte in its cache. Rare ones simply pass the file to the
-//! kernel.
-//!
+//! Before most of them the file is handed to the kernel. Reservations and holes are made by the kernel while the engine
+//! serves the file: dirty pages are written back before, and cached pages are dropped after them.
 
-use crate::files::multi_open::{is_bypassed, make_real, may_not_write};
-use crate::files::pin::Pin;
-use crate::files::registry::{holds_leases, is_served, lock};
+use crate::files::multi_open::{is_bypassed, may_not_write};
+use crate::files::registry::{hand_over, holds_leases, lock};
 use crate::files::segments::Direction;
-use crate::files::table::{self, NumberState};
-use crate::files::unserved_calls::during;
+use crate::files::unserved::during;
 use crate::files::{identity, served_io, writeback_policy};
 use crate::hooks::descriptor;
 use crate::hooks::process::release_to_libc;
@@ -24,33 +18,6 @@ use crate::runtime::libc_calls;
 use crate::runtime::sys::{fail, sys, to_libc};
 use crate::runtime::{fault, section, thread};
 
-/// Leaves the file behind `fd` to the kernel.
-fn pass(fd: c_int, reason: Reason) {
-    if let NumberState::File(description) = table::get(fd)
-        && description.is_served()
-        && !thread::record().is_inside()
-    {
-        section::run(|_| lock().pass_fd(fd, reason));
-    }
-}
-
-/// The same, and of one that may be served some day.
-fn release_file(fd: c_int, reason: Reason) {
-    if page_cache::is_on() && reason == Reason::Given {
-        page_cache::share(fd);
-    }
-    release_unserved(fd);
-    pass(fd, reason);
-}
-
-/// Leaves `fd` to the kernel for good, if it is UNSERVED.
-fn release_unserved(fd: c_int) {
-    let is_it = matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
-    if is_it && !thread::record().is_inside() {
-        section::run(|_| lock().release_descriptor(fd));
-    }
-}
-
 pub unsafe fn mmap64(
     address: *mut c_void,
     len: usize,
@@ -59,20 +26,10 @@ pub unsafe fn mmap64(
     fd: c_int,
     offset: Off,
 ) -> *mut c_void {
-    let is_shared = flags & libc::MAP_SHARED != 0 && flags & libc::MAP_ANONYMOUS == 0;
     if flags & libc::MAP_ANONYMOUS == 0 {
-        release_unserved(fd);
-    }
-    if is_shared
-        && let NumberState::File(description) = table::get(fd)
-        && description.access().write
-    {
-        // Writable now, or by mprotect at any time. Mappings that can't write are coherent.
-        pass(fd, Reason::Mapped);
-    } else if flags & libc::MAP_ANONYMOUS == 0 {
-        make_real(fd);
-        writeback_policy::go_through(fd);
-        if is_shared && prot & libc::PROT_WRITE != 0 && is_bypassed(fd) {
+        hand_over(fd, Reason::Mapped);
+        let is_written = flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0;
+        if is_written && is_bypassed(fd) {
             fail(libc::EACCES);
             return libc::MAP_FAILED;
         }
@@ -81,20 +38,6 @@ pub unsafe fn mmap64(
     // allocators, before libc's own definition can be looked up.
     let result = unsafe { sys!(libc::SYS_mmap, address, len, prot, flags, fd, offset) };
     std::ptr::with_exposed_provenance_mut(to_libc(result) as usize)
-}
-
-/// Drops the engine's pages of the file behind `fd`, which the kernel has just changed.
-fn forget_bytes(fd: c_int) {
-    if !is_served(fd) || thread::record().is_inside() {
-        return;
-    }
-    let failed = section::run(|_| {
-        let pin = Pin::of(fd)?;
-        pin.file()?.invalidate(0, i64::MAX as u64).err()
-    });
-    if failed.is_some() {
-        pass(fd, Reason::Engine);
-    }
 }
 
 pub unsafe fn fallocate64(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
@@ -115,13 +58,9 @@ unsafe fn allocate(fd: c_int, mode: c_int, offset: Off, len: Off) -> c_int {
         return fail(libc::EBADF) as c_int;
     }
     // SAFETY: as the caller vouches to `fallocate64`.
-    let result = writeback_policy::change_by_kernel(fd, || unsafe {
+    writeback_policy::change_by_kernel(fd, || unsafe {
         libc_calls::fallocate64(fd, mode, offset, len)
-    });
-    if result == 0 && mode != libc::FALLOC_FL_KEEP_SIZE {
-        forget_bytes(fd);
-    }
-    result
+    })
 }
 
 pub unsafe fn posix_fallocate64(fd: c_int, offset: Off, len: Off) -> c_int {
@@ -139,12 +78,9 @@ unsafe fn reserve(fd: c_int, offset: Off, len: Off) -> c_int {
         return libc::EBADF;
     }
     // SAFETY: as the caller vouches to `posix_fallocate64`.
-    let result = writeback_policy::change_by_kernel(fd, || unsafe {
+    writeback_policy::change_by_kernel(fd, || unsafe {
         libc_calls::posix_fallocate64(fd, offset, len)
-    });
-    // Even where it failed, it may have written within libc.
-    forget_bytes(fd);
-    result
+    })
 }
 
 pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
@@ -155,16 +91,6 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     const FIOASYNC: c_ulong = 0x5452;
     const FICLONE: c_ulong = 0x4004_9409;
     const FICLONERANGE: c_ulong = 0x4020_940d;
-    let before = || {
-        make_real(fd);
-        if !is_served(fd) {
-            return;
-        }
-        // Terminals' requests, and those that every descriptor knows, say nothing about the file.
-        if !is_terminals(request) || request == FIONREAD {
-            pass(fd, Reason::Changed);
-        }
-    };
     // SAFETY: as the caller vouches to `ioctl`; an argument it did not give is not looked at.
     let call = || unsafe { libc_calls::ioctl(fd, request, arg) };
     if page_cache::is_on() {
@@ -185,34 +111,22 @@ pub unsafe fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int {
     if matches!(request, FIOCLEX | FIONCLEX) {
         return descriptor::of_number(fd, call);
     }
-    if !matches!(request, FICLONE | FICLONERANGE) {
-        let is_read_only = matches!(table::get(fd), NumberState::Unserved | NumberState::Claimed);
-        let control = || {
-            before();
-            call()
-        };
-        // Those of terminals change no file, and may wait.
-        let is_quiet = is_terminals(request) && !matches!(request, FIONBIO | FIOASYNC | FIONREAD);
-        return if is_read_only && !is_quiet { during([fd, -1], control) } else { control() };
+    // Those of terminals change no file, and may wait.
+    if is_terminals(request) && !matches!(request, FIONBIO | FIOASYNC | FIONREAD) {
+        return call();
     }
     let source = match request {
         FICLONE => arg as c_int,
         // It begins with the source's descriptor.
         // SAFETY: integers; the caller unmaps no argument during the call.
-        _ => match unsafe { fault::try_read(std::ptr::with_exposed_provenance::<i64>(arg)) } {
-            Some(source) => source as c_int,
-            None => return call(),
-        },
+        FICLONERANGE => unsafe { fault::try_read(std::ptr::with_exposed_provenance::<i64>(arg)) }
+            .map_or(-1, |source| source as c_int),
+        _ => -1,
     };
     during([fd, source], || {
-        make_real(fd);
-        make_real(source);
-        writeback_policy::flush_before_kernel_call(source);
-        let result = writeback_policy::change_by_kernel(fd, call);
-        if result == 0 {
-            forget_bytes(fd);
-        }
-        result
+        hand_over(fd, Reason::Changed);
+        hand_over(source, Reason::Changed);
+        call()
     })
 }
 
@@ -229,55 +143,17 @@ pub unsafe fn copy_file_range(
     flags: u32,
 ) -> isize {
     point();
-    // SAFETY: the caller's duty.
-    during([from, to], || unsafe { copy(from, from_offset, to, to_offset, len, flags) })
-}
-
-unsafe fn copy(
-    from: c_int,
-    from_offset: *mut Off,
-    to: c_int,
-    to_offset: *mut Off,
-    len: usize,
-    flags: u32,
-) -> isize {
-    if page_cache::is_on() {
-        release_unless(from, !from_offset.is_null());
-        release_unless(to, !to_offset.is_null());
-    }
-    pass(from, Reason::Changed);
-    pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `copy_file_range`.
-    let result =
-        unsafe { libc_calls::copy_file_range(from, from_offset, to, to_offset, len, flags) };
-    served_io::count_passed(from, Direction::Read, result);
-    served_io::count_passed(to, Direction::Write, result);
-    result
+    move_bytes((from, !from_offset.is_null()), (to, !to_offset.is_null()), || unsafe {
+        libc_calls::copy_file_range(from, from_offset, to, to_offset, len, flags)
+    })
 }
 
 pub unsafe fn sendfile64(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
-    // SAFETY: the caller's duty.
-    during([from, to], || unsafe { send(to, from, offset, len) })
-}
-
-unsafe fn send(to: c_int, from: c_int, offset: *mut Off, len: usize) -> isize {
-    if page_cache::is_on() {
-        release_unless(from, !offset.is_null());
-        page_cache::release(to);
-    }
-    make_real(from);
-    make_real(to);
-    if offset.is_null() {
-        pass(from, Reason::Changed);
-    }
-    writeback_policy::flush_before_kernel_call(from);
-    pass(to, Reason::Changed);
     // SAFETY: as the caller vouches to `sendfile64`.
-    let call = || unsafe { libc_calls::sendfile64(to, from, offset, len) };
-    let result = writeback_policy::undirected(from, call);
-    served_io::count_passed(from, Direction::Read, result);
-    served_io::count_passed(to, Direction::Write, result);
-    result
+    move_bytes((from, !offset.is_null()), (to, false), || unsafe {
+        libc_calls::sendfile64(to, from, offset, len)
+    })
 }
 
 pub unsafe fn splice(
@@ -289,35 +165,27 @@ pub unsafe fn splice(
     flags: u32,
 ) -> isize {
     point();
-    // SAFETY: the caller's duty.
-    during([from, to], || unsafe { splice_open(from, from_offset, to, to_offset, len, flags) })
+    // SAFETY: as the caller vouches to `splice`.
+    move_bytes((from, !from_offset.is_null()), (to, !to_offset.is_null()), || unsafe {
+        libc_calls::splice(from, from_offset, to, to_offset, len, flags)
+    })
 }
 
-unsafe fn splice_open(
-    from: c_int,
-    from_offset: *mut Off,
-    to: c_int,
-    to_offset: *mut Off,
-    len: usize,
-    flags: u32,
-) -> isize {
-    if page_cache::is_on() {
-        release_unless(from, !from_offset.is_null());
-        release_unless(to, !to_offset.is_null());
-    }
-    make_real(from);
-    make_real(to);
-    if from_offset.is_null() {
-        pass(from, Reason::Changed);
-    }
-    writeback_policy::flush_before_kernel_call(from);
-    pass(to, Reason::Changed);
-    // SAFETY: as the caller vouches to `splice`.
-    let call = || unsafe { libc_calls::splice(from, from_offset, to, to_offset, len, flags) };
-    let result = writeback_policy::undirected(from, call);
-    served_io::count_passed(from, Direction::Read, result);
-    served_io::count_passed(to, Direction::Write, result);
-    result
+/// Hands two files to the kernel, which moves bytes from the one to the other. Each comes with whether the call has an
+/// offset for it.
+fn move_bytes(from: (c_int, bool), to: (c_int, bool), call: impl FnOnce() -> isize) -> isize {
+    during([from.0, to.0], || {
+        for (fd, has_offset) in [from, to] {
+            if page_cache::is_on() {
+                release_unless(fd, has_offset);
+            }
+            hand_over(fd, Reason::Changed);
+        }
+        let result = call();
+        served_io::count_passed(from.0, Direction::Read, result);
+        served_io::count_passed(to.0, Direction::Write, result);
+        result
+    })
 }
 
 /// Before a call that uses the offset of `fd`, unless it has one of its own.
@@ -375,7 +243,10 @@ fn release_passed_files(message: &libc::msghdr) {
                 let Some(fd) = (unsafe { fault::try_read(fds.wrapping_add(index)) }) else {
                     return;
                 };
-                release_file(fd, Reason::Given);
+                if page_cache::is_on() {
+                    page_cache::share(fd);
+                }
+                hand_over(fd, Reason::Given);
             }
         }
         let step = bytes.next_multiple_of(align_of::<usize>());
@@ -404,14 +275,8 @@ pub unsafe fn with_block(block: *const c_void, act: impl FnOnce(c_int)) {
     }
 }
 
-/// Before POSIX AIO reads at `fd`.
-pub fn before_aio_read(fd: c_int) {
-    release_unserved(fd);
-    writeback_policy::go_through(fd);
-}
-
 pub fn release_to_aio(fd: c_int) {
-    release_file(fd, Reason::InLibc);
+    hand_over(fd, Reason::InLibc);
 }
 
 pub unsafe fn before_lio_listio(list: *const *mut c_void, count: c_int) {

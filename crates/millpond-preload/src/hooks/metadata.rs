@@ -21,7 +21,7 @@ pub fn settle_at(dir: c_int, path: Text, flags: c_int) {
 /// The same before its rights change, by which a shared description could no longer be parted
 /// (`multi_open.G3`).
 pub fn settle_rights_at(dir: c_int, path: Text, flags: c_int) {
-    multi_open::before_rights_at(dir, path, flags);
+    multi_open::before_rights();
     settle_at(dir, path, flags);
 }
 

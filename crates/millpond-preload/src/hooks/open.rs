@@ -10,9 +10,9 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use crate::files::description::Access;
 use crate::files::forked::FORKS;
 use crate::files::identity::{self, FileId, Identity};
+use crate::files::open_file::Access;
 use crate::files::table::{self, NumberState};
 use crate::files::{registry, reopen, unserved};
 use crate::fork::ensure_initialised;
@@ -109,20 +109,11 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
     let before = FORKS.before();
     // SAFETY: as the caller vouches to `open_by_handle_at`.
     let open = || unsafe { libc_calls::open_by_handle_at(mount, handle, flags) };
-    let make_way = || {
-        section::run(|_| {
-            // Without a look at the file: no lease is in its way.
-            const LOOK: c_int = libc::O_PATH | libc::O_CLOEXEC;
-            // SAFETY: as above.
-            let found = unsafe { sys!(libc::SYS_open_by_handle_at, mount, handle, LOOK) };
-            if let Some(identity) = identity::identify(found as c_int) {
-                make_way_for(&identity, flags);
-            }
-            // SAFETY: opened above.
-            unsafe { sys!(libc::SYS_close, found) };
-        });
-    };
-    let fd = without_waiting(flags, open, make_way);
+    if registry::holds_leases() && !thread::record().is_inside() {
+        // It may be one of these files.
+        section::run(|_| registry::lock().pass_all(Reason::OpenTwice));
+    }
+    let fd = open();
     if fd >= 0 && !thread::record().is_inside() {
         describe(fd, flags, before);
     }
@@ -134,11 +125,7 @@ pub unsafe fn open_by_handle_at(mount: c_int, handle: *mut c_void, flags: c_int)
 pub unsafe fn pidfd_getfd(process: c_int, fd: c_int, flags: u32) -> c_int {
     // It may be one of this process's.
     if !page_cache::is_on() && !thread::record().is_inside() {
-        section::run(|_| {
-            let mut registry = registry::lock();
-            registry.pass_where(Reason::Given, |_| true);
-            registry.release_all_unserved();
-        });
+        section::run(|_| registry::lock().pass_all(Reason::Given));
     }
     if page_cache::is_on() && !thread::record().is_inside() {
         page_cache::release_for_fork();

@@ -1,12 +1,11 @@
 //! Exec, spawn, exit: where descriptors get a second owner, or the library ends. (For fork see
 //! `fork`.)
 //!
-//! Before exec and spawn the files of descriptors that are not close-on-exec are left to the
-//! kernel: only those reach the new program. For `vfork` see `vfork`.
+//! Before exec and spawn all files are handed to the kernel. For `vfork` see `vfork`.
 
 use std::os::fd::RawFd;
 
-use crate::files::table::{self, NumberState};
+use crate::files::multi_open::before_rights;
 use crate::files::{mode_back, process_locks, registry, writeback_policy};
 use crate::hooks::vfork;
 use crate::page_cache;
@@ -63,39 +62,22 @@ pub fn release_to_libc(fd: RawFd) {
     if page_cache::is_on() && !thread::record().is_inside() {
         page_cache::share(fd);
     }
-    registry::release_to_libc(fd);
+    registry::hand_over(fd, Reason::Stdio);
 }
 
-/// Hands over the files that another program will inherit, and writes all dirty pages back.
+/// Hands over the files that another program may inherit: all, as before a fork.
 pub fn release_inherited_files() {
     if thread::record().is_inside() {
         return;
     }
     if page_cache::is_on() {
-        page_cache::release_for_exec();
+        return page_cache::release_for_exec();
     }
-    writeback_policy::settle_all();
     section::run(|_| {
         // An earlier exec has failed unnoticed.
         process_locks::after_exec();
-        let mut registry = registry::lock();
-        let fds: Vec<RawFd> = table::known(0, u32::MAX)
-            .filter(|(_, slot)| matches!(slot, NumberState::File(description) if description.is_served()))
-            .map(|(fd, _)| fd)
-            .collect();
-        for fd in fds {
-            if !is_closed_by_exec(fd) {
-                registry.pass_fd(fd, Reason::Given);
-            }
-        }
-        registry.release_all_unserved();
+        registry::lock().pass_all(Reason::Given);
     });
-}
-
-fn is_closed_by_exec(fd: RawFd) -> bool {
-    // SAFETY: no memory involved.
-    let flags = unsafe { sys!(libc::SYS_fcntl, fd, libc::F_GETFD) };
-    flags & libc::FD_CLOEXEC as isize != 0
 }
 
 /// From now on writes go through, because this process can't write back later.
@@ -137,7 +119,7 @@ pub fn exec(call: impl FnOnce() -> c_int) -> c_int {
 pub fn release_spawned(fd: c_int) {
     if !thread::record().is_inside() {
         page_cache::share(fd);
-        section::run(|_| registry::lock().pass_fd(fd, Reason::Given));
+        registry::hand_over(fd, Reason::Given);
     }
 }
 
@@ -177,13 +159,6 @@ pub fn before_thread_exit() {
     // SAFETY: no memory involved.
     if unsafe { sys!(libc::SYS_gettid) == sys!(libc::SYS_getpid) } {
         retirement::retire();
-    }
-}
-
-/// The process is about to be allowed less, or more, than when it opened its files.
-pub fn before_rights() {
-    if registry::holds_leases() && !thread::record().is_inside() {
-        section::run(|_| registry::lock().pass_shared());
     }
 }
 

@@ -1,15 +1,15 @@
 //! `fopen` and its kin.
 //!
 //! libc's streams read and write inside libc, where no hook sees them. So files that streams open are the kernel's, and
-//! a served file is handed to the kernel before it gets a stream. libc also closes the numbers of its streams
-//! unseen: the library is told before.
+//! a served file is handed to the kernel before it gets a stream. libc closes the numbers of its streams unseen: `fclose`
+//! and `freopen` have the library forget them before.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use libc::FILE;
 
 use crate::files::table::{self, NumberState};
-use crate::files::{process_locks, registry, unserved, writeback_policy};
+use crate::files::{process_locks, registry, writeback_policy};
 use crate::hooks::open::before_open_by_libc;
 use crate::page_cache;
 use crate::runtime::sys::fail;
@@ -74,7 +74,7 @@ unsafe fn before_libc_closes(stream: *mut FILE) -> Option<writeback_policy::Clos
     }
     match table::get(fd) {
         NumberState::File(_) | NumberState::Claimed => {}
-        slot @ (NumberState::Unserved | NumberState::Left) if !unserved::forget(fd, slot) => {}
+        slot @ (NumberState::Unserved | NumberState::Left) if !table::forget(fd, slot) => {}
         _ => return None,
     }
     // SAFETY: as above.

@@ -67,14 +67,6 @@ impl Access {
             append: flags & libc::O_APPEND != 0,
         }
     }
-
-    fn to_bits(self) -> u32 {
-        u32::from(self.read) | u32::from(self.write) << 1 | u32::from(self.append) << 2
-    }
-
-    fn of_bits(bits: u32) -> Self {
-        Self { read: bits & 1 != 0, write: bits & 2 != 0, append: bits & 4 != 0 }
-    }
 }
 
 /// What only the holder of the registry lock touches.
@@ -90,25 +82,22 @@ pub struct Cold {
 
 /// See the module header.
 #[repr(align(128))]
-pub struct Description {
+pub struct OpenFile {
     hit: AtomicPtr<File>,
     /// Where the report by file was asked for.
     row: AtomicPtr<Row>,
     pub offset: Offset,
     state: AtomicU32,
-    access: AtomicU32,
     reason: AtomicU32,
     kernel_fd: AtomicI32,
     /// D6.
     shares: AtomicBool,
     /// D7.
     bypass: Bypass,
-    /// The status flags that the program sees; of one that shares.
+    /// How it was opened; the status flags that the program sees, of one that shares.
     flags: AtomicI32,
-    /// See [`Description::is_unwritten`].
+    /// See [`OpenFile::is_unwritten`].
     unwritten: AtomicBool,
-    /// The process is known to lock its file, and has been while this life lasts: see `process_locks`.
-    lock_noted: AtomicBool,
     references: References,
     file: UnsafeCell<Option<Arc<File>>>,
     cold: UnsafeCell<Cold>,
@@ -116,16 +105,16 @@ pub struct Description {
 
 // SAFETY: `file` changes only in `acquire` and at the last unpin, when no other thread can reach the
 // description (D2); `cold` is touched under the registry lock only. The rest is atomic.
-unsafe impl Sync for Description {}
+unsafe impl Sync for OpenFile {}
 
-static POOL: Lock<Vec<&'static Description>> = Lock::new(Vec::new());
+static POOL: Lock<Vec<&'static OpenFile>> = Lock::new(Vec::new());
 
-impl Description {
+impl OpenFile {
     /// A fresh description of the file `id`, not yet in the table: served where there is a
     /// `file`, passed for `reason` else. The registry is locked.
     pub fn acquire(
         id: FileId,
-        access: Access,
+        flags: i32,
         offset: u64,
         internal_fd: RawFd,
         file: Result<Arc<File>, Reason>,
@@ -139,9 +128,8 @@ impl Description {
         description.shares.store(false, Relaxed);
         description.bypass.reset(false);
         description.unwritten.store(false, Relaxed);
-        description.lock_noted.store(false, Relaxed);
         description.kernel_fd.store(internal_fd, Relaxed);
-        description.access.store(access.to_bits(), Relaxed);
+        description.flags.store(flags, Relaxed);
         description.offset.reset(offset);
         description.references.begin();
         let row =
@@ -154,7 +142,7 @@ impl Description {
                 unsafe { *description.file.get() = Some(file) };
                 mode_back::opened();
                 description.state.store(SERVED, Relaxed);
-                let hit = if access.read { pointer } else { std::ptr::null_mut() };
+                let hit = if description.access().read { pointer } else { std::ptr::null_mut() };
                 // Release: pairs with the Acquire in `hit`; a late reader of the previous life may
                 // look here without the table's Release.
                 description.hit.store(hit, Release);
@@ -173,14 +161,12 @@ impl Description {
             row: AtomicPtr::new(std::ptr::null_mut()),
             offset: Offset::new(),
             state: AtomicU32::new(FREE),
-            access: AtomicU32::new(0),
             reason: AtomicU32::new(0),
             kernel_fd: AtomicI32::new(-1),
             shares: AtomicBool::new(false),
             bypass: Bypass::none(),
             flags: AtomicI32::new(0),
             unwritten: AtomicBool::new(false),
-            lock_noted: AtomicBool::new(false),
             references: References::none(),
             file: UnsafeCell::new(None),
             cold: UnsafeCell::new(Cold::default()),
@@ -206,7 +192,7 @@ impl Description {
     }
 
     pub fn access(&self) -> Access {
-        Access::of_bits(self.access.load(Relaxed))
+        Access::of_flags(self.flags.load(Relaxed))
     }
 
     /// What its lease protects.
@@ -224,6 +210,10 @@ impl Description {
     /// file was never served. Valid while pinned.
     pub fn kernel_fd(&self) -> RawFd {
         self.kernel_fd.load(Relaxed)
+    }
+
+    pub fn flags(&self) -> i32 {
+        self.flags.load(Relaxed)
     }
 
     /// D6: how the program has opened it, if it shares.
@@ -255,19 +245,19 @@ impl Description {
         SWITCH.end();
     }
 
-    /// D7, of one that was not served before. As for [`Description::set_sharing`].
+    /// D7, of one that was not served before. As for [`OpenFile::set_sharing`].
     pub fn begin_bypassed(&self) {
         self.bypass.reset(true);
         self.state.store(SERVED, Release);
     }
 
-    /// The file, if the engine serves it just now. As for [`Description::file`].
+    /// The file, if the engine serves it just now. As for [`OpenFile::file`].
     pub fn served_file(&self) -> Option<&File> {
         self.file().filter(|_| self.is_served() && !self.is_bypassed())
     }
 
     /// The file, if its pages may be dirty (see `writeback_policy`): also after it was passed, since pages that could
-    /// not be written back stay dirty. As for [`Description::file`].
+    /// not be written back stay dirty. As for [`OpenFile::file`].
     pub fn late_file(&self) -> Option<&File> {
         if self.leased().write { self.file() } else { None }
     }
@@ -279,16 +269,6 @@ impl Description {
 
     pub fn set_unwritten(&self) {
         self.unwritten.store(true, Relaxed);
-    }
-
-    /// Whether [`Description::note_lock`] was called: the note lasts as long as the description does.
-    pub fn is_lock_noted(&self) -> bool {
-        self.lock_noted.load(Relaxed)
-    }
-
-    /// After `process_locks::note` of its file. The registry is locked.
-    pub fn note_lock(&self) {
-        self.lock_noted.store(true, Relaxed);
     }
 
     /// The fields that the registry lock protects.
@@ -308,7 +288,7 @@ impl Description {
         unsafe { (*self.file.get()).as_deref() }
     }
 
-    /// [`Description::file`], for callers that keep it longer than their pin.
+    /// [`OpenFile::file`], for callers that keep it longer than their pin.
     pub fn shared_file(&self) -> Option<&Arc<File>> {
         // SAFETY: as in `file`.
         unsafe { (*self.file.get()).as_ref() }
@@ -327,7 +307,7 @@ impl Description {
         self.references.pin();
     }
 
-    /// Gives up a reference; whether it was the last. Then [`Description::end`] follows.
+    /// Gives up a reference; whether it was the last. Then [`OpenFile::end`] follows.
     #[must_use]
     pub fn unpin(&self) -> bool {
         self.references.unpin()
