@@ -33,11 +33,12 @@ pub(crate) fn failure(error: Error) -> S3Error {
     S3Error::with_message(code, format!("the store: {}", chain(&error)))
 }
 
-/// An error of a write. A store may report a conflict (409, outcome unknown) as "exists already".
+/// An error of a write. A store may report a conflict (409, outcome unknown) as "exists already". (The number alone may
+/// be a part of a path, a port or a time.)
 pub(crate) fn write_failure(error: Error) -> S3Error {
     let text = chain(&error);
     if matches!(error, Error::AlreadyExists { .. } | Error::Precondition { .. })
-        && text.contains("409")
+        && text.contains("status code: 409 ")
     {
         return s3_error!(ConditionalRequestConflict, "the store: {text}");
     }

@@ -41,6 +41,11 @@ pub(crate) fn new_id() -> String {
     format!("{nanos:x}-{:x}-{:x}", std::process::id(), COUNT.fetch_add(1, Relaxed))
 }
 
+/// Whether the error is a reply with this status. The number alone may be a part of a time, a port or a path.
+fn has_status(error: &Error, status: u16) -> bool {
+    error_chain(error).contains(&format!("status code: {status} "))
+}
+
 /// Settings of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Writer {
@@ -73,14 +78,12 @@ impl Writer {
                 WriteOutcome::NotOffered(error_chain(&error))
             }
             // The client reports a conflict with a concurrent write as "exists" as well; it is undecided.
-            Err(error @ Error::AlreadyExists { .. }) if error_chain(&error).contains("409") => {
+            Err(error @ Error::AlreadyExists { .. }) if has_status(&error, 409) => {
                 WriteOutcome::Unknown(error_chain(&error))
             }
             Err(Error::AlreadyExists { .. }) if create => WriteOutcome::Refused,
             Err(Error::Precondition { .. }) if !create => WriteOutcome::Refused,
-            Err(error) if error_chain(&error).contains("501") => {
-                WriteOutcome::NotOffered(error_chain(&error))
-            }
+            Err(error) if has_status(&error, 501) => WriteOutcome::NotOffered(error_chain(&error)),
             Err(error) => WriteOutcome::Unknown(error_chain(&error)),
         }
     }
@@ -145,4 +148,18 @@ fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
 
 pub(crate) fn or<T>(found: Option<T>, else_: impl Display) -> Result<T, String> {
     found.ok_or_else(|| else_.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Incident: a lost connection after "11.753501ms" counted as a store without conditional writes (501).
+    #[test]
+    fn numbers_in_a_message_are_no_status() {
+        let error = |text: &str| Error::Generic { store: "S3", source: text.to_owned().into() };
+        assert!(!has_status(&error("PUT http://127.0.0.1:40501/501 in 11.753501ms - lost"), 501));
+        let reply = "Server returned non-2xx status code: 501 Not Implemented: ";
+        assert!(has_status(&error(reply), 501) && !has_status(&error(reply), 409));
+    }
 }

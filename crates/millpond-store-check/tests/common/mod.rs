@@ -82,7 +82,7 @@ impl ObjectStore for Bad {
                 return refused.map(|()| put);
             }
             Flaw::Conflicts if conditional => {
-                let source = "409 Conflict".into();
+                let source = "Server returned non-2xx status code: 409 Conflict: ".into();
                 return Err(Error::AlreadyExists { path: at.to_string(), source });
             }
             Flaw::DropsMetadata => options.attributes = Attributes::new(),
