@@ -58,5 +58,7 @@ pub mod served_io;
 pub mod serving;
 pub mod table;
 pub mod unserved;
+
+pub mod unserved_calls;
 pub mod unshare;
 pub mod writeback_policy;

@@ -6,7 +6,7 @@ use crate::files::offset::{OFFSET_END, push_offset};
 use crate::files::pin::Pin;
 use crate::files::registry;
 use crate::files::table::{self, NumberState};
-use crate::files::unserved::{Way, begin};
+use crate::files::unserved_calls::{Way, begin};
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
 use crate::runtime::{section, thread};

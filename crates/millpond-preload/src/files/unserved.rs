@@ -15,20 +15,17 @@
 //!
 //! A descriptor that is LEFT is the kernel's until it is closed.
 //!
-//! Every hook that reads by the kernel at such a descriptor, or uses the kernel's offset, does so between [`begin`] and
-//! [`UnderWay::end`]. In between the descriptor is not claimed.
+//! Calls on them: see `unserved_calls`.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicPtr, AtomicU32};
 
+use crate::files::identity;
 use crate::files::table::{self, NumberState};
-use crate::files::{identity, registry};
 use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
-use crate::runtime::in_flight::SavedCall;
-use crate::runtime::thread::{self, Record};
 use crate::runtime::{config, link, section};
 
 /// Descriptors with higher numbers have no row in the report, and are not tried again.
@@ -122,83 +119,4 @@ pub fn row_of(fd: RawFd) -> Option<&'static Row> {
     }
     let path = &mut [0; libc::PATH_MAX as usize];
     accounts::open(identity.id, link::path_of(fd, path))
-}
-
-/// Ended by hand: a thread that is cancelled in the call unwinds past it, and its record starts
-/// afresh.
-#[must_use]
-pub struct UnderWay {
-    record: &'static Record,
-    before: SavedCall,
-    /// The state of the number at the beginning.
-    pub known: NumberState,
-}
-
-/// What to do about a call on `fd`.
-pub enum Way {
-    /// The kernel's, and nothing to note.
-    Kernels,
-    /// The kernel's for good: its bytes count.
-    Left,
-    Open(UnderWay),
-}
-
-/// Whether a call on `fd` is the kernel's, and nothing to note.
-#[inline(always)]
-pub fn is_kernels(fd: RawFd) -> bool {
-    matches!(table::get(fd), NumberState::Foreign | NumberState::Internal | NumberState::Unknown)
-}
-
-/// Begins a call.
-#[inline(always)]
-pub fn begin(fd: RawFd) -> Way {
-    if is_kernels(fd) {
-        return Way::Kernels;
-    }
-    if let NumberState::Left = table::get(fd) {
-        return Way::Left;
-    }
-    let record = thread::record();
-    if record.is_inside() {
-        return Way::Kernels;
-    }
-    loop {
-        let before = record.begin_call(fd);
-        let known = table::get(fd);
-        if !matches!(known, NumberState::Claimed) {
-            return Way::Open(UnderWay { record, before, known });
-        }
-        // in_flight.I3.
-        record.end_call(before);
-        await_claimant();
-    }
-}
-
-/// A claim lasts for a hold of the registry's lock.
-#[cold]
-pub fn await_claimant() {
-    section::run(|_| drop(registry::lock()));
-}
-
-impl UnderWay {
-    #[inline(always)]
-    pub fn end(self) {
-        self.record.end_call(self.before);
-    }
-}
-
-/// Makes `call` on one or two descriptors, which are not claimed before it has ended.
-#[inline(always)]
-pub fn during<R>(fds: [RawFd; 2], call: impl FnOnce() -> R) -> R {
-    let first = begin(fds[0]);
-    let second = begin(fds[1]);
-    let result = call();
-    // In reverse order: each restores its thread's word.
-    if let Way::Open(call) = second {
-        call.end();
-    }
-    if let Way::Open(call) = first {
-        call.end();
-    }
-    result
 }

@@ -6,7 +6,7 @@ use crate::files::multi_open::{self, make_real};
 use crate::files::registry::{self, is_served};
 use crate::files::seek::{seek, set_kernel_offset};
 use crate::files::table::{self, NumberState};
-use crate::files::unserved::during;
+use crate::files::unserved_calls::during;
 use crate::files::{process_locks, served_io, writeback_policy};
 use crate::hooks::process::release_all_files;
 use crate::page_cache;

@@ -8,7 +8,8 @@ use crate::files::multi_open::try_to_serve;
 use crate::files::segments::{Direction, Memory};
 use crate::files::served_io::{self, At, Outcome};
 use crate::files::table::{self, NumberState};
-use crate::files::unserved::{self, Way, begin, is_due, reason as unserved_reason};
+use crate::files::unserved::{is_due, reason as unserved_reason};
+use crate::files::unserved_calls::{self, Way, begin};
 use crate::files::{multi_open, registry};
 use crate::page_cache;
 use crate::report::counts;
@@ -40,7 +41,7 @@ pub unsafe fn read_one(
         // SAFETY: the caller's duty.
         return unsafe { page_cache::mapped_io::read_one(fd, buf, len, at, by_libc) };
     }
-    if unserved::is_kernels(fd) {
+    if unserved_calls::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
     if let NumberState::Unserved = table::get(fd) {
@@ -82,7 +83,7 @@ pub unsafe fn write_one(
     if page_cache::is_on() {
         return page_cache::mapped_io::write(fd, len, at, || by_libc(fd, buf, len, offset_of(at)));
     }
-    if unserved::is_kernels(fd) {
+    if unserved_calls::is_kernels(fd) {
         return by_libc(fd, buf, len, offset_of(at));
     }
     let memory = Memory::One(buf.cast(), len);
@@ -167,7 +168,7 @@ unsafe fn through(
     direction: Direction,
     by_libc: impl Fn() -> isize,
 ) -> isize {
-    if unserved::is_kernels(fd) {
+    if unserved_calls::is_kernels(fd) {
         return by_libc();
     }
     let done = match table::get(fd) {

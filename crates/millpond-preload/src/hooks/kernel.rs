@@ -6,7 +6,7 @@
 use crate::files::multi_open::{is_bypassed, may_not_write};
 use crate::files::registry::{hand_over, holds_leases, lock};
 use crate::files::segments::Direction;
-use crate::files::unserved::during;
+use crate::files::unserved_calls::during;
 use crate::files::{identity, served_io, writeback_policy};
 use crate::hooks::descriptor;
 use crate::hooks::process::release_to_libc;
