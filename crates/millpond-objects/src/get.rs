@@ -36,6 +36,8 @@ use crate::response::ResponseHead;
 use crate::single_flight::Leader;
 use crate::stats::Counters;
 
+/// The gaps between the ranges of one call that are read in addition, together. Their bytes are in memory at the same time.
+const GAPS_BYTES_MAX: u64 = 32 << 20;
 /// The first read-ahead window, in multiples of the requested length. Untuned.
 const WINDOW_FACTOR: u64 = 4;
 
@@ -265,7 +267,7 @@ impl Inner {
                 }
                 Ok(self.receive_body(response).await?.bytes)
             };
-            outcome = coalesce_ranges(ranges, fetch, self.gap_bytes).await;
+            outcome = coalesce_ranges(ranges, fetch, self.gap_of(ranges.len())).await;
             if !matches!(outcome, Err(Error::Precondition { .. })) {
                 break;
             }
@@ -420,6 +422,7 @@ impl Inner {
         let merged = self.merged_pages(wanted, 0)?;
         let mut requests: Vec<Fetch> = try_empty(merged.len() + 1)?;
         let mut on_disk = Vec::new();
+        let gap_bytes = self.gap_of(wanted.len());
         for range in merged {
             let claim = entry.claim(&within(range.clone()));
             if !claim.is_complete {
@@ -431,8 +434,7 @@ impl Inner {
                 let range = within(entry.allocation.to_object(&fill.range()));
                 match requests.last_mut() {
                     Some(last)
-                        if !last.fills.is_empty()
-                            && range.start - last.range.end <= self.gap_bytes =>
+                        if !last.fills.is_empty() && range.start - last.range.end <= gap_bytes =>
                     {
                         last.range.end = range.end;
                         last.fills.push(fill);
@@ -509,7 +511,12 @@ impl Inner {
 
     /// The ranges of the requests to send: rounded out to pages, merged across gaps of `gap_bytes`, sorted.
     fn coalesced_pages(&self, ranges: &[Range<u64>]) -> Result<Vec<Range<u64>>> {
-        self.merged_pages(ranges, self.gap_bytes)
+        self.merged_pages(ranges, self.gap_of(ranges.len()))
+    }
+
+    /// The largest gap across which a call merges that many ranges.
+    fn gap_of(&self, ranges: usize) -> u64 {
+        self.gap_bytes.min(GAPS_BYTES_MAX / ranges.max(1) as u64)
     }
 
     fn merged_pages(&self, ranges: &[Range<u64>], gap_bytes: u64) -> Result<Vec<Range<u64>>> {

@@ -111,7 +111,7 @@ impl Builder {
 
     /// Missing ranges at most this far apart are merged into one request, and the gap is transferred and cached with them.
     /// A good value is the number of bytes that the store sends in the time of one request. Default 1 MiB, as in
-    /// `object_store`'s own `get_ranges`.
+    /// `object_store`'s own `get_ranges`; for a call with more than 32 ranges, its part of 32 MiB.
     #[must_use]
     pub fn gap_bytes(mut self, bytes: u64) -> Builder {
         self.gap_bytes = bytes;

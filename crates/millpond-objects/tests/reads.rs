@@ -105,6 +105,21 @@ async fn near_ranges_are_one_request_and_far_ones_are_not() {
     assert!(far.gets().is_empty());
 }
 
+/// Incident: 200 ranges of one byte, 1 MiB apart, were one request of 200 MiB, which stayed in memory for as long as one
+/// of the bytes did.
+///
+/// Goal: the gaps that one call reads in addition are limited.
+#[tokio::test]
+async fn many_far_ranges_are_not_one_request() {
+    let (far, path, bytes) = with_object(36 << 20).await;
+    let store = over(&far).gap_bytes(1 << 20).build().unwrap();
+    let ranges: Vec<_> = (0..72u64).map(|at| at << 19..(at << 19) + 1).collect();
+    for (got, range) in store.get_ranges(&path, &ranges).await.unwrap().iter().zip(&ranges) {
+        assert_eq!(got[0], bytes[range.start as usize]);
+    }
+    assert_eq!(far.gets().len(), ranges.len());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_reach_the_caller_and_cache_nothing() {
     let (far, path, bytes) = with_object(40_000).await;

@@ -21,7 +21,8 @@ fn operations_against_a_model() {
         match mode {
             // The kernel serves files with holes and short files.
             Mode::Through => {}
-            _ => report.assert_served(30 << 20),
+            // In mode back the kernel serves files from their first mapping on, too.
+            _ => assert!(report.served_bytes >= 30 << 20, "served too little:\n{}", report.lines),
         }
     }
 }

@@ -50,7 +50,7 @@ fn anything_on_any_of_several() {
     let reports = run(&["model", "1"], &["model", "2"]);
     for report in reports {
         assert!(report.served_bytes > 2 << 20, "{}", report.lines);
-        assert!(report.passed_for("open-twice") > 3, "{}", report.lines);
+        assert!(report.passed_for("open-twice") > 0, "{}", report.lines);
     }
 }
 

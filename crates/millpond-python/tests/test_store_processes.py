@@ -209,3 +209,36 @@ def test_the_interpreter_ends_with_reads_in_flight(run: Run) -> None:
     for _ in range(5):
         done = run(program)
         assert done.stdout == "end\n", done.stderr
+
+
+def test_no_object_is_made_after_a_failed_write(run: Run, tmp_path: Path) -> None:
+    """Incident: a program that caught the error of a part and went on made an object with a hole."""
+    (tmp_path / "pond").mkdir()
+    program = """
+        import os, resource, sys
+        import millpond
+        part = 5 << 20
+        store = millpond.store("file://" + sys.argv[1])
+        writer = store.open_writer("holed", buffer_size=part, max_concurrency=1)
+        writer.write(b"a" * part)
+        none, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (part + 4096, hard))
+        for _ in range(5):
+            try:
+                writer.write(b"b" * part)
+            except OSError as error:
+                first = str(error)
+                break
+        else:
+            sys.exit("no write failed")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (none, hard))
+        for go_on in [lambda: writer.write(b"c" * part), writer.close]:
+            try:
+                go_on()
+            except OSError as error:
+                assert "an earlier write of this object has failed" in str(error), error
+            else:
+                sys.exit("it went on")
+        assert os.listdir(sys.argv[1]) == [], os.listdir(sys.argv[1])
+    """
+    run(program, tmp_path / "pond")

@@ -113,8 +113,11 @@ mod tests {
     #[test]
     fn only_a_servers_socket_is_taken() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("run/socket");
-        let (listener, _file) = socket::listen(&path).unwrap();
+        let path = dir.path().join("socket");
+        let listener =
+            rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
         let inherited = InheritedSocket::check(listener).unwrap();
         assert_eq!(inherited.path(), path);
         assert!(error(std::fs::File::open("/dev/null").unwrap()).contains("no socket"));

@@ -57,7 +57,7 @@ pub use inherited::{InheritedSocket, inherited_socket};
 pub use millpond::internals::shared::{MemoryChoice, MemoryKind};
 pub use server::{Server, ServerCounts, ServerHandle};
 pub use socket::default_socket;
-pub use stores::StoreSet;
+pub use stores::{StoreSet, store_name};
 
 /// The store name in errors of this crate.
 const NAME: &str = "millpond";

@@ -79,6 +79,26 @@ pub(crate) struct ClientScope {
     prefixes: Arc<[Path]>,
 }
 
+/// The name of a store: its `Display`, and where it is, if that is not the service's default. `endpoint`: the URL of a store
+/// that speaks the service's protocol.
+///
+/// A bucket of a test server may have the name of another one. A server and its clients that name their stores so never
+/// take one for the other.
+///
+/// ```
+/// use millpond_serve::store_name;
+/// let store = object_store::memory::InMemory::new();
+/// assert_eq!(store_name(&store, None), "InMemory");
+/// assert_eq!(store_name(&store, Some("http://[::1]:9000/")), "InMemory at http://[::1]:9000");
+/// ```
+#[must_use]
+pub fn store_name(store: &dyn ObjectStore, endpoint: Option<&str>) -> String {
+    match endpoint.map(|url| url.trim_end_matches('/')).filter(|url| !url.is_empty()) {
+        Some(url) => format!("{store} at {url}"),
+        None => store.to_string(),
+    }
+}
+
 impl StoreSet {
     /// Adds a store.
     ///
@@ -96,11 +116,26 @@ impl StoreSet {
     ///
     /// [`Error::AlreadyExists`]: the set has a store of the same `Display`.
     pub fn with_prefixes(
-        mut self,
+        self,
         store: Arc<dyn ObjectStore>,
         prefixes: impl IntoIterator<Item = Path>,
     ) -> Result<StoreSet> {
         let name = store.to_string();
+        self.with_named(name, store, prefixes)
+    }
+
+    /// As [`with_prefixes`](StoreSet::with_prefixes), for clients that name the store so
+    /// ([`SharedStore::named`](crate::SharedStore::named)). See [`store_name`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::AlreadyExists`]: the set has a store of this name.
+    pub fn with_named(
+        mut self,
+        name: String,
+        store: Arc<dyn ObjectStore>,
+        prefixes: impl IntoIterator<Item = Path>,
+    ) -> Result<StoreSet> {
         if self.members.iter().any(|member| member.name == name) {
             let source = "the server has this store already".into();
             return Err(Error::AlreadyExists { path: name, source });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millpond_serve::StoreSet;
+use millpond_serve::{StoreSet, store_name};
 use object_store::ObjectStore;
 use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
@@ -14,6 +14,8 @@ use crate::failure::{Failure, REFUSED, Result};
 pub struct OpenedStore {
     pub url: String,
     pub store: Arc<dyn ObjectStore>,
+    /// The name by which clients know it.
+    name: String,
     /// The bucket of the endpoint.
     pub bucket: String,
     is_named: bool,
@@ -32,8 +34,7 @@ pub fn open_all(arguments: &[String]) -> Result<Vec<OpenedStore>> {
     let mut all: Vec<OpenedStore> = Vec::new();
     for argument in arguments {
         let opened = OpenedStore::open(argument)?;
-        let name = opened.store.to_string();
-        match all.iter_mut().find(|earlier| earlier.store.to_string() == name) {
+        match all.iter_mut().find(|earlier| earlier.name == opened.name) {
             Some(earlier) => earlier.join(opened)?,
             None => all.push(opened),
         }
@@ -46,7 +47,11 @@ pub fn set_of(all: &[OpenedStore]) -> Result<StoreSet> {
     let mut set = StoreSet::default();
     for opened in all {
         set = set
-            .with_prefixes(Arc::clone(&opened.store), opened.prefixes.iter().cloned())
+            .with_named(
+                opened.name.clone(),
+                Arc::clone(&opened.store),
+                opened.prefixes.iter().cloned(),
+            )
             .map_err(|error| refused(format!("--store {:?}: {error}", opened.url)))?;
     }
     Ok(set)
@@ -70,8 +75,9 @@ impl OpenedStore {
         let Some((scheme, rest)) = url.split_once("://") else {
             return Err(refused(format!("--store {url:?} is not a URL: SCHEME://...")));
         };
-        let opened = |store, bucket: String, keeps_metadata| OpenedStore {
+        let opened = |store: Arc<dyn ObjectStore>, bucket: String, keeps_metadata| OpenedStore {
             url: url.to_owned(),
+            name: store.to_string(),
             store,
             bucket,
             is_named: false,
@@ -101,9 +107,10 @@ impl OpenedStore {
                 }
                 let prefix = Path::parse(prefix)
                     .map_err(|error| refused(format!("--store {url:?}: {error}")))?;
-                let (store, lists) = open_s3(url, bucket)?;
+                let (store, lists, endpoint) = open_s3(url, bucket)?;
                 let mut opened = opened(store, bucket.to_owned(), true);
                 opened.lists = Some(lists);
+                opened.name = store_name(&*opened.store, endpoint.as_deref());
                 opened.prefixes.extend((!prefix.as_ref().is_empty()).then_some(prefix));
                 Ok(opened)
             }
@@ -155,8 +162,8 @@ fn bucket_of_directory(path: &str) -> String {
 const BUCKET_LENGTH_MIN: usize = 3;
 const BUCKET_LENGTH_MAX: usize = 63;
 
-/// A store, and its lists page by page.
-type StoreWithLists = (Arc<dyn ObjectStore>, Arc<dyn PaginatedListStore>);
+/// A store, its lists page by page, and its URL if it is not S3 itself.
+type StoreWithLists = (Arc<dyn ObjectStore>, Arc<dyn PaginatedListStore>, Option<String>);
 
 #[cfg(not(feature = "s3"))]
 fn open_s3(_: &str, _: &str) -> Result<StoreWithLists> {
@@ -165,9 +172,13 @@ fn open_s3(_: &str, _: &str) -> Result<StoreWithLists> {
 
 #[cfg(feature = "s3")]
 fn open_s3(url: &str, bucket: &str) -> Result<StoreWithLists> {
-    let store = object_store::aws::AmazonS3Builder::from_env().with_bucket_name(bucket).build();
-    let store = Arc::new(store.map_err(|error| refused(format!("--store {url}: {error}")))?);
-    Ok((Arc::clone(&store) as _, store))
+    use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+
+    let builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    let store = builder.build().map_err(|error| refused(format!("--store {url}: {error}")))?;
+    let store = Arc::new(store);
+    Ok((Arc::clone(&store) as _, store, endpoint))
 }
 
 #[cfg(test)]

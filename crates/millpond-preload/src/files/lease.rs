@@ -33,6 +33,7 @@ use crate::runtime::sys::sys;
 /// watcher's thread alone, which is never cancelled and has it blocked.
 const BREAK_SIGNAL: i32 = 32;
 const F_OWNER_TID: i32 = 0;
+const F_SETOWN_EX: i32 = 15;
 
 const NO_WATCHER: u32 = 0;
 const STARTING: u32 = u32::MAX;
@@ -65,7 +66,6 @@ pub fn take(fd: RawFd, access: Access, broken: Broken) -> Result<(), Reason> {
     let watcher = watcher(broken).ok_or(Reason::Engine)?;
     let owner = OwnerEx { kind: F_OWNER_TID, pid: watcher as i32 };
     let kind = if access.write { libc::F_WRLCK } else { libc::F_RDLCK };
-    const F_SETOWN_EX: i32 = 15;
     const F_SETSIG: i32 = 10;
     // SAFETY: fcntl on our own descriptor; `owner` outlives the call that reads it.
     let result = unsafe {
@@ -80,10 +80,15 @@ pub fn take(fd: RawFd, access: Access, broken: Broken) -> Result<(), Reason> {
     }
 }
 
-/// Gives the lease up; a process that waits for it continues.
+/// Gives the lease up; a process that waits for it continues. The kernel then removes the owner, and leaves another kind of
+/// owner than a new description has.
 pub fn release_lease(fd: RawFd) {
-    // SAFETY: fcntl on our own descriptor.
-    unsafe { sys!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK) };
+    let none = OwnerEx { kind: F_OWNER_TID, pid: 0 };
+    // SAFETY: fcntl on our own descriptor; `none` outlives the call that reads it.
+    unsafe {
+        sys!(libc::SYS_fcntl, fd, libc::F_SETLEASE, libc::F_UNLCK);
+        sys!(libc::SYS_fcntl, fd, F_SETOWN_EX, &raw const none);
+    }
 }
 
 /// Whether the lease on `fd` still stands, and no process waits for it.

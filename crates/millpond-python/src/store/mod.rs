@@ -609,6 +609,7 @@ impl Store {
             parts_max: max_concurrency.max(1),
             buffer: BytesMut::new(),
             parts: None,
+            failed: None,
         };
         Ok(ObjectWriter::new(self.name(path), upload))
     }

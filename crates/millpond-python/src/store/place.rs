@@ -18,6 +18,8 @@ use crate::store::failure::StoreError;
 /// An open store.
 pub(crate) struct Place {
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The name by which a server and a disk tier know the store.
+    pub(crate) name: String,
     /// The prefix of the URL, below which all names are.
     pub(crate) prefix: Path,
     pub(crate) is_read_only: bool,
@@ -31,6 +33,7 @@ pub(crate) struct Place {
 impl Place {
     fn new(store: Arc<dyn ObjectStore>) -> Place {
         Place {
+            name: store.to_string(),
             store,
             prefix: Path::default(),
             is_read_only: false,
@@ -183,6 +186,7 @@ mod remote {
         let store = builder.build().map_err(|error| PlaceError::Store(error, url.to_owned()))?;
         let store = Arc::new(store);
         Ok(Place {
+            name: millpond_serve::store_name(&*store, Some(&endpoint)),
             prefix,
             #[cfg(feature = "endpoint")]
             lists: Some(Arc::clone(&store) as Arc<_>),

@@ -103,7 +103,7 @@ impl ProcessStore {
         let place = place::open(&settings.url, &settings.options)?;
         Ok(ProcessStore {
             settings: Arc::clone(settings),
-            name: place.store.to_string(),
+            name: place.name.clone(),
             prefix: place.prefix.clone(),
             opened: ArcSwap::new(Opened::new(place)),
         })

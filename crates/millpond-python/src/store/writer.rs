@@ -1,6 +1,7 @@
 //! `Store.open_writer`: an object written in pieces. Short ones are one put, longer ones a multipart upload.
 //!
-//! **U1** The pieces are in the buffer until the upload has taken them. So a wait that Ctrl-C interrupts loses nothing.
+//! - **U1** The pieces are in the buffer until the upload has taken them. So a wait that Ctrl-C interrupts loses nothing.
+//! - **U2** A part that failed is lost. So a failed write ends the upload: later calls fail, and no object is made.
 
 use std::mem;
 use std::sync::Arc;
@@ -29,10 +30,31 @@ pub(crate) struct Upload {
     pub(crate) parts_max: usize,
     pub(crate) buffer: BytesMut,
     pub(crate) parts: Option<WriteMultipart>,
+    /// The error of an earlier write (U2).
+    pub(crate) failed: Option<String>,
 }
 
 impl Upload {
     async fn write(&mut self, data: Bytes) -> Result<()> {
+        self.check_earlier_writes()?;
+        let written = self.write_parts(data).await;
+        if let Err(error) = &written {
+            self.failed = Some(error.to_string());
+        }
+        written
+    }
+
+    fn check_earlier_writes(&self) -> Result<()> {
+        match &self.failed {
+            Some(error) => Err(Error::Generic {
+                store: "millpond",
+                source: format!("an earlier write of this object has failed: {error}").into(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    async fn write_parts(&mut self, data: Bytes) -> Result<()> {
         self.buffer.extend_from_slice(&data);
         if self.buffer.len() < self.part_bytes {
             return Ok(());
@@ -57,6 +79,11 @@ impl Upload {
     }
 
     async fn close(&mut self) -> Result<object_store::PutResult> {
+        if let Err(error) = self.check_earlier_writes() {
+            // The caller gets the error of the write, which is the cause.
+            let _ = self.abort().await;
+            return Err(error);
+        }
         let rest = mem::take(&mut self.buffer).freeze();
         let Some(mut parts) = self.parts.take() else {
             let attributes = mem::take(&mut self.attributes);
@@ -128,6 +155,8 @@ impl ObjectWriter {
     }
 
     /// Completes the object; returns its ETag and version. A second call has no effect.
+    ///
+    /// After a write that has failed, removes the uploaded parts and raises the error: no object is made.
     fn close(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let upload = self.upload()?;
         if self.closed.swap(true, Relaxed) {

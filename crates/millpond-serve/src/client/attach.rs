@@ -147,7 +147,7 @@ fn check_freshness(wanted: Option<Duration>, server_ms: Option<u64>) -> Result<(
 fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     let memory = ClientMemory::create()?;
     let asked = Instant::now();
-    let own_name = parts.store.to_string();
+    let own_name = parts.store_name.clone();
     let hello = Hello { version: PROTOCOL_VERSION, store_name: Some(own_name.clone()) };
     let hello = hello.encode().ok_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, "the name of the store is too long")

@@ -15,6 +15,8 @@ use crate::client::stats::ClientCounters;
 /// State that all clones share.
 pub(crate) struct ClientParts {
     pub(crate) store: Arc<dyn ObjectStore>,
+    /// The name by which the server knows the store.
+    pub(crate) store_name: String,
     pub(crate) socket: PathBuf,
     pub(crate) objects_max: usize,
     /// The oldest validation that the program accepts. `None`: any.
@@ -31,6 +33,7 @@ impl ClientParts {
         objects_max: usize,
     ) -> ClientParts {
         ClientParts {
+            store_name: store.to_string(),
             store,
             socket,
             objects_max,

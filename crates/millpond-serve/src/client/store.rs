@@ -53,9 +53,20 @@ pub struct SharedStore {
 
 impl SharedStore {
     /// A client of the server that listens at `socket`, for instance [`default_socket`](crate::default_socket). The server reads the
-    /// same store as `store`: both have the same `Display`. It is connected at the first read that needs it.
+    /// same store as `store`: both have the same `Display`, or [`named`](SharedStore::named). It is connected at the first read that needs it.
     pub fn new(store: Arc<dyn ObjectStore>, socket: impl Into<PathBuf>) -> SharedStore {
         SharedStore { parts: Arc::new(ClientParts::new(store, socket.into(), OBJECTS_MAX)) }
+    }
+
+    /// Names the store as the server does, where that is not its `Display`: see [`store_name`](crate::store_name).
+    ///
+    /// # Panics
+    ///
+    /// The store has a clone.
+    #[must_use]
+    pub fn named(mut self, name: String) -> SharedStore {
+        Arc::get_mut(&mut self.parts).expect("a store without clones").store_name = name;
+        self
     }
 
     /// A server is used only if it validates versions at least as often as `freshness` says. Without this call the choice is
