@@ -126,15 +126,38 @@ impl Drop for Descriptors {
     /// by a read on a thread that also reaps other reads (with an open batch): then a separate
     /// thread closes.
     fn drop(&mut self) {
-        if !batch::is_open() {
-            return self.free_blocks_at_close();
+        let frees_blocks = *self.frees_blocks_at_close.get_mut();
+        if !batch::is_open() && !frees_blocks {
+            return;
         }
-        let shared = [self.read.take(), self.write.take()];
+        let (read, write, id) = (self.read.take(), self.write.take(), self.id);
         let own = [self.direct_read.take(), self.direct_write.take(), self.seek.take()];
         let kernel_copy = self.kernel_copy.take();
-        // Without a thread they are closed here, as the closure is dropped.
-        let _ = spawn("millpond-close", move || drop((shared, own, kernel_copy)));
+        let close = move || {
+            drop((own, kernel_copy));
+            if let Some(fd) = write.as_deref().filter(|_| frees_blocks) {
+                free_blocks_beyond_end(fd, id);
+            }
+            drop((read, write));
+        };
+        if batch::is_open() {
+            // Without a thread they are closed here, as the closure is dropped.
+            let _ = spawn("millpond-close", close);
+        } else {
+            close();
+        }
     }
+}
+
+/// Frees the blocks beyond the end of the file behind `fd`, unless another process has it open. No other description of
+/// it may be left here. If it fails, the file has blocks beyond its end, as after `fallocate`.
+fn free_blocks_beyond_end(fd: &OwnedFd, id: FileId) {
+    let is_ours = |stat: &rustix::fs::Stat| FileId::of(stat) == id;
+    let cut = || {
+        let stat = rustix::fs::fstat(fd).ok().filter(is_ours)?;
+        rustix::fs::ftruncate(fd, stat.st_size as u64).ok()
+    };
+    allocation::alone(fd.as_fd(), cut);
 }
 
 impl Descriptors {
@@ -304,22 +327,6 @@ impl Descriptors {
     pub(crate) fn free_blocks_later(&self) {
         // Relaxed: the last reference is dropped after it.
         self.frees_blocks_at_close.store(true, Relaxed);
-    }
-
-    /// Frees the blocks beyond the end, unless another process has the file open. Only the description for writing
-    /// may be left, so the others are closed.
-    fn free_blocks_at_close(&mut self) {
-        if !*self.frees_blocks_at_close.get_mut() {
-            return;
-        }
-        drop((self.direct_read.take(), self.direct_write.take(), self.seek.take()));
-        drop(self.kernel_copy.take());
-        if self.verify().is_err() {
-            return;
-        }
-        if let Some(fd) = self.descriptor(true) {
-            allocation::alone(fd, || self.len().and_then(|len| self.set_len(len)));
-        }
     }
 
     pub(crate) fn overwrites(&self) -> Overwrites {
