@@ -4,6 +4,7 @@
 mod common;
 
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use millpond::direct::{DirectRequest, SegmentList};
 use millpond::keeper::{Address, Server};
@@ -451,6 +452,11 @@ fn a_full_disk_fails_the_write() {
         let len = file.len().unwrap();
         assert_eq!((len % BLOCK as u64, std::fs::metadata(&path).unwrap().len()), (0, len));
         std::fs::remove_file(&filler).unwrap();
+        // XFS frees the blocks of a removed file in the background.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while xfs.free_blocks() < 1 << 12 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         file.write_all_at(&src, len).unwrap();
         file.sync_all().unwrap();
     }
