@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt};
 use millpond_objects::{CachedStore, Freshness};
-use millpond_serve::{MemoryChoice, Server, SharedStore, StoreSet};
+use millpond_serve::{MemoryChoice, Server, SharedStore, StoreSet, store_name};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{CopyOptions, Error, ObjectStore, ObjectStoreExt};
@@ -235,4 +235,29 @@ async fn deletions_reach_their_stores() {
 /// An object of a store, by its name in a set.
 fn locations_of(store: &Arc<dyn ObjectStore>) -> Path {
     Path::from_iter([store.to_string(), "1".into()])
+}
+
+/// Incident: a bucket of a test server has the name of another one, and a client was given the other one's bytes.
+///
+/// Goal: a server is used by the clients that name its store as it does, and by no others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_elsewhere_is_another_store() {
+    let dir = temp_dir();
+    let socket = dir.path().join("socket");
+    let (own, other) = (Far::default(), Far::default());
+    let path = Path::from("pond");
+    own.put(&path, "own".into()).await.unwrap();
+    other.put(&path, "other".into()).await.unwrap();
+    let name = store_name(&other, Some("http://[::1]:9000"));
+    let stores = StoreSet::default().with_named(name.clone(), Arc::new(other.clone()), []).unwrap();
+    let (_cache, serving) = start(&stores, &socket);
+    let unnamed = SharedStore::new(Arc::new(own), &socket);
+    assert_eq!(unnamed.get_range(&path, 0..3).await.unwrap(), "own");
+    assert!(
+        unnamed.attach_failure().unwrap().to_string().contains(&name) && !unnamed.is_attached()
+    );
+    let named = SharedStore::new(Arc::new(other), &socket).named(name);
+    assert_eq!(named.get_range(&path, 0..5).await.unwrap(), "other");
+    assert!(named.is_attached());
+    serving.abort();
 }

@@ -240,16 +240,6 @@ impl File {
         self.cached.resume_writeback();
     }
 
-    /// [`File::suspend_direct`] for a caller that ends it elsewhere, by [`File::end_plain`].
-    pub fn begin_plain(&self) {
-        self.cached.begin_plain();
-    }
-
-    /// Ends a suspension by [`File::begin_plain`]. A call without one has no effect.
-    pub fn end_plain(&self) {
-        self.cached.end_plain();
-    }
-
     /// The threads of the file's engine.
     pub fn aside(&self) -> Aside {
         Aside { workers: Arc::clone(&self.cached.shared.workers) }

@@ -53,7 +53,8 @@ pub struct SharedStore {
 
 impl SharedStore {
     /// A client of the server that listens at `socket`, for instance [`default_socket`](crate::default_socket). The server reads the
-    /// same store as `store`: both have the same `Display`, or [`named`](SharedStore::named). It is connected at the first read that needs it.
+    /// same store as `store`: both have the same `Display`, or [`named`](SharedStore::named). It is connected at the first read
+    /// that needs it.
     pub fn new(store: Arc<dyn ObjectStore>, socket: impl Into<PathBuf>) -> SharedStore {
         SharedStore { parts: Arc::new(ClientParts::new(store, socket.into(), OBJECTS_MAX)) }
     }
