@@ -95,7 +95,7 @@ unsafe fn read_missed(
 ) -> Outcome<i64> {
     let file = FILES.get(file.id)?;
     // SAFETY: our caller's promise.
-    Ok(unsafe { file.read_raw_at(memory.cast(), len, offset) }? as i64)
+    Ok(unsafe { file.raw().read_at(memory.cast(), len, offset) }? as i64)
 }
 
 /// `millpond_read` into `count` vectors in turn, as one atomic read.
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn millpond_readv(
         // SAFETY: our caller's promise.
         unsafe {
             let vectors = call::vectors(vectors, count)?;
-            Ok(FILES.get(file.id)?.read_vectored_raw_at(vectors, offset)? as i64)
+            Ok(FILES.get(file.id)?.raw().read_vectored_at(vectors, offset)? as i64)
         }
     })
 }
@@ -216,7 +216,7 @@ pub unsafe extern "C" fn millpond_write(
     call(|| {
         check_memory(memory, len)?;
         // SAFETY: our caller's promise.
-        Ok(unsafe { FILES.get(file.id)?.write_raw_at(memory.cast(), len, offset) }? as i64)
+        Ok(unsafe { FILES.get(file.id)?.raw().write_at(memory.cast(), len, offset) }? as i64)
     })
 }
 
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn millpond_writev(
         // SAFETY: our caller's promise.
         unsafe {
             let vectors = call::vectors(vectors, count)?;
-            Ok(FILES.get(file.id)?.write_vectored_raw_at(vectors, offset)? as i64)
+            Ok(FILES.get(file.id)?.raw().write_vectored_at(vectors, offset)? as i64)
         }
     })
 }
@@ -295,7 +295,7 @@ pub unsafe extern "C" fn millpond_appendv(
 /// As for [`millpond_appendv`].
 unsafe fn append(file: &Arc<File>, vectors: &[iovec], offset: *mut u64) -> Outcome<i64> {
     // SAFETY: our caller's promise.
-    let (at, moved) = unsafe { file.append_vectored_raw(vectors) }?;
+    let (at, moved) = unsafe { file.raw().append_vectored(vectors) }?;
     if !offset.is_null() {
         // SAFETY: our caller's promise.
         unsafe { store(offset, at) }?;

@@ -169,7 +169,7 @@ impl File {
         }
         self.with_handle(|handle| {
             // SAFETY: the caller's promise.
-            unsafe { handle.file.try_read_hit_raw(start, len, offset) }
+            unsafe { handle.file.raw().try_read_hit(start, len, offset) }
         })
     }
 
@@ -192,7 +192,7 @@ impl File {
         let file = self.readable_file(py)?;
         let start = start as usize; // a number, which another thread may have
         // SAFETY: the caller's promise; the memory stays valid while this call runs.
-        let read = py.detach(move || unsafe { file.read_raw_at(start as *mut u8, len, offset) });
+        let read = py.detach(move || unsafe { file.raw().read_at(start as *mut u8, len, offset) });
         read.map_err(|error| self.error(&error))
     }
 
@@ -246,7 +246,7 @@ impl File {
             while done < len {
                 let rest = (start + done) as *const u8;
                 // SAFETY: an exported buffer is valid for reads until it is dropped, which is after this.
-                done += unsafe { file.write_raw_at(rest, len - done, offset + done as u64) }?;
+                done += unsafe { file.raw().write_at(rest, len - done, offset + done as u64) }?;
             }
             Ok(done)
         });
@@ -267,7 +267,7 @@ impl File {
             loop {
                 let rest = (start + done) as *const u8;
                 // SAFETY: as in `write_bytes`.
-                let (offset, moved) = unsafe { file.append_raw(rest, len - done) }?;
+                let (offset, moved) = unsafe { file.raw().append(rest, len - done) }?;
                 done += moved;
                 if done >= len {
                     return Ok((len, offset + moved as u64));
@@ -467,7 +467,7 @@ impl File {
         let read = py.detach(|| {
             let iovecs: Vec<libc::iovec> = memories.iter().map(PyMemory::iovec).collect();
             // SAFETY: as above, for each of them.
-            let read = unsafe { file.read_vectored_raw_at(&iovecs, offset) };
+            let read = unsafe { file.raw().read_vectored_at(&iovecs, offset) };
             drop(file); // maybe the last handle, whose end can wait
             read
         });

@@ -114,6 +114,7 @@ pub use advice::Advice;
 pub use api::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
 pub use api::engine::Engine;
 pub use api::file::File;
+pub use api::file::raw::RawFile;
 pub use api::view::View;
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use error::{Error, Op, PersistStep, Result};

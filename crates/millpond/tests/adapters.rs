@@ -4,7 +4,6 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
@@ -56,9 +55,6 @@ fn generic_code_reads_and_writes() {
     copy(&from, &to, 5).unwrap();
     assert_eq!(std::fs::read(dir.path().join("to")).unwrap(), b"\0\0 pond");
     assert_eq!(copy(&from, &to, 6).unwrap_err().kind(), ErrorKind::UnexpectedEof);
-    let mut memory = [MaybeUninit::uninit(); 10];
-    assert_eq!(from.read_uninit_at(&mut memory, 2).unwrap(), b"pond");
-    assert!(from.read_uninit_at(&mut memory, 6).unwrap().is_empty());
 }
 
 /// Goal: cursors of one file have positions of their own; a seek moves one of them.

@@ -22,8 +22,6 @@ const PAGE: usize = 4096;
 const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
     ("aside", "hidden: the workers themselves"),
     ("at_end", "hidden: no operation"),
-    ("append_raw", "the memory must be valid until a future ends that may be forgotten"),
-    ("append_vectored_raw", "the same"),
     ("begin_through", "hidden: for the owner of the description"),
     ("begin_unguarded", "never blocks"),
     ("close", "by value; the file may have other clones"),
@@ -33,10 +31,7 @@ const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
     ("is_direct", "never blocks"),
     ("is_empty", "never blocks"),
     ("len", "never blocks"),
-    ("prepare_thread", "of the calling thread"),
-    ("read_raw_at", "the memory must be valid until a future ends that may be forgotten"),
-    ("read_uninit_at", "a future zeroes no memory: it takes buffers of its caller"),
-    ("read_vectored_raw_at", "the same"),
+    ("raw", "the memory must be valid until a future ends that may be forgotten"),
     ("settle", "for the owner of the description"),
     ("shared_file", "hidden: no operation"),
     ("start_now", "hidden: no operation"),
@@ -46,10 +41,7 @@ const WITHOUT_ASYNC_FORM: &[(&str, &str)] = &[
     ("suspend_writeback", "for the owner of the description"),
     ("try_read_at", "never blocks"),
     ("try_read_hit_counted", "never blocks"),
-    ("try_read_hit_raw", "never blocks"),
     ("untorn_bytes_max", "never blocks"),
-    ("write_raw_at", "the memory must be valid until a future ends that may be forgotten"),
-    ("write_vectored_raw_at", "the same"),
 ];
 
 /// Methods of `AsyncFile` that `File` has not.

@@ -300,7 +300,7 @@ fn handles_do_only_what_they_were_opened_for() {
             refused(file.view(1, 3), libc::EBADF, &["view", "3 bytes at offset 1"]);
             let mut bytes = [0; 3];
             // SAFETY: `bytes` is valid for writes of its length.
-            let hit = unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), 3, 0) };
+            let hit = unsafe { file.raw().try_read_hit(bytes.as_mut_ptr(), 3, 0) };
             assert_eq!(hit, None);
         }
         assert_eq!(read(&reader, 10, 0).unwrap(), b"pond");

@@ -241,7 +241,7 @@ fn hits_do_not_wait_for_the_device() {
         let mut hits = 0;
         while writing.load(SeqCst) {
             // SAFETY: `bytes` is valid for writes of its length.
-            let hit = unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), 4096, 0) };
+            let hit = unsafe { file.raw().try_read_hit(bytes.as_mut_ptr(), 4096, 0) };
             assert_eq!(hit, Some(4096), "a page under a write has its old bytes until the end");
             assert!(bytes == [7; 4096] || bytes == [8; 4096]);
             assert_eq!(file.len().unwrap(), 4 * 4096);

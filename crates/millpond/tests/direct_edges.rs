@@ -433,10 +433,11 @@ fn segments_at_the_end_of_mapped_memory() {
         let read = |iovecs: &[libc::iovec], at| {
             // SAFETY: the handle is direct and does not bounce, so only the kernel accesses the
             // segments, and it checks them.
-            unsafe { file.read_vectored_raw_at(iovecs, at) }
+            unsafe { file.raw().read_vectored_at(iovecs, at) }
         };
         // SAFETY: as above.
-        let write = |iovecs: &[libc::iovec], at| unsafe { file.write_vectored_raw_at(iovecs, at) };
+        let write =
+            |iovecs: &[libc::iovec], at| unsafe { file.raw().write_vectored_at(iovecs, at) };
         let end = 2 * 4096;
         for len in [block, 4096, 8192] {
             let list = [cliff.piece(0, 0), cliff.piece(end - len, len), cliff.piece(end, 0)];

@@ -51,12 +51,12 @@ fn half_mapped() -> *mut u8 {
 
 fn read(file: &File, dst: *mut u8, len: usize, offset: u64) -> Result<usize, Error> {
     // SAFETY: the memory may fault: the handler consults `millpond::fault`.
-    unsafe { file.read_raw_at(dst, len, offset) }
+    unsafe { file.raw().read_at(dst, len, offset) }
 }
 
 fn write(file: &File, src: *const u8, len: usize, offset: u64) -> Result<usize, Error> {
     // SAFETY: as above.
-    unsafe { file.write_raw_at(src, len, offset) }
+    unsafe { file.raw().write_at(src, len, offset) }
 }
 
 const FILE_LEN: usize = 40 * 4096;
@@ -151,14 +151,14 @@ fn faults(name: &str, backend: BackendChoice, cache_bytes: u64, hit_path: bool) 
     let outcome = unsafe {
         let good = libc::iovec { iov_base: memory.cast(), iov_len: 100 };
         let bad = libc::iovec { iov_base: closed.cast(), iov_len: 5000 };
-        file.read_vectored_raw_at(&[good, bad], 0)
+        file.raw().read_vectored_at(&[good, bad], 0)
     };
     match outcome {
         Ok(moved) => assert!(moved <= 100),
         Err(error) => is_fault(&error),
     }
     // SAFETY: as above.
-    if let Err(error) = unsafe { file.append_raw(closed, 100) } {
+    if let Err(error) = unsafe { file.raw().append(closed, 100) } {
         is_fault(&error);
     } else {
         panic!("appended from memory that can't be read");

@@ -237,7 +237,7 @@ fn refused(engine: &Engine, file: &Arc<File>, queue: &Queue, view: &View<'_>) {
             assert!(is_refused(file.read_vectored_at(&mut slices, offset)));
             assert!(is_refused(file.try_read_at(&mut bytes[..len], offset)));
             // SAFETY: `bytes` is valid for writes of its length.
-            assert!(unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), len, offset) }.is_none());
+            assert!(unsafe { file.raw().try_read_hit(bytes.as_mut_ptr(), len, offset) }.is_none());
             assert!(is_refused(file.write_at(&bytes[..len], offset)));
             assert!(is_refused(file.view(offset, len)));
         }

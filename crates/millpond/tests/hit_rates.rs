@@ -87,7 +87,7 @@ fn rates(trace: impl Iterator<Item = u64>) -> Rates {
     for page in trace {
         reads += 1;
         // SAFETY: `bytes` is valid for writes of its length.
-        let hit = unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), bytes.len(), page * PAGE) };
+        let hit = unsafe { file.raw().try_read_hit(bytes.as_mut_ptr(), bytes.len(), page * PAGE) };
         match hit {
             Some(_) => hits += 1,
             None => assert_eq!(file.read_at(&mut bytes, page * PAGE).unwrap() as u64, PAGE),

@@ -48,7 +48,7 @@ impl Trace {
     fn read(&mut self, file: &File, page: u64) -> (bool, bool) {
         let mut bytes = vec![0; PAGE as usize];
         // SAFETY: `bytes` is valid for writes of its length.
-        let hit = unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), bytes.len(), page * PAGE) };
+        let hit = unsafe { file.raw().try_read_hit(bytes.as_mut_ptr(), bytes.len(), page * PAGE) };
         assert_eq!(file.read_at(&mut bytes, page * PAGE).unwrap() as u64, PAGE);
         (hit.is_some(), self.lru.read(page))
     }

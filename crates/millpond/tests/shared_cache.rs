@@ -640,7 +640,7 @@ fn the_policy_sees_what_clients_read() {
                 Some(reader) => reader.try_read(shared_file.unwrap(), &mut bytes, page * PAGE),
                 // SAFETY: `bytes` is valid for writes of its length.
                 None => unsafe {
-                    file.try_read_hit_raw(bytes.as_mut_ptr(), bytes.len(), page * PAGE)
+                    file.raw().try_read_hit(bytes.as_mut_ptr(), bytes.len(), page * PAGE)
                 },
             };
             match hit {

@@ -161,13 +161,13 @@ impl Request {
         let Some(file) = self.pin.shared_file() else {
             return Started::Ended(ending, -(libc::EBADF as isize));
         };
-        file.prepare_thread();
+        file.raw().prepare_thread();
         let offset = self.offset;
         let mut fills = false;
         let vectors = match &self.segments {
             &Segments::One(start, len) => {
                 // SAFETY: the caller's duty; a fault gives None.
-                if let Some(bytes) = unsafe { file.try_read_hit_raw(start, len, offset) } {
+                if let Some(bytes) = unsafe { file.raw().try_read_hit(start, len, offset) } {
                     self.count_read(bytes, true);
                     return Started::Ended(ending, bytes as isize);
                 }

@@ -96,22 +96,22 @@ impl Segments {
                 // The kernel clips the length, but not before it has checked the whole range.
                 (Segments::One(_, len), _, _) if *len > TRANSFER_BYTES_MAX => None,
                 (Segments::One(start, len), Direction::Read, _) => {
-                    Some(file.read_raw_at(*start, *len, offset).map(|bytes| (offset, bytes)))
+                    Some(file.raw().read_at(*start, *len, offset).map(|bytes| (offset, bytes)))
                 }
                 (Segments::Many(vectors), Direction::Read, _) => {
-                    Some(file.read_vectored_raw_at(vectors, offset).map(|bytes| (offset, bytes)))
+                    Some(file.raw().read_vectored_at(vectors, offset).map(|bytes| (offset, bytes)))
                 }
                 (Segments::One(start, len), Direction::Write, false) => {
-                    Some(file.write_raw_at(*start, *len, offset).map(|bytes| (offset, bytes)))
+                    Some(file.raw().write_at(*start, *len, offset).map(|bytes| (offset, bytes)))
                 }
                 (Segments::Many(vectors), Direction::Write, false) => {
-                    Some(file.write_vectored_raw_at(vectors, offset).map(|bytes| (offset, bytes)))
+                    Some(file.raw().write_vectored_at(vectors, offset).map(|bytes| (offset, bytes)))
                 }
                 (Segments::One(start, len), Direction::Write, true) => {
-                    Some(file.append_raw(*start, *len))
+                    Some(file.raw().append(*start, *len))
                 }
                 (Segments::Many(vectors), Direction::Write, true) => {
-                    Some(file.append_vectored_raw(vectors))
+                    Some(file.raw().append_vectored(vectors))
                 }
             }
         };

@@ -83,7 +83,7 @@ unsafe fn try_first_hit(fd: RawFd, memory: Memory, at: At, record: &Record) -> O
     if record.is_warm() {
         return None;
     }
-    table::description(fd)?.hit()?.prepare_thread();
+    table::description(fd)?.hit()?.raw().prepare_thread();
     record.request().warm_up();
     // SAFETY: the caller's duty.
     unsafe { try_hit_inner(fd, dst, len, at) }
@@ -100,14 +100,14 @@ unsafe fn try_hit_inner(fd: RawFd, dst: *mut u8, len: usize, at: At) -> Option<u
             let offset = u64::try_from(offset).ok()?;
             let file = description.hit()?;
             // SAFETY: the caller's duty; a fault in `dst` gives None (see `fault`).
-            unsafe { file.try_read_hit_raw(dst, len, offset) }
+            unsafe { file.raw().try_read_hit(dst, len, offset) }
         }
         At::Offset => loop {
             let offset = description.offset.peek()?;
             // After the offset: one that `pass` left behind is met by no file.
             let file = description.hit()?;
             // SAFETY: as above.
-            let bytes = unsafe { file.try_read_hit_raw(dst, len, offset) }?;
+            let bytes = unsafe { file.raw().try_read_hit(dst, len, offset) }?;
             let end = offset + bytes as u64;
             if end >= OFFSET_END {
                 return None;

@@ -3,6 +3,8 @@
 //! The modules below have its methods by subject. They check the arguments, and call the engine's module of
 //! the same subject.
 
+pub(crate) mod raw;
+
 mod read;
 
 mod write;

@@ -142,7 +142,7 @@ fn a_victim_is_found_among_pages_that_are_all_in_use() {
             // Only hits: no page is added.
             let mut bytes = [0; PAGE as usize];
             // SAFETY: `bytes` is valid for writes of its length.
-            unsafe { case.file.try_read_hit_raw(bytes.as_mut_ptr(), bytes.len(), page * PAGE) };
+            unsafe { case.file.raw().try_read_hit(bytes.as_mut_ptr(), bytes.len(), page * PAGE) };
         });
         let before = case.stats();
         for _ in 0..pages.end / 16 {

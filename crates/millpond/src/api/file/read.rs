@@ -1,7 +1,6 @@
 //! Reads: cached bytes without a lock, other bytes by [`crate::read`] or directly.
 
 use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -39,7 +38,7 @@ impl File {
     #[inline]
     pub fn read_at(&self, dst: &mut [u8], offset: u64) -> Result<usize> {
         // SAFETY: an exclusive slice is valid for writes of its length.
-        unsafe { self.read_raw_at(dst.as_mut_ptr(), dst.len(), offset) }
+        unsafe { self.raw().read_at(dst.as_mut_ptr(), dst.len(), offset) }
     }
 
     /// Like [`File::read_at`], into several buffers in turn, as one atomic read.
@@ -51,7 +50,7 @@ impl File {
         // SAFETY: IoSliceMut has the layout of iovec, by its documentation, and is valid for writes.
         unsafe {
             let iovecs = std::slice::from_raw_parts(dst.as_ptr().cast(), dst.len());
-            self.read_vectored_raw_at(iovecs, offset)
+            self.raw().read_vectored_at(iovecs, offset)
         }
     }
 
@@ -210,67 +209,9 @@ impl File {
         }
     }
 
-    /// [`File::read_at`] into memory that need not be initialised; returns the bytes read.
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::read_at`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use millpond::{Engine, OpenOptions};
-    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
-    /// # let path = tempfile::NamedTempFile::new().unwrap();
-    /// # std::fs::write(&path, "pond").unwrap();
-    /// let file = engine.open(&path, &OpenOptions::new().read(true))?;
-    /// let mut memory = Vec::with_capacity(100);
-    /// assert_eq!(file.read_uninit_at(memory.spare_capacity_mut(), 0)?, b"pond");
-    /// # memory.push(0u8);
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    pub fn read_uninit_at<'m>(
-        &self,
-        dst: &'m mut [MaybeUninit<u8>],
-        offset: u64,
-    ) -> Result<&'m mut [u8]> {
-        let start = dst.as_mut_ptr().cast::<u8>();
-        // SAFETY: an exclusive slice is valid for writes of its length.
-        let moved = unsafe { self.read_raw_at(start, dst.len(), offset) }?;
-        // SAFETY: the read has written the first `moved` bytes of the slice.
-        Ok(unsafe { std::slice::from_raw_parts_mut(start, moved) })
-    }
-
-    /// [`File::read_at`] into memory that need not be initialised.
-    ///
-    /// # Safety
-    ///
-    /// `dst` must be valid for writes of `len` bytes, except that they may fault in a process whose handler
-    /// of memory faults calls [`crate::fault`]; the result is then [`Error::Fault`], or the kernel's error
-    /// if the kernel touches the memory.
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::read_at`], and [`Error::Fault`].
-    #[inline]
-    pub unsafe fn read_raw_at(&self, dst: *mut u8, len: usize, offset: u64) -> Result<usize> {
-        if self.hits && in_range(offset, len as u64) {
-            let slot = self.cached.cache().counters.local();
-            let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
-            // SAFETY: the caller's promise is the same.
-            let hit = unsafe { path.try_read(dst, len, offset) };
-            if let Some(moved) = hit {
-                return Ok(moved);
-            }
-        }
-        // SAFETY: the caller's promise is the same.
-        let segment = unsafe { [Segment::new(dst, len)] };
-        self.read_mapped_or_missed((&segment).into(), offset)
-    }
-
     /// A read that frames do not serve.
     #[inline]
-    fn read_mapped_or_missed(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    pub(super) fn read_mapped_or_missed(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
         if let Some(pages) = self.mapped_pages()
             && in_range(offset, dst.left())
         {
@@ -286,69 +227,6 @@ impl File {
     #[inline]
     fn mapped_pages(&self) -> Option<&MappedPages> {
         self.cached.mapped_pages.as_deref().filter(|_| self.read && !self.direct)
-    }
-
-    /// Assigns counters to the calling thread, which [`File::try_read_hit_raw`] can't do: call it once per
-    /// thread and engine, not in a signal handler.
-    pub fn prepare_thread(&self) {
-        self.cached.cache().counters.local();
-    }
-
-    /// The lock-free part of [`File::read_raw_at`]: takes no lock, makes no system call, and may run in a
-    /// signal handler. `None`: a page is not cached, or the read has to wait; the memory is unspecified.
-    /// Hits of a thread that last used another engine, or none, share counters and may go uncounted: see
-    /// [`File::prepare_thread`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`File::read_raw_at`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use millpond::{Engine, OpenOptions};
-    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let path = dir.path().join("data");
-    /// # let options = OpenOptions::new().read(true).write(true).create(true);
-    ///
-    /// let file = engine.open(&path, &options)?;
-    /// file.write_all_at(b"pond", 0)?;
-    /// file.prepare_thread(); // once a thread; then, in a signal handler, too:
-    /// let mut bytes = [0u8; 4];
-    /// // SAFETY: an array is valid for writes of its length.
-    /// let hit = unsafe { file.try_read_hit_raw(bytes.as_mut_ptr(), bytes.len(), 0) };
-    /// if hit.is_none() {
-    ///     // SAFETY: as above.
-    ///     unsafe { file.read_raw_at(bytes.as_mut_ptr(), bytes.len(), 0)? };
-    /// }
-    /// assert_eq!(&bytes, b"pond");
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    #[inline]
-    pub unsafe fn try_read_hit_raw(&self, dst: *mut u8, len: usize, offset: u64) -> Option<usize> {
-        if !self.hits || !in_range(offset, len as u64) {
-            return None;
-        }
-        let slot = self.cached.cache().counters.local_if_known();
-        let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
-        // SAFETY: the caller's promise is the same.
-        unsafe { path.try_read(dst, len, offset) }
-    }
-
-    /// [`File::read_vectored_at`] into memory that need not be initialised.
-    ///
-    /// # Safety
-    ///
-    /// As for [`File::read_raw_at`], for each buffer.
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::read_raw_at`].
-    pub unsafe fn read_vectored_raw_at(&self, dst: &[libc::iovec], offset: u64) -> Result<usize> {
-        // SAFETY: the caller's promise is the same.
-        let list = unsafe { RawList::from_iovecs(dst) };
-        self.read_list(&list, offset)
     }
 
     /// Reads into all of `list`, whose memory must be writable.

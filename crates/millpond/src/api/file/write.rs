@@ -53,7 +53,7 @@ impl File {
         // SAFETY: IoSlice has the layout of iovec, by its documentation, and is valid for reads.
         unsafe {
             let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
-            self.write_vectored_raw_at(iovecs, offset)
+            self.raw().write_vectored_at(iovecs, offset)
         }
     }
 
@@ -91,45 +91,13 @@ impl File {
         // SAFETY: as in `write_vectored_at`.
         let (offset, moved) = unsafe {
             let iovecs = std::slice::from_raw_parts(src.as_ptr().cast(), src.len());
-            self.append_vectored_raw(iovecs)?
+            self.raw().append_vectored(iovecs)?
         };
         if moved < total {
             let part = std::io::ErrorKind::WriteZero;
             return Err(Error::io(Op::Write, offset, moved as u64, part));
         }
         Ok(offset)
-    }
-
-    /// [`File::write_at`] from memory that may change during the call; the bytes written are then
-    /// unspecified.
-    ///
-    /// # Safety
-    ///
-    /// `src` must be valid for reads of `len` bytes, except that they may fault as `dst` of
-    /// [`File::read_raw_at`] may.
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::write_at`], and [`Error::Fault`]: no byte was written.
-    pub unsafe fn write_raw_at(&self, src: *const u8, len: usize, offset: u64) -> Result<usize> {
-        // SAFETY: the caller's promise; a write only reads the memory.
-        let segment = unsafe { [Segment::new(src.cast_mut(), len)] };
-        self.write_segments((&segment).into(), offset)
-    }
-
-    /// [`File::write_vectored_at`] from memory that may change during the call.
-    ///
-    /// # Safety
-    ///
-    /// As for [`File::write_raw_at`], for each buffer.
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::write_raw_at`].
-    pub unsafe fn write_vectored_raw_at(&self, src: &[libc::iovec], offset: u64) -> Result<usize> {
-        // SAFETY: the caller's promise; a write only reads the memory.
-        let list = unsafe { RawList::from_iovecs(src) };
-        self.write_segments(list.iter(), offset)
     }
 
     pub(crate) fn write_segments(&self, src: SegmentIter<'_>, offset: u64) -> Result<usize> {
@@ -145,58 +113,8 @@ impl File {
         write::write(&self.cached, src, offset, how)
     }
 
-    /// [`File::append`] from memory that may change during the call. Returns the offset and the number of
-    /// bytes written, which may be fewer than requested.
-    ///
-    /// # Safety
-    ///
-    /// As for [`File::write_raw_at`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::write_raw_at`].
-    pub unsafe fn append_raw(&self, src: *const u8, len: usize) -> Result<(u64, usize)> {
-        let iovec = [libc::iovec { iov_base: src.cast_mut().cast(), iov_len: len }];
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.append_vectored_raw(&iovec) }
-    }
-
-    /// [`File::append_vectored`] from memory that may change during the call; see [`File::append_raw`].
-    ///
-    /// # Safety
-    ///
-    /// As for [`File::write_raw_at`], for each buffer.
-    ///
-    /// # Errors
-    ///
-    /// As for [`File::write_raw_at`].
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use millpond::{Engine, OpenOptions};
-    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
-    /// # let dir = tempfile::tempdir().unwrap();
-    /// # let path = dir.path().join("data");
-    /// # let options = OpenOptions::new().read(true).write(true).create(true);
-    ///
-    /// let file = engine.open(&path, &options)?;
-    /// let mut memory = *b"pond";
-    /// let whole = [libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }];
-    /// // SAFETY: an array is valid for reads and writes of its length, and not used elsewhere.
-    /// unsafe {
-    ///     assert_eq!(file.append_raw(memory.as_ptr(), memory.len())?, (0, 4));
-    ///     assert_eq!(file.append_vectored_raw(&whole)?, (4, 4));
-    ///     assert_eq!(file.write_raw_at(memory.as_ptr(), 2, 8)?, 2);
-    ///     assert_eq!(file.write_vectored_raw_at(&whole, 10)?, 4);
-    ///     assert_eq!(file.read_vectored_raw_at(&whole, 8)?, 4);
-    /// }
-    /// assert_eq!(&memory, b"popo");
-    /// # Ok::<(), millpond::Error>(())
-    /// ```
-    pub unsafe fn append_vectored_raw(&self, src: &[libc::iovec]) -> Result<(u64, usize)> {
-        // SAFETY: the caller's promise; a write only reads the memory.
-        let list = unsafe { RawList::from_iovecs(src) };
+    /// Appends all of `list`; returns the offset and the number of bytes written.
+    pub(crate) fn append_list(&self, list: &RawList<'_>) -> Result<(u64, usize)> {
         check_range(Op::Write, 0, list.total())?;
         self.check(self.write, Op::Write, 0, list.total())?;
         if self.direct {
