@@ -207,6 +207,42 @@ fn reads_beside_writes_are_whole() {
     }
 }
 
+/// Goal: a read over the end of a file that another program cuts, and this one extends again, has the bytes of one moment: it ends at the end,
+/// or has what was appended. It never has the zeros that are behind the end in the page.
+#[test]
+fn reads_beside_a_cut_by_another_program_are_of_one_moment() {
+    const END: u64 = PAGE as u64 + 100;
+    const APPENDED: [u8; 16] = [0xFF; 16];
+    for backend in back_ends() {
+        let (name, case) = (format!("{backend:?}"), Case::warm(backend));
+        let other = std::fs::File::options().write(true).open(case.path()).unwrap();
+        other.set_len(END).unwrap();
+        let (end, read_both) = (Instant::now() + stress_time(2.0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let (mut short, mut long) = (0, 0);
+                    while Instant::now() < end {
+                        match &*case.read(END - 8, 16) {
+                            bytes if bytes.len() == 8 => short += 1,
+                            bytes if bytes.len() == 16 && bytes[8..] == APPENDED[..8] => long += 1,
+                            bytes => panic!("{name}: {bytes:?}"),
+                        }
+                    }
+                    read_both.fetch_or(short > 0 && long > 0, Relaxed);
+                });
+            }
+            scope.spawn(|| {
+                while Instant::now() < end {
+                    assert_eq!(case.file.write_at(&APPENDED, END).unwrap(), APPENDED.len());
+                    other.set_len(END).unwrap();
+                }
+            });
+        });
+        assert!(read_both.load(Relaxed), "{name}: no reader has seen both states");
+    }
+}
+
 /// Goal: changes by another process, which the engine does not know of, are visible at once: bytes, and both directions
 /// of the length.
 #[test]

@@ -25,8 +25,10 @@
 //!   most `READER_PATIENCE`, and then reads as the kernel does.
 //! - **Size.** The mapping is used below `readable` alone: whole pages below a size that was seen once. A file that
 //!   another process cuts has zeros from the new end to the end of that page, and no pages beyond it. So a copy
-//!   that ends in a byte other than zero lies below the end; a copy that ends in a zero byte asks `fstat`. The
-//!   last byte is loaded again after the copy: it was there throughout.
+//!   that ends in a byte other than zero lies below the end. So does a copy with such a byte behind it on the same
+//!   page. Otherwise `fstat` has the size. The last byte is loaded again after the copy: it was there throughout.
+//!   All of this precedes the second look at the counters. Otherwise a write that extends a file which another
+//!   process has cut could end before `fstat`, and the zeros that were copied before it would count as its bytes.
 //! - **The tail.** A read that reaches past `readable` is the kernel's `pread` between two looks at the counters.
 //!   An append (`O_APPEND`) has no offset before it is done: it counts in the tail's counters. Where this process
 //!   has cut the file, an append counts in the counters of the whole file.
@@ -48,7 +50,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub(crate) use file_system::maps_what_it_reads;
-use mapping::SharedMapping;
+use mapping::{MappedView, SharedMapping};
 pub use versions::PAGE_BYTES;
 use versions::{CounterRange, Span};
 
@@ -69,6 +71,8 @@ const TRIES: u32 = 4;
 const COPY_BYTES_MAX: usize = 256 << 10;
 /// The bytes before the end of a read that are loaded twice.
 const TAIL_BYTES: usize = 32;
+/// The bytes behind the end of a read that are searched for one other than zero, before `fstat`. Chosen.
+const BEHIND_BYTES: usize = 64;
 /// A copy of that many bytes comes from memory rather than from a cache of the processor.
 const FAR_BYTES: usize = 4096;
 
@@ -243,13 +247,25 @@ impl Inode {
         if unsafe { copy_from(tail.as_mut_ptr(), tail_at, tail_len, Source::Near) } != 0 {
             return false;
         }
-        let last = tail[tail_len - 1];
+        if tail[tail_len - 1] == 0 && !self.reaches(fd, &view, end) {
+            return false;
+        }
         let is_unchanged = if is_written {
             counters.is_unchanged(&self.span(offset, end), seen)
         } else {
             counters.is_unchanged_flag(&self.is_written)
         };
-        is_unchanged && self.mapping.is_current(&view) && (last != 0 || size_of_file(fd) >= end)
+        is_unchanged && self.mapping.is_current(&view)
+    }
+
+    /// Whether the file has the bytes up to `end`, the last of which is zero.
+    fn reaches(&self, fd: BorrowedFd<'_>, view: &MappedView, end: u64) -> bool {
+        let left_of_page = end.next_multiple_of(PAGE_BYTES) - end;
+        let len = (left_of_page as usize).min(BEHIND_BYTES);
+        let mut behind = [0_u8; BEHIND_BYTES];
+        // SAFETY: bytes of a page below `readable`, which may fault, as in `read`, to bytes of our own.
+        let copied = unsafe { copy_from(behind.as_mut_ptr(), view.at(end), len, Source::Near) };
+        (copied == 0 && behind[..len].iter().any(|&byte| byte != 0)) || size_of_file(fd) >= end
     }
 
     /// The counters of a read of the bytes from `offset` to `end`.
