@@ -72,9 +72,9 @@ pub unsafe fn try_read<T: Copy>(from: *const T) -> Option<T> {
         return None;
     }
     let mut copy = std::mem::MaybeUninit::<T>::uninit();
+    // Not in a section: the copy holds no lock, and a handler may interrupt it.
     // SAFETY: `copy` has room; `from` may be any address with the handlers, and can be read without them.
-    let is_read =
-        section::run(|_| unsafe { copy_in(copy.as_mut_ptr().cast(), from.cast(), size_of::<T>()) });
+    let is_read = unsafe { copy_in(copy.as_mut_ptr().cast(), from.cast(), size_of::<T>()) };
     // SAFETY: all its bytes were copied, and any are a value.
     is_read.then(|| unsafe { copy.assume_init() })
 }
