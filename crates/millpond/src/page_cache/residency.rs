@@ -72,7 +72,8 @@ impl Windows {
     #[inline]
     fn is_window_resident(&self, salt: u64, fd: BorrowedFd<'_>, byte: u64, readable: u64) -> bool {
         let key = key_of(salt, byte / WINDOW_BYTES);
-        let entry = &self.entries[key as usize % WINDOWS];
+        // Windows of one file lie side by side: a process that reads few files touches few pages of the table.
+        let entry = &self.entries[salt.wrapping_add(byte / WINDOW_BYTES) as usize % WINDOWS];
         let known = entry.load(Relaxed);
         if known >> TAG_SHIFT == key >> TAG_SHIFT && known & CACHED != 0 {
             if now() < known & VALUE {
