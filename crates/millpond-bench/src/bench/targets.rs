@@ -77,7 +77,7 @@ impl RowTarget {
     }
 }
 
-const TARGETS: [RowTarget; 79] = [
+const TARGETS: [RowTarget; 81] = [
     target("cached-read", "random-4k", "kernel pread", 1.6).by("millpond, mapped"),
     target("cached-read", "sequential-512", "kernel pread", 3.0).by("millpond, mapped"),
     target("write", "through-4k", "kernel", 0.95).by("millpond, through, mapped"),
@@ -153,6 +153,8 @@ const TARGETS: [RowTarget; 79] = [
     target("programs", "sqlite", "", 1.0),
     target("programs", "kv-fourth", "", 1.4),
     target("programs", "fio-4+4-reads", "", 10.0),
+    target("programs", "fio-4+4-mapped-reads", "", 5.0),
+    target("programs", "fio-4+4-mapped-writes", "", 0.4),
     target("programs", "pread-4k", "", 8.0),
     target("programs", "pwrite-4k-back", "", 1.3),
     target("programs", "pwrite-4k-through", "", 0.9),

@@ -16,7 +16,9 @@ use crate::bench::harness::Slice;
 use crate::bench::loop_mount::LoopMount;
 use crate::failure::{Context, Result};
 
-const FIO: [JobTarget; 2] = [target("fio-4+4-reads", 10.0), target("fio-4+4-writes", 0.9)];
+const FIO_BACK: [JobTarget; 2] = [target("fio-4+4-reads", 10.0), target("fio-4+4-writes", 0.9)];
+const FIO_MAPPED: [JobTarget; 2] =
+    [target("fio-4+4-mapped-reads", 5.0), target("fio-4+4-mapped-writes", 0.4)];
 const PREAD: JobTarget = target("pread-4k", 8.0);
 const PWRITE: JobTarget = target("pwrite-4k-through", 0.9);
 const PWRITE_BACK: JobTarget = target("pwrite-4k-back", 1.3);
@@ -34,7 +36,8 @@ pub fn run(work_dir: &WorkDirectory, runner: &mut JobRunner<'_>) -> Result<()> {
 
 /// 4 threads that read and 4 that write one file, each with a descriptor of its own.
 fn readers_and_writers(runner: &mut JobRunner<'_>) -> Result<()> {
-    if !runner.wants(&FIO) {
+    let cases = [FIO_BACK, FIO_MAPPED].concat();
+    if !runner.wants(&cases) {
         return Ok(());
     }
     let full = if runner.plan.quick { 64 * MIB } else { 256 * MIB };
@@ -45,7 +48,7 @@ fn readers_and_writers(runner: &mut JobRunner<'_>) -> Result<()> {
     let mount = match mount {
         Ok(mount) => mount,
         Err(reason) => {
-            runner.skip(&FIO, reason);
+            runner.skip(&cases, reason);
             return Ok(());
         }
     };
@@ -69,8 +72,13 @@ fn readers_and_writers(runner: &mut JobRunner<'_>) -> Result<()> {
         let slices = moved.into_iter().collect::<io::Result<_>>()?;
         Ok(Reading { slices, said: String::new() })
     };
-    let job = ProgramJob::timing_itself(FIO, words, read).threads(4).blocks(FIO_BLOCK_BYTES);
-    runner.measure(&mount.at, &job.options(&["--mode", "back"]).reads(&[&file]));
+    for (targets, options) in [(FIO_BACK, &["--mode", "back"][..]), (FIO_MAPPED, &[])] {
+        if runner.wants(&targets) {
+            let job = ProgramJob::timing_itself(targets, words.clone(), read);
+            let job = job.threads(4).blocks(FIO_BLOCK_BYTES).options(options);
+            runner.measure(&mount.at, &job.reads(&[&file]));
+        }
+    }
     Ok(())
 }
 
