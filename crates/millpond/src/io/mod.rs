@@ -17,7 +17,7 @@
 //! | Linux AIO, reaped by a thread (`aio_reads`) | direct reads that tasks wait for, without io_uring |
 //! | readers (`readers`, a `pool`) | all other background reads: buffered without io_uring, `sim` |
 //!
-//! Each way exists because of a measurement: see "Ways to submit I/O" in ARCHITECTURE.md.
+//! Each way exists because of a measurement: see "Ways to submit I/O" in docs/benchmarks.md.
 
 pub(crate) mod segment_list;
 
