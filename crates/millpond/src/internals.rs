@@ -111,13 +111,13 @@ impl Aside {
 }
 
 impl File {
-    /// [`RawFile::read_vectored_at`] that does not wait. Returns the result of a read that hits, or is refused;
+    /// [`RawFile::read_vectored_at`](crate::file::RawFile::read_vectored_at) that does not wait. Returns the result of a read that hits, or is refused;
     /// otherwise `None`, and `done` is called with the result. Does not block, except for locks that are held for
     /// moments. `fills`: the read is to fill its pages ([`Begun::Fills`]).
     ///
     /// # Safety
     ///
-    /// As for [`RawFile::read_at`], for each buffer, and until the result has been delivered.
+    /// As for [`RawFile::read_at`](crate::file::RawFile::read_at), for each buffer, and until the result has been delivered.
     ///
     /// # Panics
     ///
@@ -125,7 +125,7 @@ impl File {
     ///
     /// # Errors
     ///
-    /// As for [`RawFile::read_at`].
+    /// As for [`RawFile::read_at`](crate::file::RawFile::read_at).
     pub unsafe fn start_read_raw(
         self: &Arc<File>,
         dst: &[libc::iovec],
@@ -173,7 +173,7 @@ impl File {
     ///
     /// # Safety
     ///
-    /// As for [`RawFile::read_at`], and until the kernel has completed it. A handle of the file outlives the
+    /// As for [`RawFile::read_at`](crate::file::RawFile::read_at), and until the kernel has completed it. A handle of the file outlives the
     /// read, which is not dropped before that.
     pub unsafe fn begin_unguarded(&self, start: *mut u8, len: usize, offset: u64) -> Begun {
         if !self.hits || self.check_read(offset, len as u64).is_err() {
@@ -199,12 +199,12 @@ impl File {
         unsafe { read.end(&self.cached, start) }
     }
 
-    /// [`RawFile::try_read_hit`] with counters that the thread caches; counters of an engine other than
+    /// [`RawFile::try_read_hit`](crate::file::RawFile::try_read_hit) with counters that the thread caches; counters of an engine other than
     /// this file's are replaced.
     ///
     /// # Safety
     ///
-    /// As for [`RawFile::read_at`]. The cell belongs to the calling thread, and lives as long as its
+    /// As for [`RawFile::read_at`](crate::file::RawFile::read_at). The cell belongs to the calling thread, and lives as long as its
     /// thread-local storage.
     #[inline]
     pub unsafe fn try_read_hit_counted(

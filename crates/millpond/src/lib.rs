@@ -114,7 +114,6 @@ pub use advice::Advice;
 pub use api::async_file::{AsyncFile, ReadAt, ReadVectoredAt};
 pub use api::engine::Engine;
 pub use api::file::File;
-pub use api::file::raw::RawFile;
 pub use api::view::View;
 pub use buffers::{BUFFER_ALIGN_BYTES, Buffer};
 pub use error::{Error, Op, PersistStep, Result};
@@ -132,11 +131,12 @@ pub mod blob {
     pub use crate::api::blob::{Arrival, Blob, BlobView, Claim, Fill};
 }
 
-/// A file with a position, and what suspends the write-back of a file.
+/// A file with a position, a file's operations on raw memory, and what suspends the write-back of a file.
 pub mod file {
     #[cfg(all(feature = "tokio", not(any(loom, scheduled))))]
     pub use crate::api::async_cursor::AsyncCursor;
     pub use crate::api::file::cursor::Cursor;
+    pub use crate::api::file::raw::RawFile;
     pub use crate::api::file::writeback::{DirectSuspended, WritebackSuspended};
 }
 

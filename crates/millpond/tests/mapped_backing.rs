@@ -207,8 +207,8 @@ fn reads_beside_writes_are_whole() {
     }
 }
 
-/// Goal: a read over the end of a file that another program cuts, and this one extends again, has the bytes of one moment: it ends at the end,
-/// or has what was appended. It never has the zeros that are behind the end in the page.
+/// Goal: a read over the end of a file that another program cuts, and this one extends again, has the bytes of one moment. Its bytes end
+/// where the file ends, or have the second write. They never include the zeros that follow the end in the page.
 #[test]
 fn reads_beside_a_cut_by_another_program_are_of_one_moment() {
     const END: u64 = PAGE as u64 + 100;

@@ -154,7 +154,7 @@ impl Request {
         Request::new(file, Kind::WriteBuffers { buffers, offset })
     }
 
-    /// [`RawFile::read_vectored_at`] into memory that is lent to the request: for memory that no Rust type
+    /// [`RawFile::read_vectored_at`](crate::file::RawFile::read_vectored_at) into memory that is lent to the request: for memory that no Rust type
     /// owns, as with callers in C. From a file that was opened [`direct`](crate::OpenOptions::direct) the
     /// device reads into it as into [`Buffer`]s.
     ///
@@ -164,7 +164,7 @@ impl Request {
     /// been taken from its queue (by [`Queue::wait`](crate::queue::Queue::wait) or a similar method), the process
     /// has ended, or the request was dropped without having been submitted. Dropping the queue does not end
     /// submitted requests: so the queue must live until then. Access must not fault, except as for
-    /// [`RawFile::read_at`].
+    /// [`RawFile::read_at`](crate::file::RawFile::read_at).
     ///
     /// # Examples
     ///
@@ -194,7 +194,7 @@ impl Request {
         Request::new(file, Kind::ReadLent { list, offset })
     }
 
-    /// [`RawFile::write_vectored_at`] from memory that is lent to the request.
+    /// [`RawFile::write_vectored_at`](crate::file::RawFile::write_vectored_at) from memory that is lent to the request.
     ///
     /// # Safety
     ///

@@ -52,6 +52,23 @@ impl std::fmt::Debug for RawFile<'_> {
 
 impl File {
     /// The operations on memory by its address.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::{Engine, OpenOptions};
+    /// # let engine = Engine::builder().cache_bytes(1 << 20).build()?;
+    /// # let path = tempfile::NamedTempFile::new().unwrap();
+    /// # std::fs::write(&path, "pond").unwrap();
+    /// let file = engine.open(&path, &OpenOptions::new().read(true))?;
+    /// let mut bytes = Vec::<u8>::with_capacity(100);
+    /// // SAFETY: the vector has room for 100 bytes, and nothing else uses them.
+    /// let read = unsafe { file.raw().read_at(bytes.as_mut_ptr(), 100, 0)? };
+    /// // SAFETY: the read has written that many.
+    /// unsafe { bytes.set_len(read) };
+    /// assert_eq!(bytes, b"pond");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[must_use]
     pub fn raw(&self) -> RawFile<'_> {
         RawFile { file: self }
