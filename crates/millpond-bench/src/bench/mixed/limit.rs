@@ -10,6 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 /// A memory cgroup; removed on drop.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ static CURRENT: Mutex<Option<(PathBuf, PathBuf)>> = Mutex::new(None);
 pub fn leave() {
     let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some((group, home)) = current {
-        let _ = move_to(&home).and_then(|()| fs::remove_dir(&group));
+        let _ = remove_group(&group, &home);
     }
 }
 
@@ -95,7 +97,7 @@ impl Drop for Limit {
     fn drop(&mut self) {
         self.empty();
         *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if let Err(error) = fs::remove_dir(&self.group) {
+        if let Err(error) = remove_group(&self.group, &self.home) {
             eprintln!("removing {}: {error}", self.group.display());
         }
     }
@@ -103,6 +105,25 @@ impl Drop for Limit {
 
 fn move_to(group: &Path) -> io::Result<()> {
     fs::write(group.join("cgroup.procs"), process::id().to_string())
+}
+
+/// Moves each process of `group` to `home` and removes the group. Another thread may have started a
+/// program under the limit: the kernel removes only an empty group.
+fn remove_group(group: &Path, home: &Path) -> io::Result<()> {
+    let mut attempts = 0;
+    loop {
+        for pid in fs::read_to_string(group.join("cgroup.procs"))?.lines() {
+            // A process that has exited meanwhile needs no move.
+            let _ = fs::write(home.join("cgroup.procs"), pid);
+        }
+        match fs::remove_dir(group) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && attempts < 100 => {
+                attempts += 1;
+                thread::sleep(Duration::from_millis(10));
+            }
+            removed => return removed,
+        }
+    }
 }
 
 /// Groups of runs that were killed.
@@ -156,15 +177,19 @@ mod tests {
         assert_eq!(find("", groups), None);
     }
 
-    /// Goal: a limit leaves no group behind, whether it could be set or not.
+    /// Goal: a limit leaves no group behind, also when a program that started under it still runs.
     #[test]
     fn nothing_stays_behind() {
         match Limit::new(64 << 20) {
             Ok(limit) => {
                 let group = limit.group.clone();
-                drop(limit.enter().unwrap());
+                let limited = limit.enter().unwrap();
+                let mut child = process::Command::new("sleep").arg("60").spawn().unwrap();
+                drop(limited);
                 drop(limit);
                 assert!(!group.exists());
+                child.kill().unwrap();
+                child.wait().unwrap();
             }
             Err(reason) => println!("skipped: {reason}"),
         }
