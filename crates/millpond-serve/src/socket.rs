@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -72,19 +73,74 @@ pub(crate) fn connect_to_own(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// A file's device and inode.
+type FileIdentity = (u64, u64);
+
+fn identity_at(path: &Path) -> Option<FileIdentity> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// The right to a path: an exclusive lock of the file `PATH.lock`, which ends with the process at the latest.
+///
+/// The look at a path and the start of a server there are two steps, and so are the look at its socket and its removal. Both
+/// are done by the owner of this lock alone.
+#[derive(Debug)]
+struct PathLock {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl PathLock {
+    fn acquire(socket: &Path) -> io::Result<PathLock> {
+        let mut path = socket.as_os_str().to_owned();
+        path.push(".lock");
+        let path = PathBuf::from(path);
+        let failed = |error: rustix::io::Errno| {
+            let error = io::Error::from(error);
+            io::Error::new(error.kind(), format!("the lock file {}: {error}", path.display()))
+        };
+        loop {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let what = format!(
+                        "another server starts or listens at {}: it has locked {}",
+                        socket.display(),
+                        path.display()
+                    );
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+                }
+                locked => locked.map_err(failed)?,
+            }
+            // The previous owner removes the file before its lock ends.
+            let found = rustix::fs::fstat(&file).map_err(failed)?;
+            if identity_at(&path) == Some((found.st_dev, found.st_ino)) {
+                return Ok(PathLock { path, _file: file });
+            }
+        }
+    }
+}
+
+impl Drop for PathLock {
+    fn drop(&mut self) {
+        _ = std::fs::remove_file(&self.path);
+    }
+}
+
 /// The file of a listening socket, which is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode: another server may have taken the path since.
-    identity: (u64, u64),
+    /// A program without the lock may have replaced the file since.
+    identity: FileIdentity,
+    /// Dropped last.
+    _lock: PathLock,
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let is_own = std::fs::symlink_metadata(&self.path)
-            .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
-        if is_own {
+        if identity_at(&self.path) == Some(self.identity) {
             _ = std::fs::remove_file(&self.path);
         }
     }
@@ -100,6 +156,9 @@ pub(crate) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     check_directory(directory, user)?;
+    // Before the lock: of a server that listens, or another file, the error says more.
+    check_path(path, user)?;
+    let lock = PathLock::acquire(path)?;
     check_path(path, user)?;
     let socket = new_socket()?;
     // Bound under another name first: a connect before the mode is set would be another user's chance, and a path that
@@ -117,7 +176,8 @@ pub(crate) fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
         rustix::net::listen(&socket, BACKLOG)?;
         std::fs::rename(&hidden, path)?;
         let found = std::fs::symlink_metadata(path)?;
-        Ok(SocketFile { path: path.to_owned(), identity: (found.dev(), found.ino()) })
+        let identity = (found.dev(), found.ino());
+        Ok(SocketFile { path: path.to_owned(), identity, _lock: lock })
     });
     if placed.is_err() {
         _ = std::fs::remove_file(&hidden);
@@ -165,6 +225,8 @@ fn check_path(path: &Path, user: u32) -> io::Result<()> {
     match connect(path) {
         Ok(_) => exists(format!("a server listens at {name} already")),
         Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => Ok(()),
+        // Its server has just removed it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => {
             exists(format!("{name} is a socket of another program"))
         }
@@ -274,6 +336,16 @@ mod tests {
         std::fs::metadata(path).unwrap().mode() & 0o777
     }
 
+    /// Leaves the files as a server that was killed: its lock has ended.
+    fn end_as_killed(file: SocketFile) {
+        let (socket, lock) = (file.path.clone(), file._lock.path.clone());
+        let aside = socket.with_extension("aside");
+        std::fs::rename(&socket, &aside).unwrap();
+        drop(file);
+        std::fs::rename(&aside, &socket).unwrap();
+        std::fs::write(&lock, "").unwrap();
+    }
+
     #[test]
     fn a_socket_is_private_and_removed() {
         let dir = tempfile::tempdir().unwrap();
@@ -283,8 +355,7 @@ mod tests {
         let taken = listen(&path).unwrap_err();
         assert!(taken.to_string().contains("listens at"), "{taken}");
         drop(socket);
-        // A server that was killed leaves the file.
-        std::mem::forget(file);
+        end_as_killed(file);
         let (socket, file) = listen(&path).unwrap();
         connect(&path).unwrap();
         assert_eq!(peer_user(connect(&path).unwrap()).unwrap(), geteuid().as_raw());
@@ -292,6 +363,36 @@ mod tests {
         assert!(!path.exists());
         let names = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
         assert_eq!(names, 0, "nothing else is left");
+    }
+
+    /// Goal: of servers that start at the same time, at a free path or at that of a server that was killed, one listens.
+    #[test]
+    fn one_of_several_servers_gets_the_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        for round in 0..200 {
+            let barrier = std::sync::Barrier::new(4);
+            let start = || {
+                barrier.wait();
+                listen(&path)
+            };
+            let started: Vec<_> = std::thread::scope(|scope| {
+                let all = [0; 4].map(|_| scope.spawn(start));
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            let listening = started.iter().filter(|one| one.is_ok()).count();
+            assert_eq!(listening, 1, "{started:?}");
+            for refused in started.iter().filter_map(|one| one.as_ref().err()) {
+                assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+                assert!(refused.to_string().contains(&path.display().to_string()), "{refused}");
+            }
+            connect(&path).unwrap();
+            let (socket, file) = started.into_iter().flatten().next().unwrap();
+            drop(socket);
+            if round % 2 == 0 {
+                end_as_killed(file);
+            }
+        }
     }
 
     #[test]
