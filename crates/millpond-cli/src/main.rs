@@ -21,6 +21,7 @@
 
 mod check_untorn;
 mod demo;
+mod descriptors;
 mod failure;
 mod keeper;
 mod manual;

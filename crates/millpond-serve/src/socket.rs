@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -237,9 +238,22 @@ fn check_path(path: &Path, user: u32) -> io::Result<()> {
     }
 }
 
+/// A descriptor that is not closed by others.
+///
+/// # Safety
+///
+/// The descriptor stays open, and the same, as long as the value exists.
+pub(crate) unsafe trait Owned: AsRawFd {}
+
+// SAFETY: it owns the descriptor.
+unsafe impl Owned for OwnedFd {}
+
+// SAFETY: it owns a part of the descriptor.
+unsafe impl Owned for Arc<OwnedFd> {}
+
 /// Registers a descriptor with the runtime of the caller.
-pub(crate) fn watch(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an owned descriptor stays open, and the same, until the `AsyncFd` drops it.
+pub(crate) fn watch<D: Owned>(descriptor: D, interest: Interest) -> io::Result<AsyncFd<D>> {
+    // SAFETY: the descriptor stays open, and the same, until the `AsyncFd` drops it (`Owned`).
     Ok(unsafe { AsyncFd::register_with_interest(descriptor, interest) }?)
 }
 

@@ -14,13 +14,14 @@ use futures_util::FutureExt;
 use millpond::internals::shared::ClientMemory;
 use millpond_objects::Freshness;
 use millpond_serve::SharedStore;
-use millpond_serve::protocol::{Hello, PROTOCOL_VERSION};
+use millpond_serve::protocol::{Greeting, Hello, PROTOCOL_VERSION};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use common::{
     Far, Killed, SharedDisk, TestServer, block_on, content, name_of, role_in, start_role, temp_dir,
@@ -217,8 +218,8 @@ fn the_memory_of_a_server_that_is_gone_is_unmapped() {
     assert!(client.0.wait().unwrap().success());
 }
 
-/// The cache's memory, by the descriptor that a client gets. The socket keeps the connection.
-fn memory_of(socket_path: &std::path::Path) -> (OwnedFd, OwnedFd) {
+/// Connects and greets. Returns the socket, which keeps the connection, the greeting and the descriptors with it.
+fn greeted_with(socket_path: &std::path::Path) -> (OwnedFd, Greeting, Vec<OwnedFd>) {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(socket_path).unwrap()).unwrap();
     let own = ClientMemory::create().unwrap();
@@ -228,18 +229,117 @@ fn memory_of(socket_path: &std::path::Path) -> (OwnedFd, OwnedFd) {
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
     let hello = Hello { version: PROTOCOL_VERSION, store_name: None }.encode().unwrap();
     let parts = [std::io::IoSlice::new(&hello)];
-    rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
+    // A server that refuses has closed the connection, maybe.
+    _ = rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::NOSIGNAL);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut buffer = [0; 4096];
-    let mut parts = [std::io::IoSliceMut::new(&mut buffer)];
-    rustix::net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
-    let mut rights = control.drain().filter_map(|one| match one {
+    let mut receive = || {
+        let mut parts = [std::io::IoSliceMut::new(&mut buffer)];
+        rustix::net::recvmsg(&socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+    };
+    // The kernel reports once that the server has not read the hello.
+    let received = receive().or_else(|_| receive()).unwrap();
+    let rights = control.drain().filter_map(|one| match one {
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
         _ => None,
     });
-    let cache = rights.next().unwrap().next().unwrap();
-    (cache, socket)
+    let descriptors = rights.flatten().collect();
+    (socket, Greeting::decode(&buffer[..received.bytes]).unwrap(), descriptors)
+}
+
+fn greeted(socket_path: &std::path::Path) -> (OwnedFd, Greeting) {
+    let (socket, greeting, _) = greeted_with(socket_path);
+    (socket, greeting)
+}
+
+/// The cache's memory, by the descriptor that a client gets. The socket keeps the connection.
+fn memory_of(socket_path: &std::path::Path) -> (OwnedFd, OwnedFd) {
+    let (socket, _, mut descriptors) = greeted_with(socket_path);
+    (descriptors.remove(0), socket)
+}
+
+/// Goal: a server without descriptors for another client refuses it with the reason, and serves the others. A client that
+/// was refused reads from its store, and is served when another one has left.
+#[test]
+fn clients_beyond_the_descriptors_are_refused() {
+    const TEST: &str = "clients_beyond_the_descriptors_are_refused";
+    const LIMIT: u64 = 160;
+    if let Some((_, dir)) = role_in(TEST) {
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(LIMIT), ..limit }).unwrap();
+        let disk = SharedDisk::open(&dir, Duration::ZERO);
+        let _server = TestServer::start(disk, &dir.join("socket"), Freshness::Immutable);
+        wait_until(Duration::from_secs(60), "the end of the first part", || {
+            dir.join("exhaust").exists()
+        });
+        let any = std::fs::File::open("/dev/null").unwrap();
+        let mut all: Vec<_> = std::iter::from_fn(|| any.try_clone().ok()).collect();
+        // A descriptor for this file alone.
+        all.pop();
+        std::fs::write(dir.join("exhausted"), "").unwrap();
+        all.extend(any.try_clone());
+        assert!(any.try_clone().is_err());
+        loop {
+            std::thread::park();
+        }
+    }
+    let refusal = |socket: &std::path::Path| -> Option<String> {
+        let (connection, greeting) = greeted(socket);
+        match greeting {
+            Greeting::Refused(why) => Some(why),
+            Greeting::Welcome(_) => {
+                drop(connection);
+                None
+            }
+        }
+    };
+    let dir = temp_dir();
+    let socket = dir.path().join("socket");
+    let _server = Killed(start_role(TEST, "server", dir.path()));
+    let disk = SharedDisk::open(dir.path(), Duration::ZERO);
+    block_on(async { disk.put(&name_of(1), words_of(1, 1, 80_000).into()).await.unwrap() });
+    wait_until(Duration::from_secs(20), "the server listens", || {
+        std::os::unix::net::UnixStream::connect(&socket)
+            .is_err_and(|error| error.raw_os_error() == Some(libc::EPROTOTYPE))
+    });
+    let store = Arc::clone(&disk) as Arc<dyn ObjectStore>;
+    let served = SharedStore::new(Arc::clone(&store), &socket);
+    let left = SharedStore::new(store, &socket);
+    block_on(async {
+        assert!(served.attach().await);
+        let mut connections = Vec::new();
+        let why = loop {
+            let (connection, greeting) = greeted(&socket);
+            match greeting {
+                Greeting::Welcome(_) => connections.push(connection),
+                Greeting::Refused(why) => break why,
+            }
+        };
+        assert!(why.contains("RLIMIT_NOFILE) is 160"), "{why}");
+        // Two descriptors of the server for each.
+        let taken = connections.len() as u64;
+        assert!((LIMIT / 4..LIMIT / 2).contains(&taken), "{taken}");
+        for client in [&served, &left] {
+            let read = client.get_range(&name_of(1), 0..4096).await.unwrap();
+            version_in(&read, 1);
+        }
+        assert_eq!((served.stats().fallbacks, left.stats().fallbacks), (0, 1));
+        drop(connections);
+        wait_until(Duration::from_secs(5), "there is room again", || refusal(&socket).is_none());
+        std::fs::write(dir.path().join("exhaust"), "").unwrap();
+        wait_until(Duration::from_secs(20), "no descriptor is left", || {
+            dir.path().join("exhausted").exists()
+        });
+        let started = Instant::now();
+        for _ in 0..20 {
+            assert!(refusal(&socket).is_some_and(|why| why.contains("RLIMIT_NOFILE")));
+        }
+        // Each would wait for the next try of accept otherwise.
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        served.get_range(&name_of(1), 0..4096).await.unwrap();
+        assert_eq!(served.stats().fallbacks, 0);
+    });
 }
 
 /// Goal: when the limit is halved while clients read, the resident memory falls within two seconds and stays.

@@ -46,8 +46,8 @@ pub use crate::stats::kept::HitCounts;
 /// for each file. The client maps the cache, and each of its threads reads with a `SharedReader`. How they send is theirs.
 pub mod shared {
     pub use crate::api::shared_cache::{
-        AttachedClient, ClientMemory, SharedCache, SharedClient, SharedFile, SharedReader,
-        process_number,
+        AttachedClient, ClientAttachment, ClientMemory, SharedCache, SharedClient, SharedFile,
+        SharedReader, process_number,
     };
     pub use crate::huge_memory::{MemoryChoice, MemoryKind};
 }

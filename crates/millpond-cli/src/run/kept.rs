@@ -27,6 +27,7 @@ use signal_hook::consts::{
 };
 use signal_hook::iterator::Signals;
 
+use crate::descriptors;
 use crate::failure::{Context, Result};
 
 /// Another environment variable that the preload library reads: the keeper's address.
@@ -118,7 +119,8 @@ pub fn run(command: &mut Command, keeps: bool, is_quiet: bool) -> Result<io::Res
         }
     };
     if keeps {
-        use_all_descriptors();
+        // The keeper holds a descriptor of each dirty file. The program already has its own limit.
+        descriptors::use_all();
     }
     if let Some(pid) = Pid::from_raw(program.id() as i32) {
         thread::spawn(move || hand_on(signals, pid));
@@ -149,13 +151,6 @@ fn hand_on(mut signals: Signals, program: Pid) {
 fn is_in_foreground() -> bool {
     let Ok(terminal) = std::fs::File::open("/dev/tty") else { return false };
     rustix::termios::tcgetpgrp(&terminal).ok() == Some(rustix::process::getpgrp())
-}
-
-/// Raises the descriptor limit, as the keeper holds a descriptor of each dirty file. The program already has its own.
-fn use_all_descriptors() {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let _ =
-        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// The exit status to end with. If a signal ended the program, ends this process by the same signal.

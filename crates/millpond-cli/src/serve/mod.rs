@@ -36,6 +36,7 @@ use self::endpoint_file::EndpointFile;
 use self::published_counts::PublishedCounts;
 use self::running_endpoint::RunningEndpoint;
 use self::stores::OpenedStore;
+use crate::descriptors;
 use crate::failure::{Context, Failure, REFUSED, Result};
 use crate::run::parse_size;
 
@@ -343,6 +344,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
         return Ok(());
     }
+    descriptors::use_all();
     let counts = Arc::new(PublishedCounts::default());
     let cache = settings.cache(true, &counts)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()

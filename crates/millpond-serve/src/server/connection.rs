@@ -78,7 +78,7 @@ impl Connection {
     }
 
     /// Serves the client until it is gone. `process`: its pidfd.
-    pub(super) async fn run(self: Arc<Self>, process: AsyncFd<OwnedFd>) -> io::Result<()> {
+    pub(super) async fn run(self: Arc<Self>, process: AsyncFd<Arc<OwnedFd>>) -> io::Result<()> {
         let outcome = tokio::select! {
             outcome = self.serve() => outcome,
             // CN4.

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use millpond::internals::shared::AttachedClient;
+use millpond::internals::shared::ClientAttachment;
 use rustix::process::geteuid;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -15,6 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::protocol::{Greeting, HELLO_BYTES_MAX, Hello, PROTOCOL_VERSION, Welcome};
 use crate::server::connection::Connection;
+use crate::server::descriptors;
 use crate::server::server_parts::ServerParts;
 use crate::socket;
 use crate::stores::ClientScope;
@@ -41,15 +42,33 @@ impl Drop for Counted<'_> {
     }
 }
 
+/// Tells a client why it is refused. Returns the error for the log.
+fn refuse(socket: impl AsFd, why: &str) -> io::Error {
+    let why: String = why.chars().take(REFUSAL_CHARACTERS_MAX).collect();
+    let greeting = Greeting::Refused(why.clone()).encode().expect("a short text");
+    // If it can't be sent, the end of the connection says the same.
+    _ = socket::send(socket, &greeting);
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+impl ServerParts {
+    /// Refuses a client that has not been greeted.
+    pub(super) fn refuse(&self, socket: impl AsFd, why: &str) {
+        self.note_refusal(&refuse(socket, why));
+    }
+
+    fn note_refusal(&self, error: &io::Error) {
+        // Relaxed: a count.
+        self.counters.refused.fetch_add(1, Relaxed);
+        tracing::warn!(%error, "a client was refused");
+    }
+}
+
 /// Serves a client to its end.
 pub(super) async fn serve_client(parts: Arc<ServerParts>, socket: OwnedFd) {
     let greeted = match greet(&parts, socket).await {
         Ok(greeted) => greeted,
-        Err(error) => {
-            parts.counters.refused.fetch_add(1, Relaxed);
-            tracing::warn!(%error, "a client was refused");
-            return;
-        }
+        Err(error) => return parts.note_refusal(&error),
     };
     parts.counters.attached.fetch_add(1, Relaxed);
     let _counted = Counted::new(&parts.counters.clients);
@@ -64,8 +83,8 @@ pub(super) async fn serve_client(parts: Arc<ServerParts>, socket: OwnedFd) {
 
 struct Greeted {
     socket: AsyncFd<OwnedFd>,
-    process: AsyncFd<OwnedFd>,
-    attached: AttachedClient,
+    process: AsyncFd<Arc<OwnedFd>>,
+    attached: ClientAttachment,
     /// `None`: the client reads nothing.
     scope: Option<ClientScope>,
     /// One of the server's clients, to its end.
@@ -75,18 +94,15 @@ struct Greeted {
 async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     // Not for writing: the client's receipt of each reply would wake the server (connection.CN5).
     let socket = socket::watch(socket, Interest::READABLE)?;
-    let refuse = |why: String| -> io::Error {
-        let why: String = why.chars().take(REFUSAL_CHARACTERS_MAX).collect();
-        let greeting = Greeting::Refused(why.clone()).encode().expect("a short text");
-        // If it can't be sent, the end of the connection says the same.
-        _ = socket::send(&socket, &greeting);
-        io::Error::new(io::ErrorKind::PermissionDenied, why)
-    };
+    let refuse = |why: String| refuse(&socket, &why);
     let (user, own) = (socket::peer_user(&socket)?, geteuid().as_raw());
     if user != own {
         return Err(refuse(format!(
             "this server is for user {own}, and the client is user {user}: each user has an own server"
         )));
+    }
+    if let Some(why) = descriptors::shortage(&socket) {
+        return Err(refuse(why));
     }
     let Ok(place) = Arc::clone(&parts.places).try_acquire_owned() else {
         return Err(refuse("the server has as many clients as it can have".into()));
@@ -113,7 +129,8 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
         .map_err(|all| refuse(format!("a greeting with {} descriptors, not 1", all.len())))?;
     let process = socket::peer_process(&socket)
         .map_err(|error| refuse(format!("the client's process can't be watched: {error}")))?;
-    let watched = socket::watch(process.try_clone()?, Interest::READABLE)?;
+    let process = Arc::new(process);
+    let watched = socket::watch(Arc::clone(&process), Interest::READABLE)?;
     let cache = parts.store.shared_cache().expect("checked by bind");
     let attached = cache
         .attach(&memory, process)
@@ -133,5 +150,6 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     let validity = parts.store.validity_for_client()?;
     let descriptors: [BorrowedFd<'_>; 2] = [attached.descriptor(), validity.as_fd()];
     socket::send_with(&socket, &message, &descriptors)?;
+    let attached = attached.close_descriptor();
     Ok(Greeted { socket, process: watched, attached, scope, _place: place })
 }

@@ -5,6 +5,7 @@
 //! ```
 
 mod connection;
+mod descriptors;
 mod greet;
 mod server_parts;
 
@@ -24,11 +25,12 @@ use tokio::task::JoinSet;
 
 #[cfg(feature = "systemd")]
 use crate::inherited::InheritedSocket;
+use crate::server::descriptors::SpareDescriptor;
 use crate::server::server_parts::ServerParts;
 use crate::socket::{self, SocketFile};
 use crate::stores::StoreSet;
 
-/// Clients at a time. Each takes three descriptors and 600 KiB of address space. Chosen.
+/// Clients at a time. Each takes two descriptors, three after it was slow to read, and 600 KiB of address space. Chosen.
 const CLIENTS_MAX: usize = 1000;
 /// Wait after a failed accept, such as for want of descriptors. Chosen.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -168,6 +170,7 @@ impl Server {
     /// The runtime can't watch the socket.
     pub async fn run(self) -> io::Result<()> {
         let Server { parts, listener, file: _file } = self;
+        let mut spare = SpareDescriptor::new(&listener)?;
         let listener = socket::watch(listener, Interest::READABLE)?;
         let mut clients = JoinSet::new();
         loop {
@@ -186,6 +189,11 @@ impl Server {
                 Ok(socket) => {
                     clients.spawn(greet::serve_client(Arc::clone(&parts), socket));
                 }
+                Err(error)
+                    if descriptors::is_shortage(error)
+                        && spare
+                            .refuse(listener.get_ref(), |socket, why| parts.refuse(&socket, &why))
+                            .is_ok() => {}
                 Err(error) => {
                     tracing::warn!(%error, "a client can't be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;

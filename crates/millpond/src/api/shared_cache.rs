@@ -45,12 +45,17 @@ impl SharedCache {
     /// # Errors
     ///
     /// `InvalidInput`: the descriptor is not of such memory. Others: the system gives no memory or no descriptor.
-    pub fn attach(&self, client: &OwnedFd, process: OwnedFd) -> io::Result<AttachedClient> {
-        let entry = ClientEntry::new(client, process)?;
+    pub fn attach(
+        &self,
+        client: &OwnedFd,
+        process: impl Into<Arc<OwnedFd>>,
+    ) -> io::Result<AttachedClient> {
+        let entry = ClientEntry::new(client, process.into())?;
         let cache = self.memory.open_for_client()?;
         // Before the client has the memory (shared.SH4).
         self.memory.clients.attach(&entry);
-        Ok(AttachedClient { memory: Arc::clone(&self.memory), entry, cache })
+        let attachment = ClientAttachment { memory: Arc::clone(&self.memory), entry };
+        Ok(AttachedClient { attachment, cache })
     }
 }
 
@@ -60,12 +65,17 @@ pub fn process_number() -> u64 {
     process_local::number()
 }
 
+/// A client, and the descriptor of the cache for it. The client is detached when this is dropped.
+pub struct AttachedClient {
+    attachment: ClientAttachment,
+    cache: OwnedFd,
+}
+
 /// A client, which is detached when this is dropped. The owner drops it when the client's process is gone; before that,
 /// the client's late reads could take memory beyond the limit.
-pub struct AttachedClient {
+pub struct ClientAttachment {
     memory: Arc<SharedMemory>,
     entry: Arc<ClientEntry>,
-    cache: OwnedFd,
 }
 
 impl AttachedClient {
@@ -74,9 +84,15 @@ impl AttachedClient {
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.cache.as_fd()
     }
+
+    /// Closes the descriptor, which the client has received. The client stays attached.
+    #[must_use]
+    pub fn close_descriptor(self) -> ClientAttachment {
+        self.attachment
+    }
 }
 
-impl Drop for AttachedClient {
+impl Drop for ClientAttachment {
     fn drop(&mut self) {
         self.memory.clients.detach(&self.entry);
     }

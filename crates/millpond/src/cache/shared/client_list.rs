@@ -21,14 +21,14 @@ const PATIENCE: Duration = Duration::from_micros(100);
 pub(crate) struct ClientEntry {
     block: MappedBlock,
     /// A pidfd of its process.
-    process: OwnedFd,
+    process: Arc<OwnedFd>,
     /// The numbers of the last pushes that were seen. Locked under the queues' lock, or not contended.
     last_pushes: Mutex<[u64; THREADS_MAX]>,
 }
 
 impl ClientEntry {
     /// Maps a client's memory. `process`: a pidfd of the client.
-    pub(crate) fn new(memory: &OwnedFd, process: OwnedFd) -> io::Result<Arc<ClientEntry>> {
+    pub(crate) fn new(memory: &OwnedFd, process: Arc<OwnedFd>) -> io::Result<Arc<ClientEntry>> {
         let block = MappedBlock::of_client(memory)?;
         Ok(Arc::new(ClientEntry { block, process, last_pushes: Mutex::new([0; THREADS_MAX]) }))
     }

@@ -1,0 +1,60 @@
+//! The descriptors of the server's process: clients are refused before the last ones are in use.
+//!
+//! A new descriptor has the lowest free number. So a number near the limit says that almost all below it are in use. The
+//! rest is for stores, disk tiers and endpoints. If even accept fails, a spare descriptor is closed for it, so that the
+//! client hears why it is refused, and does not wait in the queue of the socket.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::net::SocketFlags;
+use rustix::process::{Resource, getrlimit};
+
+/// The part of the descriptors that is not for clients. Chosen.
+const RESERVED_PART: u64 = 8;
+
+fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Why a client that has this descriptor is refused. `None`: there are enough.
+pub(super) fn shortage(newest: &impl AsRawFd) -> Option<String> {
+    let limit = limit();
+    let number = u64::try_from(newest.as_raw_fd()).unwrap_or(0);
+    (number >= limit - limit / RESERVED_PART).then(|| refusal(limit))
+}
+
+fn refusal(limit: u64) -> String {
+    format!(
+        "the server has no descriptors left for another client: the limit of its process (RLIMIT_NOFILE) is {limit}"
+    )
+}
+
+/// Whether accept has failed for want of descriptors.
+pub(super) fn is_shortage(error: rustix::io::Errno) -> bool {
+    matches!(error, rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+}
+
+/// A descriptor that is closed to accept a client when there is no other.
+pub(super) struct SpareDescriptor(Option<OwnedFd>);
+
+impl SpareDescriptor {
+    pub(super) fn new(listener: &OwnedFd) -> io::Result<SpareDescriptor> {
+        listener.try_clone().map(|spare| SpareDescriptor(Some(spare)))
+    }
+
+    /// Accepts a client, has it refused with the reason, and makes another spare descriptor.
+    pub(super) fn refuse(
+        &mut self,
+        listener: &OwnedFd,
+        refuse: impl FnOnce(OwnedFd, String),
+    ) -> io::Result<()> {
+        self.0 = None;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let accepted = rustix::net::accept_with(listener, flags);
+        let outcome = accepted.map(|socket| refuse(socket, refusal(limit())));
+        // If another thread has taken the number, the next call does without.
+        self.0 = listener.try_clone().ok();
+        Ok(outcome?)
+    }
+}
