@@ -15,6 +15,17 @@ use crate::gateway::Gateway;
 /// S3's limit of DeleteObjects.
 const KEYS_MAX: usize = 1000;
 
+/// Deletions at a time of keys that a deletion of many has left.
+const DELETIONS_AT_ONCE: usize = 8;
+
+/// The outcome of a deletion. In S3 that of a missing object succeeds.
+fn deleted(outcome: object_store::Result<()>) -> S3Result<()> {
+    match outcome {
+        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(failure(error)),
+    }
+}
+
 impl Gateway {
     pub(crate) async fn delete(
         &self,
@@ -30,12 +41,8 @@ impl Gateway {
             ),
         ])?;
         let bucket = self.bucket(&input.bucket)?;
-        // In S3 the deletion of a missing object succeeds.
         if let Some(path) = path_of(&input.key) {
-            match bucket.store.delete(&path).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(failure(error)),
-            }
+            deleted(bucket.store.delete(&path).await)?;
         }
         Ok(S3Response::new(DeleteObjectOutput::default()))
     }
@@ -61,40 +68,38 @@ impl Gateway {
         let mut results =
             bucket.store.delete_stream(stream::iter(paths.into_iter().map(Ok)).boxed());
         let mut done = HashSet::new();
-        let mut failures = Vec::new();
         while let Some(result) = results.next().await {
-            match result {
-                Ok(path) => drop(done.insert(path.to_string())),
-                // Stores add their own prefix to this path.
-                Err(object_store::Error::NotFound { path, .. }) => {
-                    let named = keys.iter().filter(|key| path.ends_with(key.as_str()));
-                    done.extend(named.max_by_key(|key| key.len()).cloned());
-                }
-                Err(error) => failures.push(error),
-            }
+            // The path of an error may have a prefix of the store's own, so it is not the key of one object for sure.
+            done.extend(result.map(String::from));
         }
-        let failed = failures.into_iter().next().map(failure);
-        let (mut deleted, mut errors) = (Vec::new(), Vec::new());
-        for key in keys {
-            if done.contains(&key) || path_of(&key).is_none() {
-                deleted.push(DeletedObject { key: Some(key), ..DeletedObject::default() });
-            } else {
-                let code = failed.as_ref().map_or("InternalError", |error| error.code().as_str());
-                let message = failed.as_ref().and_then(|error| error.message());
-                errors.push(Error {
-                    code: Some(code.into()),
-                    message: Some(
-                        message
-                            .unwrap_or("the store does not say that the object is deleted")
-                            .into(),
-                    ),
+        drop(results);
+        let outcomes = keys.into_iter().map(|key| {
+            let is_done = done.contains(&key);
+            async move {
+                let outcome = match path_of(&key) {
+                    // The others are deleted one by one, so that each outcome is of its key.
+                    Some(path) if !is_done => deleted(bucket.store.delete(&path).await),
+                    _ => Ok(()),
+                };
+                (key, outcome)
+            }
+        });
+        let mut outcomes = stream::iter(outcomes).buffered(DELETIONS_AT_ONCE);
+        let (mut gone, mut errors) = (Vec::new(), Vec::new());
+        while let Some((key, outcome)) = outcomes.next().await {
+            match outcome {
+                Ok(()) => gone.push(DeletedObject { key: Some(key), ..DeletedObject::default() }),
+                Err(error) => errors.push(Error {
+                    code: Some(error.code().as_str().into()),
+                    message: error.message().map(Into::into),
                     key: Some(key),
                     version_id: None,
-                });
+                }),
             }
         }
+        drop(outcomes);
         Ok(S3Response::new(DeleteObjectsOutput {
-            deleted: (quiet != Some(true)).then_some(deleted),
+            deleted: (quiet != Some(true)).then_some(gone),
             errors: (!errors.is_empty()).then_some(errors),
             ..DeleteObjectsOutput::default()
         }))

@@ -223,18 +223,18 @@ async fn requests_in_progress_are_finished_at_the_end() {
     assert_eq!(running.store.head(&Path::from("a")).await.unwrap().size, 10);
 }
 
-/// A store whose bodies end early with an error.
+/// A store whose bodies end early with an error, and that deletes nothing. Its errors name objects below `x`.
 #[derive(Debug)]
-struct FailingBodies(Arc<InMemory>);
+struct FailingStore(Arc<InMemory>);
 
-impl std::fmt::Display for FailingBodies {
+impl std::fmt::Display for FailingStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "failing")
     }
 }
 
 #[async_trait::async_trait]
-impl ObjectStore for FailingBodies {
+impl ObjectStore for FailingStore {
     async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
         let head = options.head;
         let mut found = self.0.get_opts(at, options).await?;
@@ -267,7 +267,14 @@ impl ObjectStore for FailingBodies {
         &self,
         paths: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.0.delete_stream(paths)
+        let deleted = paths.map(|path| {
+            let (path, source) = (format!("x/{}", path?), "the store's".into());
+            Err(match path.as_str() {
+                "x/b" => object_store::Error::NotFound { path, source },
+                _ => object_store::Error::PermissionDenied { path, source },
+            })
+        });
+        deleted.boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -287,7 +294,7 @@ impl ObjectStore for FailingBodies {
 /// is written.
 #[tokio::test]
 async fn a_body_that_the_store_loses_is_no_short_object() {
-    let store = Arc::new(FailingBodies(Arc::new(InMemory::new())));
+    let store = Arc::new(FailingStore(Arc::new(InMemory::new())));
     let running = Running::start_with(store, short_limits);
     running.store.put(&Path::from("a"), PutPayload::from_static(b"0123456789")).await.unwrap();
     let reply = exchange(&running, running.request(Method::GET, "a").head().as_bytes()).await;
@@ -299,4 +306,24 @@ async fn a_body_that_the_store_loses_is_no_short_object() {
     assert_eq!((copy.status.as_u16(), copy.code()), (500, "InternalError"), "{copy:?}");
     assert!(copy.body.contains("lost"), "{copy:?}");
     assert_eq!(running.request(Method::HEAD, "b").send().await.status, 404);
+}
+
+/// Goal: an object that is not deleted is not reported as deleted, if its key looks like the path of another one in the
+/// store. Each error is of its own key.
+#[tokio::test]
+async fn deletions_are_of_whole_keys() {
+    let running = Running::start_with(Arc::new(FailingStore(Arc::default())), short_limits);
+    let keys: String =
+        ["b", "x/b", "c"].map(|key| format!("<Object><Key>{key}</Key></Object>")).concat();
+    let body = format!("<Delete>{keys}</Delete>");
+    let reply = running.request(Method::POST, "?delete").body(body).send().await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert!(reply.body.contains("<Deleted><Key>b</Key></Deleted>"), "{reply:?}");
+    assert_eq!(reply.body.matches("<Deleted>").count(), 1, "{reply:?}");
+    assert_eq!(reply.body.matches("<Code>AccessDenied</Code>").count(), 2, "{reply:?}");
+    for (key, path) in [("x/b", "x/x/b"), ("c", "x/c")] {
+        let error =
+            reply.body.split("<Error>").find(|error| error.contains(&format!("<Key>{key}</Key>")));
+        assert!(error.is_some_and(|error| error.contains(path)), "{key}: {reply:?}");
+    }
 }
