@@ -10,6 +10,7 @@ use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, StreamingBlob};
 use s3s::{S3Error, S3ErrorCode, S3Result, TrailingHeaders, s3_error};
 
+use crate::chunks::TOO_LONG;
 use crate::failures::failure;
 
 /// Bytes that are written to a store, from a client, another object or a file.
@@ -209,6 +210,8 @@ fn body_failure(error: Box<dyn std::error::Error + Send + Sync>) -> S3Error {
         return error;
     } else if text.contains("SignatureMismatch") {
         S3ErrorCode::SignatureDoesNotMatch
+    } else if text.contains(TOO_LONG) {
+        S3ErrorCode::EntityTooLarge
     } else if text.contains("the client has stopped") {
         S3ErrorCode::RequestTimeout
     } else {

@@ -18,9 +18,12 @@ use hyper::body::Incoming;
 use s3s::service::S3Service;
 use s3s::{Body, S3Error, S3ErrorCode, s3_error};
 
+use crate::chunks::BoundedChunks;
 use crate::connections::{ConnectionState, RequestGuard};
 use crate::counts::{RequestCounts, kind_of};
 use crate::stalls::PacedBody;
+
+const CONTENT_SHA256: &str = "x-amz-content-sha256";
 
 /// The service of one connection.
 #[derive(Debug, Clone)]
@@ -51,7 +54,11 @@ impl hyper::service::Service<Request<Incoming>> for Filter {
             let mut response = match refusal(&request) {
                 Some(error) => error_response(error),
                 None => {
-                    let body = |body| PacedBody::new(body, pause, Arc::clone(&asked));
+                    let framing = request.headers().get(CONTENT_SHA256).cloned();
+                    let body = |body| {
+                        let body = PacedBody::new(body, pause, Arc::clone(&asked));
+                        BoundedChunks::new(body, framing.as_ref().map(HeaderValue::as_bytes))
+                    };
                     let request = request.map(|incoming| Body::http_body_unsync(body(incoming)));
                     let internal = |error| S3Error::with_source(S3ErrorCode::InternalError, error);
                     match service.call(request).await {
@@ -114,7 +121,7 @@ fn refusal<B>(request: &Request<B>) -> Option<S3Error> {
         let name = name.as_str();
         name.starts_with("x-amz-")
             // The hash of the body, which `s3s` checks.
-            && name != "x-amz-content-sha256"
+            && name != CONTENT_SHA256
             && !signed.split(';').any(|signed| signed == name)
     });
     unsigned

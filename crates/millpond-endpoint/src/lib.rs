@@ -34,6 +34,7 @@ mod endpoint;
 
 mod serve;
 
+mod chunks;
 mod connections;
 mod filter;
 mod stalls;

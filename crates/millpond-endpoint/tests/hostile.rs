@@ -141,6 +141,23 @@ async fn idle_connections_make_room() {
     assert!((16..=20).contains(&closed), "{closed} of 20 are closed");
 }
 
+/// Goal: a long signed chunk, which is checked as a whole, is refused before it is received.
+#[tokio::test]
+async fn long_signed_chunks_are_refused() {
+    let running = Running::start();
+    let mut put = running.request(Method::PUT, "a");
+    put.sha256 = Some("STREAMING-AWS4-HMAC-SHA256-PAYLOAD".into());
+    let put = put.header("x-amz-decoded-content-length", "4294967295");
+    let head = put.header("content-encoding", "aws-chunked").head();
+    let head = head.replace("content-length: 0", "content-length: 4294967400");
+    let chunk = format!("ffffffff;chunk-signature={}\r\n", "a".repeat(64));
+    let begun = Instant::now();
+    let reply = exchange(&running, format!("{head}{chunk}water").as_bytes()).await;
+    assert!(reply.contains("EntityTooLarge") && reply.contains("4294967295 bytes"), "{reply}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    still_serves(&running).await;
+}
+
 /// Goal: a client that stops within its body gets an error, and its object is not written.
 #[tokio::test]
 async fn a_body_that_stops_ends() {

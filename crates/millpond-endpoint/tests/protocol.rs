@@ -418,6 +418,26 @@ async fn trailing_checksums_are_checked() {
     assert_eq!((reply.header("content-encoding"), &*reply.body), ("", "foob"));
 }
 
+/// Goal: a part that a client sends as one chunk without a signature, as the SDK for Go does, is received.
+#[tokio::test]
+async fn a_long_chunk_is_received() {
+    let running = Running::start();
+    let text = "water lilies".repeat(300_000);
+    let body = format!("{:x}\r\n{text}\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n", text.len());
+    let put = |trailer: &str| {
+        let mut put = running.request(Method::PUT, "a").body(body.replace("AAAAAA==", trailer));
+        put.sha256 = Some("STREAMING-UNSIGNED-PAYLOAD-TRAILER".into());
+        put.header("x-amz-trailer", "x-amz-checksum-crc32")
+            .header("x-amz-decoded-content-length", &text.len().to_string())
+            .send()
+    };
+    let refused = put("AAAAAA==").await;
+    assert_eq!((refused.status.as_u16(), refused.code()), (400, "BadDigest"), "{refused:?}");
+    let right = put("ofY0EA==").await;
+    assert_eq!(right.status, 200, "{right:?}");
+    assert_eq!(running.request(Method::GET, "a").send().await.body, text);
+}
+
 #[tokio::test]
 async fn requests_are_refused_unless_the_key_signs_them() {
     let running = with_object().await;
