@@ -1,5 +1,6 @@
 //! A connection's service, around that of `s3s`: refuses requests whose bodies `s3s` would read before it checks the
-//! signature, and headers that a presigned URL does not sign; limits pauses, and marks the connection as busy.
+//! signature, and headers that a presigned URL does not sign; limits pauses, and marks the connection as busy. A request
+//! without a valid signature ends its connection, unless one with a valid signature came before.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -15,8 +16,9 @@ use http::header::{AUTHORIZATION, CONNECTION, CONTENT_RANGE, CONTENT_TYPE, EXPEC
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
+use s3s::access::{S3Access, S3AccessContext};
 use s3s::service::S3Service;
-use s3s::{Body, S3Error, S3ErrorCode, s3_error};
+use s3s::{Body, S3Error, S3ErrorCode, S3Result, s3_error};
 
 use crate::chunks::BoundedChunks;
 use crate::connections::{ConnectionState, RequestGuard};
@@ -49,6 +51,7 @@ impl hyper::service::Service<Request<Incoming>> for Filter {
         let expects = request.headers().contains_key(EXPECT);
         let (counts, kind) = (self.counts.clone(), kind_of(request.method(), request.uri().path()));
         let is_empty = request.body().is_end_stream();
+        let connection = Arc::clone(&self.connection);
         Box::pin(async move {
             let asked = Arc::new(AtomicBool::new(false));
             let mut response = match refusal(&request) {
@@ -59,7 +62,9 @@ impl hyper::service::Service<Request<Incoming>> for Filter {
                         let body = PacedBody::new(body, pause, Arc::clone(&asked));
                         BoundedChunks::new(body, framing.as_ref().map(HeaderValue::as_bytes))
                     };
-                    let request = request.map(|incoming| Body::http_body_unsync(body(incoming)));
+                    let mut request =
+                        request.map(|incoming| Body::http_body_unsync(body(incoming)));
+                    request.extensions_mut().insert(SignatureNote(Arc::clone(&connection)));
                     let internal = |error| S3Error::with_source(S3ErrorCode::InternalError, error);
                     match service.call(request).await {
                         Ok(response) => response,
@@ -73,12 +78,34 @@ impl hyper::service::Service<Request<Incoming>> for Filter {
                 *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             }
             // After a reply without `100 Continue`, botocore 1.43 misreads the next reply on the connection, and hangs.
-            if expects && (is_empty || !asked.load(Relaxed)) {
+            let misleads = expects && (is_empty || !asked.load(Relaxed));
+            if misleads || !connection.is_signed() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             counts.add(kind, response.status());
             Ok(response.map(|body| BusyBody { body, _guard: guard }))
         })
+    }
+}
+
+/// Where a valid signature of a request is noted.
+#[derive(Clone)]
+struct SignatureNote(Arc<ConnectionState>);
+
+/// Accepts requests with a valid signature, and no others.
+pub(crate) struct SignedOnly;
+
+#[async_trait::async_trait]
+impl S3Access for SignedOnly {
+    /// `s3s` calls it after it has checked the signature, and before it reads the body.
+    async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
+        if context.credentials().is_none() {
+            return Err(s3_error!(AccessDenied, "a signature is required"));
+        }
+        if let Some(SignatureNote(connection)) = context.extensions_mut().get() {
+            connection.note_signature();
+        }
+        Ok(())
     }
 }
 

@@ -15,6 +15,11 @@ use std::time::Duration;
 pub struct Limits {
     /// Open connections of each listener. At the limit, the one that has been idle for the longest time is closed.
     pub connections: usize,
+    /// Of these, connections without a valid signature so far. At the limit, the oldest one that is idle is closed.
+    pub unsigned_connections: usize,
+    /// A connection that has brought no request with a valid signature by this age is closed. A request without one ends
+    /// such a connection at once.
+    pub unsigned_age_max: Duration,
     /// A connection that waits this long for a complete request head is closed.
     pub idle_max: Duration,
     /// Longest pause within a request's body.
@@ -43,6 +48,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 512,
+            unsigned_connections: 64,
+            unsigned_age_max: Duration::from_secs(10),
             idle_max: Duration::from_secs(60),
             body_pause_max: Duration::from_secs(30),
             output_pause_max: Duration::from_secs(60),

@@ -15,6 +15,7 @@ use s3s::{S3Result, s3_error};
 
 use crate::bucket::Bucket;
 use crate::counts::RequestCounts;
+use crate::filter::SignedOnly;
 use crate::gateway::Gateway;
 use crate::key::AccessKey;
 use crate::listeners::{self, UnixSocket};
@@ -201,6 +202,7 @@ impl Builder {
         };
         let mut service = S3ServiceBuilder::new(gateway);
         service.set_auth(OneKey(key.clone()));
+        service.set_access(SignedOnly);
         let mut config = S3Config::default();
         config.xml_max_body_size = XML_BYTES_MAX;
         // Forms are refused before; a second line of defence.

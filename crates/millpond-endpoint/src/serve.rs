@@ -125,7 +125,8 @@ async fn drop_old(uploads: &Uploads) {
 
 async fn accept_all<L: Accept>(listener: Option<L>, shared: &Shared, tasks: &mut JoinSet<()>) {
     let Some(listener) = listener else { return std::future::pending().await };
-    let connections = Connections::new(shared.limits.connections);
+    let limits = &shared.limits;
+    let connections = Connections::new(limits.connections, limits.unsigned_connections);
     loop {
         while tasks.try_join_next().is_some() {}
         match listener.accept().await {
@@ -169,7 +170,16 @@ async fn connection<S>(
         .max_buf_size(limits.head_bytes_max)
         .serve_connection(stream, filter);
     let serving = pin!(watcher.watch(serving));
-    let closed = pin!(open.state.closed());
-    // An error concerns this client alone, which sees it as the end of its connection.
-    futures_util::future::select(serving, closed).await;
+    let unsigned = async {
+        tokio::time::sleep(limits.unsigned_age_max).await;
+        if open.state.is_signed() {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        // An error concerns this client alone, which sees it as the end of its connection.
+        _ = serving => {}
+        () = open.state.closed() => {}
+        () = unsigned => {}
+    }
 }

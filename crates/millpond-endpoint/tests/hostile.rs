@@ -141,6 +141,38 @@ async fn idle_connections_make_room() {
     assert!((16..=20).contains(&closed), "{closed} of 20 are closed");
 }
 
+/// Goal: a client without the key does not keep a connection: neither by waiting, nor by one request after the other.
+#[tokio::test]
+async fn connections_without_a_signature_end() {
+    let patient =
+        |builder: Builder| builder.limits(Limits { unsigned_age_max: SHORT, ..Limits::default() });
+    let running = Running::start_with(Arc::new(InMemory::new()), patient);
+    let begun = Instant::now();
+    assert_eq!(exchange(&running, b"GET /bucket/a HTTP/1.1\r\n").await, "");
+    assert!(begun.elapsed() >= SHORT && begun.elapsed() < 20 * SHORT, "{:?}", begun.elapsed());
+    let unsigned = "GET /bucket/a HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut wrong = running.request(Method::GET, "a");
+    wrong.key.1.push('x');
+    for request in [unsigned, &wrong.head()] {
+        let reply = exchange(&running, request.repeat(3).as_bytes()).await.to_lowercase();
+        assert_eq!(reply.matches("403 forbidden").count(), 1, "{reply}");
+        assert!(reply.contains("connection: close"), "{reply}");
+    }
+    // With a signature it stays, and is not closed by a request without one.
+    let mut stream = TcpStream::connect(running.address).await.unwrap();
+    for request in [&running.request(Method::GET, "a").head(), unsigned, unsigned] {
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut reply = [0; 8192];
+        let len = stream.read(&mut reply).await.unwrap();
+        let reply = String::from_utf8_lossy(&reply[..len]).to_lowercase();
+        assert!(
+            reply.starts_with("http/1.1 40") && !reply.contains("connection: close"),
+            "{reply}"
+        );
+        tokio::time::sleep(SHORT).await;
+    }
+}
+
 /// Goal: a long signed chunk, which is checked as a whole, is refused before it is received.
 #[tokio::test]
 async fn long_signed_chunks_are_refused() {
