@@ -3,13 +3,15 @@
 #[path = "common/server.rs"]
 mod server;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use millpond_serve::{SharedStore, set_server_memory};
 use object_store::local::LocalFileSystem;
 use object_store::{ObjectStore, ObjectStoreExt};
-use server::{output, start, stop};
+use server::{output, serve, start, stop};
 
 #[test]
 fn each_wrong_setting_has_an_error() {
@@ -55,6 +57,7 @@ fn each_wrong_setting_has_an_error() {
     of(&["--shared-memory", "big"], 2, "neither auto");
     of(&["--shared-memory", "/proc"], 2, "not a tmpfs");
     of(&["--disk", "/tmp/x", "y"], 2, "--disk");
+    of(&["--log", "loud"], 2, "neither off, error");
     of(&["--socket", &in_open], 1, "mode 777");
     #[cfg(not(feature = "s3"))]
     of(&["--store", "s3://bucket"], 2, "--features s3");
@@ -122,4 +125,45 @@ fn a_server_serves_until_a_signal() {
         stop(child, end);
         assert!(!socket.exists());
     }
+}
+
+/// Goal: the server raises its limit of descriptors, and says on standard error why it refuses a client.
+#[test]
+fn refused_clients_are_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let name = socket.display().to_string();
+    let arguments = ["--store", "memory:///", "--memory", "16M", "--socket", &name];
+    let loud = serve(&arguments).env("MILLPOND_LOG", "loud").output().unwrap();
+    assert_eq!(loud.status.code(), Some(2), "{loud:?}");
+    assert!(String::from_utf8_lossy(&loud.stderr).contains("MILLPOND_LOG"), "{loud:?}");
+
+    let of_shell = "ulimit -Sn 256; exec \"$0\" serve \"$@\"";
+    let mut child = Command::new("sh")
+        .args(["-c", of_shell, env!("CARGO_BIN_EXE_millpond")])
+        .args(arguments)
+        .env_remove("MILLPOND_LOG")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.map(Result::unwrap).any(|line| line == "serving"));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    let limit = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let limit: Vec<_> = limit.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(limit[0], limit[1], "{limits}");
+
+    let store = Arc::new(LocalFileSystem::new_with_prefix(dir.path()).unwrap());
+    let client = SharedStore::new(store, &socket);
+    assert!(!tokio::runtime::Runtime::new().unwrap().block_on(client.attach()));
+    assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(log.lines().count(), 1, "{log}");
+    assert!(
+        log.contains(" millpond: warning: a client was refused error=the server caches "),
+        "{log}"
+    );
 }

@@ -2,12 +2,13 @@
 //!
 //! - [`stores`]: opens the stores.
 //! - [`endpoint`], [`running_endpoint`]: the S3 endpoint over the same cache; [`endpoint_file`]: how programs find it.
-//! - [`published_counts`]: statistics for `millpond top`.
+//! - [`published_counts`]: statistics for `millpond top`. [`log`]: its warnings.
 
 #[cfg_attr(not(feature = "endpoint"), expect(dead_code, reason = "for the endpoint"))]
 mod endpoint;
 #[cfg_attr(not(feature = "endpoint"), expect(dead_code, reason = "for the endpoint"))]
 mod endpoint_file;
+mod log;
 mod published_counts;
 #[cfg(feature = "endpoint")]
 mod running_endpoint;
@@ -30,6 +31,7 @@ use millpond_serve::{
 use object_store::ObjectStore;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::filter::Targets;
 
 use self::endpoint::EndpointSettings;
 use self::endpoint_file::EndpointFile;
@@ -45,7 +47,7 @@ use crate::run::parse_size;
 /// Programs read it by `millpond_serve::SharedStore`: cached bytes without a system call, others by this
 /// server. With --endpoint, programs in any language use it over the S3 protocol. Runs until SIGTERM or
 /// SIGINT. The environment has the keys for S3: AWS_ACCESS_KEY_ID,
-/// AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT. Exit status: 2 for settings that can't be used, 1 if
+/// AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT. Warnings go to standard error. Exit status: 2 for settings that can't be used, 1 if
 /// the server can't run.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "Files:
@@ -106,6 +108,11 @@ pub struct ServeArgs {
     /// Publish statistics for `millpond top`, four times a second
     #[arg(long)]
     stats: bool,
+
+    /// The level of the log on standard error: off, error, warn, info, debug or trace, or a list with levels of modules, such as
+    /// warn,millpond_serve=debug [default: MILLPOND_LOG, or warn]
+    #[arg(long, value_name = "LEVEL", value_parser = log::parse_filter)]
+    log: Option<Targets>,
 
     /// Print the settings and the kind of shared memory, and exit
     #[arg(long)]
@@ -344,6 +351,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
         return Ok(());
     }
+    log::start(args.log.as_ref())?;
     descriptors::use_all();
     let counts = Arc::new(PublishedCounts::default());
     let cache = settings.cache(true, &counts)?;
