@@ -3,6 +3,7 @@
 
 #[path = "../../../millpond-objects/tests/common/mod.rs"]
 mod far;
+mod forks;
 mod shared_disk;
 #[path = "../../../millpond/tests/common/skip.rs"]
 mod skip;
@@ -18,6 +19,7 @@ use object_store::ObjectStore;
 use tokio::runtime::Runtime;
 
 pub use far::{Far, Faults, bounded, content};
+pub use forks::{ForkParent, serve_forks};
 pub use shared_disk::{SharedDisk, name_of, version_in, words_of};
 pub use skip::skip;
 
@@ -124,14 +126,18 @@ pub fn role_in(test: &str) -> Option<(String, PathBuf)> {
 
 /// Starts this test program again, which runs `test` in a role.
 pub fn start_role(test: &str, role: &str, dir: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    role_command(test, role, dir).spawn().unwrap()
+}
+
+fn role_command(test: &str, role: &str, dir: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
         .env(ROLE, format!("{test} {role}"))
         .env(ROLE_DIR, dir)
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
+        .stdout(Stdio::null());
+    command
 }
 
 /// A child process that is killed when this is dropped.
