@@ -63,6 +63,8 @@ mod home_runtime;
 mod inner;
 mod lists;
 mod options;
+#[cfg(feature = "shared")]
+mod owner;
 mod response;
 #[cfg(feature = "shared")]
 pub mod serving;

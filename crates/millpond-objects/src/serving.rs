@@ -81,6 +81,17 @@ pub struct WriteGuard {
     _scope: WriteScope,
 }
 
+/// A server of a cache. Without one, clients hit no more: later writes may not show in their memory.
+pub struct ServingScope {
+    table: Arc<ValidityTable>,
+}
+
+impl Drop for ServingScope {
+    fn drop(&mut self) {
+        self.table.end_serving();
+    }
+}
+
 impl Builder {
     /// Adds lines of a name and a number each to the [published](Builder::published) statistics, such as those of a server.
     ///
@@ -150,6 +161,26 @@ impl CachedStore {
     pub fn validity_for_client(&self) -> std::io::Result<OwnedFd> {
         let shared = self.inner.shared.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
         shared.table.open_for_client()
+    }
+
+    /// Begins to serve clients. `None`: the store was built without [`Builder::shared`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond_objects::{CachedStore, serving::ServingScope};
+    ///
+    /// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
+    /// let private = CachedStore::builder(remote).build()?;
+    /// let scope: Option<ServingScope> = private.begin_serving();
+    /// assert!(scope.is_none());
+    /// # Ok::<(), object_store::Error>(())
+    /// ```
+    #[must_use]
+    pub fn begin_serving(&self) -> Option<ServingScope> {
+        let table = Arc::clone(&self.inner.shared.as_ref()?.table);
+        table.begin_serving();
+        Some(ServingScope { table })
     }
 
     /// The name of the underlying store, by its `Display`.

@@ -11,8 +11,11 @@
 //! - **VT2** The time of a slot is written by the entry that has the slot. A client loads the time before the number, so a
 //!   matching number means that the time is of this entry or of an earlier one.
 //! - **VT3** Clients have a descriptor that is open for reading only. The length of the memory is sealed.
+//! - **VT4** No version is current after the server's process has ended, or serves no clients any more: later writes may
+//!   not show in its table. A client may learn of the end late, such as after it was stopped, but the word of the owner (`owner`)
+//!   says so before any other process can know.
 //!
-//! Locks: the list of free slots, a leaf lock.
+//! Locks: the list of free slots and the number of servers, leaf locks.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -24,6 +27,8 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::owner::{Owner, OwnerWord};
+
 #[repr(C)]
 struct Slot {
     number: AtomicU64,
@@ -31,37 +36,54 @@ struct Slot {
     validated_ms: AtomicU64,
 }
 
+/// The start of the memory.
+#[repr(C, align(64))]
+struct TableHead {
+    owner: OwnerWord,
+}
+
 /// Bytes of the table for each slot.
 pub(crate) const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 
-/// A mapping of the slots.
+/// A mapping of the head and the slots.
 #[derive(Debug)]
 struct MappedSlots {
-    first: NonNull<Slot>,
+    head: NonNull<TableHead>,
     len: usize,
     /// A child of fork does not touch the mapping, which it shares with its parent.
     process: u32,
 }
 
-// SAFETY: the slots consist of atomics, and the mapping is process-wide.
+// SAFETY: the head and the slots consist of atomics, and the mapping is process-wide.
 unsafe impl Send for MappedSlots {}
 // SAFETY: as above.
 unsafe impl Sync for MappedSlots {}
 
+const fn table_bytes(len: usize) -> usize {
+    size_of::<TableHead>() + len * size_of::<Slot>()
+}
+
 impl MappedSlots {
     fn map(memory: impl AsFd, len: usize, access: ProtFlags) -> io::Result<MappedSlots> {
-        let bytes = len * size_of::<Slot>();
+        let bytes = table_bytes(len);
         // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe {
             rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, memory, 0)
         }?;
-        let first = NonNull::new(at.cast()).expect("the kernel maps nothing at 0");
-        Ok(MappedSlots { first, len, process: std::process::id() })
+        let head = NonNull::new(at.cast()).expect("the kernel maps nothing at 0");
+        Ok(MappedSlots { head, len, process: std::process::id() })
+    }
+
+    #[inline]
+    fn owner(&self) -> &OwnerWord {
+        // SAFETY: within the mapping (VT3); any bytes are a valid atomic.
+        unsafe { &self.head.as_ref().owner }
     }
 
     fn slot(&self, index: u32) -> Option<&Slot> {
         // SAFETY: within the mapping, whose length is sealed (VT3); any bytes are valid atomics.
-        ((index as usize) < self.len).then(|| unsafe { self.first.add(index as usize).as_ref() })
+        ((index as usize) < self.len)
+            .then(|| unsafe { self.head.add(1).cast::<Slot>().add(index as usize).as_ref() })
     }
 }
 
@@ -69,7 +91,7 @@ impl Drop for MappedSlots {
     fn drop(&mut self) {
         // SAFETY: the mapping of `map`, which is not used again. A child of fork has a copy of its own.
         unsafe {
-            _ = rustix::mm::munmap(self.first.as_ptr().cast(), self.len * size_of::<Slot>());
+            _ = rustix::mm::munmap(self.head.as_ptr().cast(), table_bytes(self.len));
         }
     }
 }
@@ -77,9 +99,12 @@ impl Drop for MappedSlots {
 /// The server's side.
 #[derive(Debug)]
 pub(crate) struct ValidityTable {
+    /// Dropped before the mapping.
+    owner: Owner,
     slots: MappedSlots,
     memory: OwnedFd,
     free: Mutex<Vec<u32>>,
+    servers: Mutex<usize>,
 }
 
 impl ValidityTable {
@@ -88,13 +113,33 @@ impl ValidityTable {
         let memory = rustix::fs::memfd_create("millpond-validity", flags)?;
         // Descriptors of clients are opened by way of /proc, and so can't be opened for writing.
         rustix::fs::fchmod(&memory, Mode::RUSR)?;
-        rustix::fs::ftruncate(&memory, u64::from(len) * SLOT_BYTES)?;
+        rustix::fs::ftruncate(&memory, table_bytes(len as usize) as u64)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&memory, seals)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let slots = MappedSlots::map(&memory, len as usize, access)?;
+        let word = NonNull::from(slots.owner());
+        // SAFETY: the table drops the owner before the mapping.
+        let owner = unsafe { Owner::start(word) }?;
         let free = Mutex::new((0..len).rev().collect());
-        Ok(Arc::new(ValidityTable { slots, memory, free }))
+        Ok(Arc::new(ValidityTable { owner, slots, memory, free, servers: Mutex::default() }))
+    }
+
+    /// Clients may use the table as long as one of the servers has not ended (VT4).
+    pub(crate) fn begin_serving(&self) {
+        let mut servers = self.servers.lock().expect("no panic under the lock");
+        *servers += 1;
+        if !self.is_the_parents() {
+            self.owner.restore(self.slots.owner());
+        }
+    }
+
+    pub(crate) fn end_serving(&self) {
+        let mut servers = self.servers.lock().expect("no panic under the lock");
+        *servers -= 1;
+        if *servers == 0 && !self.is_the_parents() {
+            self.owner.retire(self.slots.owner());
+        }
     }
 
     /// A descriptor for a client (VT3).
@@ -188,8 +233,9 @@ impl Validity {
     pub fn map(memory: BorrowedFd<'_>) -> io::Result<Validity> {
         let bytes = u64::try_from(rustix::fs::fstat(memory)?.st_size).unwrap_or(0);
         let sealed = rustix::fs::fcntl_get_seals(memory)?.contains(SealFlags::SHRINK);
-        let len = usize::try_from(bytes / SLOT_BYTES).unwrap_or(0);
-        if !sealed || len == 0 || !bytes.is_multiple_of(SLOT_BYTES) {
+        let of_slots = bytes.saturating_sub(size_of::<TableHead>() as u64);
+        let len = usize::try_from(of_slots / SLOT_BYTES).unwrap_or(0);
+        if !sealed || len == 0 || !of_slots.is_multiple_of(SLOT_BYTES) {
             let what = "not a table of valid versions";
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
@@ -197,10 +243,14 @@ impl Validity {
     }
 
     /// When the version with this number of slot `index` was current for the last time, in milliseconds of the server's
-    /// clock. `None`: it may have been replaced, and the server has to be asked. No system call, no lock.
+    /// clock. `None`: it may have been replaced, or the server has ended (VT4), and the server has to be asked. No system
+    /// call, no lock.
     #[must_use]
     #[inline]
     pub fn validated_ms(&self, index: u32, number: u64) -> Option<u64> {
+        if !self.slots.owner().is_alive() {
+            return None;
+        }
         let slot = self.slots.slot(index)?;
         // Acquire: pairs with the stores of the time, each of which comes after the number rose (VT2).
         let validated_ms = slot.validated_ms.load(Acquire);
@@ -242,6 +292,26 @@ mod tests {
         assert_eq!(view.validated_ms(index, number), None);
         assert_eq!(view.validated_ms(index, second.number), Some(5));
         assert_eq!(view.validated_ms(7, 0), None, "no such slot");
+    }
+
+    #[test]
+    fn no_version_is_current_without_a_server() {
+        let (table, view) = table_and_view(1);
+        let slot = table.allocate(10).unwrap();
+        let validated = || view.validated_ms(slot.index, slot.number);
+        for _ in 0..2 {
+            table.begin_serving();
+            table.begin_serving();
+            table.end_serving();
+            assert_eq!(validated(), Some(10));
+            table.end_serving();
+            assert_eq!(validated(), None);
+        }
+        table.begin_serving();
+        assert_eq!(validated(), Some(10));
+        let (index, number) = (slot.index, slot.number);
+        drop((slot, table));
+        assert_eq!(view.validated_ms(index, number), None);
     }
 
     /// Goal: a client can't write to the table, and refuses descriptors of other files.

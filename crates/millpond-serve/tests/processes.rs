@@ -9,9 +9,11 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use millpond_objects::{CachedStore, Freshness};
 use millpond_serve::{ClientStats, MemoryChoice, Server, SharedStore};
 use object_store::{ObjectStore, ObjectStoreExt};
+use rustix::mm::{MapFlags, ProtFlags};
 
 use common::{
     ForkParent, Killed, Random, SharedDisk, TestServer, block_on, name_of, role_in, scaled,
@@ -371,6 +373,120 @@ fn reads_go_on_when_servers_are_killed() {
     // Far below the time that a client waits for a server that is there.
     let slowest_us = all.iter().map(|client| client.slowest_us).max();
     assert!(slowest_us < Some(4_000_000), "{slowest_us:?} us");
+}
+
+/// A number in a file that processes map.
+fn shared_number(dir: &FilePath) -> &'static AtomicU64 {
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(dir.join("number"))
+        .unwrap();
+    file.set_len(8).unwrap();
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice, which stays.
+    unsafe {
+        let at = rustix::mm::mmap(std::ptr::null_mut(), 8, access, MapFlags::SHARED, &file, 0);
+        &*at.unwrap().cast()
+    }
+}
+
+/// Has the client's thread run only when no other thread wants the processor of the caller.
+fn delay_link_thread() {
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let task = task.unwrap();
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap();
+        if name.starts_with("millpond-client") {
+            let id = task.file_name().to_str().unwrap().parse().unwrap();
+            let none = libc::sched_param { sched_priority: 0 };
+            // SAFETY: the argument is valid for the call.
+            let set = unsafe { libc::sched_setscheduler(id, libc::SCHED_IDLE, &raw const none) };
+            assert_eq!(set, 0);
+        }
+    }
+}
+
+fn signal_process(process: u32, signal: rustix::process::Signal) {
+    let id = rustix::process::Pid::from_raw(process as i32).unwrap();
+    rustix::process::kill_process(id, signal).unwrap();
+}
+
+/// In the number that the processes of the test below share: the reader has found an old version.
+const OLD_VERSION: u64 = u64::MAX;
+
+/// Goal: a client that was stopped while its server was replaced and the object written reads the new version when it goes
+/// on, even before its thread finds the end of the connection.
+#[test]
+fn a_client_that_was_stopped_reads_no_old_version() {
+    const TEST: &str = "a_client_that_was_stopped_reads_no_old_version";
+    const ROUNDS: u64 = 10;
+    if let Some((_, dir)) = role_in(TEST) {
+        return serve_forks(|role, ready| {
+            if role == "server" {
+                return serve(&dir);
+            }
+            let round: u64 = role.parse().unwrap();
+            let number = shared_number(&dir);
+            let mut cpu = rustix::thread::CpuSet::new();
+            cpu.set(0);
+            // On machines whose first processor this process may not use, the threads run side by side.
+            _ = rustix::thread::sched_setaffinity(None, &cpu);
+            let (client, _) = client_in(&dir, Duration::ZERO);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.unwrap();
+            let name = name_of(round);
+            let read = || {
+                let read = client.get_range(&name, 0..4096).now_or_never();
+                let read =
+                    read.unwrap_or_else(|| runtime.block_on(client.get_range(&name, 0..4096)));
+                version_in(&read.unwrap(), round)
+            };
+            while client.stats().hits == 0 {
+                assert_eq!(read(), 1);
+            }
+            delay_link_thread();
+            ready();
+            loop {
+                let is_written = number.load(SeqCst) == round;
+                let version = read();
+                if is_written {
+                    number.store(if version == 2 { 0 } else { OLD_VERSION }, SeqCst);
+                    std::thread::park();
+                }
+            }
+        });
+    }
+    let dir = temp_dir();
+    let number = shared_number(dir.path());
+    let mut forks = ForkParent::start(TEST, dir.path());
+    let (_, disk) = client_in(dir.path(), Duration::ZERO);
+    block_on(async {
+        for object in 1..=ROUNDS {
+            put(&*disk, object, 1).await;
+        }
+    });
+    let attached = |writer: &SharedStore| {
+        wait_until(Duration::from_secs(20), "a server answers", || block_on(writer.attach()));
+    };
+    let mut server = forks.fork("server");
+    attached(&client_in(dir.path(), Duration::ZERO).0);
+    for round in 1..=ROUNDS {
+        let reader = forks.fork(&round.to_string());
+        assert_eq!(forks.await_ready(), reader);
+        signal_process(reader, rustix::process::Signal::STOP);
+        forks.kill(server);
+        server = forks.fork("server");
+        let (writer, _) = client_in(dir.path(), Duration::ZERO);
+        attached(&writer);
+        block_on(put(&writer, round, 2));
+        number.store(round, SeqCst);
+        signal_process(reader, rustix::process::Signal::CONT);
+        wait_until(Duration::from_secs(20), "the reader goes on", || number.load(SeqCst) != round);
+        assert_eq!(number.load(SeqCst), 0, "round {round}: an old version");
+        forks.kill(reader);
+    }
 }
 
 /// The status of a child of fork that runs `body`.

@@ -4,7 +4,7 @@ use crate::protocol::wire::{BadMessage, FieldReader, FieldWriter};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MPSERVE\0");
 /// The version of all messages. Client and server have the same one.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// The first message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_objects::CachedStore;
+use millpond_objects::serving::ServingScope;
 use rustix::net::SocketFlags;
 use tokio::io::{Interest, Ready};
 use tokio::sync::Semaphore;
@@ -42,6 +43,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// See the [crate's documentation](crate).
 pub struct Server {
     parts: Arc<ServerParts>,
+    /// Dropped before the next server may listen: no client hits by then.
+    serving: ServingScope,
     listener: OwnedFd,
     /// `None`: the socket is a service manager's.
     file: Option<SocketFile>,
@@ -147,13 +150,13 @@ impl Server {
         listener: OwnedFd,
         file: Option<SocketFile>,
     ) -> io::Result<Server> {
-        if store.shared_cache().is_none() {
+        let Some(serving) = store.begin_serving() else {
             let what = "the cache of the store is not in shared memory";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
-        }
+        };
         let places = Arc::new(Semaphore::new(CLIENTS_MAX));
         let parts = ServerParts { store, stores, counters: Arc::default(), places };
-        Ok(Server { parts: Arc::new(parts), listener, file })
+        Ok(Server { parts: Arc::new(parts), serving, listener, file })
     }
 
     /// A view that stays when the server runs.
@@ -169,10 +172,12 @@ impl Server {
     ///
     /// The runtime can't watch the socket.
     pub async fn run(self) -> io::Result<()> {
-        let Server { parts, listener, file: _file } = self;
+        let Server { parts, file: _file, listener, serving } = self;
         let mut spare = SpareDescriptor::new(&listener)?;
         let listener = socket::watch(listener, Interest::READABLE)?;
         let mut clients = JoinSet::new();
+        // Dropped first: before a client can notice the end.
+        let _serving = serving;
         loop {
             while clients.try_join_next().is_some() {}
             let accepted = {
