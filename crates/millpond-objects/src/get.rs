@@ -232,9 +232,10 @@ impl Inner {
             None => Vec::new(),
         };
         drop(leader);
+        // Before the bytes are there, as the callers that wait for them read on at once.
+        entry.sequential_end.store(response.range.end, Relaxed);
         let piece = self.receive_body(response).await?;
         self.populate(&entry, piece.range.start, &piece.bytes, fills);
-        entry.sequential_end.store(piece.range.end, Relaxed);
         Ok(Opened::Validated(entry, vec![piece]))
     }
 
@@ -378,7 +379,11 @@ impl Inner {
                 let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
                 requests.push(spawn_if_runtime(fetch));
             }
-            if claims && let [range] = ranges {
+            // A read whose pages others have claimed follows them, so it says nothing about the order.
+            if claims
+                && !requests.is_empty()
+                && let [range] = ranges
+            {
                 self.read_ahead(path, entry, range, &watch);
             }
             for fetched in try_join_all(requests).await? {

@@ -253,6 +253,35 @@ async fn sequential_reads_are_read_ahead() {
     assert_eq!(store.stats().bytes_from_store, 1 << 20, "no byte is transferred twice");
 }
 
+/// Goal: several tasks that read an object in order, at the same time, cause the requests of one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_sequential_readers_share_the_read_ahead() {
+    const LEN: u64 = 4 << 20;
+    let mut requests = Vec::new();
+    for readers in [1, 8] {
+        let (far, path, bytes) = with_object(LEN as usize).await;
+        far.faults.delay_ms.store(3, Relaxed);
+        let store = over(&far).memory_bytes(32 << 20).readahead_bytes_max(256 * PAGE);
+        let store = store.build().unwrap();
+        let read = |store: CachedStore, path: Path, bytes: Vec<u8>| async move {
+            for at in (0..LEN).step_by(4 * PAGE as usize) {
+                let got = store.get_range(&path, at..at + 4 * PAGE).await.unwrap();
+                assert_eq!(got, bytes[at as usize..(at + 4 * PAGE) as usize]);
+            }
+        };
+        let tasks: Vec<_> = (0..readers)
+            .map(|_| tokio::spawn(read(store.clone(), path.clone(), bytes.clone())))
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        requests.push(far.gets().len());
+    }
+    println!("requests: {requests:?}");
+    // Windows of 256 pages, and of less at the beginning.
+    assert!(requests[0] <= 24 && requests[1] <= requests[0] + 4, "{requests:?}");
+}
+
 #[tokio::test]
 async fn reads_work_outside_of_a_runtime_and_in_a_tiny_cache() {
     let (far, path, bytes) = with_object(2 << 20).await;
