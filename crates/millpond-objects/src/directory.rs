@@ -361,4 +361,15 @@ impl Directory {
     pub(crate) fn len(&self) -> usize {
         self.map.len()
     }
+
+    /// Entries that were inserted, or found used by CLOCK, most recently: at most `count` of each shard.
+    #[cfg(feature = "shared")]
+    pub(crate) fn recent(&self, count: usize) -> Vec<Arc<ObjectEntry>> {
+        let of_shard = |shard: &Mutex<Shard>| -> Vec<_> {
+            let shard = shard.lock().expect("no panic under the lock");
+            let present = |entry: &&Arc<ObjectEntry>| !entry.is_removed.load(Relaxed);
+            shard.ring.iter().rev().filter(present).take(count).cloned().collect()
+        };
+        self.shards.iter().flat_map(of_shard).collect()
+    }
 }

@@ -31,6 +31,9 @@ pub const PIECE_BYTES_MAX: u64 = COLLECTED_BYTES_MAX;
 /// first.
 const DIRECTORY_BYTES_PER_SLOT: u64 = 384;
 
+/// Of 64 shards: more than a message has room for.
+const RECENT_PER_SHARD: usize = 32;
+
 /// Where the pages of an object's version are in the shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectPlace {
@@ -74,6 +77,14 @@ pub enum SharedRead {
     },
     /// The underlying store has to serve the read, possibly with an error.
     Bypass,
+}
+
+/// An object in the cache.
+#[derive(Clone, Debug)]
+pub struct CachedObject {
+    pub meta: ObjectMeta,
+    pub attributes: Attributes,
+    pub place: ObjectPlace,
 }
 
 /// Excludes responses that may be older than a write. Dropped at the end of the write, it removes the object's entry.
@@ -181,6 +192,37 @@ impl CachedStore {
         let table = Arc::clone(&self.inner.shared.as_ref()?.table);
         table.begin_serving();
         Some(ServingScope { table })
+    }
+
+    /// Some of the objects that were cached or used lately, by their names in the underlying store. The versions are current
+    /// as the validity table says.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::internals::shared::MemoryChoice;
+    /// use millpond_objects::{CachedStore, serving::CachedObject};
+    /// use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
+    /// let remote = std::sync::Arc::new(InMemory::new());
+    /// let store = CachedStore::builder(remote).shared(MemoryChoice::Auto).build()?;
+    /// store.put(&Path::from("pond"), "water".into()).await?;
+    /// store.get_range(&Path::from("pond"), 0..5).await?;
+    /// let recent: Vec<CachedObject> = store.recent_objects();
+    /// assert_eq!(recent[0].meta.size, 5);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn recent_objects(&self) -> Vec<CachedObject> {
+        let entries = self.inner.directory.recent(RECENT_PER_SHARD).into_iter();
+        let object = |entry: Arc<ObjectEntry>| {
+            let place = entry.place()?;
+            let meta =
+                ObjectMeta { location: Path::parse(&*entry.key).ok()?, ..entry.meta.clone() };
+            Some(CachedObject { meta, attributes: entry.attributes.clone(), place })
+        };
+        entries.filter_map(object).collect()
     }
 
     /// The name of the underlying store, by its `Display`.

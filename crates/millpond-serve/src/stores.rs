@@ -229,6 +229,15 @@ impl ClientScope {
         }))
     }
 
+    /// The client's name of an object in the cache, if the client may read it.
+    pub(crate) fn name_of(&self, in_cache: &Path) -> Option<String> {
+        let inside: Path = match &self.first {
+            Some(first) => in_cache.prefix_match(first)?.collect(),
+            None => in_cache.clone(),
+        };
+        (!inside.as_ref().is_empty() && is_below(&inside, &self.prefixes)).then(|| inside.into())
+    }
+
     /// The client's name of an object that an error names.
     pub(crate) fn name_for_client(&self, location: String) -> String {
         let Some(first) = &self.first else { return location };

@@ -66,6 +66,33 @@ async fn clients_share_what_one_has_read() {
     }
 }
 
+/// Goal: a new client hits objects that are cached, without a request for each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_clients_know_the_cached_objects() {
+    const OBJECTS: u64 = 200;
+    let name = |object| Path::from(format!("set/{object}"));
+    for freshness in [Freshness::Immutable, Freshness::MaxAge(Duration::from_secs(100))] {
+        let (dir, (_, store)) = (temp_dir(), far());
+        let socket = dir.path().join("socket");
+        let _server = TestServer::start(Arc::clone(&store), &socket, freshness);
+        let [first, second] = [0; 2].map(|_| SharedStore::new(Arc::clone(&store), &socket));
+        for object in 0..OBJECTS {
+            first.put(&name(object), content(object, 3000).into()).await.unwrap();
+            first.get_range(&name(object), 0..3000).await.unwrap();
+        }
+        assert!(second.attach().await);
+        // The second client has the place of the old version.
+        first.put(&name(7), content(1000, 3000).into()).await.unwrap();
+        for object in 0..OBJECTS {
+            let read = second.get_range(&name(object), 0..3000).await.unwrap();
+            let seed = if object == 7 { 1000 } else { object };
+            assert!(read[..] == content(seed, 3000)[..], "{object}");
+        }
+        let stats = second.stats();
+        assert_eq!((stats.hits, stats.requests), (OBJECTS - 1, 1), "{stats:?}");
+    }
+}
+
 /// Goal: a version may be served as long as the server's freshness says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn freshness_is_the_servers() {

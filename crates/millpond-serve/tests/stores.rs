@@ -62,6 +62,15 @@ async fn each_client_reads_its_store() {
         let stats = client.stats();
         assert!(stats.is_attached && stats.fallbacks == 0 && stats.hits >= 4, "{stats:?}");
     }
+    // New clients know the objects of their own stores.
+    for store in &both {
+        let client = SharedStore::new(Arc::clone(store), &socket);
+        assert!(client.attach().await);
+        let read = client.get_range(&path, 10..150_000).await.unwrap();
+        let stored = store.get_range(&path, 10..150_000).await.unwrap();
+        assert!(read == stored);
+        assert_eq!((client.stats().hits, client.stats().requests), (1, 0));
+    }
     // Cached bytes cause no request, by a client or by a view.
     far.gets();
     clients[0].get_range(&path, 0..100).await.unwrap();

@@ -7,6 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use millpond::internals::shared::{SharedClient, SharedReader, process_number};
 use millpond_objects::serving::Validity;
+use object_store::path::Path;
 use thread_local::ThreadLocal;
 
 use crate::client::link::Link;
@@ -56,6 +57,13 @@ impl Attachment {
         link: Arc<Link>,
         objects_max: usize,
     ) -> Option<Attachment> {
+        let objects = KnownObjects::new(objects_max);
+        for (name, head) in &welcome.known {
+            if let (Ok(location), Some(place)) = (Path::parse(name), head.place) {
+                let (meta, attributes) = (head.meta(location), head.attributes.clone());
+                objects.insert(Arc::new(KnownObject::new(meta, attributes, place)));
+            }
+        }
         Some(Attachment {
             spare: Mutex::new(client.reader()?),
             client,
@@ -64,7 +72,7 @@ impl Attachment {
             clock,
             max_age_ms: welcome.max_age_ms,
             page_bytes: welcome.page_bytes,
-            objects: KnownObjects::new(objects_max),
+            objects,
             link,
             process: process_number(),
         })

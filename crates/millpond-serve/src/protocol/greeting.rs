@@ -1,8 +1,11 @@
 //! The first message of each side.
 
+use crate::protocol::reply::{ObjectHead, read_head, write_head};
 use crate::protocol::wire::{BadMessage, FieldReader, FieldWriter};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MPSERVE\0");
+/// The length of a list's number of items.
+const LIST_BYTES: usize = size_of::<u16>();
 /// The version of all messages. Client and server have the same one.
 pub const PROTOCOL_VERSION: u32 = 3;
 
@@ -15,7 +18,7 @@ pub struct Hello {
 }
 
 /// The answer to a client that the server accepts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Welcome {
     /// The store that the client has named.
     pub store_name: String,
@@ -25,10 +28,13 @@ pub struct Welcome {
     pub max_age_ms: Option<u64>,
     /// The length of the cache's pages.
     pub page_bytes: u64,
+    /// Cached objects of the store, by name, so that the client need not ask for them. The message has as many as it has room
+    /// for.
+    pub known: Vec<(String, ObjectHead)>,
 }
 
 /// The first message of a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Greeting {
     Welcome(Welcome),
     /// Why the server has no place for the client.
@@ -80,6 +86,7 @@ impl Greeting {
                 now_ms: fields.u64()?,
                 max_age_ms: fields.option(FieldReader::u64)?,
                 page_bytes: fields.u64()?,
+                known: fields.list(|fields| Ok((fields.text()?.to_owned(), read_head(fields)?)))?,
             }),
             _ => return Err(BadMessage::BadValue("greeting")),
         };
@@ -100,6 +107,18 @@ impl Greeting {
                 fields.u8(1).text(&welcome.store_name).u64(welcome.now_ms);
                 fields.option(welcome.max_age_ms, |fields, age| _ = fields.u64(age));
                 fields.u64(welcome.page_bytes);
+                let room = super::REPLY_BYTES_MAX.saturating_sub(fields.written() + LIST_BYTES);
+                let (mut number, mut heads) = (0, FieldWriter::default());
+                for (name, head) in &welcome.known {
+                    let mut one = FieldWriter::default();
+                    let is_known = write_head(one.text(name), head);
+                    let Some(one) = one.end(room - heads.written()).filter(|_| is_known) else {
+                        continue;
+                    };
+                    heads.raw(&one);
+                    number += 1;
+                }
+                fields.u16(number).raw(&heads.end(room).unwrap_or_default());
             }
         }
         fields.end(super::REPLY_BYTES_MAX)

@@ -207,9 +207,9 @@ fn write_attribute(fields: &mut FieldWriter, key: &Attribute, value: &str) -> bo
     true
 }
 
-fn read_object<'m>(mut fields: FieldReader<'m>) -> Result<Reply<'m>, BadMessage> {
+pub(super) fn read_head(fields: &mut FieldReader<'_>) -> Result<ObjectHead, BadMessage> {
     let size = fields.u64()?;
-    let last_modified = time(&mut fields)?;
+    let last_modified = time(fields)?;
     let e_tag = fields.option(owned)?;
     let version = fields.option(owned)?;
     let attributes = fields.list(read_attribute)?;
@@ -220,8 +220,34 @@ fn read_object<'m>(mut fields: FieldReader<'m>) -> Result<Reply<'m>, BadMessage>
         return Err(BadMessage::BadValue("list of parts"));
     }
     let has_bytes = fields.u8()? != 0;
-    let head =
-        ObjectHead { size, last_modified, e_tag, version, attributes, place, parts, has_bytes };
+    Ok(ObjectHead { size, last_modified, e_tag, version, attributes, place, parts, has_bytes })
+}
+
+/// False: an attribute that messages do not have.
+pub(super) fn write_head(fields: &mut FieldWriter, head: &ObjectHead) -> bool {
+    let mut is_known = true;
+    fields.u64(head.size);
+    write_time(fields, head.last_modified);
+    let text = |fields: &mut FieldWriter, text: &String| _ = fields.text(text);
+    fields.option(head.e_tag.as_ref(), text).option(head.version.as_ref(), text);
+    let attributes: Vec<_> = head.attributes.iter().collect();
+    fields.list(attributes.into_iter(), |fields, (key, value)| {
+        is_known &= write_attribute(fields, key, value);
+    });
+    fields.option(head.place, |fields, place| {
+        let [core, generation] = place.file.to_words();
+        fields.u64(core).u64(generation).u64(place.base);
+        fields.u32(place.slot).u64(place.number);
+    });
+    fields.list(head.parts.iter(), |fields, part| {
+        fields.u64(part.start).u64(part.len);
+    });
+    fields.u8(head.has_bytes.into());
+    is_known
+}
+
+fn read_object<'m>(mut fields: FieldReader<'m>) -> Result<Reply<'m>, BadMessage> {
+    let head = read_head(&mut fields)?;
     let bytes = fields.rest();
     let all = head.part_bytes();
     let is_inside =
@@ -284,23 +310,9 @@ impl<'m> Reply<'m> {
         let mut is_known = true;
         match self {
             Reply::Object(head, bytes) => {
-                fields.u8(1).u64(number).u64(head.size);
-                write_time(&mut fields, head.last_modified);
-                let text = |fields: &mut FieldWriter, text: &String| _ = fields.text(text);
-                fields.option(head.e_tag.as_ref(), text).option(head.version.as_ref(), text);
-                let attributes: Vec<_> = head.attributes.iter().collect();
-                fields.list(attributes.into_iter(), |fields, (key, value)| {
-                    is_known &= write_attribute(fields, key, value);
-                });
-                fields.option(head.place, |fields, place| {
-                    let [core, generation] = place.file.to_words();
-                    fields.u64(core).u64(generation).u64(place.base);
-                    fields.u32(place.slot).u64(place.number);
-                });
-                fields.list(head.parts.iter(), |fields, part| {
-                    fields.u64(part.start).u64(part.len);
-                });
-                fields.u8(head.has_bytes.into()).raw(bytes);
+                fields.u8(1).u64(number);
+                is_known = write_head(&mut fields, head);
+                fields.raw(bytes);
             }
             Reply::Data(bytes) => _ = fields.u8(2).u64(number).raw(bytes),
             Reply::Bypass => _ = fields.u8(3).u64(number),

@@ -165,6 +165,11 @@ impl FieldWriter {
         self
     }
 
+    /// The bytes so far.
+    pub(crate) fn written(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// The message, if it has at most `bytes_max` bytes.
     pub(crate) fn end(self, bytes_max: usize) -> Option<Vec<u8>> {
         (!self.is_too_long && self.bytes.len() <= bytes_max).then_some(self.bytes)

@@ -8,12 +8,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use millpond::internals::shared::ClientAttachment;
+use millpond_objects::serving::CachedObject;
 use rustix::process::geteuid;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::protocol::{Greeting, HELLO_BYTES_MAX, Hello, PROTOCOL_VERSION, Welcome};
+use crate::protocol::{Greeting, HELLO_BYTES_MAX, Hello, ObjectHead, PROTOCOL_VERSION, Welcome};
 use crate::server::connection::Connection;
 use crate::server::descriptors;
 use crate::server::server_parts::ServerParts;
@@ -91,6 +92,25 @@ struct Greeted {
     _place: OwnedSemaphorePermit,
 }
 
+/// Objects in the cache that a client need not ask for.
+fn known_objects(parts: &ServerParts, scope: &ClientScope) -> Vec<(String, ObjectHead)> {
+    let known = |object: CachedObject| {
+        let CachedObject { meta, attributes, place } = object;
+        let head = ObjectHead {
+            size: meta.size,
+            last_modified: meta.last_modified,
+            e_tag: meta.e_tag,
+            version: meta.version,
+            attributes,
+            place: Some(place),
+            parts: Vec::new(),
+            has_bytes: false,
+        };
+        Some((scope.name_of(&meta.location)?, head))
+    };
+    parts.store.recent_objects().into_iter().filter_map(known).collect()
+}
+
 async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     // Not for writing: the client's receipt of each reply would wake the server (connection.CN5).
     let socket = socket::watch(socket, Interest::READABLE)?;
@@ -135,15 +155,16 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     let attached = cache
         .attach(&memory, process)
         .map_err(|error| refuse(format!("the client can't be attached: {error}")))?;
+    let max_age = parts.store.freshness().max_age();
     let welcome = Greeting::Welcome(Welcome {
         store_name: hello.store_name.unwrap_or_default(),
         now_ms: parts.store.now_ms(),
-        max_age_ms: parts
-            .store
-            .freshness()
-            .max_age()
-            .map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+        max_age_ms: max_age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
         page_bytes: parts.store.page_bytes(),
+        // With an age of zero the client asks for each read.
+        known: (scope.as_ref().filter(|_| max_age != Some(Duration::ZERO)))
+            .map(|scope| known_objects(parts, scope))
+            .unwrap_or_default(),
     });
     let message =
         welcome.encode().ok_or_else(|| refuse("the name of the store is too long".into()))?;
