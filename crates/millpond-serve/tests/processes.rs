@@ -318,13 +318,14 @@ fn kill_servers(forks: &mut ForkParent, dir: &FilePath, kills: u32, seed: u64) -
             });
             std::thread::sleep(Duration::from_micros(random.below(40_000)));
             let killed = Instant::now();
-            forks.kill(server);
+            signal_process(server, rustix::process::Signal::KILL);
             let before = reads.each_ref().map(|reads| reads.load(SeqCst));
             // The reads that the server had were the first to end after the kill.
             wait_until(Duration::from_secs(20), "reads go on", || {
                 reads.iter().zip(before).all(|(reads, before)| reads.load(SeqCst) > before)
             });
             gaps_us.push(killed.elapsed().as_micros() as u64);
+            forks.kill(server);
             assert!(!readers.iter().any(|reader| reader.is_finished()), "wrong bytes");
         }
         // The ones before may have been killed before a hit.
