@@ -112,7 +112,9 @@ fn attach(cache: &SharedCache) -> io::Result<(SharedClient, impl Sized)> {
     let process = rustix::process::pidfd_open(own, PidfdFlags::empty())?;
     let attached = cache.attach(memory.descriptor(), process)?;
     let descriptor: OwnedFd = attached.descriptor().as_fd().try_clone_to_owned()?;
-    Ok((SharedClient::map(memory, &descriptor)?, attached))
+    let client = SharedClient::map(memory, &descriptor)?;
+    client.save_fences();
+    Ok((client, attached))
 }
 
 /// Calls `read` with the reader of the calling thread.

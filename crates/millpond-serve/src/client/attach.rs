@@ -108,20 +108,26 @@ impl ClientParts {
 
 /// The client's thread: attaches, and receives until the server is gone.
 fn run_link(parts: &Weak<ClientParts>, gate: &Gate, socket: OwnedFd, ends: watch::Sender<()>) {
-    let link = {
+    let (link, attachment) = {
         let Some(parts) = parts.upgrade() else { return };
         let attached = match attach(&parts, socket) {
             Ok(attached) => attached,
             Err(error) => return gate.fail(&parts.socket, &error, RETRY_REFUSED),
         };
-        let link = Arc::clone(&attached.link);
-        parts.current.store(Some(Arc::new(attached)));
+        let (link, attached) = (Arc::clone(&attached.link), Arc::new(attached));
+        let attachment = Arc::downgrade(&attached);
+        parts.current.store(Some(attached));
         ClientCounters::add(&parts.counters.attaches);
         *gate.state() = GateState::default();
         drop(ends);
-        link
+        (link, attachment)
     };
-    let error = link.watch();
+    // Not while the program starts, or may end soon: it would wait for this.
+    let error = link.watch(|| {
+        if let Some(attachment) = attachment.upgrade() {
+            attachment.save_fences();
+        }
+    });
     let Some(parts) = parts.upgrade() else { return };
     tracing::warn!(
         socket = %parts.socket.display(), %error, "the cache server is gone: reads go to the store itself"

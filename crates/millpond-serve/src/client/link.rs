@@ -220,12 +220,18 @@ impl Link {
         false
     }
 
-    /// Watches the connection until the server is gone, or does not answer. Runs on the link's thread.
-    pub(crate) fn watch(&self) -> io::Error {
-        let mut patience = Patience::default();
+    /// Watches the connection until the server is gone, or does not answer. Runs on the link's thread, and calls `settle`
+    /// after the first second, if the program lives so long.
+    pub(crate) fn watch(&self, settle: impl FnOnce()) -> io::Error {
+        let (mut patience, mut settle) = (Patience::default(), Some(settle));
         let error = loop {
-            if let Err(error) = self.watch_once(&mut patience) {
-                break error;
+            match self.watch_once(&mut patience) {
+                Ok(is_silent) => {
+                    if is_silent && let Some(settle) = settle.take() {
+                        settle();
+                    }
+                }
+                Err(error) => break error,
             }
         };
         {
@@ -239,8 +245,8 @@ impl Link {
         error
     }
 
-    /// Waits for an event. Delivers messages, if no runtime does.
-    fn watch_once(&self, patience: &mut Patience) -> io::Result<()> {
+    /// Waits for an event. Delivers messages, if no runtime does. True: a second has passed without an event.
+    fn watch_once(&self, patience: &mut Patience) -> io::Result<bool> {
         // Only after a second without requests: the next request of a busy client need not wake the thread.
         let rests = patience.is_quiet && self.rest();
         let has_unsent = self.send_queued();
@@ -252,23 +258,23 @@ impl Link {
             [PollFd::new(&self.socket, wanted), PollFd::new(&self.bell, PollFlags::IN)];
         let silence = Timespec { tv_sec: SILENCE.as_secs() as i64, tv_nsec: 0 };
         let ready = match rustix::event::poll(&mut events, (!rests).then_some(&silence)) {
-            Err(rustix::io::Errno::INTR) => return Ok(()),
+            Err(rustix::io::Errno::INTR) => return Ok(false),
             ready => ready?,
         };
         // SeqCst: see `rest`.
         self.is_resting.store(false, SeqCst);
         let (of_socket, of_bell) = (events[0].revents(), events[1].revents());
         if ready == 0 {
-            return self.note_silence(patience);
+            return self.note_silence(patience).map(|()| true);
         }
         patience.is_quiet = false;
         if of_bell.contains(PollFlags::IN) {
             _ = rustix::io::read(&self.bell, &mut [0u8; 8][..]);
         }
         if of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-            return self.receive_ready();
+            self.receive_ready()?;
         }
-        Ok(())
+        Ok(false)
     }
 
     /// A second has passed without an event for the thread.

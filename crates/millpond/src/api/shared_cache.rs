@@ -213,6 +213,12 @@ impl SharedClient {
         Ok(SharedClient { inner: Arc::new(inner) })
     }
 
+    /// Has the server execute a fence for each later read, which saves these reads some nanoseconds. Takes 10 to 20 ms in a
+    /// process with several threads, and an exit meanwhile waits for it.
+    pub fn save_fences(&self) {
+        self.inner.range.order.register();
+    }
+
     /// Where the cache is mapped, and how many bytes.
     #[must_use]
     pub fn mapped(&self) -> (*const u8, usize) {
@@ -285,7 +291,7 @@ impl SharedReader {
             core: client.range.core(file.core)?,
             generation: file.generation,
             range,
-            order: client.range.order,
+            order: client.range.order.current(),
             attempts,
             ring,
             counts: &self.counts,

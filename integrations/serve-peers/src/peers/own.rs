@@ -78,6 +78,7 @@ impl EngineInterface {
         let [cache, validity] = <[OwnedFd; 2]>::try_from(rights.flatten().collect::<Vec<_>>())
             .map_err(|_| "a greeting without two descriptors")?;
         let client = SharedClient::map(memory, &cache)?;
+        client.save_fences();
         let read = ReadMessage {
             location: path(OBJECT).to_string(),
             ranges: vec![Some(GetRange::Bounded(0..4096))],

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::compiler_fence;
 
-use crate::sync::{AtomicU64, fence};
+use crate::sync::{AtomicBool, AtomicU64, fence};
 
 const CMD_GLOBAL_EXPEDITED: libc::c_int = 1 << 1;
 const CMD_REGISTER_GLOBAL_EXPEDITED: libc::c_int = 1 << 2;
@@ -18,16 +18,38 @@ pub(crate) enum AttemptOrder {
     ByFence,
 }
 
-impl AttemptOrder {
-    /// How this process orders its attempts. `is_offered`: the server calls `membarrier`.
-    pub(crate) fn of_client(is_offered: bool) -> AttemptOrder {
-        if is_offered && membarrier(CMD_REGISTER_GLOBAL_EXPEDITED) {
+/// How a client orders its attempts: by fences, until it is registered. Each order is right at any time.
+pub(crate) struct ClientOrder {
+    /// The server calls `membarrier`.
+    is_offered: bool,
+    is_registered: AtomicBool,
+}
+
+impl ClientOrder {
+    pub(crate) fn new(is_offered: bool) -> ClientOrder {
+        ClientOrder { is_offered, is_registered: AtomicBool::new(false) }
+    }
+
+    /// Registers this process. In one with several threads the kernel waits for a grace period, of 10 to 20 ms.
+    pub(crate) fn register(&self) {
+        if self.is_offered && membarrier(CMD_REGISTER_GLOBAL_EXPEDITED) {
+            // Release: pairs with `current`: attempts without a fence come after the registration.
+            self.is_registered.store(true, Release);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn current(&self) -> AttemptOrder {
+        // Acquire: pairs with `register`.
+        if self.is_registered.load(Acquire) {
             AttemptOrder::ByServer
         } else {
             AttemptOrder::ByFence
         }
     }
+}
 
+impl AttemptOrder {
     /// Whether this process, a server, can call `membarrier` for its clients.
     pub(crate) fn is_offered() -> bool {
         membarrier(CMD_GLOBAL_EXPEDITED)

@@ -9,7 +9,7 @@ use std::ptr;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::cache::frames::frame_range::FrameRange;
-use crate::cache::shared::attempts::AttemptOrder;
+use crate::cache::shared::attempts::ClientOrder;
 use crate::cache::shared::shared_memory::SharedHeader;
 use crate::cache::table::FileCore;
 use crate::units::{CHUNK_BYTES, UNIT_BYTES};
@@ -19,7 +19,7 @@ pub(crate) struct MappedRange {
     mapped: *mut u8,
     mapped_bytes: usize,
     pub(crate) range: FrameRange,
-    pub(crate) order: AttemptOrder,
+    pub(crate) order: ClientOrder,
 }
 
 // SAFETY: a mapping of the process, which is only read.
@@ -49,7 +49,7 @@ impl MappedRange {
             mapped_bytes,
             // SAFETY: no units, so no memory.
             range: unsafe { FrameRange::new(base, 0) },
-            order: AttemptOrder::ByFence,
+            order: ClientOrder::new(false),
         };
         let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: within the mapping above, which no other code has.
@@ -75,7 +75,7 @@ impl MappedRange {
         // SAFETY: the file has a chunk behind the units, the mapping is read-only and stays as long as the value, and
         // the server's rules hold for its memory.
         this.range = unsafe { FrameRange::new(base, header.units as u32) };
-        this.order = AttemptOrder::of_client(header.has_membarrier == 1);
+        this.order = ClientOrder::new(header.has_membarrier == 1);
         Ok(this)
     }
 

@@ -27,7 +27,8 @@
 //!   the free list, orders that before its look at the counts, and gives the memory back when each attempt that was
 //!   under way has ended (or SH7). Attempts that begin later do not find the frames. The order is that of two threads which store,
 //!   fence (SeqCst) and load: either the server sees the attempt, or the client sees that the frame has left its page.
-//!   The client's fence is executed for it by the server, by `membarrier`, where both have that call.
+//!   The client's fence is executed for it by the server, by `membarrier`, where both have that call and
+//!   the client has registered (`attempts::ClientOrder`).
 //! - **SH5** *Files.* A client knows a file by core and generation. The generation rises when the file is closed, and the
 //!   epoch rises before the core is used again, so before the size or the root changes; neither ever repeats. An
 //!   attempt loads the epoch, then compares the generation, and at its end compares the epoch. A page size
