@@ -4,6 +4,8 @@
 use std::io::{BufRead, Write, stdin, stdout};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use millpond_serve::{MemoryChoice, Server, SharedStore};
@@ -115,6 +117,8 @@ impl Zipf {
 struct Reader {
     store: Arc<dyn ObjectStore>,
     args: WorkArgs,
+    /// Calls of `zipf` so far: each has another sequence.
+    rounds: AtomicU64,
 }
 
 impl Reader {
@@ -140,7 +144,8 @@ impl Reader {
     }
 
     async fn zipf(&self, reads: u64) -> Done<()> {
-        let mut objects = Zipf::new(self.args.objects, 0.8, self.args.seed);
+        let seed = self.args.seed + (self.rounds.fetch_add(1, Relaxed) << 32);
+        let mut objects = Zipf::new(self.args.objects, 0.8, seed);
         let len = self.args.object_bytes.min(16 << 10);
         for _ in 0..reads {
             let object = objects.next();
@@ -179,7 +184,7 @@ pub fn work(args: WorkArgs) -> Done<()> {
         }
         None => Arc::new(cache(Arc::clone(&remote) as _, args.memory).build()?),
     };
-    let reader = Arc::new(Reader { store, args });
+    let reader = Arc::new(Reader { store, args, rounds: AtomicU64::new(0) });
     say("ready")?;
     for line in stdin().lock().lines() {
         let line = line?;
