@@ -7,6 +7,7 @@ use millpond::Engine;
 use object_store::{GetResult, ObjectStore};
 
 use crate::allocation::BlobAllocator;
+use crate::cacheable::CacheableReads;
 use crate::directory::{Directory, ObjectEntry, Stamp, is_unversioned};
 use crate::disk::DiskTier;
 use crate::home_runtime::HomeRuntime;
@@ -34,6 +35,7 @@ pub(crate) struct Inner {
     pub(crate) first_requests: Arc<SingleFlight>,
     pub(crate) home: HomeRuntime,
     pub(crate) freshness: Freshness,
+    pub(crate) cacheable_reads: CacheableReads,
     pub(crate) gap_bytes: u64,
     pub(crate) readahead_bytes_max: u64,
     pub(crate) counters: Counters,
@@ -57,6 +59,7 @@ impl Inner {
             first_requests: Arc::default(),
             home: HomeRuntime::default(),
             freshness: options.freshness,
+            cacheable_reads: options.cacheable_reads,
             gap_bytes: options.gap_bytes,
             readahead_bytes_max: options.readahead_bytes_max,
             counters: Counters::default(),

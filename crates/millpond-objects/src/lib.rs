@@ -53,6 +53,7 @@ compile_error!(
 extern crate object_store_0_13 as object_store;
 
 mod allocation;
+mod cacheable;
 mod directory;
 mod disk;
 mod fetch;

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::ObjectStore;
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectStore};
 
+use crate::cacheable::CacheableReads;
 use crate::disk::DiskOptions;
 
 /// How old a cached version may be when it is served.
@@ -62,6 +64,7 @@ pub struct Builder {
     pub(crate) readahead_bytes_max: u64,
     pub(crate) disk: Option<DiskOptions>,
     pub(crate) published: bool,
+    pub(crate) cacheable_reads: CacheableReads,
     #[cfg(feature = "shared")]
     pub(crate) more_lines: crate::stats::MoreLines,
     #[cfg(feature = "shared")]
@@ -79,6 +82,7 @@ impl Builder {
             readahead_bytes_max: 4 << 20,
             disk: None,
             published: false,
+            cacheable_reads: CacheableReads::default(),
             #[cfg(feature = "shared")]
             more_lines: Default::default(),
             #[cfg(feature = "shared")]
@@ -131,6 +135,48 @@ impl Builder {
     #[must_use]
     pub fn published(mut self, on: bool) -> Builder {
         self.published = on;
+        self
+    }
+
+    /// Which reads the cache may serve: those for whose object and options `may_cache` returns true. The others go to the store
+    /// as they are. By default the cache may serve all reads without extensions, as a store could need extensions, for
+    /// instance to choose the keys. Stores of the crate `object_store` ignore them.
+    ///
+    /// For programs that tag their reads with extensions, and for objects that are not to be cached. Requests of the cache to
+    /// the store have no extensions. `may_cache` gets default options for `get_ranges`, and is called for hits, too.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use millpond_objects::CachedStore;
+    /// # use object_store::{GetOptions, ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+    /// #[derive(Clone)]
+    /// struct Tag {
+    ///     is_repeated: bool,
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
+    /// # let remote: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    /// let store = CachedStore::builder(remote)
+    ///     .cache_if(|location, options| {
+    ///         let tag = options.extensions.get::<Tag>();
+    ///         location.extension() != Some("log") && tag.is_none_or(|tag| !tag.is_repeated)
+    ///     })
+    ///     .build()?;
+    /// # for (name, cached) in [("pond.log", 0), ("pond", 1)] {
+    /// #     let (path, mut options) = (Path::from(name), GetOptions::new().with_range(Some(0..5)));
+    /// #     store.put(&path, "water".into()).await?;
+    /// #     options.extensions.insert(Tag { is_repeated: false });
+    /// #     assert_eq!(store.get_opts(&path, options).await?.bytes().await?, "water");
+    /// #     assert_eq!(store.stats().objects, cached);
+    /// # }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn cache_if(
+        mut self,
+        may_cache: impl Fn(&Path, &GetOptions) -> bool + Send + Sync + 'static,
+    ) -> Builder {
+        self.cacheable_reads = CacheableReads::new(may_cache);
         self
     }
 

@@ -22,6 +22,7 @@ use crate::stats::MoreLines;
 use crate::store::{CachedStore, WriteScope, is_plain_read};
 use crate::validity::{SLOT_BYTES, ValidityTable};
 
+pub use crate::cacheable::CacheableReads;
 pub use crate::validity::Validity;
 
 /// The longest range that one read returns. Longer ones are read in pieces.

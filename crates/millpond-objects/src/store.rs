@@ -30,8 +30,9 @@ use crate::stats::{Counters, Stats};
 ///
 /// Clones share one cache. Any number of tasks and threads may use it; no call blocks its thread.
 ///
-/// The underlying store serves lists, requests for a named version, requests with extensions, and conditional requests
-/// unless the cached entry is fresh by the chosen [`Freshness`](crate::Freshness).
+/// The underlying store serves lists, requests for a named version, requests with extensions
+/// (see [`Builder::cache_if`](crate::Builder::cache_if)), and conditional requests unless the cached entry is fresh by the
+/// chosen [`Freshness`](crate::Freshness).
 ///
 /// Conditions are checked on the version that is returned, even if the object was replaced after a check on a fresh
 /// entry. `last_modified` and attributes are those of the first response that had the same ETag.
@@ -200,14 +201,13 @@ impl CachedStore {
     }
 }
 
-/// Whether a request is a read without conditions, version or extensions.
+/// Whether a request is a read without conditions or version.
 pub(crate) fn is_plain_read(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
         && options.if_modified_since.is_none()
         && options.if_unmodified_since.is_none()
         && options.version.is_none()
-        && options.extensions.is_empty()
 }
 
 #[async_trait]
@@ -231,7 +231,10 @@ impl ObjectStore for CachedStore {
         Ok(Box::new(Upload { upload, store: self.clone(), location: location.clone() }))
     }
 
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+    async fn get_opts(&self, location: &Path, mut options: GetOptions) -> Result<GetResult> {
+        if !self.inner.cacheable_reads.admit(location, &mut options) {
+            return self.inner.store.get_opts(location, options).await;
+        }
         if let Some(response) = self.inner.cached_response(location, &options) {
             return Ok(response);
         }
@@ -241,7 +244,8 @@ impl ObjectStore for CachedStore {
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let is_odd = |range: &Range<u64>| range.start >= range.end;
-        if !ranges.is_empty() && !ranges.iter().any(is_odd) {
+        let is_admitted = self.inner.cacheable_reads.admits_ranges(location);
+        if is_admitted && !ranges.is_empty() && !ranges.iter().any(is_odd) {
             let found = match self.inner.cached_ranges(location, ranges) {
                 CachedRanges::All(bytes) => return Ok(bytes),
                 CachedRanges::Part(entry, pieces) => Some((entry, pieces)),
@@ -314,7 +318,7 @@ impl CachedStore {
     async fn get(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let (inner, key) = (&self.inner, location.as_ref());
         let pass = |options| async { inner.store.get_opts(location, options).await };
-        if options.version.is_some() || !options.extensions.is_empty() {
+        if options.version.is_some() {
             return pass(options).await;
         }
         let fresh = inner.directory.find(key).filter(|entry| inner.is_fresh(entry));

@@ -76,6 +76,43 @@ async fn cached_ranges_are_read_without_a_request() {
     assert!(matches!(none, Err(Error::NotFound { .. })));
 }
 
+/// Goal: reads with extensions reach the store with them. A program may choose other reads.
+#[tokio::test]
+async fn the_program_chooses_which_reads_are_cached() {
+    let (far, path, bytes) = with_object(2 * PAGE as usize).await;
+    let log = Path::from("a/log");
+    far.store.put(&log, bytes.clone().into()).await.unwrap();
+    let tagged = |tag: &str| {
+        let mut options = GetOptions::new().with_range(Some(0..100));
+        options.extensions.insert(tag.to_owned());
+        options
+    };
+    let plain = over(&far).build().unwrap();
+    let choosing = over(&far).cache_if(|location, options| {
+        let tag = options.extensions.get::<String>();
+        location.filename() != Some("log") && tag.is_none_or(|tag| tag == "read")
+    });
+    let choosing = choosing.build().unwrap();
+    for (store, path, tag, requests) in [
+        (&plain, &path, "read", 3),
+        (&choosing, &path, "read", 1),
+        (&choosing, &path, "read again", 3),
+        (&choosing, &log, "read", 3),
+    ] {
+        for _ in 0..3 {
+            let read = store.get_opts(path, tagged(tag)).await.unwrap();
+            assert_eq!(read.bytes().await.unwrap(), bytes[..100]);
+        }
+        assert_eq!(far.gets().len(), requests, "{path}: {tag}");
+    }
+    let head = GetOptions { head: true, ..tagged("read") };
+    assert_eq!(choosing.get_opts(&path, head).await.unwrap().meta.size, 2 * PAGE);
+    choosing.get_ranges(&path, &[0..10, 20..30]).await.unwrap();
+    assert!(far.gets().is_empty());
+    choosing.get_ranges(&log, &[0..10, 20..30]).await.unwrap();
+    assert_eq!(far.gets().len(), 1);
+}
+
 #[tokio::test]
 async fn near_ranges_are_one_request_and_far_ones_are_not() {
     let (far, path, bytes) = with_object(1 << 20).await;

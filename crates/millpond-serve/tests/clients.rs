@@ -329,6 +329,45 @@ async fn stricter_clients_do_not_use_a_server() {
     }
 }
 
+/// Goal: reads with extensions go to the client's own store. A program may choose other reads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_program_chooses_which_reads_are_cached() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let _server = TestServer::start(Arc::clone(&store), &socket, Freshness::Immutable);
+    let (path, log) = (Path::from("pond"), Path::from("log"));
+    for path in [&path, &log] {
+        far.store.put(path, "water".into()).await.unwrap();
+    }
+    let tagged = |tag: &str| {
+        let mut options = GetOptions::new().with_range(Some(0..3));
+        options.extensions.insert(tag.to_owned());
+        options
+    };
+    let plain = SharedStore::new(Arc::clone(&store), &socket);
+    let choosing = SharedStore::new(Arc::clone(&store), &socket).cache_if(|location, options| {
+        let tag = options.extensions.get::<String>();
+        location.filename() != Some("log") && tag.is_none_or(|tag| tag == "read")
+    });
+    for (client, path, tag, hits, requests) in [
+        (&plain, &path, "read", 0, 3),
+        (&choosing, &path, "read", 2, 1),
+        (&choosing, &path, "read again", 2, 3),
+        (&choosing, &log, "read", 2, 3),
+    ] {
+        for _ in 0..3 {
+            let read = client.get_opts(path, tagged(tag)).await.unwrap();
+            assert_eq!(read.bytes().await.unwrap(), "wat");
+        }
+        assert_eq!(client.stats().hits, hits, "{path}: {tag}");
+        assert_eq!(far.gets().len(), requests, "{path}: {tag}");
+    }
+    choosing.get_ranges(&path, &[0..1, 2..3]).await.unwrap();
+    assert_eq!(choosing.stats().hits, 3);
+    choosing.get_ranges(&log, &[0..1, 2..3]).await.unwrap();
+    assert_eq!(choosing.stats().hits, 3);
+}
+
 /// Goal: cached and fresh bytes are copied to the caller's memory, and no others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cached_bytes_are_copied_to_memory_of_the_caller() {

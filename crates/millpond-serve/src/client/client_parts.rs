@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use millpond_objects::serving::CacheableReads;
 use object_store::ObjectStore;
 
 use crate::client::attachment::Attachment;
@@ -21,6 +22,7 @@ pub(crate) struct ClientParts {
     pub(crate) objects_max: usize,
     /// The oldest validation that the program accepts. `None`: any.
     pub(crate) max_age: Option<Duration>,
+    pub(crate) cacheable_reads: CacheableReads,
     pub(crate) current: ArcSwapOption<Attachment>,
     pub(crate) gate: ArcSwap<Gate>,
     pub(crate) counters: ClientCounters,
@@ -38,6 +40,7 @@ impl ClientParts {
             socket,
             objects_max,
             max_age: None,
+            cacheable_reads: CacheableReads::default(),
             current: ArcSwapOption::empty(),
             gate: ArcSwap::from_pointee(Gate::new()),
             counters: ClientCounters::default(),

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use millpond_objects::Freshness;
+use millpond_objects::serving::CacheableReads;
 use object_store::path::Path;
 use object_store::{
     Attributes, CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
@@ -37,8 +38,8 @@ const OBJECTS_MAX: usize = 4096;
 ///
 /// Cached and fresh bytes are copied from the server's memory, without a system call. The server reads others, and
 /// requests for the same bytes are merged, whichever process they come from. Lists, writes, copies and deletes go to
-/// the program's own store, and so do reads for a named version, with extensions, and conditional ones of objects
-/// that are not cached and fresh. Each write notifies the server.
+/// the program's own store, and so do reads for a named version, with extensions (see [`cache_if`](SharedStore::cache_if)), and
+/// conditional ones of objects that are not cached and fresh. Each write notifies the server.
 ///
 /// If no server answers, all goes to the store itself. That is logged once, and counted. A read that misses tries again
 /// to connect, at most twice a second.
@@ -80,6 +81,23 @@ impl SharedStore {
     pub fn require_freshness(mut self, freshness: Freshness) -> SharedStore {
         let parts = Arc::get_mut(&mut self.parts).expect("a store without clones");
         parts.max_age = freshness.max_age();
+        self
+    }
+
+    /// Which reads the server may serve: those for whose object and options `may_cache` returns true. The others go to the program's
+    /// own store, as by default reads with extensions do. See
+    /// [`cache_if`](millpond_objects::Builder::cache_if) of a cache in the process.
+    ///
+    /// # Panics
+    ///
+    /// The store has a clone.
+    #[must_use]
+    pub fn cache_if(
+        mut self,
+        may_cache: impl Fn(&Path, &GetOptions) -> bool + Send + Sync + 'static,
+    ) -> SharedStore {
+        let parts = Arc::get_mut(&mut self.parts).expect("a store without clones");
+        parts.cacheable_reads = CacheableReads::new(may_cache);
         self
     }
 
@@ -195,14 +213,13 @@ impl fmt::Display for SharedStore {
     }
 }
 
-/// Whether a request is a read without conditions, version or extensions.
+/// Whether a request is a read without conditions or version.
 fn is_plain_read(options: &GetOptions) -> bool {
     options.if_match.is_none()
         && options.if_none_match.is_none()
         && options.if_modified_since.is_none()
         && options.if_unmodified_since.is_none()
         && options.version.is_none()
-        && options.extensions.is_empty()
 }
 
 fn response(
@@ -315,8 +332,9 @@ impl ClientParts {
     }
 
     async fn get(self: &Arc<Self>, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let is_cacheable = options.version.is_none() && options.extensions.is_empty();
-        if is_cacheable && let Some(response) = self.get_shared(location, &options).await? {
+        if options.version.is_none()
+            && let Some(response) = self.get_shared(location, &options).await?
+        {
             return Ok(response);
         }
         self.store.get_opts(location, options).await
@@ -401,7 +419,10 @@ impl ObjectStore for SharedStore {
         Ok(Box::new(SharedUpload { upload, parts, location }))
     }
 
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+    async fn get_opts(&self, location: &Path, mut options: GetOptions) -> Result<GetResult> {
+        if !self.parts.cacheable_reads.admit(location, &mut options) {
+            return self.parts.store.get_opts(location, options).await;
+        }
         if let Some(response) = self.parts.hit(location, &options) {
             return Ok(response);
         }
@@ -411,7 +432,8 @@ impl ObjectStore for SharedStore {
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let is_odd = |range: &Range<u64>| range.start >= range.end;
-        if !ranges.is_empty() && !ranges.iter().any(is_odd) {
+        let is_admitted = self.parts.cacheable_reads.admits_ranges(location);
+        if is_admitted && !ranges.is_empty() && !ranges.iter().any(is_odd) {
             if let Some(all) = self.parts.hit_ranges(location, ranges) {
                 return Ok(all);
             }
