@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
-use datafusion::arrow::array::{ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, StringArray};
+use datafusion::arrow::array::{
+    ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, StringArray,
+};
 use datafusion::arrow::record_batch::RecordBatch;
 use datafusion::parquet::arrow::ArrowWriter;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+
+use crate::common::Done;
 
 const ROWS_OF_BATCH: usize = 65_536;
 /// About 64 bytes per row, most of them incompressible.
@@ -58,10 +62,7 @@ fn batch(random: &mut Random, first: i64) -> RecordBatch {
 }
 
 /// Writes files of about `bytes` bytes in total; returns the numbers of files and bytes.
-pub async fn put(
-    store: &dyn ObjectStore,
-    bytes: u64,
-) -> Result<(u64, u64), Box<dyn std::error::Error>> {
+pub async fn put(store: &dyn ObjectStore, bytes: u64) -> Done<(u64, u64)> {
     let (mut random, mut first) = (Random(20), 0);
     let (mut files, mut written) = (0, 0);
     while written < bytes {
@@ -77,7 +78,9 @@ pub async fn put(
         }
         writer.close()?;
         written += file.len() as u64;
-        store.put(&Path::from(format!("{PREFIX}/{files:03}.parquet")), PutPayload::from(file)).await?;
+        store
+            .put(&Path::from(format!("{PREFIX}/{files:03}.parquet")), PutPayload::from(file))
+            .await?;
         files += 1;
     }
     Ok((files, written))

@@ -1,150 +1,45 @@
-//! Runs 20 DataFusion queries on Parquet files on an S3 server, twice: without a cache, with Millpond's, and with foyer's of
-//! the same limit. `scripts/store-server minio` starts the server and runs it.
+//! Benchmarks of 20 DataFusion queries on Parquet files on an S3 server, which `scripts/store-server` starts:
 //!
-//! The variants alternate, and their results are compared. Prints time, requests and bytes of each query, and the medians of
-//! the ratios of the rounds.
+//! - [`in_process`]: without a cache, with Millpond's, and with foyer's.
+//! - [`processes`]: several processes with one `millpond serve`, and with caches of their own.
 
+#[path = "../../common/mod.rs"]
+mod common;
 mod counted;
 mod data;
 mod foyer;
+mod in_process;
+mod processes;
+mod session;
+mod statistics;
+mod worker;
 
-use std::sync::Arc;
-use std::time::Instant;
+use clap::{Parser, Subcommand};
 
-use clap::Parser;
-use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::prelude::{ParquetReadOptions, SessionContext};
-use millpond_objects::{CachedStore, Freshness};
-use object_store::ObjectStore;
-use object_store::aws::AmazonS3Builder;
-
-use counted::{Counted, Counts};
-
-type Done<T> = Result<T, Box<dyn std::error::Error>>;
+use common::Done;
 
 #[derive(Parser)]
 struct Args {
-    /// Bytes of Parquet
-    #[arg(long, default_value_t = 1 << 30)]
-    bytes: u64,
-    /// Number of runs of each variant
-    #[arg(long, default_value_t = 3)]
-    turns: usize,
-    /// Memory limit of each cache, in bytes
-    #[arg(long, default_value_t = 2 << 30)]
-    limit: u64,
+    #[command(subcommand)]
+    command: Command,
 }
 
-const ENGINES: [&str; 3] = ["none", "millpond", "foyer"];
-
-#[derive(Clone, Default)]
-struct QueryCost {
-    seconds: f64,
-    counts: Counts,
-}
-
-/// Costs of one run of a variant: by round and query.
-type EngineRun = [Vec<QueryCost>; 2];
-
-fn s3(bucket: &str) -> Done<Arc<dyn ObjectStore>> {
-    let s3 = AmazonS3Builder::from_env().with_bucket_name(bucket).with_allow_http(true);
-    Ok(Arc::new(s3.build()?))
-}
-
-async fn run_engine(engine: &str, bucket: &str, limit: u64, answers: &mut Vec<String>) -> Done<EngineRun> {
-    let counted = Counted::new(s3(bucket)?);
-    let below: Arc<dyn ObjectStore> = Arc::clone(&counted) as _;
-    let store: Arc<dyn ObjectStore> = match engine {
-        "none" => below,
-        "foyer" => Arc::new(foyer::Foyer::new(below, limit)),
-        _ => Arc::new(
-            CachedStore::builder(below).memory_bytes(limit).freshness(Freshness::Immutable).build()?,
-        ),
-    };
-    let context = SessionContext::new();
-    context.register_object_store(&url::Url::parse(&format!("s3://{bucket}"))?, store);
-    let place = format!("s3://{bucket}/{}/", data::PREFIX);
-    context.register_parquet("sales", &place, ParquetReadOptions::default()).await?;
-    let mut rounds = [Vec::new(), Vec::new()];
-    for round in &mut rounds {
-        for (number, query) in data::QUERIES.iter().enumerate() {
-            let (before, begun) = (counted.counts(), Instant::now());
-            let batches = context.sql(query).await?.collect().await?;
-            let seconds = begun.elapsed().as_secs_f64();
-            round.push(QueryCost { seconds, counts: counted.counts() - before });
-            let answer = pretty_format_batches(&batches)?.to_string();
-            match answers.get(number) {
-                Some(known) => assert_eq!(*known, answer, "{engine}: {query}"),
-                None => answers.push(answer),
-            }
-        }
-    }
-    Ok(rounds)
-}
-
-fn total(round: &[QueryCost]) -> QueryCost {
-    round.iter().fold(QueryCost::default(), |mut sum, one| {
-        sum.seconds += one.seconds;
-        sum.counts.requests += one.counts.requests;
-        sum.counts.bytes += one.counts.bytes;
-        sum
-    })
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn format_cell(cost: &QueryCost) -> String {
-    let mib = cost.counts.bytes as f64 / (1 << 20) as f64;
-    format!("{:.3} s, {}, {mib:.1}", cost.seconds, cost.counts.requests)
+#[derive(Subcommand)]
+enum Command {
+    /// One process: without a cache, with Millpond's, and with foyer's of the same limit
+    InProcess(in_process::InProcessArgs),
+    /// Several processes: by `millpond serve`, as SharedStore and by its endpoint, and with a cache in each process
+    Processes(processes::ProcessesArgs),
+    /// A process of the latter
+    #[command(hide = true)]
+    Worker(worker::WorkerArgs),
 }
 
 #[tokio::main]
 async fn main() -> Done<()> {
-    let args = Args::parse();
-    let bucket = std::env::var("MILLPOND_STORE_BUCKET")?;
-    let (files, bytes) = data::put(&*s3(&bucket)?, args.bytes).await?;
-    println!("{files} files, {bytes} bytes; limit of each cache {} bytes", args.limit);
-    let mut answers = Vec::new();
-    // A first run, so that the caches of the server and the kernel are the same for all runs.
-    run_engine("none", &bucket, args.limit, &mut answers).await?;
-    let mut turns: [Vec<EngineRun>; 3] = Default::default();
-    for number in 0..args.turns {
-        for place in 0..ENGINES.len() {
-            // A B C, C B A.
-            let engine = if number % 2 == 0 { place } else { ENGINES.len() - 1 - place };
-            turns[engine].push(run_engine(ENGINES[engine], &bucket, args.limit, &mut answers).await?);
-        }
+    match Args::parse().command {
+        Command::InProcess(args) => in_process::run(args).await,
+        Command::Processes(args) => processes::run(args).await,
+        Command::Worker(args) => worker::run(args).await,
     }
-    for round in 0..2 {
-        println!("\nround {}: seconds, requests, MiB fetched (the last run)\n", round + 1);
-        println!("| query | {} |\n|---|---|---|---|", ENGINES.join(" | "));
-        for question in 0..data::QUERIES.len() {
-            let cells = turns.iter().map(|turns| format_cell(&turns[args.turns - 1][round][question]));
-            println!("| {} | {} |", question + 1, cells.collect::<Vec<_>>().join(" | "));
-        }
-        let sums = turns.iter().map(|turns| format_cell(&total(&turns[args.turns - 1][round])));
-        println!("| all | {} |", sums.collect::<Vec<_>>().join(" | "));
-        for other in [0, 2] {
-            let pairs = || turns[1].iter().zip(&turns[other]);
-            let seconds = pairs().map(|(own, peer)| total(&own[round]).seconds / total(&peer[round]).seconds);
-            let requests = pairs().map(|(own, peer)| {
-                total(&own[round]).counts.requests as f64
-                    / total(&peer[round]).counts.requests.max(1) as f64
-            });
-            let mut all: Vec<f64> = seconds.clone().collect();
-            all.sort_by(f64::total_cmp);
-            println!(
-                "millpond / {}: time {:.3} ({:.3} to {:.3}), requests {:.3}",
-                ENGINES[other],
-                median(seconds.collect()),
-                all[0],
-                all[all.len() - 1],
-                median(requests.collect())
-            );
-        }
-    }
-    Ok(())
 }
