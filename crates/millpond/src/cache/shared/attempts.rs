@@ -33,14 +33,15 @@ impl ClientOrder {
     /// Registers this process. In one with several threads the kernel waits for a grace period, of 10 to 20 ms.
     pub(crate) fn register(&self) {
         if self.is_offered && membarrier(CMD_REGISTER_GLOBAL_EXPEDITED) {
-            // Release: pairs with `current`: attempts without a fence come after the registration.
+            // Release: pairs with `current`. Argued: an attempt without a fence comes after the registration, and loom has no
+            // `membarrier`, by which alone that shows.
             self.is_registered.store(true, Release);
         }
     }
 
     #[inline]
     pub(crate) fn current(&self) -> AttemptOrder {
-        // Acquire: pairs with `register`.
+        // Acquire: pairs with `register`. Argued: as there.
         if self.is_registered.load(Acquire) {
             AttemptOrder::ByServer
         } else {
