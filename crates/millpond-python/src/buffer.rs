@@ -1,4 +1,4 @@
-//! Memory of Python objects, by the buffer protocol.
+//! Memory of Python objects: new bytes objects, and buffers by the buffer protocol.
 //!
 //! `Py_buffer` is part of the stable ABI from Python 3.11 on. Python 3.10 exports the same two functions with the same
 //! layout, but does not promise it to extension modules. Version 3.10 gets no more changes, so its layout is final; the
@@ -7,9 +7,10 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
-use pyo3::exceptions::{PyBufferError, PyTypeError};
-use pyo3::ffi::{Py_ssize_t, PyObject};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::ffi::{self, Py_ssize_t, PyObject};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 /// `Py_buffer` of Python's `object.h`.
 #[repr(C)]
@@ -108,4 +109,19 @@ impl Drop for PyMemory {
             unsafe { PyBuffer_Release(&raw mut *self.view) };
         });
     }
+}
+
+/// A bytes object whose bytes are still to be written.
+pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<Bound<'_, PyBytes>> {
+    let len = Py_ssize_t::try_from(len).map_err(|_| PyValueError::new_err("too many bytes"))?;
+    // SAFETY: attached; a null pointer asks for memory that is not initialised; the result is a bytes object, or null.
+    unsafe {
+        let made = ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
+        Ok(Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked())
+    }
+}
+
+pub(crate) fn start_of(bytes: &Bound<'_, PyBytes>) -> *mut u8 {
+    // SAFETY: a living bytes object.
+    unsafe { ffi::PyBytes_AsString(bytes.as_ptr()).cast() }
 }

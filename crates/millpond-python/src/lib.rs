@@ -23,15 +23,15 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     refuse_other_interpreters()?;
-    module.add_class::<file::File>()?;
+    module.add_class::<file::opened::File>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<range_lock::LockedRange>()?;
     module.add_class::<queue::LoopQueue>()?;
-    module.add_function(wrap_pyfunction!(file::open, module)?)?;
-    module.add_function(wrap_pyfunction!(file::_load_file, module)?)?;
+    module.add_function(wrap_pyfunction!(file::methods::open, module)?)?;
+    module.add_function(wrap_pyfunction!(file::methods::_load_file, module)?)?;
     module.add_function(wrap_pyfunction!(engine::configure, module)?)?;
     module.add_function(wrap_pyfunction!(engine::default_engine, module)?)?;
-    module.add_class::<store::Store>()?;
+    module.add_class::<store::calls::Store>()?;
     module.add_class::<store::body::StoredObject>()?;
     module.add_class::<store::body::ObjectPieces>()?;
     module.add_class::<store::listing::ListStream>()?;

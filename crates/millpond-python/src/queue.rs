@@ -13,10 +13,10 @@ use millpond::queue::Request;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::buffer::PyMemory;
+use crate::buffer::{PyMemory, new_bytes, start_of};
 use crate::engine::Engine;
 use crate::error;
-use crate::file::{File, new_bytes, start_of};
+use crate::file::opened::File;
 use crate::process::{self, lock};
 
 /// The requests in flight of one loop; more wait in Python.

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::Bytes;
+use millpond_objects::Stats;
+use millpond_serve::ClientStats;
 use object_store::path::Path;
 use object_store::{
     Attribute, Attributes, GetOptions, GetRange, ListResult, ObjectMeta, PutMode, PutResult,
@@ -14,8 +16,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-use crate::buffer::PyMemory;
-use crate::file::{new_bytes, start_of};
+use crate::buffer::{PyMemory, new_bytes, start_of};
 
 /// Longer copies run detached from the interpreter.
 const ATTACHED_COPY_MAX: usize = 64 << 10;
@@ -153,6 +154,47 @@ pub(crate) fn put_result<'py>(py: Python<'py>, put: &PutResult) -> PyResult<Boun
     let dict = PyDict::new(py);
     dict.set_item("e_tag", put.e_tag.as_deref())?;
     dict.set_item("version", put.version.as_deref())?;
+    Ok(dict)
+}
+
+/// The counts of the cache in this process, and of reads by a server.
+pub(crate) fn stats<'py>(
+    py: Python<'py>,
+    own: &Stats,
+    client: &ClientStats,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, count) in [
+        ("hits", own.hits),
+        ("misses", own.misses),
+        ("bytes_from_memory", own.bytes_from_memory),
+        ("bytes_from_store", own.bytes_from_store),
+        ("requests", own.requests),
+        ("not_modified", own.not_modified),
+        ("requests_saved", own.requests_saved),
+        ("objects", own.objects),
+        ("memory_bytes", own.memory_bytes),
+        ("disk_hits", own.disk_hits),
+        ("bytes_from_disk", own.bytes_from_disk),
+        ("disk_pages", own.disk_pages),
+        ("disk_bytes_written", own.disk_bytes_written),
+        ("disk_pages_dropped", own.disk_pages_dropped),
+        ("disk_pages_damaged", own.disk_pages_damaged),
+        ("disk_errors", own.disk_errors),
+    ] {
+        dict.set_item(name, count)?;
+    }
+    dict.set_item("disk_is_off", own.disk_is_off)?;
+    dict.set_item("is_attached", client.is_attached)?;
+    for (name, count) in [
+        ("server_hits", client.hits),
+        ("server_hit_bytes", client.hit_bytes),
+        ("server_misses", client.misses),
+        ("fallbacks", client.fallbacks),
+        ("attaches", client.attaches),
+    ] {
+        dict.set_item(name, count)?;
+    }
     Ok(dict)
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 
-use crate::store::Store;
+use crate::store::calls::Store;
 
 /// Starts an endpoint on a free port of the loopback address: for `millpond._endpoint`. Returns its URL and the path of
 /// its key file.

@@ -20,6 +20,32 @@ pub(crate) struct StoreSettings {
     pub(crate) socket: SocketChoice,
 }
 
+impl StoreSettings {
+    /// The arguments of `millpond.store` beside the URL. The options may have keys.
+    pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let settings = PyDict::new(py);
+        settings.set_item("memory", self.memory)?;
+        settings.set_item("disk", self.disk.as_ref())?;
+        match self.freshness {
+            Some(Freshness::Immutable) => settings.set_item("freshness", "immutable")?,
+            Some(Freshness::MaxAge(age)) => settings.set_item("freshness", age.as_secs_f64())?,
+            Some(_) => settings.set_item("freshness", "revalidate")?,
+            None => settings.set_item("freshness", py.None())?,
+        }
+        match &self.socket {
+            SocketChoice::Default => settings.set_item("socket", py.None())?,
+            SocketChoice::Off => settings.set_item("socket", false)?,
+            SocketChoice::Path(path) => settings.set_item("socket", path)?,
+        }
+        let options = PyDict::new(py);
+        for (name, value) in &self.options {
+            options.set_item(name, value)?;
+        }
+        settings.set_item("options", options)?;
+        Ok(settings)
+    }
+}
+
 /// Where a server is looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SocketChoice {

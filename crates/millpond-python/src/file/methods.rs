@@ -1,343 +1,22 @@
-//! `millpond.File`: a file with the methods of `io.BufferedIOBase`, and reads and writes by offset.
-//!
-//! - Cached bytes are copied while the thread is attached to the interpreter, up to [`ATTACHED_BYTES_MAX`]. All else runs
-//!   detached.
-//! - The memory of buffers is passed to the engine as raw memory, as Python threads may change it at any time.
+//! The methods of `millpond.File`, and `millpond.open`.
 
-use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millpond::AsyncFile;
 use millpond_rangelock::ByteRange;
 use pyo3::exceptions::{PyTimeoutError, PyTypeError, PyValueError};
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::buffer::PyMemory;
 use crate::engine::{Engine, default_engine};
 use crate::error;
-use crate::handle::{Access, Handle};
+use crate::file::opened::File;
+use crate::handle::Access;
 use crate::process::lock;
 use crate::range_lock::{LockedRange, lock_range};
 use crate::wait::wait_for;
-
-/// The longest read that is tried without detaching from the interpreter. To detach and attach again takes a fifth of the
-/// time of a cached read of 4 KiB, and less than a tenth at this length; beyond it, other threads gain more by the lock.
-const ATTACHED_BYTES_MAX: usize = 16 << 10;
-
-/// The bytes that `readline` looks at first; longer lines double it.
-const LINE_BYTES: usize = 512;
-
-/// A binary file in the cache of an engine; `millpond.open` makes it.
-///
-/// It has the methods of `io.BufferedIOBase`, with one position for all threads, and beside them reads and writes by
-/// offset, which any number of threads may use at once: `pread`, `preadv`, `pwrite`. Every read and write is atomic with
-/// respect to all others of the same file in this process. A read returns fewer bytes than asked for only at the end of
-/// the file. Writes reach the kernel before they return; there is nothing to flush.
-///
-/// Errors are `OSError` with errno and file name; `ValueError` for a closed file; `io.UnsupportedOperation` for a mode
-/// that does not permit the call.
-///
-/// >>> import millpond
-/// >>> with millpond.open("pond.bin", "w+b") as file:
-/// ...     file.write(b"a pond\na mill\n")
-/// ...     file.pread(4, 2)
-/// ...     file.seek(0)
-/// ...     list(file)
-/// 14
-/// b'pond'
-/// 0
-/// [b'a pond\n', b'a mill\n']
-#[pyclass(frozen, subclass, weakref, dict, module = "millpond")]
-pub(crate) struct File {
-    /// As the caller gave it: the attribute `name`.
-    name: Py<PyAny>,
-    path: PathBuf,
-    access: Access,
-    atomic: bool,
-    engine: Py<Engine>,
-    /// `None`: closed.
-    handle: Mutex<Option<Handle>>,
-    position: AtomicU64,
-}
-
-impl File {
-    fn open_as(
-        engine: &Bound<'_, Engine>,
-        name: &Bound<'_, PyAny>,
-        access: Access,
-        atomic: bool,
-    ) -> PyResult<File> {
-        let py = name.py();
-        let os = py.import("os")?;
-        let given = os.call_method1("fsdecode", (name,))?;
-        let given_path: PathBuf = given.extract()?;
-        if given.call_method1("__contains__", ("\0",))?.is_truthy()? {
-            return Err(PyValueError::new_err("embedded null byte"));
-        }
-        // Absolute, for a child of fork or a pickle in another directory.
-        let path = std::path::absolute(&given_path).map_err(|_| {
-            error::os_error(libc::ENOENT, "No such file or directory", Some(&given_path))
-        })?;
-        let own = engine.get().get()?;
-        let opened = py.detach(|| {
-            let handle = Handle::open(&own, &path, &given_path, access, atomic)?;
-            let end = if access.appends { handle.file.len() } else { Ok(0) };
-            Ok::<_, PyErr>((handle, end.map_err(|error| error::of_engine(&error, Some(&path)))?))
-        });
-        let (handle, end) = opened?;
-        Ok(File {
-            name: name.clone().unbind(),
-            path,
-            access,
-            atomic,
-            engine: engine.clone().unbind(),
-            handle: Mutex::new(Some(handle)),
-            position: AtomicU64::new(end),
-        })
-    }
-
-    /// Calls `work` with the handle of this process, attached to the interpreter: it must not wait.
-    fn with_handle<T>(&self, work: impl FnOnce(&Handle) -> T) -> PyResult<T> {
-        let mut slot = lock(&self.handle);
-        let handle = slot.as_mut().ok_or_else(error::closed)?;
-        if !handle.is_of_this_process() {
-            *handle = handle.reopen(self.engine.get(), &self.path, self.access, self.atomic)?;
-        }
-        Ok(work(handle))
-    }
-
-    pub(crate) fn shared(&self) -> PyResult<Arc<millpond::File>> {
-        self.with_handle(|handle| Arc::clone(&handle.file))
-    }
-
-    pub(crate) fn readable_file(&self, py: Python<'_>) -> PyResult<Arc<millpond::File>> {
-        let file = self.shared()?;
-        self.check_readable(py)?;
-        Ok(file)
-    }
-
-    pub(crate) fn writable_file(&self, py: Python<'_>) -> PyResult<Arc<millpond::File>> {
-        let file = self.shared()?;
-        self.check_writable(py)?;
-        Ok(file)
-    }
-
-    fn check_open(&self) -> PyResult<()> {
-        if lock(&self.handle).is_some() { Ok(()) } else { Err(error::closed()) }
-    }
-
-    fn check_readable(&self, py: Python<'_>) -> PyResult<()> {
-        if self.access.readable { Ok(()) } else { Err(error::unsupported(py, "not readable")) }
-    }
-
-    fn check_writable(&self, py: Python<'_>) -> PyResult<()> {
-        if self.access.writable { Ok(()) } else { Err(error::unsupported(py, "not writable")) }
-    }
-
-    pub(crate) fn offset(&self, offset: i64) -> PyResult<u64> {
-        error::offset_of(offset, &self.path)
-    }
-
-    pub(crate) fn error(&self, error: &millpond::Error) -> PyErr {
-        error::of_engine(error, Some(&self.path))
-    }
-
-    pub(crate) fn size(&self) -> PyResult<u64> {
-        let file = self.shared()?;
-        file.len().map_err(|error| self.error(&error))
-    }
-
-    /// Reads cached bytes without waiting; `None`: they are not all cached.
-    ///
-    /// # Safety
-    ///
-    /// `start` must be valid for writes of `len` bytes.
-    unsafe fn read_cached(
-        &self,
-        start: *mut u8,
-        len: usize,
-        offset: u64,
-    ) -> PyResult<Option<usize>> {
-        if len > ATTACHED_BYTES_MAX {
-            return Ok(None);
-        }
-        self.with_handle(|handle| {
-            // SAFETY: the caller's promise.
-            unsafe { handle.file.raw().try_read_hit(start, len, offset) }
-        })
-    }
-
-    /// Reads to raw memory.
-    ///
-    /// # Safety
-    ///
-    /// `start` must be valid for writes of `len` bytes.
-    unsafe fn read_raw(
-        &self,
-        py: Python<'_>,
-        start: *mut u8,
-        len: usize,
-        offset: u64,
-    ) -> PyResult<usize> {
-        // SAFETY: the caller's promise.
-        if let Some(moved) = unsafe { self.read_cached(start, len, offset) }? {
-            return Ok(moved);
-        }
-        let file = self.readable_file(py)?;
-        let start = start as usize; // a number, which another thread may have
-        // SAFETY: the caller's promise; the memory stays valid while this call runs.
-        let read = py.detach(move || unsafe { file.raw().read_at(start as *mut u8, len, offset) });
-        read.map_err(|error| self.error(&error))
-    }
-
-    fn read_into(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
-        let memory = PyMemory::writable(buffer)?;
-        // SAFETY: an exported, writable buffer is valid for writes of its length until it is dropped.
-        unsafe { self.read_raw(py, memory.start(), memory.len(), offset) }
-    }
-
-    /// Reads at most `len` bytes into a new bytes object.
-    fn read_bytes<'py>(
-        &self,
-        py: Python<'py>,
-        len: usize,
-        offset: u64,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        self.check_open()?;
-        self.check_readable(py)?;
-        // Not more than there is: a read of 1 GiB at the end of a file allocates nothing.
-        let left = usize::try_from(self.size()?.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let len = len.min(left);
-        let bytes = new_bytes(py, len)?;
-        // SAFETY: a new object of `len` bytes, which nothing else refers to yet.
-        let moved = unsafe { self.read_raw(py, start_of(&bytes), len, offset) }?;
-        if moved == len {
-            return Ok(bytes);
-        }
-        // The file was cut in between.
-        Ok(PyBytes::new(py, &bytes.as_bytes()[..moved]))
-    }
-
-    /// Reads at the position, and moves it. `None` and negative: to the end.
-    fn read_next<'py>(
-        &self,
-        py: Python<'py>,
-        size: Option<isize>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let position = self.position.load(Relaxed);
-        let len = usize::try_from(size.unwrap_or(-1)).unwrap_or(usize::MAX);
-        let bytes = self.read_bytes(py, len, position)?;
-        self.position.store(position + bytes.as_bytes().len() as u64, Relaxed);
-        Ok(bytes)
-    }
-
-    fn write_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>, offset: u64) -> PyResult<usize> {
-        let file = self.writable_file(py)?;
-        let memory = PyMemory::readable(data)?;
-        let (start, len) = (memory.start() as usize, memory.len());
-        let written = py.detach(move || {
-            let mut done = 0;
-            while done < len {
-                let rest = (start + done) as *const u8;
-                // SAFETY: an exported buffer is valid for reads until it is dropped, which is after this.
-                done += unsafe { file.raw().write_at(rest, len - done, offset + done as u64) }?;
-            }
-            Ok(done)
-        });
-        written.map_err(|error: millpond::Error| self.error(&error))
-    }
-
-    /// Appends all of `data`; returns its length and the offset after it.
-    fn append_bytes(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
-        let file = self.writable_file(py)?;
-        let memory = PyMemory::readable(data)?;
-        let (start, len) = (memory.start() as usize, memory.len());
-        if len == 0 {
-            // As `io.FileIO`: the position stays.
-            return Ok((0, self.position.load(Relaxed)));
-        }
-        let appended = py.detach(move || {
-            let mut done = 0;
-            loop {
-                let rest = (start + done) as *const u8;
-                // SAFETY: as in `write_bytes`.
-                let (offset, moved) = unsafe { file.raw().append(rest, len - done) }?;
-                done += moved;
-                if done >= len {
-                    return Ok((len, offset + moved as u64));
-                }
-            }
-        });
-        appended.map_err(|error: millpond::Error| self.error(&error))
-    }
-
-    fn read_line<'py>(
-        &self,
-        py: Python<'py>,
-        limit: Option<isize>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let position = self.position.load(Relaxed);
-        let limit = usize::try_from(limit.unwrap_or(-1)).unwrap_or(usize::MAX);
-        let mut len = LINE_BYTES.min(limit);
-        loop {
-            let bytes = self.read_bytes(py, len, position)?;
-            let found = bytes.as_bytes();
-            let end = found.iter().position(|&byte| byte == b'\n').map(|at| at + 1);
-            let is_last = found.len() < len || len == limit;
-            if end.is_some() || is_last {
-                let end = end.unwrap_or(found.len());
-                self.position.store(position + end as u64, Relaxed);
-                return if end == found.len() {
-                    Ok(bytes)
-                } else {
-                    Ok(PyBytes::new(py, &found[..end]))
-                };
-            }
-            len = len.saturating_mul(2).min(limit);
-        }
-    }
-
-    fn end(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(handle) = lock(&self.handle).take() else { return Ok(()) };
-        if !handle.is_of_this_process() {
-            return Ok(()); // the parent closes it
-        }
-        let file = handle.file;
-        py.detach(move || file.close_shared()).map_err(|error| self.error(&error))
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        let slot = self.handle.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(handle) = slot.take() {
-            // The end of the last handle of a file may wait.
-            Python::try_attach(move |py| py.detach(move || drop(handle)));
-        }
-    }
-}
-
-/// A bytes object whose bytes are still to be written.
-pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<Bound<'_, PyBytes>> {
-    let len =
-        ffi::Py_ssize_t::try_from(len).map_err(|_| PyValueError::new_err("too many bytes"))?;
-    // SAFETY: attached; a null pointer asks for memory that is not initialised; the result is a bytes object, or null.
-    unsafe {
-        let made = ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
-        Ok(Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked())
-    }
-}
-
-pub(crate) fn start_of(bytes: &Bound<'_, PyBytes>) -> *mut u8 {
-    // SAFETY: a living bytes object.
-    unsafe { ffi::PyBytes_AsString(bytes.as_ptr()).cast() }
-}
 
 #[pymethods]
 impl File {
@@ -382,20 +61,7 @@ impl File {
     /// A list of lines, until they have `hint` bytes.
     #[pyo3(signature = (hint=-1, /))]
     fn readlines<'py>(&self, py: Python<'py>, hint: Option<isize>) -> PyResult<Bound<'py, PyList>> {
-        let enough = hint.and_then(|hint| usize::try_from(hint).ok()).filter(|&hint| hint > 0);
-        let (lines, mut total) = (PyList::empty(py), 0);
-        loop {
-            let line = self.read_line(py, None)?;
-            let len = line.as_bytes().len();
-            if len == 0 {
-                return Ok(lines);
-            }
-            lines.append(line)?;
-            total += len;
-            if enough.is_some_and(|enough| total >= enough) {
-                return Ok(lines);
-            }
-        }
+        self.read_lines(py, hint)
     }
 
     /// Writes all of `data` at the position, or at the end of a file in mode `"a"`; returns its length.
@@ -452,26 +118,7 @@ impl File {
     /// (bytearray(b'a '), bytearray(b'pond\x00\x00\x00\x00'))
     #[pyo3(signature = (buffers, offset, /))]
     fn preadv(&self, py: Python<'_>, buffers: &Bound<'_, PyAny>, offset: i64) -> PyResult<usize> {
-        let offset = self.offset(offset)?;
-        // The common case, without a list of its own.
-        if let Ok(list) = buffers.cast::<PyList>()
-            && list.len() == 1
-        {
-            return self.read_into(py, &list.get_item(0)?, offset);
-        }
-        let mut memories = Vec::new();
-        for buffer in buffers.try_iter()? {
-            memories.push(PyMemory::writable(&buffer?)?);
-        }
-        let file = self.readable_file(py)?;
-        let read = py.detach(|| {
-            let iovecs: Vec<libc::iovec> = memories.iter().map(PyMemory::iovec).collect();
-            // SAFETY: as above, for each of them.
-            let read = unsafe { file.raw().read_vectored_at(&iovecs, offset) };
-            drop(file); // maybe the last handle, whose end can wait
-            read
-        });
-        read.map_err(|error| self.error(&error))
+        self.read_vectored(py, buffers, self.offset(offset)?)
     }
 
     /// Writes all of `data` at `offset`, in mode `"a"`, too; the position is not used. Returns its length.
@@ -740,20 +387,7 @@ impl File {
         size: usize,
         offset: i64,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        self.check_open()?;
-        self.check_readable(py)?;
-        let offset = self.offset(offset)?;
-        let left = usize::try_from(self.size()?.saturating_sub(offset)).unwrap_or(usize::MAX);
-        let len = size.min(left);
-        if len > ATTACHED_BYTES_MAX {
-            return Ok(None);
-        }
-        let bytes = new_bytes(py, len)?;
-        // SAFETY: a new object of `len` bytes, which nothing else refers to yet.
-        let moved = unsafe { self.read_cached(start_of(&bytes), len, offset) }?;
-        Ok(moved.map(|moved| {
-            if moved == len { bytes } else { PyBytes::new(py, &bytes.as_bytes()[..moved]) }
-        }))
+        self.read_cached_bytes(py, size, offset)
     }
 
     /// `pread` of cached bytes into a buffer; `None` if they are not cached.
@@ -763,11 +397,7 @@ impl File {
         buffer: &Bound<'_, PyAny>,
         offset: i64,
     ) -> PyResult<Option<usize>> {
-        self.check_open()?;
-        self.check_readable(py)?;
-        let memory = PyMemory::writable(buffer)?;
-        // SAFETY: an exported, writable buffer is valid for writes of its length until it is dropped.
-        unsafe { self.read_cached(memory.start(), memory.len(), self.offset(offset)?) }
+        self.read_cached_into(py, buffer, offset)
     }
 }
 
