@@ -107,7 +107,8 @@ def test_duckdb_with_a_secret(served: Served) -> None:
             ]
 
 
-def test_rasterio(served: Served, place: Place) -> None:
+@pytest.mark.parametrize("way", ["session", "environment"])
+def test_rasterio(served: Served, place: Place, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rasterio = pytest.importorskip("rasterio", reason="there is no rasterio")
     numpy = pytest.importorskip("numpy", reason="there is no numpy")
     from rasterio.io import MemoryFile
@@ -121,8 +122,16 @@ def test_rasterio(served: Served, place: Place) -> None:
             made.write(levels)
         folder = place.path if place.protocol == "s3" else f"{place.path}/own"
         place.fs.pipe_file(f"{folder}/levels.tif", memory.read())
-    # The options of the program alone: no credentials of the machine.
-    with rasterio.Env(**served.endpoint.gdal_env(), GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    settings = {}
+    if way == "session":
+        pytest.importorskip("boto3", reason="there is no boto3")
+        settings = served.endpoint.rasterio()
+    else:
+        for name, value in served.endpoint.gdal_env().items():
+            monkeypatch.setenv(name, value)
+    with rasterio.Env(**settings, GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"):
         with rasterio.open(f"/vsis3/{served.bucket}/{served.prefix}/levels.tif") as opened:
             assert (opened.read(1, window=((100, 200), (300, 400))) == levels[0, 100:200, 300:400]).all()
 

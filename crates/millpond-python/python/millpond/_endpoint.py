@@ -103,7 +103,7 @@ class S3Endpoint:
         )
 
     def gdal_env(self) -> "dict[str, str]":
-        """Options of GDAL for `/vsis3/`: the environment, or `rasterio.Env(**endpoint.gdal_env())`."""
+        """Options of GDAL for `/vsis3/`: environment variables, or those of `gdal.SetConfigOption`. For rasterio: `rasterio()`."""
         return {
             "AWS_S3_ENDPOINT": self._host,
             "AWS_HTTPS": "NO",
@@ -112,6 +112,18 @@ class S3Endpoint:
             "AWS_SECRET_ACCESS_KEY": self.secret_access_key,
             "AWS_REGION": self.region,
         }
+
+    def rasterio(self) -> "dict[str, Any]":
+        """The arguments of `rasterio.Env`, which takes a key only by its own session, and that only with boto3."""
+        from rasterio.session import AWSSession
+
+        session = AWSSession(
+            aws_access_key_id=self.access_key_id,
+            aws_secret_access_key=self.secret_access_key,
+            region_name=self.region,
+            endpoint_url=self._host,
+        )
+        return {"session": session, "AWS_HTTPS": "NO", "AWS_VIRTUAL_HOSTING": "FALSE"}
 
     def tensorstore(self, bucket: str, path: str = "") -> "dict[str, Any]":
         """The `kvstore` of a spec of tensorstore. tensorstore takes the key from the environment: set `environment()`."""
