@@ -1,9 +1,13 @@
 """`millpond.store`: finds the server of the machine, and says once where the cache is."""
 
+import atexit
 import os
 from typing import Any, Literal
 
-from millpond._millpond import Store
+from millpond._millpond import Store, _wait_for_last_tasks
+
+# A program that ends while the parts of an interrupted upload are removed waits for that.
+atexit.register(_wait_for_last_tasks)
 
 _MEMORY = 256 << 20
 _has_told = False

@@ -10,7 +10,7 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
     CopyMode, CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions,
-    RenameOptions, RenameTargetMode, Result, WriteMultipart,
+    RenameOptions, RenameTargetMode, Result,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -19,6 +19,7 @@ use crate::store::body::StoredObject;
 use crate::store::caches::Caches;
 use crate::store::convert;
 use crate::store::operation::{self, Operation, reply};
+use crate::store::parts::PartUpload;
 use crate::store::settings::StoreSettings;
 
 /// Parts of a multipart upload, and of the longest put in one request. S3 has at most 10,000 parts of an object.
@@ -168,16 +169,10 @@ impl Store {
         self.operation(path, |caches, path| async move {
             let put = if mode == PutMode::Overwrite && data.len() > PART_BYTES {
                 let options = PutMultipartOptions { attributes, ..Default::default() };
-                let upload = caches.store.put_multipart_opts(&path, options).await?;
                 // More than 10,000 parts of the usual length would not be accepted.
                 let part_bytes = PART_BYTES.max(data.len().div_ceil(10_000));
-                let mut parts = WriteMultipart::new_with_chunk_size(upload, part_bytes);
-                let mut rest = data;
-                while !rest.is_empty() {
-                    parts.wait_for_capacity(PARTS_MAX).await?;
-                    parts.put(rest.split_to(part_bytes.min(rest.len())));
-                }
-                parts.finish().await?
+                let parts = PartUpload::begin(&caches.store, &path, options).await?;
+                parts.complete(data, part_bytes, PARTS_MAX).await?
             } else {
                 let options = PutOptions { mode, attributes, ..Default::default() };
                 caches.store.put_opts(&path, data.into(), options).await?

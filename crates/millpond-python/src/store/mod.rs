@@ -4,7 +4,7 @@
 //! A method of `methods` reads cached bytes by `hit`. All else goes by `convert` (arguments) and `calls` (futures) to
 //! `operation`, which waits for a future on a thread or an asyncio loop; `runtime` has the threads that run requests. `caches` has the caches of a store, `process_store` that of this
 //! process; `place` opens stores by URL, and `server_watch` logs whether a server is used. `body`, `listing` and `writer`
-//! are the objects that calls return. `endpoint` serves stores to other programs.
+//! are the objects that calls return, and `parts` the uploads of long objects. `endpoint` serves stores to other programs.
 
 pub(crate) mod body;
 pub(crate) mod caches;
@@ -16,6 +16,7 @@ mod hit;
 pub(crate) mod listing;
 mod methods;
 pub(crate) mod operation;
+pub(crate) mod parts;
 pub(crate) mod place;
 pub(crate) mod process_store;
 pub(crate) mod runtime;

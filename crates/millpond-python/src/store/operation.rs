@@ -22,10 +22,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use crate::error;
-use crate::process::{self, lock};
+use crate::process::{self, LastTask, lock};
 use crate::store::failure;
 use crate::store::runtime;
 use crate::store::server_watch::ServerWatch;
@@ -89,9 +89,7 @@ impl Operation {
         let pending = Pending(Mutex::new(Some(self)));
         Ok(py.import("millpond._store_aio")?.call_method1("run", (pending,))?.unbind())
     }
-}
 
-impl Operation {
     /// The same for `__anext__`: a result of `None` is the end of the iteration.
     pub(crate) fn next_coroutine(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let pending = Pending(Mutex::new(Some(self)));
@@ -187,7 +185,8 @@ impl Drop for Report {
 struct Started {
     future: Py<PyAny>,
     subject: Subject,
-    task: AbortHandle,
+    /// `None`: cancelled.
+    task: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -237,15 +236,24 @@ impl Completions {
         let number = started.last;
         let report = Report { ended: Arc::clone(&self.ended), number, outcome: None };
         let task = runtime.spawn(async move { report.end(work.await) });
-        started.tasks.insert(number, Started { future, subject, task: task.abort_handle() });
+        started.tasks.insert(number, Started { future, subject, task: Some(task) });
         Ok(number)
     }
 
-    /// Drops the operation's future; it completes in any case.
-    fn cancel(&self, number: u64) {
-        if let Some(started) = lock(&self.started).tasks.get(&number) {
-            started.task.abort();
-        }
+    /// Drops the operation's future; it completes in any case. The end of the interpreter waits for the drop, which may begin
+    /// the end of an upload (parts.MU1).
+    fn cancel(&self, number: u64) -> PyResult<()> {
+        let task =
+            lock(&self.started).tasks.get_mut(&number).and_then(|started| started.task.take());
+        let Some(task) = task else { return Ok(()) };
+        task.abort();
+        let last = LastTask::new();
+        runtime::handle()?.spawn(async move {
+            // Cancelled, or ended before.
+            drop(task.await);
+            drop(last);
+        });
+        Ok(())
     }
 
     /// The ended operations: tuples of a future, its result and its error, one of which is `None`.

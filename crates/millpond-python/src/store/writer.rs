@@ -2,6 +2,7 @@
 //!
 //! - **U1** The pieces are in the buffer until the upload has taken them. So a wait that Ctrl-C interrupts loses nothing.
 //! - **U2** A part that failed is lost. So a failed write ends the upload: later calls fail, and no object is made.
+//! - **U3** A writer that is dropped, or whose close is interrupted, drops the upload, and so aborts it (parts.MU1).
 
 use std::mem;
 use std::sync::Arc;
@@ -9,9 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::{Bytes, BytesMut};
 use object_store::path::Path;
-use object_store::{
-    Attributes, Error, ObjectStore, PutMultipartOptions, PutOptions, Result, WriteMultipart,
-};
+use object_store::{Attributes, Error, ObjectStore, PutMultipartOptions, PutOptions, Result};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -20,7 +19,8 @@ use tokio::sync::Mutex as TaskMutex;
 use crate::store::convert;
 use crate::store::failure;
 use crate::store::operation::{Operation, reply};
-use crate::store::runtime::{self, OfProcess};
+use crate::store::parts::PartUpload;
+use crate::store::runtime::OfProcess;
 
 pub(crate) struct Upload {
     pub(crate) store: Arc<dyn ObjectStore>,
@@ -29,7 +29,7 @@ pub(crate) struct Upload {
     pub(crate) part_bytes: usize,
     pub(crate) parts_max: usize,
     pub(crate) buffer: BytesMut,
-    pub(crate) parts: Option<WriteMultipart>,
+    pub(crate) parts: Option<PartUpload>,
     /// The error of an earlier write (U2).
     pub(crate) failed: Option<String>,
 }
@@ -66,9 +66,7 @@ impl Upload {
                     attributes: self.attributes.clone(),
                     ..Default::default()
                 };
-                let upload = self.store.put_multipart_opts(&self.path, options).await?;
-                let parts = WriteMultipart::new_with_chunk_size(upload, self.part_bytes);
-                self.parts.insert(parts)
+                self.parts.insert(PartUpload::begin(&self.store, &self.path, options).await?)
             }
         };
         while self.buffer.len() >= self.part_bytes {
@@ -85,13 +83,12 @@ impl Upload {
             return Err(error);
         }
         let rest = mem::take(&mut self.buffer).freeze();
-        let Some(mut parts) = self.parts.take() else {
+        let Some(parts) = self.parts.take() else {
             let attributes = mem::take(&mut self.attributes);
             let options = PutOptions { attributes, ..Default::default() };
             return self.store.put_opts(&self.path, rest.into(), options).await;
         };
-        parts.put(rest);
-        parts.finish().await
+        parts.complete(rest, self.part_bytes, self.parts_max).await
     }
 
     async fn abort(&mut self) -> Result<()> {
@@ -196,20 +193,5 @@ impl ObjectWriter {
     fn __exit__(&self, py: Python<'_>, details: &Bound<'_, PyTuple>) -> PyResult<()> {
         let is_normal = details.iter().next().is_none_or(|kind| kind.is_none());
         if is_normal { self.close(py).map(|_| ()) } else { self.abort(py) }
-    }
-}
-
-impl Drop for ObjectWriter {
-    fn drop(&mut self) {
-        // Parts of an upload without end stay in the store and cost money.
-        if !*self.closed.get_mut()
-            && let (Some(upload), Ok(runtime)) = (self.upload.get(), runtime::handle())
-        {
-            let upload = Arc::clone(upload);
-            runtime.spawn(async move {
-                let aborted: std::result::Result<(), Error> = upload.lock().await.abort().await;
-                drop(aborted); // nothing waits for it
-            });
-        }
     }
 }
