@@ -143,8 +143,43 @@ impl CachedStore {
         dst: &mut [MaybeUninit<u8>],
         start: u64,
     ) -> Option<u64> {
+        self.try_read_ranges_into(location, &mut [(start, dst)])
+    }
+
+    /// [`try_read_into`](CachedStore::try_read_into) of several ranges of one version, each by its start and its memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use std::mem::MaybeUninit;
+    ///
+    /// use millpond_objects::{CachedStore, Freshness};
+    /// # use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> object_store::Result<()> {
+    ///
+    /// # let remote: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    /// let store = CachedStore::builder(remote).freshness(Freshness::Immutable).build()?;
+    /// let path = Path::from("pond");
+    /// store.put(&path, "water lilies".into()).await?;
+    /// store.get_range(&path, 0..12).await?;
+    /// let mut memory = [MaybeUninit::uninit(); 11];
+    /// let (lilies, water) = memory.split_at_mut(6);
+    /// assert_eq!(store.try_read_ranges_into(&path, &mut [(6, lilies), (0, water)]), Some(12));
+    /// // SAFETY: the bytes were copied.
+    /// assert_eq!(memory.map(|byte| unsafe { byte.assume_init() }), *b"lilieswater");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn try_read_ranges_into(
+        &self,
+        location: &Path,
+        ranges: &mut [(u64, &mut [MaybeUninit<u8>])],
+    ) -> Option<u64> {
         let look = |entry: &Arc<ObjectEntry>| {
-            if !self.inner.is_fresh(entry) || !entry.copy_cached(dst, start) {
+            let is_copied = self.inner.is_fresh(entry)
+                && ranges.iter_mut().all(|(start, dst)| entry.copy_cached(dst, *start));
+            if !is_copied {
                 return None;
             }
             entry.mark_used();

@@ -389,6 +389,19 @@ async fn cached_bytes_are_copied_to_memory_of_the_caller() {
     let read: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
     assert!(read == bytes[200_000..900_000]);
     assert_eq!(client.try_read_into(&path, &mut memory, 300_001), None, "beyond the end");
+    let (one, other) = memory.split_at_mut(100_000);
+    let mut ranges = [(700_000, one), (200_000, &mut other[..1000])];
+    assert_eq!(client.try_read_ranges_into(&path, &mut ranges), Some(1_000_000));
+    assert_eq!(client.stats().hits, hits + 2);
+    // SAFETY: written by the hits.
+    let read: Vec<u8> = memory.iter().map(|byte| unsafe { byte.assume_init() }).collect();
+    assert!(read[..100_000] == bytes[700_000..800_000]);
+    assert!(read[100_000..101_000] == bytes[200_000..201_000]);
+    let (one, other) = memory.split_at_mut(100_000);
+    for start in [199_999, 999_001] {
+        let mut ranges = [(700_000, &mut *one), (start, &mut other[..1000])];
+        assert_eq!(client.try_read_ranges_into(&path, &mut ranges), None, "{start}");
+    }
     client.forget(&path).await;
     assert_eq!(client.cached_size(&path), None);
     assert_eq!(client.try_read_into(&path, &mut memory, 200_000), None);

@@ -122,20 +122,33 @@ impl SharedStore {
         dst: &mut [MaybeUninit<u8>],
         start: u64,
     ) -> Option<u64> {
+        self.try_read_ranges_into(location, &mut [(start, dst)])
+    }
+
+    /// [`try_read_into`](SharedStore::try_read_into) of several ranges of one version, each by its start and its memory.
+    #[must_use]
+    pub fn try_read_ranges_into(
+        &self,
+        location: &Path,
+        ranges: &mut [(u64, &mut [MaybeUninit<u8>])],
+    ) -> Option<u64> {
         let attachment = self.parts.current.load();
         let attachment = attachment.as_deref()?;
-        let (len, size) = (dst.len() as u64, |object: &KnownObject| object.meta.size);
         let look = |object: &Arc<KnownObject>| {
-            let is_inside = start.checked_add(len).is_some_and(|end| end <= size(object));
-            if !is_inside
-                || !attachment.is_fresh(object)
-                || !attachment.copy_into(object, start, dst)
-            {
+            let size = object.meta.size;
+            let mut total = 0;
+            let mut copy = |(start, dst): &mut (u64, &mut [MaybeUninit<u8>])| {
+                let len = dst.len() as u64;
+                total += len;
+                start.checked_add(len).is_some_and(|end| end <= size)
+                    && attachment.copy_into(object, *start, dst)
+            };
+            if !attachment.is_fresh(object) || !ranges.iter_mut().all(&mut copy) {
                 return None;
             }
             object.mark_used();
-            self.parts.counters.hit(len);
-            Some(size(object))
+            self.parts.counters.hit(total);
+            Some(size)
         };
         attachment.objects.with(location, look).flatten()
     }
