@@ -55,6 +55,32 @@ def test_ranges_are_those_of_slices(place: "tuple[Any, str]") -> None:
     assert fs.cat([path, f"{root}/lake"]) == {path: data, f"{root}/lake": b"lake"}
 
 
+def test_cached_bytes_need_no_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = fsspec.filesystem("millpond+file", freshness="immutable", skip_instance_cache=True)
+    pond, lake, data = f"{tmp_path}/pond", f"{tmp_path}/lake", content(0, 1 << 20)
+    fs.pipe({pond: data, lake: b"lake"})
+    assert fs.cat_file(pond) == data
+    file = fs.open(pond)
+
+    def no_loop(*arguments: Any, **named: Any) -> Any:
+        raise RuntimeError("a turn of the loop")
+
+    monkeypatch.setattr("millpond.fsspec.sync", no_loop)
+    monkeypatch.setattr("fsspec.asyn.sync", no_loop)
+    assert fs.cat_file(pond) == data and fs.cat_file(pond, 5, 8) == data[5:8]
+    assert fs.cat_ranges([pond, pond], [5, 0], [700_000, 2 << 20]) == [data[5:700_000], data]
+    assert file.read(7) == data[:7] and file.read() == data[7:] and file.read(None) == b"" and file.tell() == len(data)
+    file.seek(-3, 2)
+    assert file.read(9) == data[-3:] and file.read(0) == b""
+    file.seek(5 << 20)
+    assert file.read(1) == b""
+    with pytest.raises(RuntimeError, match="a turn of the loop"):
+        fs.cat_ranges([pond, lake], [0, 0], [1, 1])
+    file.close()
+    with pytest.raises(ValueError):
+        file.read(1)
+
+
 def test_open_files(place: "tuple[Any, str]") -> None:
     fs, root = place
     with fs.open(f"{root}/pond") as file:

@@ -254,6 +254,40 @@ def test_own_writes_are_seen(store: millpond.Store, freshness: "str | float") ->
         assert own.get("pond").bytes() == content(n + 7, n * 1000)
 
 
+def test_cached_bytes_take_no_turn_of_the_loop(tmp_path: Path) -> None:
+    store = millpond.store(f"file://{tmp_path}", freshness="immutable")
+    data = content(0, 3_000_000)
+    store.put("pond", data)
+    store.put("lake", data)
+    assert store._get_cached("pond") is None and store._get_ranges_cached("pond", [0], [1]) is None
+    assert store.get("pond").bytes() == data
+    before = store.stats()
+
+    def at_once(coroutine: Any) -> Any:
+        with pytest.raises(StopIteration) as ended:
+            coroutine.send(None)
+        return ended.value.value
+
+    assert at_once(store.get_range_async("pond", start=5, end=1_000_000)) == data[5:1_000_000]
+    assert at_once(store.get_range_async("pond", start=2_999_999, length=9)) == data[-1:]
+    starts, ends = [7, 2_999_990, 0], [1_000_000, 3_000_010, 1]
+    expected = [data[start:end] for start, end in zip(starts, ends)]
+    assert at_once(store.get_ranges_async("pond", starts=starts, ends=ends)) == expected
+    assert store.get_ranges("pond", starts=starts, ends=ends) == expected
+    assert store._get_ranges_cached("pond", starts, ends) == expected
+    assert store._get_cached("pond") == data
+    after = store.stats()
+    assert after["requests"] == before["requests"] and after["requests_saved"] == before["requests_saved"] + 6
+    # Not at once: an empty range, one beyond the end, more than one copy takes, and an object that is not cached.
+    for starts, ends in [([5], [5]), ([3_000_000], [3_000_001]), ([0, 0], [2_500_000, 2_500_000]), ([], [])]:
+        assert store._get_ranges_cached("pond", starts, ends) is None, (starts, ends)
+    assert store.get_ranges("pond", starts=[5, 0], ends=[5, 2]) == [b"", data[:2]]
+    assert len(store.get_ranges("pond", starts=[0, 0], ends=[2_500_000, 2_500_000])[1]) == 2_500_000
+    assert store._get_ranges_cached("lake", [0], [1]) is None and store._get_cached("lake") is None
+    with pytest.raises(ValueError):
+        store._get_ranges_cached("pond", [1], [0])
+
+
 def test_revalidation_sees_other_writers(store: millpond.Store) -> None:
     fresh = millpond.store(store.url, freshness="revalidate")
     for n in range(1, 10):

@@ -47,6 +47,11 @@ async def run(operation: _Operation) -> Any:
         raise
 
 
+async def ready(result: Any) -> Any:
+    """The coroutine of a call that has ended already."""
+    return result
+
+
 async def run_next(operation: _Operation) -> Any:
     result = await run(operation)
     if result is None:

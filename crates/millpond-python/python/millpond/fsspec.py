@@ -161,7 +161,8 @@ class MillpondFileSystem(AsyncFileSystem):
     async def _cat_file(self, path: str, start: "int | None" = None, end: "int | None" = None, **kwargs: Any) -> bytes:
         store, name = self._find_object(path)
         if start is None and end is None:
-            return await (await store.get_async(name)).bytes_async()
+            cached = store._get_cached(name)
+            return await (await store.get_async(name)).bytes_async() if cached is None else cached
         if start is None or end is None or start < 0 or end < 0 or end <= start:
             start, end = self._bounds((await store.head_async(name))["size"], start, end)
         try:
@@ -175,7 +176,8 @@ class MillpondFileSystem(AsyncFileSystem):
         # Without a turn of fsspec's loop, which takes many times as long as a read of cached bytes.
         store, name = self._find_object(path)
         if start is None and end is None:
-            return store.get(name).bytes()
+            cached = store._get_cached(name)
+            return store.get(name).bytes() if cached is None else cached
         if start is None or end is None or start < 0 or end < 0 or end <= start:
             start, end = self._bounds(store.head(name)["size"], start, end)
         try:
@@ -184,6 +186,63 @@ class MillpondFileSystem(AsyncFileSystem):
             if start < store.head(name)["size"]:
                 raise
             return b""
+
+    def cat_ranges(
+        self,
+        paths: "list[str]",
+        starts: Any,
+        ends: Any,
+        max_gap: "int | None" = None,
+        on_error: str = "return",
+        **kwargs: Any,
+    ) -> "list[Any]":
+        starts, ends = self._bounds_of(paths, starts, ends)
+        # Cached ranges without a turn of fsspec's loop; the rest goes there at once.
+        results: "list[Any]" = [None] * len(paths)
+        for path, numbers in self._by_path(paths).items():
+            asked = [(starts[n], ends[n]) for n in numbers]
+            if any(start is None or end is None or start < 0 or end <= start for start, end in asked):
+                continue
+            try:
+                store, name = self._find_object(path)
+                found = store._get_ranges_cached(name, [one[0] for one in asked], [one[1] for one in asked])
+            except Exception:
+                # The other way raises it, or returns it.
+                continue
+            for n, data in zip(numbers, found or ()):
+                results[n] = data
+        rest = [n for n, data in enumerate(results) if data is None]
+        if rest:
+            read = sync(
+                self.loop,
+                self._cat_ranges,
+                [paths[n] for n in rest],
+                [starts[n] for n in rest],
+                [ends[n] for n in rest],
+                max_gap=max_gap,
+                on_error=on_error,
+                **kwargs,
+            )
+            for n, data in zip(rest, read):
+                results[n] = data
+        return results
+
+    def _bounds_of(self, paths: "list[str]", starts: Any, ends: Any) -> "tuple[list[Any], list[Any]]":
+        """The starts and the ends of the ranges, one for each path."""
+        if not isinstance(paths, list):
+            raise TypeError(f"paths must be a list, not {type(paths)}")
+        starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
+        ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
+        if len(starts) != len(paths) or len(ends) != len(paths):
+            raise ValueError(f"{len(paths)} paths, {len(starts)} starts, {len(ends)} ends")
+        return starts, ends
+
+    def _by_path(self, paths: "list[str]") -> "dict[str, list[int]]":
+        """The numbers of the ranges of each path."""
+        groups: "dict[str, list[int]]" = {}
+        for n, path in enumerate(paths):
+            groups.setdefault(path, []).append(n)
+        return groups
 
     async def _cat_ranges(
         self,
@@ -196,15 +255,7 @@ class MillpondFileSystem(AsyncFileSystem):
         **kwargs: Any,
     ) -> "list[Any]":
         # `max_gap` needs no work here: the store merges the ranges of an object itself.
-        if not isinstance(paths, list):
-            raise TypeError(f"paths must be a list, not {type(paths)}")
-        starts = list(starts) if isinstance(starts, Iterable) else [starts] * len(paths)
-        ends = list(ends) if isinstance(ends, Iterable) else [ends] * len(paths)
-        if len(starts) != len(paths) or len(ends) != len(paths):
-            raise ValueError(f"{len(paths)} paths, {len(starts)} starts, {len(ends)} ends")
-        groups: "dict[str, list[int]]" = {}
-        for n, path in enumerate(paths):
-            groups.setdefault(path, []).append(n)
+        starts, ends = self._bounds_of(paths, starts, ends)
         results: "list[Any]" = [None] * len(paths)
 
         async def read(path: str, numbers: "list[int]") -> None:
@@ -227,7 +278,7 @@ class MillpondFileSystem(AsyncFileSystem):
                     except Exception as error:
                         results[n] = error
 
-        await asyncio.gather(*(read(path, numbers) for path, numbers in groups.items()))
+        await asyncio.gather(*(read(path, numbers) for path, numbers in self._by_path(paths).items()))
         if on_error == "raise":
             for result in results:
                 if isinstance(result, Exception):
@@ -395,6 +446,15 @@ class MillpondFile(AbstractBufferedFile):
     def _fetch_range(self, start: int, end: int) -> bytes:
         return self._object.get_range(self._name, start=start, end=end) if start < end else b""
 
+    def read(self, length: "int | None" = -1) -> bytes:
+        if self.mode != "rb" or self.closed or self.cache.name != "none":
+            return super().read(-1 if length is None else length)
+        # Without the layers of fsspec, whose caches are not used.
+        end = self.size if length is None or length < 0 else min(self.loc + length, self.size)
+        data = self._fetch_range(self.loc, end)
+        self.loc += len(data)
+        return data
+
     def readinto(self, buffer: Any) -> int:
         if self.mode != "rb" or self.closed or self.cache.name != "none":
             view = memoryview(buffer).cast("B")
@@ -412,6 +472,7 @@ class MillpondFile(AbstractBufferedFile):
     def _initiate_upload(self) -> None:
         if not self.autocommit:
             raise NotImplementedError("transactions are not supported")
+
     def _upload_chunk(self, final: bool = False) -> bool:
         if final and self._writer is None:
             # A multipart upload has no condition: an object that another program makes during the write is overwritten.

@@ -81,19 +81,18 @@ impl Caches {
         }
     }
 
-    /// Copies cached and fresh bytes. Returns the object's length. The read may be by another cache than the look at the
-    /// length, so the caller compares the two.
+    /// Copies cached and fresh ranges of one version. Returns the object's length. The read may be by another cache than the
+    /// look at the length, so the caller compares the two.
     pub(crate) fn try_read_into(
         &self,
         name: &Path,
-        dst: &mut [MaybeUninit<u8>],
-        start: u64,
+        ranges: &mut [(u64, &mut [MaybeUninit<u8>])],
     ) -> Option<u64> {
         match &self.server {
             Some(server) if server.client.is_attached() => {
-                server.client.try_read_into(name, dst, start)
+                server.client.try_read_ranges_into(name, ranges)
             }
-            _ => self.own.try_read_into(name, dst, start),
+            _ => self.own.try_read_into(name, ranges),
         }
     }
 }

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
-use crate::buffer::{PyMemory, new_bytes, start_of};
+use crate::buffer::PyMemory;
 use crate::store::caches::Caches;
 use crate::store::calls::{PART_BYTES, PART_BYTES_MIN, PARTS_MAX, Store};
 use crate::store::convert;
 use crate::store::failure;
 use crate::store::listing::ListStream;
-use crate::store::operation::reply;
+use crate::store::operation::{self, reply};
 use crate::store::runtime;
 use crate::store::settings::{self, SocketChoice, StoreSettings};
 use crate::store::writer::{ObjectWriter, Upload};
@@ -115,12 +115,7 @@ impl Store {
         length: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let range = convert::range(start, end, length)?;
-        let memory = |len| {
-            let bytes = new_bytes(py, len).ok()?;
-            let at = start_of(&bytes);
-            Some((bytes, at))
-        };
-        if let Some((bytes, _)) = self.hit(py, &convert::path(path)?, &range, memory) {
+        if let Some(bytes) = self.cached_range(py, &convert::path(path)?, &range) {
             return Ok(bytes.into_any().unbind());
         }
         self.start_get_range(path, range)?.run(py)
@@ -146,8 +141,9 @@ impl Store {
         let memory = PyMemory::writable(buffer)?;
         let range = convert::range(start, None, Some(memory.len() as u64))?;
         let at = memory.start();
-        let hit = self.hit(py, &convert::path(path)?, &range, |_| Some(((), at)));
-        if let Some(((), len)) = hit {
+        let location = convert::path(path)?;
+        // SAFETY: an exported, writable buffer is valid for writes of its length, that of the range, until it is dropped.
+        if let Some(len) = unsafe { self.copy_cached_range(py, &location, &range, at) } {
             return Ok(len);
         }
         let read = self.start_get_range(path, range)?.run(py)?;
@@ -175,7 +171,11 @@ impl Store {
         end: Option<u64>,
         length: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        self.start_get_range(path, convert::range(start, end, length)?)?.coroutine(py)
+        let range = convert::range(start, end, length)?;
+        if let Some(bytes) = self.cached_range(py, &convert::path(path)?, &range) {
+            return operation::ready(py, bytes.into_any());
+        }
+        self.start_get_range(path, range)?.coroutine(py)
     }
 
     /// A list with the bytes of several ranges of one version of an object. Ranges close to each other are one request.
@@ -195,6 +195,9 @@ impl Store {
         lengths: Option<Vec<u64>>,
     ) -> PyResult<Py<PyAny>> {
         let ranges = convert::ranges(&starts, ends.as_deref(), lengths.as_deref())?;
+        if let Some(list) = self.cached_ranges(py, &convert::path(path)?, &ranges) {
+            return Ok(list.into_any().unbind());
+        }
         self.start_get_ranges(path, ranges)?.run(py)
     }
 
@@ -209,7 +212,31 @@ impl Store {
         lengths: Option<Vec<u64>>,
     ) -> PyResult<Py<PyAny>> {
         let ranges = convert::ranges(&starts, ends.as_deref(), lengths.as_deref())?;
+        if let Some(list) = self.cached_ranges(py, &convert::path(path)?, &ranges) {
+            return operation::ready(py, list.into_any());
+        }
         self.start_get_ranges(path, ranges)?.coroutine(py)
+    }
+
+    /// `get_ranges` of cached bytes; `None` if one of them is not cached. For `millpond.fsspec`.
+    fn _get_ranges_cached<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+        starts: Vec<u64>,
+        ends: Vec<u64>,
+    ) -> PyResult<Option<Bound<'py, PyList>>> {
+        let ranges = convert::ranges(&starts, Some(&ends), None)?;
+        Ok(self.cached_ranges(py, &convert::path(path)?, &ranges))
+    }
+
+    /// The bytes of a short object that is cached as a whole, or `None`. For `millpond.fsspec`.
+    fn _get_cached<'py>(
+        &self,
+        py: Python<'py>,
+        path: &str,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        Ok(self.cached_object(py, &convert::path(path)?))
     }
 
     /// Path, size, time of the last change, ETag and version of an object, as a dict.

@@ -19,6 +19,7 @@ use object_store::{Error, Result};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::PyList;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::runtime::Handle;
@@ -95,6 +96,13 @@ impl Operation {
         let pending = Pending(Mutex::new(Some(self)));
         Ok(py.import("millpond._store_aio")?.call_method1("run_next", (pending,))?.unbind())
     }
+}
+
+/// A coroutine of a call that has ended without a wait.
+pub(crate) fn ready(py: Python<'_>, result: Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    static READY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let import = || Ok::<_, PyErr>(py.import("millpond._store_aio")?.getattr("ready")?.unbind());
+    READY.get_or_try_init(py, import)?.call1(py, (result,))
 }
 
 fn poll_in(runtime: &Handle, work: &mut Work, context: &mut Context<'_>) -> Poll<Result<Reply>> {

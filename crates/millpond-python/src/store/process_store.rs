@@ -168,14 +168,13 @@ impl ProcessStore {
         self.made_cache()?.cached_size(name)
     }
 
-    /// As [`CachedStore::try_read_into`].
+    /// As [`CachedStore::try_read_ranges_into`].
     pub(crate) fn try_read_into(
         &self,
         name: &Path,
-        dst: &mut [MaybeUninit<u8>],
-        start: u64,
+        ranges: &mut [(u64, &mut [MaybeUninit<u8>])],
     ) -> Option<u64> {
-        self.made_cache()?.try_read_into(name, dst, start)
+        self.made_cache()?.try_read_ranges_into(name, ranges)
     }
 
     /// Statistics of the cache of this process; zeros before its first read.
