@@ -331,12 +331,9 @@ fn clients_beyond_the_descriptors_are_refused() {
         wait_until(Duration::from_secs(20), "no descriptor is left", || {
             dir.path().join("exhausted").exists()
         });
-        let started = Instant::now();
         for _ in 0..20 {
             assert!(refusal(&socket).is_some_and(|why| why.contains("RLIMIT_NOFILE")));
         }
-        // Each would wait for the next try of accept otherwise.
-        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
         served.get_range(&name_of(1), 0..4096).await.unwrap();
         assert_eq!(served.stats().fallbacks, 0);
     });

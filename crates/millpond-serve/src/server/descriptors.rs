@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use rustix::process::{Resource, getrlimit};
 
@@ -21,18 +22,21 @@ fn limit() -> u64 {
 pub(super) fn shortage(newest: &impl AsRawFd) -> Option<String> {
     let limit = limit();
     let number = u64::try_from(newest.as_raw_fd()).unwrap_or(0);
-    (number >= limit - limit / RESERVED_PART).then(|| refusal(limit))
+    (number >= limit - limit / RESERVED_PART).then(refusal)
 }
 
-fn refusal(limit: u64) -> String {
+pub(super) fn refusal() -> String {
     format!(
-        "the server has no descriptors left for another client: the limit of its process (RLIMIT_NOFILE) is {limit}"
+        "the server has no descriptors left for another client: the limit of its process (RLIMIT_NOFILE) is {}",
+        limit()
     )
 }
 
-/// Whether accept has failed for want of descriptors.
-pub(super) fn is_shortage(error: rustix::io::Errno) -> bool {
-    matches!(error, rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+/// A connection that was accepted.
+pub(super) enum Accepted {
+    Client(OwnedFd),
+    /// By the spare descriptor: the client is to be refused.
+    OneTooMany(OwnedFd),
 }
 
 /// A descriptor that is closed to accept a client when there is no other.
@@ -43,18 +47,26 @@ impl SpareDescriptor {
         listener.try_clone().map(|spare| SpareDescriptor(Some(spare)))
     }
 
-    /// Accepts a client, has it refused with the reason, and makes another spare descriptor.
-    pub(super) fn refuse(
-        &mut self,
-        listener: &OwnedFd,
-        refuse: impl FnOnce(OwnedFd, String),
-    ) -> io::Result<()> {
-        self.0 = None;
+    pub(super) fn accept(&mut self, listener: &OwnedFd) -> Result<Accepted, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let accepted = rustix::net::accept_with(listener, flags);
-        let outcome = accepted.map(|socket| refuse(socket, refusal(limit())));
-        // If another thread has taken the number, the next call does without.
+        match rustix::net::accept_with(listener, flags) {
+            Ok(socket) => Ok(Accepted::Client(socket)),
+            // Also if no client waits: the kernel takes a descriptor before it looks.
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.0 = None;
+                let accepted = rustix::net::accept_with(listener, flags);
+                if accepted.is_err() {
+                    self.restore(listener);
+                }
+                accepted.map(Accepted::OneTooMany)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes another spare descriptor, after the refused client's is closed. If another thread has taken the number, the
+    /// next call of `accept` does without.
+    pub(super) fn restore(&mut self, listener: &OwnedFd) {
         self.0 = listener.try_clone().ok();
-        Ok(outcome?)
     }
 }

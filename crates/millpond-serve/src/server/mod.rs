@@ -19,14 +19,13 @@ use std::time::Duration;
 
 use millpond_objects::CachedStore;
 use millpond_objects::serving::ServingScope;
-use rustix::net::SocketFlags;
 use tokio::io::{Interest, Ready};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 #[cfg(feature = "systemd")]
 use crate::inherited::InheritedSocket;
-use crate::server::descriptors::SpareDescriptor;
+use crate::server::descriptors::{Accepted, SpareDescriptor};
 use crate::server::server_parts::ServerParts;
 use crate::socket::{self, SocketFile};
 use crate::stores::StoreSet;
@@ -182,8 +181,7 @@ impl Server {
             while clients.try_join_next().is_some() {}
             let accepted = {
                 let mut ready = listener.readable().await?;
-                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                let accepted = rustix::net::accept_with(&listener, flags);
+                let accepted = spare.accept(listener.get_ref());
                 if accepted.as_ref().is_err_and(|error| *error == rustix::io::Errno::AGAIN) {
                     ready.clear_ready_matching(Ready::READABLE);
                     continue;
@@ -191,14 +189,14 @@ impl Server {
                 accepted
             };
             match accepted {
-                Ok(socket) => {
+                Ok(Accepted::Client(socket)) => {
                     clients.spawn(greet::serve_client(Arc::clone(&parts), socket));
                 }
-                Err(error)
-                    if descriptors::is_shortage(error)
-                        && spare
-                            .refuse(listener.get_ref(), |socket, why| parts.refuse(&socket, &why))
-                            .is_ok() => {}
+                Ok(Accepted::OneTooMany(socket)) => {
+                    parts.refuse(&socket, &descriptors::refusal());
+                    drop(socket);
+                    spare.restore(listener.get_ref());
+                }
                 Err(error) => {
                     tracing::warn!(%error, "a client can't be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
