@@ -262,7 +262,7 @@ impl Directory {
 
     /// Inserts an entry, in place of another version of its object, unless the response to the request at `stamp` may be
     /// older than a write (N1, N4). Returns the entry of this version that is then in the map, if any.
-    pub(crate) fn admit(&self, stamp: &Stamp, entry: ObjectEntry) -> Option<Arc<ObjectEntry>> {
+    pub(crate) fn admit(&self, stamp: &Stamp, entry: Arc<ObjectEntry>) -> Option<Arc<ObjectEntry>> {
         let mut shard = self.shard(&entry.key);
         if stamp.may_predate_write(entry.is_unversioned()) {
             return None;
@@ -279,7 +279,6 @@ impl Directory {
         if entry.bytes() > self.shard_bytes_max {
             return None;
         }
-        let entry = Arc::new(entry);
         shard.bytes += entry.bytes();
         shard.entries += 1;
         // Before the entry is in the ring: if all other entries are marked used, CLOCK would evict this one.

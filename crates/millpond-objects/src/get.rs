@@ -200,6 +200,10 @@ impl Inner {
                 let _ = other.changed().await;
                 return Ok(Opened::Again);
             }
+            // The previous leader has inserted the entry since, maybe.
+            Some(Ok(_)) if self.directory.find(key).is_some_and(|entry| self.is_fresh(&entry)) => {
+                return Ok(Opened::Again);
+            }
             Some(Ok(leader)) => Some(leader),
             None => None,
         };
@@ -223,15 +227,10 @@ impl Inner {
     ) -> Result<Opened> {
         let options = GetOptions::new().with_range(Some(GetRange::Bounded(range)));
         let response = self.request(&path, options).await?;
-        let Some(entry) = self.admit(&key, &stamp, &response) else {
-            drop(leader);
-            return self.uncached(response).await;
-        };
-        let fills = match &leader {
-            Some(_) => entry.claim(&response.range).fills,
-            None => Vec::new(),
-        };
+        let claimed = leader.is_some().then(|| response.range.clone());
+        let admitted = self.admit_claimed(&key, &stamp, &response, claimed);
         drop(leader);
+        let Some((entry, fills)) = admitted else { return self.uncached(response).await };
         // Before the bytes are there, as the callers that wait for them read on at once.
         entry.sequential_end.store(response.range.end, Relaxed);
         let piece = self.receive_body(response).await?;

@@ -1,9 +1,11 @@
 //! The state that all clones of a [`CachedStore`](crate::CachedStore) share.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use millpond::Engine;
+use millpond::blob::Fill;
 use object_store::{GetResult, ObjectStore};
 
 use crate::allocation::BlobAllocator;
@@ -105,6 +107,21 @@ impl Inner {
         stamp: &Stamp,
         response: &GetResult,
     ) -> Option<Arc<ObjectEntry>> {
+        self.admit_claimed(key, stamp, response, None).map(|(entry, _)| entry)
+    }
+
+    /// The same, and claims the pages of a range before others find a new entry: they wait for the claims, and would send
+    /// requests of their own otherwise.
+    pub(crate) fn admit_claimed(
+        &self,
+        key: &str,
+        stamp: &Stamp,
+        response: &GetResult,
+        claimed: Option<Range<u64>>,
+    ) -> Option<(Arc<ObjectEntry>, Vec<Fill>)> {
+        let claim = |entry: &ObjectEntry| {
+            claimed.as_ref().map(|range| entry.claim(range).fills).unwrap_or_default()
+        };
         let meta = &response.meta;
         if is_unversioned(meta) && self.freshness != Freshness::Immutable {
             return None;
@@ -115,13 +132,22 @@ impl Inner {
             && !entry.is_unversioned()
         {
             entry.validate(stamp.requested_ms);
-            return Some(entry);
+            let fills = claim(&entry);
+            return Some((entry, fills));
         }
         let allocation = self.allocator.allocate(meta.size)?;
         let (meta, attributes) = (meta.clone(), response.attributes.clone());
         let entry = ObjectEntry::new(key, meta, attributes, allocation, stamp.requested_ms);
         #[cfg(feature = "shared")]
         let entry = self.with_slot(entry);
-        self.directory.admit(stamp, entry)
+        let entry = Arc::new(entry);
+        let mut fills = claim(&entry);
+        let admitted = self.directory.admit(stamp, Arc::clone(&entry))?;
+        if !Arc::ptr_eq(&admitted, &entry) {
+            // Another request of this version was faster.
+            drop(fills);
+            fills = claim(&admitted);
+        }
+        Some((admitted, fills))
     }
 }
