@@ -54,6 +54,15 @@ pub(crate) enum Collected {
     Bypass,
 }
 
+/// Requests that a read has sent.
+#[derive(Default)]
+struct SentRequests {
+    /// The store has answered one with the version.
+    has_asked: bool,
+    /// One began behind the first byte of each range, as others had requested or cached that.
+    begin_late: bool,
+}
+
 /// The cached and fresh part of the requested ranges.
 pub(crate) enum CachedRanges {
     All(Vec<Bytes>),
@@ -113,7 +122,7 @@ impl Inner {
     ) -> Result<Collected> {
         let key = path.as_ref();
         let mut may_wait = self.home.may_claim_pages() && self.home.may_wait_for_claims();
-        let (mut versions, mut has_asked) = (0, false);
+        let (mut versions, mut sent) = (0, SentRequests::default());
         while versions < VERSIONS_MAX {
             let opened = match found.take() {
                 Some((entry, pieces)) => Opened::Fresh(entry, pieces),
@@ -122,7 +131,7 @@ impl Inner {
             let (entry, pieces) = match opened {
                 Opened::Fresh(entry, pieces) => (entry, pieces),
                 Opened::Validated(entry, pieces) => {
-                    has_asked = true;
+                    sent.has_asked = true;
                     (entry, pieces)
                 }
                 Opened::Uncached(head, piece) => {
@@ -152,9 +161,10 @@ impl Inner {
             if is_open(asked) && ranges[0].end - ranges[0].start > COLLECTED_BYTES_MAX {
                 return Ok(Collected::Stream);
             }
-            match self.read_version(path, &entry, &ranges, pieces, &mut has_asked).await {
+            sent.begin_late = false;
+            match self.read_version(path, &entry, &ranges, pieces, &mut sent).await {
                 Ok(Some(bytes)) => {
-                    if !has_asked {
+                    if !sent.has_asked {
                         self.counters.saved.add();
                     }
                     let pieces = ranges.into_iter().zip(bytes);
@@ -166,7 +176,7 @@ impl Inner {
                 // The lists of another way to the bytes would be as long.
                 Err(error) if is_no_memory(&error) => return Err(error),
                 // A store that ignores If-Match refuses a range beyond the end of the next version.
-                Err(_) if is_open(asked) || entry.has_first_byte(&ranges) => {
+                Err(_) if is_open(asked) || sent.begin_late || entry.has_first_byte(&ranges) => {
                     return Ok(Collected::Bypass);
                 }
                 Err(error) => return Err(error),
@@ -342,15 +352,14 @@ impl Inner {
         Ok(Opened::Validated(now, cached))
     }
 
-    /// Reads ranges of a version; `pieces` are already read. `None`: the object has another version now. Sets `has_asked`
-    /// if it sent a request.
+    /// Reads ranges of a version; `pieces` are already read. `None`: the object has another version now.
     async fn read_version(
         self: &Arc<Self>,
         path: &Path,
         entry: &Arc<ObjectEntry>,
         ranges: &[Range<u64>],
         mut pieces: Vec<Piece>,
-        has_asked: &mut bool,
+        sent: &mut SentRequests,
     ) -> Result<Option<Vec<Bytes>>> {
         let cached =
             |range: &Range<u64>| part_of_pieces(&pieces, range).or_else(|| entry.cached(range));
@@ -374,6 +383,8 @@ impl Inner {
             let planned = self.plan_fetches(entry, &wanted, claims, waits)?;
             let mut requests = try_empty(planned.len())?;
             for wanted in planned {
+                let begins = |range: &Range<u64>| wanted.range.contains(&range.start);
+                sent.begin_late |= !ranges.iter().any(begins);
                 let entry = Arc::clone(entry);
                 let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
                 requests.push(spawn_if_runtime(fetch));
@@ -388,7 +399,7 @@ impl Inner {
             for fetched in try_join_all(requests).await? {
                 match fetched? {
                     FetchOutcome::Piece(piece) => {
-                        *has_asked = true;
+                        sent.has_asked = true;
                         pieces.push(piece);
                     }
                     FetchOutcome::Cached => {}
