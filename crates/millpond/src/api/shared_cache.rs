@@ -214,7 +214,7 @@ impl SharedClient {
     }
 
     /// Has the server execute a fence for each later read, which saves these reads some nanoseconds. Takes 10 to 20 ms in a
-    /// process with several threads, and an exit meanwhile waits for it.
+    /// process with several threads, and the end of the process waits for the call.
     pub fn save_fences(&self) {
         self.inner.range.order.register();
     }
