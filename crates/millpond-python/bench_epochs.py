@@ -8,11 +8,13 @@ Each process reads all objects in pieces of 256 KiB, in an order of its own, twi
 that reach the store, by its log; the time from the common start to the last end; the proportional set size of all
 processes and of the server, less that of the same processes before their first read; and the bytes on the disk. Each piece
 names its place at both ends, which is checked. The sides take turns. The directory caches of fsspec have a directory for
-each process. A side whose processes fail is left out. PYTHON has the packages millpond (with the feature
-s3) and s3fs; COMMAND is `millpond`, built with the feature s3.
+each process. A side whose processes fail is left out. The side "one mapping" is no cache: slices of an `mmap` of one file in
+/dev/shm that has all objects, and so the least that a copy to a `bytes` object takes. PYTHON has the packages millpond (with
+the feature s3) and s3fs; COMMAND is `millpond`, built with the feature s3.
 """
 
 import argparse
+import mmap
 import multiprocessing
 import os
 import random
@@ -31,6 +33,11 @@ PIECE = 256 << 10
 OBJECT = 16 << 20
 
 
+def memory_for(total: int) -> int:
+    """The limit of a cache for so many bytes: with a sixteenth more than the data, pages were evicted."""
+    return total + total // 8 + (64 << 20)
+
+
 def piece_of(number: int) -> bytes:
     mark = struct.pack("<Q", number)
     return mark + bytes(PIECE - 16) + mark
@@ -42,6 +49,35 @@ def s3_options() -> "dict[str, str]":
         "secret": os.environ["AWS_SECRET_ACCESS_KEY"],
         "endpoint_url": os.environ["AWS_ENDPOINT"],
     }
+
+
+class MappedObjects:
+    """The objects one after the other in a file, as one mapping."""
+
+    def __init__(self, path: Path, names: "list[str]") -> None:
+        with open(path, "rb") as file:
+            self.mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.starts = {name: number * OBJECT for number, name in enumerate(names)}
+
+    def open(self, name: str, mode: str) -> "MappedObject":
+        return MappedObject(self.mapping, self.starts[name])
+
+
+class MappedObject:
+    def __init__(self, mapping: mmap.mmap, start: int) -> None:
+        self.mapping, self.start, self.at = mapping, start, 0
+
+    def seek(self, at: int) -> None:
+        self.at = self.start + at
+
+    def read(self, length: int) -> bytes:
+        return self.mapping[self.at : self.at + length]
+
+
+def write_objects(path: Path, count: int) -> None:
+    with open(path, "wb") as file:
+        for number in range(count * (OBJECT // PIECE)):
+            file.write(piece_of(number))
 
 
 def file_system(side: str, folder: Path, seed: int, total: int) -> "tuple[Any, dict[str, Any]]":
@@ -57,7 +93,7 @@ def file_system(side: str, folder: Path, seed: int, total: int) -> "tuple[Any, d
         return fsspec.filesystem(side, **options), {}
     options = {"freshness": "immutable", "endpoint": os.environ["AWS_ENDPOINT"], "allow_http": True}
     options["socket"] = str(folder / "serve.sock") if side == "millpond, server" else False
-    return fsspec.filesystem("millpond+s3", memory=total + (64 << 20), region="us-east-1", **options), {}
+    return fsspec.filesystem("millpond+s3", memory=memory_for(total), region="us-east-1", **options), {}
 
 
 def proportional_bytes(process: "int | str") -> int:
@@ -76,7 +112,11 @@ def read_or_abort(*arguments: Any) -> None:
 
 
 def read_epochs(side: str, folder: str, names: "list[str]", seed: int, barrier: Any, outcomes: Any) -> None:
-    fs, arguments = file_system(side, Path(folder), seed, len(names) * OBJECT)
+    fs: Any
+    if side == "one mapping":
+        fs, arguments = MappedObjects(Path(folder) / "objects", names), {}
+    else:
+        fs, arguments = file_system(side, Path(folder), seed, len(names) * OBJECT)
     order = [(index, at) for index in range(len(names)) for at in range(OBJECT // PIECE)]
     wrong = 0
     before = 0
@@ -111,13 +151,16 @@ def lines_of(log: Path) -> int:
 
 
 def measure(side: str, arguments: argparse.Namespace, names: "list[str]") -> "dict[str, float]":
-    folder = Path(tempfile.mkdtemp(prefix="epochs-", dir=arguments.folder))
+    is_mapped = side == "one mapping"
+    folder = Path(tempfile.mkdtemp(prefix="epochs-", dir="/dev/shm" if is_mapped else arguments.folder))
+    if is_mapped:
+        write_objects(folder / "objects", len(names))
     total = len(names) * OBJECT
     server = None
     if side == "millpond, server":
         words = [arguments.millpond, "serve", "--store", f"s3://{os.environ['MILLPOND_STORE_BUCKET']}"]
         words += ["--socket", str(folder / "serve.sock"), "--freshness", "immutable"]
-        words += ["--memory", str(total + (64 << 20))]
+        words += ["--memory", str(memory_for(total))]
         server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None and any(line == "serving\n" for line in server.stdout)
     context = multiprocessing.get_context("spawn")
@@ -129,23 +172,29 @@ def measure(side: str, arguments: argparse.Namespace, names: "list[str]") -> "di
     ]
     for process in processes:
         process.start()
-    barrier.wait()  # all are ready
-    barrier.wait()  # all have looked at their memory
-    barrier.wait()  # the first epoch
-    barrier.wait()
-    requests = lines_of(arguments.log)
-    barrier.wait()  # the second epoch
-    barrier.wait()
-    requests = lines_of(arguments.log) - requests
-    server_bytes = proportional_bytes(server.pid) - server_before if server else 0
-    barrier.wait()
-    read = [outcomes.get() for _ in processes]
-    for process in processes:
-        process.join()
-    if server:
-        server.terminate()
-        server.wait()
-    on_disk = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    try:
+        barrier.wait()  # all are ready
+        barrier.wait()  # all have looked at their memory
+        barrier.wait()  # the first epoch
+        barrier.wait()
+        requests = lines_of(arguments.log)
+        barrier.wait()  # the second epoch
+        barrier.wait()
+        requests = lines_of(arguments.log) - requests
+        server_bytes = proportional_bytes(server.pid) - server_before if server else 0
+        barrier.wait()
+        read = [outcomes.get() for _ in processes]
+    except threading.BrokenBarrierError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        # Also after a failure: their ends must not meet the next side.
+        for process in processes:
+            process.join()
+        if server:
+            server.terminate()
+            server.wait()
+    on_disk = 0 if is_mapped else sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
     shutil.rmtree(folder)
     spans = [(min(one[0][n][0] for one in read), max(one[0][n][1] for one in read)) for n in range(2)]
     return {
@@ -158,7 +207,7 @@ def measure(side: str, arguments: argparse.Namespace, names: "list[str]") -> "di
     }
 
 
-SIDES = ["s3fs", "blockcache", "filecache", "millpond, process", "millpond, server"]
+SIDES = ["s3fs", "blockcache", "filecache", "millpond, process", "millpond, server", "one mapping"]
 
 
 def main() -> None:

@@ -6,11 +6,23 @@ use std::sync::Arc;
 use object_store::path::Path;
 use object_store::{Extensions, GetOptions};
 
+type MayCache = dyn Fn(&Path, &GetOptions) -> bool + Send + Sync;
+
 /// Chooses the reads that the cache may serve: by default all that have no extensions.
+///
+/// ```
+/// use millpond_objects::serving::CacheableReads;
+/// use object_store::{GetOptions, path::Path};
+///
+/// let tables_only = CacheableReads::new(|location, _| location.as_ref().ends_with(".parquet"));
+/// assert!(tables_only.admit(&Path::from("a.parquet"), &mut GetOptions::new()));
+/// assert!(!tables_only.admits_ranges(&Path::from("a.json")));
+/// ```
 #[derive(Clone, Default)]
-pub struct CacheableReads(Option<Arc<dyn Fn(&Path, &GetOptions) -> bool + Send + Sync>>);
+pub struct CacheableReads(Option<Arc<MayCache>>);
 
 impl CacheableReads {
+    /// Admits a read if `may_cache` returns `true`. A thread that reads calls it before each read.
     pub fn new(may_cache: impl Fn(&Path, &GetOptions) -> bool + Send + Sync + 'static) -> Self {
         CacheableReads(Some(Arc::new(may_cache)))
     }

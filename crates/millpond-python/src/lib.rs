@@ -27,8 +27,8 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<range_lock::LockedRange>()?;
     module.add_class::<queue::LoopQueue>()?;
-    module.add_function(wrap_pyfunction!(file::methods::open, module)?)?;
-    module.add_function(wrap_pyfunction!(file::methods::_load_file, module)?)?;
+    module.add_function(wrap_pyfunction!(file::file_methods::open, module)?)?;
+    module.add_function(wrap_pyfunction!(file::file_methods::_load_file, module)?)?;
     module.add_function(wrap_pyfunction!(engine::configure, module)?)?;
     module.add_function(wrap_pyfunction!(engine::default_engine, module)?)?;
     module.add_class::<store::calls::Store>()?;

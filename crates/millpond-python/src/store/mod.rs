@@ -1,10 +1,11 @@
 //! `millpond.store`: an object store with the cache of a server, `millpond_serve::SharedStore`, or with a cache in this
 //! process, `millpond_objects::CachedStore`.
 //!
-//! A method of `methods` reads cached bytes by `hit`. All else goes by `convert` (arguments) and `calls` (futures) to
-//! `operation`, which waits for a future on a thread or an asyncio loop; `runtime` has the threads that run requests. `caches` has the caches of a store, `process_store` that of this
-//! process; `place` opens stores by URL, and `server_watch` logs whether a server is used. `body`, `listing` and `writer`
-//! are the objects that calls return, and `parts` the uploads of long objects. `endpoint` serves stores to other programs.
+//! A method of `store_methods` reads cached bytes by `hit`. All else goes by `convert` (arguments) and `calls` (futures) to
+//! `operation`, which waits for a future on a thread or an asyncio loop; `runtime` has the threads that run requests.
+//! `caches` has the caches of a store, `process_store` that of this process; `place` opens stores by URL, and
+//! `server_watch` logs whether a server is used. `body`, `listing` and `writer` are the objects that calls return, and
+//! `parts` the uploads of long objects. `endpoint` serves stores to other programs.
 
 pub(crate) mod body;
 pub(crate) mod caches;
@@ -14,7 +15,6 @@ pub(crate) mod endpoint;
 pub(crate) mod failure;
 mod hit;
 pub(crate) mod listing;
-mod methods;
 pub(crate) mod operation;
 pub(crate) mod parts;
 pub(crate) mod place;
@@ -22,4 +22,5 @@ pub(crate) mod process_store;
 pub(crate) mod runtime;
 pub(crate) mod server_watch;
 pub(crate) mod settings;
+mod store_methods;
 pub(crate) mod writer;

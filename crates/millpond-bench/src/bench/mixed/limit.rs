@@ -113,7 +113,7 @@ fn remove_group(group: &Path, home: &Path) -> io::Result<()> {
     let mut attempts = 0;
     loop {
         for pid in fs::read_to_string(group.join("cgroup.procs"))?.lines() {
-            // A process that has exited meanwhile needs no move.
+            // A process that exits during the loop needs no move.
             let _ = fs::write(home.join("cgroup.procs"), pid);
         }
         match fs::remove_dir(group) {
