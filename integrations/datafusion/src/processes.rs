@@ -134,7 +134,8 @@ fn warm(args: &ProcessesArgs, bytes: u64) -> Done<()> {
     ];
     let mut firsts = Vec::new();
     for group in &mut groups {
-        firsts.push(format!("{} {:.3}", group.engine, group.round()?));
+        let seconds = group.round()?;
+        firsts.push(format!("{} {seconds:.3}", group.engine));
     }
     let mut times = [const { Vec::new() }; 3];
     for turn in 0..args.turns {
