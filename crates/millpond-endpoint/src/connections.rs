@@ -5,7 +5,8 @@
 //! connection that has been idle for the longest time is closed: idle connections of others keep no one out.
 //!
 //! Any user of the machine can open a connection by TCP. Until it has brought a request with a valid signature, it is one of few,
-//! it serves one request, and its age is limited.
+//! it serves one request, and its age is limited. A client with many threads opens many connections before it sends on any of
+//! them, so a connection without a signature is not closed before it has had time for a request: the next one waits.
 //!
 //! ```text
 //! IDLE -> start_request -> busy: the number of requests -> (the last RequestGuard dropped) -> IDLE
@@ -17,9 +18,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
+
+/// A younger connection without a signature is not closed to make room. Chosen.
+pub(crate) const CLOSE_AGE_MIN: Duration = Duration::from_secs(1);
 
 const IDLE: u32 = 0;
 const CLOSED: u32 = u32::MAX;
@@ -28,6 +32,7 @@ const CLOSED: u32 = u32::MAX;
 pub(crate) struct Connections {
     limit: usize,
     unsigned_limit: usize,
+    close_age_min: Duration,
     open: Mutex<BTreeMap<u64, Arc<ConnectionState>>>,
     changed: Notify,
 }
@@ -59,25 +64,28 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Connections {
     /// `unsigned_limit`: the most connections without a valid signature.
-    pub(crate) fn new(limit: usize, unsigned_limit: usize) -> Arc<Self> {
+    pub(crate) fn new(limit: usize, unsigned_limit: usize, close_age_min: Duration) -> Arc<Self> {
         let (limit, unsigned_limit) = (limit.max(1), unsigned_limit.max(1));
         let (open, changed) = (Mutex::default(), Notify::new());
-        Arc::new(Self { limit, unsigned_limit, open, changed })
+        Arc::new(Self { limit, unsigned_limit, close_age_min, open, changed })
     }
 
     /// Registers a connection. At the limit, closes the one that has been idle for the longest time, or waits until one
-    /// is idle or ends.
+    /// is idle, has a signature, is old enough, or ends.
     pub(crate) async fn open(self: &Arc<Self>) -> OpenConnection {
         loop {
             let changed = self.changed.notified();
-            if let Some(connection) = self.try_open() {
-                return connection;
+            match self.try_open() {
+                Ok(connection) => return connection,
+                Err(None) => changed.await,
+                // In both cases the next attempt looks at all connections.
+                Err(Some(pause)) => drop(tokio::time::timeout(pause, changed).await),
             }
-            changed.await;
         }
     }
 
-    fn try_open(self: &Arc<Self>) -> Option<OpenConnection> {
+    /// `Err`: there is no room, and after the pause, if any, a connection is old enough to be closed.
+    fn try_open(self: &Arc<Self>) -> Result<OpenConnection, Option<Duration>> {
         let mut open = lock(&self.open);
         let unsigned = open.values().filter(|state| !state.is_signed()).count();
         let too_many_unsigned = unsigned >= self.unsigned_limit;
@@ -87,11 +95,22 @@ impl Connections {
             };
             let mut by_age: Vec<_> = open.iter().map(age).collect();
             by_age.sort_unstable();
-            let may_close = |is_signed: bool| !(is_signed && too_many_unsigned);
-            let closed = by_age
-                .into_iter()
-                .find(|&(is_signed, _, number)| may_close(is_signed) && open[&number].try_close());
-            open.remove(&closed?.2);
+            let closed = 'find: {
+                for (is_signed, idle_since, number) in by_age {
+                    if is_signed && too_many_unsigned {
+                        break;
+                    }
+                    let age = idle_since.elapsed();
+                    if !is_signed && age < self.close_age_min {
+                        return Err(Some(self.close_age_min - age));
+                    }
+                    if open[&number].try_close() {
+                        break 'find number;
+                    }
+                }
+                return Err(None);
+            };
+            open.remove(&closed);
         }
         let state = Arc::new(ConnectionState {
             state: AtomicU32::new(IDLE),
@@ -102,7 +121,7 @@ impl Connections {
         });
         let number = open.last_key_value().map_or(0, |(last, _)| last + 1);
         open.insert(number, Arc::clone(&state));
-        Some(OpenConnection { number, state })
+        Ok(OpenConnection { number, state })
     }
 }
 
@@ -124,7 +143,10 @@ impl ConnectionState {
 
     /// A request with a valid signature has come.
     pub(crate) fn note_signature(&self) {
-        self.is_signed.store(true, Relaxed);
+        if !self.is_signed.swap(true, Relaxed) {
+            // There is room for another one without.
+            self.connections.changed.notify_one();
+        }
     }
 
     pub(crate) fn is_signed(&self) -> bool {
@@ -167,7 +189,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_connection_that_is_idle_for_longest_is_closed() {
-        let connections = Connections::new(2, 2);
+        let connections = Connections::new(2, 2, Duration::ZERO);
         let first = connections.open().await;
         let second = connections.open().await;
         let request = first.state.start_request().unwrap();
@@ -175,9 +197,9 @@ mod tests {
         second.state.closed().await;
         assert!(second.state.start_request().is_none(), "it is being closed");
         let busy = third.state.start_request().unwrap();
-        assert!(connections.try_open().is_none(), "both are busy");
+        assert!(connections.try_open().is_err(), "both are busy");
         drop(second);
-        assert!(connections.try_open().is_none(), "the closed connection does not count twice");
+        assert!(connections.try_open().is_err(), "the closed connection does not count twice");
         let waiting = tokio::spawn({
             let connections = Arc::clone(&connections);
             async move { connections.open().await }
@@ -191,7 +213,7 @@ mod tests {
     }
     #[tokio::test]
     async fn connections_without_a_signature_are_few() {
-        let connections = Connections::new(4, 2);
+        let connections = Connections::new(4, 2, Duration::ZERO);
         let signed = connections.open().await;
         signed.state.note_signature();
         let first = connections.open().await;
@@ -199,7 +221,7 @@ mod tests {
         let third = connections.open().await;
         first.state.closed().await;
         let both = [&second, &third].map(|open| open.state.start_request().unwrap());
-        assert!(connections.try_open().is_none(), "a signed one makes no room for them");
+        assert!(connections.try_open().is_err(), "a signed one makes no room for them");
         second.state.note_signature();
         let fourth = connections.open().await;
         drop(both);
@@ -208,5 +230,40 @@ mod tests {
         third.state.closed().await;
         assert!(signed.state.start_request().is_some());
         drop((fourth, fifth));
+    }
+
+    /// Goal: a burst of connections closes none of them before it could bring its signature.
+    #[tokio::test]
+    async fn a_new_connection_is_not_closed_for_the_next_one() {
+        let connections = Connections::new(8, 2, Duration::from_secs(3600));
+        let first = connections.open().await;
+        let second = connections.open().await;
+        let waiting = tokio::spawn({
+            let connections = Arc::clone(&connections);
+            async move { connections.open().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(first.state.start_request().is_some() && second.state.start_request().is_some());
+        assert!(!waiting.is_finished());
+        second.state.note_signature();
+        let third = waiting.await.unwrap();
+        let pause = connections.try_open().unwrap_err();
+        assert!(pause.is_some_and(|pause| pause > Duration::from_secs(3000)), "{pause:?}");
+        // Signed connections wait for requests of their own, and are closed at the limit of all.
+        let few = Connections::new(1, 1, Duration::from_secs(3600));
+        let signed = few.open().await;
+        signed.state.note_signature();
+        let next = few.open().await;
+        signed.state.closed().await;
+        drop((first, second, third, next));
+    }
+
+    #[tokio::test]
+    async fn an_old_connection_makes_room() {
+        let connections = Connections::new(8, 1, Duration::from_millis(20));
+        let first = connections.open().await;
+        let second = connections.open().await;
+        first.state.closed().await;
+        drop(second);
     }
 }

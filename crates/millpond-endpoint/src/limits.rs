@@ -15,7 +15,8 @@ use std::time::Duration;
 pub struct Limits {
     /// Open connections of each listener. At the limit, the one that has been idle for the longest time is closed.
     pub connections: usize,
-    /// Of these, connections without a valid signature so far. At the limit, the oldest one that is idle is closed.
+    /// Of these, connections of the address without a valid signature so far. At the limit, a further one waits until one has a
+    /// signature or ends, or the oldest one that is idle is a second old, and is closed. The Unix socket has no such limit.
     pub unsigned_connections: usize,
     /// A connection that has brought no request with a valid signature by this age is closed. A request without one ends
     /// such a connection at once.

@@ -27,6 +27,8 @@ pub(crate) fn tcp(address: SocketAddr) -> Result<TcpListener, Error> {
     check_loopback(address)?;
     let failed = |source| Error::Listen { on: address.to_string(), source };
     let listener = TcpListener::bind(address).map_err(failed)?;
+    // The standard library's 128 are too few for a burst: the kernel drops the rest, and a client tries again after a second.
+    listen(&listener, BACKLOG).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 
-use crate::connections::{Connections, OpenConnection};
+use crate::connections::{CLOSE_AGE_MIN, Connections, OpenConnection};
 use crate::counts::RequestCounts;
 use crate::filter::Filter;
 use crate::listeners::UnixSocket;
@@ -99,10 +99,12 @@ impl Server {
         // The connections. Those that outlast the grace are aborted by the drop.
         let (mut by_tcp, mut by_path) = (JoinSet::new(), JoinSet::new());
         {
+            let unsigned = shared.limits.unsigned_connections;
             let accepting = async {
                 tokio::join!(
-                    accept_all(tcp, &shared, &mut by_tcp),
-                    accept_all(local, &shared, &mut by_path),
+                    accept_all(tcp, &shared, unsigned, &mut by_tcp),
+                    // Its socket has mode 0600: all its connections are of the endpoint's user.
+                    accept_all(local, &shared, shared.limits.connections, &mut by_path),
                     drop_old(&uploads)
                 );
             };
@@ -123,10 +125,15 @@ async fn drop_old(uploads: &Uploads) {
     }
 }
 
-async fn accept_all<L: Accept>(listener: Option<L>, shared: &Shared, tasks: &mut JoinSet<()>) {
+/// `unsigned`: the most connections without a valid signature so far.
+async fn accept_all<L: Accept>(
+    listener: Option<L>,
+    shared: &Shared,
+    unsigned: usize,
+    tasks: &mut JoinSet<()>,
+) {
     let Some(listener) = listener else { return std::future::pending().await };
-    let limits = &shared.limits;
-    let connections = Connections::new(limits.connections, limits.unsigned_connections);
+    let connections = Connections::new(shared.limits.connections, unsigned, CLOSE_AGE_MIN);
     loop {
         while tasks.try_join_next().is_some() {}
         match listener.accept().await {
