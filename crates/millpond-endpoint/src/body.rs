@@ -4,13 +4,13 @@ use std::future::Future;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, StreamingBlob};
 use s3s::{S3Error, S3ErrorCode, S3Result, TrailingHeaders, s3_error};
 
-use crate::chunks::TOO_LONG;
+use crate::chunks::{self, TOO_LONG};
 use crate::failures::failure;
 
 /// Bytes that are written to a store, from a client, another object or a file.
@@ -66,6 +66,8 @@ pub(crate) struct UploadBody {
     hasher: ChecksumHasher,
     declared: Checksum,
     trailers: Option<TrailingHeaders>,
+    /// The names that `x-amz-trailer` announces.
+    announced: Vec<String>,
     /// The base64 checksums of the received bytes, set by [`Pieces::verify`].
     pub(crate) checksum: Checksum,
     /// The MD5 of the received bytes, set by [`Pieces::verify`].
@@ -106,10 +108,12 @@ impl UploadBody {
         trailers: Option<TrailingHeaders>,
     ) -> Self {
         let body = body.unwrap_or_else(|| StreamingBlob::from(s3s::Body::empty()));
-        let mut names = headers.get_all("x-amz-trailer").iter();
-        let in_trailer = names.next().and_then(|name| name.to_str().ok()).unwrap_or("");
+        let of_trailer = headers.get_all("x-amz-trailer").iter();
+        let names = of_trailer.filter_map(|names| names.to_str().ok()).flat_map(|n| n.split(','));
+        let names = names.map(|name| name.trim().to_ascii_lowercase());
+        let announced: Vec<String> = names.filter(|name| !name.is_empty()).collect();
         let wanted = |declared: &Option<String>, name: &str| {
-            declared.is_some() || in_trailer.split(',').any(|found| found.trim() == name)
+            declared.is_some() || announced.iter().any(|found| found == name)
         };
         let hasher = ChecksumHasher {
             crc32: wanted(&declared.checksum_crc32, CRC32).then(Crc32::new),
@@ -118,15 +122,19 @@ impl UploadBody {
             sha256: wanted(&declared.checksum_sha256, SHA256).then(Sha256::new),
             crc64nvme: wanted(&declared.checksum_crc64nvme, CRC64NVME).then(Crc64Nvme::new),
         };
+        let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+        // A request in HTTP's chunks has no other length.
+        let declared_bytes = bytes.or_else(|| chunks::decoded_bytes(headers));
         Self {
             frames: Collector::new(body),
-            declared_bytes: bytes.and_then(|bytes| u64::try_from(bytes).ok()),
+            declared_bytes,
             received_bytes: 0,
             md5: declared_md5.is_some().then(Md5::new),
             declared_md5,
             hasher,
             declared,
             trailers,
+            announced,
             checksum: Checksum::default(),
             md5_sum: [0; 16],
         }
@@ -174,8 +182,17 @@ impl Pieces for UploadBody {
                 return Err(s3_error!(BadDigest, "Content-MD5 is not that of the body"));
             }
         }
+        let is_chunked = self.trailers.is_some();
         let trailers =
             self.trailers.take().and_then(|trailers| trailers.take()).unwrap_or_default();
+        let is_missing = |name: &&String| is_chunked && !trailers.contains_key(name.as_str());
+        if let Some(name) = self.announced.iter().find(is_missing) {
+            let code = S3ErrorCode::Custom("MalformedTrailerError".into());
+            let what = format!("the body ends without {name}, which x-amz-trailer announces");
+            let mut error = S3Error::with_message(code, what);
+            error.set_status_code(StatusCode::BAD_REQUEST);
+            return Err(error);
+        }
         self.checksum = std::mem::take(&mut self.hasher).finalize();
         for (name, declared, computed) in [
             (CRC32, &self.declared.checksum_crc32, &self.checksum.checksum_crc32),
@@ -206,7 +223,7 @@ fn body_failure(error: Box<dyn std::error::Error + Send + Sync>) -> S3Error {
     let code = if text.contains("Sha256Mismatch") {
         let mut error = s3_error!(BadDigest, "x-amz-content-sha256 is not that of the body");
         error.set_code(S3ErrorCode::Custom("XAmzContentSHA256Mismatch".into()));
-        error.set_status_code(http::StatusCode::BAD_REQUEST);
+        error.set_status_code(StatusCode::BAD_REQUEST);
         return error;
     } else if text.contains("SignatureMismatch") {
         S3ErrorCode::SignatureDoesNotMatch

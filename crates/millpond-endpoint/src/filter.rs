@@ -20,7 +20,7 @@ use s3s::access::{S3Access, S3AccessContext};
 use s3s::service::S3Service;
 use s3s::{Body, S3Error, S3ErrorCode, S3Result, s3_error};
 
-use crate::chunks::BoundedChunks;
+use crate::chunks::{BoundedChunks, decoded_bytes};
 use crate::connections::{ConnectionState, RequestGuard};
 use crate::counts::{RequestCounts, kind_of};
 use crate::stalls::PacedBody;
@@ -58,9 +58,11 @@ impl hyper::service::Service<Request<Incoming>> for Filter {
                 Some(error) => error_response(error),
                 None => {
                     let framing = request.headers().get(CONTENT_SHA256).cloned();
+                    let decoded = decoded_bytes(request.headers());
                     let body = |body| {
                         let body = PacedBody::new(body, pause, Arc::clone(&asked));
-                        BoundedChunks::new(body, framing.as_ref().map(HeaderValue::as_bytes))
+                        let framing = framing.as_ref().map(HeaderValue::as_bytes);
+                        BoundedChunks::new(body, framing, decoded)
                     };
                     let mut request =
                         request.map(|incoming| Body::http_body_unsync(body(incoming)));

@@ -214,6 +214,44 @@ async fn long_signed_chunks_are_refused() {
     still_serves(&running).await;
 }
 
+/// Goal: an upload that is cut, or is shorter than it declares, is no object: also if the request has no length, and the cut
+/// is between two chunks.
+#[tokio::test]
+async fn a_cut_upload_is_not_written() {
+    let running = Running::start();
+    let (mebi, trailer) = ("a".repeat(1 << 20), "x-amz-checksum-crc32:AAAAAA==\r\n\r\n");
+    let cut = [
+        format!("300000\r\n{mebi}"),
+        format!("100000\r\n{mebi}\r\n"),
+        format!("100000\r\n{mebi}\r\n0\r\n{trailer}"),
+        format!("300000\r\n{0}{0}{0}\r\n", mebi),
+        format!("300000\r\n{0}{0}{0}\r\n0\r\n\r\n", mebi),
+    ];
+    for (number, body) in cut.iter().enumerate() {
+        for has_length in [false, true] {
+            let mut put = running.request(Method::PUT, "cut");
+            put.sha256 = Some("STREAMING-UNSIGNED-PAYLOAD-TRAILER".into());
+            let put = put.header("x-amz-trailer", "x-amz-checksum-crc32");
+            let head = put.header("x-amz-decoded-content-length", "3145728").head();
+            let request = if has_length {
+                let length = format!("content-length: {}", body.len());
+                head.replace("content-length: 0", &length) + body
+            } else {
+                let head = head.replace("content-length: 0", "transfer-encoding: chunked");
+                format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len())
+            };
+            let mut stream = TcpStream::connect(running.address).await.unwrap();
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut reply = vec![0; 4096];
+            let len = stream.read(&mut reply).await.unwrap();
+            let reply = String::from_utf8_lossy(&reply[..len]);
+            let code = if number == 4 { "MalformedTrailerError" } else { "IncompleteBody" };
+            assert!(reply.starts_with("HTTP/1.1 400") && reply.contains(code), "{number}: {reply}");
+            assert!(running.store.head(&Path::from("cut")).await.is_err(), "{number}");
+        }
+    }
+}
+
 /// Goal: a client that stops within its body gets an error, and its object is not written.
 #[tokio::test]
 async fn a_body_that_stops_ends() {
