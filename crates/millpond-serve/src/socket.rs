@@ -53,6 +53,14 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(family, kind, flags, None)?)
 }
 
+/// Two connected sockets.
+#[cfg(test)]
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(rustix::net::socketpair(family, kind, flags, None)?)
+}
+
 /// Connects without waiting. `WouldBlock`: the server has not accepted many others yet.
 fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = new_socket()?;

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path as FilePath;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use millpond::internals::shared::ClientMemory;
@@ -278,6 +279,33 @@ fn garbage_ends_its_own_connection() {
     });
     drop(socket);
     wait_until(Duration::from_secs(1), "only the client is left", || server.handle.clients() == 1);
+}
+
+/// Goal: a panic of the server's store is an error of its request, and the connection goes on.
+#[test]
+fn a_panic_of_the_store_is_an_error() {
+    let (dir, (far, store, object)) = (temp_dir(), far_with(1000));
+    let path = dir.path().join("socket");
+    let _server = TestServer::start(store, &path, Freshness::Immutable);
+    let (socket, _memory) = attached(&path);
+    let read = ReadMessage {
+        location: object.to_string(),
+        ranges: vec![Some(GetRange::Bounded(0..1000))],
+        ..ReadMessage::default()
+    };
+    let reply_to = |number| {
+        send(&socket, &Request::Read(read.clone()).encode(number).unwrap()).unwrap();
+        let reply = receive(&socket);
+        let (of, reply) = Reply::decode(&reply).unwrap();
+        assert_eq!(of, number);
+        format!("{reply:?}")
+    };
+    far.faults.panics.store(true, Relaxed);
+    let failed = reply_to(1);
+    assert!(failed.starts_with("Failed") && failed.contains("the store panics"), "{failed}");
+    far.faults.panics.store(false, Relaxed);
+    let found = reply_to(2);
+    assert!(found.starts_with("Object"), "{found}");
 }
 
 /// Goal: a client that asks for much and reads nothing is cut off, and delays no other client.

@@ -33,6 +33,8 @@ pub struct Faults {
     pub has_longer_bodies: AtomicBool,
     /// Each object has the same weak ETag.
     pub weak_tag: AtomicBool,
+    /// Each request panics.
+    pub panics: AtomicBool,
     /// Ignores conditions, as some stores do.
     pub ignores_conditions: AtomicBool,
 }
@@ -88,6 +90,7 @@ impl ObjectStore for Far {
         if delay > 0 {
             tokio::time::sleep(Duration::from_millis(delay)).await;
         }
+        assert!(!faults.panics.load(Relaxed), "the store panics");
         let fail_every = faults.fail_every.load(Relaxed);
         if fail_every > 0 && number.is_multiple_of(fail_every) {
             return Err(Error::Generic { store: "far", source: format!("fault {number}").into() });

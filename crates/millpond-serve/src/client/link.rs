@@ -5,6 +5,7 @@
 //! sleeps without a timer while no request is in flight. While requests are, it asks a silent server for a sign of life.
 //!
 //! - **LK1** A message is sent whole or queued: the socket keeps message boundaries. The thread sends the queue. Messages keep their order.
+//!   A message that can't be sent ends the connection, and with it all requests: the server would not reply to this one.
 //! - **LK2** `is_gone` is set under the lock of the pending requests, so no request is added after they have failed.
 //! - **LK3** One receiver at a time takes and delivers messages, so the parts of a reply keep their order.
 //!
@@ -198,9 +199,10 @@ impl Link {
         let mut unsent = self.unsent.lock().expect("no panic under the lock");
         if unsent.is_empty() {
             match socket::send(&self.socket, &message) {
+                Ok(()) => return,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // After another error the thread finds the end of the connection.
-                _ => return,
+                // The thread finds the end.
+                Err(_) => return self.close(),
             }
         }
         unsent.push_back(message);
@@ -213,8 +215,12 @@ impl Link {
         let mut unsent = self.unsent.lock().expect("no panic under the lock");
         while let Some(message) = unsent.front() {
             match socket::send(&self.socket, message) {
+                Ok(()) => _ = unsent.pop_front(),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
-                _ => _ = unsent.pop_front(),
+                Err(_) => {
+                    unsent.clear();
+                    self.close();
+                }
             }
         }
         false
@@ -399,6 +405,55 @@ impl Drop for RuntimeReceiver {
             self.link.runtimes().retain(|runtime| *runtime != self.runtime);
             // The thread may have to receive from now on.
             self.link.ring();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a request that the socket does not take has an end, although the server lives and answers.
+    #[test]
+    fn a_request_that_cannot_be_sent_has_no_answer() {
+        for is_queued in [false, true] {
+            let (ours, theirs) = socket::pair().unwrap();
+            // Too small for the request: EMSGSIZE.
+            rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
+            let link = Arc::new(Link::new(ours).unwrap());
+            let forget = |len| Request::Forget { location: "p".repeat(len) };
+            if is_queued {
+                // Until the socket is full.
+                while link.unsent.lock().unwrap().is_empty() {
+                    link.start(&forget(1000), 0).unwrap();
+                }
+            }
+            let (_, mut answer) = link.start(&forget(20_000), 0).unwrap();
+            let has_ended = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    link.watch(|| ());
+                    has_ended.store(true, SeqCst);
+                });
+                // A server that answers all that it receives.
+                let (mut buffer, mut tries) = (vec![0; REPLY_BYTES_MAX], 0);
+                while !has_ended.load(SeqCst) {
+                    match socket::receive(&theirs, &mut buffer) {
+                        Ok(0) | Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                        Ok(len) => {
+                            let (number, _) = Request::decode(&buffer[..len]).unwrap();
+                            let reply = Reply::Done(0).encode(number).unwrap();
+                            _ = socket::send(&theirs, &reply);
+                        }
+                    }
+                    tries += 1;
+                    if tries > 20_000 {
+                        link.close();
+                    }
+                }
+                assert!(tries <= 20_000, "the request waits for an answer");
+            });
+            assert!(answer.try_recv().is_err() && link.is_gone());
         }
     }
 }

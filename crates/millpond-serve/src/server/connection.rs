@@ -2,7 +2,8 @@
 //!
 //! - **CN1** One task reads requests; each read of an object is a task of its own. Requests in flight and the bytes of
 //!   their replies are bounded. At a bound no more is read, so the client's sends meet a full socket.
-//! - **CN2** A message that can't be decoded, or a client that does not read for [`SEND_TIMEOUT`], ends its connection, and no other.
+//! - **CN2** A message that can't be decoded, a client that does not read for [`SEND_TIMEOUT`], or a reply that can't be sent ends
+//!   its connection, and no other. Each other request has a reply, also if its task panics: a client waits for it without limit.
 //! - **CN3** The end of the connection ends the client's writes, which removes their objects from the cache, and drops its
 //!   reads. Requests to the store go on, as other clients may wait for them.
 //! - **CN4** A child of fork has a copy of the client's socket. So the end of the client's process is the end as well.
@@ -11,12 +12,15 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use millpond_objects::serving::{PIECE_BYTES_MAX, SharedRead, SharedRequest, WriteGuard};
 use object_store::{Error, Result};
 use tokio::io::Interest;
@@ -56,8 +60,9 @@ pub(super) struct Connection {
     room: OnceLock<AsyncFd<OwnedFd>>,
     in_flight: Arc<Semaphore>,
     bytes_in_flight: Semaphore,
-    /// The client does not read.
-    is_stuck: Notify,
+    /// Why the connection has to end (CN2).
+    failure: Mutex<Option<io::Error>>,
+    has_failed: Notify,
 }
 
 impl Connection {
@@ -73,7 +78,8 @@ impl Connection {
             room: OnceLock::new(),
             in_flight: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
             bytes_in_flight: Semaphore::new((BYTES_IN_FLIGHT_MAX / PERMIT_BYTES) as usize),
-            is_stuck: Notify::new(),
+            failure: Mutex::default(),
+            has_failed: Notify::new(),
         })
     }
 
@@ -83,13 +89,22 @@ impl Connection {
             outcome = self.serve() => outcome,
             // CN4.
             gone = process.readable() => gone.map(drop),
-            () = self.is_stuck.notified() => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies"))
-            }
+            () = self.has_failed.notified() => Err(self.take_failure()),
         };
         // Before the client is detached, which the drop of the socket does not do if a task has it.
         _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         outcome
+    }
+
+    /// CN2.
+    fn fail(&self, error: io::Error) {
+        self.failure.lock().expect("no panic under the lock").get_or_insert(error);
+        self.has_failed.notify_one();
+    }
+
+    fn take_failure(&self) -> io::Error {
+        let failure = self.failure.lock().expect("no panic under the lock").take();
+        failure.expect("set before the notice")
     }
 
     async fn serve(self: &Arc<Self>) -> io::Result<()> {
@@ -121,7 +136,7 @@ impl Connection {
                 Request::Read(read) => {
                     let this = Arc::clone(self);
                     reads.spawn(async move {
-                        this.read(number, read).await;
+                        this.reply_always(number, this.read(number, read)).await;
                         drop(permit);
                     });
                     continue;
@@ -129,7 +144,7 @@ impl Connection {
                 Request::SetMemory { bytes } => {
                     let this = Arc::clone(self);
                     reads.spawn(async move {
-                        this.set_memory(number, bytes).await;
+                        this.reply_always(number, this.set_memory(number, bytes)).await;
                         drop(permit);
                     });
                     continue;
@@ -137,6 +152,18 @@ impl Connection {
                 other => self.reply_at_once(number, other, &mut writes),
             };
             self.send(&reply.encode(number).expect("a short reply")).await;
+        }
+    }
+
+    /// Replies to a request also if its future panics, such as by a panic of the store (CN2).
+    async fn reply_always(&self, number: u64, request: impl Future<Output = ()>) {
+        // The request's state is dropped with its future.
+        if let Err(panic) = AssertUnwindSafe(request).catch_unwind().await {
+            let text = (panic.downcast_ref::<&str>().copied())
+                .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            let source = format!("the request has panicked: {}", text.unwrap_or("no text")).into();
+            let error = Error::Generic { store: crate::NAME, source };
+            self.reply(number, &self.failed(&error)).await;
         }
     }
 
@@ -306,26 +333,36 @@ impl Connection {
         self.send(&message.expect("a bypass is short")).await;
     }
 
-    /// False: the client is gone or stuck.
+    /// False: the connection ends.
     async fn send(&self, message: &[u8]) -> bool {
-        match socket::send(&self.socket, message) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            sent => return sent.is_ok(),
-        }
-        // CN5.
-        let Ok(room) = self.room() else {
-            self.is_stuck.notify_one();
-            return false;
-        };
-        let sending = room.async_io(Interest::WRITABLE, |fd| socket::send(fd, message));
-        match tokio::time::timeout(SEND_TIMEOUT, sending).await {
-            Ok(sent) => sent.is_ok(),
-            Err(_) => {
-                // CN2.
-                self.is_stuck.notify_one();
+        match self.try_send(message).await {
+            Ok(()) => true,
+            // The client is gone. Its last requests may still be there, so the end is found after them.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                false
+            }
+            Err(error) => {
+                self.fail(error);
                 false
             }
         }
+    }
+
+    async fn try_send(&self, message: &[u8]) -> io::Result<()> {
+        match socket::send(&self.socket, message) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            sent => return sent,
+        }
+        // CN5.
+        let sending = self.room()?.async_io(Interest::WRITABLE, |fd| socket::send(fd, message));
+        let is_stuck =
+            |_| io::Error::new(io::ErrorKind::TimedOut, "the client does not read its replies");
+        tokio::time::timeout(SEND_TIMEOUT, sending).await.map_err(is_stuck)?
     }
 
     fn room(&self) -> io::Result<&AsyncFd<OwnedFd>> {
@@ -335,5 +372,51 @@ impl Connection {
         let room = socket::watch(self.socket.get_ref().try_clone()?, Interest::WRITABLE)?;
         // Of two tasks that find the socket full, one's is dropped.
         Ok(self.room.get_or_init(|| room))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond::internals::shared::MemoryChoice;
+    use millpond_objects::CachedStore;
+    use object_store::ObjectStoreExt;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+
+    use super::*;
+    use crate::protocol::Conditions;
+
+    /// Goal: a reply that the socket does not take ends the connection, so the client does not wait for it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_reply_that_cannot_be_sent_ends_the_connection() {
+        let store = Arc::new(InMemory::new());
+        store.put(&Path::from("pond"), vec![7; 60_000].into()).await.unwrap();
+        let cache = CachedStore::builder(store).memory_bytes(16 << 20);
+        let store = cache.shared(MemoryChoice::Small).build().unwrap();
+        let _serving = store.begin_serving().unwrap();
+        let places = Arc::new(Semaphore::new(1));
+        let parts = ServerParts { store, stores: None, counters: Arc::default(), places };
+        let scope = parts.scope(&parts.store.store_name()).unwrap();
+        let (ours, theirs) = socket::pair().unwrap();
+        // Too small for the reply: EMSGSIZE.
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
+        let own = rustix::process::getpid();
+        let own = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
+        let process = socket::watch(Arc::new(own), Interest::READABLE).unwrap();
+        let ours = socket::watch(ours, Interest::READABLE).unwrap();
+        let connection = Connection::new(Arc::new(parts), ours, Some(scope));
+        let serving = tokio::spawn(connection.run(process));
+        let read = Request::Read(ReadMessage {
+            location: "pond".into(),
+            ranges: vec![Some(object_store::GetRange::Bounded(0..60_000))],
+            conditions: Conditions::default(),
+            held: None,
+            wants_bytes: true,
+        });
+        socket::send(&theirs, &read.encode(1).unwrap()).unwrap();
+        let ended = tokio::time::timeout(Duration::from_secs(20), serving).await;
+        let error = ended.expect("the connection ends").unwrap().unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE), "{error}");
+        assert_eq!(socket::receive(&theirs, &mut [0; 100]).unwrap(), 0);
     }
 }
