@@ -4,7 +4,7 @@
 //! cache, an [`ObjectPlace`]. With that a client reads the cached pages itself, as long as the version is current.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -95,12 +95,73 @@ pub struct WriteGuard {
 
 /// A server of a cache. Without one, clients hit no more: later writes may not show in their memory.
 pub struct ServingScope {
-    table: Arc<ValidityTable>,
+    served: Arc<ServedTable>,
+}
+
+impl ServingScope {
+    /// A guard for a task that serves a client.
+    ///
+    /// A runtime that ends drops its tasks in any order, so the one that has the scope may be the last. The guard ends the scope
+    /// before its task closes the client's socket.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use millpond::internals::shared::MemoryChoice;
+    /// use millpond_objects::CachedStore;
+    ///
+    /// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
+    /// let store = CachedStore::builder(remote).shared(MemoryChoice::Auto).build()?;
+    /// let scope = store.begin_serving().expect("it is shared");
+    /// let guard = scope.guard();
+    /// guard.disarm(); // The client is gone.
+    /// # Ok::<(), object_store::Error>(())
+    /// ```
+    pub fn guard(&self) -> ServingGuard {
+        ServingGuard { served: Some(Arc::clone(&self.served)) }
+    }
 }
 
 impl Drop for ServingScope {
     fn drop(&mut self) {
-        self.table.end_serving();
+        self.served.end();
+    }
+}
+
+/// Ends a [`ServingScope`] when it is dropped, unless by a panic: then the server goes on.
+#[must_use]
+pub struct ServingGuard {
+    served: Option<Arc<ServedTable>>,
+}
+
+impl ServingGuard {
+    /// The task has ended by itself: the scope goes on.
+    pub fn disarm(mut self) {
+        self.served = None;
+    }
+}
+
+impl Drop for ServingGuard {
+    fn drop(&mut self) {
+        if let Some(served) = self.served.take().filter(|_| !std::thread::panicking()) {
+            served.end();
+        }
+    }
+}
+
+/// The table of a scope, which ends once.
+struct ServedTable {
+    table: Arc<ValidityTable>,
+    /// Locked until the table has ended: a task that finds it locked does not close its socket before.
+    has_ended: Mutex<bool>,
+}
+
+impl ServedTable {
+    fn end(&self) {
+        let mut has_ended = self.has_ended.lock().expect("no panic under the lock");
+        if !std::mem::replace(&mut *has_ended, true) {
+            self.table.end_serving();
+        }
     }
 }
 
@@ -192,7 +253,7 @@ impl CachedStore {
     pub fn begin_serving(&self) -> Option<ServingScope> {
         let table = Arc::clone(&self.inner.shared.as_ref()?.table);
         table.begin_serving();
-        Some(ServingScope { table })
+        Some(ServingScope { served: Arc::new(ServedTable { table, has_ended: Mutex::new(false) }) })
     }
 
     /// Some of the objects that were cached or used lately, by their names in the underlying store. The versions are current

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use millpond::internals::shared::ClientAttachment;
-use millpond_objects::serving::CachedObject;
+use millpond_objects::serving::{CachedObject, ServingGuard};
 use rustix::process::geteuid;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -66,16 +67,24 @@ impl ServerParts {
 }
 
 /// Serves a client to its end.
-pub(super) async fn serve_client(parts: Arc<ServerParts>, socket: OwnedFd) {
+pub(super) async fn serve_client(parts: Arc<ServerParts>, socket: OwnedFd, guard: ServingGuard) {
     let greeted = match greet(&parts, socket).await {
         Ok(greeted) => greeted,
-        Err(error) => return parts.note_refusal(&error),
+        Err(error) => {
+            guard.disarm();
+            return parts.note_refusal(&error);
+        }
     };
     parts.counters.attached.fetch_add(1, Relaxed);
     let _counted = Counted::new(&parts.counters.clients);
     let Greeted { socket, process, attached, scope, _place } = greeted;
     let connection = Connection::new(Arc::clone(&parts), socket, scope);
-    if let Err(error) = connection.run(process).await {
+    let mut running = pin!(connection.run(process));
+    // Dropped before the connection, which has the socket, if the runtime ends.
+    let held_guard = guard;
+    let ended = running.as_mut().await;
+    held_guard.disarm();
+    if let Err(error) = ended {
         tracing::warn!(%error, "a connection was closed");
     }
     // The client's process is gone, or finds the end of its socket.
@@ -173,4 +182,90 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     socket::send_with(&socket, &message, &descriptors)?;
     let attached = attached.close_descriptor();
     Ok(Greeted { socket, process: watched, attached, scope, _place: place })
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond::internals::shared::{ClientMemory, MemoryChoice};
+    use millpond_objects::serving::Validity;
+    use millpond_objects::{CachedStore, Freshness};
+    use object_store::ObjectStoreExt;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+    use crate::protocol::REPLY_BYTES_MAX;
+
+    const OBJECTS: usize = 300;
+
+    /// The parts of a server whose cache has some objects.
+    async fn warm_server() -> Arc<ServerParts> {
+        let store = Arc::new(InMemory::new());
+        let cache = CachedStore::builder(store.clone()).memory_bytes(16 << 20);
+        let cache = cache.freshness(Freshness::Immutable).shared(MemoryChoice::Small);
+        let cache = cache.build().unwrap();
+        for number in 0..OBJECTS {
+            let path = Path::from(format!("pond/{number}"));
+            store.put(&path, "water".into()).await.unwrap();
+            cache.get_range(&path, 0..5).await.unwrap();
+        }
+        let places = Arc::new(Semaphore::new(1));
+        Arc::new(ServerParts { store: cache, stores: None, counters: Arc::default(), places })
+    }
+
+    /// The next message; empty at the end.
+    async fn receive(socket: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
+        let mut buffer = vec![0; REPLY_BYTES_MAX];
+        loop {
+            match socket::receive_with(socket, &mut buffer) {
+                Ok((len, descriptors)) => return (buffer[..len].to_vec(), descriptors),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(Duration::from_micros(100)).await;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// Sends the greeting of a client, and returns the server's and the validity table.
+    async fn greeted(parts: &ServerParts, socket: &OwnedFd) -> (Welcome, Validity) {
+        let store_name = Some(parts.store.store_name());
+        let hello = Hello { version: PROTOCOL_VERSION, store_name }.encode().unwrap();
+        let memory = ClientMemory::create().unwrap();
+        socket::send_with(socket, &hello, &[memory.descriptor().as_fd()]).unwrap();
+        let (greeting, descriptors) = receive(socket).await;
+        assert!(!greeting.is_empty(), "the connection has ended");
+        let Greeting::Welcome(welcome) = Greeting::decode(&greeting).unwrap() else {
+            panic!("{greeting:?}")
+        };
+        (welcome, Validity::map(descriptors[1].as_fd()).unwrap())
+    }
+
+    /// Goal: a client that finds the end of its connection finds no version current, also if its task is dropped before the
+    /// server's, as at the end of a runtime.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_version_is_current_after_a_client_was_dropped() {
+        let parts = warm_server().await;
+        for is_normal in [true, false] {
+            let scope = parts.store.begin_serving().unwrap();
+            let (ours, theirs) = socket::pair().unwrap();
+            let serving = tokio::spawn(serve_client(Arc::clone(&parts), ours, scope.guard()));
+            let (welcome, validity) = greeted(&parts, &theirs).await;
+            let place = welcome.known[0].1.place.unwrap();
+            let is_current = || validity.validated_ms(place.slot, place.number).is_some();
+            assert!(is_current());
+            if is_normal {
+                rustix::net::shutdown(&theirs, rustix::net::Shutdown::Both).unwrap();
+                serving.await.unwrap();
+                assert!(is_current(), "the server goes on");
+            } else {
+                serving.abort();
+                assert!(receive(&theirs).await.0.is_empty());
+                assert!(!is_current());
+            }
+            drop(scope);
+            assert!(!is_current());
+        }
+    }
 }

@@ -176,7 +176,7 @@ impl Server {
         let listener = socket::watch(listener, Interest::READABLE)?;
         let mut clients = JoinSet::new();
         // Dropped first: before a client can notice the end.
-        let _serving = serving;
+        let scope = serving;
         loop {
             while clients.try_join_next().is_some() {}
             let accepted = {
@@ -190,7 +190,8 @@ impl Server {
             };
             match accepted {
                 Ok(Accepted::Client(socket)) => {
-                    clients.spawn(greet::serve_client(Arc::clone(&parts), socket));
+                    let guard = scope.guard();
+                    clients.spawn(greet::serve_client(Arc::clone(&parts), socket, guard));
                 }
                 Ok(Accepted::OneTooMany(socket)) => {
                     parts.refuse(&socket, &descriptors::refusal());
