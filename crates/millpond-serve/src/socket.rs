@@ -16,6 +16,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sockopt,
 };
 use rustix::process::{PidfdFlags, geteuid, pidfd_open};
 use tokio::io::Interest;
@@ -23,6 +24,8 @@ use tokio::io::unix::AsyncFd;
 
 /// Connections that wait for the server.
 const BACKLOG: i32 = 1024;
+/// The kernel refuses a message that is longer than the send buffer less these bytes (unix_dgram_sendmsg).
+const MESSAGE_OVERHEAD_BYTES: usize = 32;
 /// The most descriptors in one message.
 const DESCRIPTORS_MAX: usize = 2;
 
@@ -267,7 +270,7 @@ pub(crate) fn watch<D: Owned>(descriptor: D, interest: Interest) -> io::Result<A
 
 /// The user of a peer, at the time when it connected, or began to listen.
 pub(crate) fn peer_user(socket: impl AsFd) -> io::Result<u32> {
-    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid.as_raw())
+    Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }
 
 /// A pidfd of the process that connected.
@@ -289,7 +292,7 @@ pub(crate) fn peer_process(socket: impl AsFd) -> io::Result<OwnedFd> {
         return Ok(unsafe { OwnedFd::from_raw_fd(number) });
     }
     // Before Linux 6.5.
-    let process = rustix::net::sockopt::socket_peercred(&socket)?.pid;
+    let process = sockopt::socket_peercred(&socket)?.pid;
     Ok(pidfd_open(process, PidfdFlags::empty())?)
 }
 
@@ -305,6 +308,27 @@ pub(crate) fn send_with(
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     rustix::net::sendmsg(socket, &[IoSlice::new(message)], &mut control, flags)?;
     Ok(())
+}
+
+/// Makes sure that messages of up to `len` bytes can be sent. The kernel refuses a message that is longer than the send buffer
+/// (EMSGSIZE), whose length is a setting of the system.
+pub(crate) fn ensure_room(socket: impl AsFd, len: usize) -> io::Result<()> {
+    let is_enough = || {
+        let found = sockopt::socket_send_buffer_size(&socket)?;
+        io::Result::Ok(found >= len + MESSAGE_OVERHEAD_BYTES)
+    };
+    if is_enough()? {
+        return Ok(());
+    }
+    // The kernel doubles the value, and takes no more than net.core.wmem_max.
+    sockopt::set_socket_send_buffer_size(&socket, len)?;
+    if is_enough()? {
+        return Ok(());
+    }
+    let what = format!(
+        "the system's buffers of sockets are too short for messages of {len} bytes: set net.core.wmem_max to {len} or more"
+    );
+    Err(io::Error::new(io::ErrorKind::OutOfMemory, what))
 }
 
 /// Sends a message, or none of it.
@@ -366,6 +390,19 @@ mod tests {
         drop(file);
         std::fs::rename(&aside, &socket).unwrap();
         std::fs::write(&lock, "").unwrap();
+    }
+
+    #[test]
+    fn a_message_has_room() {
+        let (ours, theirs) = pair().unwrap();
+        let message = vec![7; 128 << 10];
+        sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
+        assert_eq!(send(&ours, &message).unwrap_err().raw_os_error(), Some(libc::EMSGSIZE));
+        ensure_room(&ours, message.len()).unwrap();
+        send(&ours, &message).unwrap();
+        assert_eq!(receive(&theirs, &mut vec![0; 256 << 10]).unwrap(), message.len());
+        let error = ensure_room(&ours, usize::MAX >> 34).unwrap_err().to_string();
+        assert!(error.contains("net.core.wmem_max"), "{error}");
     }
 
     #[test]

@@ -21,7 +21,9 @@ use crate::client::client_parts::ClientParts;
 use crate::client::gate::{Gate, GateState};
 use crate::client::link::Link;
 use crate::client::stats::ClientCounters;
-use crate::protocol::{Greeting, Hello, PROTOCOL_VERSION, REPLY_BYTES_MAX, Welcome};
+use crate::protocol::{
+    Greeting, Hello, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Welcome,
+};
 use crate::socket;
 
 /// Time between attempts to connect.
@@ -151,6 +153,7 @@ fn check_freshness(wanted: Option<Duration>, server_ms: Option<u64>) -> Result<(
 }
 
 fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
+    socket::ensure_room(&socket, REQUEST_BYTES_MAX)?;
     let memory = ClientMemory::create()?;
     let asked = Instant::now();
     let own_name = parts.store_name.clone();

@@ -15,7 +15,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::protocol::{Greeting, HELLO_BYTES_MAX, Hello, ObjectHead, PROTOCOL_VERSION, Welcome};
+use crate::protocol::{
+    Greeting, HELLO_BYTES_MAX, Hello, ObjectHead, PROTOCOL_VERSION, REPLY_BYTES_MAX, Welcome,
+};
 use crate::server::connection::Connection;
 use crate::server::descriptors;
 use crate::server::server_parts::ServerParts;
@@ -133,6 +135,7 @@ async fn greet(parts: &ServerParts, socket: OwnedFd) -> io::Result<Greeted> {
     if let Some(why) = descriptors::shortage(&socket) {
         return Err(refuse(why));
     }
+    socket::ensure_room(&socket, REPLY_BYTES_MAX).map_err(|error| refuse(error.to_string()))?;
     let Ok(place) = Arc::clone(&parts.places).try_acquire_owned() else {
         return Err(refuse("the server has as many clients as it can have".into()));
     };
@@ -195,7 +198,6 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::protocol::REPLY_BYTES_MAX;
 
     const OBJECTS: usize = 300;
 
@@ -240,6 +242,20 @@ mod tests {
             panic!("{greeting:?}")
         };
         (welcome, Validity::map(descriptors[1].as_fd()).unwrap())
+    }
+
+    /// Goal: a system with short send buffers admits clients of a warm cache.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_long_greeting_fits_into_the_socket() {
+        let parts = warm_server().await;
+        let scope = parts.store.begin_serving().unwrap();
+        let (ours, theirs) = socket::pair().unwrap();
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
+        let serving = tokio::spawn(serve_client(Arc::clone(&parts), ours, scope.guard()));
+        let (welcome, _) = greeted(&parts, &theirs).await;
+        assert_eq!(welcome.known.len(), OBJECTS);
+        drop(theirs);
+        serving.await.unwrap();
     }
 
     /// Goal: a client that finds the end of its connection finds no version current, also if its task is dropped before the
