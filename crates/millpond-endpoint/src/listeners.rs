@@ -39,6 +39,8 @@ pub(crate) struct UnixSocket {
     pub(crate) listener: UnixListener,
     path: PathBuf,
     inode: (u64, u64),
+    /// A child of fork leaves the path, which is its parent's.
+    process: u32,
 }
 
 impl UnixSocket {
@@ -61,14 +63,16 @@ impl UnixSocket {
         listen(&socket, BACKLOG)?;
         let meta = path.symlink_metadata()?;
         let listener = UnixListener::from(socket);
-        Ok(Self { listener, path: path.into(), inode: (meta.dev(), meta.ino()) })
+        let inode = (meta.dev(), meta.ino());
+        Ok(Self { listener, path: path.into(), inode, process: std::process::id() })
     }
 }
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
         let same = |meta: &std::fs::Metadata| (meta.dev(), meta.ino()) == self.inode;
-        if self.path.symlink_metadata().as_ref().is_ok_and(same) {
+        let is_own = self.process == std::process::id();
+        if is_own && self.path.symlink_metadata().as_ref().is_ok_and(same) {
             // A path that stays is removed by the next `bind`.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -122,6 +126,12 @@ mod tests {
         assert!(refused.contains("another process listens"), "{refused}");
         drop(first);
         assert!(!path.exists());
+        // A child of fork drops its copy.
+        let mut copy = UnixSocket::bind(&path).unwrap();
+        copy.process += 1;
+        drop(copy);
+        assert!(path.exists());
+        std::fs::remove_file(&path).unwrap();
         // A killed process leaves its socket.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let second = UnixSocket::bind(&path).unwrap();

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use millpond::internals::shared::process_number;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -100,6 +101,8 @@ fn identity_at(path: &Path) -> Option<FileIdentity> {
 struct PathLock {
     path: PathBuf,
     _file: OwnedFd,
+    /// A child of fork leaves the file, which is its parent's.
+    process: u64,
 }
 
 impl PathLock {
@@ -128,7 +131,7 @@ impl PathLock {
             // The previous owner removes the file before its lock ends.
             let found = rustix::fs::fstat(&file).map_err(failed)?;
             if identity_at(&path) == Some((found.st_dev, found.st_ino)) {
-                return Ok(PathLock { path, _file: file });
+                return Ok(PathLock { path, _file: file, process: process_number() });
             }
         }
     }
@@ -136,7 +139,9 @@ impl PathLock {
 
 impl Drop for PathLock {
     fn drop(&mut self) {
-        _ = std::fs::remove_file(&self.path);
+        if self.process == process_number() {
+            _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -152,7 +157,8 @@ pub(crate) struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if identity_at(&self.path) == Some(self.identity) {
+        let is_own = self._lock.process == process_number();
+        if is_own && identity_at(&self.path) == Some(self.identity) {
             _ = std::fs::remove_file(&self.path);
         }
     }
@@ -390,6 +396,17 @@ mod tests {
         drop(file);
         std::fs::rename(&aside, &socket).unwrap();
         std::fs::write(&lock, "").unwrap();
+    }
+
+    /// Method: the number of the process differs, as in a child of fork. A real child would keep the sockets of other tests.
+    #[test]
+    fn a_child_of_fork_leaves_the_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_socket, mut file) = listen(&dir.path().join("socket")).unwrap();
+        file._lock.process += 1;
+        drop(file);
+        let names = std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(names, 2, "the socket and its lock");
     }
 
     #[test]

@@ -105,6 +105,8 @@ impl Server {
     /// Listens at `path`, which is free or has the socket of an own server that is gone. Its directory is created with mode
     /// 700 if it does not exist. `store` was built with [`shared`](millpond_objects::Builder::shared).
     ///
+    /// The process does not fork without `exec` while the server lives: such a child keeps the lock of the path until it ends.
+    ///
     /// # Errors
     ///
     /// `Unsupported`: the store is not shared. `AlreadyExists`: a server listens there, or the path is another file.
