@@ -76,6 +76,12 @@ pub(crate) enum FetchOutcome {
     Changed,
 }
 
+/// The error of a request, and the range that it was for.
+pub(crate) struct FailedFetch {
+    pub(crate) range: Range<u64>,
+    pub(crate) error: Error,
+}
+
 /// Runs a future as a task of the caller's runtime, so that it completes even if the caller is dropped. Outside of a
 /// runtime it runs in the caller.
 pub(crate) async fn spawn_if_runtime<T: Send + 'static>(
@@ -138,7 +144,7 @@ impl Inner {
         entry: Arc<ObjectEntry>,
         wanted: Fetch,
         watch: Option<Stamp>,
-    ) -> Result<FetchOutcome> {
+    ) -> Result<FetchOutcome, FailedFetch> {
         let Fetch { mut range, mut fills, on_disk } = wanted;
         if on_disk {
             fills = self.read_disk_pages(&entry, fills).await;
@@ -160,12 +166,15 @@ impl Inner {
             Err(Error::Precondition { .. } | Error::NotFound { .. }) => {
                 return Ok(FetchOutcome::Changed);
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(FailedFetch { range, error }),
         };
         if !entry.is_same_version(&response.meta) || response.range != range {
             return Ok(FetchOutcome::Changed);
         }
-        let piece = self.receive_body(response).await?;
+        let piece = match self.receive_body(response).await {
+            Ok(piece) => piece,
+            Err(error) => return Err(FailedFetch { range, error }),
+        };
         self.populate(&entry, piece.range.start, &piece.bytes, fills);
         Ok(FetchOutcome::Piece(piece))
     }
@@ -294,11 +303,6 @@ impl ObjectEntry {
     /// Claims the pages of a range of the object.
     pub(crate) fn claim(&self, range: &Range<u64>) -> millpond::blob::Claim {
         self.allocation.blob.claim(self.allocation.to_blob(range))
-    }
-
-    /// Whether the first byte of one of the ranges is cached.
-    pub(crate) fn has_first_byte(&self, ranges: &[Range<u64>]) -> bool {
-        ranges.iter().any(|range| self.cached(&(range.start..range.start + 1)).is_some())
     }
 
     /// Bytes of the object, if they are cached, and there is memory for a copy of them.

@@ -59,8 +59,8 @@ pub(crate) enum Collected {
 struct SentRequests {
     /// The store has answered one with the version.
     has_asked: bool,
-    /// One began behind the first byte of each range, as others had requested or cached that.
-    begin_late: bool,
+    /// The one that failed began behind the first byte of each range, as others had requested or cached that.
+    failed_late: bool,
 }
 
 /// The cached and fresh part of the requested ranges.
@@ -161,7 +161,7 @@ impl Inner {
             if is_open(asked) && ranges[0].end - ranges[0].start > COLLECTED_BYTES_MAX {
                 return Ok(Collected::Stream);
             }
-            sent.begin_late = false;
+            sent.failed_late = false;
             match self.read_version(path, &entry, &ranges, pieces, &mut sent).await {
                 Ok(Some(bytes)) => {
                     if !sent.has_asked {
@@ -176,9 +176,7 @@ impl Inner {
                 // The lists of another way to the bytes would be as long.
                 Err(error) if is_no_memory(&error) => return Err(error),
                 // A store that ignores If-Match refuses a range beyond the end of the next version.
-                Err(_) if is_open(asked) || sent.begin_late || entry.has_first_byte(&ranges) => {
-                    return Ok(Collected::Bypass);
-                }
+                Err(_) if is_open(asked) || sent.failed_late => return Ok(Collected::Bypass),
                 Err(error) => return Err(error),
             }
             self.directory.forget_version(&entry);
@@ -383,8 +381,6 @@ impl Inner {
             let planned = self.plan_fetches(entry, &wanted, claims, waits)?;
             let mut requests = try_empty(planned.len())?;
             for wanted in planned {
-                let begins = |range: &Range<u64>| wanted.range.contains(&range.start);
-                sent.begin_late |= !ranges.iter().any(begins);
                 let entry = Arc::clone(entry);
                 let fetch = Arc::clone(self).fetch(path.clone(), entry, wanted, watch.clone());
                 requests.push(spawn_if_runtime(fetch));
@@ -397,6 +393,11 @@ impl Inner {
                 self.read_ahead(path, entry, range, &watch);
             }
             for fetched in try_join_all(requests).await? {
+                let fetched = fetched.map_err(|failed| {
+                    let begins = |range: &Range<u64>| failed.range.contains(&range.start);
+                    sent.failed_late = !ranges.iter().any(begins);
+                    failed.error
+                });
                 match fetched? {
                     FetchOutcome::Piece(piece) => {
                         sent.has_asked = true;

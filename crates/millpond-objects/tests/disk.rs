@@ -122,6 +122,26 @@ async fn cached_pages_survive_a_restart() {
     assert!(stats.bytes_from_store < 100_000, "{stats:?}");
 }
 
+/// Goal: pages that are read from the disk do not make an error of the store cost a second request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_beside_pages_on_the_disk_is_returned() {
+    let (far, dir) = (with_objects(1).await, temp_dir());
+    let (path, bytes) = object(0);
+    let with_room = || over(&far, &dir).memory_bytes(64 << 20).gap_bytes(0);
+    let store = with_room().build().unwrap();
+    store.get_range(&path, 4 * PAGE..8 * PAGE).await.unwrap();
+    drop(store);
+    let store = built(with_room).await;
+    store.get_range(&path, 20 * PAGE..20 * PAGE + 1).await.unwrap();
+    far.gets();
+    far.faults.fail_every.store(1, Relaxed);
+    store.get_range(&path, 0..8 * PAGE).await.unwrap_err();
+    assert_eq!(far.gets(), [common::bounded(0..4 * PAGE)]);
+    let got = store.get_range(&path, 4 * PAGE..8 * PAGE).await.unwrap();
+    assert_eq!(got, bytes[4 * PAGE as usize..8 * PAGE as usize]);
+    assert!(far.gets().is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn corrupt_pages_are_fetched_from_the_store() {
     let (far, dir) = (with_objects(20).await, temp_dir());

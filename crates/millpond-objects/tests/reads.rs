@@ -180,6 +180,28 @@ async fn errors_reach_the_caller_and_cache_nothing() {
     assert!(far.gets().is_empty());
 }
 
+/// Goal: an error of the store costs a second request only if the failed one was not for the first byte of a range.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_is_returned_unless_its_request_began_late() {
+    let (far, path, _) = with_object(20 * PAGE as usize).await;
+    let asked = 0..10 * PAGE;
+    for (cached, gets) in [
+        // A hole in the middle: the first request is for the first byte of the range.
+        (4 * PAGE..5 * PAGE, 2),
+        // The request is for a part behind the first byte, so the store is asked for all.
+        (0..PAGE, 2),
+        (9 * PAGE..10 * PAGE, 1),
+    ] {
+        let store = over(&far).gap_bytes(0).build().unwrap();
+        store.get_range(&path, cached.clone()).await.unwrap();
+        far.gets();
+        far.faults.fail_every.store(1, Relaxed);
+        store.get_range(&path, asked.clone()).await.unwrap_err();
+        far.faults.fail_every.store(0, Relaxed);
+        assert_eq!(far.gets().len(), gets, "{cached:?} was cached");
+    }
+}
+
 #[tokio::test]
 async fn a_failed_stream_returns_the_error_and_is_not_cached_as_whole() {
     let (far, path, bytes) = with_object(9 << 20).await;
