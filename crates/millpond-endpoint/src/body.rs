@@ -4,7 +4,7 @@ use std::future::Future;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256};
 use s3s::dto::{Checksum, StreamingBlob};
@@ -17,6 +17,11 @@ use crate::failures::failure;
 pub(crate) trait Pieces: Send {
     /// The next `bytes` bytes, or fewer at the end; true if no more follow.
     fn piece(&mut self, bytes: usize) -> impl Future<Output = S3Result<(Bytes, bool)>> + Send;
+
+    /// Bytes in memory besides the pieces, at most.
+    fn held_bytes(&self) -> usize {
+        0
+    }
 
     /// Checks the whole, after the end and before it becomes an object.
     fn verify(&mut self) -> S3Result<()>;
@@ -68,6 +73,8 @@ pub(crate) struct UploadBody {
     trailers: Option<TrailingHeaders>,
     /// The names that `x-amz-trailer` announces.
     announced: Vec<String>,
+    /// Of a chunk that `s3s` collects.
+    held_bytes_max: u64,
     /// The base64 checksums of the received bytes, set by [`Pieces::verify`].
     pub(crate) checksum: Checksum,
     /// The MD5 of the received bytes, set by [`Pieces::verify`].
@@ -125,6 +132,7 @@ impl UploadBody {
         let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
         // A request in HTTP's chunks has no other length.
         let declared_bytes = bytes.or_else(|| chunks::decoded_bytes(headers));
+        let framing = headers.get("x-amz-content-sha256").map(HeaderValue::as_bytes);
         Self {
             frames: Collector::new(body),
             declared_bytes,
@@ -135,6 +143,7 @@ impl UploadBody {
             declared,
             trailers,
             announced,
+            held_bytes_max: chunks::held_bytes_max(framing),
             checksum: Checksum::default(),
             md5_sum: [0; 16],
         }
@@ -168,6 +177,11 @@ impl Pieces for UploadBody {
             md5.update(&piece);
         }
         Ok((piece, ended))
+    }
+
+    fn held_bytes(&self) -> usize {
+        // No chunk is longer than the declared length.
+        self.declared_bytes.unwrap_or(u64::MAX).min(self.held_bytes_max) as usize
     }
 
     fn verify(&mut self) -> S3Result<()> {
@@ -270,6 +284,27 @@ mod tests {
     use futures_util::stream;
 
     use super::*;
+
+    #[test]
+    fn a_chunk_is_held_as_a_whole() {
+        let held = |content: &'static str, bytes: i64| {
+            let mut headers = HeaderMap::new();
+            headers.insert("x-amz-content-sha256", HeaderValue::from_static(content));
+            let declared = Checksum::default();
+            UploadBody::new(None, Some(bytes), None, declared, &headers, None).held_bytes()
+        };
+        let (signed, unsigned) =
+            ("STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-UNSIGNED-PAYLOAD-TRAILER");
+        for (content, bytes, expected) in [
+            (signed, 5, 5),
+            (signed, 1 << 40, 8 << 20),
+            (unsigned, 5, 5),
+            (unsigned, 1 << 40, 1 << 20),
+            ("UNSIGNED-PAYLOAD", 1 << 40, 0),
+        ] {
+            assert_eq!(held(content, bytes), expected, "{content}, {bytes} bytes");
+        }
+    }
 
     #[tokio::test]
     async fn pieces_are_full_until_the_end() {

@@ -66,7 +66,7 @@ fn invalid(what: String) -> io::Error {
 }
 
 /// The most bytes that `s3s` holds of a body with this value of `x-amz-content-sha256`, besides those that it has passed on.
-fn held_bytes_max(content: Option<&[u8]>) -> u64 {
+pub(crate) fn held_bytes_max(content: Option<&[u8]>) -> u64 {
     match content {
         Some(content) if content.starts_with(b"STREAMING-UNSIGNED-") => UNSIGNED_BYTES_MAX,
         Some(content) if content.starts_with(STREAMING) => SIGNED_BYTES_MAX,

@@ -155,7 +155,7 @@ pub(crate) async fn write_object(
         _ if conditional => single,
         _ => PARTS * part,
     };
-    let _reserved = memory.reserve(needed).await;
+    let _reserved = memory.reserve(needed.saturating_add(source.held_bytes())).await;
     let (first, ended) = source.piece(single).await?;
     if ended {
         source.verify()?;
@@ -236,4 +236,54 @@ async fn directory_marker(
     // The MD5 of no bytes.
     let e_tag = Some(ETag::Strong("d41d8cd98f00b204e9800998ecf8427e".into()));
     Ok(S3Response::new(PutObjectOutput { e_tag, ..PutObjectOutput::default() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::FutureExt;
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    /// A body that holds some bytes besides its piece, and looks at the memory that is left.
+    struct HeldBody {
+        memory: Arc<UploadMemory>,
+        left: usize,
+    }
+
+    impl Pieces for HeldBody {
+        async fn piece(&mut self, _: usize) -> S3Result<(Bytes, bool)> {
+            assert!(self.memory.reserve(self.left).now_or_never().is_some());
+            assert!(self.memory.reserve(self.left + 1024).now_or_never().is_none());
+            Ok((Bytes::from_static(b"water"), true))
+        }
+
+        fn held_bytes(&self) -> usize {
+            3 << 20
+        }
+
+        fn verify(&mut self) -> S3Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Goal: the limit of memory has the chunks that are held until their signature is checked.
+    #[tokio::test]
+    async fn held_bytes_are_reserved() {
+        let limits = Limits {
+            upload_memory_bytes: 40 << 20,
+            part_bytes: 8 << 20,
+            conditional_bytes_max: 0,
+            ..Limits::default()
+        };
+        let memory = Arc::new(UploadMemory::new(&limits));
+        let bucket = StoreBucket::new(Arc::new(InMemory::new()));
+        let (mode, attributes) = (PutMode::Overwrite, Attributes::new());
+        let object = NewObject { mode, attributes, tags: TagSet::default() };
+        let mut body = HeldBody { memory: Arc::clone(&memory), left: 36 << 20 };
+        let (resources, path) = ((&*memory, &limits), Path::from("pond"));
+        write_object(resources, &bucket, &path, &mut body, Some(1 << 20), object).await.unwrap();
+    }
 }

@@ -62,7 +62,7 @@ impl Gateway {
                 "part number {number} is not between 1 and {PART_NUMBER_MAX}"
             ));
         }
-        let _reserved = self.memory.reserve(PIECE_BYTES).await;
+        let _reserved = self.memory.reserve(PIECE_BYTES + source.held_bytes()).await;
         let mut bytes = SpooledBytes::new(&upload.file);
         loop {
             let (piece, ended) = source.piece(PIECE_BYTES).await?;
