@@ -252,6 +252,37 @@ async fn a_cut_upload_is_not_written() {
     }
 }
 
+/// Goal: a chunk without a signature, of any length, is passed on before its end, and not held in memory as a whole.
+/// Method: the store is another endpoint, which lists the upload that the first bytes have begun there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_chunk_is_passed_on_before_its_end() {
+    let behind = Running::start();
+    let small =
+        |builder: Builder| builder.limits(Limits { part_bytes: 1 << 20, ..Limits::default() });
+    let running = Running::start_with(Arc::new(behind.client()), small);
+    let bytes = "water lilies".repeat(1 << 20);
+    let mut put = running.request(Method::PUT, "a");
+    put.sha256 = Some("STREAMING-UNSIGNED-PAYLOAD-TRAILER".into());
+    let put = put.header("x-amz-trailer", "x-amz-checksum-crc32");
+    let head = put.header("x-amz-decoded-content-length", &bytes.len().to_string()).head();
+    let body =
+        format!("{:x}\r\n{bytes}\r\n0\r\nx-amz-checksum-crc32:TYi2Jg==\r\n\r\n", bytes.len());
+    let head = head.replace("content-length: 0", &format!("content-length: {}", body.len()));
+    let (first, last) = body.split_at(bytes.len() - 1000);
+    let mut stream = TcpStream::connect(running.address).await.unwrap();
+    stream.write_all(format!("{head}{first}").as_bytes()).await.unwrap();
+    let begun = Instant::now();
+    while !behind.request(Method::GET, "?uploads").send().await.body.contains("<Upload>") {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it waits for the end of the chunk");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    stream.write_all(last.as_bytes()).await.unwrap();
+    let mut reply = [0; 12];
+    stream.read_exact(&mut reply).await.unwrap();
+    assert_eq!(&reply, b"HTTP/1.1 200");
+    assert_eq!(running.request(Method::GET, "a").send().await.body, bytes);
+}
+
 /// Goal: a client that stops within its body gets an error, and its object is not written.
 #[tokio::test]
 async fn a_body_that_stops_ends() {

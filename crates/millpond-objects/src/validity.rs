@@ -310,8 +310,15 @@ mod tests {
         table.begin_serving();
         assert_eq!(validated(), Some(10));
         let (index, number) = (slot.index, slot.number);
-        drop((slot, table));
-        assert_eq!(view.validated_ms(index, number), None);
+        drop(slot);
+        let next = table.allocate(20).unwrap();
+        assert_eq!(view.validated_ms(index, next.number), Some(20));
+        assert_ne!(next.number, number);
+        // The next entry's slot and the table go together with its last reference.
+        drop(table);
+        assert!(view.slots.owner().is_alive());
+        drop(next);
+        assert!(!view.slots.owner().is_alive());
     }
 
     /// Goal: a client can't write to the table, and refuses descriptors of other files.

@@ -242,8 +242,11 @@ fn killed_clients_leave_nothing_behind() {
     println!("{reads_after} reads after kills: p99 {after} us; {reads} others: p99 {other} us");
     println!("{:?}", client.stats());
     // With room for the scheduler: the server and the killed clients have two processors together on small machines.
-    let is_compared = reads_after.min(reads) >= READS_COMPARED;
-    assert!(!is_compared || after <= 2 * other + 2000, "p99 {after} us after kills, {other} else");
+    if reads_after.min(reads) >= READS_COMPARED {
+        assert!(after <= 2 * other + 2000, "p99 {after} us after kills, {other} else");
+    } else {
+        println!("not compared, as they are fewer than {READS_COMPARED}: give MILLPOND_TEST_SCALE");
+    }
     assert_eq!(client.stats().fallbacks, 0);
     assert_eq!(client.stats().attaches, 1);
     // Writes that killed clients had begun have ended: objects are cached.
@@ -430,10 +433,11 @@ fn a_client_that_was_stopped_reads_no_old_version() {
             }
             let round: u64 = role.parse().unwrap();
             let number = shared_number(&dir);
+            // On one processor, so that the thread of the link waits for the reader.
+            let allowed = rustix::thread::sched_getaffinity(None).unwrap();
             let mut cpu = rustix::thread::CpuSet::new();
-            cpu.set(0);
-            // On machines whose first processor this process may not use, the threads run side by side.
-            _ = rustix::thread::sched_setaffinity(None, &cpu);
+            cpu.set((0..).find(|&number| allowed.is_set(number)).unwrap());
+            rustix::thread::sched_setaffinity(None, &cpu).unwrap();
             let (client, _) = client_in(&dir, Duration::ZERO);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.unwrap();
