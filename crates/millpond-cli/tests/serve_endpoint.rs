@@ -7,16 +7,21 @@ mod client;
 #[path = "common/server.rs"]
 mod server;
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millpond_serve::SharedStore;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::local::LocalFileSystem;
+use object_store::signer::Signer;
 use object_store::{ObjectStore, ObjectStoreExt, path};
 use serde_json::Value;
-use server::{output, start, stop};
+use server::{output, serve, start, stop};
 
 fn described(socket: &str) -> Value {
     let printed = output(&["--print-endpoint", "--socket", socket]);
@@ -195,6 +200,53 @@ fn a_check_prints_the_endpoint_and_creates_nothing() {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Goal: a server that ends keeps the next one out until its last upload has ended: the next one would not learn of its write.
+#[test]
+fn the_next_server_starts_after_the_last_upload() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = dir.path().join("lake");
+    std::fs::create_dir(&objects).unwrap();
+    let socket = dir.path().join("run/socket").display().to_string();
+    let url = format!("file://{}", objects.display());
+    let arguments = ["--store", &url, "--memory", "16M", "--socket", &socket, "--endpoint"];
+    let (mut first, _) = start(&arguments);
+    let description = described(&socket);
+    let address = text(&description, "url").strip_prefix("http://").unwrap().to_owned();
+    let client = s3(&description, "lake", by_tcp(&description));
+    let (path, time) = (path::Path::from("pond"), Duration::from_secs(100));
+    let url = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        client.signed_url(hyper::Method::PUT, &path, time).await.unwrap().to_string()
+    });
+    let target = url.split_once(&address).unwrap().1;
+    let mut upload = TcpStream::connect(&address).unwrap();
+    let head = format!("PUT {target} HTTP/1.1\r\nhost: {address}\r\ncontent-length: 10\r\n");
+    write!(upload, "{head}expect: 100-continue\r\n\r\n").unwrap();
+    let mut reply = [0; 25];
+    upload.read_exact(&mut reply).unwrap();
+    assert_eq!(reply, *b"HTTP/1.1 100 Continue\r\n\r\n");
+    let id = first.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    while TcpStream::connect(&address).is_ok() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut second =
+        serve(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(second.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let serves = lines.take_while(|line| line != "serving").count();
+    second.kill().unwrap();
+    let refused = second.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&refused.stderr);
+    assert!(error.contains("listens at"), "{serves} lines, then: {error}");
+    upload.write_all(b"0123456789").unwrap();
+    let mut reply = String::new();
+    upload.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    assert!(first.wait().unwrap().success());
+    assert_eq!(std::fs::read(objects.join("pond")).unwrap(), b"0123456789");
+    let (third, _) = start(&arguments);
+    stop(third, "-TERM");
 }
 
 /// Goal: each store is a bucket, by its own names, and clients of the socket see the writes to it.

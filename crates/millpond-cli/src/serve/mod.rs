@@ -20,6 +20,7 @@ mod stores;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -314,15 +315,21 @@ impl Settings {
                 None => std::future::pending().await,
             }
         };
+        // Dropped last: it has the lock of the socket's path, and an upload in progress may write until the endpoint has ended.
+        // A server that started before would not learn of that write.
+        let mut running = pin!(server.run());
         tokio::select! {
-            ended = server.run() => return ended.context("the server"),
+            ended = &mut running => return ended.context("the server"),
             error = endpoint_failed => return Err(error).context("the endpoint"),
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
         notify_manager(NotifyState::Stopping);
         if let Some(endpoint) = endpoint {
-            endpoint.end().await;
+            tokio::select! {
+                ended = &mut running => return ended.context("the server"),
+                () = endpoint.end() => {}
+            }
         }
         Ok(())
     }
