@@ -358,7 +358,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
         return Ok(());
     }
-    log::start(args.log.as_ref())?;
+    let _log = log::start(args.log.as_ref())?;
     descriptors::use_all();
     let counts = Arc::new(PublishedCounts::default());
     let cache = settings.cache(true, &counts)?;
