@@ -121,7 +121,8 @@ impl Connection {
                 .await;
             let len = match received {
                 Ok(len) => len,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                // The client is gone, and has left replies. The kernel reports that once, before its last messages.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => continue,
                 Err(error) => return Err(error),
             };
             if len == 0 {
@@ -386,25 +387,45 @@ mod tests {
     use super::*;
     use crate::protocol::Conditions;
 
-    /// Goal: a reply that the socket does not take ends the connection, so the client does not wait for it.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_reply_that_cannot_be_sent_ends_the_connection() {
+    /// A connection to a server whose cache has the object `pond`, the pidfd of this process, and the client's socket.
+    async fn connection() -> (Arc<Connection>, AsyncFd<Arc<OwnedFd>>, OwnedFd) {
         let store = Arc::new(InMemory::new());
         store.put(&Path::from("pond"), vec![7; 60_000].into()).await.unwrap();
         let cache = CachedStore::builder(store).memory_bytes(16 << 20);
         let store = cache.shared(MemoryChoice::Small).build().unwrap();
-        let _serving = store.begin_serving().unwrap();
+        store.get_range(&Path::from("pond"), 0..60_000).await.unwrap();
         let places = Arc::new(Semaphore::new(1));
         let parts = ServerParts { store, stores: None, counters: Arc::default(), places };
         let scope = parts.scope(&parts.store.store_name()).unwrap();
         let (ours, theirs) = socket::pair().unwrap();
-        // Too small for the reply: EMSGSIZE.
-        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
         let own = rustix::process::getpid();
         let own = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
         let process = socket::watch(Arc::new(own), Interest::READABLE).unwrap();
         let ours = socket::watch(ours, Interest::READABLE).unwrap();
-        let connection = Connection::new(Arc::new(parts), ours, Some(scope));
+        (Connection::new(Arc::new(parts), ours, Some(scope)), process, theirs)
+    }
+
+    /// Goal: the last requests of a client count, also if it ends without having read its replies.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_last_requests_are_read_after_a_reset() {
+        let (connection, process, theirs) = connection().await;
+        let store = connection.parts.store.clone();
+        assert_eq!(store.recent_objects().len(), 1);
+        connection.send(&Reply::Done(0).encode(1).unwrap()).await;
+        let forget = Request::Forget { location: "pond".into() };
+        socket::send(&theirs, &forget.encode(2).unwrap()).unwrap();
+        // With a reply that was not read, the kernel reports a reset before it gives the message.
+        drop(theirs);
+        connection.run(process).await.unwrap();
+        assert_eq!(store.recent_objects().len(), 0);
+    }
+
+    /// Goal: a reply that the socket does not take ends the connection, so the client does not wait for it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_reply_that_cannot_be_sent_ends_the_connection() {
+        let (connection, process, theirs) = connection().await;
+        // Too small for the reply: EMSGSIZE.
+        rustix::net::sockopt::set_socket_send_buffer_size(&connection.socket, 4096).unwrap();
         let serving = tokio::spawn(connection.run(process));
         let read = Request::Read(ReadMessage {
             location: "pond".into(),
