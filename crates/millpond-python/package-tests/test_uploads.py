@@ -110,7 +110,7 @@ def uploads() -> Iterator[Uploads]:
 
 def start(uploads: Uploads, call: str, folder: Path) -> "subprocess.Popen[str]":
     program = f"""
-        import asyncio, millpond
+        import asyncio, fsspec, millpond
         options = {{"endpoint": "http://127.0.0.1:{uploads.server_address[1]}", "allow_http": True, "region": "us-east-1"}}
         options |= {{"key": "key", "secret": "secret"}}
         store = millpond.store("s3://bucket", socket=False, options=options)
@@ -121,6 +121,21 @@ def start(uploads: Uploads, call: str, folder: Path) -> "subprocess.Popen[str]":
         def end_block():
             with store.open_writer("lake", buffer_size=5 << 20) as writer:
                 writer.write(bytes(11 << 20))
+        def end_block_of_file():
+            fs = fsspec.filesystem("millpond+s3", socket=False, **options)
+            with fs.open("bucket/lake", "wb", block_size=11 << 20) as file:
+                file.write(bytes(11 << 20))
+        def go_on():
+            with store.open_writer("lake", buffer_size=5 << 20, max_concurrency=1) as writer:
+                try:
+                    writer.write(bytes(11 << 20))
+                except KeyboardInterrupt:
+                    for more in [lambda: writer.write(bytes(11 << 20)), writer.close]:
+                        try:
+                            more()
+                        except millpond.StoreError as error:
+                            assert "an earlier write of this object has failed: it was interrupted" in str(error), error
+                    raise
         def put():
             store.put("lake", bytes(20 << 20))
         def put_async():
@@ -145,11 +160,13 @@ def end(program: "subprocess.Popen[str]") -> str:
     return out
 
 
-CALLS = ["close", "end_block", "put", "put_async"]
+CALLS = ["close", "end_block", "end_block_of_file", "put", "put_async"]
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("stage", ["begin", "part", "complete"])
+@pytest.mark.parametrize(
+    ("call", "stage"),
+    [(call, stage) for call in CALLS for stage in ["begin", "part", "complete"]] + [("go_on", "begin"), ("go_on", "part")],
+)
 def test_an_interrupted_upload_is_aborted(uploads: Uploads, call: str, stage: str, tmp_path: Path) -> None:
     uploads.held = stage
     program = start(uploads, call, tmp_path)

@@ -2,6 +2,7 @@
 flight at the end of the interpreter."""
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import pickle

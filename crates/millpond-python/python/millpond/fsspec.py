@@ -10,6 +10,7 @@ b'lilies'
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -437,6 +438,7 @@ class MillpondFile(AbstractBufferedFile):
     def __init__(self, fs: MillpondFileSystem, path: str, mode: str, **kwargs: Any) -> None:
         self._object, self._name = fs._find_object(path)
         self._writer: "ObjectWriter | None" = None
+        self._has_failed = False
         if mode == "ab":
             raise NotImplementedError(f"{path!r}: an object can't be appended to")
         if mode == "xb" and fs.exists(path):
@@ -485,9 +487,51 @@ class MillpondFile(AbstractBufferedFile):
             self._writer.close()
         return True
 
+    def write(self, data: Any) -> int:
+        if not self.closed:
+            self._check_earlier_writes()
+        return super().write(data)
+
+    def flush(self, force: bool = False) -> None:
+        if self.closed or self.mode == "rb":
+            super().flush(force)
+            return
+        self._check_earlier_writes()
+        # fsspec keeps the block until it is sent. After an interruption it may be sent and kept, so it is not sent again.
+        self._has_failed = True
+        super().flush(force)
+        self._has_failed = False
+
+    def _check_earlier_writes(self) -> None:
+        if self._has_failed:
+            raise StoreError(errno.EIO, "an earlier write of this object has failed", self.path)
+
     def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.abort()
+        """Ends the file; no object is made."""
+        self.closed = True
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.abort()
+
+    def close(self) -> None:
+        if self._has_failed and not self.closed:
+            self.discard()
+            self._check_earlier_writes()
+        try:
+            super().close()
+        finally:
+            # The end of a writer that was not closed aborts its upload.
+            self._writer = None
+
+    def __exit__(self, *details: Any) -> None:
+        if details[0] is not None and self.mode != "rb" and not self.closed:
+            self.discard()
+        else:
+            self.close()
+
+    def __del__(self) -> None:
+        if not self.closed and not self._has_failed:
+            self.close()
 
 
 class MillpondS3FileSystem(MillpondFileSystem):

@@ -1,6 +1,7 @@
 //! `Store.open_writer`: an object written in pieces. Short ones are one put, longer ones a multipart upload.
 //!
-//! - **U1** The pieces are in the buffer until the upload has taken them. So a wait that Ctrl-C interrupts loses nothing.
+//! - **U1** A write that is interrupted may have taken its bytes, which the program can't know. If the program repeated it, the
+//!   object could have them twice. So it counts as failed.
 //! - **U2** A part that failed is lost. So a failed write ends the upload: later calls fail, and no object is made.
 //! - **U3** A writer that is dropped, or whose close is interrupted, drops the upload, and so aborts it (parts.MU1).
 
@@ -37,10 +38,10 @@ pub(crate) struct Upload {
 impl Upload {
     async fn write(&mut self, data: Bytes) -> Result<()> {
         self.check_earlier_writes()?;
+        // U1: a drop of this future leaves it.
+        self.failed = Some("it was interrupted".to_owned());
         let written = self.write_parts(data).await;
-        if let Err(error) = &written {
-            self.failed = Some(error.to_string());
-        }
+        self.failed = written.as_ref().err().map(ToString::to_string);
         written
     }
 
