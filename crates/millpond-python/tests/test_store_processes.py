@@ -243,3 +243,38 @@ def test_no_object_is_made_after_a_failed_write(run: Run, tmp_path: Path) -> Non
         assert os.listdir(sys.argv[1]) == [], os.listdir(sys.argv[1])
     """
     run(program, tmp_path / "pond")
+
+
+def test_a_cancelled_call_loses_no_piece(tmp_path: Path) -> None:
+    """Incident: the pieces that a cancelled call had read were missing from what the next ones returned."""
+    data = content(0, 32 << 20)
+    (tmp_path / "pond").write_bytes(data)
+    for n in range(2000):
+        (tmp_path / f"{n:04}").touch()
+    store = millpond.store(f"file://{tmp_path}", memory=4 << 20)
+
+    async def after_cancellations(stream: Any, delay: float) -> "tuple[list[Any], int]":
+        got, cancelled = [], 0
+        for _ in range(5):
+            call = asyncio.ensure_future(anext(stream, None))
+            await asyncio.sleep(delay)
+            cancelled += call.cancel()
+            try:
+                got.append(await call)
+            except asyncio.CancelledError:
+                pass
+        return [*(one for one in got if one is not None), *[one async for one in stream]], cancelled
+
+    async def main() -> None:
+        cancelled = [0, 0]
+        for delay in [0.0, 0.0005, 0.001, 0.002, 0.003]:
+            stream = (await store.get_async("pond")).stream(32 << 20)
+            got, count = await after_cancellations(stream, delay)
+            assert b"".join(got) == data
+            cancelled[0] += count
+            got, count = await after_cancellations(store.list(chunk_size=2000), delay)
+            assert len({meta["path"] for chunk in got for meta in chunk}) == 2001
+            cancelled[1] += count
+        assert min(cancelled) > 0
+
+    asyncio.run(main())

@@ -14,6 +14,7 @@ use tokio::sync::Mutex as TaskMutex;
 use crate::process::lock;
 use crate::store::convert;
 use crate::store::failure;
+use crate::store::item_source::ItemSource;
 use crate::store::operation::{Operation, reply};
 use crate::store::runtime::OfProcess;
 
@@ -108,9 +109,9 @@ impl StoredObject {
     /// An iterator over pieces of at least `min_chunk_size` bytes, except for the last one; also for `async for`.
     #[pyo3(signature = (min_chunk_size=PIECE_BYTES))]
     fn stream(&self, min_chunk_size: usize) -> PyResult<ObjectPieces> {
-        let source = PieceSource { body: self.take_body()?, min_bytes: min_chunk_size.max(1) };
-        let name = self.name.clone();
-        Ok(ObjectPieces { name, source: OfProcess::new(Arc::new(TaskMutex::new(source))) })
+        let source = ItemSource::new(self.take_body()?.into_inner());
+        let (name, source) = (self.name.clone(), OfProcess::new(Arc::new(TaskMutex::new(source))));
+        Ok(ObjectPieces { name, bytes_min: min_chunk_size.max(1), source })
     }
 
     fn __iter__(&self) -> PyResult<ObjectPieces> {
@@ -126,36 +127,29 @@ impl StoredObject {
     }
 }
 
-struct PieceSource {
-    body: OfProcess<Body>,
-    min_bytes: usize,
-}
-
 /// Pieces of an object: `GetResult.stream` returns it.
 #[pyclass(frozen, module = "millpond", name = "BytesStream")]
 pub(crate) struct ObjectPieces {
     name: String,
-    source: OfProcess<Arc<TaskMutex<PieceSource>>>,
+    bytes_min: usize,
+    source: OfProcess<Arc<TaskMutex<ItemSource<Bytes>>>>,
 }
 
 impl ObjectPieces {
     /// The next piece; `None` at the end.
     fn next(&self) -> PyResult<Operation> {
         let source = self.source.get().ok_or_else(|| failure::of_parent(&self.name))?;
-        let source = Arc::clone(source);
+        let (source, bytes_min, name) = (Arc::clone(source), self.bytes_min, self.name.clone());
         Ok(Operation::new(self.name.clone(), async move {
-            let mut source = source.lock().await;
-            let (mut pieces, mut len) = (Vec::new(), 0);
-            while len < source.min_bytes
-                && let Some(piece) = source.body.value_mut().next().await
-            {
-                let piece = piece?;
-                len += piece.len();
-                pieces.push(piece);
-            }
+            let taken = source.lock().await.take(bytes_min, Bytes::len).await;
             Ok(reply(move |py| {
-                let bytes = || convert::to_bytes(py, &pieces).map(Bound::unbind);
-                if len == 0 { Ok(None) } else { bytes().map(Some) }
+                let taken = taken.map_err(|error| failure::of_store(&error, &name))?;
+                if taken.items().iter().all(Bytes::is_empty) {
+                    return Ok(None);
+                }
+                let bytes = convert::to_bytes(py, taken.items())?.unbind();
+                taken.finish();
+                Ok(Some(bytes))
             }))
         }))
     }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use object_store::ObjectMeta;
 use pyo3::prelude::*;
@@ -10,6 +9,7 @@ use tokio::sync::Mutex as TaskMutex;
 
 use crate::store::convert;
 use crate::store::failure;
+use crate::store::item_source::ItemSource;
 use crate::store::operation::{Operation, reply};
 use crate::store::runtime::OfProcess;
 
@@ -20,30 +20,29 @@ type Metas = BoxStream<'static, object_store::Result<ObjectMeta>>;
 pub(crate) struct ListStream {
     name: String,
     chunk_len: usize,
-    metas: OfProcess<Arc<TaskMutex<Metas>>>,
+    metas: OfProcess<Arc<TaskMutex<ItemSource<ObjectMeta>>>>,
 }
 
 impl ListStream {
     pub(crate) fn new(name: String, chunk_len: usize, metas: Metas) -> ListStream {
-        let metas = OfProcess::new(Arc::new(TaskMutex::new(metas)));
+        let metas = OfProcess::new(Arc::new(TaskMutex::new(ItemSource::new(metas))));
         ListStream { name, chunk_len, metas }
     }
 
     /// The next `len_max` objects at most. With `ends`, the result of an empty list is `None`.
     fn next(&self, len_max: usize, ends: bool) -> PyResult<Operation> {
         let metas = self.metas.get().ok_or_else(|| failure::of_parent(&self.name))?;
-        let metas = Arc::clone(metas);
+        let (metas, name) = (Arc::clone(metas), self.name.clone());
         Ok(Operation::new(self.name.clone(), async move {
-            let mut metas = metas.lock().await;
-            let mut list = Vec::new();
-            while list.len() < len_max
-                && let Some(meta) = metas.next().await
-            {
-                list.push(meta?);
-            }
+            let taken = metas.lock().await.take(len_max, |_| 1).await;
             Ok(reply(move |py| {
-                let metas = || convert::metas(py, &list).map(Bound::unbind);
-                if ends && list.is_empty() { Ok(None) } else { metas().map(Some) }
+                let taken = taken.map_err(|error| failure::of_store(&error, &name))?;
+                if ends && taken.items().is_empty() {
+                    return Ok(None);
+                }
+                let list = convert::metas(py, taken.items())?.unbind();
+                taken.finish();
+                Ok(Some(list))
             }))
         }))
     }

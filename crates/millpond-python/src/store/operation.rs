@@ -191,10 +191,9 @@ impl Drop for Report {
 }
 
 struct Started {
-    future: Py<PyAny>,
     subject: Subject,
-    /// `None`: cancelled.
-    task: Option<JoinHandle<()>>,
+    /// The future that waits, and the task. `None`: cancelled. A future refers to its loop, and the loop's entry to this.
+    waiting: Option<(Py<PyAny>, JoinHandle<()>)>,
 }
 
 #[derive(Default)]
@@ -244,16 +243,16 @@ impl Completions {
         let number = started.last;
         let report = Report { ended: Arc::clone(&self.ended), number, outcome: None };
         let task = runtime.spawn(async move { report.end(work.await) });
-        started.tasks.insert(number, Started { future, subject, task: Some(task) });
+        started.tasks.insert(number, Started { subject, waiting: Some((future, task)) });
         Ok(number)
     }
 
     /// Drops the operation's future; it completes in any case. The end of the interpreter waits for the drop, which may begin
     /// the end of an upload (parts.MU1).
     fn cancel(&self, number: u64) -> PyResult<()> {
-        let task =
-            lock(&self.started).tasks.get_mut(&number).and_then(|started| started.task.take());
-        let Some(task) = task else { return Ok(()) };
+        let waiting =
+            lock(&self.started).tasks.get_mut(&number).and_then(|started| started.waiting.take());
+        let Some((_, task)) = waiting else { return Ok(()) };
         task.abort();
         let last = LastTask::new();
         runtime::handle()?.spawn(async move {
@@ -264,7 +263,16 @@ impl Completions {
         Ok(())
     }
 
-    /// The ended operations: tuples of a future, its result and its error, one of which is `None`.
+    /// Drops all futures, for a loop that has ended.
+    fn forget_futures(&self) {
+        let take = |started: &mut StartedTasks| -> Vec<_> {
+            started.tasks.values_mut().filter_map(|started| started.waiting.take()).collect()
+        };
+        let waiting = take(&mut lock(&self.started));
+        drop(waiting);
+    }
+
+    /// The ended operations that a future waits for: tuples of the future, its result and its error, one of which is `None`.
     fn completions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         // Before the list is taken: a later end makes it readable again.
         let _ = rustix::io::read(&self.ended.eventfd, &mut [0u8; 8]);
@@ -274,9 +282,14 @@ impl Completions {
         let list = PyList::empty(py);
         for (number, ended) in ended {
             let Some(started) = lock(&self.started).tasks.remove(&number) else { continue };
+            // Without its reply, the result of a cancelled call stays where it is (item_source.SO1).
+            let Some((future, _)) = started.waiting else { continue };
+            if future.call_method0(py, "done")?.is_truthy(py)? {
+                continue;
+            }
             match finish(py, ended, &started.subject) {
-                Ok(result) => list.append((started.future, result, py.None()))?,
-                Err(error) => list.append((started.future, py.None(), error.into_value(py)))?,
+                Ok(result) => list.append((future, result, py.None()))?,
+                Err(error) => list.append((future, py.None(), error.into_value(py)))?,
             }
         }
         Ok(list)

@@ -62,6 +62,13 @@ impl<T> OfProcess<T> {
         self.is_of_this_process().then_some(&*self.value)
     }
 
+    /// The object of this process.
+    pub(crate) fn into_inner(mut self) -> T {
+        self.generation = u64::MAX;
+        // SAFETY: the generation is that of no process, so `drop` leaves the field alone.
+        unsafe { ManuallyDrop::take(&mut self.value) }
+    }
+
     /// The object, for a future that runs on a thread of the process that made it.
     pub(crate) fn value_mut(&mut self) -> &mut T {
         &mut self.value
