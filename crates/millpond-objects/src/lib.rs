@@ -76,6 +76,7 @@ mod stream;
 #[cfg(feature = "shared")]
 mod validity;
 
+pub use disk::directory_lock::DirectoryInUse;
 pub use options::{Builder, Freshness};
 pub use stats::Stats;
 pub use store::CachedStore;

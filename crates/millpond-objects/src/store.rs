@@ -193,6 +193,24 @@ impl CachedStore {
     pub fn forget(&self, location: &Path) {
         self.inner.directory.forget(location.as_ref());
     }
+
+    /// Closes the locks of directories that a child of `fork` has inherited. Without this call the directory of a disk tier stays
+    /// locked until the child ends. A child calls it first, beside [`millpond::Engine::forget_parent`].
+    ///
+    /// ```
+    /// // SAFETY: the child only closes descriptors and ends.
+    /// match unsafe { libc::fork() } {
+    ///     0 => {
+    ///         millpond_objects::CachedStore::forget_parent();
+    ///         // SAFETY: ends the child.
+    ///         unsafe { libc::_exit(0) };
+    ///     }
+    ///     child => assert_eq!(unsafe { libc::waitpid(child, &mut 0, 0) }, child),
+    /// }
+    /// ```
+    pub fn forget_parent() {
+        crate::disk::directory_lock::forget_parent();
+    }
 }
 
 impl fmt::Debug for CachedStore {
@@ -461,7 +479,7 @@ impl Builder {
     /// # Errors
     ///
     /// [`Error::Generic`]: a size is out of range, the memory can't be reserved, or the directory of the disk tier
-    /// can't be used, for example because another store uses it.
+    /// can't be used, for example because another store uses it ([`DirectoryInUse`](crate::DirectoryInUse)).
     pub fn build(self) -> Result<CachedStore> {
         let refused = |what: String| Error::Generic { store: crate::NAME, source: what.into() };
         let memory_bytes = self.memory_bytes;

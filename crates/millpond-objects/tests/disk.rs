@@ -5,7 +5,7 @@ mod common;
 mod skip;
 
 use std::fs::{self, OpenOptions, Permissions};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -312,6 +312,35 @@ async fn a_directory_has_one_store_and_may_be_removed() {
     assert!(refused.to_string().contains("too few"), "{refused}");
     let refused = over(&far, &dir).disk(dir.path().join("large"), 1 << 40).build().unwrap_err();
     assert!(refused.to_string().contains("more than half"), "{refused}");
+}
+
+/// Incident: a child of fork had the descriptor of the lock, so the directory stayed locked until the last child ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_child_of_fork_does_not_hold_the_lock() {
+    let (far, dir) = (with_objects(1).await, temp_dir());
+    let store = over(&far, &dir).build().unwrap();
+    let (mut ready, mut child_ready) = std::io::pipe().unwrap();
+    // SAFETY: the child takes no lock and allocates no memory.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        CachedStore::forget_parent();
+        child_ready.write_all(b".").ok();
+        loop {
+            // SAFETY: the call has no conditions.
+            unsafe { libc::pause() };
+        }
+    }
+    ready.read_exact(&mut [0]).unwrap();
+    let refused = over(&far, &dir).build().map(|_| ());
+    drop(store);
+    let again = over(&far, &dir).build().map(|_| ());
+    // SAFETY: the child of this test.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, &mut 0, 0);
+    }
+    assert!(refused.unwrap_err().to_string().contains("another store uses this directory"));
+    again.unwrap();
 }
 
 /// Incident: the tier used a directory of another user that contained a link named `pages`. The link was followed, and a

@@ -8,7 +8,7 @@
 //!                           -> right: cached; wrong: a miss, and removed from the index
 //! ```
 //!
-//! Files: `DIR/lock`, locked (flock) while a store uses the directory, and `DIR/pages`, a ring of chunks that are
+//! Files: `DIR/lock`, locked while a store uses the directory ([`directory_lock`]), and `DIR/pages`, a ring of chunks that are
 //! overwritten in turn ([`layout`]). Nothing is synced, and no write order matters: a header and its pages are one
 //! write, of which a kill, a power cut or a full disk may leave any part.
 //!
@@ -27,6 +27,7 @@
 //! - **T7** Only objects with a strong ETag or a version are stored: others may change without a sign.
 //! - **T8** No other user can have chosen the directory's files ([`owned`]).
 
+pub(crate) mod directory_lock;
 mod index;
 mod layout;
 mod open;

@@ -1,18 +1,16 @@
 //! Opens a disk tier, and recovers its index after a restart (disk.T2, disk.T3).
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use millpond::direct::{DirectRequest, SegmentList};
-use millpond::{AsyncFile, Buffer, Engine, File, OpenOptions};
-use rustix::fs::{FlockOperation, flock};
-
+use crate::disk::directory_lock::{DirectoryInUse, DirectoryLock};
 use crate::disk::index::Index;
 use crate::disk::layout::{ALIGN_BYTES, HEAD_BYTES, Layout};
 use crate::disk::owned::OwnedDirectory;
 use crate::disk::shared::{DiskCounters, TierShared};
 use crate::disk::writer::{CHUNK_BUFFERS_MIN, ChunkRing, Writer};
 use crate::disk::{DiskOptions, DiskTier};
+use millpond::direct::{DirectRequest, SegmentList};
+use millpond::{AsyncFile, Buffer, Engine, File, OpenOptions};
 
 /// Concurrent reads of headers. Untuned.
 const HEADERS_IN_FLIGHT: usize = 32;
@@ -56,13 +54,9 @@ impl DiskTier {
             OwnedDirectory::open(dir).map_err(|error| failed("the directory", error.into()))?;
         let lock = directory.open_file("lock");
         let lock = lock.map_err(|error| failed("its lock", error.into()))?;
-        match flock(lock.as_fd(), FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(failed("its lock", "another store uses this directory".into()));
-            }
-            Err(error) => return Err(failed("its lock", error.into())),
-        }
+        let lock =
+            DirectoryLock::try_new(lock).map_err(|error| failed("its lock", error.into()))?;
+        let lock = lock.ok_or_else(|| DirectoryInUse(dir.clone()))?;
         let file = directory.open_file("pages");
         let file = file.map_err(|error| failed("its file", error.into()))?;
         let direct = OpenOptions::new().read(true).write(true).direct(true);

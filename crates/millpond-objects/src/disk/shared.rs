@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use millpond::AsyncFile;
 
+use crate::disk::directory_lock::DirectoryLock;
 use crate::disk::index::Index;
 use crate::disk::layout::Layout;
 
@@ -33,6 +34,6 @@ pub(crate) struct TierShared {
     pub(crate) index: Index,
     pub(crate) file: AsyncFile,
     pub(crate) counts: DiskCounters,
-    /// The open descriptor holds the lock.
-    pub(crate) _lock: std::fs::File,
+    /// Held as long as the tier is open.
+    pub(crate) _lock: DirectoryLock,
 }
