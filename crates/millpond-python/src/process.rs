@@ -28,10 +28,11 @@ pub(crate) fn watch_forks() {
         // Its tasks are the parent's.
         LAST_TASKS.store(0, Relaxed);
         millpond::Engine::forget_parent();
+        millpond_objects::CachedStore::forget_parent();
     }
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler stores to atomics and calls the engine's function for children of fork. Python never
+        // SAFETY: the handler stores to atomics and calls the functions of the engine and the cache for children of fork. Python never
         // unloads an extension module, so the handler stays mapped.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });

@@ -1,5 +1,8 @@
 """Goal: an open file of `millpond.fsspec` makes the whole object or none, and reads one version of it."""
 
+import multiprocessing
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +95,40 @@ def test_a_block_that_raises_makes_no_object(place: "tuple[Any, str]", length: i
         with fs.open(f"{root}/pond") as file:
             1 / 0
     assert file.closed
+
+
+def test_threads_open_a_bucket_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Incident: two threads that used a bucket first opened it both, and one found the disk in use by the other."""
+    import millpond.fsspec
+
+    opened = []
+    from_settings = millpond.fsspec.from_settings
+
+    def slow(*arguments: Any) -> Any:
+        opened.append(arguments)
+        time.sleep(0.2)
+        return from_settings(*arguments)
+
+    monkeypatch.setattr("millpond.fsspec.from_settings", slow)
+    fs = fsspec.filesystem("millpond+file", disk=(str(tmp_path / "tier"), 64 << 20), skip_instance_cache=True)
+    (tmp_path / "pond").write_bytes(b"water")
+    read: "list[bytes]" = []
+    threads = [threading.Thread(target=lambda: read.append(fs.cat_file(f"{tmp_path}/pond"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read == [b"water"] * 4 and len(opened) == 1
+
+
+def read_in_worker(fs: Any, path: str) -> bytes:
+    return bytes(fs.cat_file(path))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pools_of_a_file_system_with_a_disk(tmp_path: Path, method: str) -> None:
+    fs = fsspec.filesystem("millpond+file", disk=(str(tmp_path / "tier"), 64 << 20))
+    fs.pipe_file(f"{tmp_path}/pond", b"water")
+    assert read_in_worker(fs, f"{tmp_path}/pond") == b"water"
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.starmap(read_in_worker, [(fs, f"{tmp_path}/pond")] * 6) == [b"water"] * 6

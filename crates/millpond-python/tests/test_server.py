@@ -205,6 +205,17 @@ def test_a_killed_server(server: Server, caplog: pytest.LogCaptureFixture) -> No
         caplog.clear()
 
 
+def test_one_disk_after_a_killed_server(server: Server, tmp_path: Path) -> None:
+    """Incident: of the stores whose server had ended, one got the directory, and the reads of all others failed."""
+    server.start()
+    disk = (str(tmp_path / "tier"), 64 << 20)
+    stores = [millpond.store(server.url, socket=server.socket, disk=disk) for _ in range(3)]
+    server.end(signal.SIGKILL)
+    for store in stores:
+        read(store)
+        assert not store.stats()["is_attached"]
+
+
 def test_a_server_that_starts_later(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "millpond")
     store = millpond.store(server.url, freshness="immutable")

@@ -278,3 +278,60 @@ def test_a_cancelled_call_loses_no_piece(tmp_path: Path) -> None:
         assert min(cancelled) > 0
 
     asyncio.run(main())
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> "tuple[str, int]":
+    return str(tmp_path / "tier"), 64 << 20
+
+
+def test_a_child_does_without_the_disk_of_its_parent(
+    tmp_path: Path, disk: "tuple[str, int]", caplog: pytest.LogCaptureFixture
+) -> None:
+    """Incident: each read in a child failed, as the parent's lock of the directory is not the child's."""
+    caplog.set_level(logging.INFO, "millpond")
+    (tmp_path / "pond").write_bytes(content(0, 1 << 20))
+    store = millpond.store(f"file://{tmp_path}", disk=disk)
+    assert read(store) == content(5000, 9000)
+
+    def work() -> None:
+        caplog.clear()
+        assert read(store) == content(5000, 9000)
+        assert [record.message for record in caplog.records if "cached without a disk" in record.message]
+        with pytest.raises(millpond.StoreError, match="another store uses this directory"):
+            millpond.store(f"file://{tmp_path}", disk=disk)
+
+    assert child_status(work) == 0
+    with pytest.raises(millpond.StoreError, match="another store uses this directory"):
+        millpond.store(f"file://{tmp_path}", disk=disk)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_pools_of_a_store_with_a_disk(tmp_path: Path, disk: "tuple[str, int]", method: str) -> None:
+    (tmp_path / "pond").write_bytes(content(0, 1 << 20))
+    store = millpond.store(f"file://{tmp_path}", disk=disk)
+    assert read(store) == content(5000, 9000)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert set(pool.map(read, [store] * 8, chunksize=1)) == {content(5000, 9000)}
+
+
+def test_the_disk_is_free_while_a_child_lives(tmp_path: Path, disk: "tuple[str, int]") -> None:
+    """Incident: the children of a server that was restarted kept the directory locked."""
+    (tmp_path / "pond").write_bytes(content(0, 1 << 20))
+    store = millpond.store(f"file://{tmp_path}", disk=disk)
+    read(store)
+    ready, end = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready[1], b".")
+        os.close(end[1])
+        os.read(end[0], 1)
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        del store
+        assert read(millpond.store(f"file://{tmp_path}", disk=disk)) == content(5000, 9000)
+    finally:
+        for fd in (*end, *ready):
+            os.close(fd)
+        os.waitpid(child, 0)

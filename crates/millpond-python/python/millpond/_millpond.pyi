@@ -194,6 +194,7 @@ class Store:
         freshness: str | float | None,
         options: Mapping[str, str | int | bool | None] | None,
         socket: str | os.PathLike[str] | Literal[False] | None,
+        needs_disk: bool = True,
     ) -> Self: ...
     @property
     def _server(self) -> pathlib.Path | None: ...

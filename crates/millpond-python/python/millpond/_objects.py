@@ -49,12 +49,24 @@ def store(
     >>> store.get("pond").bytes()
     b'water lilies'
     """
+    settings: "dict[str, Any]" = {"memory": memory, "disk": disk, "freshness": freshness, "socket": socket}
+    return _open(url, needs_disk=True, options=options, **settings)
+
+
+def _open(
+    url: str,
+    *,
+    memory: "int | None",
+    disk: "tuple[str | os.PathLike[str], int] | None",
+    needs_disk: bool,
+    **settings: Any,
+) -> Store:
     if memory is None:
         memory = _MEMORY
     if disk is not None:
         folder, size = disk
         disk = (os.path.abspath(os.fspath(folder)), size)
-    made = Store(url, memory=memory, disk=disk, freshness=freshness, options=options, socket=socket)
+    made = Store(url, memory=memory, disk=disk, needs_disk=needs_disk, **settings)
     _tell(made, memory)
     return made
 
@@ -82,4 +94,5 @@ def log(level: int, text: str) -> None:
 
 
 def from_settings(url: str, settings: "dict[str, Any]") -> Store:
-    return store(url, **settings)
+    """A store that does without its disk tier if another process uses the directory."""
+    return _open(url, needs_disk=False, **settings)

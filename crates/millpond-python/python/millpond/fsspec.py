@@ -12,6 +12,7 @@ b'lilies'
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,12 +22,24 @@ from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
 from millpond._millpond import ObjectWriter, Store, StoreError
-from millpond._objects import store as open_store
+from millpond._objects import from_settings
 
 if TYPE_CHECKING:
     from millpond._millpond import ObjectMeta
 
 _COPY_BYTES = 8 << 20
+
+# Held while a file system opens a store.
+_opening = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
+# A thread of the parent may have held it.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class MillpondFileSystem(AsyncFileSystem):
@@ -87,15 +100,20 @@ class MillpondFileSystem(AsyncFileSystem):
     def _store(self, url: str) -> Store:
         store = self._stores.get(url)
         if store is None:
-            settings: "dict[str, Any]" = dict(self._settings)
-            disk = settings["disk"]
-            if disk is not None:
-                # A directory is for one store, so each bucket has one below it.
-                settings["disk"] = (os.path.join(disk[0], url.split("://")[1].strip("/") or "root"), disk[1])
-                os.makedirs(disk[0], mode=0o700, exist_ok=True)
-            options = self._options or None
-            store = self._stores.setdefault(url, open_store(url, options=options, **settings))
+            with _opening:
+                store = self._stores.get(url)
+                if store is None:
+                    store = self._stores[url] = self._open_store(url)
         return store
+
+    def _open_store(self, url: str) -> Store:
+        settings: "dict[str, Any]" = dict(self._settings, options=self._options or None)
+        disk = settings["disk"]
+        if disk is not None:
+            # A directory is for one store, so each bucket has one below it.
+            settings["disk"] = (os.path.join(disk[0], url.split("://")[1].strip("/") or "root"), disk[1])
+            os.makedirs(disk[0], mode=0o700, exist_ok=True)
+        return from_settings(url, settings)
 
     def _find_object(self, path: str) -> "tuple[Store, str]":
         path = self._strip_protocol(path)

@@ -29,7 +29,7 @@ use crate::error;
 use crate::process::{self, LastTask, lock};
 use crate::store::failure;
 use crate::store::runtime;
-use crate::store::server_watch::ServerWatch;
+use crate::store::server_watch::{self, ServerWatch};
 use crate::wait::wait_for;
 
 /// Makes the result of a call.
@@ -114,6 +114,7 @@ fn finish(py: Python<'_>, ended: Result<Reply>, subject: &Subject) -> PyResult<P
     if let Some(server) = &subject.server {
         server.tell(py);
     }
+    server_watch::log_noted(py);
     match ended {
         Ok(reply) => reply(py),
         Err(error) => Err(failure::of_store(&error, &subject.name)),

@@ -4,6 +4,8 @@
 //!   the parent's, by [`OfProcess`].
 //! - **P2** Without a cache in this process, writes go to the store itself. Another thread may make the cache during the
 //!   write, which therefore removes its objects from it at the end: reads never return an earlier version.
+//! - **P3** The directory of a disk tier is for one cache. A child of fork, a pickle and a process whose server has ended may
+//!   find it in use by another process of the program, so their caches do without it.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -15,7 +17,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
-use millpond_objects::{CachedStore, Freshness, Stats};
+use millpond_objects::{CachedStore, DirectoryInUse, Freshness, Stats};
 #[cfg(feature = "endpoint")]
 use object_store::list::PaginatedListStore;
 use object_store::path::Path;
@@ -27,6 +29,7 @@ use object_store::{
 
 use crate::store::place::{self, Place};
 use crate::store::runtime::OfProcess;
+use crate::store::server_watch;
 use crate::store::settings::StoreSettings;
 
 /// The store, opened by this process.
@@ -138,6 +141,11 @@ impl ProcessStore {
 
     /// The cache of this process. Its start may wait for a disk.
     pub(crate) fn cache(&self) -> Result<CachedStore> {
+        self.cache_with(false)
+    }
+
+    /// The same, with the disk tier of the settings if `needs_disk` (P3).
+    pub(crate) fn cache_with(&self, needs_disk: bool) -> Result<CachedStore> {
         let parts = self.parts()?;
         let opened = parts.get();
         if let Some(cache) = opened.cache.get() {
@@ -148,13 +156,22 @@ impl ProcessStore {
             return Ok(cache.clone());
         }
         let settings = &self.settings;
-        let mut builder = CachedStore::builder(Arc::clone(&opened.place.store))
-            .memory_bytes(settings.memory)
-            .freshness(settings.freshness.unwrap_or(Freshness::Revalidate));
-        if let Some((folder, bytes)) = &settings.disk {
-            builder = builder.disk(folder, *bytes);
-        }
-        let cache = builder.build()?;
+        let builder = || {
+            CachedStore::builder(Arc::clone(&opened.place.store))
+                .memory_bytes(settings.memory)
+                .freshness(settings.freshness.unwrap_or(Freshness::Revalidate))
+        };
+        let built = match &settings.disk {
+            Some((folder, bytes)) => builder().disk(folder, *bytes).build(),
+            None => builder().build(),
+        };
+        let cache = match built {
+            Err(error) if !needs_disk && is_directory_in_use(&error) => {
+                server_watch::note(format!("{}: cached without a disk: {error}", settings.url));
+                builder().build()?
+            }
+            built => built?,
+        };
         Ok(opened.cache.get_or_init(|| cache).clone())
     }
 
@@ -212,6 +229,10 @@ impl fmt::Display for ProcessStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)
     }
+}
+
+fn is_directory_in_use(error: &Error) -> bool {
+    matches!(error, Error::Generic { source, .. } if source.is::<DirectoryInUse>())
 }
 
 fn failed<T: Send + 'static>(error: Error) -> BoxStream<'static, Result<T>> {

@@ -1,12 +1,13 @@
-//! Log lines about the server of a store: whether it is used, and why not.
+//! Log lines about the caches of a store: whether its server is used, and why not.
 //!
-//! The client works without a log of Python, on threads that may not enter it (runtime.R2). So each call that has waited
-//! looks at its end whether the client has attached or lost its server.
+//! The caches work without a log of Python, on threads that may not enter it (runtime.R2). So each call that has waited
+//! looks at its end whether the client has attached or lost its server, and whether there is a line to log.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use arc_swap::ArcSwapOption;
 use millpond_serve::SharedStore;
 use pyo3::prelude::*;
 
@@ -50,6 +51,23 @@ fn log(py: Python<'_>, level: Level, text: String) {
         .and_then(|module| module.call_method1("log", (number, text)));
     // At the end of the interpreter there is no log.
     drop(logged);
+}
+
+/// A line that a thread of the runtime has left for the log.
+static NOTED: ArcSwapOption<String> = ArcSwapOption::const_empty();
+
+/// Leaves a line for the log, at the end of a call.
+pub(crate) fn note(text: String) {
+    NOTED.store(Some(Arc::new(text)));
+}
+
+/// Logs the line that was left.
+pub(crate) fn log_noted(py: Python<'_>) {
+    if NOTED.load().is_some()
+        && let Some(text) = NOTED.swap(None)
+    {
+        log(py, Level::Info, (*text).clone());
+    }
 }
 
 impl ServerWatch {

@@ -17,6 +17,7 @@ use crate::store::failure;
 use crate::store::listing::ListStream;
 use crate::store::operation::{self, reply};
 use crate::store::runtime;
+use crate::store::server_watch;
 use crate::store::settings::{self, SocketChoice, StoreSettings};
 use crate::store::writer::{ObjectWriter, Upload};
 use crate::wait::wait_for;
@@ -24,7 +25,8 @@ use crate::wait::wait_for;
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (url, *, memory, disk, freshness, options, socket))]
+    #[pyo3(signature = (url, *, memory, disk, freshness, options, socket, needs_disk=true))]
+    #[expect(clippy::too_many_arguments, reason = "those of `millpond.store`")]
     fn new(
         py: Python<'_>,
         url: String,
@@ -33,6 +35,7 @@ impl Store {
         freshness: &Bound<'_, PyAny>,
         options: Option<&Bound<'_, PyDict>>,
         socket: &Bound<'_, PyAny>,
+        needs_disk: bool,
     ) -> PyResult<Store> {
         let freshness = settings::freshness(freshness)?;
         let options = settings::options(options)?;
@@ -47,8 +50,9 @@ impl Store {
         }
         if !is_attached {
             // Errors of the settings are raised here.
-            py.detach(|| caches.own.cache())
+            py.detach(|| caches.own.cache_with(needs_disk))
                 .map_err(|error| failure::of_store(&error, &settings.url))?;
+            server_watch::log_noted(py);
         }
         Ok(Store { settings, caches: Some(caches) })
     }
