@@ -1,6 +1,8 @@
 """Goal: an open file of `millpond.fsspec` makes the whole object or none, and reads one version of it."""
 
+import ctypes
 import multiprocessing
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -95,6 +97,93 @@ def test_a_block_that_raises_makes_no_object(place: "tuple[Any, str]", length: i
         with fs.open(f"{root}/pond") as file:
             1 / 0
     assert file.closed
+
+
+def test_an_open_file_is_of_one_version(place: "tuple[Any, str]") -> None:
+    """Incident: each read returned the newest version, so a reader had the footer of one file and the rows of another."""
+    fs, root = place
+    old, new = content(0, 100_000), content(7, 150_000)
+    for change in [new, new[:100_000], new[:10]]:
+        fs.pipe_file(f"{root}/pond", old)
+        file = fs.open(f"{root}/pond")
+        buffer = bytearray(9)
+        assert file.read(9) == old[:9] and file.readinto(buffer) == 9 and buffer == old[9:18]
+        file.seek(-9, 2)
+        assert file.readinto(bytearray(100)) == 9
+        fs.pipe_file(f"{root}/pond", change)
+        for read in [lambda: file.read(9), file.read, lambda: file.readinto(bytearray(9)), file.readline]:
+            file.seek(99_000)
+            with pytest.raises(millpond.PreconditionError, match="changed since it was opened"):
+                read()
+        file.close()
+        assert fs.cat_file(f"{root}/pond") == change
+
+
+def test_caches_of_fsspec_read_one_version(place: "tuple[Any, str]") -> None:
+    fs, root = place
+    data = content(0, 100_000)
+    fs.pipe_file(f"{root}/pond", data)
+    for kind in ["all", "readahead", "bytes", "first"]:
+        with fs.open(f"{root}/pond", cache_type=kind, block_size=1000) as file:
+            assert file.read(7) == data[:7] and file.readline() == data[7:11] and file.read() == data[11:]
+    with fs.open(f"{root}/pond", cache_type="readahead", block_size=1000) as file:
+        fs.pipe_file(f"{root}/pond", data[1:])
+        with pytest.raises(millpond.PreconditionError):
+            file.read(7)
+
+
+def test_a_pickled_file_is_of_one_version(place: "tuple[Any, str]") -> None:
+    fs, root = place
+    fs.pipe_file(f"{root}/pond", content(0, 1000))
+    file = fs.open(f"{root}/pond")
+    file.seek(5)
+    pickled = pickle.dumps(file)
+    assert pickle.loads(pickled).read(9) == content(5, 9)
+    fs.pipe_file(f"{root}/pond", content(9, 1000))
+    with pytest.raises(millpond.PreconditionError):
+        pickle.loads(pickled).read(9)
+
+
+def test_open_bounds_are_of_one_version(place: "tuple[Any, str]", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program changes the object after each look at its size."""
+    fs, root = place
+    path, sizes = f"{root}/pond", iter(range(1000, 9999))
+    store, name = fs._find_object(path)
+
+    class Changing:
+        def __getattr__(self, called: str) -> Any:
+            return getattr(store, called)
+
+        def head(self, name: str) -> Any:
+            meta = store.head(name)
+            fs.pipe_file(path, content(0, next(sizes)))
+            return meta
+
+        async def head_async(self, name: str) -> Any:
+            meta = await store.head_async(name)
+            await fs._pipe_file(path, content(0, next(sizes)))
+            return meta
+
+    fs.pipe_file(path, content(0, 999))
+    monkeypatch.setattr(fs, "_find_object", lambda path: (Changing(), name))
+    read = [fs.cat_file(path, -9), fs.cat_file(path, 3), fs.cat_file(path, None, 5)]
+    assert read == [content(999 - 9, 9), content(3, 999 - 3), content(0, 5)]
+    read = fs.cat_ranges([path] * 3, [-9, 3, None], [None, None, 5])
+    assert read == [content(999 - 9, 9), content(3, 999 - 3), content(0, 5)]
+    with pytest.raises(millpond.PreconditionError):
+        fs.cat_file(path, -9, -3)
+    (error,) = fs.cat_ranges([path], [-9], [-3])
+    assert isinstance(error, millpond.PreconditionError)
+
+
+def test_any_buffer_is_read_into(place: "tuple[Any, str]") -> None:
+    fs, root = place
+    fs.pipe_file(f"{root}/pond", content(0, 1000))
+    # `memoryview.cast` does not take its format.
+    array = (ctypes.c_int32.__ctype_be__ * 5)()
+    with fs.open(f"{root}/pond") as file:
+        assert file.readinto(array) == 20 and bytes(array) == content(0, 20)
+        assert file.readinto(bytearray()) == 0
 
 
 def test_threads_open_a_bucket_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ b'lilies'
 """
 
 import asyncio
-import errno
 import os
 import threading
 from collections.abc import Iterable
@@ -18,16 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.spec import AbstractBufferedFile
 from fsspec.utils import stringify_path
 
-from millpond._millpond import ObjectWriter, Store, StoreError
+from millpond._fsspec_file import COPY_BYTES, MillpondFile
+from millpond._millpond import PreconditionError, Store, StoreError
 from millpond._objects import from_settings
 
 if TYPE_CHECKING:
-    from millpond._millpond import ObjectMeta
+    from millpond._millpond import GetOptions, ObjectMeta
 
-_COPY_BYTES = 8 << 20
+# Repeats of a read whose object changes between its size and its bytes. Untuned.
+_REPEATS_MAX = 8
 
 # Held while a file system opens a store.
 _opening = threading.Lock()
@@ -177,19 +177,37 @@ class MillpondFileSystem(AsyncFileSystem):
         first, last, _ = slice(start, end).indices(size)
         return first, max(first, last)
 
+    def _range_of(self, start: "int | None", end: "int | None") -> "GetOptions | None":
+        """The range as an option of `get`, for which the store resolves open bounds; `None` if it needs the size."""
+        if end is None:
+            return {"range": {"offset": start or 0} if (start or 0) >= 0 else {"suffix": -(start or 0)}}
+        return {"range": (start or 0, end)} if end > (start or 0) >= 0 else None
+
     async def _cat_file(self, path: str, start: "int | None" = None, end: "int | None" = None, **kwargs: Any) -> bytes:
         store, name = self._find_object(path)
         if start is None and end is None:
             cached = store._get_cached(name)
             return await (await store.get_async(name)).bytes_async() if cached is None else cached
-        if start is None or end is None or start < 0 or end < 0 or end <= start:
-            start, end = self._bounds((await store.head_async(name))["size"], start, end)
-        try:
-            return await store.get_range_async(name, start=start, end=end)
-        except StoreError:
-            if start < (await store.head_async(name))["size"]:
-                raise
-            return b""
+        asked = self._range_of(start, end)
+        for repeat in range(_REPEATS_MAX + 1):
+            try:
+                if start is not None and end is not None and asked is not None:
+                    return await store.get_range_async(name, start=start, end=end)
+                if asked is not None:
+                    return await (await store.get_async(name, options=asked)).bytes_async()
+                meta = await store.head_async(name)
+                first, last = self._bounds(meta["size"], start, end)
+                return await store._get_version_range_async(name, start=first, end=last, e_tag=meta["e_tag"])
+            except PreconditionError:
+                # Another version has come after the size was read.
+                if repeat == _REPEATS_MAX:
+                    raise
+            except StoreError:
+                first, last = self._bounds((await store.head_async(name))["size"], start, end)
+                if first < last:
+                    raise
+                return b""
+        raise AssertionError("the last repeat returns or raises")
 
     def cat_file(self, path: str, start: "int | None" = None, end: "int | None" = None, **kwargs: Any) -> bytes:
         # Without a turn of fsspec's loop, which takes many times as long as a read of cached bytes.
@@ -197,14 +215,25 @@ class MillpondFileSystem(AsyncFileSystem):
         if start is None and end is None:
             cached = store._get_cached(name)
             return store.get(name).bytes() if cached is None else cached
-        if start is None or end is None or start < 0 or end < 0 or end <= start:
-            start, end = self._bounds(store.head(name)["size"], start, end)
-        try:
-            return store.get_range(name, start=start, end=end)
-        except StoreError:
-            if start < store.head(name)["size"]:
-                raise
-            return b""
+        asked = self._range_of(start, end)
+        for repeat in range(_REPEATS_MAX + 1):
+            try:
+                if start is not None and end is not None and asked is not None:
+                    return store.get_range(name, start=start, end=end)
+                if asked is not None:
+                    return store.get(name, options=asked).bytes()
+                meta = store.head(name)
+                first, last = self._bounds(meta["size"], start, end)
+                return store._get_version_range(name, start=first, end=last, e_tag=meta["e_tag"])
+            except PreconditionError:
+                if repeat == _REPEATS_MAX:
+                    raise
+            except StoreError:
+                first, last = self._bounds(store.head(name)["size"], start, end)
+                if first < last:
+                    raise
+                return b""
+        raise AssertionError("the last repeat returns or raises")
 
     def cat_ranges(
         self,
@@ -279,23 +308,22 @@ class MillpondFileSystem(AsyncFileSystem):
 
         async def read(path: str, numbers: "list[int]") -> None:
             asked = [(starts[n], ends[n]) for n in numbers]
-            try:
-                store, name = self._find_object(path)
-                if any(start is None or end is None or start < 0 or end < start for start, end in asked):
-                    size = (await store.head_async(name))["size"]
-                    asked = [self._bounds(size, start, end) for start, end in asked]
-                read = await store.get_ranges_async(
-                    name, starts=[one[0] for one in asked], ends=[one[1] for one in asked]
-                )
-                for n, data in zip(numbers, read):
-                    results[n] = data
-            except Exception:
-                # One range may be at fault: each gets its own bytes or error.
-                for n in numbers:
-                    try:
-                        results[n] = await self._cat_file(path, starts[n], ends[n])
-                    except Exception as error:
-                        results[n] = error
+            if all(start is not None and end is not None and 0 <= start <= end for start, end in asked):
+                try:
+                    store, name = self._find_object(path)
+                    read = await store.get_ranges_async(
+                        name, starts=[one[0] for one in asked], ends=[one[1] for one in asked]
+                    )
+                    for n, data in zip(numbers, read):
+                        results[n] = data
+                    return
+                except Exception:
+                    pass  # One range may be at fault: each gets its own bytes or error.
+            each = (self._cat_file(path, starts[n], ends[n]) for n in numbers)
+            for n, result in zip(numbers, await asyncio.gather(*each, return_exceptions=True)):
+                if isinstance(result, BaseException) and not isinstance(result, Exception):
+                    raise result
+                results[n] = result
 
         await asyncio.gather(*(read(path, numbers) for path, numbers in self._by_path(paths).items()))
         if on_error == "raise":
@@ -318,7 +346,7 @@ class MillpondFileSystem(AsyncFileSystem):
         folder = os.path.dirname(os.path.abspath(lpath))
         os.makedirs(folder, exist_ok=True)
         with open(lpath, "wb") as file:
-            async for piece in result.stream(_COPY_BYTES):
+            async for piece in result.stream(COPY_BYTES):
                 file.write(piece)
                 callback.relative_update(len(piece))
 
@@ -338,14 +366,14 @@ class MillpondFileSystem(AsyncFileSystem):
         size = os.path.getsize(lpath)
         callback.set_size(size)
         with open(lpath, "rb") as file:
-            if mode == "create" or size <= _COPY_BYTES:
+            if mode == "create" or size <= COPY_BYTES:
                 await self._pipe_file(rpath, file.read(), mode=mode)
                 callback.relative_update(size)
                 return
 
             def send() -> None:
                 with store.open_writer(name) as writer:
-                    while data := file.read(_COPY_BYTES):
+                    while data := file.read(COPY_BYTES):
                         writer.write(data)
                         callback.relative_update(len(data))
 
@@ -389,12 +417,12 @@ class MillpondFileSystem(AsyncFileSystem):
 
         async def send() -> None:
             result = await store.get_async(name)
-            if result.meta["size"] <= _COPY_BYTES:
+            if result.meta["size"] <= COPY_BYTES:
                 await other.put_async(other_name, await result.bytes_async())
                 return
             loop = asyncio.get_running_loop()
             with other.open_writer(other_name) as writer:
-                async for piece in result.stream(_COPY_BYTES):
+                async for piece in result.stream(COPY_BYTES):
                     await loop.run_in_executor(None, writer.write, piece)
 
         await send()
@@ -436,7 +464,7 @@ class MillpondFileSystem(AsyncFileSystem):
         autocommit: bool = True,
         cache_options: "dict[str, Any] | None" = None,
         **kwargs: Any,
-    ) -> "MillpondFile":
+    ) -> MillpondFile:
         return MillpondFile(
             self,
             path,
@@ -446,110 +474,6 @@ class MillpondFileSystem(AsyncFileSystem):
             cache_options=cache_options,
             **{"cache_type": "none", **kwargs},
         )
-
-
-class MillpondFile(AbstractBufferedFile):
-    """An object that is open for reading or writing. Reads go to the store's cache, without a buffer between."""
-
-    DEFAULT_BLOCK_SIZE = _COPY_BYTES
-
-    def __init__(self, fs: MillpondFileSystem, path: str, mode: str, **kwargs: Any) -> None:
-        self._object, self._name = fs._find_object(path)
-        self._writer: "ObjectWriter | None" = None
-        self._has_failed = False
-        if mode == "ab":
-            raise NotImplementedError(f"{path!r}: an object can't be appended to")
-        if mode == "xb" and fs.exists(path):
-            raise FileExistsError(17, "The object exists", path)
-        super().__init__(fs, path, mode, **kwargs)
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        return self._object.get_range(self._name, start=start, end=end) if start < end else b""
-
-    def read(self, length: "int | None" = -1) -> bytes:
-        if self.mode != "rb" or self.closed or self.cache.name != "none":
-            return super().read(-1 if length is None else length)
-        # Without the layers of fsspec, whose caches are not used.
-        end = self.size if length is None or length < 0 else min(self.loc + length, self.size)
-        data = self._fetch_range(self.loc, end)
-        self.loc += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        if self.mode != "rb" or self.closed or self.cache.name != "none":
-            view = memoryview(buffer).cast("B")
-            data = self.read(len(view))
-            view[: len(data)] = data
-            return len(data)
-        if self.loc >= self.size or not len(memoryview(buffer).cast("B")):
-            return 0
-        read = self._object.get_range_into(self._name, buffer, start=self.loc)
-        self.loc += read
-        return read
-
-    # Writes collect a block, and send it as a part of the object.
-
-    def _initiate_upload(self) -> None:
-        if not self.autocommit:
-            raise NotImplementedError("transactions are not supported")
-
-    def _upload_chunk(self, final: bool = False) -> bool:
-        if final and self._writer is None:
-            # A multipart upload has no condition: an object that another program makes during the write is overwritten.
-            self._object.put(self._name, self.buffer.getbuffer(), mode="create" if self.mode == "xb" else "overwrite")
-            return True
-        if self._writer is None:
-            self._writer = self._object.open_writer(self._name)
-        self._writer.write(self.buffer.getbuffer())
-        if final:
-            self._writer.close()
-        return True
-
-    def write(self, data: Any) -> int:
-        if not self.closed:
-            self._check_earlier_writes()
-        return super().write(data)
-
-    def flush(self, force: bool = False) -> None:
-        if self.closed or self.mode == "rb":
-            super().flush(force)
-            return
-        self._check_earlier_writes()
-        # fsspec keeps the block until it is sent. After an interruption it may be sent and kept, so it is not sent again.
-        self._has_failed = True
-        super().flush(force)
-        self._has_failed = False
-
-    def _check_earlier_writes(self) -> None:
-        if self._has_failed:
-            raise StoreError(errno.EIO, "an earlier write of this object has failed", self.path)
-
-    def discard(self) -> None:
-        """Ends the file; no object is made."""
-        self.closed = True
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.abort()
-
-    def close(self) -> None:
-        if self._has_failed and not self.closed:
-            self.discard()
-            self._check_earlier_writes()
-        try:
-            super().close()
-        finally:
-            # The end of a writer that was not closed aborts its upload.
-            self._writer = None
-
-    def __exit__(self, *details: Any) -> None:
-        if details[0] is not None and self.mode != "rb" and not self.closed:
-            self.discard()
-        else:
-            self.close()
-
-    def __del__(self) -> None:
-        if not self.closed and not self._has_failed:
-            self.close()
 
 
 class MillpondS3FileSystem(MillpondFileSystem):

@@ -9,8 +9,8 @@ use futures_util::StreamExt;
 use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
-    CopyMode, CopyOptions, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions,
-    RenameOptions, RenameTargetMode, Result,
+    CopyMode, CopyOptions, Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode,
+    PutMultipartOptions, PutOptions, RenameOptions, RenameTargetMode, Result,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -113,6 +113,40 @@ impl Store {
                 return Ok(reply(|py| Ok(convert::to_bytes(py, &[])?.unbind())));
             }
             let bytes = caches.store.get_range(&path, range).await?;
+            Ok(reply(move |py| Ok(convert::to_bytes(py, &[bytes])?.unbind())))
+        })
+    }
+
+    /// A read of the version with this ETag. `None`: of any version.
+    pub(super) fn start_get_version_range(
+        &self,
+        path: &str,
+        range: Range<u64>,
+        e_tag: Option<String>,
+    ) -> PyResult<Operation> {
+        if e_tag.is_none() || range.is_empty() {
+            return self.start_get_range(path, range);
+        }
+        self.operation(path, |caches, path| async move {
+            let changed = || Error::Precondition {
+                path: path.to_string(),
+                source: "the object has changed since it was opened".into(),
+            };
+            // Without `if_match`, as the cache serves such reads without a request.
+            let options = GetOptions::new().with_range(Some(range));
+            let response = match caches.store.get_opts(&path, options).await {
+                Ok(response) => response,
+                // The range may be after the end of another version.
+                Err(error) => {
+                    let meta = caches.store.head(&path).await;
+                    let is_other = meta.is_ok_and(|meta| meta.e_tag != e_tag);
+                    return Err(if is_other { changed() } else { error });
+                }
+            };
+            if response.meta.e_tag != e_tag {
+                return Err(changed());
+            }
+            let bytes = response.bytes().await?;
             Ok(reply(move |py| Ok(convert::to_bytes(py, &[bytes])?.unbind())))
         })
     }

@@ -142,20 +142,66 @@ impl Store {
         buffer: &Bound<'_, PyAny>,
         start: u64,
     ) -> PyResult<usize> {
+        self._get_range_into(py, path, buffer, start, u64::MAX, None)
+    }
+
+    /// The same, up to byte `end`, of the version with this ETag. For `millpond.fsspec`.
+    #[pyo3(signature = (path, buffer, *, start, end, e_tag))]
+    fn _get_range_into(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        buffer: &Bound<'_, PyAny>,
+        start: u64,
+        end: u64,
+        e_tag: Option<String>,
+    ) -> PyResult<usize> {
         let memory = PyMemory::writable(buffer)?;
-        let range = convert::range(start, None, Some(memory.len() as u64))?;
+        let mut range = convert::range(start, None, Some(memory.len() as u64))?;
+        range.end = range.end.min(end).max(start);
         let at = memory.start();
-        let location = convert::path(path)?;
-        // SAFETY: an exported, writable buffer is valid for writes of its length, that of the range, until it is dropped.
-        if let Some(len) = unsafe { self.copy_cached_range(py, &location, &range, at) } {
-            return Ok(len);
+        if e_tag.is_none() {
+            let location = convert::path(path)?;
+            // SAFETY: an exported, writable buffer is valid for writes of its length, that of the range or more, until it is
+            // dropped.
+            if let Some(len) = unsafe { self.copy_cached_range(py, &location, &range, at) } {
+                return Ok(len);
+            }
         }
-        let read = self.start_get_range(path, range)?.run(py)?;
+        let read = self.start_get_version_range(path, range, e_tag)?.run(py)?;
         let read = read.bind(py).cast::<PyBytes>()?.as_bytes();
         // SAFETY: `memory` is valid for writes of its length, which no read exceeds; the bytes object is not its memory, as that
         // is read-only.
         unsafe { std::ptr::copy_nonoverlapping(read.as_ptr(), at, read.len()) };
         Ok(read.len())
+    }
+
+    /// `get_range` of the version with this ETag; `PreconditionError` if there is another one. For `millpond.fsspec`.
+    #[pyo3(signature = (path, *, start, end, e_tag))]
+    fn _get_version_range(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        start: u64,
+        end: u64,
+        e_tag: Option<String>,
+    ) -> PyResult<Py<PyAny>> {
+        let range = convert::range(start, Some(end), None)?;
+        self.start_get_version_range(path, range, e_tag)?.run(py)
+    }
+
+    /// The same for asyncio.
+    #[pyo3(signature = (path, *, start, end, e_tag))]
+    fn _get_version_range_async(
+        &self,
+        py: Python<'_>,
+        path: &str,
+        start: u64,
+        end: u64,
+        e_tag: Option<String>,
+    ) -> PyResult<Py<PyAny>> {
+        let range = convert::range(start, Some(end), None)?;
+        self.start_get_version_range(path, range, e_tag)?.coroutine(py)
     }
 
     /// `await store.get_range_async(path, start=..., end=...)`: `get_range` for asyncio. Cached bytes are returned without a
