@@ -23,7 +23,8 @@ use crate::process::{self, lock};
 const CAPACITY: usize = 1024;
 
 struct InFlight {
-    future: Py<PyAny>,
+    /// `None`: cancelled. A future refers to its loop, and the loop's entry to this.
+    future: Option<Py<PyAny>>,
     file: Py<File>,
     memory: Memory,
 }
@@ -60,7 +61,8 @@ impl LoopQueue {
         request: Request,
     ) -> PyResult<Option<u64>> {
         let py = file.py();
-        let waiter = InFlight { future: future.unbind(), file: file.clone().unbind(), memory };
+        let waiter =
+            InFlight { future: Some(future.unbind()), file: file.clone().unbind(), memory };
         let number = {
             let mut table = lock(&self.table);
             table.last += 1;
@@ -167,10 +169,22 @@ impl LoopQueue {
 
     /// Cancels a request, if that is possible; it completes in any case.
     fn cancel(&self, py: Python<'_>, number: u64) -> bool {
+        let request = |table: &mut Table| table.in_flight.get_mut(&number)?.future.take();
+        let future = request(&mut lock(&self.table));
+        drop(future);
         py.detach(|| self.queue.cancel(number))
     }
 
-    /// The completions: tuples of a future, its result and its error, one of which is `None`.
+    /// Drops all futures, for a loop that has ended.
+    fn forget_futures(&self) {
+        let take = |table: &mut Table| -> Vec<_> {
+            table.in_flight.values_mut().filter_map(|request| request.future.take()).collect()
+        };
+        let futures = take(&mut lock(&self.table));
+        drop(futures);
+    }
+
+    /// The completions that a future waits for: tuples of the future, its result and its error, one of which is `None`.
     fn completions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         let fd = self.queue.eventfd().map_err(|error| error::of_engine(&error, None))?;
@@ -181,6 +195,7 @@ impl LoopQueue {
             let Some(waiter) = lock(&self.table).in_flight.remove(&completion.user_data()) else {
                 continue;
             };
+            let Some(future) = waiter.future else { continue };
             match completion.result() {
                 Ok(moved) => match waiter.memory {
                     Memory::Bytes(bytes) => {
@@ -190,15 +205,15 @@ impl LoopQueue {
                             PyBytes::new(py, &bytes.as_bytes()[..moved])
                         };
                         let bytes = if is_whole { bytes } else { cut(bytes) };
-                        list.append((waiter.future, bytes, py.None()))?;
+                        list.append((future, bytes, py.None()))?;
                     }
                     Memory::None | Memory::Buffer(_) => {
-                        list.append((waiter.future, moved, py.None()))?;
+                        list.append((future, moved, py.None()))?;
                     }
                 },
                 Err(error) => {
                     let exception = waiter.file.get().error(error);
-                    list.append((waiter.future, py.None(), exception.into_value(py)))?;
+                    list.append((future, py.None(), exception.into_value(py)))?;
                 }
             }
         }
@@ -208,6 +223,7 @@ impl LoopQueue {
 
 impl Drop for LoopQueue {
     fn drop(&mut self) {
+        self.forget_futures();
         let table = mem::take(&mut *lock(&self.table));
         if !table.in_flight.is_empty() {
             // Requests in flight write to this memory, and the queue must live until they end.

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import io
 import os
+import weakref
 from pathlib import Path
 
 import millpond
@@ -90,29 +91,74 @@ def test_cancelled_reads_keep_their_memory(data: Path) -> None:
 
 
 def test_a_loop_may_end_with_reads_in_flight(data: Path) -> None:
-    for _ in range(20):
-        file = engine().open(data)
+    for cancels in [True, False]:
+        for _ in range(20):
+            file = engine().open(data)
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(file.apread(100_000, 7))
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            if cancels:
+                task.cancel()
+                loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+            loop.close()
+            known = weakref.ref(loop)
+            del loop, task
+            if not cancels:
+                # The entry of a closed loop ends with the first call of the next loop.
+                asyncio.run(engine().open(data).sync_async())
+            assert is_freed(known)
+            del file
+
+
+def test_a_loop_may_end_with_calls_of_a_store_in_flight(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slow")
+    store = millpond.store(f"file://{tmp_path}")
+    for cancels in [True, False]:
         loop = asyncio.new_event_loop()
-        task = loop.create_task(file.apread(100_000, 7))
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-        task.cancel()
-        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        task = loop.create_task(store.get_async("slow"))
+        loop.run_until_complete(asyncio.sleep(0.01))
+        if cancels:
+            task.cancel()
+            loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
         loop.close()
-        del loop, task, file
-        gc.collect()
+        known = weakref.ref(loop)
+        del loop, task
+        if not cancels:
+            (tmp_path / "pond").touch()
+            asyncio.run(asyncio.wait_for(store.get_async("pond"), 60))
+        assert is_freed(known)
+    os.close(os.open(tmp_path / "slow", os.O_RDWR | os.O_NONBLOCK))  # ends the threads' waits
 
 
 def test_loops_are_freed(data: Path) -> None:
-    import weakref
-
     loop = asyncio.new_event_loop()
     loop.run_until_complete(millpond.open(data).apread(300_000, 0))
     loop.close()
     known = weakref.ref(loop)
     del loop
-    gc.collect()
-    assert known() is None
+    assert is_freed(known)
+
+
+def test_the_queue_of_an_engine_ends_with_it(data: Path) -> None:
+    """Incident: the loop held the queue, and so the memory of the engine."""
+
+    from millpond import _aio
+
+    async def main() -> None:
+        for _ in range(5):
+            file = engine().open(data)
+            assert await file.apread(100_000, 7) == content(7, 100_000)
+            (own,) = _aio._queues[asyncio.get_running_loop()].values()
+            known = [weakref.ref(file.engine), weakref.ref(own), weakref.ref(own.queue)]
+            del file, own
+            gc.collect()
+            # The loop removes its reader.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert [one() for one in known] == [None] * 3
+
+    asyncio.run(main())
 
 
 def test_a_child_has_loops_of_its_own(data: Path) -> None:

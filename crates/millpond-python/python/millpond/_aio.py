@@ -19,17 +19,31 @@ Result = TypeVar("Result", int, bytes)
 
 
 class _LoopQueue:
-    """The queue of a loop and an engine. It does not refer to the loop, whose dictionary entry it is."""
+    """The queue of a loop and an engine. It does not refer to the loop, whose dictionary entry it is, nor the loop to it: it
+    ends with the engine or the loop, whichever is first."""
 
     def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
         self.queue = _Queue(engine)
         self.without_room: "deque[asyncio.Future[None]]" = deque()
-        loop.add_reader(self.queue.fileno(), self.complete)
+        self.loop = weakref.ref(loop)
+        loop.add_reader(self.queue.fileno(), _complete, weakref.ref(self))
+
+    def __del__(self) -> None:
+        queue: "_Queue | None" = getattr(self, "queue", None)
+        loop: "asyncio.AbstractEventLoop | None" = getattr(self, "loop", lambda: None)()
+        # In a child of fork the loop is the parent's.
+        if queue is None or loop is None or not queue.is_usable():
+            return
+        try:
+            # This may be another thread. The loop holds the queue until then, so that its descriptor has no other use.
+            loop.call_soon_threadsafe(_remove, weakref.ref(loop), queue)
+        except RuntimeError:
+            pass  # The loop is closed.
 
     def complete(self) -> None:
         for future, result, error in self.queue.completions():
-            # A future that was cancelled, or whose loop has ended, waits for nothing.
-            if future.done() or future.get_loop().is_closed():
+            # A future that was cancelled waits for nothing.
+            if future.done():
                 continue
             if error is not None:
                 future.set_exception(error)
@@ -57,13 +71,34 @@ class _LoopQueue:
             raise
 
 
+def _complete(own: "weakref.ref[_LoopQueue]") -> None:
+    queue = own()
+    if queue is not None:
+        queue.complete()
+
+
+def _remove(loop: "weakref.ref[asyncio.AbstractEventLoop]", queue: _Queue) -> None:
+    known = loop()
+    if known is not None:
+        known.remove_reader(queue.fileno())
+
+
 _queues: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakKeyDictionary[Engine, _LoopQueue]]"
 _queues = weakref.WeakKeyDictionary()
 
 
 def _queue_of(file: File) -> _LoopQueue:
     loop = asyncio.get_running_loop()
-    queues = _queues.setdefault(loop, weakref.WeakKeyDictionary())
+    queues = _queues.get(loop)
+    if queues is None:
+        # The futures of requests that are in flight refer to their loop.
+        for known in _queues.keyrefs():
+            other = known()
+            if other is not None and other.is_closed():
+                ended = _queues.pop(other, None)
+                for one in ended.values() if ended is not None else ():
+                    one.queue.forget_futures()
+        queues = _queues[loop] = weakref.WeakKeyDictionary()
     queue = queues.get(file.engine)
     # In a child of fork the queue is the parent's.
     if queue is None or not queue.queue.is_usable():

@@ -16,6 +16,13 @@ def _completions_of(loop: asyncio.AbstractEventLoop) -> _Completions:
     own = _of_loops.get(loop)
     # In a child of fork they are the parent's.
     if own is None or not own.is_usable():
+        # The futures of operations that are in flight refer to their loop.
+        for known in _of_loops.keyrefs():
+            other = known()
+            if other is not None and other.is_closed():
+                ended = _of_loops.pop(other, None)
+                if ended is not None:
+                    ended.forget_futures()
         own = _of_loops[loop] = _Completions()
         loop.add_reader(own.fileno(), _complete, own)
     return own
@@ -23,9 +30,6 @@ def _completions_of(loop: asyncio.AbstractEventLoop) -> _Completions:
 
 def _complete(own: _Completions) -> None:
     for future, result, error in own.completions():
-        # A future that was cancelled, or whose loop has ended, waits for nothing.
-        if future.done() or future.get_loop().is_closed():
-            continue
         if error is not None:
             future.set_exception(error)
         else:
