@@ -176,6 +176,28 @@ def test_open_bounds_are_of_one_version(place: "tuple[Any, str]", monkeypatch: p
     assert isinstance(error, millpond.PreconditionError)
 
 
+def test_lines_are_few_requests(tmp_path: Path) -> None:
+    """Incident: each line was a read of 8 MiB, and a request."""
+    fs = fsspec.filesystem("millpond+file", skip_instance_cache=True)
+    lines = [b"%d: " % n + content(n, n % 300).replace(b"\n", b"") + b"\n" for n in range(5000)]
+    lines += [b"long" * 100_000 + b"\n", b"\n", b"without end"]
+    path = str(tmp_path / "lines")
+    fs.pipe_file(path, b"".join(lines))
+    with fs.open(path) as file:
+        (store,) = fs._stores.values()
+        before = store.stats()["requests"]
+        assert list(file) == lines
+        assert file.tell() == file.size and file.readline() == b""
+        assert store.stats()["requests"] - before < 250
+        file.seek(len(lines[0]) + 1)
+        assert file.readline() == lines[1][1:] and file.read(3) == lines[2][:3]
+        assert file.tell() == len(lines[0] + lines[1]) + 3 and file.readline() == lines[2][3:]
+        file.seek(0)
+        found = b"".join(lines).index(b"99: ")
+        assert file.readuntil(b"99: ", blocks=7) == b"".join(lines)[: found + 4]
+        assert file.readuntil(b"no such bytes") == b"".join(lines)[found + 4 :]
+
+
 def test_any_buffer_is_read_into(place: "tuple[Any, str]") -> None:
     fs, root = place
     fs.pipe_file(f"{root}/pond", content(0, 1000))

@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from millpond.fsspec import MillpondFileSystem
 
 COPY_BYTES = 8 << 20
+# The first read for a line; each further one is twice as long.
+_LINE_BYTES = 8 << 10
 
 
 class MillpondFile(AbstractBufferedFile):
-    """An object that is open for reading or writing. Reads go to the store's cache, without a buffer between.
+    """An object that is open for reading or writing. Reads go to the store's cache; only lines have a buffer between.
 
     All reads are of the version that was opened. If another one is found, they raise `PreconditionError`.
     """
@@ -38,6 +40,9 @@ class MillpondFile(AbstractBufferedFile):
         self.fs, self.path = fs, path
         if mode == "rb" and fs._settings["freshness"] != "immutable":
             self._e_tag = e_tag or self.details.get("ETag")
+        # The bytes that were read for lines, and their place.
+        self._ahead = b""
+        self._ahead_start = 0
         # Some caches of fsspec read here.
         super().__init__(fs, path, mode, **kwargs)
 
@@ -72,6 +77,27 @@ class MillpondFile(AbstractBufferedFile):
         )
         self.loc += read
         return read
+
+    def readuntil(self, char: bytes = b"\n", blocks: "int | None" = None) -> bytes:
+        if not self._is_direct():
+            return super().readuntil(char, blocks)
+        held = self.loc - self._ahead_start
+        if not 0 <= held <= len(self._ahead):
+            self._ahead, self._ahead_start, held = b"", self.loc, 0
+        searched, length = held, blocks or _LINE_BYTES
+        while (at := self._ahead.find(char, searched)) < 0:
+            more_start = self._ahead_start + len(self._ahead)
+            more = self._fetch_range(more_start, min(more_start + length, self.size))
+            if not more:
+                break
+            self._ahead, self._ahead_start, held = self._ahead[held:], self.loc, 0
+            # `char` may lie across the bytes that were there and those that have come.
+            searched = max(0, len(self._ahead) - len(char) + 1)
+            self._ahead += more
+            length = min(2 * length, self.blocksize)
+        end = len(self._ahead) if at < 0 else at + len(char)
+        self.loc = self._ahead_start + end
+        return self._ahead[held:end]
 
     # Writes collect a block, and send it as a part of the object.
 
