@@ -2,13 +2,38 @@
 
 Run by `scripts/long python_objects`, on local files and on a real S3 server."""
 
+import asyncio
 import multiprocessing
+from pathlib import Path
 from typing import Any
 
+import fsspec
+import millpond
 import pytest
 from conftest import Place
 
 numpy = pytest.importorskip("numpy", reason="there is no numpy")
+
+
+def test_arrays_as_buffers(tmp_path: Path) -> None:
+    """numpy raises `ValueError` for a buffer that it can't export, and `memoryview.cast` takes no fields."""
+    store = millpond.store(f"file://{tmp_path}")
+    data = store.put("pond", bytes(range(96))) and bytes(range(96))
+    read_only = numpy.zeros(8)
+    read_only.flags.writeable = False
+    with millpond.open(tmp_path / "pond", "r+b") as file:
+        for unsuitable in [read_only, numpy.zeros(8)[::2]]:
+            for call in [lambda: file.readinto(unsuitable), lambda: store.get_range_into("pond", unsuitable, start=0)]:
+                with pytest.raises(TypeError, match="a writable contiguous buffer is needed"):
+                    call()
+        for write in [file.write, lambda gaps: file.pwrite(gaps, 0), lambda gaps: store.put("pond", gaps)]:
+            with pytest.raises(TypeError, match="a contiguous buffer is needed"):
+                write(numpy.zeros(8)[::2])
+        fields = numpy.zeros(8, dtype=[("depth", ">f8"), ("fish", "<i4")])
+        with fsspec.filesystem("millpond+file").open(f"{tmp_path}/pond") as object_file:
+            assert object_file.readinto(fields) == 96 and fields.tobytes() == data
+        assert asyncio.run(file.apwrite(fields, 7)) == 96
+        assert file.pread(96, 7) == data
 
 
 def test_pandas(place: Place) -> None:

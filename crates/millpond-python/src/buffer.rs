@@ -35,6 +35,8 @@ unsafe extern "C" {
 
 const PYBUF_SIMPLE: c_int = 0;
 const PYBUF_WRITABLE: c_int = 1;
+/// Any buffer.
+const PYBUF_FULL_RO: c_int = 0x11c;
 
 /// The contiguous memory of an object. It stays where it is, and valid, until this is dropped: the object refuses to
 /// resize or free exported memory. Other threads may change its bytes.
@@ -49,22 +51,16 @@ unsafe impl Send for PyMemory {}
 unsafe impl Sync for PyMemory {}
 
 impl PyMemory {
-    /// Memory to read from.
+    /// Memory to read from; a `TypeError` if it is not contiguous.
     pub(crate) fn readable(object: &Bound<'_, PyAny>) -> PyResult<PyMemory> {
         PyMemory::new(object, PYBUF_SIMPLE)
+            .map_err(|error| unsuitable(object, error, "a contiguous buffer"))
     }
 
     /// Memory to write to; a `TypeError` if the object permits no writes, as `io.FileIO.readinto` raises it.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<PyMemory> {
-        PyMemory::new(object, PYBUF_WRITABLE).map_err(|error| {
-            if !error.is_instance_of::<PyBufferError>(object.py()) {
-                return error;
-            }
-            let name = object.get_type().to_string();
-            PyTypeError::new_err(format!(
-                "a writable contiguous buffer is needed, not {name}: {error}"
-            ))
-        })
+        PyMemory::new(object, PYBUF_WRITABLE)
+            .map_err(|error| unsuitable(object, error, "a writable contiguous buffer"))
     }
 
     fn new(object: &Bound<'_, PyAny>, flags: c_int) -> PyResult<PyMemory> {
@@ -99,6 +95,18 @@ impl PyMemory {
     pub(crate) fn iovec(&self) -> libc::iovec {
         libc::iovec { iov_base: self.view.buf, iov_len: self.len() }
     }
+}
+
+/// A `TypeError` if the object has a buffer of another kind. Exporters raise `BufferError` for that, or, as numpy, `ValueError`.
+fn unsuitable(object: &Bound<'_, PyAny>, error: PyErr, needed: &str) -> PyErr {
+    let py = object.py();
+    let may_be =
+        error.is_instance_of::<PyBufferError>(py) || error.is_instance_of::<PyValueError>(py);
+    if !may_be || PyMemory::new(object, PYBUF_FULL_RO).is_err() {
+        return error;
+    }
+    let name = object.get_type().to_string();
+    PyTypeError::new_err(format!("{needed} is needed, not {name}: {error}"))
 }
 
 impl Drop for PyMemory {

@@ -139,19 +139,23 @@ impl LoopQueue {
         self.submit(file, future, Memory::Bytes(bytes.unbind()), request)
     }
 
-    /// Starts a write of `data`.
+    /// Starts a write of `data` without its first `skipped` bytes.
     fn write(
         &self,
         file: &Bound<'_, File>,
         future: Bound<'_, PyAny>,
         data: &Bound<'_, PyAny>,
         offset: i64,
+        skipped: usize,
     ) -> PyResult<Option<u64>> {
         let own = file.get().writable_file(file.py())?;
         let offset = file.get().offset(offset)?;
         let memory = PyMemory::readable(data)?;
+        let skipped = skipped.min(memory.len());
+        let start = memory.start().wrapping_add(skipped);
+        let iovec = libc::iovec { iov_base: start.cast(), iov_len: memory.len() - skipped };
         // SAFETY: as in `read`.
-        let request = unsafe { Request::write_lent(&own, &[memory.iovec()], offset) };
+        let request = unsafe { Request::write_lent(&own, &[iovec], offset) };
         self.submit(file, future, Memory::Buffer(memory), request)
     }
 

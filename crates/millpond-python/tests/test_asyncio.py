@@ -1,6 +1,7 @@
 """Goal: asyncio's reads and writes end with the right bytes, without a thread for each; a cancelled one keeps its memory."""
 
 import asyncio
+import ctypes
 import gc
 import io
 import os
@@ -88,6 +89,22 @@ def test_cancelled_reads_keep_their_memory(data: Path) -> None:
         assert await file.apread(10, 5) == content(5, 10)
 
     asyncio.run(main())
+
+
+def test_writes_of_any_buffer(data: Path) -> None:
+    async def main() -> None:
+        with engine().open(data, "r+b") as file:
+            # `memoryview.cast` does not take its format.
+            numbers = (ctypes.c_int32.__ctype_be__ * 5)(*range(5))
+            assert await file.apwrite(numbers, 7) == 20
+            assert await file.apread(20, 7) == bytes(numbers)
+
+    asyncio.run(main())
+
+
+def is_freed(known: "weakref.ref[asyncio.AbstractEventLoop]") -> bool:
+    gc.collect()
+    return known() is None
 
 
 def test_a_loop_may_end_with_reads_in_flight(data: Path) -> None:

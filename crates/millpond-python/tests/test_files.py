@@ -1,14 +1,18 @@
 """Goal: a file does what its documentation says, and wrong use raises the right exception."""
 
 import array
+import asyncio
 import errno
+import inspect
 import io
 import mmap
 import os
 import pickle
+import sys
 import threading
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import millpond
 import pytest
@@ -232,6 +236,48 @@ def test_memory_stays_exported_while_it_is_used(data: Path) -> None:
     with millpond.open(data) as file:
         assert file.readinto(buffer) == 100
     buffer.extend(b"resized, as it is released")
+
+
+def test_unsuitable_buffers_are_type_errors(data: Path) -> None:
+    class Numpy:
+        """Raises `ValueError`, as numpy does."""
+
+        def __init__(self, memory: memoryview) -> None:
+            self.memory = memory
+
+        def __buffer__(self, flags: int) -> memoryview:
+            if flags == inspect.BufferFlags.SIMPLE or flags & inspect.BufferFlags.WRITABLE:
+                raise ValueError("buffer source array is read-only, or not C-contiguous")
+            return self.memory
+
+    read_only, gaps = memoryview(bytes(8)), memoryview(bytearray(8))[::2]
+    store = millpond.store("memory://buffers")
+    store.put("pond", b"water lilies")
+    unsuitable: "list[Any]" = [gaps]
+    if sys.version_info >= (3, 12):
+        unsuitable.append(Numpy(read_only))
+    with millpond.open(data, "r+b") as file:
+        for one in [read_only, *unsuitable]:
+            for call in [
+                lambda: file.readinto(one),
+                lambda: file.preadv([one], 0),
+                lambda: store.get_range_into("pond", one, start=0),
+            ]:
+                with pytest.raises(TypeError, match="a writable contiguous buffer is needed"):
+                    call()
+        for one in unsuitable:
+            for call in [
+                lambda: file.write(one),
+                lambda: file.pwrite(one, 0),
+                lambda: store.put("pond", one),
+                lambda: asyncio.run(file.apwrite(one, 0)),
+            ]:
+                with pytest.raises(TypeError, match="a contiguous buffer is needed"):
+                    call()
+        released = memoryview(bytearray(8))
+        released.release()
+        with pytest.raises(ValueError, match="released"):
+            file.readinto(released)
 
 
 def test_lock_range(data: Path) -> None:

@@ -125,14 +125,13 @@ async def preadinto(file: File, buffer: "Buffer", offset: int) -> int:
 
 
 async def pwrite(file: File, data: "Buffer", offset: int) -> int:
-    view = memoryview(data).cast("B")
+    size = memoryview(data).nbytes
     done = 0
     own = _queue_of(file)
     while True:
-        rest = view[done:]
-        at = offset + done
-        done += await own.run(lambda future: own.queue.write(file, future, rest, at))
-        if done >= len(view):
+        skipped = done
+        done += await own.run(lambda future: own.queue.write(file, future, data, offset + skipped, skipped))
+        if done >= size:
             return done
 
 
