@@ -1,8 +1,9 @@
 //! Opens the store of a URL: `file://`, `memory://`, and with the feature `s3` `s3://` and `http(s)://`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -10,7 +11,7 @@ use object_store::{Error, ObjectStore};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::process::{self, lock};
+use crate::process;
 use crate::store::failure;
 #[cfg(not(feature = "s3"))]
 use crate::store::failure::StoreError;
@@ -112,17 +113,32 @@ pub(crate) fn open(url: &str, options: &[(String, String)]) -> Result<Place> {
     }
 }
 
+/// The stores `memory://NAME` of a process.
+struct MemoryStores {
+    stores: HashMap<String, Arc<InMemory>>,
+    generation: u64,
+}
+
 /// The store `memory://NAME` of this process. It lives as long as the process, like those of fsspec.
+///
+/// Called without the interpreter's lock, so a mutex could be locked at a fork.
 fn in_memory(name: &str) -> Arc<dyn ObjectStore> {
-    type Named = HashMap<String, Arc<InMemory>>;
-    static NAMED: Mutex<Option<(Named, u64)>> = Mutex::new(None);
-    let mut slot = lock(&NAMED);
-    if slot.as_ref().is_none_or(|(_, generation)| *generation != process::generation()) {
-        // A thread of the parent may have locked one of its stores at the fork, so a child leaks them.
-        std::mem::forget(slot.replace((Named::new(), process::generation())));
+    static NAMED: ArcSwapOption<MemoryStores> = ArcSwapOption::const_empty();
+    loop {
+        let named = NAMED.load_full();
+        let own = named.as_ref().filter(|named| named.generation == process::generation());
+        if let Some(store) = own.and_then(|named| named.stores.get(name)) {
+            return Arc::clone(store) as Arc<dyn ObjectStore>;
+        }
+        let mut stores = own.map(|named| named.stores.clone()).unwrap_or_default();
+        stores.insert(name.to_owned(), Arc::default());
+        let more = Some(Arc::new(MemoryStores { stores, generation: process::generation() }));
+        drop(NAMED.compare_and_swap(&named, more));
+        if own.is_none() {
+            // A thread of the parent may have locked one of its stores at the fork, so a child leaks them.
+            std::mem::forget(named);
+        }
     }
-    let (named, _) = slot.as_mut().expect("just put in place");
-    Arc::clone(named.entry(name.to_owned()).or_default()) as Arc<dyn ObjectStore>
 }
 
 #[cfg(not(feature = "s3"))]
