@@ -208,6 +208,44 @@ def test_any_buffer_is_read_into(place: "tuple[Any, str]") -> None:
         assert file.readinto(bytearray()) == 0
 
 
+def test_rm(place: "tuple[Any, str]") -> None:
+    fs, root = place
+    names = ["a/1", "a/b/2", "a/b/3.txt", "ab", "c/4"]
+    fs.pipe({f"{root}/{name}": b"x" for name in names})
+    for folder in ["a", "a/b"]:
+        with pytest.raises(OSError):
+            fs.rm(f"{root}/{folder}")
+    assert fs.find(root) == [f"{root}/{name}" for name in names]
+    found = fs.find(f"{root}/a", withdirs=True, detail=True)
+    assert [(name.removeprefix(root), info["type"]) for name, info in found.items()] == [
+        ("/a", "directory"), ("/a/1", "file"), ("/a/b", "directory"), ("/a/b/2", "file"), ("/a/b/3.txt", "file")
+    ]  # fmt: skip
+    assert fs.find(f"{root}/ab") == [f"{root}/ab"] and fs.find(f"{root}/none") == []
+    with pytest.raises(FileNotFoundError):
+        fs.rm(f"{root}/none", recursive=True)
+    fs.rm([f"{root}/a/b/*.txt", f"{root}/ab"], recursive=True)
+    assert fs.find(root) == [f"{root}/{name}" for name in ["a/1", "a/b/2", "c/4"]]
+    fs.rm(f"{root}/a", recursive=True)
+    assert fs.find(root) == [f"{root}/c/4"]
+
+
+def test_a_folder_is_removed_without_a_look_at_each_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fs = fsspec.filesystem("millpond+memory")
+    root = str(tmp_path).strip("/")
+    fs.pipe({f"{root}/{n // 10}/{n}": b"" for n in range(100)})
+    looks: "list[str]" = []
+    info = type(fs)._info
+
+    async def counted(self: Any, path: str, **named: Any) -> Any:
+        looks.append(path)
+        return await info(self, path, **named)
+
+    monkeypatch.setattr(type(fs), "_info", counted)
+    assert len(fs.find(root)) == 100
+    fs.rm(root, recursive=True)
+    assert looks == [] and fs.find(root) == []
+
+
 def test_threads_open_a_bucket_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Incident: two threads that used a bucket first opened it both, and one found the disk in use by the other."""
     import millpond.fsspec

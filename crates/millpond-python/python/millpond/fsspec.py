@@ -10,9 +10,11 @@ b'lilies'
 """
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Iterable
+from glob import has_magic
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fsspec.asyn import AsyncFileSystem, get_loop, sync
@@ -391,19 +393,67 @@ class MillpondFileSystem(AsyncFileSystem):
         maxdepth: "int | None" = None,
         **kwargs: Any,
     ) -> None:
-        found = await self._expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        is_directory = await self._find_to_remove(path, recursive, maxdepth)
         names: "dict[str, list[str]]" = {}
-        directories = []
-        for one in found:
-            url, name = self._place(self._strip_protocol(one))
-            if await self._isdir(one):
-                directories.append(one)
-            else:
+        for one in is_directory:
+            if not is_directory[one]:
+                url, name = self._place(one)
                 names.setdefault(url, []).append(name)
         for url, group in names.items():
             await self._store(url).delete_async(group)
+        directories = [one for one in is_directory if is_directory[one]]
         for directory in sorted(directories, reverse=True):
-            await self._rmdir(directory)
+            await self._rm_directory(directory, recursive)
+
+    async def _find_to_remove(self, path: Any, recursive: bool, maxdepth: "int | None") -> "dict[str, bool]":
+        """What `rm` removes, and whether it is a directory."""
+        if not recursive or maxdepth is not None:
+            expanded = await self._expand_path(path, recursive=recursive, maxdepth=maxdepth)
+            found = [self._strip_protocol(one) for one in expanded]
+            return dict(zip(found, await asyncio.gather(*map(self._isdir, found))))
+        is_directory: "dict[str, bool]" = {}
+        # The names of `_expand_path` lack their types: each object would need a request.
+        for given in self._strip_protocol([path] if isinstance(path, str) else list(path)):
+            for one in await self._glob(given) if has_magic(given) else [given]:
+                below: Any = await self._find(one, withdirs=True, detail=True)
+                is_directory.update((name, info["type"] == "directory") for name, info in below.items())
+                if one not in is_directory:
+                    is_directory[one] = await self._isdir(one) or not await self._exists(one)
+                    if is_directory[one]:
+                        raise FileNotFoundError(2, "No such object or directory", one)
+        return is_directory
+
+    async def _rm_directory(self, path: str, recursive: bool) -> None:
+        if not recursive:
+            # It has objects, or it would not be there.
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", path)
+
+    async def _find(
+        self, path: str, maxdepth: "int | None" = None, withdirs: bool = False, **kwargs: Any
+    ) -> "list[str] | dict[str, Any]":
+        path = self._strip_protocol(path)
+        url, name = self._place(path)
+        if not url or maxdepth is not None:
+            return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **kwargs)
+        # One list of all objects, in place of one for each folder.
+        found: "dict[str, Any]" = {}
+        async for metas in self._store(url).list(name or None, chunk_size=1000):
+            found.update((info["name"], info) for info in (self._info_of(url, meta) for meta in metas))
+        if withdirs:
+            above = {parent for one in found for parent in self._folders_between(path, one)}
+            found.update((one, self._directory(one)) for one in above - found.keys())
+        if not found and await self._isfile(path):
+            found[path] = await self._info(path)
+        found = dict(sorted(found.items()))
+        return found if kwargs.get("detail") else list(found)
+
+    def _folders_between(self, path: str, name: str) -> "list[str]":
+        """`path`, unless it is empty, and the folders below it that the object is in."""
+        below = name[len(path) :].strip("/").split("/")[:-1]
+        folders = [path] if path else []
+        for one in below:
+            folders.append(f"{folders[-1]}/{one}" if folders else one)
+        return folders
 
     async def _cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
         if await self._isdir(path1):
@@ -415,17 +465,21 @@ class MillpondFileSystem(AsyncFileSystem):
             await store.copy_async(name, other_name)
             return
 
-        async def send() -> None:
-            result = await store.get_async(name)
-            if result.meta["size"] <= COPY_BYTES:
-                await other.put_async(other_name, await result.bytes_async())
-                return
-            loop = asyncio.get_running_loop()
-            with other.open_writer(other_name) as writer:
-                async for piece in result.stream(COPY_BYTES):
-                    await loop.run_in_executor(None, writer.write, piece)
-
-        await send()
+        result = await store.get_async(name)
+        size = result.meta["size"]
+        if size <= COPY_BYTES:
+            await other.put_async(other_name, await result.bytes_async())
+            return
+        # The calls of a writer wait, so that the loop is not for them.
+        run = asyncio.get_running_loop().run_in_executor
+        writer = other.open_writer(other_name)
+        try:
+            async for piece in result.stream(COPY_BYTES):
+                await run(None, writer.write, piece)
+            await run(None, writer.close)
+        except BaseException:
+            await run(None, writer.abort)
+            raise
 
     async def _mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         pass  # A directory is there while it has objects.
@@ -509,6 +563,15 @@ class MillpondLocalFileSystem(MillpondFileSystem):
 
     def _path(self, url: str, name: str) -> str:
         return f"/{name}"
+
+    async def _find(
+        self, path: str, maxdepth: "int | None" = None, withdirs: bool = False, **kwargs: Any
+    ) -> "list[str] | dict[str, Any]":
+        # With directories that are empty.
+        return await AsyncFileSystem._find(self, path, maxdepth=maxdepth, withdirs=withdirs, **kwargs)
+
+    async def _rm_directory(self, path: str, recursive: bool) -> None:
+        await self._rmdir(path)
 
     async def _is_prefix(self, url: str, name: str) -> bool:
         return os.path.isdir(self._path(url, name))
