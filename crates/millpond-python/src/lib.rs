@@ -38,6 +38,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::writer::ObjectWriter>()?;
     module.add_class::<store::operation::Pending>()?;
     module.add_class::<store::operation::Completions>()?;
+    module.add_function(wrap_pyfunction!(store::writer::_part_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(process::_wait_for_last_tasks, module)?)?;
     module.add_function(wrap_pyfunction!(store::endpoint::_start_endpoint, module)?)?;
     let py = module.py();

@@ -246,6 +246,40 @@ def test_a_folder_is_removed_without_a_look_at_each_object(monkeypatch: pytest.M
     assert looks == [] and fs.find(root) == []
 
 
+def test_parts_reach_the_longest_objects() -> None:
+    """Incident: an object of more than 80,000 MiB failed at its part 10,001, after all others had been sent."""
+    from millpond._fsspec_file import part_bytes
+    from millpond._millpond import _part_bytes
+
+    lengths = [_part_bytes(8 << 20, number) for number in range(10_000)]
+    assert sum(lengths) >= 5 << 40 and set(lengths[:5000]) == {8 << 20} and max(lengths) <= 5 << 30
+    for size in [0, 8 << 20, 100 << 30, 1 << 40]:
+        assert 10_000 * part_bytes(size) >= size and part_bytes(size) >= 8 << 20
+
+
+def test_the_length_of_parts_is_that_of_blocks(place: "tuple[Any, str]", monkeypatch: pytest.MonkeyPatch) -> None:
+    fs, root = place
+    asked = []
+
+    class Store:
+        def __init__(self, store: Any) -> None:
+            self.store = store
+
+        def __getattr__(self, called: str) -> Any:
+            return getattr(self.store, called)
+
+        def open_writer(self, name: str, buffer_size: int) -> Any:
+            asked.append(buffer_size)
+            return self.store.open_writer(name, buffer_size=buffer_size)
+
+    for block, length in [(20 << 20, 21 << 20), (1 << 20, 9 << 20)]:
+        with fs.open(f"{root}/pond", "wb", block_size=block) as file:
+            file._object = Store(file._object)
+            file.write(content(0, length))
+        assert fs.cat_file(f"{root}/pond") == content(0, length)
+    assert asked == [20 << 20, 8 << 20]
+
+
 def test_threads_open_a_bucket_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Incident: two threads that used a bucket first opened it both, and one found the disk in use by the other."""
     import millpond.fsspec

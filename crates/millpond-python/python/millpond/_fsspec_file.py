@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 COPY_BYTES = 8 << 20
 # The first read for a line; each further one is twice as long.
 _LINE_BYTES = 8 << 10
+# S3 has at most 10,000 parts of an object. Parts of a writer grow after these.
+_PARTS = 5000
+
+
+def part_bytes(size: int) -> int:
+    """The length of the parts of an object of `size` bytes."""
+    return max(COPY_BYTES, -(-size // _PARTS))
 
 
 class MillpondFile(AbstractBufferedFile):
@@ -111,7 +118,7 @@ class MillpondFile(AbstractBufferedFile):
             self._object.put(self._name, self.buffer.getbuffer(), mode="create" if self.mode == "xb" else "overwrite")
             return True
         if self._writer is None:
-            self._writer = self._object.open_writer(self._name)
+            self._writer = self._object.open_writer(self._name, buffer_size=max(self.blocksize, COPY_BYTES))
         self._writer.write(self.buffer.getbuffer())
         if final:
             self._writer.close()

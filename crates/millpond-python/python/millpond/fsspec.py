@@ -21,7 +21,7 @@ from fsspec.asyn import AsyncFileSystem, get_loop, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.utils import stringify_path
 
-from millpond._fsspec_file import COPY_BYTES, MillpondFile
+from millpond._fsspec_file import COPY_BYTES, MillpondFile, part_bytes
 from millpond._millpond import PreconditionError, Store, StoreError
 from millpond._objects import from_settings
 
@@ -374,7 +374,7 @@ class MillpondFileSystem(AsyncFileSystem):
                 return
 
             def send() -> None:
-                with store.open_writer(name) as writer:
+                with store.open_writer(name, buffer_size=part_bytes(size)) as writer:
                     while data := file.read(COPY_BYTES):
                         writer.write(data)
                         callback.relative_update(len(data))
@@ -472,7 +472,7 @@ class MillpondFileSystem(AsyncFileSystem):
             return
         # The calls of a writer wait, so that the loop is not for them.
         run = asyncio.get_running_loop().run_in_executor
-        writer = other.open_writer(other_name)
+        writer = other.open_writer(other_name, buffer_size=part_bytes(size))
         try:
             async for piece in result.stream(COPY_BYTES):
                 await run(None, writer.write, piece)

@@ -397,7 +397,8 @@ impl Store {
     }
 
     /// A writer for an object whose bytes come in pieces: see `ObjectWriter`. `buffer_size` is the length of a part, at
-    /// least 5 MiB; `max_concurrency` the number of parts on their way at a time.
+    /// least 5 MiB; `max_concurrency` the number of parts on their way at a time. After 5000 parts, parts grow, as S3 has 10,000
+    /// at most.
     ///
     /// >>> import millpond
     /// >>> with millpond.store("memory://doc").open_writer("pond") as writer:
@@ -420,7 +421,8 @@ impl Store {
             path: convert::path(path)?,
             attributes: convert::attributes(attributes)?,
             store: Arc::clone(&self.caches().store),
-            part_bytes: buffer_size,
+            first_part_bytes: buffer_size,
+            parts_sent: 0,
             parts_max: max_concurrency.max(1),
             buffer: BytesMut::new(),
             parts: None,

@@ -27,12 +27,29 @@ pub(crate) struct Upload {
     pub(crate) store: Arc<dyn ObjectStore>,
     pub(crate) path: Path,
     pub(crate) attributes: Attributes,
-    pub(crate) part_bytes: usize,
+    pub(crate) first_part_bytes: usize,
+    pub(crate) parts_sent: u32,
     pub(crate) parts_max: usize,
     pub(crate) buffer: BytesMut,
     pub(crate) parts: Option<PartUpload>,
     /// The error of an earlier write (U2).
     pub(crate) failed: Option<String>,
+}
+
+/// The length of a part by its number. S3 has at most 10,000 parts, and objects of 5 TiB. The first parts have one length, as
+/// some stores need it of all; then it doubles, so that the last ones reach 5 TiB.
+pub(crate) fn part_bytes(first_part_bytes: usize, number: u32) -> usize {
+    const EQUAL: u32 = 5000;
+    const DOUBLED_EACH: u32 = 500;
+    let doublings = number.saturating_sub(EQUAL - DOUBLED_EACH) / DOUBLED_EACH;
+    // S3 has parts of 5 GiB at most.
+    first_part_bytes.saturating_mul(1 << doublings.min(10)).min(first_part_bytes.max(5 << 30))
+}
+
+/// [`part_bytes`], for a test.
+#[pyfunction]
+pub(crate) fn _part_bytes(first_part_bytes: usize, number: u32) -> usize {
+    part_bytes(first_part_bytes, number)
 }
 
 impl Upload {
@@ -57,7 +74,7 @@ impl Upload {
 
     async fn write_parts(&mut self, data: Bytes) -> Result<()> {
         self.buffer.extend_from_slice(&data);
-        if self.buffer.len() < self.part_bytes {
+        if self.buffer.len() < part_bytes(self.first_part_bytes, self.parts_sent) {
             return Ok(());
         }
         let parts = match &mut self.parts {
@@ -70,11 +87,17 @@ impl Upload {
                 self.parts.insert(PartUpload::begin(&self.store, &self.path, options).await?)
             }
         };
-        while self.buffer.len() >= self.part_bytes {
-            parts.wait_for_capacity(self.parts_max).await?;
-            parts.put(self.buffer.split_to(self.part_bytes).freeze());
+        loop {
+            let part_bytes = part_bytes(self.first_part_bytes, self.parts_sent);
+            if self.buffer.len() < part_bytes {
+                return Ok(());
+            }
+            // Longer parts take no more memory on their way than the first ones, as far as one at a time permits that.
+            let parts_max = self.parts_max.saturating_mul(self.first_part_bytes) / part_bytes;
+            parts.wait_for_capacity(parts_max.max(1)).await?;
+            parts.put(self.buffer.split_to(part_bytes).freeze());
+            self.parts_sent += 1;
         }
-        Ok(())
     }
 
     async fn close(&mut self) -> Result<object_store::PutResult> {
@@ -89,7 +112,8 @@ impl Upload {
             let options = PutOptions { attributes, ..Default::default() };
             return self.store.put_opts(&self.path, rest.into(), options).await;
         };
-        parts.complete(rest, self.part_bytes, self.parts_max).await
+        let part_bytes = part_bytes(self.first_part_bytes, self.parts_sent);
+        parts.complete(rest, part_bytes, self.parts_max).await
     }
 
     async fn abort(&mut self) -> Result<()> {
