@@ -335,3 +335,18 @@ def test_the_disk_is_free_while_a_child_lives(tmp_path: Path, disk: "tuple[str, 
         for fd in (*end, *ready):
             os.close(fd)
         os.waitpid(child, 0)
+
+
+def leave_uploads(store: millpond.Store) -> None:
+    for n in range(20):
+        store.open_writer(f"half-{n}").write(bytes(9 << 20))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_waits_for_its_aborts(tmp_path: Path, method: str) -> None:
+    """Incident: a worker of multiprocessing ended by `os._exit` before its uploads were removed."""
+    store = millpond.store(f"file://{tmp_path}")
+    worker = multiprocessing.get_context(method).Process(target=leave_uploads, args=(store,))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0 and os.listdir(tmp_path) == []

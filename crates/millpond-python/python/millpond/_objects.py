@@ -2,12 +2,29 @@
 
 import atexit
 import os
+import sys
 from typing import Any, Literal
 
 from millpond._millpond import Store, _wait_for_last_tasks
 
 # A program that ends while the parts of an interrupted upload are removed waits for that.
 atexit.register(_wait_for_last_tasks)
+
+
+def _wait_at_end(_: object) -> None:
+    import multiprocessing.util
+
+    multiprocessing.util.Finalize(None, _wait_for_last_tasks, exitpriority=0)
+
+
+def _watch_worker() -> None:
+    # A worker of multiprocessing ends without `atexit`. It removes the parent's finalizers, and makes its own after that.
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.register_after_fork(_wait_at_end, _wait_at_end)
+
+
+os.register_at_fork(after_in_child=_watch_worker)
 
 _MEMORY = 256 << 20
 _has_told = False
