@@ -208,6 +208,29 @@ def test_any_buffer_is_read_into(place: "tuple[Any, str]") -> None:
         assert file.readinto(bytearray()) == 0
 
 
+def test_copies_are_files_of_their_own(tmp_path: Path) -> None:
+    """Incident: a copy was a hard link, and the second copy left a file that kept the folder from being removed."""
+    fs = fsspec.filesystem("millpond+file")
+    fs.pipe_file(f"{tmp_path}/d/a", b"water")
+    for _ in range(2):
+        fs.cp_file(f"{tmp_path}/d/a", f"{tmp_path}/d/b")
+    fs.cp_file(f"{tmp_path}/d/a", f"{tmp_path}/d/below/c")
+    assert sorted(one.name for one in (tmp_path / "d").iterdir()) == ["a", "b", "below"]
+    with open(tmp_path / "d" / "b", "r+b") as file:
+        file.write(b"W")
+    assert fs.cat_file(f"{tmp_path}/d/a") == b"water" == fs.cat_file(f"{tmp_path}/d/below/c")
+    with pytest.raises(FileNotFoundError):
+        fs.cp_file(f"{tmp_path}/d/none", f"{tmp_path}/d/b")
+    assert fs.cat_file(f"{tmp_path}/d/b") == b"Water"
+    store = millpond.store(f"file://{tmp_path}")
+    with pytest.raises(FileExistsError):
+        store.copy("d/a", "d/b", overwrite=False)
+    store.copy("d/a", "d/new", overwrite=False)
+    assert store.get("d/new").bytes() == b"water"
+    fs.rm(f"{tmp_path}/d", recursive=True)
+    assert not (tmp_path / "d").exists()
+
+
 def test_rm(place: "tuple[Any, str]") -> None:
     fs, root = place
     names = ["a/1", "a/b/2", "a/b/3.txt", "ab", "c/4"]

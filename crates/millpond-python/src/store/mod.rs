@@ -17,6 +17,7 @@ pub(crate) mod failure;
 mod hit;
 pub(crate) mod item_source;
 pub(crate) mod listing;
+pub(crate) mod local_files;
 pub(crate) mod operation;
 pub(crate) mod parts;
 pub(crate) mod place;

@@ -15,6 +15,7 @@ use crate::process;
 use crate::store::failure;
 #[cfg(not(feature = "s3"))]
 use crate::store::failure::StoreError;
+use crate::store::local_files::LocalFiles;
 
 /// An open store.
 pub(crate) struct Place {
@@ -97,7 +98,7 @@ pub(crate) fn open(url: &str, options: &[(String, String)]) -> Result<Place> {
         "file" if rest.starts_with('/') => {
             let store = LocalFileSystem::new_with_prefix(rest)
                 .map_err(|error| PlaceError::Store(error, url.to_owned()))?;
-            let place = Place::new(Arc::new(store));
+            let place = Place::new(Arc::new(LocalFiles(Arc::new(store))));
             #[cfg(feature = "endpoint")]
             let place = Place { keeps_metadata: false, ..place };
             Ok(place)
