@@ -83,6 +83,8 @@ def test_cancelled_reads_keep_their_memory(data: Path) -> None:
             task = asyncio.create_task(file.apreadinto(buffer, n * 4096))
             await asyncio.sleep(0)
             task.cancel()
+            with pytest.raises(BufferError):
+                buffer.append(0)
             del buffer
             gc.collect()
         await asyncio.sleep(0.05)

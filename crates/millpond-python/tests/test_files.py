@@ -231,7 +231,7 @@ def test_subclasses_and_attributes(data: Path) -> None:
     assert file.engine is millpond.open(data).engine
 
 
-def test_memory_stays_exported_while_it_is_used(data: Path) -> None:
+def test_memory_is_released_after_its_use(data: Path) -> None:
     buffer = bytearray(100)
     with millpond.open(data) as file:
         assert file.readinto(buffer) == 100

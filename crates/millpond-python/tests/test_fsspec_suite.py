@@ -48,7 +48,6 @@ class OnMemory(Fixtures):
 
 for place in (OnFiles, OnMemory):
     for suite in ("Copy", "Get", "Put", "Pipe", "Open"):
-        tests = getattr(abstract, f"Abstract{suite}Tests", None)
-        if tests is not None:
-            name = f"Test{suite}{place.__name__}"
-            globals()[name] = type(name, (tests, place), {})
+        tests = getattr(abstract, f"Abstract{suite}Tests")
+        name = f"Test{suite}{place.__name__}"
+        globals()[name] = type(name, (tests, place), {})

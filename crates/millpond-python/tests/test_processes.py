@@ -166,25 +166,19 @@ def test_the_import_starts_no_thread_and_is_fast(run: Run) -> None:
         assert len(os.listdir("/proc/self/task")) == 1
         assert "asyncio" not in sys.modules
         print(took)
-        millpond.open(__file__).read()
-        assert len(os.listdir("/proc/self/task")) >= 1
     """
     assert min(float(run(program).stdout) for _ in range(5)) <= 0.030
 
 
-@pytest.mark.parametrize("wait", ["file.lock_range(0, 1)", "asyncio.run(wait(file))"])
-def test_ctrl_c_ends_a_wait(run: Run, wait: str) -> None:
-    program = f"""
-        import asyncio, os, signal, threading, time, millpond
+def test_ctrl_c_ends_a_wait(run: Run) -> None:
+    program = """
+        import os, signal, threading, time, millpond
         file = millpond.open("file", "w+b")
         held = file.lock_range(0, 10)
-        async def wait(file):
-            await file.apwrite(b"x", 0)
-            await asyncio.sleep(60)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         begun = time.monotonic()
         try:
-            {wait}
+            file.lock_range(0, 1)
         except KeyboardInterrupt:
             assert time.monotonic() - begun < 5
             print("interrupted")

@@ -48,15 +48,28 @@ def test_a_child_of_a_process_that_read_nothing(store: millpond.Store) -> None:
     assert child_status(work) == 0
 
 
-def test_forks_beside_busy_threads(store: millpond.Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "memory", "disk"])
+def test_forks_beside_busy_threads(tmp_path: Path, kind: str) -> None:
+    url = f"memory://busy-{tmp_path.name}" if kind == "memory" else f"file://{tmp_path}"
+    disk = (str(tmp_path / "tier"), 16 << 20) if kind == "disk" else None
+    store = millpond.store(url, freshness="immutable", memory=4 << 20, disk=disk)
+    store.put("pond", content(0, 1 << 20))
     stop = threading.Event()
 
     def busy(seed: int) -> None:
         async def reads() -> None:
+            opened = 0
             while not stop.is_set():
                 await asyncio.gather(*(store.get_range_async("pond", start=n * 9000, length=9000) for n in range(50)))
                 store.forget("pond")
-                millpond.store(f"file://{tmp_path}", memory=1 << 20).put(f"busy-{seed}", content(seed, 9))
+                opened += 1
+                other = f"memory://busy-{seed}-{opened % 99}" if kind == "memory" else url
+                other_disk = (str(tmp_path / f"tier-{seed}"), 16 << 20) if kind == "disk" else None
+                try:
+                    millpond.store(other, memory=4 << 20, disk=other_disk).put(f"busy-{seed}", content(seed, 9))
+                except millpond.StoreError as error:
+                    # A child has the lock until its first instructions have closed it.
+                    assert "another store uses this directory" in str(error)
 
         asyncio.run(reads())
 
@@ -67,9 +80,15 @@ def test_forks_beside_busy_threads(store: millpond.Store, tmp_path: Path) -> Non
         for _ in range(20):
 
             def work() -> None:
+                if kind == "memory":
+                    with pytest.raises(FileNotFoundError):
+                        read(store)
+                    store.put("pond", content(0, 1 << 20))
                 assert read(store) == content(5000, 9000)
                 store.put("of-child", b"1")
                 assert asyncio.run(store.get_range_async("pond", start=5, length=5)) == content(5, 5)
+                if kind == "memory":
+                    assert millpond.store("memory://of-child").list().collect() == []
 
             assert child_status(work) == 0
     finally:
