@@ -4,7 +4,7 @@
 //! signature is divided: clients such as the SDK for Go send a whole part as one. The chunks together have the length that
 //! the request declares.
 //!
-//! A divided chunk is complete for `s3s` wherever the body ends, so an end before the last chunk is an error of this module.
+//! `s3s` takes each part of a divided chunk for a whole chunk. So this module reports a body that ends before its last chunk.
 //!
 //! ```text
 //! HEAD -> read_head -> DATA -> read_data -> END -> read_end -> HEAD

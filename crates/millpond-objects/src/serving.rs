@@ -109,11 +109,12 @@ impl ServingScope {
     /// ```
     /// use millpond::internals::shared::MemoryChoice;
     /// use millpond_objects::CachedStore;
+    /// use millpond_objects::serving::ServingGuard;
     ///
     /// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
     /// let store = CachedStore::builder(remote).shared(MemoryChoice::Auto).build()?;
     /// let scope = store.begin_serving().expect("it is shared");
-    /// let guard = scope.guard();
+    /// let guard: ServingGuard = scope.guard();
     /// guard.disarm(); // The client is gone.
     /// # Ok::<(), object_store::Error>(())
     /// ```

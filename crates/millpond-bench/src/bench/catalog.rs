@@ -395,7 +395,7 @@ pub const CASES: [Case; 39] = [
     case(
         "programs",
         "fio-",
-        "fio, 4 threads that read and 4 that write, 8 KiB at random, XFS, `--mode back`",
+        "fio, 4 threads that read and 4 that write, 8 KiB at random, XFS, `--mode back`, or (`-mapped`) the default",
     ),
     case("programs", "", "the program named, from its start to its end, under `millpond run`"),
 ];
