@@ -109,13 +109,11 @@ impl ServingScope {
     /// ```
     /// use millpond::internals::shared::MemoryChoice;
     /// use millpond_objects::CachedStore;
-    /// use millpond_objects::serving::ServingGuard;
     ///
     /// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
     /// let store = CachedStore::builder(remote).shared(MemoryChoice::Auto).build()?;
     /// let scope = store.begin_serving().expect("it is shared");
-    /// let guard: ServingGuard = scope.guard();
-    /// guard.disarm(); // The client is gone.
+    /// drop(scope.guard()); // The runtime has ended during the task.
     /// # Ok::<(), object_store::Error>(())
     /// ```
     pub fn guard(&self) -> ServingGuard {
@@ -137,6 +135,18 @@ pub struct ServingGuard {
 
 impl ServingGuard {
     /// The task has ended by itself: the scope goes on.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use millpond::internals::shared::MemoryChoice;
+    /// # let remote = std::sync::Arc::new(object_store::memory::InMemory::new());
+    /// # let store = millpond_objects::CachedStore::builder(remote).shared(MemoryChoice::Auto).build()?;
+    /// # let scope = store.begin_serving().expect("it is shared");
+    /// let guard = scope.guard();
+    /// guard.disarm(); // The client is gone.
+    /// # Ok::<(), object_store::Error>(())
+    /// ```
     pub fn disarm(mut self) {
         self.served = None;
     }
