@@ -296,7 +296,9 @@ fn clients_beyond_the_descriptors_are_refused() {
     };
     let dir = temp_dir();
     let socket = dir.path().join("socket");
-    let _server = Killed(start_role(TEST, "server", dir.path()));
+    let server = Killed(start_role(TEST, "server", dir.path()));
+    let descriptors = format!("/proc/{}/fd", server.0.id());
+    let descriptors = || std::fs::read_dir(&descriptors).unwrap().count();
     let disk = SharedDisk::open(dir.path(), Duration::ZERO);
     block_on(async { disk.put(&name_of(1), words_of(1, 1, 80_000).into()).await.unwrap() });
     wait_until(Duration::from_secs(20), "the server listens", || {
@@ -308,6 +310,7 @@ fn clients_beyond_the_descriptors_are_refused() {
     let left = SharedStore::new(store, &socket);
     block_on(async {
         assert!(served.attach().await);
+        let with_one_client = descriptors();
         let mut connections = Vec::new();
         let why = loop {
             let (connection, greeting) = greeted(&socket);
@@ -327,6 +330,10 @@ fn clients_beyond_the_descriptors_are_refused() {
         assert_eq!((served.stats().fallbacks, left.stats().fallbacks), (0, 1));
         drop(connections);
         wait_until(Duration::from_secs(5), "there is room again", || refusal(&socket).is_none());
+        // Else descriptors would become free after the others are in use.
+        wait_until(Duration::from_secs(20), "the server has closed the connections", || {
+            descriptors() <= with_one_client
+        });
         std::fs::write(dir.path().join("exhaust"), "").unwrap();
         wait_until(Duration::from_secs(20), "no descriptor is left", || {
             dir.path().join("exhausted").exists()
