@@ -160,9 +160,10 @@ Run = Callable[..., Any]
 def test_the_import_starts_no_thread_and_is_fast(run: Run) -> None:
     program = """
         import io, os, sys, time
-        begun = time.perf_counter()
+        # Of the processor: other load delays the import.
+        begun = time.process_time()
         import millpond
-        took = time.perf_counter() - begun
+        took = time.process_time() - begun
         assert len(os.listdir("/proc/self/task")) == 1
         assert "asyncio" not in sys.modules
         print(took)
