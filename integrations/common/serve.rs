@@ -35,13 +35,18 @@ fn start_process(arguments: &[String]) -> Done<Child> {
     Err(format!("millpond serve has ended early: {}", process.wait()?).into())
 }
 
+/// The socket, in a directory that the server makes for its user alone.
+fn socket_in(dir: &TempDir) -> PathBuf {
+    dir.path().join("own").join("socket")
+}
+
 impl Serve {
     /// Starts a server with an empty cache, and returns when it serves.
     pub fn start(memory_bytes: u64, more: &[&str]) -> Done<Serve> {
         let dir = tempfile::tempdir()?;
         let mut arguments = vec!["--memory".to_owned(), memory_bytes.to_string()];
         arguments.push(format!("--store=s3://{}", variable("MILLPOND_STORE_BUCKET")?));
-        arguments.push(format!("--socket={}", dir.path().join("socket").display()));
+        arguments.push(format!("--socket={}", socket_in(&dir).display()));
         arguments.extend(more.iter().map(|&one| one.to_owned()));
         let process = start_process(&arguments)?;
         Ok(Serve { process, dir, arguments })
@@ -56,7 +61,7 @@ impl Serve {
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("socket")
+        socket_in(&self.dir)
     }
 
     /// How to reach its endpoint, as JSON.
