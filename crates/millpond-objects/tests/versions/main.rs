@@ -92,6 +92,9 @@ struct Cache {
     store: CachedStore,
     /// For each path, the entry of the last completed write through this cache.
     written: Vec<AtomicU64>,
+    /// For each path, the writes through this cache that began, and those that ended.
+    begun: Vec<AtomicU64>,
+    ended: Vec<AtomicU64>,
 }
 
 struct History {
@@ -200,10 +203,12 @@ impl History {
         let path = &self.paths[at];
         let polls = if random.chance(100) { random.below(6) } else { u64::MAX };
         let oldest = cache.written[at].load(Relaxed) as usize;
+        let ended = cache.ended[at].load(Relaxed);
         let start = Instant::now();
         let call = |log| {
             let (options, age, end) = (&self.plan.store, self.age(), Instant::now());
-            Call { options, age, log, oldest, start, end }
+            let is_beside_write = cache.begun[at].load(Relaxed) > ended;
+            Call { options, age, log, oldest, is_beside_write, start, end }
         };
         if random.chance(250) {
             let ranges: Vec<_> = (0..random.below(4)).map(|_| self.some_range(random)).collect();
@@ -266,7 +271,14 @@ impl History {
                 _ => store.delete(path).await,
             }
         };
+        let changed = if which == 7 && other != at { vec![at, other] } else { vec![at] };
+        for at in &changed {
+            cache.begun[*at].fetch_add(1, Relaxed);
+        }
         let _ = polled(write, polls).await;
+        for at in &changed {
+            cache.ended[*at].fetch_add(1, Relaxed);
+        }
         // A failed or dropped write counts as ended.
         let is_it = |entry: &Entry| match entry.kind {
             Kind::Put => entry.object.as_ref().is_some_and(|(there, _)| *there == bytes),
@@ -350,8 +362,9 @@ fn run(seed: u64) -> u64 {
             if plan.has_disk {
                 builder = builder.disk(dir.path().join(number.to_string()), 2 << 20);
             }
-            let written = (0..paths.len()).map(|_| AtomicU64::new(0)).collect();
-            Cache { store: builder.build().unwrap(), written }
+            let zeros = || paths.iter().map(|_| AtomicU64::new(0)).collect();
+            let (written, begun, ended) = (zeros(), zeros(), zeros());
+            Cache { store: builder.build().unwrap(), written, begun, ended }
         };
         let caches = (0..plan.caches).map(cache).collect();
         let (contents, failure) = (AtomicU64::new(1), Mutex::new(None));
