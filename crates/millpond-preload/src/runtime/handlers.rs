@@ -24,7 +24,8 @@
 //!   the thread in between. For a standard signal there are none, or the kernel merges them into one. Real-time
 //!   signals come in order, so a program with a handler of one has all sections block signals.
 //! - **S5** The kernel applies masks and flags as the program set them, except `SA_SIGINFO`,
-//!   which `deliver` needs, and `SA_RESETHAND`: the action would be gone when the signal comes again.
+//!   which `deliver` needs, and `SA_RESETHAND`: the action would be gone when the signal comes again. `deliver` sets the
+//!   default action before it calls such a handler, with signals blocked and under the lock of changes.
 //!   The program gets back the flags that it has set.
 //! - **S6** Signals that the thread's own instructions raise, and libc's two, have no `deliver`: they are
 //!   open in every section.
@@ -66,7 +67,8 @@ const SPENT: u32 = 4;
 
 static HANDLERS: [Handler; SIGNALS] =
     [const { Handler { address: AtomicUsize::new(0), flags: AtomicU32::new(0) } }; SIGNALS];
-/// Held while an action changes, so that the kernel's action and the library's are of the same call.
+/// Held while an action changes, so that the kernel's action and the library's are of the same call. All signals are blocked
+/// meanwhile, so a handler finds it free or held by another thread.
 static CHANGES: Lock<()> = Lock::new(());
 
 fn is_delayed(signal: c_int) -> bool {
@@ -252,7 +254,7 @@ unsafe extern "C-unwind" fn deliver(
     }
     let handler = &HANDLERS[signal as usize];
     let flags = handler.flags.load(Relaxed);
-    if flags & (ONCE | SPENT) != 0 && !take_once(signal, handler, flags, info) {
+    if flags & (ONCE | SPENT) != 0 && !take_once(signal, handler, info) {
         return;
     }
     // SAFETY: the program's handler, which was stored before `deliver` was set, with the kernel's arguments. A handler
@@ -267,10 +269,14 @@ unsafe extern "C-unwind" fn deliver(
 /// S5, for a handler of one signal. Returns whether this is that signal. Otherwise the signal comes again, when
 /// the action is the default.
 #[cold]
-fn take_once(signal: c_int, handler: &Handler, flags: u32, info: *mut libc::siginfo_t) -> bool {
-    let is_first = flags & ONCE != 0
-        && handler.flags.compare_exchange(flags, flags & !ONCE | SPENT, Relaxed, Relaxed).is_ok();
+fn take_once(signal: c_int, handler: &Handler, info: *mut libc::siginfo_t) -> bool {
+    // With SA_NODEFER a second signal would interrupt this one before the default action is set, and queue itself without end.
+    let mask = change_mask(libc::SIG_BLOCK, BLOCKED);
+    let changes = CHANGES.lock();
+    let flags = handler.flags.load(Relaxed);
+    let is_first = flags & ONCE != 0;
     if is_first {
+        handler.flags.store(flags & !ONCE | SPENT, Relaxed);
         // SAFETY: an all-zero sigaction is the default action.
         unsafe {
             let default: libc::sigaction = std::mem::zeroed();
@@ -279,6 +285,8 @@ fn take_once(signal: c_int, handler: &Handler, flags: u32, info: *mut libc::sigi
     } else {
         queue(signal, info);
     }
+    drop(changes);
+    change_mask(libc::SIG_SETMASK, mask);
     is_first
 }
 

@@ -212,11 +212,10 @@ static void on_once(int signal)
 	work(came);
 }
 
-static void *send_once(void *unused)
+static void *send_once(void *interval)
 {
-	(void)unused;
 	for (;;) { /* until a second signal arrives that did not merge with the first */
-		usleep(2000);
+		usleep(*(useconds_t *)interval);
 		pthread_kill(worker, SIGUSR1);
 	}
 	return NULL;
@@ -224,7 +223,7 @@ static void *send_once(void *unused)
 
 static void once(void)
 {
-	for (int round = 0; round < 4; round++) {
+	for (int round = 0; round < 16; round++) {
 		pid_t child = fork();
 		CHECK(child >= 0);
 		if (child == 0) {
@@ -242,13 +241,18 @@ static void once(void)
 			}
 			pthread_t sender;
 			worker = pthread_self();
-			CHECK(pthread_create(&sender, NULL, send_once, NULL) == 0);
+			/* Without an interval the second signal arrives while the first one's handler starts. */
+			useconds_t interval = round < 2 ? 2000 : 0;
+			CHECK(pthread_create(&sender, NULL, send_once, &interval) == 0);
 			for (int step = 0;; step++)
 				work(step);
 		}
 		int status;
 		CHECK(waitpid(child, &status, 0) == child);
-		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGUSR1);
+		if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGUSR1) {
+			fprintf(stderr, "round %d: status %#x\n", round, status);
+			abort();
+		}
 	}
 }
 
