@@ -90,6 +90,7 @@ extern "C" fn load() {
         retirement::initialise();
     });
     libc_calls::resolve_all();
+    libc_calls::find_single_threaded();
     thread::begin_work();
 }
 

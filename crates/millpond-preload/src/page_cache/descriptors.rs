@@ -24,7 +24,7 @@ use crate::report::accounts::{self, Row};
 use crate::report::counts;
 use crate::report::reason::Reason;
 use crate::runtime::sys::sys;
-use crate::runtime::{config, link, section};
+use crate::runtime::{config, libc_calls, link, section};
 
 /// Numbers from here on are the kernel's.
 pub const NUMBERS: usize = 1 << 16;
@@ -135,6 +135,11 @@ impl Number {
         let reads = self.reads.load(Relaxed) + 1;
         self.reads.store(reads, Relaxed);
         reads >= READS || IS_EAGER.load(Relaxed)
+    }
+
+    /// Whether no read is beside a change by this thread (P1).
+    pub fn changes_alone(&self) -> bool {
+        kind(self.state()) == OPENED && libc_calls::is_single_threaded() && !accounts::is_kept()
     }
 
     pub fn row(&self) -> Option<&'static Row> {

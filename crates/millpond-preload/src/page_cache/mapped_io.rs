@@ -63,6 +63,9 @@ impl Open {
         if is_read && kind(number.state()) == OPENED && !number.count_read() {
             return None;
         }
+        if !is_read && number.changes_alone() {
+            return None;
+        }
         if section::run(|_| descriptors::identify(fd, number)) != FILE {
             return None;
         }
@@ -189,7 +192,7 @@ pub unsafe fn read_one(
     })
 }
 
-/// Counts the bytes of a read of a file that the library has not looked at yet.
+/// Counts the bytes of a read or write of a file that the library has not looked at yet.
 #[inline(always)]
 fn count_first(fd: RawFd, result: isize) {
     let is_opened = |number: &&Number| kind(number.state()) == OPENED;
@@ -319,7 +322,12 @@ pub fn before_jump() {
 pub fn write(fd: c_int, len: usize, at: At, call: impl FnOnce() -> isize) -> isize {
     match Open::of(fd, Direction::Write) {
         Some(open) if len > 0 => write_file(&open, len as u64, at, call),
-        _ => call(),
+        Some(_) => call(),
+        None => {
+            let result = call();
+            count_first(fd, result);
+            result
+        }
     }
 }
 

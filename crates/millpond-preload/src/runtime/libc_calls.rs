@@ -6,7 +6,7 @@
 //! they hold no value that needs dropping: see `cancel`.
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering::Relaxed};
 
 use crate::runtime::c::*;
 use crate::runtime::elf;
@@ -108,6 +108,22 @@ pub fn resolve_all() {
         ($($row:tt)*) => { name_for! { look_up $($row)* } };
     }
     calls!(row);
+}
+
+/// libc's `__libc_single_threaded` (glibc 2.32); null without it.
+static SINGLE_THREADED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+pub fn find_single_threaded() {
+    SINGLE_THREADED.store(elf::next(c"__libc_single_threaded"), Relaxed);
+}
+
+/// Whether libc knows that the process has one thread.
+#[inline]
+pub fn is_single_threaded() -> bool {
+    // SAFETY: null, or a byte of libc, which is never unmapped and has no other accesses than those of whole bytes.
+    let is_single = unsafe { SINGLE_THREADED.load(Relaxed).cast::<AtomicU8>().as_ref() };
+    // Relaxed: a thread that runs beside this one was created by it, and cleared the byte before.
+    is_single.is_some_and(|is_single| is_single.load(Relaxed) != 0)
 }
 
 #[inline(never)]

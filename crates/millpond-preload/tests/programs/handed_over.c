@@ -47,6 +47,54 @@ static void once(int times)
 	}
 }
 
+/* ---- written: files that are created and written, `times` of them, beside a file that is read often ---- */
+
+static void written(int times)
+{
+	char part[PAGE];
+	int often = open("f", O_RDONLY);
+	CHECK(often >= 0);
+	for (int i = 0; i < 100; i++)
+		CHECK(pread(often, part, sizeof part, 0) == sizeof part);
+	memset(part, 'w', sizeof part);
+	for (int i = 0; i < times; i++) {
+		int fd = open("w", O_RDWR | O_CREAT | O_EXCL, 0600);
+		CHECK(fd >= 0);
+		for (int n = 0; n < 3; n++)
+			CHECK(write(fd, part, sizeof part) == sizeof part);
+		CHECK(ftruncate(fd, PAGE + 1) == 0);
+		CHECK(unlink("w") == 0);
+		CHECK(close(fd) == 0);
+	}
+	close(often);
+}
+
+/* ---- a new file that is written, read often by another descriptor, and changed by the first one ---- */
+
+static void written_again(void)
+{
+	char part[2 * PAGE], back[2 * PAGE];
+	int fd = open("again", O_WRONLY | O_CREAT | O_EXCL, 0600);
+	CHECK(fd >= 0);
+	memset(part, 0, sizeof part);
+	CHECK(write(fd, part, sizeof part) == sizeof part);
+	int other = open("again", O_RDONLY);
+	CHECK(other >= 0);
+	for (int i = 0; i < 100; i++)
+		CHECK(pread(other, back, PAGE, 0) == PAGE);
+	/* Within a page, whose rest a mapping still shows. */
+	CHECK(ftruncate(fd, PAGE + 100) == 0);
+	CHECK(pread(other, back, 200, PAGE) == 100);
+	for (int i = 1; i < 300; i++) {
+		memset(part, i, sizeof part);
+		CHECK(pwrite(fd, part, sizeof part, 0) == sizeof part);
+		CHECK(pread(other, back, sizeof back, 0) == sizeof back && !memcmp(part, back, sizeof back));
+	}
+	close(fd);
+	close(other);
+	unlink("again");
+}
+
 /* ---- each thread reads its own writes, on one descriptor ---- */
 
 static int shared, round_number;
@@ -273,6 +321,10 @@ int main(int count, char **arguments)
 	int times = count > 2 ? atoi(arguments[2]) : 1;
 	if (!strcmp(name, "once"))
 		once(times);
+	else if (!strcmp(name, "written"))
+		written(times);
+	else if (!strcmp(name, "written-again"))
+		written_again();
 	else if (!strcmp(name, "writers"))
 		writers();
 	else if (!strcmp(name, "offsets"))
