@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use super::Done;
+use super::{Done, proportional_mib};
 
 /// This program in another process, which answers each line with a line. It is killed when this is dropped.
 pub struct Worker {
@@ -38,6 +38,11 @@ impl Worker {
     pub fn ask(&mut self, command: &str) -> Done<String> {
         self.send(command)?;
         self.answer()
+    }
+
+    /// Its memory, with its share of memory that several processes have mapped.
+    pub fn proportional_mib(&self) -> Done<f64> {
+        proportional_mib(self.process.id())
     }
 }
 

@@ -15,3 +15,11 @@ pub type Done<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 pub fn variable(name: &str) -> Done<String> {
     std::env::var(name).map_err(|error| format!("{name}: {error}; see scripts/store-server").into())
 }
+
+fn proportional_mib(process: u32) -> Done<f64> {
+    let path = format!("/proc/{process}/smaps_rollup");
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<f64>().ok());
+    Ok(kib.ok_or_else(|| format!("{path}: no line of the proportional memory"))? / 1024.0)
+}

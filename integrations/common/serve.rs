@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use super::{Done, variable};
+use super::{Done, proportional_mib, variable};
 
 /// A server of one bucket. It is killed when this is dropped.
 pub struct Serve {
@@ -62,6 +62,11 @@ impl Serve {
 
     pub fn socket(&self) -> PathBuf {
         socket_in(&self.dir)
+    }
+
+    /// Its memory, with its share of memory that several processes have mapped.
+    pub fn proportional_mib(&self) -> Done<f64> {
+        proportional_mib(self.process.id())
     }
 
     /// How to reach its endpoint, as JSON.

@@ -93,6 +93,16 @@ impl Run<'_> {
     }
 }
 
+/// Reads the store itself: all that was written is there.
+fn read_store(args: &KillsArgs, durable: u64) -> Done<()> {
+    let (keys, durable) = (args.keys.to_string(), durable.to_string());
+    let arguments = ["reader", "--keys", &keys, "--seed", "0", "--at-least", &durable];
+    let mut reader = Worker::start(&arguments, &[])?;
+    reader.answer()?;
+    reader.ask(&keys)?;
+    Ok(())
+}
+
 pub fn run(args: &KillsArgs) -> Done<()> {
     let server = Serve::start(MEMORY_BYTES, &["--freshness", "immutable"])?;
     let socket = server.socket().display().to_string();
@@ -138,7 +148,7 @@ pub fn run(args: &KillsArgs) -> Done<()> {
                 run.durable
             );
             run.writer.ask("close")?;
-            return Ok(());
+            return read_store(args, run.durable);
         }
     }
     Err("readers do not find the server after its restart".into())

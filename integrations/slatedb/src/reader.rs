@@ -1,6 +1,7 @@
 //! A process that reads: the latest generation, which its poller follows, or a checkpoint.
 //!
-//! For each line of input, a number, it reads so many keys at random, checks them, and answers with a [`ReadReport`].
+//! For each line of input, a number, it reads so many keys at random, checks them, and answers with a [`ReadReport`]. The line
+//! `blocks` makes it read keys of all blocks.
 //!
 //! - **R1** A value was written, and is not of an earlier generation than the one that the latest number seen before implies.
 //! - **R2** The number of the latest generation does not decrease. It is not below the number that the process was started
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use millpond_serve::SharedStore;
 use serde::{Deserialize, Serialize};
-use slatedb::config::DbReaderOptions;
+use slatedb::config::{DbReaderOptions, ObjectStoreCacheOptions};
 use slatedb::{DbReader, DbReaderMode};
 use uuid::Uuid;
 
@@ -35,9 +36,12 @@ pub struct ReaderArgs {
     /// Reads this checkpoint, whose latest generation is `--at-least`
     #[arg(long)]
     checkpoint: Option<Uuid>,
-    /// Without SlateDB's cache in this process
+    /// Without SlateDB's cache in the memory of this process
     #[arg(long)]
     uncached: bool,
+    /// With SlateDB's cache of parts of objects, in this directory
+    #[arg(long)]
+    disk_cache: Option<PathBuf>,
 }
 
 /// The report of a process after its reads.
@@ -54,6 +58,8 @@ pub struct ReadReport {
 
 /// Reads of keys between two looks at the latest generation.
 const READS_BETWEEN: u64 = 20;
+/// Fewer than the keys of a block, which has 4 KiB.
+const KEYS_OF_BLOCK: usize = 8;
 
 struct Checker {
     db: DbReader,
@@ -104,12 +110,24 @@ impl Checker {
         }
         self.check_latest(newest).await
     }
+
+    async fn read_blocks(&self) -> Done<()> {
+        for number in (0..self.keys).step_by(KEYS_OF_BLOCK) {
+            let found = self.db.get(key(number)).await?;
+            generation_of(number, &found.ok_or_else(|| format!("key {number} is missing"))?)?;
+        }
+        Ok(())
+    }
 }
 
 async fn open_reader(args: &ReaderArgs) -> Done<(DbReader, Option<SharedStore>)> {
     let (store, client) = open(args.socket.as_deref())?;
     let options = DbReaderOptions {
         manifest_poll_interval: Duration::from_millis(200),
+        object_store_cache_options: ObjectStoreCacheOptions {
+            root_folder: args.disk_cache.clone(),
+            ..ObjectStoreCacheOptions::default()
+        },
         ..DbReaderOptions::default()
     };
     let mode = args.checkpoint.map_or(DbReaderMode::ManagedCheckpoint, DbReaderMode::Checkpoint);
@@ -130,7 +148,10 @@ pub async fn run(args: ReaderArgs) -> Done<()> {
     writeln!(out, "ready")?;
     for line in stdin().lock().lines() {
         let begun = Instant::now();
-        checker.read(line?.parse()?).await?;
+        match &*line? {
+            "blocks" => checker.read_blocks().await?,
+            count => checker.read(count.parse()?).await?,
+        }
         if args.checkpoint.is_some() && checker.latest != args.at_least {
             let (found, expected) = (checker.latest, args.at_least);
             return Err(format!("the checkpoint has generation {found}, not {expected}").into());
