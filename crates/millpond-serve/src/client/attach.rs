@@ -20,6 +20,7 @@ use crate::client::attachment::{Attachment, ServerClock};
 use crate::client::client_parts::ClientParts;
 use crate::client::gate::{Gate, GateState};
 use crate::client::link::Link;
+use crate::client::objects::KnownObjects;
 use crate::client::stats::ClientCounters;
 use crate::protocol::{
     Greeting, Hello, PROTOCOL_VERSION, REPLY_BYTES_MAX, REQUEST_BYTES_MAX, Welcome,
@@ -163,12 +164,14 @@ fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     })?;
     // A server that refuses the user closes the connection, maybe before this. Its reason can be received all the same.
     let sent = socket::send_with(&socket, &hello, &[memory.descriptor().as_fd()]);
+    // While the server greets: the first map of a process reads files of its control group, which takes 0.1 ms.
+    let objects = KnownObjects::new(parts.objects_max);
+    let mut buffer = vec![0; REPLY_BYTES_MAX];
     let mut events = [PollFd::new(&socket, PollFlags::IN)];
     let timeout = Timespec { tv_sec: GREETING_TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     if rustix::io::retry_on_intr(|| rustix::event::poll(&mut events, Some(&timeout)))? == 0 {
         return Err(io::Error::new(io::ErrorKind::TimedOut, "the server does not greet"));
     }
-    let mut buffer = vec![0; REPLY_BYTES_MAX];
     let mut received = socket::receive_with(&socket, &mut buffer);
     if received.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset) {
         // The server has not read the hello. The kernel reports that once, before the messages that are there.
@@ -203,6 +206,6 @@ fn attach(parts: &ClientParts, socket: OwnedFd) -> io::Result<Attachment> {
     let validity = Validity::map(validity.as_fd())?;
     let clock = ServerClock { now_ms: welcome.now_ms, asked };
     let link = Arc::new(Link::new(socket)?);
-    Attachment::new(client, validity, (&welcome, clock), link, parts.objects_max)
+    Attachment::new(client, validity, (&welcome, clock), link, objects)
         .ok_or_else(|| io::Error::other("the process has forked"))
 }

@@ -55,9 +55,8 @@ impl Attachment {
         validity: Validity,
         (welcome, clock): (&Welcome, ServerClock),
         link: Arc<Link>,
-        objects_max: usize,
+        objects: KnownObjects,
     ) -> Option<Attachment> {
-        let objects = KnownObjects::new(objects_max);
         for (name, head) in &welcome.known {
             if let (Ok(location), Some(place)) = (Path::parse(name), head.place) {
                 let (meta, attributes) = (head.meta(location), head.attributes.clone());

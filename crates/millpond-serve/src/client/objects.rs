@@ -56,6 +56,9 @@ pub(crate) fn strong_tag(meta: &ObjectMeta) -> Option<&str> {
     meta.e_tag.as_deref().filter(|tag| !tag.starts_with("W/"))
 }
 
+/// The map's table is not allocated again for the objects of a greeting, which are about so many.
+const CAPACITY: usize = 1024;
+
 /// The map. Beyond its length, CLOCK removes objects.
 pub(crate) struct KnownObjects {
     map: papaya::HashMap<Box<str>, Arc<KnownObject>, RandomState>,
@@ -65,7 +68,8 @@ pub(crate) struct KnownObjects {
 
 impl KnownObjects {
     pub(crate) fn new(len_max: usize) -> KnownObjects {
-        let map = papaya::HashMap::with_hasher(RandomState::default());
+        let capacity = len_max.min(CAPACITY);
+        let map = papaya::HashMap::with_capacity_and_hasher(capacity, RandomState::default());
         KnownObjects { map, ring: Mutex::default(), len_max }
     }
 
