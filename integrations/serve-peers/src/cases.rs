@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::measure::{median, with_quartiles};
-use crate::process::{Done, Worker, kib, shared_memory_bytes, waits};
+use crate::process::{Done, Worker, kib, processor_ns, shared_memory_bytes, waits};
 
 const MIB: u64 = 1 << 20;
 const CLIENTS: usize = 8;
@@ -161,7 +161,16 @@ fn same_memory(rounds: usize) -> Done<()> {
     Ok(())
 }
 
-/// The first round of a new process over a later round of one that has read all.
+/// Reads all objects in order. Returns the time and the processor time in milliseconds.
+fn scan_ms(reader: &mut Worker) -> Done<[f64; 2]> {
+    let before = processor_ns(reader.process.id());
+    let time_us = reader.ask("scan")?;
+    let processor = processor_ns(reader.process.id()).saturating_sub(before);
+    Ok([time_us / 1e3, processor as f64 / 1e6])
+}
+
+/// The first round of a new process over a later round of one that has read all. The server's memory has huge pages where
+/// the machine offers them.
 fn new_process(rounds: usize) -> Done<()> {
     println!(
         "a second, new process, 64 KiB reads: its first round over a warm one (target at most 1.2)"
@@ -171,23 +180,26 @@ fn new_process(rounds: usize) -> Done<()> {
         let _server = machine.server((mib + mib / 4 + 64) * MIB)?;
         let mut first = machine.reader(None, 0)?;
         first.ask("scan")?;
-        let mut ratios = Vec::new();
         let (mut news, mut warms) = (Vec::new(), Vec::new());
         for _ in 0..rounds.max(4) {
-            let before = first.ask("scan")?;
-            let new =
-                [machine.reader(None, 1)?.ask("scan")?, machine.reader(None, 2)?.ask("scan")?];
-            let after = first.ask("scan")?;
-            ratios.push((new[0] + new[1]) / (before + after));
-            news.extend(new.map(|us| us / 1e3));
-            warms.extend([before, after].map(|us| us / 1e3));
+            warms.push(scan_ms(&mut first)?);
+            news.push(scan_ms(&mut machine.reader(None, 1)?)?);
+            news.push(scan_ms(&mut machine.reader(None, 2)?)?);
+            warms.push(scan_ms(&mut first)?);
         }
-        println!(
-            "  {mib} MiB: {}; {:.1} ms over {:.1} ms",
-            with_quartiles(&ratios),
-            median(&news),
-            median(&warms)
-        );
+        for (kind, name) in ["time", "processor time"].into_iter().enumerate() {
+            let of_kind = |all: &[[f64; 2]]| all.iter().map(|one| one[kind]).collect::<Vec<_>>();
+            let (news, warms) = (of_kind(&news), of_kind(&warms));
+            // Of a round: those of two processes, between two of the other one.
+            let pairs = news.chunks(2).zip(warms.chunks(2));
+            let ratios = pairs.map(|(new, warm)| (new[0] + new[1]) / (warm[0] + warm[1]));
+            println!(
+                "  {mib} MiB, {name}: {}; {:.1} ms over {:.1} ms",
+                with_quartiles(&ratios.collect::<Vec<_>>()),
+                median(&news),
+                median(&warms)
+            );
+        }
     }
     Ok(())
 }
