@@ -67,8 +67,8 @@ const SPENT: u32 = 4;
 
 static HANDLERS: [Handler; SIGNALS] =
     [const { Handler { address: AtomicUsize::new(0), flags: AtomicU32::new(0) } }; SIGNALS];
-/// Held while an action changes, so that the kernel's action and the library's are of the same call. All signals are blocked
-/// meanwhile, so a handler finds it free or held by another thread.
+/// Held while an action changes, so that the kernel's action and the library's are of the same call. Its holder has
+/// blocked all signals, so a handler finds it free or held by another thread.
 static CHANGES: Lock<()> = Lock::new(());
 
 fn is_delayed(signal: c_int) -> bool {
