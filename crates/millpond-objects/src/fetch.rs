@@ -21,6 +21,7 @@ use object_store::path::Path;
 use object_store::{Error, GetOptions, GetRange, GetResult, ObjectMeta, Result};
 use tokio::runtime::Handle;
 
+use crate::body::with_checked_body;
 use crate::directory::{ObjectEntry, Stamp, strong_tag};
 use crate::disk::{DiskTier, Object};
 use crate::inner::Inner;
@@ -127,13 +128,8 @@ impl Inner {
     /// Receives the whole body of a response.
     pub(crate) async fn receive_body(&self, response: GetResult) -> Result<Piece> {
         let range = response.range.clone();
-        let bytes = response.bytes().await?;
+        let bytes = with_checked_body(response).bytes().await?;
         Counters::add(&self.counters.bytes, bytes.len() as u64);
-        if bytes.len() as u64 != range.end - range.start {
-            let (sent, expected) = (bytes.len(), range.end - range.start);
-            let what = format!("{sent} bytes where {expected} were announced");
-            return Err(Error::Generic { store: crate::NAME, source: what.into() });
-        }
         Ok(Piece { range, bytes })
     }
 

@@ -53,6 +53,7 @@ compile_error!(
 extern crate object_store_0_13 as object_store;
 
 mod allocation;
+mod body;
 mod cacheable;
 mod directory;
 mod disk;
@@ -76,6 +77,7 @@ mod stream;
 #[cfg(feature = "shared")]
 mod validity;
 
+pub use body::checked_body;
 pub use disk::directory_lock::DirectoryInUse;
 pub use options::{Builder, Freshness};
 pub use stats::Stats;

@@ -47,6 +47,14 @@ pub(crate) fn get_result(
     }
 }
 
+/// Takes the body of a response, with the metadata that belong to it.
+pub(crate) fn take_body(response: &mut GetResult) -> GetResult {
+    let nothing = GetResultPayload::Stream(stream::empty().boxed());
+    let payload = std::mem::replace(&mut response.payload, nothing);
+    let (meta, range) = (response.meta.clone(), response.range.clone());
+    get_result(payload, meta, range, response.attributes.clone())
+}
+
 /// The metadata of a response.
 pub(crate) enum ResponseHead {
     Cached(Arc<ObjectEntry>),

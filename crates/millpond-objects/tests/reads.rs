@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use common::{Far, bounded, content};
-use futures_util::StreamExt;
 use futures_util::future::{join_all, try_join_all};
+use futures_util::{StreamExt, TryStreamExt};
 use millpond_objects::{Builder, CachedStore, Freshness};
 use object_store::path::Path;
 use object_store::{Error, GetOptions, ObjectStore, ObjectStoreExt};
@@ -272,6 +272,34 @@ async fn a_body_that_is_too_long_is_an_error() {
     assert!(store.get(&path).await.unwrap().bytes().await.is_err());
     far.faults.has_longer_bodies.store(false, Relaxed);
     assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
+}
+
+/// Incident: after a truncation of a local file its stream has empty pieces without an end, and so had the stream of the cache.
+#[tokio::test]
+async fn a_body_that_is_too_short_is_an_error() {
+    // A longer read is a stream.
+    const LEN: u64 = 5 << 20;
+    let (far, path, bytes) = with_object(LEN as usize).await;
+    let store = over(&far).build().unwrap();
+    let is_short = |error: Error, expected: u64| {
+        let what = format!("a/b: {} bytes were received of {expected}", expected - 1);
+        assert!(error.to_string().contains(&what), "{error}");
+        let taken = far.faults.empty_pieces.swap(0, Relaxed);
+        assert!((1..100).contains(&taken), "{taken} empty pieces");
+    };
+    let all = async || store.get(&path).await.unwrap().into_stream().try_collect::<Vec<_>>().await;
+    far.faults.lacks_last_byte.store(true, Relaxed);
+    is_short(store.get_range(&path, 0..10).await.unwrap_err(), PAGE);
+    store.forget(&path);
+    is_short(all().await.unwrap_err(), LEN);
+    // The rest after a cached page.
+    store.forget(&path);
+    far.faults.lacks_last_byte.store(false, Relaxed);
+    store.get_range(&path, 0..10).await.unwrap();
+    far.faults.lacks_last_byte.store(true, Relaxed);
+    is_short(all().await.unwrap_err(), LEN - PAGE);
+    far.faults.lacks_last_byte.store(false, Relaxed);
+    assert!(all().await.unwrap().concat() == bytes);
 }
 
 /// Goal: an object with a weak ETag counts as unversioned, as equal weak ETags do not imply equal bytes.

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{self, BoxStream, StreamExt};
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -31,6 +32,10 @@ pub struct Faults {
     pub without_tags: AtomicBool,
     /// Bodies have an extra first byte that is not in their range.
     pub has_longer_bodies: AtomicBool,
+    /// Bodies lack their last byte. A thousand empty pieces are there instead, as of a local file that was truncated.
+    pub lacks_last_byte: AtomicBool,
+    /// The empty pieces that were taken.
+    pub empty_pieces: AtomicU64,
     /// Each object has the same weak ETag.
     pub weak_tag: AtomicBool,
     /// Each request panics.
@@ -60,6 +65,14 @@ pub fn content(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
         .map(|at| (at.wrapping_mul(2_654_435_761).rotate_left(17) ^ seed) as u8)
         .collect()
+}
+
+fn take_body(answer: &mut GetResult) -> BoxStream<'static, Result<Bytes>> {
+    let empty = GetResultPayload::Stream(stream::empty().boxed());
+    match std::mem::replace(&mut answer.payload, empty) {
+        GetResultPayload::Stream(body) => body,
+        _ => unreachable!("a store in memory has streams"),
+    }
 }
 
 impl fmt::Display for Far {
@@ -114,13 +127,23 @@ impl ObjectStore for Far {
             answer.meta.e_tag = Some(WEAK_TAG.to_owned());
         }
         if faults.has_longer_bodies.load(Relaxed) {
-            let empty = GetResultPayload::Stream(stream::empty().boxed());
-            let GetResultPayload::Stream(body) = std::mem::replace(&mut answer.payload, empty)
-            else {
-                unreachable!("a store in memory has streams")
-            };
+            let body = take_body(&mut answer);
             let longer = stream::once(std::future::ready(Ok("!".into()))).chain(body);
             answer.payload = GetResultPayload::Stream(longer.boxed());
+        }
+        if faults.lacks_last_byte.load(Relaxed) {
+            let mut left = (answer.range.end - answer.range.start).saturating_sub(1) as usize;
+            let body = take_body(&mut answer).map_ok(move |piece| {
+                let piece = piece.slice(..left.min(piece.len()));
+                left -= piece.len();
+                piece
+            });
+            let taken = Arc::clone(faults);
+            let empty = stream::iter(0..1000).map(move |_| {
+                taken.empty_pieces.fetch_add(1, Relaxed);
+                Ok(Bytes::new())
+            });
+            answer.payload = GetResultPayload::Stream(body.chain(empty).boxed());
         }
         let way_back = faults.way_back_ms.load(Relaxed);
         if way_back > 0 {

@@ -110,9 +110,7 @@ impl Call<'_> {
     /// An error that the store may have returned.
     fn check_error(&self, error: &Error, options: &GetOptions, ranges: &[Range<u64>]) -> bool {
         let text = error.to_string();
-        let is_of_store = text.contains("injected")
-            || text.contains("bytes are missing")
-            || text.contains("were announced");
+        let is_of_store = text.contains("injected") || text.contains("announced ones");
         if self.options.faults > 0 && is_of_store {
             return true;
         }
