@@ -172,6 +172,27 @@ async fn long_reads_are_whole() {
     assert!(matches!(rest, Err(Error::Precondition { .. })));
 }
 
+/// Incident: the rest of a read from the store, after the end of the server, could end early without an error, or never.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_rest_of_a_read_from_the_store_is_whole() {
+    let (dir, (far, store)) = (temp_dir(), far());
+    let socket = dir.path().join("socket");
+    let freshness = Freshness::Immutable;
+    let server = TestServer::with_memory(Arc::clone(&store), &socket, freshness, 8 << 20);
+    let client = SharedStore::new(Arc::clone(&store), &socket);
+    let (path, bytes) = (Path::from("pond"), content(1, 20_000_000));
+    far.store.put(&path, bytes.clone().into()).await.unwrap();
+    let mut stream = client.get(&path).await.unwrap().into_stream();
+    assert!(!stream.next().await.unwrap().unwrap().is_empty());
+    server.stop();
+    far.faults.lacks_last_byte.store(true, Relaxed);
+    let rest: Result<Vec<_>, Error> = stream.try_collect().await;
+    let error = rest.unwrap_err().to_string();
+    assert!(error.contains("pond: ") && error.contains(" bytes were received of "), "{error}");
+    let taken = far.faults.empty_pieces.load(Relaxed);
+    assert!((1..100).contains(&taken), "{taken} empty pieces");
+}
+
 /// Goal: a range that is much longer than the object takes no more requests and memory than the object.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_range_may_be_longer_than_the_object() {

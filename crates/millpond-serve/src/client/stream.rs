@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
+use millpond_objects::checked_body;
 use millpond_objects::serving::PIECE_BYTES_MAX;
 use object_store::path::Path;
 use object_store::{Error, GetRange, Result};
@@ -130,7 +131,7 @@ impl RestOfRead {
         if !is_same || response.range != self.range {
             return Err(self.changed());
         }
-        let rest = self.from_store.insert(response.into_stream());
+        let rest = self.from_store.insert(checked_body(response));
         rest.next().await.transpose()
     }
 
