@@ -1,6 +1,7 @@
 //! CopyObject, and the source of UploadPartCopy.
 
 use futures_util::stream::BoxStream;
+use millpond_objects::checked_body;
 use object_store::{
     CopyOptions, GetOptions, GetRange, ObjectMeta, ObjectStoreExt, PutMode, TagSet,
 };
@@ -50,7 +51,7 @@ impl Gateway {
             error
         })?;
         let (bytes, attributes) = (found.range.end - found.range.start, found.attributes.clone());
-        Ok(CopyRead { source: SourceObject::new(found.into_stream()), bytes, attributes })
+        Ok(CopyRead { source: SourceObject::new(checked_body(found)), bytes, attributes })
     }
 
     pub(crate) async fn copy(

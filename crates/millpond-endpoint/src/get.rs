@@ -7,6 +7,7 @@ use http::header::{CONTENT_RANGE, ETAG};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body::Frame;
 use http_body_util::StreamBody;
+use millpond_objects::checked_body;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult};
 use s3s::dto::*;
@@ -177,7 +178,7 @@ impl Gateway {
     pub(crate) async fn get(&self, input: GetObjectInput) -> S3Result<S3Response<GetObjectOutput>> {
         let (bucket, found, partial, status) = read_request!(self, input, false);
         let mut output = read_output!(GetObjectOutput, bucket, found, partial, input);
-        let frames = found.into_stream().map_ok(Frame::data);
+        let frames = checked_body(found).map_ok(Frame::data);
         output.body = Some(Body::http_body_unsync(StreamBody::new(frames)).into());
         Ok(S3Response::with_status(output, status))
     }

@@ -1,12 +1,16 @@
 //! Clients that send garbage, stop sending or stop receiving: they harm only themselves.
 
 mod common;
+#[path = "../../millpond-objects/tests/common/mod.rs"]
+mod far;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::Running;
+use far::Far;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use http::Method;
@@ -447,6 +451,26 @@ async fn a_body_that_the_store_loses_is_no_short_object() {
     let copy = copy.header("x-amz-metadata-directive", "REPLACE").send().await;
     assert_eq!((copy.status.as_u16(), copy.code()), (500, "InternalError"), "{copy:?}");
     assert!(copy.body.contains("lost"), "{copy:?}");
+    assert_eq!(running.request(Method::HEAD, "b").send().await.status, 404);
+}
+
+/// Incident: a body of empty pieces without an end took a processor for as long, and a copy of a body without an error was
+/// shorter than its source.
+#[tokio::test]
+async fn a_body_that_is_too_short_is_no_short_object() {
+    let far = Far::default();
+    let running = Running::start_with(Arc::new(far.clone()), short_limits);
+    running.store.put(&Path::from("a"), PutPayload::from_static(b"0123456789")).await.unwrap();
+    far.faults.lacks_last_byte.store(true, Relaxed);
+    let is_polled_for_ever = || far.faults.empty_pieces.swap(0, Relaxed) > 100;
+    let reply = exchange(&running, running.request(Method::GET, "a").head().as_bytes()).await;
+    assert!(reply.is_empty() || reply.contains("content-length: 10\r\n"), "{reply}");
+    assert!(!is_polled_for_ever(), "by GetObject");
+    let copy = running.request(Method::PUT, "b").header("x-amz-copy-source", "/bucket/a");
+    let copy = copy.header("x-amz-metadata-directive", "REPLACE").send().await;
+    assert_eq!((copy.status.as_u16(), copy.code()), (500, "InternalError"), "{copy:?}");
+    assert!(copy.body.contains("a: 9 bytes were received of 10"), "{copy:?}");
+    assert!(!is_polled_for_ever(), "by CopyObject");
     assert_eq!(running.request(Method::HEAD, "b").send().await.status, 404);
 }
 
