@@ -107,6 +107,22 @@ def test_long_objects_come_and_go_in_pieces(store: millpond.Store) -> None:
         store.open_writer("pond", buffer_size=1)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_file_may_be_truncated_while_it_is_read(tmp_path: Path, cached: bool, whole: bool) -> None:
+    """Incident: the stream of such a file had empty pieces for ever, and never ended."""
+    store = millpond.store(f"file://{tmp_path}")
+    put = store.put("pond", content(0, 30 << 20))
+    # A version is requested from the store itself.
+    result = store.get("pond") if cached else store.get("pond", options={"if_match": put["e_tag"]})
+    pieces = None if whole else result.stream(1)
+    begun = b"" if pieces is None else next(pieces)
+    os.truncate(tmp_path / "pond", len(begun))
+    with pytest.raises(millpond.StoreError, match=f"pond: {len(begun)} bytes were received of {30 << 20} announced ones") as raised:
+        result.bytes() if pieces is None else b"".join(pieces)
+    assert raised.value.filename == f"file://{tmp_path}/pond"
+
+
 def test_many_objects_are_listed(store: millpond.Store) -> None:
     names = [f"folder/{n:04}" for n in range(300)]
     for name in names:

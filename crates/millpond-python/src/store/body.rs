@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
-use object_store::{Attributes, GetResult, GetResultPayload, ObjectMeta};
+use millpond_objects::checked_body;
+use object_store::{Attributes, GetResult, ObjectMeta};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -49,10 +50,7 @@ impl StoredObject {
         let (meta, attributes) = (result.meta.clone(), result.attributes.clone());
         let range = (result.range.start, result.range.end);
         // A file of the local store is read by the runtime's threads.
-        let body = match result.payload {
-            GetResultPayload::Stream(body) => body,
-            _ => result.into_stream(),
-        };
+        let body = checked_body(result);
         StoredObject { name, meta, attributes, range, body: Mutex::new(Some(OfProcess::new(body))) }
     }
 
