@@ -114,6 +114,40 @@ fn programs_use_the_cache_over_the_s3_protocol() {
     assert!(key_file.exists());
 }
 
+/// Incident: copies in a local store were hard links. A write to one file changed both, both had one ETag, and a second copy left
+/// a file that kept the folder from being removed.
+#[test]
+fn copies_of_local_objects_are_files_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let objects = dir.path().join("lake");
+    std::fs::create_dir(&objects).unwrap();
+    let socket = dir.path().join("run/socket").display().to_string();
+    let url = format!("file://{}", objects.display());
+    let arguments = ["--store", &url, "--memory", "32M", "--socket", &socket, "--endpoint"];
+    let (child, _) = start(&arguments);
+    let description = described(&socket);
+    let s3 = s3(&description, "lake", by_tcp(&description));
+    let [from, to] = ["pond", "below/copy"].map(path::Path::from);
+    let file = objects.join("below/copy");
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        s3.put(&from, "water".into()).await.unwrap();
+        for _ in 0..2 {
+            s3.copy(&from, &to).await.unwrap();
+        }
+        let names = std::fs::read_dir(file.parent().unwrap()).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["copy"]);
+        let [source, copy] = [s3.head(&from).await.unwrap(), s3.head(&to).await.unwrap()];
+        assert_ne!(source.e_tag, copy.e_tag);
+        std::fs::OpenOptions::new().write(true).open(&file).unwrap().write_all(b"W").unwrap();
+        assert_eq!(s3.get(&to).await.unwrap().bytes().await.unwrap(), "Water");
+        assert_eq!(s3.get(&from).await.unwrap().bytes().await.unwrap(), "water");
+        s3.delete(&to).await.unwrap();
+    });
+    assert!(!objects.join("below").exists(), "a folder ends with its last object");
+    stop(child, "-TERM");
+}
+
 /// Goal: a server that was killed leaves a description that no program takes for a running endpoint, and that the next server
 /// removes, whether it has an endpoint or not.
 #[test]

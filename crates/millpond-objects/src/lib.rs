@@ -64,6 +64,8 @@ mod hits_tests;
 mod home_runtime;
 mod inner;
 mod lists;
+#[cfg(feature = "local")]
+mod local_files;
 mod options;
 #[cfg(feature = "shared")]
 mod owner;
@@ -79,6 +81,8 @@ mod validity;
 
 pub use body::checked_body;
 pub use disk::directory_lock::DirectoryInUse;
+#[cfg(feature = "local")]
+pub use local_files::LocalFiles;
 pub use options::{Builder, Freshness};
 pub use stats::Stats;
 pub use store::CachedStore;

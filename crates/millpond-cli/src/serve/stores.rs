@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use millpond_objects::LocalFiles;
 use millpond_serve::{StoreSet, store_name};
 use object_store::ObjectStore;
 use object_store::list::PaginatedListStore;
@@ -95,7 +96,7 @@ impl OpenedStore {
                 let store = LocalFileSystem::new_with_prefix(rest)
                     .map_err(|error| refused(format!("--store {url:?}: {error}")))?;
                 // A folder ends with its last object, as in other stores.
-                let store = Arc::new(store.with_automatic_cleanup(true));
+                let store = Arc::new(LocalFiles::new(store.with_automatic_cleanup(true)));
                 Ok(opened(store, bucket_of_directory(rest), false))
             }
             "file" => Err(refused(format!("--store {url:?} has no absolute path: file:///DIR"))),

@@ -4,7 +4,7 @@
 //! A method of `store_methods` reads cached bytes by `hit`. All else goes by `convert` (arguments) and `calls` (futures) to
 //! `operation`, which waits for a future on a thread or an asyncio loop; `runtime` has the threads that run requests.
 //! `caches` has the caches of a store, `process_store` that of this process; `place` opens stores by URL, and
-//! `server_watch` logs whether a server is used. `local_files` are the stores of local files. `body`, `listing` and `writer`
+//! `server_watch` logs whether a server is used. `body`, `listing` and `writer`
 //! are the objects that calls return, `parts` the uploads of long objects, and `item_source` the items of a stream that no call
 //! has returned yet. `endpoint` serves stores to other programs.
 
@@ -17,7 +17,6 @@ pub(crate) mod failure;
 mod hit;
 pub(crate) mod item_source;
 pub(crate) mod listing;
-pub(crate) mod local_files;
 pub(crate) mod operation;
 pub(crate) mod parts;
 pub(crate) mod place;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
+use millpond_objects::LocalFiles;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -15,7 +16,6 @@ use crate::process;
 use crate::store::failure;
 #[cfg(not(feature = "s3"))]
 use crate::store::failure::StoreError;
-use crate::store::local_files::LocalFiles;
 
 /// An open store.
 pub(crate) struct Place {
@@ -98,7 +98,7 @@ pub(crate) fn open(url: &str, options: &[(String, String)]) -> Result<Place> {
         "file" if rest.starts_with('/') => {
             let store = LocalFileSystem::new_with_prefix(rest)
                 .map_err(|error| PlaceError::Store(error, url.to_owned()))?;
-            let place = Place::new(Arc::new(LocalFiles(Arc::new(store))));
+            let place = Place::new(Arc::new(LocalFiles::new(store)));
             #[cfg(feature = "endpoint")]
             let place = Place { keeps_metadata: false, ..place };
             Ok(place)
