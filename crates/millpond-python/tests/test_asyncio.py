@@ -5,6 +5,7 @@ import ctypes
 import gc
 import io
 import os
+import select
 import weakref
 from pathlib import Path
 
@@ -96,10 +97,33 @@ def test_cancelled_reads_keep_their_memory(data: Path) -> None:
 def test_writes_of_any_buffer(data: Path) -> None:
     async def main() -> None:
         with engine().open(data, "r+b") as file:
-            # `memoryview.cast` does not take its format.
             numbers = (ctypes.c_int32.__ctype_be__ * 5)(*range(5))
             assert await file.apwrite(numbers, 7) == 20
             assert await file.apread(20, 7) == bytes(numbers)
+            # `memoryview.cast` does not take its shape.
+            assert await file.apwrite((ctypes.c_int32 * 0 * 2)(), 7) == 0
+
+    asyncio.run(main())
+
+
+def test_a_read_may_be_cancelled_in_the_turn_of_its_end(data: Path) -> None:
+    from millpond import _aio
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        failures: "list[dict[str, object]]" = []
+        loop.set_exception_handler(lambda _, context: failures.append(context))
+        file = engine().open(data)
+        task = loop.create_task(file.apread(100_000, 7))
+        await asyncio.sleep(0)
+        (own,) = _aio._queues[loop].values()
+        # Without a turn of the loop.
+        select.select([own.queue.fileno()], [], [])
+        # The loop cancels it, and takes its end before the task goes on.
+        loop.call_soon(task.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert failures == [] and await file.apread(9, 7) == content(7, 9)
 
     asyncio.run(main())
 
@@ -110,6 +134,8 @@ def is_freed(known: "weakref.ref[asyncio.AbstractEventLoop]") -> bool:
 
 
 def test_a_loop_may_end_with_reads_in_flight(data: Path) -> None:
+    from millpond import _aio
+
     for cancels in [True, False]:
         for _ in range(20):
             file = engine().open(data)
@@ -118,6 +144,10 @@ def test_a_loop_may_end_with_reads_in_flight(data: Path) -> None:
             loop.call_soon(loop.stop)
             loop.run_forever()
             if cancels:
+                # So that its end is not taken.
+                (own,) = _aio._queues[loop].values()
+                loop.remove_reader(own.queue.fileno())
+                del own
                 task.cancel()
                 loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
             loop.close()

@@ -1,5 +1,6 @@
 """Goal: an open file of `millpond.fsspec` makes the whole object or none, and reads one version of it."""
 
+import asyncio
 import ctypes
 import multiprocessing
 import pickle
@@ -10,7 +11,7 @@ from typing import Any
 
 import millpond
 import pytest
-from conftest import content
+from conftest import child_status, content
 
 fsspec = pytest.importorskip("fsspec", reason="there is no fsspec")
 
@@ -119,6 +120,17 @@ def test_an_open_file_is_of_one_version(place: "tuple[Any, str]") -> None:
         assert fs.cat_file(f"{root}/pond") == change
 
 
+def test_no_bytes_after_the_end_of_the_version_are_read(tmp_path: Path) -> None:
+    """The version of an immutable object is not compared."""
+    fs = fsspec.filesystem("millpond+file", freshness="immutable", skip_instance_cache=True)
+    (tmp_path / "pond").write_bytes(b"water")
+    with fs.open(f"{tmp_path}/pond") as file:
+        (tmp_path / "pond").write_bytes(b"water lilies")
+        buffer = bytearray(9)
+        assert file.readinto(buffer) == 5 and buffer == b"water" + bytes(4)
+        assert file.readinto(buffer) == 0
+
+
 def test_caches_of_fsspec_read_one_version(place: "tuple[Any, str]") -> None:
     fs, root = place
     data = content(0, 100_000)
@@ -147,8 +159,13 @@ def test_a_pickled_file_is_of_one_version(place: "tuple[Any, str]") -> None:
 def test_open_bounds_are_of_one_version(place: "tuple[Any, str]", monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program changes the object after each look at its size."""
     fs, root = place
-    path, sizes = f"{root}/pond", iter(range(1000, 9999))
+    path = f"{root}/pond"
+    sizes = list(range(1000, 2000))
     store, name = fs._find_object(path)
+
+    async def change() -> None:
+        if sizes:
+            await fs._pipe_file(path, content(0, sizes.pop(0)))
 
     class Changing:
         def __getattr__(self, called: str) -> Any:
@@ -156,12 +173,12 @@ def test_open_bounds_are_of_one_version(place: "tuple[Any, str]", monkeypatch: p
 
         def head(self, name: str) -> Any:
             meta = store.head(name)
-            fs.pipe_file(path, content(0, next(sizes)))
+            asyncio.run(change())
             return meta
 
         async def head_async(self, name: str) -> Any:
             meta = await store.head_async(name)
-            await fs._pipe_file(path, content(0, next(sizes)))
+            await change()
             return meta
 
     fs.pipe_file(path, content(0, 999))
@@ -174,6 +191,10 @@ def test_open_bounds_are_of_one_version(place: "tuple[Any, str]", monkeypatch: p
         fs.cat_file(path, -9, -3)
     (error,) = fs.cat_ranges([path], [-9], [-3])
     assert isinstance(error, millpond.PreconditionError)
+    # After the last change both are of the last version.
+    for read_middle in [lambda: fs.cat_file(path, -9, -3), lambda: fs.cat_ranges([path], [-9], [-3])[0]]:
+        sizes[:] = [2000, 2001]
+        assert read_middle() == content(2001 - 9, 6)
 
 
 def test_lines_are_few_requests(tmp_path: Path) -> None:
@@ -198,14 +219,33 @@ def test_lines_are_few_requests(tmp_path: Path) -> None:
         assert file.readuntil(b"no such bytes") == b"".join(lines)[found + 4 :]
 
 
+def test_lines_are_read_ahead_as_far_as_they_are_long(tmp_path: Path) -> None:
+    fs = fsspec.filesystem("millpond+file", skip_instance_cache=True, memory=64 << 20)
+    path = str(tmp_path / "lines")
+    fs.pipe_file(path, b"short\n" + b"l" * (1 << 20) + b"\n" + bytes(8 << 20))
+    with fs.open(path) as file:
+        (store,) = fs._stores.values()
+        before = store.stats()
+        assert file.readline() == b"short\n"
+        after = store.stats()
+        assert after["bytes_from_store"] - before["bytes_from_store"] <= 64 << 10
+        assert len(file.readline()) == (1 << 20) + 1
+        assert store.stats()["requests"] - after["requests"] < 20
+    # An end of two bytes that lie in two reads.
+    fs.pipe_file(path, b"x" * 8191 + b"\r\nrest\r\n")
+    with fs.open(path) as file:
+        assert file.readuntil(b"\r\n") == b"x" * 8191 + b"\r\n" and file.readuntil(b"\r\n") == b"rest\r\n"
+
+
 def test_any_buffer_is_read_into(place: "tuple[Any, str]") -> None:
     fs, root = place
     fs.pipe_file(f"{root}/pond", content(0, 1000))
-    # `memoryview.cast` does not take its format.
     array = (ctypes.c_int32.__ctype_be__ * 5)()
+    # `memoryview.cast` does not take its shape.
+    empty = (ctypes.c_int32 * 0 * 2)()
     with fs.open(f"{root}/pond") as file:
         assert file.readinto(array) == 20 and bytes(array) == content(0, 20)
-        assert file.readinto(bytearray()) == 0
+        assert file.readinto(bytearray()) == 0 == file.readinto(empty)
 
 
 def test_copies_are_files_of_their_own(tmp_path: Path) -> None:
@@ -301,6 +341,60 @@ def test_the_length_of_parts_is_that_of_blocks(place: "tuple[Any, str]", monkeyp
             file.write(content(0, length))
         assert fs.cat_file(f"{root}/pond") == content(0, length)
     assert asked == [20 << 20, 8 << 20]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_to_another_store_is_a_long_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    fs = fsspec.filesystem("millpond+file", skip_instance_cache=True)
+    for name in ["one", "other"]:
+        (tmp_path / name).mkdir()
+    one, other = [millpond.store(f"file://{tmp_path}/{name}") for name in ["one", "other"]]
+    data = content(0, 20 << 20)
+    one.put("pond", data)
+    threads, asked = [], []
+
+    class Writer:
+        def __init__(self, writer: Any) -> None:
+            self.writer = writer
+
+        def __getattr__(self, called: str) -> Any:
+            def call(*arguments: Any) -> Any:
+                threads.append(threading.current_thread())
+                if fails and called == "write" and len(threads) == 2:
+                    raise ZeroDivisionError
+                return getattr(self.writer, called)(*arguments)
+
+            return call
+
+    class Target:
+        def open_writer(self, name: str, buffer_size: int = 0) -> Any:
+            asked.append(buffer_size)
+            return Writer(other.open_writer(name))
+
+    monkeypatch.setattr(fs, "_find_object", lambda path: (one if path == "/one/pond" else Target(), "pond"))
+    monkeypatch.setattr("millpond.fsspec.part_bytes", lambda size: size - 7)
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            fs.cp_file("/one/pond", "/other/pond")
+        assert list((tmp_path / "other").iterdir()) == []
+    else:
+        fs.cp_file("/one/pond", "/other/pond")
+        assert other.get("pond").bytes() == data
+    # The calls wait, so none is on the thread of fsspec's loop.
+    assert asked == [len(data) - 7] and len(threads) > 2 and "fsspecIO" not in {one.name for one in threads}
+
+
+def test_a_fork_while_a_bucket_is_opened(tmp_path: Path) -> None:
+    import millpond.fsspec
+
+    (tmp_path / "pond").write_bytes(b"water")
+
+    def work() -> None:
+        fs = fsspec.filesystem("millpond+file", skip_instance_cache=True)
+        assert fs.cat_file(f"{tmp_path}/pond") == b"water"
+
+    with millpond.fsspec._opening:
+        assert child_status(work) == 0
 
 
 def test_threads_open_a_bucket_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import select
 import threading
 from pathlib import Path
 from typing import Any, Callable
@@ -295,6 +296,29 @@ def test_a_cancelled_call_loses_no_piece(tmp_path: Path) -> None:
             assert len({meta["path"] for chunk in got for meta in chunk}) == 2001
             cancelled[1] += count
         assert min(cancelled) > 0
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_cancelled_in_the_turn_of_its_end_loses_no_piece(tmp_path: Path) -> None:
+    from millpond import _store_aio
+
+    data = content(0, 1 << 20)
+    (tmp_path / "pond").write_bytes(data)
+    store = millpond.store(f"file://{tmp_path}")
+
+    async def main() -> None:
+        stream = (await store.get_async("pond")).stream(300_000)
+        call = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        # Without a turn of the loop.
+        ends = _store_aio._of_loops[asyncio.get_running_loop()].fileno()
+        assert not call.done() and select.select([ends], [], [], 60)[0] == [ends]
+        # The loop cancels it, and takes its end before the task goes on.
+        asyncio.get_running_loop().call_soon(call.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert b"".join([piece async for piece in stream]) == data
 
     asyncio.run(main())
 
