@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares caches of objects for processes that read the same data again and again: docs/python.md, "Epochs".
 
-    VGW_ACCESS_LOG=LOG VGW_KEEP_ALIVE=true scripts/store-server versitygw \\
-        PYTHON crates/millpond-python/bench_epochs.py --log LOG --millpond COMMAND [OPTION...]
+    VGW_KEEP_ALIVE=true scripts/store-server versitygw \\
+        PYTHON crates/millpond-python/bench_epochs.py --millpond COMMAND [OPTION...]
 
 Each process reads all objects in pieces of 256 KiB, in an order of its own, twice. The second time is measured: requests
 that reach the store, by its log; the time from the common start to the last end; the proportional set size of all
@@ -212,7 +212,6 @@ SIDES = ["s3fs", "blockcache", "filecache", "millpond, process", "millpond, serv
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--millpond", required=True)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--processes", type=int, default=8)
@@ -220,6 +219,7 @@ def main() -> None:
     parser.add_argument("--folder", help="for the caches on a disk")
     parser.add_argument("--side", action="append", choices=SIDES)
     arguments = parser.parse_args()
+    arguments.log = Path(os.environ["MILLPOND_STORE_LOG"])
     import fsspec
 
     bucket = os.environ["MILLPOND_STORE_BUCKET"]
@@ -228,6 +228,7 @@ def main() -> None:
     for index, name in enumerate(names):
         pieces = OBJECT // PIECE
         fs.pipe_file(name, b"".join(piece_of(index * pieces + at) for at in range(pieces)))
+    assert lines_of(arguments.log) > 0, "the log has no requests"
     sides = arguments.side or SIDES
     measured: "dict[str, list[dict[str, float]]]" = {side: [] for side in sides}
     for number in range(arguments.rounds):
