@@ -2,9 +2,13 @@
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
+use std::os::fd::IntoRawFd;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -18,11 +22,18 @@ use object_store::{
 use tokio::runtime::Handle;
 use tokio::task::JoinError;
 
+/// A cancelled copy ends after so many bytes. Untuned.
+const COPY_STEP_BYTES: u64 = 16 << 20;
+/// A store that removes empty folders may remove a new one again before it has a file. Untuned.
+const FOLDER_TRIES_MAX: u32 = 100;
+
 /// A [`LocalFileSystem`] whose copies are files of their own.
 ///
 /// `LocalFileSystem` copies by a hard link: a program that writes to one of the two files then changes both, they have one ETag,
-/// and a second copy of the same object leaves a file with another name. A copy is not synced, also by a store
-/// [`with_fsync`](LocalFileSystem::with_fsync).
+/// and a second copy of the same object leaves a file with another name.
+///
+/// A copy has the permissions of its source. If the source changes meanwhile, the copy fails and the target is as before. A future
+/// that is dropped ends its copy within 16 MiB. A copy is not synced, also by a store with `with_fsync`.
 ///
 /// # Examples
 ///
@@ -108,8 +119,10 @@ impl ObjectStore for LocalFiles {
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        let is_cancelled = Arc::new(AtomicBool::new(false));
+        let _cancel = CancelOnDrop(Arc::clone(&is_cancelled));
         let (files, from, to) = (self.0.clone(), from.clone(), to.clone());
-        let copy = move || copy(&files, &from, &to, options.mode);
+        let copy = move || copy(&files, &from, &to, options.mode, &is_cancelled);
         let Ok(runtime) = Handle::try_current() else { return copy() };
         let failed = |error: JoinError| Error::Generic { store: crate::NAME, source: error.into() };
         runtime.spawn_blocking(copy).await.unwrap_or_else(|error| Err(failed(error)))
@@ -120,20 +133,58 @@ impl ObjectStore for LocalFiles {
     }
 }
 
+/// Tells the thread of a copy that its result is not wanted any more.
+struct CancelOnDrop(Arc<AtomicBool>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        // Relaxed: the copy passes on no other data.
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// An error of a copy, which names both objects. The kernel's error is its source.
+#[derive(Debug)]
+struct CopyError {
+    from: Path,
+    to: Path,
+    error: io::Error,
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "copy of {} to {}: {}", self.from, self.to, self.error)
+    }
+}
+
+impl std::error::Error for CopyError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
 /// Copies an object to a file of its own, as a whole or not at all. Waits for the disk.
-fn copy(files: &LocalFileSystem, from: &Path, to: &Path, mode: CopyMode) -> Result<()> {
+fn copy(
+    files: &LocalFileSystem,
+    from: &Path,
+    to: &Path,
+    mode: CopyMode,
+    is_cancelled: &AtomicBool,
+) -> Result<()> {
     let (source, target) = (files.path_to_filesystem(from)?, files.path_to_filesystem(to)?);
     let not_found = |source: Box<io::Error>| Error::NotFound { path: from.to_string(), source };
-    let failed = |source: io::Error| Error::Generic { store: crate::NAME, source: source.into() };
-    let mut data =
-        OpenOptions::new().read(true).open(source).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => not_found(error.into()),
-            _ => failed(error),
-        })?;
+    let failed = |error: io::Error| {
+        let source = CopyError { from: from.clone(), to: to.clone(), error };
+        Error::Generic { store: crate::NAME, source: source.into() }
+    };
+    let data = OpenOptions::new().read(true).open(source).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => not_found(error.into()),
+        _ => failed(error),
+    })?;
     if data.metadata().map_err(failed)?.is_dir() {
         return Err(not_found(Box::new(ErrorKind::IsADirectory.into())));
     }
-    write_copy(&mut data, &target, mode).map_err(|error| match (error.kind(), mode) {
+    write_copy(&data, &target, mode, is_cancelled).map_err(|error| match (error.kind(), mode) {
         (ErrorKind::AlreadyExists, CopyMode::Create) => {
             Error::AlreadyExists { path: to.to_string(), source: error.into() }
         }
@@ -141,9 +192,14 @@ fn copy(files: &LocalFileSystem, from: &Path, to: &Path, mode: CopyMode) -> Resu
     })
 }
 
-fn write_copy(data: &mut fs::File, target: &FilePath, mode: CopyMode) -> io::Result<()> {
-    let (staged, mut file) = stage(target)?;
-    let copied = io::copy(data, &mut file).and_then(|_| match mode {
+fn write_copy(
+    data: &fs::File,
+    target: &FilePath,
+    mode: CopyMode,
+    is_cancelled: &AtomicBool,
+) -> io::Result<()> {
+    let (staged, file) = stage(target)?;
+    let copied = copy_bytes(data, file, is_cancelled).and_then(|()| match mode {
         CopyMode::Overwrite => fs::rename(&staged, target),
         CopyMode::Create => fs::hard_link(&staged, target),
     });
@@ -154,21 +210,133 @@ fn write_copy(data: &mut fs::File, target: &FilePath, mode: CopyMode) -> io::Res
     copied
 }
 
-/// A new file beside the target, with a name that lists leave out.
-fn stage(target: &FilePath) -> io::Result<(PathBuf, fs::File)> {
-    let mut number = 0u64;
+/// Copies all bytes of `data`, and closes `file`.
+fn copy_bytes(data: &fs::File, file: fs::File, is_cancelled: &AtomicBool) -> io::Result<()> {
+    let before = data.metadata()?;
+    file.set_permissions(before.permissions())?;
+    let mut copied = 0;
     loop {
-        let mut name = target.as_os_str().to_owned();
-        name.push(format!("#{number}"));
-        match OpenOptions::new().write(true).create_new(true).open(&name) {
-            Ok(file) => return Ok((name.into(), file)),
+        let step = io::copy(&mut data.take(COPY_STEP_BYTES), &mut &file)?;
+        copied += step;
+        // Relaxed: as in `CancelOnDrop`.
+        if is_cancelled.load(Relaxed) {
+            return Err(io::Error::other("the copy was cancelled"));
+        }
+        if step < COPY_STEP_BYTES {
+            break;
+        }
+    }
+    let after = data.metadata()?;
+    let (len_before, len) = (before.len(), after.len());
+    if copied != len || len != len_before || before.modified()? != after.modified()? {
+        let what = format!(
+            "the source changed during the copy: {len_before} bytes long before, {len} after, {copied} copied"
+        );
+        return Err(io::Error::other(what));
+    }
+    // A network file system may report failed writes no earlier than here.
+    // SAFETY: the descriptor is this file's, and nothing uses it afterwards.
+    unsafe { rustix::io::try_close(file.into_raw_fd()) }?;
+    Ok(())
+}
+
+/// A new file beside the target, with a name that lists leave out: a `#`, and then digits alone.
+fn stage(target: &FilePath) -> io::Result<(PathBuf, fs::File)> {
+    let name = target.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let plain = name.split('#').next().unwrap_or_default();
+    let (mut number, mut tries) = (0u64, 0);
+    loop {
+        let staged = target.with_file_name(format!("{plain}#{number}"));
+        match OpenOptions::new().write(true).create_new(true).open(&staged) {
+            Ok(file) => return Ok((staged, file)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-            // A store that removes empty folders may also remove the new one again.
-            Err(error) if error.kind() == ErrorKind::NotFound => match target.parent() {
-                Some(folder) => fs::create_dir_all(folder)?,
-                None => return Err(error),
-            },
+            Err(error) if error.kind() == ErrorKind::NotFound && tries < FOLDER_TRIES_MAX => {
+                tries += 1;
+                let Some(folder) = target.parent() else { return Err(error) };
+                // Something else with the folder's name is no object with the target's.
+                let is_other = |error: &io::Error| error.kind() == ErrorKind::AlreadyExists;
+                fs::create_dir_all(folder).map_err(|error| {
+                    if is_other(&error) { ErrorKind::NotADirectory.into() } else { error }
+                })?;
+            }
             Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use object_store::ObjectStoreExt;
+
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, LocalFiles) {
+        let folder = tempfile::tempdir().unwrap();
+        let files = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+        (folder, LocalFiles::new(files))
+    }
+
+    fn names(folder: &FilePath) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Goal: a copy whose source changes length, or that is cancelled, leaves the target and no other file. Method: the
+    /// source is longer than a step; the flag is set, and the recorded length differs, before the copy begins.
+    #[test]
+    fn a_copy_is_whole_or_nothing() {
+        let (folder, _) = store();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        fs::write(&from, vec![1; 2 * COPY_STEP_BYTES as usize + 1]).unwrap();
+        fs::write(&to, "before").unwrap();
+        let data = fs::File::open(&from).unwrap();
+        let cancelled = write_copy(&data, &to, CopyMode::Overwrite, &AtomicBool::new(true));
+        assert!(cancelled.unwrap_err().to_string().contains("cancelled"));
+        // The descriptor has passed one step: as if the source had been shorter by it.
+        let short = write_copy(&data, &to, CopyMode::Overwrite, &AtomicBool::new(false));
+        let error = short.unwrap_err().to_string();
+        assert!(error.contains("16777217 copied"), "{error}");
+        assert_eq!(
+            (fs::read(&to).unwrap(), names(folder.path())),
+            ("before".into(), vec!["from".into(), "to".into()])
+        );
+    }
+
+    /// Goal: the file of a copy in progress is no object, whichever name the target has.
+    #[tokio::test]
+    async fn staged_names_are_no_objects() {
+        let (folder, store) = store();
+        for (name, staged) in [("pond", "pond#0"), ("pond#lily", "pond#1"), ("#", "#0")] {
+            let target = folder.path().join(name);
+            let (path, _file) = stage(&target).unwrap();
+            assert_eq!(path, folder.path().join(staged));
+            assert!(store.head(&Path::from(staged)).await.is_err());
+        }
+        assert!(store.list_with_delimiter(None).await.unwrap().objects.is_empty());
+    }
+
+    /// Goal: a copy has the mode of its source, and an error names both objects and has the kernel's error as a source.
+    #[tokio::test]
+    async fn copies_have_their_mode_and_errors_have_names() {
+        let (folder, store) = store();
+        let [pond, copy, below] = ["pond", "copy", "pond/lily"].map(Path::from);
+        store.put(&pond, "water".into()).await.unwrap();
+        let mode = fs::Permissions::from_mode(0o640);
+        fs::set_permissions(folder.path().join("pond"), mode).unwrap();
+        store.copy(&pond, &copy).await.unwrap();
+        let metadata = fs::metadata(folder.path().join("copy")).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o640);
+        for result in
+            [store.copy(&pond, &below).await, store.copy_if_not_exists(&pond, &below).await]
+        {
+            let Error::Generic { source, .. } = result.unwrap_err() else { panic!("another kind") };
+            assert!(source.to_string().starts_with("copy of pond to pond/lily: "), "{source}");
+            assert!(source.source().unwrap().downcast_ref::<io::Error>().is_some());
         }
     }
 }
