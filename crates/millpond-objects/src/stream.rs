@@ -194,10 +194,14 @@ impl StreamRead {
 
     async fn next_bytes(&mut self) -> Option<Result<Bytes>> {
         if self.range.is_empty() {
-            if self.rest.is_none() && !self.has_asked {
-                self.inner.counters.saved.add();
-            }
-            return None;
+            let Some(mut rest) = self.rest.take() else {
+                if !std::mem::replace(&mut self.has_asked, true) {
+                    self.inner.counters.saved.add();
+                }
+                return None;
+            };
+            // An error may follow the last byte.
+            return rest.next().await.filter(Result::is_err);
         }
         if self.rest.is_none() {
             let cached = self
@@ -248,6 +252,7 @@ impl StreamRead {
 
     fn fail(&mut self, error: Error) -> Option<Result<Bytes>> {
         self.range.start = self.range.end;
+        (self.rest, self.has_asked) = (None, true);
         Some(Err(error))
     }
 

@@ -264,12 +264,16 @@ async fn unversioned_objects_are_cached_only_if_immutable() {
 /// unknown.
 #[tokio::test]
 async fn a_body_that_is_too_long_is_an_error() {
-    let (far, path, bytes) = with_object(10_000).await;
+    // A longer read is a stream.
+    let (far, path, bytes) = with_object(5 << 20).await;
     let store = over(&far).build().unwrap();
     far.faults.has_longer_bodies.store(true, Relaxed);
     assert!(store.get_range(&path, 0..10).await.is_err());
     store.forget(&path);
+    assert!(store.get_range(&path, 0..9_000).await.is_err());
+    store.forget(&path);
     assert!(store.get(&path).await.unwrap().bytes().await.is_err());
+    store.forget(&path);
     far.faults.has_longer_bodies.store(false, Relaxed);
     assert_eq!(store.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
 }

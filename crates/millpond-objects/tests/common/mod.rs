@@ -128,7 +128,7 @@ impl ObjectStore for Far {
         }
         if faults.has_longer_bodies.load(Relaxed) {
             let body = take_body(&mut answer);
-            let longer = stream::once(std::future::ready(Ok("!".into()))).chain(body);
+            let longer = body.chain(stream::once(std::future::ready(Ok("!".into()))));
             answer.payload = GetResultPayload::Stream(longer.boxed());
         }
         if faults.lacks_last_byte.load(Relaxed) {
