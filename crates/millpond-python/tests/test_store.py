@@ -45,6 +45,7 @@ def test_calls(store: millpond.Store) -> None:
         ({"range": {"offset": 99_999}}, content(99_999, 1)),
         ({"range": {"suffix": 7}}, content(99_993, 7)),
         ({"if_match": put["e_tag"]}, content(0, 100_000)),
+        ({"head": True}, b""),
     ]:
         assert store.get("a/pond", options=options).bytes() == expected  # type: ignore[arg-type]
     store.copy("a/pond", "b/copy")

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, stream};
 #[cfg(feature = "endpoint")]
 use object_store::list::PaginatedListStore;
 use object_store::path::Path;
 use object_store::{
-    CopyMode, CopyOptions, Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode,
-    PutMultipartOptions, PutOptions, RenameOptions, RenameTargetMode, Result,
+    CopyMode, CopyOptions, Error, GetOptions, GetResultPayload, ObjectStore, ObjectStoreExt,
+    PutMode, PutMultipartOptions, PutOptions, RenameOptions, RenameTargetMode, Result,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -101,7 +101,13 @@ impl Store {
     ) -> PyResult<Operation> {
         let (options, name) = (convert::get_options(options)?, self.name(path));
         self.operation(path, |caches, path| async move {
-            let result = caches.store.get_opts(&path, options).await?;
+            let is_head = options.head;
+            let mut result = caches.store.get_opts(&path, options).await?;
+            if is_head {
+                // Stores announce the object's range, and some have its bytes, too.
+                result.payload = GetResultPayload::Stream(stream::empty().boxed());
+                result.range = 0..0;
+            }
             Ok(reply(move |_| Ok(StoredObject::new(name, result))))
         })
     }
