@@ -35,6 +35,7 @@ use crate::queue::task::{Reading, Task};
 use crate::read::hit::HitPath;
 use crate::read::miss::{Miss, PendingRead, Step, StepScope};
 use crate::read::optimistic_read;
+use crate::read::plan::BypassPolicy;
 
 pub use crate::read::optimistic_read::{Begun, KernelRead, UnguardedRead};
 pub use crate::stats::kept::HitCounts;
@@ -66,7 +67,7 @@ struct RawReading {
     file: Arc<File>,
     segments: Box<[Segment<'static>]>,
     offset: u64,
-    fills: bool,
+    policy: BypassPolicy,
     done: ReadDone,
 }
 
@@ -78,7 +79,7 @@ impl RawReading {
             dst: (&*self.segments).into(),
             offset: self.offset,
             ring: None,
-            fills: self.fills,
+            policy: self.policy,
         }
     }
 }
@@ -149,11 +150,12 @@ impl File {
         }
         let (cached, readahead) = (&self.cached, &self.readahead);
         let dst: SegmentIter<'_> = (&*segments).into();
-        let wanted = PendingRead { file: cached, readahead, dst, offset, ring: None, fills };
+        let policy = if fills { BypassPolicy::Fills } else { BypassPolicy::Filtered };
+        let wanted = PendingRead { file: cached, readahead, dst, offset, ring: None, policy };
         if let Some(moved) = wanted.try_hit() {
             return Some(Ok(moved));
         }
-        let begin = || BackgroundBypass::begin(Arc::clone(self), (offset, len), dst.misalignment());
+        let begin = || BackgroundBypass::begin(Arc::clone(self), dst, offset);
         let file = match if fills { Err(Arc::clone(self)) } else { begin() } {
             Err(file) => file,
             Ok(around) => {
@@ -162,7 +164,7 @@ impl File {
                 return None;
             }
         };
-        Task::of(RawReading { file, segments, offset, fills, done: done() }).run(StepScope::Full);
+        Task::of(RawReading { file, segments, offset, policy, done: done() }).run(StepScope::Full);
         None
     }
 

@@ -22,6 +22,7 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::process_local::ProcessLocal;
 use crate::read::miss::{Miss, PendingRead, Step, StepScope};
+use crate::read::plan::BypassPolicy;
 use crate::workers::JobOutcome;
 
 /// A [`File`] with asynchronous methods. Clones are the same handle.
@@ -679,7 +680,7 @@ fn poll_read(
         dst,
         offset,
         ring: None,
-        fills: false,
+        policy: BypassPolicy::Filtered,
     };
     if miss.is_none()
         && file.is_for_cached_reads()

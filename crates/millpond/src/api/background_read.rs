@@ -1,5 +1,5 @@
 //! Background reads into the caller's memory: direct reads (of handles with O_DIRECT), and reads of
-//! pages that admission refused, which bypass the cache (`read::bypass_read`). They own that memory, or
+//! pages that admission refused, which bypass the cache (`read::plan`). They own that memory, or
 //! borrow it, and call a completion function at their end.
 //!
 //! ```text
@@ -33,14 +33,14 @@ use crate::inode::CachedFile;
 use crate::io::backend::shared_ring::{self, SharedRing};
 use crate::io::read_limit::{Flight, KeptSlot};
 use crate::io::retry;
-use crate::io::segment::{Front, Misalignment, Segment};
+use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::io::segment_list::RawList;
 use crate::io::transfer::{
     self, BackgroundRead, Direction, Ending, SEGMENTS_MAX, Segments, Transfer, TransientRetries,
     is_transient,
 };
-use crate::read::bypass_read::Lent;
 use crate::read::hit::wipe;
+use crate::read::plan::{BypassPolicy, Lent};
 
 /// The completion function of a read, which gets the buffers back.
 pub(crate) trait Tell: FnOnce(Result<usize>, Vec<Buffer>) + Send + 'static {}
@@ -94,7 +94,7 @@ pub(crate) fn start_read(
 fn read_by_worker(handle: Arc<File>, list: RawList<'static>, offset: u64, tell: impl Tell) {
     let workers = Arc::clone(&handle.cached.shared.workers);
     workers.run(Box::new(move || {
-        let outcome = handle.read_list(&list, offset);
+        let outcome = handle.read_segments(list.iter(), offset, BypassPolicy::Filtered);
         end(handle, list.into_buffers(), tell, outcome);
     }));
 }
@@ -108,12 +108,12 @@ pub(crate) struct BackgroundBypass {
 }
 
 impl BackgroundBypass {
-    /// Reads `len` bytes at `offset`, which were checked. Does not wait. Returns the handle if the read has
-    /// to be served in another way.
+    /// A read into all of `dst`, at `offset`, which was checked. Does not wait. Returns the handle if the read
+    /// has to be served in another way.
     pub(crate) fn begin(
         handle: Arc<File>,
-        (offset, len): (u64, u64),
-        memory: Misalignment,
+        dst: SegmentIter<'_>,
+        offset: u64,
     ) -> std::result::Result<BackgroundBypass, Arc<File>> {
         // SAFETY: O2: as in `begin`.
         let file: &'static CachedFile = unsafe { &*Arc::as_ptr(&handle.cached) };
@@ -123,11 +123,11 @@ impl BackgroundBypass {
         }
         // Before `direct`, which records that the pages were missed.
         let Some(slot) = Flight::try_enter_kept(&file.shared.flight) else { return Err(handle) };
-        let Some(lent) = Lent::begin(file, (offset, len), memory) else {
+        let Some(lent) = Lent::begin(file, dst, offset) else {
             drop(slot);
             return Err(handle);
         };
-        let (first, last) = (file.page_of(offset), file.page_of(offset + len - 1));
+        let (first, last) = (file.page_of(offset), file.page_of(offset + dst.left() - 1));
         handle.readahead.before_read(&handle.cached, first, last);
         Ok(BackgroundBypass { lent, slot, handle })
     }

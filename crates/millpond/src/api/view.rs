@@ -23,6 +23,8 @@ use crate::io::segment::{Segment, SegmentIter};
 use crate::process_local::ProcessLocal;
 use crate::read::fill::{self, Alone};
 use crate::read::mapped_read;
+use crate::read::plan::{BypassPolicy, ReadProgress, ReadStop};
+use crate::read::read_guarded;
 use crate::units::{FrameIndex, PageIndex};
 use crate::writeback;
 
@@ -190,7 +192,10 @@ impl CachedFile {
         let slot = self.cache().counters.local();
         let read = match mapped_read::try_read(self, pages, slot, dst, start) {
             Some(moved) => Ok(moved),
-            None => mapped_read::read_all(self, pages, dst, start),
+            None => match read_guarded(self, dst, start, BypassPolicy::Fills) {
+                ReadProgress { stopped: Some(ReadStop::Failed(error)), .. } => Err(error),
+                ReadProgress { moved, .. } => Ok(moved as usize),
+            },
         };
         match read {
             Ok(moved) if start + moved as u64 > offset => {

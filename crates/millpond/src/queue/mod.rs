@@ -51,6 +51,7 @@ use crate::io::backend::driver::{AbortOnUnwind, Driver};
 use crate::io::backend::shared_ring::{HeldRing, SharedRing};
 use crate::io::batch;
 use crate::io::pool::Pool;
+use crate::io::segment::SegmentIter;
 use crate::io::segment_list::SegmentList;
 use crate::process_local::ProcessLocal;
 use crate::queue::inner::{Inner, Pending, take_request};
@@ -59,6 +60,7 @@ use crate::queue::rules::Ticket;
 use crate::queue::task::ReadTask;
 use crate::queue::waiting::{Deadlines, QueueWaiters};
 use crate::read::miss::{PendingRead, StepScope};
+use crate::read::plan::BypassPolicy;
 
 pub use crate::queue::request::{Completion, Request};
 
@@ -526,11 +528,12 @@ impl Inner {
     /// Starts a read that bypasses the cache, into memory that belongs to the request until it completes;
     /// it can't be cancelled. Returns a request that has to be read in another way.
     fn start_around(self: &Arc<Self>, request: Request) -> Option<Request> {
-        let Request { file, user_data, kind } = request;
-        let (offset, len, memory) = kind.range_of_read();
-        match BackgroundBypass::begin(file, (offset, len), memory) {
-            Err(file) => Some(Request { file, user_data, kind }),
-            Ok(around) => {
+        let Request { file, user_data, mut kind } = request;
+        let begin =
+            |dst: SegmentIter<'_>, offset| (BackgroundBypass::begin(file, dst, offset), offset);
+        match kind.with_read(begin) {
+            (Err(file), _) => Some(Request { file, user_data, kind }),
+            (Ok(around), offset) => {
                 let (list, buffer) = kind.into_list();
                 let queue = Arc::clone(self);
                 let tell = move |result, buffers| {
@@ -573,7 +576,10 @@ fn try_hit(request: &mut Request) -> Option<usize> {
     let (file, readahead) = (&file.cached, &file.readahead);
     kind.with_read(|dst, offset| match dst.left() {
         0 => Some(0),
-        _ => PendingRead { file, readahead, dst, offset, ring: None, fills: false }.try_hit(),
+        _ => {
+            PendingRead { file, readahead, dst, offset, ring: None, policy: BypassPolicy::Filtered }
+                .try_hit()
+        }
     })
 }
 

@@ -6,9 +6,10 @@ use crate::api::background_read::{read_buffers, write_buffers};
 use crate::api::file::File;
 use crate::buffers::Buffer;
 use crate::error::{Error, Op, Result};
-use crate::io::segment::{Misalignment, Segment, SegmentIter};
+use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::read::hit::HIT_PAGES_MAX;
+use crate::read::plan::BypassPolicy;
 
 /// A request for a [`Queue`](crate::queue::Queue).
 ///
@@ -245,9 +246,8 @@ impl Request {
         let kind = &mut self.kind;
         kind.make_list(file);
         let result = match kind {
-            Kind::Read { .. } | Kind::ReadLent { .. } => {
-                kind.with_read(|dst, offset| file.read_owned(dst, offset))
-            }
+            Kind::Read { .. } | Kind::ReadLent { .. } => kind
+                .with_read(|dst, offset| file.read_segments(dst, offset, BypassPolicy::FirstMiss)),
             Kind::Write { buffer, offset } => file.write_at(buffer, *offset),
             Kind::ReadBuffers { buffers, offset } => read_buffers(file, buffers, *offset),
             Kind::WriteBuffers { buffers, offset } => write_buffers(file, buffers, *offset),
@@ -323,19 +323,7 @@ impl Kind {
         }
     }
 
-    /// The byte range of a read that may hit, and the alignment of its memory.
-    pub(super) fn range_of_read(&self) -> (u64, u64, Misalignment) {
-        match self {
-            Kind::Read { buffer, offset } => {
-                let memory = Misalignment::of_one(buffer.as_ptr(), buffer.len());
-                (*offset, buffer.len() as u64, memory)
-            }
-            Kind::ReadLent { list, offset } => (*offset, list.total(), list.misalignment()),
-            _ => unreachable!("a read"),
-        }
-    }
-
-    /// Converts the memory of such a read into a list, which owns its buffers, and otherwise the owner of
+    /// Converts the memory of a read that may hit into a list, which owns its buffers, and otherwise the owner of
     /// the memory, which must outlive the list.
     pub(super) fn into_list(self) -> (RawList<'static>, Vec<u8>) {
         match self {

@@ -31,6 +31,7 @@ use crate::error::Result;
 use crate::queue::inner::{Cancel, Inner};
 use crate::queue::request::{Completion, Request};
 use crate::read::miss::{Miss, PendingRead, Step, StepScope};
+use crate::read::plan::BypassPolicy;
 use crate::sync::AtomicU32;
 use crate::sync::MutexExt;
 
@@ -131,7 +132,7 @@ impl Reading for OfQueue {
         let ring = self.queue.ring.as_ref();
         kind.with_read(|dst, offset| {
             miss.step(
-                &PendingRead { file, readahead, dst, offset, ring, fills: false },
+                &PendingRead { file, readahead, dst, offset, ring, policy: BypassPolicy::Filtered },
                 waker,
                 scope,
             )

@@ -41,6 +41,7 @@ use crate::io::read_limit::Slots;
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Segments, Transfer};
 use crate::read::hit::copy_out;
+use crate::read::plan::{ReadExtent, ReadProgress, ReadStop};
 use crate::read::run::{self, Claims, FilledPage, Next, Run, RunEnd};
 use crate::units::PageIndex;
 use crate::waits::WaitFor;
@@ -48,36 +49,14 @@ use crate::waits::WaitFor;
 /// Pages that are claimed and read in one go: of small pages, 1 MiB. Chosen, not measured.
 const CHUNK_PAGES: usize = 256;
 
-/// Why a read ended before its end.
-pub(crate) enum FillStop {
-    /// The file is shorter than expected: another process cut it.
-    Shrunk,
-    Failed(Error),
-}
-
 /// Number of attempts on a page that other threads fill, and that is evicted before it was copied. After that it is
 /// read around the cache, so misses of other pages can't delay a read without bound. Chosen, not measured.
 const ROUNDS_MAX: u32 = 8;
 
-/// The progress of a read.
-pub(crate) struct FillProgress {
-    /// Bytes that were read, from the first on.
-    pub(crate) moved: u64,
-    /// The end of the memory that may have been written to.
-    pub(crate) touched: u64,
-    /// The reason why not all were read.
-    pub(crate) stopped: Option<FillStop>,
-}
-
-/// Reads bytes `offset..end`, which lie below `size`, into `dst`.
-pub(crate) fn read(
-    file: &CachedFile,
-    dst: SegmentIter<'_>,
-    offset: u64,
-    end: u64,
-    size: u64,
-) -> FillProgress {
-    let (first, last) = (file.page_of(offset), file.page_of(end - 1));
+/// Reads the bytes of `extent` into `dst`.
+pub(crate) fn read(file: &CachedFile, dst: SegmentIter<'_>, extent: ReadExtent) -> ReadProgress {
+    let ReadExtent { offset, end, size } = extent;
+    let (first, last) = extent.pages(file);
     let (reached, touched) = (offset, offset);
     let mut reader = Reader { file, dst, offset, end, size, reached, touched, faulted: false };
     let step = file.chunk_pages(CHUNK_PAGES) as u64;
@@ -91,9 +70,9 @@ pub(crate) fn read(
     let touched = reader.touched - offset;
     if reader.faulted {
         let fault = Error::Fault { op: Op::Read, offset, len: end - offset };
-        return FillProgress { moved: 0, touched, stopped: Some(FillStop::Failed(fault)) };
+        return ReadProgress { moved: 0, touched, stopped: Some(ReadStop::Failed(fault)) };
     }
-    FillProgress { moved: reader.reached - offset, touched, stopped }
+    ReadProgress { moved: reader.reached - offset, touched, stopped }
 }
 
 /// A read under way.
@@ -110,7 +89,7 @@ struct Reader<'a> {
     faulted: bool,
 }
 
-type FillResult = std::result::Result<(), FillStop>;
+type FillResult = std::result::Result<(), ReadStop>;
 
 impl Reader<'_> {
     fn chunk(&mut self, first: PageIndex, pages: usize) -> FillResult {
@@ -240,8 +219,8 @@ impl Reader<'_> {
         self.touched = self.touched.max(self.reached);
         match failure {
             _ if moved == to - from => Ok(()),
-            None => Err(FillStop::Shrunk),
-            Some(error) => Err(FillStop::Failed(Error::io(Op::Read, first, len as u64, error))),
+            None => Err(ReadStop::Shrunk),
+            Some(error) => Err(ReadStop::Failed(Error::io(Op::Read, first, len as u64, error))),
         }
     }
 }

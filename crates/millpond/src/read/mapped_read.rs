@@ -13,7 +13,6 @@ use crate::error::{Error, Op, Result};
 use crate::inode::CachedFile;
 use crate::inode::mapped_pages::{MappedAttempt, MappedPages};
 use crate::io::segment::SegmentIter;
-use crate::io::transfer::{Direction, Transfer};
 use crate::read::hit::wipe;
 use crate::stats::ThreadCounts;
 
@@ -48,80 +47,6 @@ pub(crate) fn try_read(
 fn forget_copy(slot: &ThreadCounts, dst: SegmentIter<'_>) {
     slot.retried();
     wipe(dst, 0, dst.left());
-}
-
-/// Reads at `offset` under a shared guard, by the back end. Blocks for writers of the same pages and for the device.
-/// Returns fewer bytes at the end of the file, or before bytes that can't be read.
-pub(crate) fn read_slow(
-    file: &CachedFile,
-    pages: &MappedPages,
-    dst: SegmentIter<'_>,
-    offset: u64,
-) -> Result<usize> {
-    let guard = file.lock(offset, offset + dst.left(), Mode::Shared);
-    let outcome = transfer(file, dst, offset);
-    drop(guard);
-    count(file, pages, offset, outcome)
-}
-
-/// The same, where a byte below the end of the file that can't be read is an error.
-pub(crate) fn read_all(
-    file: &CachedFile,
-    pages: &MappedPages,
-    mut dst: SegmentIter<'_>,
-    offset: u64,
-) -> Result<usize> {
-    // One guard for all attempts: a writer between two of them would tear the read.
-    let guard = file.lock(offset, offset + dst.left(), Mode::Shared);
-    let mut done = 0;
-    let outcome = loop {
-        match transfer(file, dst, offset + done) {
-            Ok(moved) if moved > 0 => {
-                dst.advance(moved);
-                done += moved;
-            }
-            Ok(_) => break Ok(done),
-            Err(error) => break Err(error),
-        }
-        if dst.left() == 0 {
-            break Ok(done);
-        }
-    };
-    drop(guard);
-    count(file, pages, offset, outcome)
-}
-
-/// Has the back end read, under a guard of the caller's.
-fn transfer(file: &CachedFile, dst: SegmentIter<'_>, offset: u64) -> Result<u64> {
-    let len = dst.left();
-    let mut batch = [Transfer::new(Direction::Read, offset, dst)];
-    file.carry_out(&mut batch);
-    let [Transfer { moved, error, .. }] = batch;
-    if error.is_some() {
-        // The device may have moved more bytes, up to the end of the file.
-        let end = file.backing.len().map_or(len, |size| size.saturating_sub(offset).min(len));
-        wipe(dst, moved, end.max(moved));
-    }
-    match error {
-        Some(error) if error.raw_os_error() == Some(libc::EFAULT) => {
-            Err(Error::Fault { op: Op::Read, offset, len })
-        }
-        Some(error) if moved == 0 => Err(Error::io(Op::Read, offset, len, error)),
-        _ => Ok(moved),
-    }
-}
-
-/// After the release of the guard.
-fn count(
-    file: &CachedFile,
-    pages: &MappedPages,
-    offset: u64,
-    outcome: Result<u64>,
-) -> Result<usize> {
-    let moved = outcome?;
-    file.cache().counters.local().moved_past_cache(moved);
-    pages.note_slow_read(&*file.backing, offset + moved);
-    Ok(moved as usize)
 }
 
 /// Reads into one piece of memory as far as the kernel has the pages (`RWF_NOWAIT`). `None`: it would wait, or a

@@ -15,7 +15,7 @@
 //!         |           all pages by one read --------------------------> [READ]
 //!         |           else on to "a page is FILLING"                       ^
 //!         +-> none is EMPTY, one is FILLING or HIDDEN --> arm ------> [PAGE]
-//!         +-> none is cached, nor worth it: one bypass read ---------> [BYPASS] done
+//!         +-> guard held, the plan is to bypass: one bypass read ----> [BYPASS] done
 //!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
 //! ```
 //!
@@ -43,7 +43,7 @@
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -64,6 +64,7 @@ use crate::read::ahead::Readahead;
 use crate::read::bypass_read::BypassRead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::mapped_read;
+use crate::read::plan::{BypassPolicy, ReadPlan, plan};
 use crate::read::run::{Claims, Next, Progress};
 use crate::read::{self};
 use crate::units::PageIndex;
@@ -81,8 +82,7 @@ pub(crate) struct PendingRead<'a> {
     pub(crate) offset: u64,
     /// The ring of the queue that waits for it, if there is one.
     pub(crate) ring: Option<&'a Arc<SharedRing>>,
-    /// Fills its pages, without asking the admission filter.
-    pub(crate) fills: bool,
+    pub(crate) policy: BypassPolicy,
 }
 
 /// How much a step may do.
@@ -133,6 +133,8 @@ pub(crate) struct Miss {
 
 /// The result of a look at the pages.
 enum MissStep {
+    /// It can't be a hit: it is too long, or there are no bytes.
+    Unfit,
     /// All are READY, or they were when looked at.
     Ready,
     Missing,
@@ -166,25 +168,26 @@ impl PendingRead<'_> {
         }
     }
 
-    /// The pages of the read below the size; `None` if there are none.
-    fn pages(&self) -> Option<RangeInclusive<PageIndex>> {
-        let end = (self.offset + self.dst.left()).min(self.file.core().size.get());
-        (end > self.offset).then(|| self.file.page_of(self.offset)..=self.file.page_of(end - 1))
-    }
-
-    /// Whether a read of that many pages can be a hit once they are cached.
-    fn may_hit(&self, pages: &RangeInclusive<PageIndex>) -> bool {
-        let count = *pages.end() - *pages.start() + 1;
-        let most = self.file.chunk_pages(HIT_PAGES_MAX) as u64;
-        count <= most && self.file.shared.hit_path.load(std::sync::atomic::Ordering::Relaxed)
-    }
-
     /// Looks for pages that are EMPTY; if there are none, arms the first that is not READY.
-    fn find_empty_page(&self, pages: RangeInclusive<PageIndex>, waker: &Waker) -> MissStep {
-        let mut leaves = Leaves::new(self.file);
+    fn find_empty_page(&self, waker: &Waker) -> MissStep {
+        let file = self.file;
+        if file.mapped_pages.is_some() {
+            // mapped_pages.MB1.
+            return MissStep::Missing;
+        }
+        let end = (self.offset + self.dst.left()).min(file.core().size.get());
+        // Relaxed: a hint.
+        if end <= self.offset || !file.shared.hit_path.load(Relaxed) {
+            return MissStep::Unfit;
+        }
+        let (first, last) = (file.page_of(self.offset), file.page_of(end - 1));
+        if last - first >= file.chunk_pages(HIT_PAGES_MAX) as u64 {
+            return MissStep::Unfit;
+        }
+        let mut leaves = Leaves::new(file);
         loop {
             let mut busy = None;
-            for page in pages.start().to(*pages.end()) {
+            for page in first.to(last) {
                 let Ok(held) = leaves.hold(page, false) else { return MissStep::Missing };
                 match held.word(page).load().state() {
                     PageState::Empty => return MissStep::Missing,
@@ -264,35 +267,27 @@ impl Miss {
             {
                 return Step::Done(Ok(moved));
             }
-            if wanted.file.mapped_pages.is_some() {
-                return self.bypass(request, wanted, waker, scope);
-            }
-            let pages = wanted.pages();
             // Acquire: pairs with the release in `Run::start`. Argued: there.
             let failed = self.progress.as_ref().is_some_and(|reads| reads.failed.load(Acquire));
-            let retried = !failed && pages.as_ref().is_some_and(|pages| wanted.may_hit(pages));
-            let found = match pages {
-                Some(pages) if retried => {
-                    let found = wanted.find_empty_page(pages.clone(), waker);
-                    if let MissStep::Parked(parked) = found {
-                        self.wait = Wait::Page(parked);
-                        return Step::Pending;
-                    }
-                    Some((found, pages))
-                }
-                _ => None,
-            };
+            let found = if failed { MissStep::Unfit } else { wanted.find_empty_page(waker) };
+            if let MissStep::Parked(parked) = found {
+                self.wait = Wait::Page(parked);
+                return Step::Pending;
+            }
             if scope == StepScope::CopyOnly {
                 self.wait = request.map_or(Wait::Nothing, Wait::Guard);
                 return Step::Work;
             }
             self.rounds += 1;
-            let Some((found, pages)) = found.filter(|_| self.rounds <= ROUNDS_MAX) else {
+            if matches!(found, MissStep::Unfit) || self.rounds > ROUNDS_MAX {
                 return self.read_by_worker(wanted, waker);
-            };
+            }
+            let range @ (offset, len) = (wanted.offset, wanted.dst.left());
             if !std::mem::replace(&mut self.has_read_ahead, true) {
                 // Takes off the marker that sent a read here although all of its pages are READY.
-                wanted.readahead.before_read(wanted.file, *pages.start(), *pages.end());
+                let (first, last) =
+                    (wanted.file.page_of(offset), wanted.file.page_of(offset + len - 1));
+                wanted.readahead.before_read(wanted.file, first, last);
             }
             if matches!(found, MissStep::Ready) {
                 continue;
@@ -301,18 +296,28 @@ impl Miss {
                 return Step::Pending;
             };
             let ring = SharedRing::of_this_batch(wanted.ring);
-            let range = (wanted.offset, wanted.dst.left());
-            let bypass = match wanted.fills {
-                true => Err(guard),
-                false => BypassRead::start(wanted.file, guard, range, waker, ring),
-            };
-            let guard = match bypass {
-                Ok(bypass) => {
-                    self.wait = Wait::Bypass(bypass);
-                    return Step::Pending;
+            let (guard, pages) = match plan(wanted.file, wanted.policy, range, None) {
+                ReadPlan::Fill(extent) => (guard, extent.pages(wanted.file)),
+                ReadPlan::Bypass(extent) => {
+                    match BypassRead::start(wanted.file, guard, extent, waker, ring) {
+                        Ok(bypass) => {
+                            self.wait = Wait::Bypass(bypass);
+                            return Step::Pending;
+                        }
+                        // mapped_pages.MB1.
+                        Err(guard) if wanted.file.mapped_pages.is_some() => {
+                            drop(guard);
+                            return self.read_by_worker(wanted, waker);
+                        }
+                        Err(guard) => (guard, extent.pages(wanted.file)),
+                    }
                 }
-                Err(guard) => guard,
+                ReadPlan::Empty => {
+                    drop(guard);
+                    return self.read_by_worker(wanted, waker);
+                }
             };
+            let pages = pages.0..=pages.1;
             let progress = self.progress.get_or_insert_default();
             let mut reads = MissReads { progress, waker: Some(TaskWaker::new(waker)), ring };
             match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
@@ -333,35 +338,6 @@ impl Miss {
                         return Step::Pending;
                     }
                 }
-            }
-        }
-    }
-
-    /// Continues a read of a file with mapped backing, which the mapping does not serve.
-    fn bypass(
-        &mut self,
-        request: Option<GuardRequest>,
-        wanted: &PendingRead<'_>,
-        waker: &Waker,
-        scope: StepScope,
-    ) -> Step {
-        if scope == StepScope::CopyOnly {
-            self.wait = request.map_or(Wait::Nothing, Wait::Guard);
-            return Step::Work;
-        }
-        let Some(guard) = self.guard(request, wanted, waker) else {
-            return Step::Pending;
-        };
-        let ring = SharedRing::of_this_batch(wanted.ring);
-        let range = (wanted.offset, wanted.dst.left());
-        match BypassRead::start_mapped(wanted.file, guard, range, waker, ring) {
-            Ok(bypass) => {
-                self.wait = Wait::Bypass(bypass);
-                Step::Pending
-            }
-            Err(guard) => {
-                drop(guard);
-                self.read_by_worker(wanted, waker)
             }
         }
     }
@@ -429,7 +405,7 @@ impl Miss {
             // SAFETY: the vector's own memory, of at least `len` bytes. It outlives the read, which returns when no
             // thread and no kernel request uses the memory any more.
             let segment = unsafe { [Segment::new(bytes.as_mut_ptr(), len as usize)] };
-            let moved = read::read_slow(&file, (&segment).into(), offset)?;
+            let moved = read::read_slow(&file, (&segment).into(), offset, BypassPolicy::Filtered)?;
             // SAFETY: that many bytes were read into it.
             unsafe { bytes.set_len(moved) };
             Ok(bytes)

@@ -5,17 +5,17 @@
 //! into a frame that no word refers to, and the bytes are copied in the end.
 
 use std::os::fd::RawFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::frames::class::Class;
 use crate::cache::policy::admission::AdmissionFilter;
 use crate::copy::Source;
 use crate::inode::CachedFile;
-use crate::io::segment::{Misalignment, Segment, SegmentIter};
+use crate::io::segment::{Segment, SegmentIter};
 use crate::io::transfer::{Direction, Transfer};
-use crate::read::bypass_read;
 use crate::read::hit::copy_out;
+use crate::read::plan;
 use crate::units::{FrameIndex, PageIndex};
 
 /// Frames in use by such reads of an engine, at most: a program may leave its completions in the queue. Chosen, not
@@ -74,7 +74,7 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
     let alignment = file.backing.alignment(false);
     let is_aligned = alignment.first_misaligned(offset, dst.misalignment()).is_none();
     let (mut bounce, mut fills) = (None, false);
-    let asks = |gate: &AdmissionFilter, number: usize, first: PageIndex, last: PageIndex| {
+    let query = |gate: &AdmissionFilter, number: usize, first: PageIndex, last: PageIndex| {
         if !is_aligned {
             bounce = ReadBounce::take(file, len);
         }
@@ -82,11 +82,9 @@ pub(crate) unsafe fn begin(file: &CachedFile, start: *mut u8, len: usize, offset
         fills = is_ready && !gate.bypasses_first_miss(number, first, last);
         is_ready && !fills
     };
-    // Its alignment requirement is no larger than the alignment of frames.
-    let base = if is_aligned { start.cast_const() } else { ptr::null() };
-    let memory = Misalignment::of_one(base, len);
     file.unguarded.prepare();
-    let Some(guard) = bypass_read::begin_if(file, (offset, len as u64), memory, asks) else {
+    let range = (offset, len as u64);
+    let Some(guard) = plan::try_bypass(file, Some(query), range, is_aligned.then_some(dst)) else {
         return if fills { Begun::Fills } else { Begun::Not };
     };
     let memory = bounce.as_ref().map_or(start, ReadBounce::bytes);

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::io::segment::Segment;
 use crate::io::segment_list::RawList;
 use crate::read::hit::HitPath;
+use crate::read::plan::BypassPolicy;
 
 /// The operations of a [`File`] on memory that no Rust type describes: that is not initialised, that may change during
 /// the call, or that may fault. For bindings of other languages and for interposers.
@@ -99,7 +100,7 @@ impl RawFile<'_> {
         }
         // SAFETY: the caller's promise is the same.
         let segment = unsafe { [Segment::new(dst, len)] };
-        file.read_mapped_or_missed((&segment).into(), offset)
+        file.read_mapped_or_missed((&segment).into(), offset, BypassPolicy::Filtered)
     }
 
     /// [`File::read_vectored_at`].
@@ -114,7 +115,7 @@ impl RawFile<'_> {
     pub unsafe fn read_vectored_at(self, dst: &[libc::iovec], offset: u64) -> Result<usize> {
         // SAFETY: the caller's promise is the same.
         let list = unsafe { RawList::from_iovecs(dst) };
-        self.file.read_list(&list, offset)
+        self.file.read_segments(list.iter(), offset, BypassPolicy::Filtered)
     }
 
     /// Assigns counters to the calling thread, which [`RawFile::try_read_hit`] can't do: call it once per

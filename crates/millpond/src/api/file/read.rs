@@ -11,14 +11,13 @@ use crate::api::view::View;
 use crate::error::{Error, Op, Result};
 use crate::inode::mapped_pages::MappedPages;
 use crate::io::segment::{Segment, SegmentIter};
-use crate::io::segment_list::RawList;
 use crate::io::transfer::Direction;
 use crate::latency::LatencyKind;
 use crate::read;
 use crate::read::ahead;
-use crate::read::bypass_read::Lent;
 use crate::read::hit::{HitPath, TRIES_MAX, TRIES_TORN};
 use crate::read::mapped_read;
+use crate::read::plan::BypassPolicy;
 
 impl File {
     /// Reads from byte `offset` into `dst`; returns the bytes read: fewer than `dst.len()` only at the end
@@ -211,7 +210,12 @@ impl File {
 
     /// A read that frames do not serve.
     #[inline]
-    pub(super) fn read_mapped_or_missed(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    pub(super) fn read_mapped_or_missed(
+        &self,
+        dst: SegmentIter<'_>,
+        offset: u64,
+        policy: BypassPolicy,
+    ) -> Result<usize> {
         if let Some(pages) = self.mapped_pages()
             && in_range(offset, dst.left())
         {
@@ -220,7 +224,7 @@ impl File {
                 return Ok(moved);
             }
         }
-        self.read_missed(dst, offset)
+        self.read_missed(dst, offset, policy)
     }
 
     /// The pages that serve reads of this handle in place of frames.
@@ -229,50 +233,31 @@ impl File {
         self.cached.mapped_pages.as_deref().filter(|_| self.read && !self.direct)
     }
 
-    /// Reads into all of `list`, whose memory must be writable.
-    pub(crate) fn read_list(&self, list: &RawList<'_>, offset: u64) -> Result<usize> {
-        let len = list.total();
+    /// Reads into all segments.
+    pub(crate) fn read_segments(
+        &self,
+        dst: SegmentIter<'_>,
+        offset: u64,
+        policy: BypassPolicy,
+    ) -> Result<usize> {
+        let len = dst.left();
         if self.hits && in_range(offset, len) {
             let slot = self.cached.cache().counters.local();
             let path = HitPath::new(&self.cached, slot, self.tries.load(Relaxed));
-            if let Some(moved) = path.try_read_vectored(list.iter(), offset) {
+            if let Some(moved) = path.try_read_vectored(dst, offset) {
                 return Ok(moved);
             }
         }
-        self.read_mapped_or_missed(list.iter(), offset)
-    }
-
-    /// The same for a request, which owns the memory or borrows it: if a background read would bypass the
-    /// cache (`read::bypass_read`), this read does, too.
-    pub(crate) fn read_owned(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
-        let len = dst.left();
-        if self.is_for_cached_reads() && len > 0 && in_range(offset, len) {
-            let file = &self.cached;
-            let slot = file.cache().counters.local();
-            let hit = match self.mapped_pages() {
-                Some(pages) => mapped_read::try_read(file, pages, slot, dst, offset),
-                None => HitPath::new(file, slot, self.tries.load(Relaxed))
-                    .try_read_vectored(dst, offset),
-            };
-            if let Some(moved) = hit {
-                return Ok(moved);
-            }
-            if let Some(lent) = Lent::begin(file, (offset, len), dst.misalignment()) {
-                self.readahead.before_read(
-                    file,
-                    file.page_of(offset),
-                    file.page_of(offset + len - 1),
-                );
-                if let Some(moved) = lent.carry_out(dst, offset) {
-                    return Ok(moved);
-                }
-            }
-        }
-        self.read_missed(dst, offset)
+        self.read_mapped_or_missed(dst, offset, policy)
     }
 
     #[cold]
-    fn read_missed(&self, dst: SegmentIter<'_>, offset: u64) -> Result<usize> {
+    fn read_missed(
+        &self,
+        dst: SegmentIter<'_>,
+        offset: u64,
+        policy: BypassPolicy,
+    ) -> Result<usize> {
         let len = dst.left();
         check_range(Op::Read, offset, len)?;
         self.check(self.read, Op::Read, offset, len)?;
@@ -287,9 +272,9 @@ impl File {
         self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
         let is_torn = self.tries.load(Relaxed) == TRIES_TORN && file.mapped_pages.is_none();
         let read = if is_torn {
-            read::read_torn(file, dst, offset)
+            read::read_torn(file, dst, offset, policy)
         } else {
-            read::read_slow(file, dst, offset)
+            read::read_slow(file, dst, offset, policy)
         };
         file.cache().counters.local().took(LatencyKind::ReadMiss, begun);
         read

@@ -1,0 +1,235 @@
+//! The plan of a read that is no hit, made under a guard over its pages.
+//!
+//! ```text
+//!   mapped backing ---------------------------------------> bypass
+//!   the pages are EMPTY, and admission refuses them ------> bypass: one transfer, and no page is cached
+//!   else -------------------------------------------------> fill
+//! ```
+//!
+//! Under a guard, the only bytes of an EMPTY page are the back end's, and none of the pages is DIRTY (page.W3). So a
+//! read whose pages are all EMPTY can be one transfer. Its destination depends on the reader:
+//!
+//! - A thread that waits: the reader's memory. It takes no slot, as for any memory of a caller (read_limit.L2).
+//! - A request that owns its memory, or is lent it until the read has ended ([`Lent`]): that memory.
+//! - A task, which has no such memory: frames ([`BypassRead`](crate::read::bypass_read::BypassRead)).
+
+use std::ptr;
+use std::time::Instant;
+
+use millpond_rangelock::{Guard, Mode};
+
+use crate::cache::policy::admission::AdmissionFilter;
+use crate::error::Error;
+use crate::inode::CachedFile;
+use crate::io::segment::SegmentIter;
+use crate::latency::LatencyKind;
+use crate::units::PageIndex;
+
+/// The most pages of a cached file that a read takes past the cache. Chosen, not measured.
+pub(crate) const BYPASS_PAGES_MAX: u64 = 16;
+
+/// The bytes of a read below the size of the file.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadExtent {
+    pub(crate) offset: u64,
+    pub(crate) end: u64,
+    /// Of the file, under the guard. With mapped backing only the back end knows it.
+    pub(crate) size: u64,
+}
+
+impl ReadExtent {
+    pub(crate) fn len(&self) -> u64 {
+        self.end - self.offset
+    }
+
+    /// Its first and its last page.
+    pub(crate) fn pages(&self, file: &CachedFile) -> (PageIndex, PageIndex) {
+        (file.page_of(self.offset), file.page_of(self.end - 1))
+    }
+
+    pub(crate) fn page_count(&self, file: &CachedFile) -> u64 {
+        let (first, last) = self.pages(file);
+        last - first + 1
+    }
+}
+
+/// How a read gets its bytes.
+pub(crate) enum ReadPlan {
+    /// It begins at the end of the file, or behind it.
+    Empty,
+    /// By one transfer, past the cache.
+    Bypass(ReadExtent),
+    /// From its pages, of which the missing ones are filled.
+    Fill(ReadExtent),
+}
+
+/// The progress of a read whose thread waits.
+#[derive(Default)]
+pub(crate) struct ReadProgress {
+    /// Bytes that were read, from the first on.
+    pub(crate) moved: u64,
+    /// The end of the memory that may have been written to.
+    pub(crate) touched: u64,
+    /// The reason why not all were read.
+    pub(crate) stopped: Option<ReadStop>,
+}
+
+/// Why a read ended before its end.
+pub(crate) enum ReadStop {
+    /// The file is shorter than expected: another process cut it.
+    Shrunk,
+    Failed(Error),
+}
+
+/// When a read takes its bytes past the cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BypassPolicy {
+    /// If admission refuses its pages.
+    Filtered,
+    /// As well if it is their first miss, and the back end is direct: the memory is the request's (admission.AD8).
+    FirstMiss,
+    /// Never.
+    Fills,
+}
+
+/// The call to the admission filter about the pages of a read. It comes last, as the filter remembers the pages.
+pub(super) trait AdmissionQuery:
+    FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool
+{
+}
+
+impl<T: FnOnce(&AdmissionFilter, usize, PageIndex, PageIndex) -> bool> AdmissionQuery for T {}
+
+impl BypassPolicy {
+    /// The call to the admission filter. `None`: no read of the file bypasses the cache.
+    fn query(self, file: &CachedFile) -> Option<impl AdmissionQuery> {
+        let first_miss = self == BypassPolicy::FirstMiss && file.backing.is_direct();
+        let is_bypassing = || file.cache().admission.is_bypassing();
+        let may_bypass = self != BypassPolicy::Fills && (first_miss || is_bypassing());
+        may_bypass.then_some(move |filter: &AdmissionFilter, number, first, last| {
+            if first_miss {
+                filter.bypasses_first_miss(number, first, last)
+            } else {
+                filter.bypasses(number, first, last)
+            }
+        })
+    }
+}
+
+/// Plans a read of `len` bytes at `offset`, under the caller's guard over them. `memory`: their destination, if that is
+/// not frames.
+pub(crate) fn plan(
+    file: &CachedFile,
+    policy: BypassPolicy,
+    range: (u64, u64),
+    memory: Option<SegmentIter<'_>>,
+) -> ReadPlan {
+    plan_by(file, policy.query(file), range, memory)
+}
+
+fn plan_by(
+    file: &CachedFile,
+    query: Option<impl AdmissionQuery>,
+    (offset, len): (u64, u64),
+    memory: Option<SegmentIter<'_>>,
+) -> ReadPlan {
+    if file.mapped_pages.is_some() {
+        // mapped_pages.MB1, mapped_pages.MB3.
+        return ReadPlan::Bypass(ReadExtent { offset, end: offset + len, size: u64::MAX });
+    }
+    // Stable under the guard, as far as it concerns these pages (write.W5).
+    let size = file.core().size.get();
+    let end = (offset + len).min(size);
+    if end <= offset {
+        return ReadPlan::Empty;
+    }
+    let extent = ReadExtent { offset, end, size };
+    let is_aligned = || {
+        let misalignment = memory.map(|memory| memory.limited(extent.len()).misalignment());
+        misalignment
+            .is_none_or(|of| file.backing.alignment(false).first_misaligned(offset, of).is_none())
+    };
+    if query.is_some_and(|query| is_aligned() && is_bypassed(file, query, extent)) {
+        ReadPlan::Bypass(extent)
+    } else {
+        ReadPlan::Fill(extent)
+    }
+}
+
+/// Whether a read goes past the cache. It must consist of whole pages, since the rest of a partly read page is mostly
+/// read next.
+fn is_bypassed(file: &CachedFile, query: impl AdmissionQuery, extent: ReadExtent) -> bool {
+    let (cache, core) = (file.cache(), file.core());
+    let is_bound = |at: u64| at.is_multiple_of(core.page_bytes() as u64);
+    let (first, last) = extent.pages(file);
+    is_bound(extent.offset)
+        && (extent.end == extent.size || is_bound(extent.end))
+        && last.0 - first.0 < BYPASS_PAGES_MAX
+        && first.to(last).all(|page| core.is_absent(&cache.frames, page))
+        && query(
+            &cache.admission,
+            cache.frames.file_number(ptr::from_ref(core).cast()),
+            first,
+            last,
+        )
+}
+
+/// A shared guard over a read that bypasses the cache with all its bytes, into `memory` or into frames. Does not wait.
+/// `None`: read it in another way.
+pub(super) fn try_bypass<'f>(
+    file: &'f CachedFile,
+    query: Option<impl AdmissionQuery>,
+    (offset, len): (u64, u64),
+    memory: Option<SegmentIter<'_>>,
+) -> Option<Guard<'f>> {
+    let end = offset + len;
+    let is_mapped = file.mapped_pages.is_some();
+    if !is_mapped && (query.is_none() || end > file.core().size.get()) {
+        return None;
+    }
+    let guard = file.ranges.try_lock(file.pages(offset, end), Mode::Shared)?;
+    match plan_by(file, query, (offset, len), memory) {
+        ReadPlan::Bypass(extent) if extent.end == end => {
+            if !is_mapped {
+                file.cache().counters.local().missed(extent.page_count(file));
+            }
+            Some(guard)
+        }
+        _ => None,
+    }
+}
+
+/// A read into memory that the request owns, or that is lent to it until the read ends. It runs under its guard, so
+/// its bytes are of one moment. Its owner has a slot, too, as no thread waits for it (read_limit.L1).
+pub(crate) struct Lent<'f> {
+    file: &'f CachedFile,
+    guard: Guard<'f>,
+    begun: Instant,
+}
+
+impl<'f> Lent<'f> {
+    /// A read of all of `dst`, which is not empty, at `offset`, if all of its bytes lie below the size. Does not wait.
+    /// `None`: read it in another way.
+    pub(crate) fn begin(
+        file: &'f CachedFile,
+        dst: SegmentIter<'_>,
+        offset: u64,
+    ) -> Option<Lent<'f>> {
+        let begun = Instant::now();
+        let query = BypassPolicy::FirstMiss.query(file);
+        let guard = try_bypass(file, query, (offset, dst.left()), Some(dst))?;
+        Some(Lent { file, guard, begun })
+    }
+
+    /// Ends a read of which all `len` bytes, up to `end`, have arrived. A read that is dropped instead has not read
+    /// them.
+    pub(crate) fn end(self, len: u64, end: u64) {
+        drop(self.guard);
+        if let Some(pages) = self.file.mapped_pages.as_deref() {
+            pages.note_slow_read(&*self.file.backing, end);
+        }
+        let slot = self.file.cache().counters.local();
+        slot.moved_past_cache(len);
+        slot.took(LatencyKind::ReadMiss, self.begun);
+    }
+}
