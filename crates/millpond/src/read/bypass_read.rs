@@ -1,51 +1,41 @@
 //! Reads of tasks that cache no page (`read::plan`): into frames that no word refers to.
 //!
 //! The task's next call copies the bytes from there and frees the frames.
-//!
-//! - **BY1** The end of the read releases guard and slot, and then signals its
-//!   [`ReadCompletion`](crate::read::read_completion).
 
 use std::sync::Arc;
-use std::task::Waker;
 
 use millpond_rangelock::OwnedGuard;
-use millpond_rangelock::callback::TaskWaker;
 use smallvec::SmallVec;
 
 use crate::cache::frames::class::Class;
 use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::inode::{CachedFile, Shared};
-use crate::io::backend::shared_ring::{self, SharedRing};
+use crate::io::backend::shared_ring::SharedRing;
 use crate::io::read_limit::Flight;
 use crate::io::segment::{Segment, SegmentIter};
-use crate::io::transfer::BackgroundRead;
 use crate::read::hit::copy_out;
 use crate::read::plan::{BYPASS_PAGES_MAX, ReadExtent};
-use crate::read::read_completion::ReadCompletion;
-use crate::units::{FrameIndex, PageIndex};
+use crate::read::read_completion::{self, ReadCompletion};
+use crate::units::FrameIndex;
 
-/// A read of a task, into frames of its own.
+/// The frames of such a read.
 pub(crate) struct BypassRead {
     /// Has the frames. Not the file, which the completion drops before the guard (inode.CF1).
     shared: Arc<Shared>,
-    first: PageIndex,
     frames: SmallVec<[FrameIndex; 2]>,
     class: Class,
-    /// Size of the file while the guard was held.
-    size: u64,
-    /// Counts bytes from the first page's start on.
-    arrival: ReadCompletion,
+    extent: ReadExtent,
 }
 
 impl BypassRead {
-    /// Starts a read of `extent`, under a guard over it. Its end releases guard and slot, and then wakes `waker`.
-    /// Returns the guard if no slot or frame is free, or the read is too long.
+    /// Starts a read of `extent`, under a guard over it. Returns the guard if no slot or frame is free, or the read is
+    /// too long.
     pub(crate) fn start(
         file: &Arc<CachedFile>,
         guard: OwnedGuard,
         extent: ReadExtent,
-        waker: &Waker,
+        completion: &Arc<ReadCompletion>,
         ring: Option<&Arc<SharedRing>>,
     ) -> std::result::Result<Arc<BypassRead>, OwnedGuard> {
         let cache = file.cache();
@@ -55,14 +45,8 @@ impl BypassRead {
         }
         let Some(slot) = Flight::try_enter(&file.shared.flight) else { return Err(guard) };
         let class = Class::page(file.core().page_shift);
-        let mut bypass = BypassRead {
-            shared: Arc::clone(&file.shared),
-            first,
-            frames: SmallVec::new(),
-            class,
-            size: extent.size,
-            arrival: ReadCompletion::new(TaskWaker::new(waker)),
-        };
+        let shared = Arc::clone(&file.shared);
+        let mut bypass = BypassRead { shared, frames: SmallVec::new(), class, extent };
         for _ in first.to(last) {
             let Some(frame) = cache.take_frame(class) else { return Err(guard) };
             bypass.frames.push(frame);
@@ -71,48 +55,22 @@ impl BypassRead {
         let bypass = Arc::new(bypass);
         let page_bytes = file.core().page_bytes();
         let memory = bypass.frames.iter().map(|&frame| cache.frames.bytes(frame));
-        // SAFETY: no word refers to these frames; `bypass` owns them, and `done` keeps `bypass`.
+        // SAFETY: no word refers to these frames; `bypass` owns them, and `publish` keeps it until the read has ended.
         let segments = memory.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect();
-        let (reading, owner) = (Arc::clone(&bypass), Arc::clone(file));
-        let done = Box::new(move |outcome: std::io::Result<usize>| {
-            // inode.CF1.
-            drop(owner);
-            drop((guard, slot));
-            let waker = reading.arrival.end(outcome.unwrap_or(0) as u64);
-            drop(reading);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        });
-        let offset = file.start_of(first);
-        let read = BackgroundRead { offset, wanted: true, direct: false, segments, done };
-        if let Err(read) = shared_ring::start_read(ring, Arc::clone(&file.backing), read) {
-            read.done.end(Ok(0));
-        }
+        let start = file.start_of(first);
+        let (range, keep) = ((start, extent.end - start), (guard, slot));
+        let (completion, reading) = (Arc::clone(completion), Arc::clone(&bypass));
+        let publish = move |_: &CachedFile, _| drop(reading);
+        read_completion::start_read(file, ring, range, segments, keep, Some(completion), publish);
         Ok(bypass)
     }
 
-    /// Whether the read has ended. If not, `waker` is woken at its end (BY1).
-    pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
-        self.arrival.has_ended_or_wakes(waker)
-    }
-
-    /// Caller: the read of `file` has ended. Copies the bytes from `offset` on to the task's memory. `None`: some are
-    /// missing.
-    pub(crate) fn take(
-        &self,
-        file: &CachedFile,
-        dst: SegmentIter<'_>,
-        offset: u64,
-    ) -> Option<Result<usize>> {
-        let start = file.start_of(self.first);
-        let end = (offset + dst.left()).min(self.size);
-        if start + self.arrival.bytes() < end {
-            return None;
-        }
+    /// Caller: the read of `file` has ended, with all bytes. Copies them to the task's memory.
+    pub(crate) fn take(&self, file: &CachedFile, dst: SegmentIter<'_>) -> Result<usize> {
+        let ReadExtent { offset, end, .. } = self.extent;
         let page_bytes = file.core().page_bytes() as u64;
         let mut faulted = false;
-        for (page, &frame) in self.first.onwards().zip(&self.frames) {
+        for (page, &frame) in file.page_of(offset).onwards().zip(&self.frames) {
             let page_start = file.start_of(page);
             let (from, to) = (page_start.max(offset), (page_start + page_bytes).min(end));
             let bytes = file.cache().frames.bytes(frame);
@@ -123,13 +81,15 @@ impl BypassRead {
                 copy_out(part, bytes.add((from - page_start) as usize), Source::Near).is_err()
             };
         }
-        let len = end - offset;
+        let len = self.extent.len();
         if let Some(pages) = file.mapped_pages.as_deref() {
             pages.note_slow_read(&*file.backing, end);
         }
         file.cache().counters.local().moved_past_cache(len);
-        let fault = Error::Fault { op: Op::Read, offset, len };
-        Some(if faulted { Err(fault) } else { Ok(len as usize) })
+        if faulted {
+            return Err(Error::Fault { op: Op::Read, offset, len });
+        }
+        Ok(len as usize)
     }
 }
 

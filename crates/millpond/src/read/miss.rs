@@ -11,19 +11,16 @@
 //!         +-> a page is EMPTY --> guard: try, else ask for it ------> [GUARD]
 //!         |       |  guard held
 //!         |       +-> slot? no ------------------------------------> [ROOM]
-//!         |       +-> claim, start reads; each keeps the guard and its slot until it ends
-//!         |           all pages by one read --------------------------> [READ]
-//!         |           else on to "a page is FILLING"                       ^
+//!         |       +-> claim, start reads; each keeps the guard and its slot until it ends --> [READS]
+//!         |       +-> or, if that is the plan, start one bypass read ----------------------> [READS] done
 //!         +-> none is EMPTY, one is FILLING or HIDDEN --> arm ------> [PAGE]
-//!         +-> guard held, the plan is to bypass: one bypass read ----> [BYPASS] done
 //!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
 //! ```
 //!
 //! - **M1** A hit is a hit of `read`: its bytes are of one moment, whichever read filled the pages.
 //! - **M2** Before a task waits for a page, all pages of its read that were EMPTY have been tried: reads of all
-//!   missing pages are in flight at once, contiguous pages as one read. Where one read fills all of them, its end
-//!   wakes the task, after it has released guard and slot. Otherwise the task waits for the first page that is not
-//!   READY, and the pages behind it are filled at the same time.
+//!   missing pages are in flight at once, contiguous pages as one read. The end of the last of them wakes the task,
+//!   after it has released guard and slot. Then the task waits for pages that other readers fill.
 //! - **M3** A page is FILLING only while a read of it is in flight (fill.F1): its reader has slot, guard and frame
 //!   before it claims the page, and starts the reads before it waits.
 //! - **M4** The guard over all pages of the read goes with each read that it starts (page.W3), and ends with
@@ -40,14 +37,13 @@
 //! - **M9** A bypass read goes into frames that no page word refers to (`bypass_read`). Its step copies from
 //!   them and is done, in any state of the pages. If a byte is missing, a worker reads.
 
-use std::ops::RangeInclusive;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::table::page::PageState;
@@ -65,7 +61,8 @@ use crate::read::bypass_read::BypassRead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::mapped_read;
 use crate::read::plan::{BypassPolicy, ReadPlan, plan};
-use crate::read::run::{Claims, Next, Progress};
+use crate::read::read_completion::ReadCompletion;
+use crate::read::run::{Claims, Next};
 use crate::read::{self};
 use crate::units::PageIndex;
 use crate::waits::{TaskWait, WaitFor};
@@ -109,9 +106,8 @@ type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
 enum Wait {
     Nothing,
     Page(WaitEntry),
-    /// The read that it has started: it fills all pages, and wakes the task.
-    Read,
-    Bypass(Arc<BypassRead>),
+    /// The reads that it has started: the end of the last wakes the task.
+    Reads,
     Guard(GuardRequest),
     Room(Arc<Shared>, FlightTicket),
     Worker(JobOutcome<Result<Vec<u8>>>),
@@ -124,8 +120,10 @@ pub(crate) struct Miss {
     has_read_ahead: bool,
     /// Pages may have been filled since the last try.
     may_hit: bool,
-    /// Of the reads that this task has started.
-    progress: Option<Arc<Progress>>,
+    /// The reads that this task has started.
+    reads: Option<Arc<ReadCompletion>>,
+    /// The frames of its bypass read.
+    bypass: Option<Arc<BypassRead>>,
     begun: Instant,
     /// Set once the read is pending, until its end.
     wait_record: Option<TaskWait>,
@@ -143,8 +141,7 @@ enum MissStep {
 
 /// The outcome of starting reads of the missing pages.
 enum StartedReads {
-    Reads,
-    /// One read, of all pages: its end wakes the task.
+    /// Of all pages that were EMPTY.
     All,
     NoFrame,
     NoSlot,
@@ -212,7 +209,8 @@ impl Miss {
             rounds: 0,
             has_read_ahead: false,
             may_hit: false,
-            progress: None,
+            reads: None,
+            bypass: None,
             begun: Instant::now(),
             wait_record: None,
         }
@@ -238,7 +236,7 @@ impl Miss {
     /// Records the event that it waits for.
     fn record_wait(&mut self, wanted: &PendingRead<'_>) {
         let what = match self.wait {
-            Wait::Nothing | Wait::Read | Wait::Bypass(_) => WaitFor::Read,
+            Wait::Nothing | Wait::Reads => WaitFor::Read,
             Wait::Page(_) => WaitFor::Page,
             Wait::Guard(_) => WaitFor::Range,
             Wait::Room(..) => WaitFor::Slot,
@@ -258,18 +256,23 @@ impl Miss {
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Guard(waiting) => request = Some(waiting),
             Wait::Worker(outcome) => return self.poll_worker(outcome, wanted, waker),
-            Wait::Bypass(bypass) => return self.finish_bypass(bypass, wanted, waker, scope),
+            Wait::Reads if !self.reads.as_ref().is_some_and(|it| it.has_ended_or_wakes(waker)) => {
+                self.wait = Wait::Reads;
+                return Step::Pending;
+            }
             other => other.withdraw(),
         }
         loop {
+            let has_failed = self.reads.as_ref().is_some_and(|reads| reads.has_failed());
+            if let Some(bypass) = self.bypass.take().filter(|_| !has_failed) {
+                return Step::Done(bypass.take(wanted.file, wanted.dst));
+            }
             if std::mem::replace(&mut self.may_hit, true)
                 && let Some(moved) = wanted.try_hit()
             {
                 return Step::Done(Ok(moved));
             }
-            // Acquire: pairs with the release in `Run::start`. Argued: there.
-            let failed = self.progress.as_ref().is_some_and(|reads| reads.failed.load(Acquire));
-            let found = if failed { MissStep::Unfit } else { wanted.find_empty_page(waker) };
+            let found = if has_failed { MissStep::Unfit } else { wanted.find_empty_page(waker) };
             if let MissStep::Parked(parked) = found {
                 self.wait = Wait::Page(parked);
                 return Step::Pending;
@@ -295,42 +298,42 @@ impl Miss {
             let Some(guard) = self.guard(request.take(), wanted, waker) else {
                 return Step::Pending;
             };
+            let plan = plan(wanted.file, wanted.policy, range, None);
+            let (ReadPlan::Bypass(extent) | ReadPlan::Fill(extent)) = plan else {
+                drop(guard);
+                return self.read_by_worker(wanted, waker);
+            };
+            let (first, last) = extent.pages(wanted.file);
+            let pages = first..last + 1;
+            let reads = self.reads.get_or_insert_with(|| Arc::new(ReadCompletion::new()));
             let ring = SharedRing::of_this_batch(wanted.ring);
-            let (guard, pages) = match plan(wanted.file, wanted.policy, range, None) {
-                ReadPlan::Fill(extent) => (guard, extent.pages(wanted.file)),
-                ReadPlan::Bypass(extent) => {
-                    match BypassRead::start(wanted.file, guard, extent, waker, ring) {
-                        Ok(bypass) => {
-                            self.wait = Wait::Bypass(bypass);
-                            return Step::Pending;
-                        }
-                        // mapped_pages.MB1.
-                        Err(guard) if wanted.file.mapped_pages.is_some() => {
-                            drop(guard);
-                            return self.read_by_worker(wanted, waker);
-                        }
-                        Err(guard) => (guard, extent.pages(wanted.file)),
-                    }
+            let bypass = match plan {
+                ReadPlan::Bypass(_) => BypassRead::start(wanted.file, guard, extent, reads, ring),
+                _ => Err(guard),
+            };
+            let started = match bypass {
+                Ok(bypass) => {
+                    self.bypass = Some(bypass);
+                    StartedReads::All
                 }
-                ReadPlan::Empty => {
+                // mapped_pages.MB1.
+                Err(guard) if wanted.file.mapped_pages.is_some() => {
                     drop(guard);
-                    return self.read_by_worker(wanted, waker);
+                    StartedReads::NoFrame
+                }
+                Err(guard) => {
+                    start_missing(wanted.file, guard, pages.clone(), reads, ring, &mut None)
                 }
             };
-            let pages = pages.0..=pages.1;
-            let progress = self.progress.get_or_insert_default();
-            let mut reads = MissReads { progress, waker: Some(TaskWaker::new(waker)), ring };
-            match reads.start_missing(wanted.file, guard, pages.clone(), &mut None) {
-                // Acquire: pairs with the release in `WakeOnDrop`. Argued: there.
-                StartedReads::All if progress.ended.load(Acquire) => {}
+            match started {
+                StartedReads::All if reads.has_ended_or_wakes(waker) => {}
                 StartedReads::All => {
-                    self.wait = Wait::Read;
+                    self.wait = Wait::Reads;
                     return Step::Pending;
                 }
-                StartedReads::Reads => self.may_hit = false,
                 StartedReads::NoFrame => return self.read_by_worker(wanted, waker),
                 StartedReads::NoSlot => {
-                    let offer = offer(wanted, pages, progress, waker);
+                    let offer = offer(wanted, pages, reads, waker);
                     let shared = &wanted.file.shared;
                     if let Some(ticket) = shared.flight.wait(offer) {
                         self.wait = Wait::Room(Arc::clone(shared), ticket);
@@ -367,28 +370,6 @@ impl Miss {
                 // A request is no round: the task is in the queue now.
                 self.rounds = self.rounds.saturating_sub(1);
                 None
-            }
-        }
-    }
-
-    /// Continues a bypass read (M9).
-    fn finish_bypass(
-        &mut self,
-        bypass: Arc<BypassRead>,
-        wanted: &PendingRead<'_>,
-        waker: &Waker,
-        scope: StepScope,
-    ) -> Step {
-        if !bypass.has_ended_or_wakes(waker) {
-            self.wait = Wait::Bypass(bypass);
-            return Step::Pending;
-        }
-        match bypass.take(wanted.file, wanted.dst, wanted.offset) {
-            Some(result) => Step::Done(result),
-            None if scope == StepScope::Full => self.read_by_worker(wanted, waker),
-            None => {
-                self.wait = Wait::Bypass(bypass);
-                Step::Work
             }
         }
     }
@@ -445,7 +426,7 @@ impl Wait {
         match self {
             Wait::Page(parked) => wait_table().deregister(&parked),
             Wait::Room(shared, ticket) => shared.flight.withdraw_offer(ticket),
-            Wait::Nothing | Wait::Read | Wait::Bypass(_) | Wait::Guard(_) | Wait::Worker(_) => {}
+            Wait::Nothing | Wait::Reads | Wait::Guard(_) | Wait::Worker(_) => {}
         }
     }
 }
@@ -456,107 +437,65 @@ impl Drop for Miss {
     }
 }
 
-/// Signals the end of a read when it is dropped.
-struct WakeOnDrop {
-    progress: Arc<Progress>,
-    waker: Option<TaskWaker>,
-}
-
-impl Drop for WakeOnDrop {
-    fn drop(&mut self) {
-        // Release: a task that finds it set finds the pages as the read has left them. Argued: it is a shortcut; a
-        // task that finds it clear is woken.
-        self.progress.ended.store(true, Release);
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
-        }
-    }
-}
-
-/// Parameters of the reads to start.
-struct MissReads<'r> {
-    progress: &'r Arc<Progress>,
-    /// Woken by the end of a read that fills all pages; that read takes it. Cloned before a page is claimed
-    /// (`millpond_rangelock::callback`).
-    waker: Option<TaskWaker>,
-    ring: Option<&'r Arc<SharedRing>>,
-}
-
-impl MissReads<'_> {
-    /// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with
-    /// `spare`, if there is one.
-    fn start_missing(
-        &mut self,
-        file: &Arc<CachedFile>,
-        guard: OwnedGuard,
-        pages: RangeInclusive<PageIndex>,
-        spare: &mut Option<FlightSlot>,
-    ) -> StartedReads {
-        // Stable under the guard, as far as it concerns these pages (write.W5).
-        let size = file.core().size.get();
-        let count = (*pages.end() - *pages.start() + 1) as usize;
-        // The reads of several runs share it.
-        let (mut own, shared) =
-            if count == 1 { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
-        let mut claims = Claims::new(file, *pages.start()..*pages.end() + 1, size);
-        claims.alone = count == 1;
-        loop {
-            let next = claims.next_run(&mut || {
-                if spare.is_none() {
-                    *spare = Flight::try_enter(&file.shared.flight);
-                }
-                spare.is_some()
-            });
-            let run = match next {
-                Next::Run(run) => run,
-                Next::End => break StartedReads::Reads,
-                Next::NoFrame => {
-                    file.shared
-                        .flusher
-                        .request_reclaim(file.cache().writeback_counts.unevictable());
-                    break StartedReads::NoFrame;
-                }
-                Next::NoSlot => break StartedReads::NoSlot,
-            };
-            file.cache().counters.local().missed(run.frames.len() as u64);
-            let fills_all = run.frames.len() == count;
-            let wake_on_end = fills_all.then(|| WakeOnDrop {
-                progress: Arc::clone(self.progress),
-                waker: self.waker.take(),
-            });
-            // They go in this order.
-            let keep = (own.take(), shared.clone(), spare.take(), wake_on_end);
-            // Where it is refused, it has failed.
-            run.start(file, keep, Some(Arc::clone(self.progress)), self.ring.cloned());
-            if fills_all {
-                break StartedReads::All;
+/// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with `spare`, if there is one.
+fn start_missing(
+    file: &Arc<CachedFile>,
+    guard: OwnedGuard,
+    pages: Range<PageIndex>,
+    reads: &Arc<ReadCompletion>,
+    ring: Option<&Arc<SharedRing>>,
+    spare: &mut Option<FlightSlot>,
+) -> StartedReads {
+    let is_one_page = pages.end - pages.start == 1;
+    // The reads of several runs share the guard.
+    let (mut own, shared) =
+        if is_one_page { (Some(guard), None) } else { (None, Some(Arc::new(guard))) };
+    // The size is stable under the guard, as far as it concerns these pages (write.W5).
+    let mut claims = Claims::new(file, pages, file.core().size.get());
+    claims.alone = is_one_page;
+    loop {
+        let next = claims.next_run(&mut || {
+            if spare.is_none() {
+                *spare = Flight::try_enter(&file.shared.flight);
             }
-        }
+            spare.is_some()
+        });
+        let run = match next {
+            Next::Run(run) => run,
+            Next::End => return StartedReads::All,
+            Next::NoFrame => {
+                file.shared.flusher.request_reclaim(file.cache().writeback_counts.unevictable());
+                return StartedReads::NoFrame;
+            }
+            Next::NoSlot => return StartedReads::NoSlot,
+        };
+        file.cache().counters.local().missed(run.frames.len() as u64);
+        let keep = (own.take(), shared.clone(), spare.take());
+        // Where it is refused, it has failed.
+        run.start(file, keep, Some(Arc::clone(reads)), ring);
     }
 }
 
 /// M8.
 fn offer(
     wanted: &PendingRead<'_>,
-    pages: RangeInclusive<PageIndex>,
-    progress: &Arc<Progress>,
+    pages: Range<PageIndex>,
+    reads: &Arc<ReadCompletion>,
     waker: &Waker,
 ) -> Offer {
+    reads.leave(waker);
     let (file, ring) = (Arc::clone(wanted.file), wanted.ring.cloned());
-    let (progress, mut waker) = (Arc::clone(progress), Some(TaskWaker::new(waker)));
+    let reads = Arc::clone(reads);
     Box::new(move |slot| {
         let mut spare = Some(slot);
-        let range = file.pages(file.start_of(*pages.start()), file.start_of(*pages.end() + 1));
-        // If there is no guard or no frame now, the task's next step decides.
-        if let Some(guard) = file.ranges.try_lock_owned(range, Mode::Shared) {
+        let range = file.pages(file.start_of(pages.start), file.start_of(pages.end));
+        // If there is no guard, frame or further slot now, or nothing to read, the task's next step decides.
+        let waits = file.ranges.try_lock_owned(range, Mode::Shared).is_some_and(|guard| {
             let ring = SharedRing::of_this_batch(ring.as_ref());
-            let mut reads = MissReads { progress: &progress, waker: waker.take(), ring };
-            if matches!(reads.start_missing(&file, guard, pages, &mut spare), StartedReads::All) {
-                return spare;
-            }
-            waker = reads.waker;
-        }
-        if let Some(waker) = waker {
+            let started = start_missing(&file, guard, pages, &reads, ring, &mut spare);
+            matches!(started, StartedReads::All) && !reads.has_ended()
+        });
+        if !waits && let Some(waker) = reads.take_waker() {
             waker.wake();
         }
         spare

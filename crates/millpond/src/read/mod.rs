@@ -31,7 +31,7 @@ pub(crate) mod fill;
 
 pub(crate) mod bypass_read;
 
-mod read_completion;
+pub(crate) mod read_completion;
 
 pub(crate) mod miss;
 

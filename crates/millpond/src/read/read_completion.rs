@@ -1,60 +1,130 @@
-//! Completion notification of a background read, for the task that needs its bytes.
+//! The background reads that a task has started, and the notification of the task at their end.
 //!
 //! ```text
-//!   end:   bytes, and arrived --> take the waker, under its lock --> wake
-//!   call:  arrived? no --> leave a waker there, under its lock --> arrived?
+//!   start: one more in flight --> the back end
+//!   end:   bytes are missing? FAILED --> publish --> release guard and slot --> one fewer in flight
+//!          --> the last one: take the waker, under its lock --> wake
+//!   call:  in flight? --> leave a waker there, under its lock --> still in flight?
 //! ```
 //!
-//! - **AR1** A task that finds the read under way at its second look is woken, by the waker of its last call: the end
-//!   of the read has not taken the waker by then.
-//! - **AR2** A task that finds the read ended finds its bytes.
+//! - **AR1** A task that finds reads in flight at its second look is woken, by the waker of its last call: the end of
+//!   the last read has not taken the waker by then.
+//! - **AR2** A task that finds no read in flight finds the bytes of all.
+//! - **AR3** A task that a published page wakes, before the end of the read, finds that bytes of another page are missing.
 
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::Arc as StdArc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::task::Waker;
 
 use millpond_rangelock::callback::TaskWaker;
 
+use crate::inode::CachedFile;
+use crate::io::backend::shared_ring::{self, SharedRing};
+use crate::io::transfer::{BackgroundRead, Segments};
 use crate::sync::MutexExt;
-use crate::sync::{AtomicU64, Mutex};
+use crate::sync::{AtomicU32, Mutex};
 
-const UNDER_WAY: u64 = u64::MAX;
+/// Bytes of a read are missing.
+const FAILED: u32 = 1;
+/// One read in flight.
+const ONE: u32 = 2;
 
 pub(crate) struct ReadCompletion {
-    /// The number of bytes that have arrived, or [`UNDER_WAY`].
-    bytes: AtomicU64,
+    state: AtomicU32,
     waker: Mutex<Option<TaskWaker>>,
 }
 
 impl ReadCompletion {
-    pub(crate) fn new(waker: TaskWaker) -> ReadCompletion {
-        ReadCompletion { bytes: AtomicU64::new(UNDER_WAY), waker: Mutex::new(Some(waker)) }
+    pub(crate) fn new() -> ReadCompletion {
+        ReadCompletion { state: AtomicU32::new(0), waker: Mutex::new(None) }
     }
 
-    /// Ends the read with that many bytes. Returns the task to wake.
-    pub(crate) fn end(&self, bytes: u64) -> Option<TaskWaker> {
-        // Release: AR2.
-        self.bytes.store(bytes, Release);
-        self.waker.acquire().take()
+    /// One more read is in flight.
+    fn begin(&self) {
+        // Relaxed: by the task, or on its behalf, which looks at the state afterwards.
+        self.state.fetch_add(ONE, Relaxed);
     }
 
-    /// Whether the read has ended. If not, `waker` is woken at its end (AR1).
+    /// Bytes of a read in flight are missing.
+    fn fail(&self) {
+        // Release: AR3. Argued: the words that end the fill after it are released, too, and the waker passes through a
+        // lock.
+        self.state.fetch_or(FAILED, Release);
+    }
+
+    /// Ends a read. Returns the task to wake.
+    fn end(&self) -> Option<TaskWaker> {
+        // Release: AR2; the ends of the other reads are RMWs of the same word.
+        let before = self.state.fetch_sub(ONE, Release);
+        if before & !FAILED == ONE { self.take_waker() } else { None }
+    }
+
+    /// Whether no read is in flight. If one is, `waker` is woken at the end of the last (AR1).
     pub(crate) fn has_ended_or_wakes(&self, waker: &Waker) -> bool {
-        if self.bytes() != UNDER_WAY {
+        if self.has_ended() {
             return true;
         }
-        // Cloned before the lock is taken, and dropped after it (`millpond_rangelock::callback`).
-        let fresh = TaskWaker::new(waker);
-        let mut told = self.waker.acquire();
-        let old = if told.is_some() { told.replace(fresh) } else { Some(fresh) };
-        drop(told);
-        drop(old);
-        self.bytes() != UNDER_WAY
+        self.leave(waker);
+        self.has_ended()
     }
 
-    /// The bytes of a read that has ended.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(crate) fn has_ended(&self) -> bool {
         // Acquire: AR2.
-        self.bytes.load(Acquire)
+        self.state.load(Acquire) < ONE
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        // Acquire: AR3.
+        self.state.load(Acquire) & FAILED != 0
+    }
+
+    /// Leaves `waker` for the end of the last read.
+    pub(crate) fn leave(&self, waker: &Waker) {
+        // Cloned before the lock is taken, and dropped after it (`millpond_rangelock::callback`).
+        let fresh = TaskWaker::new(waker);
+        let old = self.waker.acquire().replace(fresh);
+        drop(old);
+    }
+
+    pub(crate) fn take_waker(&self) -> Option<TaskWaker> {
+        self.waker.acquire().take()
+    }
+}
+
+/// Starts a read of `bytes` bytes at `offset`, of which the memory has room for more. At its end calls `publish` with
+/// the number of bytes that have arrived; drops its references to the file; drops `keep`, which has a guard over the pages
+/// (inode.CF1); and then wakes the task of `completion`, if a task waits. If the back end has no room, the read ends at
+/// once, with no bytes. Returns whether it had room.
+pub(crate) fn start_read<K: Send + 'static>(
+    file: &StdArc<CachedFile>,
+    ring: Option<&StdArc<SharedRing>>,
+    (offset, bytes): (u64, u64),
+    segments: Segments,
+    keep: K,
+    completion: Option<StdArc<ReadCompletion>>,
+    publish: impl FnOnce(&CachedFile, u64) + Send + 'static,
+) -> bool {
+    completion.as_ref().inspect(|completion| completion.begin());
+    let (owner, wanted) = (StdArc::clone(file), completion.is_some());
+    let done = Box::new(move |outcome: std::io::Result<usize>| {
+        let moved = outcome.unwrap_or(0) as u64;
+        if moved < bytes {
+            completion.as_ref().inspect(|completion| completion.fail());
+        }
+        publish(&owner, moved);
+        drop(owner);
+        drop(keep);
+        if let Some(waker) = completion.and_then(|completion| completion.end()) {
+            waker.wake();
+        }
+    });
+    let read = BackgroundRead { offset, wanted, direct: false, segments, done };
+    match shared_ring::start_read(ring, StdArc::clone(&file.backing), read) {
+        Ok(()) => true,
+        Err(read) => {
+            read.done.end(Ok(0));
+            false
+        }
     }
 }
 
@@ -83,7 +153,9 @@ mod loom_tests {
     fn ends_beside_a_call(call: fn(&ReadCompletion, &Waker) -> bool) {
         loom::model(move || {
             let first = &Waker::from(Untracked::new(Woken(AtomicBool::new(false))));
-            let shared = Arc::new((ReadCompletion::new(TaskWaker::new(first)), UnsafeCell::new(0)));
+            let shared = Arc::new((ReadCompletion::new(), UnsafeCell::new(0)));
+            shared.0.begin();
+            shared.0.leave(first);
             let task = Untracked::new(Woken(AtomicBool::new(false)));
             let caller = thread::spawn({
                 let (shared, task) = (Arc::clone(&shared), Untracked::clone(&task));
@@ -92,7 +164,7 @@ mod loom_tests {
                     let has_ended = call(arrival, &task.into());
                     if has_ended {
                         // SAFETY: loom checks this access for races.
-                        assert_eq!((arrival.bytes(), byte.with(|byte| unsafe { *byte })), (1, 7));
+                        assert_eq!(byte.with(|byte| unsafe { *byte }), 7);
                     }
                     has_ended
                 }
@@ -100,7 +172,7 @@ mod loom_tests {
             let (arrival, byte) = &*shared;
             // SAFETY: as above.
             byte.with_mut(|byte| unsafe { *byte = 7 });
-            if let Some(waker) = arrival.end(1) {
+            if let Some(waker) = arrival.end() {
                 waker.wake();
             }
             let has_ended = caller.join().unwrap();
@@ -117,7 +189,7 @@ mod loom_tests {
     #[should_panic(expected = "nobody wakes it")]
     fn twin_without_the_second_look() {
         ends_beside_a_call(|arrival, waker| {
-            let has_ended = arrival.bytes() != UNDER_WAY;
+            let has_ended = arrival.has_ended();
             if !has_ended {
                 arrival.has_ended_or_wakes(waker);
             }

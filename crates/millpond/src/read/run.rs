@@ -11,8 +11,6 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Release;
 
 use smallvec::SmallVec;
 
@@ -23,9 +21,10 @@ use crate::cache::table::page::{PageState, PageWord, PublishFlags};
 use crate::copy;
 use crate::inode::CachedFile;
 use crate::inode::leaves::Leaves;
-use crate::io::backend::shared_ring::{self, SharedRing};
+use crate::io::backend::shared_ring::SharedRing;
 use crate::io::segment::Segment;
-use crate::io::transfer::{BackgroundRead, Segments};
+use crate::io::transfer::Segments;
+use crate::read::read_completion::{self, ReadCompletion};
 use crate::units::{FrameIndex, PageIndex};
 
 /// The number of pages from which a run counts as frames in a row. A shorter run says little about the leaf's 512
@@ -47,15 +46,6 @@ pub(crate) struct Run {
     pub(crate) prefetched: bool,
     /// Mark the first page for the reader that continues the read-ahead.
     pub(crate) marker: bool,
-}
-
-/// The outcome of the reads that a miss has started.
-#[derive(Default)]
-pub(crate) struct Progress {
-    /// A byte of them is missing.
-    pub(crate) failed: AtomicBool,
-    /// The only one has ended.
-    pub(crate) ended: AtomicBool,
 }
 
 /// The result of a search for the next run.
@@ -200,43 +190,32 @@ impl Run {
         frames.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect()
     }
 
-    /// Hands the run to the back end, which finishes it. If the back end has no room, the run ends at once, with no
-    /// bytes. Returns whether it had room. `keep`, which has a guard over the pages, is dropped when the read has
-    /// ended and has dropped its references to the file. `progress` is given if a task waits for the pages: it records, before any waker is woken, if a byte of
-    /// them is missing.
+    /// Has the back end read and finish the run; as for [`read_completion::start_read`]. The memory beyond the size is
+    /// read as well.
     pub(crate) fn start<K: Send + 'static>(
         self,
         file: &Arc<CachedFile>,
         keep: K,
-        progress: Option<Arc<Progress>>,
-        ring: Option<Arc<SharedRing>>,
+        completion: Option<Arc<ReadCompletion>>,
+        ring: Option<&Arc<SharedRing>>,
     ) -> bool {
-        let (offset, wanted) = (file.start_of(self.first), progress.is_some());
-        let segments = self.memory(file);
+        let offset = file.start_of(self.first);
         let bytes = (self.frames.len() * file.core().page_bytes()) as u64;
-        let valid = bytes.min(self.size.saturating_sub(offset));
-        let owner = Arc::clone(file);
-        let done = Box::new(move |outcome: std::io::Result<usize>| {
-            // A failed or short read leaves its pages EMPTY: the next reader reads them.
-            let moved = outcome.unwrap_or(0) as u64;
-            if let Some(progress) = progress.filter(|_| moved < valid) {
-                // Release: pairs with the look of the task that the end of a fill wakes. Argued: the words that end
-                // the fill after it are released, too, and the waker passes through a lock.
-                progress.failed.store(true, Release);
-            }
-            let _ = self.finish(&owner, &mut Leaves::new(&owner), moved, &mut |_| {});
-            // inode.CF1: the guard last.
-            drop(owner);
-            drop(keep);
-        });
-        let read = BackgroundRead { offset, wanted, direct: false, segments, done };
-        match shared_ring::start_read(ring.as_ref(), Arc::clone(&file.backing), read) {
-            Ok(()) => true,
-            Err(read) => {
-                read.done.end(Ok(0));
-                false
-            }
-        }
+        let bytes = bytes.min(self.size.saturating_sub(offset));
+        let segments = self.memory(file);
+        // A failed or short read leaves its pages EMPTY: the next reader reads them.
+        let publish = move |file: &CachedFile, moved| {
+            let _ = self.finish(file, &mut Leaves::new(file), moved, &mut |_| {});
+        };
+        read_completion::start_read(
+            file,
+            ring,
+            (offset, bytes),
+            segments,
+            keep,
+            completion,
+            publish,
+        )
     }
 
     /// Ends the fills of the run's pages after `moved` bytes arrived. `leaves`: the one that is held, if

@@ -14,6 +14,7 @@ use crate::inode::CachedFile;
 use crate::read::ahead::fill_ahead;
 use crate::read::bypass_read::BypassRead;
 use crate::read::plan::ReadExtent;
+use crate::read::read_completion::ReadCompletion;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
 use crate::writeback::state::writer_token::STALL_TIMEOUT;
@@ -102,7 +103,8 @@ fn a_background_read_drops_its_file_before_its_guard() {
         if bypasses {
             let guard = file.ranges.try_lock_owned(file.pages(0, PAGE), Mode::Shared).unwrap();
             let extent = ReadExtent { offset: 0, end: PAGE, size: PAGES * PAGE };
-            let read = BypassRead::start(&file, guard, extent, Waker::noop(), None);
+            let read =
+                BypassRead::start(&file, guard, extent, &Arc::new(ReadCompletion::new()), None);
             assert!(read.is_ok());
         } else {
             fill_ahead(&file, PageIndex(0), PAGES, false);
