@@ -75,7 +75,6 @@ impl RawReading {
     fn wanted(&self) -> PendingRead<'_> {
         PendingRead {
             file: &self.file.cached,
-            readahead: &self.file.readahead,
             dst: (&*self.segments).into(),
             offset: self.offset,
             ring: None,
@@ -148,13 +147,13 @@ impl File {
         if len == 0 {
             return Some(Ok(0));
         }
-        let (cached, readahead) = (&self.cached, &self.readahead);
         let dst: SegmentIter<'_> = (&*segments).into();
         let policy = if fills { BypassPolicy::Fills } else { BypassPolicy::Filtered };
-        let wanted = PendingRead { file: cached, readahead, dst, offset, ring: None, policy };
+        let wanted = PendingRead { file: &self.cached, dst, offset, ring: None, policy };
         if let Some(moved) = wanted.try_hit() {
             return Some(Ok(moved));
         }
+        self.read_ahead(offset, len);
         let begin = || BackgroundBypass::begin(Arc::clone(self), dst, offset);
         let file = match if fills { Err(Arc::clone(self)) } else { begin() } {
             Err(file) => file,
@@ -184,8 +183,7 @@ impl File {
         // SAFETY: the caller's promise.
         let begun = unsafe { optimistic_read::begin(&self.cached, start, len, offset) };
         if matches!(begun, Begun::ByKernel(..)) {
-            let last = self.cached.page_of(offset + len as u64 - 1);
-            self.readahead.before_read(&self.cached, self.cached.page_of(offset), last);
+            self.read_ahead(offset, len as u64);
         }
         begun
     }

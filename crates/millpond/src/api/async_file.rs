@@ -674,14 +674,8 @@ fn poll_read(
     miss: &mut Option<ProcessLocal<Miss>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
-    let wanted = PendingRead {
-        file: &file.cached,
-        readahead: &file.readahead,
-        dst,
-        offset,
-        ring: None,
-        policy: BypassPolicy::Filtered,
-    };
+    let wanted =
+        PendingRead { file: &file.cached, dst, offset, ring: None, policy: BypassPolicy::Filtered };
     if miss.is_none()
         && file.is_for_cached_reads()
         && in_range(offset, dst.left())
@@ -709,6 +703,7 @@ fn poll_missed(
         // The miss may need a worker later.
         let started = file.cached.shared.workers.start();
         started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
+        file.read_ahead(offset, len);
     }
     match miss.get_or_insert_with(|| ProcessLocal::new(Miss::new())).step(
         wanted,

@@ -127,8 +127,6 @@ impl BackgroundBypass {
             drop(slot);
             return Err(handle);
         };
-        let (first, last) = (file.page_of(offset), file.page_of(offset + dst.left() - 1));
-        handle.readahead.before_read(&handle.cached, first, last);
         Ok(BackgroundBypass { lent, slot, handle })
     }
 

@@ -571,15 +571,20 @@ impl Inner {
     }
 }
 
+/// Tries a read without a lock; if it is no hit, starts read-ahead for it.
 fn try_hit(request: &mut Request) -> Option<usize> {
     let Request { file, kind, .. } = request;
-    let (file, readahead) = (&file.cached, &file.readahead);
-    kind.with_read(|dst, offset| match dst.left() {
-        0 => Some(0),
-        _ => {
-            PendingRead { file, readahead, dst, offset, ring: None, policy: BypassPolicy::Filtered }
-                .try_hit()
+    let (handle, file, policy) = (&**file, &file.cached, BypassPolicy::Filtered);
+    kind.with_read(|dst, offset| {
+        let len = dst.left();
+        if len == 0 {
+            return Some(0);
         }
+        let hit = PendingRead { file, dst, offset, ring: None, policy }.try_hit();
+        if hit.is_none() {
+            handle.read_ahead(offset, len);
+        }
+        hit
     })
 }
 

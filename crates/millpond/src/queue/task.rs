@@ -128,11 +128,16 @@ impl Reading for OfQueue {
     fn step(&mut self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step {
         // The request stays in the body, under its lock, for this step.
         let Request { file, kind, .. } = &mut self.request;
-        let (file, readahead) = (&file.cached, &file.readahead);
         let ring = self.queue.ring.as_ref();
         kind.with_read(|dst, offset| {
             miss.step(
-                &PendingRead { file, readahead, dst, offset, ring, policy: BypassPolicy::Filtered },
+                &PendingRead {
+                    file: &file.cached,
+                    dst,
+                    offset,
+                    ring,
+                    policy: BypassPolicy::Filtered,
+                },
                 waker,
                 scope,
             )

@@ -56,7 +56,6 @@ use crate::io::backend::shared_ring::SharedRing;
 use crate::io::read_limit::{Flight, FlightSlot, FlightTicket, Offer};
 use crate::io::segment::{Front, Segment, SegmentIter};
 use crate::latency::LatencyKind;
-use crate::read::ahead::Readahead;
 use crate::read::bypass_read::BypassRead;
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
 use crate::read::mapped_read;
@@ -74,7 +73,6 @@ const ROUNDS_MAX: u32 = 4;
 /// The file, the range and the destination of a read.
 pub(crate) struct PendingRead<'a> {
     pub(crate) file: &'a Arc<CachedFile>,
-    pub(crate) readahead: &'a Readahead,
     pub(crate) dst: SegmentIter<'a>,
     pub(crate) offset: u64,
     /// The ring of the queue that waits for it, if there is one.
@@ -117,7 +115,6 @@ enum Wait {
 pub(crate) struct Miss {
     wait: Wait,
     rounds: u32,
-    has_read_ahead: bool,
     /// Pages may have been filled since the last try.
     may_hit: bool,
     /// The reads that this task has started.
@@ -202,12 +199,11 @@ impl PendingRead<'_> {
 }
 
 impl Miss {
-    /// A read that was tried just now.
+    /// A read that was tried just now, after [`File::read_ahead`](crate::api::file::File::read_ahead).
     pub(crate) fn new() -> Miss {
         Miss {
             wait: Wait::Nothing,
             rounds: 0,
-            has_read_ahead: false,
             may_hit: false,
             reads: None,
             bypass: None,
@@ -285,20 +281,13 @@ impl Miss {
             if matches!(found, MissStep::Unfit) || self.rounds > ROUNDS_MAX {
                 return self.read_by_worker(wanted, waker);
             }
-            let range @ (offset, len) = (wanted.offset, wanted.dst.left());
-            if !std::mem::replace(&mut self.has_read_ahead, true) {
-                // Takes off the marker that sent a read here although all of its pages are READY.
-                let (first, last) =
-                    (wanted.file.page_of(offset), wanted.file.page_of(offset + len - 1));
-                wanted.readahead.before_read(wanted.file, first, last);
-            }
             if matches!(found, MissStep::Ready) {
                 continue;
             }
             let Some(guard) = self.guard(request.take(), wanted, waker) else {
                 return Step::Pending;
             };
-            let plan = plan(wanted.file, wanted.policy, range, None);
+            let plan = plan(wanted.file, wanted.policy, (wanted.offset, wanted.dst.left()), None);
             let (ReadPlan::Bypass(extent) | ReadPlan::Fill(extent)) = plan else {
                 drop(guard);
                 return self.read_by_worker(wanted, waker);

@@ -251,6 +251,13 @@ impl File {
         self.read_mapped_or_missed(dst, offset, policy)
     }
 
+    /// Before a read that is no hit: continues or starts read-ahead, and takes off the marker that may have sent the
+    /// read here although all of its pages are READY.
+    pub(crate) fn read_ahead(&self, offset: u64, len: u64) {
+        let file = &self.cached;
+        self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
+    }
+
     #[cold]
     fn read_missed(
         &self,
@@ -269,7 +276,7 @@ impl File {
         }
         let file = &self.cached;
         let begun = Instant::now();
-        self.readahead.before_read(file, file.page_of(offset), file.page_of(offset + len - 1));
+        self.read_ahead(offset, len);
         let is_torn = self.tries.load(Relaxed) == TRIES_TORN && file.mapped_pages.is_none();
         let read = if is_torn {
             read::read_torn(file, dst, offset, policy)
