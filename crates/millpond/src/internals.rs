@@ -10,14 +10,13 @@
 //!         -> else `task`, stepped by who ends the fills it waits for -> the callback
 //! ```
 //!
-//! Only in a read around the cache (`background_read`) do the back end and the kernel have the caller's memory. Each step
-//! of a task copies cached bytes (`read::miss`).
+//! Only in a read around the cache (`background_read`), and in one that a worker carries out, do the back end and the
+//! kernel have the caller's memory. Each step of a task copies cached bytes (`read::miss`).
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Waker;
 
 use crate::api::background_read::BackgroundBypass;
 use crate::api::engine::{Engine, check_cache_bytes};
@@ -33,7 +32,7 @@ use crate::io::segment_list::RawList;
 use crate::options::{EngineBuilder, OpenOptions, Published};
 use crate::queue::task::{Reading, Task};
 use crate::read::hit::HitPath;
-use crate::read::miss::{Miss, PendingRead, Step, StepScope};
+use crate::read::miss::{PendingRead, StepScope};
 use crate::read::optimistic_read;
 use crate::read::plan::BypassPolicy;
 
@@ -71,25 +70,16 @@ struct RawReading {
     done: ReadDone,
 }
 
-impl RawReading {
-    fn wanted(&self) -> PendingRead<'_> {
-        PendingRead {
-            file: &self.file.cached,
-            dst: (&*self.segments).into(),
-            offset: self.offset,
-            ring: None,
-            policy: self.policy,
-        }
-    }
-}
-
 impl Reading for RawReading {
     fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    fn step(&mut self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step {
-        miss.step(&self.wanted(), waker, scope)
+    fn with_read<T>(&mut self, use_read: impl FnOnce(&PendingRead<'_>) -> T) -> T {
+        let dst = (&*self.segments).into();
+        let RawReading { file, offset, policy, .. } = self;
+        let file = &file.cached;
+        use_read(&PendingRead { file, dst, offset: *offset, ring: None, policy: *policy })
     }
 
     fn end(self, result: Result<usize>) {

@@ -17,10 +17,12 @@ use crate::api::file::{File, in_range};
 use crate::api::view::View;
 use crate::buffers::Buffer;
 use crate::cache::accounting::copies;
+use crate::copy::Source;
 use crate::error::{Error, Op, Result};
 use crate::io::segment::{Segment, SegmentIter};
 use crate::io::segment_list::{RawList, SegmentList};
 use crate::process_local::ProcessLocal;
+use crate::read::hit::copy_out;
 use crate::read::miss::{Miss, PendingRead, Step, StepScope};
 use crate::read::plan::BypassPolicy;
 use crate::workers::JobOutcome;
@@ -217,7 +219,7 @@ impl AsyncFile {
     /// As for [`File::read_at`].
     #[inline]
     pub fn read_at<'a>(&'a self, dst: &'a mut [u8], offset: u64) -> ReadAt<'a> {
-        ReadAt { file: &self.file, dst, offset, miss: None }
+        ReadAt { file: &self.file, dst, offset, missed: None }
     }
 
     /// [`File::read_vectored_at`]. Longer reads as for [`AsyncFile::read_at`].
@@ -230,7 +232,7 @@ impl AsyncFile {
         dst: &'a mut [IoSliceMut<'b>],
         offset: u64,
     ) -> ReadVectoredAt<'a, 'b> {
-        ReadVectoredAt { file: &self.file, dst, offset, miss: None }
+        ReadVectoredAt { file: &self.file, dst, offset, missed: None }
     }
 
     /// [`File::read_exact_at`]. Longer reads as for [`AsyncFile::read_at`].
@@ -626,7 +628,7 @@ pub struct ReadAt<'a> {
     dst: &'a mut [u8],
     offset: u64,
     /// From the first miss on.
-    miss: Option<ProcessLocal<Miss>>,
+    missed: Option<ProcessLocal<Missed>>,
 }
 
 impl Future for ReadAt<'_> {
@@ -638,7 +640,7 @@ impl Future for ReadAt<'_> {
         // SAFETY: the slice is borrowed for as long as the future lives; the segment is not used after this
         // call.
         let dst = unsafe { [Segment::new(this.dst.as_mut_ptr(), this.dst.len())] };
-        poll_read(this.file, (&dst).into(), this.offset, &mut this.miss, cx)
+        poll_read(this.file, (&dst).into(), this.offset, &mut this.missed, cx)
     }
 }
 
@@ -648,7 +650,7 @@ pub struct ReadVectoredAt<'a, 'b> {
     file: &'a File,
     dst: &'a mut [IoSliceMut<'b>],
     offset: u64,
-    miss: Option<ProcessLocal<Miss>>,
+    missed: Option<ProcessLocal<Missed>>,
 }
 
 impl Future for ReadVectoredAt<'_, '_> {
@@ -662,8 +664,15 @@ impl Future for ReadVectoredAt<'_, '_> {
             let iovecs = std::slice::from_raw_parts(this.dst.as_ptr().cast(), this.dst.len());
             RawList::from_iovecs(iovecs)
         };
-        poll_read(this.file, list.iter(), this.offset, &mut this.miss, cx)
+        poll_read(this.file, list.iter(), this.offset, &mut this.missed, cx)
     }
+}
+
+/// A read that is no hit.
+enum Missed {
+    Steps(Miss),
+    /// A worker reads.
+    Worker(JobOutcome<Result<Vec<u8>>>),
 }
 
 #[inline]
@@ -671,50 +680,84 @@ fn poll_read(
     file: &File,
     dst: SegmentIter<'_>,
     offset: u64,
-    miss: &mut Option<ProcessLocal<Miss>>,
+    missed: &mut Option<ProcessLocal<Missed>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
-    let wanted =
-        PendingRead { file: &file.cached, dst, offset, ring: None, policy: BypassPolicy::Filtered };
-    if miss.is_none()
+    let policy = BypassPolicy::Filtered;
+    let read = PendingRead { file: &file.cached, dst, offset, ring: None, policy };
+    if missed.is_none()
         && file.is_for_cached_reads()
         && in_range(offset, dst.left())
-        && let Some(moved) = wanted.try_hit()
+        && let Some(moved) = read.try_hit()
     {
         return Poll::Ready(Ok(moved));
     }
-    poll_missed(file, &wanted, miss, cx)
+    poll_missed(file, &read, missed, cx)
 }
 
 #[cold]
 fn poll_missed(
     file: &File,
-    wanted: &PendingRead<'_>,
-    miss: &mut Option<ProcessLocal<Miss>>,
+    read: &PendingRead<'_>,
+    missed: &mut Option<ProcessLocal<Missed>>,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize>> {
-    let (offset, len) = (wanted.offset, wanted.dst.left());
+    let (offset, len) = (read.offset, read.dst.left());
     file.check_read(offset, len)?;
     file.check_cached()?;
     if len == 0 {
         return Poll::Ready(Ok(0));
     }
-    if miss.is_none() {
+    if missed.is_none() {
         // The miss may need a worker later.
         let started = file.cached.shared.workers.start();
         started.map_err(|error| Error::io(Op::Read, offset, len, error))?;
         file.read_ahead(offset, len);
     }
-    match miss.get_or_insert_with(|| ProcessLocal::new(Miss::new())).step(
-        wanted,
-        cx.waker(),
-        StepScope::Full,
-    ) {
-        Step::Done(result) => {
-            *miss = None;
-            Poll::Ready(result)
+    let state = missed.get_or_insert_with(|| ProcessLocal::new(Missed::Steps(Miss::new())));
+    if let Missed::Steps(miss) = &mut **state {
+        match miss.step(read, cx.waker(), StepScope::Full) {
+            Step::Done(result) => {
+                *missed = None;
+                return Poll::Ready(result);
+            }
+            Step::Pending => return Poll::Pending,
+            Step::Wait => {
+                let miss = std::mem::replace(miss, Miss::new());
+                **state = Missed::Worker(read_by_worker(read, miss));
+            }
+            Step::Work => unreachable!("there is no more than full scope"),
         }
-        Step::Pending => Poll::Pending,
-        Step::Work => unreachable!("there is no more than full scope"),
     }
+    let Missed::Worker(outcome) = &mut **state else { unreachable!("it has become that") };
+    let Poll::Ready(outcome) = outcome.poll(cx.waker()) else { return Poll::Pending };
+    *missed = None;
+    let bytes = outcome?;
+    // SAFETY: the worker's bytes; the segments are valid for writes of at least as many, as their maker
+    // vouched.
+    let copied =
+        unsafe { copy_out(read.dst.limited(bytes.len() as u64), bytes.as_ptr(), Source::Near) };
+    let fault = |_| Error::Fault { op: Op::Read, offset, len };
+    Poll::Ready(copied.map(|()| bytes.len()).map_err(fault))
+}
+
+/// Has a worker read into memory of its own: that of the future may be gone by then.
+fn read_by_worker(read: &PendingRead<'_>, miss: Miss) -> JobOutcome<Result<Vec<u8>>> {
+    let (file, len) = (Arc::clone(read.file), read.dst.left());
+    let PendingRead { offset, policy, .. } = *read;
+    JobOutcome::of_read(&read.file.shared.workers, move || {
+        let mut bytes: Vec<u8> = Vec::new();
+        bytes
+            .try_reserve_exact(len as usize)
+            .map_err(|_| Error::io(Op::Read, offset, len, crate::memory::no_memory()))?;
+        // SAFETY: the vector's own memory, of at least `len` bytes. It outlives the read, which returns when
+        // no thread and no kernel request uses the memory any more.
+        let segment = unsafe { [Segment::new(bytes.as_mut_ptr(), len as usize)] };
+        let dst = (&segment).into();
+        let read = PendingRead { file: &file, dst, offset, ring: None, policy };
+        let moved = miss.read_waiting(&read)?;
+        // SAFETY: that many bytes were read into it.
+        unsafe { bytes.set_len(moved) };
+        Ok(bytes)
+    })
 }

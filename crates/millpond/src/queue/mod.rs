@@ -399,8 +399,8 @@ impl Queue {
 
     /// Cancels one operation that was submitted with `user_data` and has not completed; false if there is
     /// none, or it can't be cancelled any more. It completes with ECANCELED, and has no effect. Reads that
-    /// miss can be cancelled at any time, unless the device reads into their own memory; writes and syncs
-    /// until a thread starts them.
+    /// miss can be cancelled at any time, unless the device or a thread reads into their own memory; writes
+    /// and syncs until a thread starts them.
     pub fn cancel(&self, user_data: u64) -> bool {
         let inner = &self.inner;
         if inner.is_inherited() {

@@ -15,7 +15,7 @@
 //! - **TK3** A waker runs one non-blocking step (miss.M7): on the thread that completed a fill, a task
 //!   whose pages are there copies and completes, without another thread. A longer step goes to a worker.
 //! - **TK4** The thread that takes the request out of the body completes it: the runner that finished it,
-//!   or a cancel. The body's lock is held for a step; no thread waits under it.
+//!   a worker that reads it, or a cancel. The body's lock is held for a step; no thread waits under it.
 //! - **TK5** The file's handle is dropped before the completion is reported. Dropping the last handle
 //!   writes back: not here, where a fill may be completing, but on a worker, which then reports the
 //!   completion.
@@ -80,8 +80,8 @@ impl Running {
 pub(crate) trait Reading: Send + Sized + 'static {
     fn file(&self) -> &Arc<File>;
 
-    /// Continues with `miss`, which always belongs to this read.
-    fn step(&mut self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step;
+    /// Calls `use_read` with the same read each time. It keeps its memory for that time.
+    fn with_read<T>(&mut self, use_read: impl FnOnce(&PendingRead<'_>) -> T) -> T;
 
     /// Reports the result, after the file's handle was dropped by [`release_handle`] (TK5).
     fn end(self, result: Result<usize>);
@@ -125,23 +125,10 @@ impl Reading for OfQueue {
         &self.request.file
     }
 
-    fn step(&mut self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step {
-        // The request stays in the body, under its lock, for this step.
+    fn with_read<T>(&mut self, use_read: impl FnOnce(&PendingRead<'_>) -> T) -> T {
         let Request { file, kind, .. } = &mut self.request;
-        let ring = self.queue.ring.as_ref();
-        kind.with_read(|dst, offset| {
-            miss.step(
-                &PendingRead {
-                    file: &file.cached,
-                    dst,
-                    offset,
-                    ring,
-                    policy: BypassPolicy::Filtered,
-                },
-                waker,
-                scope,
-            )
-        })
+        let (file, ring, policy) = (&file.cached, self.queue.ring.as_ref(), BypassPolicy::Filtered);
+        kind.with_read(|dst, offset| use_read(&PendingRead { file, dst, offset, ring, policy }))
     }
 
     fn end(self, result: Result<usize>) {
@@ -169,11 +156,8 @@ impl<R: Reading> Task<R> {
         loop {
             match self.step(&waker, scope) {
                 None => return,
-                Some(Step::Work) => {
-                    let Some(workers) = self.workers() else { return };
-                    let task = Arc::clone(self);
-                    return workers.run(Box::new(move || task.run(StepScope::Full)));
-                }
+                Some(Step::Work) => return self.by_worker(|task| task.run(StepScope::Full)),
+                Some(Step::Wait) => return self.by_worker(|task| task.read_waiting()),
                 Some(Step::Pending) => {
                     if self.running.try_rest() {
                         return;
@@ -188,7 +172,7 @@ impl<R: Reading> Task<R> {
     fn step(&self, waker: &Waker, scope: StepScope) -> Option<Step> {
         let mut slot = self.body.acquire();
         let Body { reading, miss } = slot.as_mut()?;
-        let result = match reading.step(miss, waker, scope) {
+        let result = match reading.with_read(|read| miss.step(read, waker, scope)) {
             Step::Done(result) => result,
             other => return Some(other),
         };
@@ -199,9 +183,21 @@ impl<R: Reading> Task<R> {
         None
     }
 
-    fn workers(&self) -> Option<Arc<crate::io::pool::Pool>> {
+    /// Makes a worker the runner.
+    fn by_worker(self: &Arc<Self>, run: impl FnOnce(&Arc<Self>) + Send + 'static) {
         let slot = self.body.acquire();
-        slot.as_ref().map(|body| Arc::clone(&body.reading.file().cached.shared.workers))
+        let Some(body) = slot.as_ref() else { return };
+        let workers = Arc::clone(&body.reading.file().cached.shared.workers);
+        drop(slot);
+        let task = Arc::clone(self);
+        workers.run(Box::new(move || run(&task)));
+    }
+
+    /// Reads into the memory of the read, on a thread that may wait; unless a cancel came first.
+    fn read_waiting(&self) {
+        let Some(Body { mut reading, miss }) = self.body.acquire().take() else { return };
+        let result = reading.with_read(|read| miss.read_waiting(read));
+        reading.end(result);
     }
 
     /// Takes the read back; `None` if it is done.

@@ -1,7 +1,7 @@
 //! A read that does not wait: it hits, or starts reads of the missing pages and is called again.
 //!
 //! The asynchronous counterpart of `fill`. It is a state machine without a thread and without memory of its reader's;
-//! futures and queues drive it. Between two steps neither the back end nor the kernel has a pointer to the reader's
+//! futures and queues drive it, and have a worker read where only a thread can go on. Between two steps neither the back end nor the kernel has a pointer to the reader's
 //! memory, and no guard is held. So a read can be dropped at any time.
 //!
 //! ```text
@@ -14,7 +14,7 @@
 //!         |       +-> claim, start reads; each keeps the guard and its slot until it ends --> [READS]
 //!         |       +-> or, if that is the plan, start one bypass read ----------------------> [READS] done
 //!         +-> none is EMPTY, one is FILLING or HIDDEN --> arm ------> [PAGE]
-//!         +-> no frame, a read failed, too many rounds, too long --> [WORKER] `fill::read`, waiting
+//!         +-> no frame, a read failed, too many rounds, too long --> a worker, `read_slow`, waiting
 //! ```
 //!
 //! - **M1** A hit is a hit of `read`: its bytes are of one moment, whichever read filled the pages.
@@ -48,16 +48,15 @@ use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::table::page::PageState;
 use crate::cache::table::wait_queue::{WaitEntry, wait_table};
-use crate::copy::Source;
-use crate::error::{Error, Op, Result};
+use crate::error::Result;
 use crate::inode::leaves::Leaves;
 use crate::inode::{CachedFile, Shared};
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::read_limit::{Flight, FlightSlot, FlightTicket, Offer};
-use crate::io::segment::{Front, Segment, SegmentIter};
+use crate::io::segment::{Front, SegmentIter};
 use crate::latency::LatencyKind;
 use crate::read::bypass_read::BypassRead;
-use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX, copy_out};
+use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::mapped_read;
 use crate::read::plan::{BypassPolicy, ReadPlan, plan};
 use crate::read::read_completion::ReadCompletion;
@@ -65,7 +64,6 @@ use crate::read::run::{Claims, Next};
 use crate::read::{self};
 use crate::units::PageIndex;
 use crate::waits::{TaskWait, WaitFor};
-use crate::workers::JobOutcome;
 
 /// The number of times that a read starts reads of missing pages before a worker does it. Chosen, not measured.
 const ROUNDS_MAX: u32 = 4;
@@ -96,6 +94,8 @@ pub(crate) enum Step {
     Pending,
     /// Needs a step at full scope; the waker will not be woken.
     Work,
+    /// Needs a thread that may wait ([`Miss::read_waiting`]); the waker will not be woken.
+    Wait,
 }
 
 type GuardRequest = Pin<Box<dyn Future<Output = OwnedGuard> + Send>>;
@@ -108,7 +108,6 @@ enum Wait {
     Reads,
     Guard(GuardRequest),
     Room(Arc<Shared>, FlightTicket),
-    Worker(JobOutcome<Result<Vec<u8>>>),
 }
 
 /// A read that was not a hit, from one step to the next.
@@ -220,23 +219,18 @@ impl Miss {
         scope: StepScope,
     ) -> Step {
         let step = self.advance(wanted, waker, scope);
-        if matches!(step, Step::Pending) {
-            self.record_wait(wanted);
-        }
-        if matches!(step, Step::Done(_)) {
-            wanted.file.cache().counters.local().took(LatencyKind::ReadMiss, self.begun);
-        }
-        step
-    }
-
-    /// Records the event that it waits for.
-    fn record_wait(&mut self, wanted: &PendingRead<'_>) {
-        let what = match self.wait {
-            Wait::Nothing | Wait::Reads => WaitFor::Read,
-            Wait::Page(_) => WaitFor::Page,
-            Wait::Guard(_) => WaitFor::Range,
-            Wait::Room(..) => WaitFor::Slot,
-            Wait::Worker(_) => WaitFor::Worker,
+        // Records the event that it waits for.
+        let what = match (&step, &self.wait) {
+            (Step::Done(_), _) => {
+                wanted.file.cache().counters.local().took(LatencyKind::ReadMiss, self.begun);
+                return step;
+            }
+            (Step::Work, _) => return step,
+            (Step::Wait, _) => WaitFor::Worker,
+            (Step::Pending, Wait::Nothing | Wait::Reads) => WaitFor::Read,
+            (Step::Pending, Wait::Page(_)) => WaitFor::Page,
+            (Step::Pending, Wait::Guard(_)) => WaitFor::Range,
+            (Step::Pending, Wait::Room(..)) => WaitFor::Slot,
         };
         match &mut self.wait_record {
             Some(record) => record.waits_for(what),
@@ -245,13 +239,13 @@ impl Miss {
                 self.wait_record = Some(file.shared.tasks.begin(what, file.id, wanted.offset, len));
             }
         }
+        step
     }
 
     fn advance(&mut self, wanted: &PendingRead<'_>, waker: &Waker, scope: StepScope) -> Step {
         let mut request = None;
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Guard(waiting) => request = Some(waiting),
-            Wait::Worker(outcome) => return self.poll_worker(outcome, wanted, waker),
             Wait::Reads if !self.reads.as_ref().is_some_and(|it| it.has_ended_or_wakes(waker)) => {
                 self.wait = Wait::Reads;
                 return Step::Pending;
@@ -279,7 +273,7 @@ impl Miss {
             }
             self.rounds += 1;
             if matches!(found, MissStep::Unfit) || self.rounds > ROUNDS_MAX {
-                return self.read_by_worker(wanted, waker);
+                return Step::Wait;
             }
             if matches!(found, MissStep::Ready) {
                 continue;
@@ -290,7 +284,7 @@ impl Miss {
             let plan = plan(wanted.file, wanted.policy, (wanted.offset, wanted.dst.left()), None);
             let (ReadPlan::Bypass(extent) | ReadPlan::Fill(extent)) = plan else {
                 drop(guard);
-                return self.read_by_worker(wanted, waker);
+                return Step::Wait;
             };
             let (first, last) = extent.pages(wanted.file);
             let pages = first..last + 1;
@@ -320,7 +314,7 @@ impl Miss {
                     self.wait = Wait::Reads;
                     return Step::Pending;
                 }
-                StartedReads::NoFrame => return self.read_by_worker(wanted, waker),
+                StartedReads::NoFrame => return Step::Wait,
                 StartedReads::NoSlot => {
                     let offer = offer(wanted, pages, reads, waker);
                     let shared = &wanted.file.shared;
@@ -363,49 +357,15 @@ impl Miss {
         }
     }
 
-    /// Has a worker read, as a caller that may wait does (M5, M6).
-    fn read_by_worker(&mut self, wanted: &PendingRead<'_>, waker: &Waker) -> Step {
-        let file = Arc::clone(wanted.file);
-        let (len, offset) = (wanted.dst.left(), wanted.offset);
-        let outcome = JobOutcome::of_read(&wanted.file.shared.workers, move || {
-            let mut bytes: Vec<u8> = Vec::new();
-            bytes
-                .try_reserve_exact(len as usize)
-                .map_err(|_| Error::io(Op::Read, offset, len, crate::memory::no_memory()))?;
-            // SAFETY: the vector's own memory, of at least `len` bytes. It outlives the read, which returns when no
-            // thread and no kernel request uses the memory any more.
-            let segment = unsafe { [Segment::new(bytes.as_mut_ptr(), len as usize)] };
-            let moved = read::read_slow(&file, (&segment).into(), offset, BypassPolicy::Filtered)?;
-            // SAFETY: that many bytes were read into it.
-            unsafe { bytes.set_len(moved) };
-            Ok(bytes)
-        });
-        self.poll_worker(outcome, wanted, waker)
-    }
-
-    fn poll_worker(
-        &mut self,
-        outcome: JobOutcome<Result<Vec<u8>>>,
-        wanted: &PendingRead<'_>,
-        waker: &Waker,
-    ) -> Step {
-        match outcome.poll(waker) {
-            Poll::Pending => {
-                self.wait = Wait::Worker(outcome);
-                Step::Pending
-            }
-            Poll::Ready(Err(error)) => Step::Done(Err(error)),
-            Poll::Ready(Ok(bytes)) => {
-                let len = bytes.len();
-                let dst = wanted.dst.limited(len as u64);
-                // SAFETY: the worker's bytes; the segments are valid for writes of at least as many,
-                // as their maker vouched.
-                let copied = unsafe { copy_out(dst, bytes.as_ptr(), Source::Near) };
-                let fault =
-                    |_| Error::Fault { op: Op::Read, offset: wanted.offset, len: len as u64 };
-                Step::Done(copied.map(|()| len).map_err(fault))
-            }
-        }
+    /// Reads it as a thread that may wait does (M5, M6).
+    pub(crate) fn read_waiting(self, wanted: &PendingRead<'_>) -> Result<usize> {
+        let begun = self.begun;
+        // The thread records for itself what it waits for.
+        drop(self);
+        let PendingRead { file, dst, offset, policy, .. } = *wanted;
+        let result = read::read_slow(file, dst, offset, policy);
+        file.cache().counters.local().took(LatencyKind::ReadMiss, begun);
+        result
     }
 }
 
@@ -415,7 +375,7 @@ impl Wait {
         match self {
             Wait::Page(parked) => wait_table().deregister(&parked),
             Wait::Room(shared, ticket) => shared.flight.withdraw_offer(ticket),
-            Wait::Nothing | Wait::Reads | Wait::Guard(_) | Wait::Worker(_) => {}
+            Wait::Nothing | Wait::Reads | Wait::Guard(_) => {}
         }
     }
 }
