@@ -34,7 +34,7 @@
 //! - **M8** A task that finds no slot leaves an offer (`io::read_limit`). When a slot is free, the offer starts the
 //!   task's reads and then wakes the task. It runs on the thread of a read that has ended and has released guard and
 //!   slot. So at the limit, too, reads follow each other without another thread, whether or not tasks are polled.
-//! - **M9** A bypass read goes into frames that no page word refers to (`bypass_read`). Its step copies from
+//! - **M9** A bypass read goes into frames that no page word refers to (`read::background`). Its step copies from
 //!   them and is done, in any state of the pages. If a byte is missing, a worker reads.
 
 use std::ops::Range;
@@ -55,11 +55,10 @@ use crate::io::backend::shared_ring::SharedRing;
 use crate::io::read_limit::{Flight, FlightSlot, FlightTicket, Offer};
 use crate::io::segment::{Front, SegmentIter};
 use crate::latency::LatencyKind;
-use crate::read::bypass_read::BypassRead;
+use crate::read::background::{BypassRead, ReadCompletion};
 use crate::read::hit::{HIT_PAGES_MAX, HitPath, TRIES_MAX};
 use crate::read::mapped_read;
 use crate::read::plan::{BypassPolicy, ReadPlan, plan};
-use crate::read::read_completion::ReadCompletion;
 use crate::read::run::{Claims, Next};
 use crate::read::{self};
 use crate::units::PageIndex;

@@ -29,9 +29,7 @@ pub(crate) mod run;
 
 pub(crate) mod fill;
 
-pub(crate) mod bypass_read;
-
-pub(crate) mod read_completion;
+pub(crate) mod background;
 
 pub(crate) mod miss;
 

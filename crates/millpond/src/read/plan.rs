@@ -11,7 +11,7 @@
 //!
 //! - A thread that waits: the reader's memory. It takes no slot, as for any memory of a caller (read_limit.L2).
 //! - A request that owns its memory, or is lent it until the read has ended ([`Lent`]): that memory.
-//! - A task, which has no such memory: frames ([`BypassRead`](crate::read::bypass_read::BypassRead)).
+//! - A task, which has no such memory: frames (`read::background::BypassRead`).
 
 use std::ptr;
 use std::time::Instant;

@@ -24,7 +24,7 @@ use crate::inode::leaves::Leaves;
 use crate::io::backend::shared_ring::SharedRing;
 use crate::io::segment::Segment;
 use crate::io::transfer::Segments;
-use crate::read::read_completion::{self, ReadCompletion};
+use crate::read::background::{self, ReadCompletion};
 use crate::units::{FrameIndex, PageIndex};
 
 /// The number of pages from which a run counts as frames in a row. A shorter run says little about the leaf's 512
@@ -190,7 +190,7 @@ impl Run {
         frames.map(|bytes| unsafe { Segment::new(bytes, page_bytes) }).collect()
     }
 
-    /// Has the back end read and finish the run; as for [`read_completion::start_read`]. The memory beyond the size is
+    /// Has the back end read and finish the run; as for [`background::start_read`]. The memory beyond the size is
     /// read as well.
     pub(crate) fn start<K: Send + 'static>(
         self,
@@ -207,15 +207,7 @@ impl Run {
         let publish = move |file: &CachedFile, moved| {
             let _ = self.finish(file, &mut Leaves::new(file), moved, &mut |_| {});
         };
-        read_completion::start_read(
-            file,
-            ring,
-            (offset, bytes),
-            segments,
-            keep,
-            completion,
-            publish,
-        )
+        background::start_read(file, ring, (offset, bytes), segments, keep, completion, publish)
     }
 
     /// Ends the fills of the run's pages after `moved` bytes arrived. `leaves`: the one that is held, if

@@ -12,9 +12,8 @@ use millpond_rangelock::{ByteRange, Mode};
 
 use crate::inode::CachedFile;
 use crate::read::ahead::fill_ahead;
-use crate::read::bypass_read::BypassRead;
+use crate::read::background::{BypassRead, ReadCompletion};
 use crate::read::plan::ReadExtent;
-use crate::read::read_completion::ReadCompletion;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
 use crate::writeback::state::writer_token::STALL_TIMEOUT;
