@@ -716,7 +716,7 @@ fn poll_missed(
     }
     let state = missed.get_or_insert_with(|| ProcessLocal::new(Missed::Steps(Miss::new())));
     if let Missed::Steps(miss) = &mut **state {
-        match miss.step(read, cx.waker(), StepScope::Full) {
+        match read.step(miss, cx.waker(), StepScope::Full) {
             Step::Done(result) => {
                 *missed = None;
                 return Poll::Ready(result);
@@ -726,7 +726,7 @@ fn poll_missed(
                 let miss = std::mem::replace(miss, Miss::new());
                 **state = Missed::Worker(read_by_worker(read, miss));
             }
-            Step::Work => unreachable!("there is no more than full scope"),
+            Step::Hit | Step::Work => unreachable!("there is no more than full scope"),
         }
     }
     let Missed::Worker(outcome) = &mut **state else { unreachable!("it has become that") };

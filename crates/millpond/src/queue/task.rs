@@ -163,7 +163,7 @@ impl<R: Reading> Task<R> {
                         return;
                     }
                 }
-                Some(Step::Done(_)) => unreachable!("completed by the step"),
+                Some(Step::Done(_) | Step::Hit) => unreachable!("completed by the step"),
             }
         }
     }
@@ -172,7 +172,7 @@ impl<R: Reading> Task<R> {
     fn step(&self, waker: &Waker, scope: StepScope) -> Option<Step> {
         let mut slot = self.body.acquire();
         let Body { reading, miss } = slot.as_mut()?;
-        let result = match reading.with_read(|read| miss.step(read, waker, scope)) {
+        let result = match reading.with_read(|read| read.step(miss, waker, scope)) {
             Step::Done(result) => result,
             other => return Some(other),
         };

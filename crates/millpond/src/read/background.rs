@@ -105,10 +105,10 @@ impl ReadCompletion {
     }
 }
 
-/// Starts a read of `bytes` bytes at `offset`, and of as many more as `segments` have room for. At its end calls `publish` with
-/// the number of bytes that have arrived; drops its references to the file; drops `keep`, which has a guard over the pages
-/// (inode.CF1); and then wakes the task of `completion`, if a task waits. If the back end has no room, the read ends at
-/// once, with no bytes. Returns whether it had room.
+/// Starts a read of `bytes` bytes at `offset`, and of as many more as `segments` have room for. Its end calls `publish`
+/// with the number of bytes that have arrived, drops its references to the file, and drops `keep`, which has a guard
+/// over the pages (inode.CF1). Then it wakes the task of `completion`, if a task waits. If the back end has no room, the
+/// read ends at once, with no bytes. Returns whether it had room.
 pub(crate) fn start_read<K: Send + 'static>(
     file: &Arc<CachedFile>,
     ring: Option<&Arc<SharedRing>>,

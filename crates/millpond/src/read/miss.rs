@@ -1,8 +1,9 @@
 //! A read that does not wait: it hits, or starts reads of the missing pages and is called again.
 //!
 //! The asynchronous counterpart of `fill`. It is a state machine without a thread and without memory of its reader's;
-//! futures and queues drive it, and have a worker read where only a thread can go on. Between two steps neither the back end nor the kernel has a pointer to the reader's
-//! memory, and no guard is held. So a read can be dropped at any time.
+//! futures and queues drive it, and have a worker read where only a thread can go on. Between two steps neither the
+//! back end nor the kernel has a pointer to the reader's memory, and no guard is held. So a read can be dropped at any
+//! time.
 //!
 //! ```text
 //!         +----------------------------------------------------------------+
@@ -89,6 +90,8 @@ pub(crate) enum StepScope {
 /// How a step ended.
 pub(crate) enum Step {
     Done(Result<usize>),
+    /// The pages may have become READY: it may be a hit.
+    Hit,
     /// The waker will be woken.
     Pending,
     /// Needs a step at full scope; the waker will not be woken.
@@ -160,6 +163,24 @@ impl PendingRead<'_> {
         }
     }
 
+    /// Continues the read, which is not empty and was checked: as a hit, or by steps of `miss`.
+    pub(crate) fn step(&self, miss: &mut Miss, waker: &Waker, scope: StepScope) -> Step {
+        loop {
+            if miss.may_hit
+                && miss.bypass.is_none()
+                && let Some(moved) = self.try_hit()
+            {
+                return miss.end(self.file, Ok(moved));
+            }
+            miss.may_hit = true;
+            match miss.step(self, waker, scope) {
+                Step::Hit => {}
+                Step::Done(result) => return miss.end(self.file, result),
+                step => return step,
+            }
+        }
+    }
+
     /// Looks for pages that are EMPTY; if there are none, arms the first that is not READY.
     fn find_empty_page(&self, waker: &Waker) -> MissStep {
         let file = self.file;
@@ -210,21 +231,17 @@ impl Miss {
         }
     }
 
-    /// Continues a read. Caller: passes the same read each time, not empty and checked.
-    pub(crate) fn step(
-        &mut self,
-        wanted: &PendingRead<'_>,
-        waker: &Waker,
-        scope: StepScope,
-    ) -> Step {
+    fn end(&self, file: &CachedFile, result: Result<usize>) -> Step {
+        file.cache().counters.local().took(LatencyKind::ReadMiss, self.begun);
+        Step::Done(result)
+    }
+
+    /// One step of a read that is no hit. The read is the same each time.
+    fn step(&mut self, wanted: &PendingRead<'_>, waker: &Waker, scope: StepScope) -> Step {
         let step = self.advance(wanted, waker, scope);
         // Records the event that it waits for.
         let what = match (&step, &self.wait) {
-            (Step::Done(_), _) => {
-                wanted.file.cache().counters.local().took(LatencyKind::ReadMiss, self.begun);
-                return step;
-            }
-            (Step::Work, _) => return step,
+            (Step::Done(_) | Step::Hit | Step::Work, _) => return step,
             (Step::Wait, _) => WaitFor::Worker,
             (Step::Pending, Wait::Nothing | Wait::Reads) => WaitFor::Read,
             (Step::Pending, Wait::Page(_)) => WaitFor::Page,
@@ -251,78 +268,69 @@ impl Miss {
             }
             other => other.withdraw(),
         }
-        loop {
-            let has_failed = self.reads.as_ref().is_some_and(|reads| reads.has_failed());
-            if let Some(bypass) = self.bypass.take().filter(|_| !has_failed) {
-                return Step::Done(bypass.take(wanted.file, wanted.dst));
+        let has_failed = self.reads.as_ref().is_some_and(|reads| reads.has_failed());
+        if let Some(bypass) = self.bypass.take().filter(|_| !has_failed) {
+            return Step::Done(bypass.take(wanted.file, wanted.dst));
+        }
+        let found = if has_failed { MissStep::Unfit } else { wanted.find_empty_page(waker) };
+        if let MissStep::Parked(parked) = found {
+            self.wait = Wait::Page(parked);
+            return Step::Pending;
+        }
+        self.rounds += u32::from(scope == StepScope::Full);
+        let step = match found {
+            _ if scope == StepScope::CopyOnly => Some(Step::Work),
+            MissStep::Unfit => Some(Step::Wait),
+            _ if self.rounds > ROUNDS_MAX => Some(Step::Wait),
+            MissStep::Ready => Some(Step::Hit),
+            _ => None,
+        };
+        if let Some(step) = step {
+            self.wait = request.map_or(Wait::Nothing, Wait::Guard);
+            return step;
+        }
+        let Some(guard) = self.guard(request.take(), wanted, waker) else {
+            return Step::Pending;
+        };
+        let plan = plan(wanted.file, wanted.policy, (wanted.offset, wanted.dst.left()), None);
+        let (ReadPlan::Bypass(extent) | ReadPlan::Fill(extent)) = plan else {
+            drop(guard);
+            return Step::Wait;
+        };
+        let (first, last) = extent.pages(wanted.file);
+        let pages = first..last + 1;
+        let reads = self.reads.get_or_insert_with(|| Arc::new(ReadCompletion::new()));
+        let ring = SharedRing::of_this_batch(wanted.ring);
+        let bypass = match plan {
+            ReadPlan::Bypass(_) => BypassRead::start(wanted.file, guard, extent, reads, ring),
+            _ => Err(guard),
+        };
+        let started = match bypass {
+            Ok(bypass) => {
+                self.bypass = Some(bypass);
+                StartedReads::All
             }
-            if std::mem::replace(&mut self.may_hit, true)
-                && let Some(moved) = wanted.try_hit()
-            {
-                return Step::Done(Ok(moved));
-            }
-            let found = if has_failed { MissStep::Unfit } else { wanted.find_empty_page(waker) };
-            if let MissStep::Parked(parked) = found {
-                self.wait = Wait::Page(parked);
-                return Step::Pending;
-            }
-            if scope == StepScope::CopyOnly {
-                self.wait = request.map_or(Wait::Nothing, Wait::Guard);
-                return Step::Work;
-            }
-            self.rounds += 1;
-            if matches!(found, MissStep::Unfit) || self.rounds > ROUNDS_MAX {
-                return Step::Wait;
-            }
-            if matches!(found, MissStep::Ready) {
-                continue;
-            }
-            let Some(guard) = self.guard(request.take(), wanted, waker) else {
-                return Step::Pending;
-            };
-            let plan = plan(wanted.file, wanted.policy, (wanted.offset, wanted.dst.left()), None);
-            let (ReadPlan::Bypass(extent) | ReadPlan::Fill(extent)) = plan else {
+            // mapped_pages.MB1.
+            Err(guard) if wanted.file.mapped_pages.is_some() => {
                 drop(guard);
-                return Step::Wait;
-            };
-            let (first, last) = extent.pages(wanted.file);
-            let pages = first..last + 1;
-            let reads = self.reads.get_or_insert_with(|| Arc::new(ReadCompletion::new()));
-            let ring = SharedRing::of_this_batch(wanted.ring);
-            let bypass = match plan {
-                ReadPlan::Bypass(_) => BypassRead::start(wanted.file, guard, extent, reads, ring),
-                _ => Err(guard),
-            };
-            let started = match bypass {
-                Ok(bypass) => {
-                    self.bypass = Some(bypass);
-                    StartedReads::All
-                }
-                // mapped_pages.MB1.
-                Err(guard) if wanted.file.mapped_pages.is_some() => {
-                    drop(guard);
-                    StartedReads::NoFrame
-                }
-                Err(guard) => {
-                    start_missing(wanted.file, guard, pages.clone(), reads, ring, &mut None)
-                }
-            };
-            match started {
-                StartedReads::All if reads.has_ended_or_wakes(waker) => {}
-                StartedReads::All => {
-                    self.wait = Wait::Reads;
-                    return Step::Pending;
-                }
-                StartedReads::NoFrame => return Step::Wait,
-                StartedReads::NoSlot => {
-                    let offer = offer(wanted, pages, reads, waker);
-                    let shared = &wanted.file.shared;
-                    if let Some(ticket) = shared.flight.wait(offer) {
-                        self.wait = Wait::Room(Arc::clone(shared), ticket);
-                        self.rounds -= 1;
-                        return Step::Pending;
-                    }
-                }
+                StartedReads::NoFrame
+            }
+            Err(guard) => start_missing(wanted.file, guard, pages.clone(), reads, ring, &mut None),
+        };
+        match started {
+            StartedReads::All if reads.has_ended_or_wakes(waker) => Step::Hit,
+            StartedReads::All => {
+                self.wait = Wait::Reads;
+                Step::Pending
+            }
+            StartedReads::NoFrame => Step::Wait,
+            StartedReads::NoSlot => {
+                let offer = offer(wanted, pages, reads, waker);
+                let shared = &wanted.file.shared;
+                let Some(ticket) = shared.flight.wait(offer) else { return Step::Hit };
+                self.wait = Wait::Room(Arc::clone(shared), ticket);
+                self.rounds -= 1;
+                Step::Pending
             }
         }
     }
@@ -385,7 +393,8 @@ impl Drop for Miss {
     }
 }
 
-/// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with `spare`, if there is one.
+/// Starts reads of the pages that are EMPTY, under a guard over all (M2, M3, M4); the first with `spare`, if there is
+/// one.
 fn start_missing(
     file: &Arc<CachedFile>,
     guard: OwnedGuard,
