@@ -148,23 +148,6 @@ fn extent<'f>(file: &'f CachedFile, list: &RawList<'_>, offset: u64) -> DirectRa
     DirectRange { file, direction: Direction::Read, offset, len: list.total(), durable: false }
 }
 
-/// Lets a worker read all of it again.
-#[cold]
-fn repeat_by_worker(
-    passage: Option<BypassKind>,
-    slot: Option<KeptSlot<'static>>,
-    list: RawList<'static>,
-    offset: u64,
-    handle: Arc<File>,
-    tell: impl Tell,
-) {
-    // Guard and slot are dropped first: the worker takes new ones.
-    drop((passage, slot));
-    // The second read may return fewer bytes.
-    wipe(list.iter(), 0, list.total());
-    read_by_worker(handle, list, offset, tell);
-}
-
 impl<T: Tell> Read<T> {
     #[inline(always)]
     fn new(
@@ -200,12 +183,17 @@ impl<T: Tell> Read<T> {
         Ok(self.passage.is_some())
     }
 
-    /// A worker may pause between attempts; the thread that reaps completions may not.
+    /// Lets a worker read all of it again. It may pause between attempts; the thread that reaps completions
+    /// may not.
     #[cold]
     #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
     fn repeat_by_worker(self: Box<Self>) {
         let Read { passage, slot, list, offset, handle, tell, .. } = *self;
-        repeat_by_worker(passage, slot, list, offset, handle, tell);
+        // Guard and slot are dropped first: the worker takes new ones.
+        drop((passage, slot));
+        // The second read may return fewer bytes.
+        wipe(list.iter(), 0, list.total());
+        read_by_worker(handle, list, offset, tell);
     }
 
     fn transfer(&self) -> Transfer<'_> {
@@ -250,25 +238,17 @@ impl<T: Tell> Read<T> {
         }
     }
 
-    #[expect(clippy::boxed_local, reason = "taken apart where it is, not moved as a whole")]
     fn finish(self: Box<Self>, error: Option<io::Error>) {
+        if self.moved < self.list.total() && !self.is_direct() {
+            return self.repeat_by_worker();
+        }
         let Read { passage, slot, list, offset, moved, handle, tell, .. } = *self;
         let held = match passage.expect("begun") {
             BypassKind::Direct(held) => held,
-            BypassKind::BackgroundBypass(lent) if moved == list.total() => {
+            BypassKind::BackgroundBypass(lent) => {
                 lent.end(moved, offset + moved);
                 drop(slot);
                 return end(handle, list.into_buffers(), tell, Ok(moved as usize));
-            }
-            BypassKind::BackgroundBypass(lent) => {
-                return repeat_by_worker(
-                    Some(BypassKind::BackgroundBypass(lent)),
-                    slot,
-                    list,
-                    offset,
-                    handle,
-                    tell,
-                );
             }
         };
         let ended = held.end_read(extent(&handle.cached, &list, offset), moved, error);
