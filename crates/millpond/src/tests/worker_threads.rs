@@ -5,12 +5,15 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use millpond_rangelock::Mode;
 
+use crate::inode::CachedFile;
 use crate::queue::Request;
+use crate::tests::slow::{Kind, Slow};
 use crate::workers::{JobOutcome, THREADS_MAX};
-use crate::{AsyncFile, BackendChoice, Engine, Error, File, OpenOptions};
+use crate::{Advice, AsyncFile, BackendChoice, Engine, Error, File, OpenOptions};
 
 const PAGE: usize = 4096;
 
@@ -128,4 +131,40 @@ fn a_read_that_was_dropped_does_not_run() {
         std::thread::yield_now();
     }
     assert!(awaited.load(Relaxed) && !ran.load(Relaxed));
+}
+
+/// Goal: a read of a queue that is too long for a task goes into the memory of the request, by a worker. It can be
+/// cancelled until the worker begins. Method: the device blocks the reads of all workers; one more read waits for a
+/// worker.
+#[test]
+fn a_long_read_of_a_queue_can_be_cancelled_until_a_worker_begins() {
+    const LEN: usize = 65 * PAGE;
+    let engine = engine(true);
+    let bytes: Vec<u8> =
+        (0..=THREADS_MAX).flat_map(|n| std::iter::repeat_n(n as u8 + 1, LEN)).collect();
+    let slow = Slow::new(bytes, Duration::ZERO);
+    let options = OpenOptions::new().read(true);
+    let cached = CachedFile::on(engine.shared(), slow.clone(), &options).unwrap();
+    let file = Arc::new(File::new(cached, None, &options));
+    // Read-ahead would be in the queue of the device, too.
+    file.advise(0, 0, Advice::Random).unwrap();
+    let queue = engine.queue(THREADS_MAX + 1).unwrap();
+    slow.hold(Kind::Read, true);
+    let submit = |n: usize| {
+        let request = Request::read(&file, vec![0; LEN], (n * LEN) as u64);
+        queue.submit(request.user_data(n as u64)).unwrap();
+    };
+    (0..THREADS_MAX).for_each(submit);
+    slow.wait_for(Kind::Read, THREADS_MAX);
+    submit(THREADS_MAX);
+    assert!(!queue.cancel(0), "a worker reads into its memory");
+    assert!(queue.cancel(THREADS_MAX as u64));
+    let cancelled = queue.wait(1, 1, None).unwrap().remove(0);
+    assert_eq!(cancelled.result().unwrap_err().errno(), libc::ECANCELED);
+    slow.hold(Kind::Read, false);
+    for done in queue.wait(THREADS_MAX, THREADS_MAX, None).unwrap() {
+        assert_eq!(done.result().unwrap(), LEN);
+        let byte = done.user_data() as u8 + 1;
+        assert!(done.into_buffer().iter().all(|&read| read == byte));
+    }
 }
