@@ -17,9 +17,9 @@ mod program;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::time::{Duration, Instant};
 
 use millpond::blob::Blob;
@@ -379,6 +379,48 @@ fn wakers_that_misbehave_harm_no_other_operation() {
     for _ in 0..scaled(40) {
         let case = cases[random.below(cases.len() as u64) as usize];
         run(case, &mut random);
+    }
+}
+
+/// Goal: after a poll that its waker's clone has ended by a panic, a task is polled again and reads its bytes, not those
+/// of memory into which its read has not arrived yet.
+/// Method: a device that takes its time; the clone panics in the first poll, and the second poll follows at once.
+#[test]
+fn a_task_whose_clone_has_panicked_reads_its_bytes() {
+    static PANICS: AtomicBool = AtomicBool::new(false);
+    fn clone(_: *const ()) -> RawWaker {
+        if PANICS.swap(false, SeqCst) {
+            panic_quietly(false);
+        }
+        RawWaker::new(std::ptr::null(), &VTABLE)
+    }
+    static VTABLE: RawWakerVTable = RawWakerVTable::new(clone, |_| {}, |_| {}, |_| {});
+    // SAFETY: the functions use no data, and may be called by any thread.
+    let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &VTABLE)) };
+    let dir = temp_dir();
+    let (operations, seed) = ([Read, ReadAround], Random::from_environment().next());
+    for operation in operations {
+        let (call, misbehavior) = (Call::Clone, Misbehavior::Panic);
+        let case = Case { backend: "sim", operation, call, misbehavior };
+        let bench = Bench::new(case, &dir.path().join(format!("{operation:?}")), seed).unwrap();
+        let mut panics = 0;
+        for round in 0..u64::from(scaled(64)) {
+            let at = round * 7 % READ_PAGES * PAGE;
+            bench.file().invalidate(at, PAGE).unwrap();
+            let mut bytes = [0; PAGE as usize];
+            let mut read = pin!(bench.file.read_at(&mut bytes, at));
+            PANICS.store(true, SeqCst);
+            let mut polled = caught(|| read.as_mut().poll(&mut Context::from_waker(&waker)));
+            PANICS.store(false, SeqCst);
+            panics += u64::from(polled.is_none());
+            while !matches!(polled, Some(Poll::Ready(_))) {
+                polled = Some(read.as_mut().poll(&mut Context::from_waker(&waker)));
+                std::thread::yield_now();
+            }
+            assert!(matches!(polled, Some(Poll::Ready(Ok(len))) if len as u64 == PAGE));
+            assert!(bytes[..] == content(at, bytes.len()), "{operation:?}, {at}");
+        }
+        assert!(panics > 0, "{operation:?}: each read had arrived before its poll looked");
     }
 }
 

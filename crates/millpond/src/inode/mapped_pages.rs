@@ -8,7 +8,8 @@
 //! write:  exclusive guard -> begin_change -> the back end -> end_change -> release of the guard
 //! ```
 //!
-//! - **MB1** All page words of the file are EMPTY. `read::fill`, `read::ahead` and `write::through` are not called for it.
+//! - **MB1** All page words of the file are EMPTY. `read::fill` and `write::through` are not called for it, and
+//!   `read::ahead` starts nothing.
 //! - **MB2** The holder of an exclusive guard counts as a writer of the guard's pages, from before its first change
 //!   until its last ([`FileGuard`](crate::inode::FileGuard)). So a read without a lock that meets such a change is
 //!   refused (versions.PV1, versions.PV2). A slow read has a shared guard, which excludes writers of this process.

@@ -4,7 +4,7 @@
 //!   start: one more in flight --> the back end
 //!   end:   bytes are missing? FAILED --> publish --> release guard and slot --> one fewer in flight
 //!          --> the last one: take the waker, under its lock --> wake
-//!   call:  in flight? --> leave a waker there, under its lock --> still in flight?
+//!   call:  in flight? --> set the waker, under its lock --> still in flight?
 //! ```
 //!
 //! The frames are those of pages that are FILLING (`read::run`), or belong to the task alone ([`BypassRead`]).
@@ -78,8 +78,14 @@ impl ReadCompletion {
         if self.has_ended() {
             return true;
         }
-        self.leave(waker);
-        self.has_ended()
+        // Cloned before the lock is taken (`millpond_rangelock::callback`).
+        self.set_waker(TaskWaker::new(waker));
+        let has_ended = self.has_ended();
+        if has_ended {
+            // A waker that is kept may keep the task that keeps this.
+            drop(self.take_waker());
+        }
+        has_ended
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -92,11 +98,10 @@ impl ReadCompletion {
         self.state.load(Acquire) & FAILED != 0
     }
 
-    /// Leaves `waker` for the end of the last read.
-    pub(crate) fn leave(&self, waker: &Waker) {
-        // Cloned before the lock is taken, and dropped after it (`millpond_rangelock::callback`).
-        let fresh = TaskWaker::new(waker);
-        let old = self.waker.acquire().replace(fresh);
+    /// The end of the last read wakes `waker`.
+    pub(crate) fn set_waker(&self, waker: TaskWaker) {
+        let old = self.waker.acquire().replace(waker);
+        // Dropped after the lock is released.
         drop(old);
     }
 
@@ -250,7 +255,7 @@ mod loom_tests {
             let shared = loom::sync::Arc::new((ReadCompletion::new(), bytes));
             shared.0.begin();
             shared.0.begin();
-            shared.0.leave(first);
+            shared.0.set_waker(TaskWaker::new(first));
             let end = |number: usize| {
                 let shared = loom::sync::Arc::clone(&shared);
                 move || {

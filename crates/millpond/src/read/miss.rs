@@ -45,6 +45,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
+use millpond_rangelock::callback::TaskWaker;
 use millpond_rangelock::{Mode, OwnedGuard};
 
 use crate::cache::table::page::PageState;
@@ -202,8 +203,13 @@ impl PendingRead<'_> {
             let mut busy = None;
             for page in first.to(last) {
                 let Ok(held) = leaves.hold(page, false) else { return MissStep::Missing };
-                match held.word(page).load().state() {
+                let seen = held.word(page).load();
+                match seen.state() {
                     PageState::Empty => return MissStep::Missing,
+                    PageState::Ready if seen.has_marker() => {
+                        // The marker came with the bytes, after this read had started its read-ahead.
+                        held.word(page).take_marker();
+                    }
                     PageState::Ready => {}
                     PageState::Filling | PageState::Hidden => busy = busy.or(Some(page)),
                 }
@@ -259,13 +265,14 @@ impl Miss {
     }
 
     fn advance(&mut self, wanted: &PendingRead<'_>, waker: &Waker, scope: StepScope) -> Step {
+        // Before the state changes: the clone of the waker may panic (`callback.C3`).
+        let waits_for_reads = matches!(self.wait, Wait::Reads);
+        if waits_for_reads && !self.reads.as_ref().is_some_and(|it| it.has_ended_or_wakes(waker)) {
+            return Step::Pending;
+        }
         let mut request = None;
         match std::mem::replace(&mut self.wait, Wait::Nothing) {
             Wait::Guard(waiting) => request = Some(waiting),
-            Wait::Reads if !self.reads.as_ref().is_some_and(|it| it.has_ended_or_wakes(waker)) => {
-                self.wait = Wait::Reads;
-                return Step::Pending;
-            }
             other => other.withdraw(),
         }
         let has_failed = self.reads.as_ref().is_some_and(|reads| reads.has_failed());
@@ -286,7 +293,9 @@ impl Miss {
             _ => None,
         };
         if let Some(step) = step {
-            self.wait = request.map_or(Wait::Nothing, Wait::Guard);
+            if !matches!(step, Step::Wait) {
+                self.wait = request.map_or(Wait::Nothing, Wait::Guard);
+            }
             return step;
         }
         let Some(guard) = self.guard(request.take(), wanted, waker) else {
@@ -297,6 +306,12 @@ impl Miss {
             drop(guard);
             return Step::Wait;
         };
+        // The file may have grown since it was looked at. A fill of more pages would take all frames.
+        let pages_max = wanted.file.chunk_pages(HIT_PAGES_MAX) as u64;
+        if matches!(plan, ReadPlan::Fill(_)) && extent.page_count(wanted.file) > pages_max {
+            drop(guard);
+            return Step::Wait;
+        }
         let (first, last) = extent.pages(wanted.file);
         let pages = first..last + 1;
         let reads = self.reads.get_or_insert_with(|| Arc::new(ReadCompletion::new()));
@@ -318,10 +333,9 @@ impl Miss {
             Err(guard) => start_missing(wanted.file, guard, pages.clone(), reads, ring, &mut None),
         };
         match started {
-            StartedReads::All if reads.has_ended_or_wakes(waker) => Step::Hit,
             StartedReads::All => {
                 self.wait = Wait::Reads;
-                Step::Pending
+                if reads.has_ended_or_wakes(waker) { Step::Hit } else { Step::Pending }
             }
             StartedReads::NoFrame => Step::Wait,
             StartedReads::NoSlot => {
@@ -440,10 +454,11 @@ fn offer(
     reads: &Arc<ReadCompletion>,
     waker: &Waker,
 ) -> Offer {
-    reads.leave(waker);
     let (file, ring) = (Arc::clone(wanted.file), wanted.ring.cloned());
-    let reads = Arc::clone(reads);
+    let (reads, waker) = (Arc::clone(reads), TaskWaker::new(waker));
     Box::new(move |slot| {
+        // Not before: the end of the reads that the task has started itself would wake it.
+        reads.set_waker(waker);
         let mut spare = Some(slot);
         let range = file.pages(file.start_of(pages.start), file.start_of(pages.end));
         // If there is no guard, frame or further slot now, or nothing to read, the task's next step decides.

@@ -15,6 +15,7 @@ use crate::inode::CachedFile;
 use crate::queue::Request;
 use crate::tests::slow::{Kind, Slow};
 use crate::units::PageIndex;
+use crate::workers::THREADS_MAX;
 use crate::{Advice, AsyncFile, BackendChoice, Engine, File, OpenOptions};
 
 const PAGE: usize = 4096;
@@ -290,4 +291,43 @@ fn pages_of_one_bucket_are_distinguished() {
         hidden.wait_for(1);
         assert_eq!(hidden.finish(), (Ok(PAGE), vec![0; PAGE]));
     });
+}
+
+/// Goal: a task that waited for the marked page of a read-ahead window reads it itself when the window arrives: the
+/// marker, which refuses hits, is no reason to ask a worker.
+#[test]
+fn a_task_reads_the_marked_page_that_it_has_waited_for() {
+    let case = Case::new();
+    let options = OpenOptions::new().read(true).write(true);
+    let file = Arc::new(AsyncFile::from(File::new(Arc::clone(&case.cached), None, &options)));
+    let task = |offset: usize| {
+        let file = Arc::clone(&file);
+        let read = Box::pin(async move {
+            let mut bytes = vec![0; PAGE];
+            let moved = file.read_at(&mut bytes, offset as u64).await;
+            (moved.map_err(|error| error.errno()), bytes)
+        });
+        Task { read, count: Arc::default() }
+    };
+    case.slow.hold(Kind::Change, true);
+    let hole = |at: usize| file.punch_hole((at * PAGE) as u64, PAGE as u64);
+    let mut holes: Vec<_> = (100..100 + THREADS_MAX).map(|at| Box::pin(hole(at))).collect();
+    for hole in &mut holes {
+        assert!(hole.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    // No worker is left.
+    case.slow.wait_for(Kind::Change, THREADS_MAX);
+    case.slow.hold(Kind::Read, true);
+    // The read starts the first window, whose first page is the next one.
+    let mut first = task(0);
+    assert!(first.poll().is_pending());
+    let mut marked = task(PAGE);
+    assert!(marked.poll().is_pending());
+    assert_eq!(case.state(1), PageState::Filling);
+    case.slow.hold(Kind::Read, false);
+    marked.wait_for(1);
+    let polled = marked.poll();
+    assert!(polled == Poll::Ready((Ok(PAGE), vec![OLD; PAGE])), "a worker reads");
+    assert_eq!(first.finish(), (Ok(PAGE), vec![OLD; PAGE]));
+    case.slow.hold(Kind::Change, false);
 }
