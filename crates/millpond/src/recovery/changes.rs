@@ -219,6 +219,10 @@ impl BackingFile for ToldFile {
         })
     }
 
+    fn note_length(&self, len: u64) {
+        self.inner.note_length(len);
+    }
+
     fn zero(&self, offset: u64, len: u64, keep_space: bool) -> io::Result<()> {
         self.change(0, || self.inner.zero(offset, len, keep_space))
     }

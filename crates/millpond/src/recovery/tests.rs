@@ -157,6 +157,25 @@ fn a_file_that_grows_while_it_is_handed_over() {
     }
 }
 
+/// Goal: an engine with a keeper forgets the durable length of a file that another process has cut, as any engine does.
+/// Incident: the recorded backing file did not pass the new length on.
+#[test]
+fn a_cut_ends_the_durable_length() {
+    use crate::{BackendChoice, Engine, OpenOptions};
+    let keeper = TestKeeper::new();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, [1; 8192]).unwrap();
+    let builder = Engine::builder().cache_bytes(1 << 20).backend(BackendChoice::Threads);
+    let engine = builder.keeper(keeper.address.clone()).build().unwrap();
+    let file = engine.open(path, &OpenOptions::new().read(true).write(true)).unwrap();
+    let backing = &file.cached().backing;
+    backing.note_durable_length(8192);
+    assert!(!backing.is_beyond_durable_length(8192));
+    backing.note_length(4096);
+    assert!(backing.is_beyond_durable_length(8192));
+}
+
 /// A mapping with one dirty page of 100 bytes in `file`.
 fn dirty(keeper: &TestKeeper, file: &File, with: u8) -> (Recovery, EntryUse) {
     let recovery = Recovery::connect(&keeper.address, 1 << 20, 512).unwrap();
